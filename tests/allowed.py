@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be asked of a server when, and who may ask: written down by hand from the API's rules, a
-second time.
+"""The rules of the API for actions on servers: states, roles, locks and effects.
 
-The tests compare ``common.domain.states.ACTIONS`` and what the API does with it against this page.
-It shares no line with the table, so that a slip there is seen here.
+Tests compare ``common.domain.states.ACTIONS`` and the behaviour of the API with these rules. They
+are written by hand and independent of the table, so that a mistake in the table shows.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ REBOOTABLE = (
     "suspending",
     "resuming",
 )
-#: What is being done to a server that stays where it is, and has a host.
+#: Task states of actions that leave the server on its host.
 STAYING = (
     "powering-on",
     "powering-off",
@@ -62,10 +61,17 @@ IMAGE = "70a599e0-31e7-49b7-b260-868f441e862b"
 
 @dataclass(frozen=True)
 class Rule:
-    """One action. vm: the states it starts from, None: every one. tasks: the task_states beside
-    None, ANY: all.
-    who: the least persona, member, manager or admin. lockable: a lock refuses it to all but admins.
-    during: the task_state meanwhile, "=": as it was. ok: the status of a success."""
+    """The rules of one action.
+
+    Attributes:
+        body: Value of the action in the request body.
+        vm: The vm_states that allow the action, or None for all.
+        tasks: The task_states that allow the action besides None. ``ANY`` stands for all.
+        who: The lowest persona that may request the action: member, manager or admin.
+        lockable: True if a lock refuses the action to all callers except admins.
+        during: The task_state during the action. "=" keeps the previous task_state.
+        ok: The HTTP status of a success.
+    """
 
     body: Any
     vm: str | None = None
@@ -132,7 +138,7 @@ ALL: dict[str, Rule] = {
     "forceDelete": Rule(None, tasks=ANY, during="deleting"),
     "delete": Rule(None, tasks=ANY, during="deleting", ok=204),
 }
-#: token -> what they are to a server of PROJECT
+#: Token -> persona of the caller towards a server of PROJECT.
 PERSONAS = {
     "user": "member",
     "stranger": "stranger",
@@ -144,7 +150,7 @@ _RANKS = ("member", "manager", "admin")
 
 
 def status(name: str, persona: str, vm_state: str, task_state: str | None, locked: bool) -> int:
-    """The status that the API must answer."""
+    """Return the HTTP status that the API must answer."""
     rule = ALL[name]
     if persona == "stranger":
         return 404
@@ -160,5 +166,5 @@ def status(name: str, persona: str, vm_state: str, task_state: str | None, locke
 
 
 def task_after(name: str, task_state: str | None) -> str | None:
-    """The task_state of a server when the action was accepted."""
+    """Return the task_state of a server after the API has accepted the action."""
     return task_state if ALL[name].during == "=" else ALL[name].during

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can become of a call of a neighbour: one table for the doubles of all of them, of the
-conductor and of the API. The calls are those of the interface that a double stands for, so that a
-new one cannot be forgotten."""
+"""Outcomes of a call to an external service, for the test doubles of the conductor and the API.
+
+The calls are the methods of the interface that a double implements, so that tests cover new calls.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +16,34 @@ from common.domain import errors
 
 
 class Answer(Enum):
-    """What becomes of a call."""
+    """The outcome of a call."""
 
-    FORBIDDEN = (
-        "it is refused with 403, and so is the same one again until the neighbour is ``well``"
-    )
-    CONFLICT = "the same with 409"
-    SILENT = "it is not answered, and has done nothing"
-    LOST = "it is not answered, and is done all the same"
-    HALF = "it is done, and half of an answer comes, which nobody can read"
-    SLOW = "it is answered when others have gone on ``meanwhile``"
-    LATE = "it is given up, and done later: when the neighbour ``catches_up``"
+    FORBIDDEN = "refused with 403, and again if repeated, until the external service is ``well``"
+    CONFLICT = "refused with 409, and again if repeated"
+    SILENT = "no answer, and no effect"
+    LOST = "no answer, but the effect takes place"
+    HALF = "the effect takes place, but half of the answer is missing"
+    SLOW = "an answer after the events of ``meanwhile``"
+    LATE = "a timeout, and the effect later, when the external service ``catches_up``"
 
 
 REFUSALS = {
     Answer.FORBIDDEN: errors.Forbidden("Forbidden."),
     Answer.CONFLICT: errors.Conflict("It is in use."),
 }
-#: After these a caller does not know what has become of it.
+#: Outcomes after which the caller does not know the effect.
 UNKNOWN = (Answer.SILENT, Answer.LOST, Answer.HALF, Answer.LATE)
-#: With these it is done, sooner or later.
+#: Outcomes with an effect, at once or later.
 DONE = (Answer.LOST, Answer.HALF, Answer.SLOW, Answer.LATE)
 
 
 def calls_of(interface: type) -> list[str]:
-    """The names of an interface's methods, in their order."""
+    """Return the names of an interface's public methods, sorted."""
     return [name for name, _ in inspect.getmembers(interface, inspect.isfunction) if name[0] != "_"]
 
 
 def half(name: str) -> NoReturn:
-    """What a client of this neighbour makes of the first half of a document."""
+    """Raise the error of this service's client for an incomplete JSON document."""
 
     def broken() -> Any:
         raise ValueError("Unterminated string")

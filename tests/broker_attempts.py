@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a thief of one host's broker user tries at RabbitMQ; every attempt must be refused there."""
+"""Attempts of a thief with the RabbitMQ user of one host. RabbitMQ must refuse each attempt."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from typing import Any
 
 from common.security.broker_names import PREFIX, exchange, host_queue
 
-#: Called with an open channel.
+#: A function that makes the attempt on an open channel.
 Attempt = Callable[[Any], Any]
 
 
 def attempts(mine: str, other: str) -> dict[str, Attempt]:
-    """By what they would do, for a thief of the host ``mine``; ``other`` is another host."""
+    """Return the attempts by their purpose.
+
+    Args:
+        mine: The host whose RabbitMQ user is stolen.
+        other: Another host.
+    """
     own_queue, others_queue, hosts = (
         host_queue(PREFIX, mine),
         host_queue(PREFIX, other),
@@ -23,14 +28,14 @@ def attempts(mine: str, other: str) -> dict[str, Attempt]:
     def consume(queue: str) -> Attempt:
         return lambda channel: channel.basic_consume(queue, no_ack=True)
 
-    def publish(where: str, key: str) -> Attempt:
+    def publish(exchange_name: str, key: str) -> Attempt:
         def attempt(channel: Any) -> None:
             channel.basic_publish(
                 channel.prepare_message(b"x", content_encoding="binary"),
-                exchange=where,
+                exchange=exchange_name,
                 routing_key=key,
             )
-            # what was refused is said before the answer
+            # RabbitMQ reports a refused publish before the reply to the next method.
             channel.queue_declare(own_queue, passive=True)
 
         return attempt
@@ -42,22 +47,24 @@ def attempts(mine: str, other: str) -> dict[str, Attempt]:
 
     return {
         "read another host's queue": consume(others_queue),
-        "read what hosts report": consume(f"{PREFIX}-reports"),
-        "take the next of another host's messages": lambda channel: channel.basic_get(others_queue),
-        "make another host's queue": lambda channel: channel.queue_declare(
+        "read the hosts' reports": consume(f"{PREFIX}-reports"),
+        "get a message from another host's queue": lambda channel: channel.basic_get(others_queue),
+        "declare another host's queue": lambda channel: channel.queue_declare(
             others_queue, durable=True
         ),
-        "remove another host's queue": lambda channel: channel.queue_delete(others_queue),
-        "empty another host's queue": lambda channel: channel.queue_purge(others_queue),
-        "hear what others say": lambda channel: channel.queue_bind(own_queue, hosts, "#"),
-        "remove the hosts' exchange": lambda channel: channel.exchange_delete(hosts),
-        "make an exchange": lambda channel: channel.exchange_declare("mine", "topic"),
-        "make a queue": lambda channel: channel.queue_declare("mine"),
-        "make a queue of any name": lambda channel: channel.queue_declare(""),
+        "delete another host's queue": lambda channel: channel.queue_delete(others_queue),
+        "purge another host's queue": lambda channel: channel.queue_purge(others_queue),
+        "bind its queue to the messages of all hosts": lambda channel: channel.queue_bind(
+            own_queue, hosts, "#"
+        ),
+        "delete the hosts' exchange": lambda channel: channel.exchange_delete(hosts),
+        "declare an exchange": lambda channel: channel.exchange_declare("mine", "topic"),
+        "declare a queue": lambda channel: channel.queue_declare("mine"),
+        "declare a queue with a generated name": lambda channel: channel.queue_declare(""),
         **{
-            f"make its own queue anew {what}": declare_own(arguments)
-            for what, arguments in {
-                "as it was": {},
+            f"declare its own queue {change}": declare_own(arguments)
+            for change, arguments in {
+                "without arguments": {},
                 "to dead-letter in another host's name": {
                     "x-dead-letter-exchange": hosts,
                     "x-dead-letter-routing-key": f"reports.{other}",
@@ -73,13 +80,13 @@ def attempts(mine: str, other: str) -> dict[str, Attempt]:
                 "with many priorities": {"x-max-priority": 255},
             }.items()
         },
-        "remove its own queue": lambda channel: channel.queue_delete(own_queue),
-        "write into another host's queue": publish("", others_queue),
-        "write into a queue of the control plane": publish("", f"{PREFIX}-reports"),
+        "delete its own queue": lambda channel: channel.queue_delete(own_queue),
+        "publish to another host's queue": publish("", others_queue),
+        "publish to a queue of the control plane": publish("", f"{PREFIX}-reports"),
         "report in another host's name": publish(hosts, f"reports.{other}"),
-        "report in a name that begins like another's": publish(hosts, f"reports.{mine}.{other}"),
-        "beat in another host's name": publish(hosts, f"heartbeats.{other}"),
-        "wake the conductors'": publish("kilonova", "kilonova-conductor"),
+        "report in a name with the prefix of its own": publish(hosts, f"reports.{mine}.{other}"),
+        "send a heartbeat in another host's name": publish(hosts, f"heartbeats.{other}"),
+        "wake the conductors": publish("kilonova", "kilonova-conductor"),
         "answer in another host's name": publish(hosts, f"answers.{'0' * 32}.{other}"),
-        "write to RabbitMQ's own exchange": publish("amq.topic", "x"),
+        "publish to RabbitMQ's own exchange": publish("amq.topic", "x"),
     }

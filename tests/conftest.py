@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures for every ring; those of one noun stand beside its tests. Properties are tried on the
-same examples each time, however slow the machine is; more and new ones:
-``--hypothesis-profile=explore``.
+"""Fixtures and settings of all rings.
+
+Property tests use the same examples in each run, regardless of the machine's speed. The option
+``--hypothesis-profile=explore`` tries more and new examples.
 """
 
 import gc
@@ -23,7 +24,8 @@ settings.register_profile(
     "rings",
     deadline=None,
     database=None,
-    derandomize=True,  # more examples would be the same ones in each run
+    # Each run uses the same examples, so a larger number would not find more over time.
+    derandomize=True,
     max_examples=50,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -26,10 +26,12 @@ DEVICES = ("/dev/net/tun", "/dev/kvm", "/dev/fuse", "/dev/loop-control")
 
 
 def make_tree(tree: Path, release: str, *options: str) -> None:
-    """Make the minimal Debian root of a release in the folder ``tree``, unless it exists.
+    """Create the minimal Debian root of a release in the folder ``tree``, unless it exists.
 
     Args:
-        options: more options of mmdebstrap.
+        tree: Folder of the root.
+        release: Name of the Debian release.
+        options: Further options of mmdebstrap.
     """
     if tree.exists():
         return
@@ -54,15 +56,15 @@ def mirrors(release: str) -> list[str]:
     )
     lines = []
     for uri, suite, component in (line.split() for line in targets.splitlines()):
-        known = re.fullmatch(f"(?:{'|'.join(RELEASES)})(|-updates|-security)", suite)
-        if component == "main" and known:
-            lines.append(f"deb {uri} {release}{known[1]} main")
+        suite_match = re.fullmatch(f"(?:{'|'.join(RELEASES)})(|-updates|-security)", suite)
+        if component == "main" and suite_match:
+            lines.append(f"deb {uri} {release}{suite_match[1]} main")
     return list(dict.fromkeys(lines))
 
 
 @contextmanager
 def network(bridge: str, prefix: str) -> Iterator[None]:
-    """Make a bridge with the network ``prefix``.0/24 and NAT to the outside."""
+    """Create a bridge with the network ``prefix``.0/24 and NAT to other networks."""
     _remove_network(bridge)
     run(["ip", "link", "add", bridge, "type", "bridge"], ADVICE)
     try:
@@ -124,10 +126,12 @@ def leader(process: subprocess.Popen[bytes]) -> int:
 
 
 def write_names(root: Path, name: str, addresses: dict[str, str]) -> None:
-    """Name the container and all ``addresses``; it uses this machine's name servers."""
+    """Write the container's host name, the hosts in ``addresses``, and a copy of resolv.conf."""
     (root / "etc/hostname").write_text(f"{name}\n")
-    known = {"localhost": "127.0.0.1", **addresses}
-    (root / "etc/hosts").write_text("".join(f"{known[one]}\t{one}\n" for one in known))
+    all_addresses = {"localhost": "127.0.0.1", **addresses}
+    (root / "etc/hosts").write_text(
+        "".join(f"{all_addresses[host]}\t{host}\n" for host in all_addresses)
+    )
     (root / "etc/resolv.conf").unlink(missing_ok=True)
     shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
     for file in ("hostname", "hosts", "resolv.conf"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks of servers as tests look at them: which files a folder has, and images that are cached."""
+"""Helpers for the disk files in a server's folder, and for cached images."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from pathlib import Path
 
 from compute_agent.virt.libvirt.disks.images import CachedImage
 
-#: The checksum in the name of a base.
+#: The checksum in the name of a base image.
 CHECKSUM = re.compile(r"(?<=base)\.sha\d+-[0-9a-f]+\.(qcow2|raw)")
 
 
 def plain(name: str) -> str:
-    """The name of a file in a server's folder, without the checksum of a base."""
+    """Return the name of a file in a server's folder without the checksum of a base image."""
     return CHECKSUM.sub("", name)
 
 
 def names(folder: Path) -> list[str]:
-    """The files in a server's folder."""
+    """Return the sorted names of the files in a server's folder, without checksums."""
     return sorted(plain(path.name) for path in folder.iterdir())
 
 
 def base(folder: Path) -> Path:
-    """What lies under the server's own disk."""
-    [found] = [path for path in folder.iterdir() if plain(path.name) == "base"]
-    return found
+    """Return the base image, the file below the server's own disk."""
+    [path_of_base] = [path for path in folder.iterdir() if plain(path.name) == "base"]
+    return path_of_base
 
 
-def cached(path: Path, disk_format: str, virtual_size: int) -> CachedImage:
-    """A file as the cache has it."""
+def cache_image(path: Path, disk_format: str, virtual_size: int) -> CachedImage:
+    """Rename a file to its name in the image cache and return it as a cached image."""
     checksum = hashlib.sha512(path.read_bytes()).hexdigest()
     return CachedImage(
         path.rename(path.with_name(f"sha512-{checksum}.{disk_format}")), disk_format, virtual_size

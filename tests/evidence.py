@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cloud leaves that explains a failed test: the actions in hand, and the lines of its logs
-that concern them.
+"""Evidence of a cloud for a failed test: its running or failed actions, and lines of its logs.
 
-For those who are ``Diagnosable`` (failures.py). Times are local, as in the logs.
+Used by the classes that implement ``Diagnosable`` (failures.py). Times are local, as in the logs.
 """
 
 from __future__ import annotations
@@ -19,17 +18,16 @@ from common.store.engine import Store
 from common.store.servers.actions import ENDED
 from deploy.operator.doctor import Finding
 
-#: Of each log, lines: where something concerns the test, and where nothing does; and of all logs
-#: together.
+#: Maximum lines of a log with relevant records, of a log without, and of all logs.
 CONCERNING, OTHERS, ALL_LOGS = 15, 3, 120
-#: Of a record of several lines, a traceback: its first, and so many of its last.
+#: Lines from the end of a record of several lines, for example a traceback, besides the first.
 LAST_OF_RECORD = 6
-#: Of each log the end, bytes: a test that writes more than that has its reason there.
+#: Maximum bytes read from the end of each log.
 LONGEST_NEWS = 1 << 20
-#: Of a guest's console, bytes.
+#: Bytes read from the end of a guest's console.
 TAIL = 4096
 MOST_ACTIONS = 25
-#: Every log of ours and of our neighbours begins a record with its date.
+#: Each record in the logs of Kilonova and of external services begins with a date.
 _RECORD = re.compile(r"\[?\d{4}-\d\d-\d\d")
 _ALARM = re.compile(r"warning|error|critical|Traceback", re.IGNORECASE)
 _ID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
@@ -37,7 +35,7 @@ _ID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
 
 # --- actions ---
 class Action(NamedTuple):
-    """One row of the table, of those that a test may have had to do with."""
+    """The columns of an action's row that ``query`` selects."""
 
     id: str
     server: str
@@ -54,8 +52,11 @@ class Action(NamedTuple):
 
 
 def query(since: int = 0) -> str:
-    """SQL for any database: the newest actions that are in hand, or moved since this moment
-    (microseconds)."""
+    """Return SQL for any database that selects the newest actions.
+
+    Args:
+        since: Time in microseconds. Ended actions are included only if they changed since then.
+    """
     return (
         f"SELECT id, server_id, request_id, name, state, phase, step, attempt, host, created_at, "
         f"updated_at, message "
@@ -63,8 +64,8 @@ def query(since: int = 0) -> str:
     )
 
 
-def described(rows: Iterable[Sequence[Any]]) -> list[str]:
-    """A line for each that has not ended or ended in error, oldest first."""
+def describe_actions(rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Return a line for each action that still runs or has failed, oldest first."""
     shown = [
         action
         for action in map(Action._make, rows)
@@ -90,56 +91,63 @@ def _clock(moment: int) -> str:
 
 
 def actions_in(store: Store) -> list[str]:
-    """What ``described`` says of all actions in a store that was made for one test."""
-    return described(store.read(lambda tx: tx.exec_driver_sql(query()).all()))
+    """Describe all running and failed actions in the store of one test."""
+    return describe_actions(store.read(lambda tx: tx.exec_driver_sql(query()).all()))
 
 
 def ids(rows: Iterable[Sequence[Any]]) -> set[str]:
-    """The ids of actions, their servers and requests, by which logs speak of them."""
+    """Return the ids of actions, their servers and requests, as they occur in logs."""
     return {
-        found
+        match
         for action in map(Action._make, rows)
         for text in (action.id, action.server, action.request)
-        for found in _ID.findall(text)
+        for match in _ID.findall(text)
     }
 
 
-def worded(findings: Iterable[Finding]) -> list[str]:
-    """As ``kilonova doctor`` prints them."""
-    return [f"{one.invariant}: {one.subject}: {one.text}" for one in findings] or ["all is well"]
+def describe_findings(findings: Iterable[Finding]) -> list[str]:
+    """Return the findings as ``kilonova doctor`` prints them."""
+    return [f"{finding.invariant}: {finding.subject}: {finding.text}" for finding in findings] or [
+        "all is well"
+    ]
 
 
 # --- logs ---
 def sizes(logs: Iterable[Path]) -> dict[Path, int]:
-    """How long they are now, without those that were turned over in this moment."""
-    found = {}
+    """Return the current size of each log. A log that is just being rotated is left out."""
+    lengths = {}
     for log in logs:
         with contextlib.suppress(FileNotFoundError):
-            found[log] = log.stat().st_size
-    return found
+            lengths[log] = log.stat().st_size
+    return lengths
 
 
 def news(
     logs: Iterable[Path], before: Mapping[Path, int], concern: Collection[str] = ()
 ) -> list[str]:
-    """What they say since they had these sizes, under a heading each: the last records with one of
-    the ids of concern and alarms, and a few last lines of the others."""
-    told = {
+    """Return the most relevant new lines of each log, below a heading.
+
+    Args:
+        logs: The log files.
+        before: Size of each log at the start of the test. 0 is the default.
+        concern: Ids of the test's objects. Records with an id and alarms come first.
+    """
+    new_records = {
         log: records
         for log, size in sizes(logs).items()
         if (records := _records(_between(log, before.get(log, 0), size)))
     }
-    weighty = {
-        log: [_is_weighty("\n".join(record), concern) for record in records]
-        for log, records in told.items()
+    relevance = {
+        log: [_is_relevant("\n".join(record), concern) for record in records]
+        for log, records in new_records.items()
     }
-    few = sum(not any(weights) for weights in weighty.values()) * OTHERS
+    few = sum(not any(weights) for weights in relevance.values()) * OTHERS
     share = min(
-        CONCERNING, max(OTHERS, (ALL_LOGS - few) // max(1, sum(map(any, weighty.values()))))
+        CONCERNING, max(OTHERS, (ALL_LOGS - few) // max(1, sum(map(any, relevance.values()))))
     )
     lines: list[str] = []
-    for log, records in told.items():
-        chosen = list(_chosen(records, weighty[log], share))
+    for log, records in new_records.items():
+        chosen = list(_choose(records, relevance[log], share))
         written = sum(map(len, records))
         lines += [
             f"{log.name}: {len(chosen)} of {written} lines",
@@ -149,24 +157,24 @@ def news(
 
 
 def tail(log: Path) -> list[str]:
-    """Its last lines."""
+    """Return the last lines of a log."""
     return _between(log, log.stat().st_size - TAIL, log.stat().st_size)[-CONCERNING:]
 
 
-def _is_weighty(record: str, concern: Collection[str]) -> bool:
+def _is_relevant(record: str, concern: Collection[str]) -> bool:
     return _ALARM.search(record) is not None or not set(_ID.findall(record)).isdisjoint(concern)
 
 
 def _between(log: Path, before: int, size: int) -> list[str]:
-    start = before if before <= size else 0  # it was turned over, and begins anew
+    # A rotated log is shorter than before and is read from its beginning.
+    start = before if before <= size else 0
     with log.open("rb") as file:
         file.seek(max(0, start, size - LONGEST_NEWS))
         return file.read(LONGEST_NEWS).decode(errors="replace").splitlines()
 
 
 def _records(lines: Iterable[str]) -> list[list[str]]:
-    """Each with the lines that belong to it; what a process writes before its first record is one,
-    too."""
+    """Group lines into records. Lines before the first dated line form a record, too."""
     records: list[list[str]] = []
     for line in filter(str.strip, lines):
         if records and not _RECORD.match(line):
@@ -176,18 +184,19 @@ def _records(lines: Iterable[str]) -> list[list[str]]:
     return records
 
 
-def _chosen(records: Sequence[list[str]], weighty: Sequence[bool], limit: int) -> Iterator[str]:
-    """At most so many lines, in their order: the last of the weighty records before the last of the
-    others."""
-    taken: dict[int, list[str]] = {}
+def _choose(records: Sequence[list[str]], relevance: Sequence[bool], limit: int) -> Iterator[str]:
+    """Yield at most ``limit`` lines in their order, preferring the last relevant records."""
+    chosen: dict[int, list[str]] = {}
     for weight, left in (True, limit), (False, OTHERS):
-        for place in (place for place in reversed(range(len(records))) if weighty[place] == weight):
+        for place in (
+            place for place in reversed(range(len(records))) if relevance[place] == weight
+        ):
             left = min(left, limit)
             if left == 0:
                 break
             first, *more = records[place]
-            taken[place] = [first, *more[max(0, len(more) - min(LAST_OF_RECORD, left - 1)) :]]
-            left -= len(taken[place])
-            limit -= len(taken[place])
-    for place in sorted(taken):
-        yield from taken[place]
+            chosen[place] = [first, *more[max(0, len(more) - min(LAST_OF_RECORD, left - 1)) :]]
+            left -= len(chosen[place])
+            limit -= len(chosen[place])
+    for place in sorted(chosen):
+        yield from chosen[place]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A failing test prints what a person needs: what each cloud that it used tells of itself.
+"""A pytest plugin that adds the evidence of the clouds of a failed test to its report.
 
-A cloud registers itself where it is made (``register``), and from then on belongs to the fixture
-that makes it, or to the test. When a test fails in setup, call or teardown, each living one that
-its fixtures or it made is asked for its ``diagnosis``, and the answers are printed below the
-failure, once for each test. Who removes a cloud that does not come up, or that fails when it ends,
-asks it first: ``asked_first``. A question that fails, or is not answered in time, is a line of its
-own, never the end of the report. A test that passes costs a bookmark of each living cloud.
+A cloud registers itself when it is created (``register``). It belongs to the fixture that creates
+it, or to the test. When a test fails in setup, call or teardown, the plugin requests a
+``diagnosis`` from each existing cloud of the test and its fixtures, and adds the answers to the
+report once. Code that removes a cloud after a failure requests its diagnosis first, with
+``diagnose_first``. A source of evidence that fails or does not answer in time adds a line and does
+not stop the report. For a test that passes, the plugin only takes bookmarks of existing clouds.
 """
 
 from __future__ import annotations
@@ -22,33 +22,32 @@ from typing import Any, Protocol
 
 import pytest
 
-#: Of one failing test, in all; and of one line.
+#: Maximum lines for one failing test, and maximum characters of a line.
 LINES, WIDTH = 200, 300
-#: How long an answer may take, seconds: longer than ``kilonova doctor`` may.
+#: Seconds that an answer may take, more than ``kilonova doctor`` may take.
 PATIENCE = 45.0
-#: A test that makes one cloud after the other failed with one of the last.
+#: Clouds of one owner whose diagnosis is requested. A test fails with one of its last clouds.
 NEWEST = 3
 Section = tuple[str, list[str]]
 
 
 class Diagnosable(Protocol):
-    """Something that can tell what it was doing."""
+    """An object with evidence for failed tests, for example a cloud."""
 
     def bookmark(self) -> Any:
-        """Where it stands when a test begins; cheap."""
+        """Return the position in the evidence at the start of a test. This must be cheap."""
 
     def diagnosis(self, since: Any) -> Mapping[str, Callable[[], Iterable[str]]]:
-        """Titles, each with a question that is answered in lines: what it was doing since the
-        bookmark."""
+        """Return titles with functions that return the lines of evidence since the bookmark."""
 
 
-#: What made a cloud; None is the test itself.
+#: The fixture that created a cloud, or None for the test itself.
 Owner = pytest.FixtureDef[Any] | None
 
 
 @dataclass
 class Known:
-    """One that registered, and its bookmark of the test that runs."""
+    """A registered object and its bookmark of the running test."""
 
     thing: weakref.ref[Diagnosable]
     since: Any
@@ -56,106 +55,110 @@ class Known:
 
 @dataclass
 class Registry:
-    """Who is there, and what the test that runs has to do with it."""
+    """The registered objects and their relation to the running test."""
 
     known: dict[Owner, deque[Known]] = field(default_factory=dict)
-    making: list[Owner] = field(default_factory=lambda: [None])  # the innermost is the last
-    used: set[str] = field(default_factory=set)  # fixtures that the test asked for by itself
-    torn: list[Known] = field(default_factory=list)  # what it used, before its fixtures end
-    # by those that were asked before they were removed
+    # The fixtures in setup, the innermost last.
+    making: list[Owner] = field(default_factory=lambda: [None])
+    # Names of fixtures that the test requested at run time.
+    used: set[str] = field(default_factory=set)
+    # The objects that the test used, before the teardown of its fixtures.
+    torn: list[Known] = field(default_factory=list)
+    # The evidence of objects that were removed after a failure.
     told: list[Section] = field(default_factory=list)
 
     def add(self, thing: Diagnosable) -> None:
-        mine = self.known.setdefault(self.making[-1], deque(maxlen=NEWEST))
-        mine.append(Known(weakref.ref(thing), thing.bookmark()))
+        entries = self.known.setdefault(self.making[-1], deque(maxlen=NEWEST))
+        entries.append(Known(weakref.ref(thing), thing.bookmark()))
 
     def begin(self) -> None:
-        """A test begins; what an earlier one made by itself is not its own."""
+        """Begin a test: forget the objects of the previous test and take bookmarks."""
         self.known.pop(None, None)
         self.used.clear()
         self.torn.clear()
-        for one in chain(*self.known.values()):
-            thing = one.thing()
+        for entry in chain(*self.known.values()):
+            thing = entry.thing()
             if thing is not None:
-                one.since = thing.bookmark()
+                entry.since = thing.bookmark()
 
     def of(self, item: pytest.Item) -> list[Known]:
-        """Those that the test uses, of each maker the newest first."""
+        """Return the objects that the test uses, the newest of each owner first."""
         names, above = {*getattr(item, "fixturenames", ()), *self.used}, item.listchain()
         return [
-            one
-            for owner, made in self.known.items()
+            entry
+            for owner, entries in self.known.items()
             if owner is None
             or (owner.argname in names and (owner.node is None or owner.node in above))
-            for one in reversed(made)
+            for entry in reversed(entries)
         ]
 
     def ask(self, known: Iterable[Known]) -> None:
-        for one in known:
-            thing = one.thing()
+        for entry in known:
+            thing = entry.thing()
             if thing is not None:
-                self.told += asked(thing, one.since)
+                self.told += diagnose(thing, entry.since)
 
 
 _here = Registry()
 
 
 def register(thing: Diagnosable) -> None:
-    """Called where it is made, once it can be asked."""
+    """Register an object whose diagnosis can be requested."""
     _here.add(thing)
 
 
 @contextmanager
-def asked_first(thing: Diagnosable) -> Iterator[None]:
-    """What fails within asks the thing before its maker removes it."""
+def diagnose_first(thing: Diagnosable) -> Iterator[None]:
+    """Request the diagnosis of an object if the block fails, before the object is removed."""
     try:
         yield
     except (Exception, pytest.fail.Exception):
-        _here.ask([one for one in chain(*_here.known.values()) if one.thing() is thing])
+        _here.ask([entry for entry in chain(*_here.known.values()) if entry.thing() is thing])
         raise
 
 
-def asked(thing: Diagnosable, since: Any, patience: float = PATIENCE) -> list[Section]:
-    """Every title with its answer."""
-    found: list[Section] = []
+def diagnose(thing: Diagnosable, since: Any, patience: float = PATIENCE) -> list[Section]:
+    """Return each title of the diagnosis with its lines."""
+    sections: list[Section] = []
     questions: list[tuple[str, Callable[[], Iterable[str]]]] = []
 
-    def ask() -> Iterable[str]:
+    def collect_questions() -> Iterable[str]:
         questions.extend(thing.diagnosis(since).items())
         return ()
 
-    trouble = _answer(ask, patience)
-    if trouble:
-        found.append((type(thing).__name__, trouble))
+    problem_lines = _answer(collect_questions, patience)
+    if problem_lines:
+        sections.append((type(thing).__name__, problem_lines))
     for title, question in questions:
-        found.append((title, _answer(question, patience)))
-    return found
+        sections.append((title, _answer(question, patience)))
+    return sections
 
 
 def _answer(question: Callable[[], Iterable[str]], patience: float) -> list[str]:
-    """In a thread of its own, because nothing else ends a question that hangs."""
+    """Call the question in a thread, because a call that hangs cannot be stopped otherwise."""
     answer: list[str] = []
     problems: list[BaseException] = []
 
-    def ask() -> None:
+    def call_question() -> None:
         try:
             answer.extend(question())
-        except BaseException as problem:  # noqa: BLE001  # told instead of the answer, beside the test's own failure
+        except BaseException as problem:  # noqa: BLE001  # It replaces the answer in the report.
             problems.append(problem)
 
-    thread = threading.Thread(target=ask, daemon=True)
+    thread = threading.Thread(target=call_question, daemon=True)
     thread.start()
     try:
         thread.join(patience)
-    except pytest.fail.Exception as problem:  # the test's own time is over, too
+    # The timeout of the test has expired, too.
+    except pytest.fail.Exception as problem:
         problems.append(problem)
     if problems:
         return [f"could not be asked: {problems[0]!r}"]
     return [f"did not answer within {patience:g} s"] if thread.is_alive() else answer
 
 
-def printed(sections: Iterable[Section]) -> Iterator[tuple[str, str]]:
-    """The titles with their texts; all of them, cut to ``LINES``."""
+def cut_sections(sections: Iterable[Section]) -> Iterator[tuple[str, str]]:
+    """Yield the titles with their texts, cut to ``LINES`` in all."""
     left = LINES
     for title, lines in sections:
         short = [
@@ -176,7 +179,7 @@ def printed(sections: Iterable[Section]) -> Iterator[tuple[str, str]]:
 # --- pytest's hooks ---
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
-    """What is made meanwhile belongs to this fixture."""
+    """Assign the objects that are registered during the setup to this fixture."""
     _here.used.update((fixturedef.argname, *fixturedef.argnames))
     _here.making.append(fixturedef)
     try:
@@ -186,25 +189,25 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
 
 
 def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
-    """What the fixture made is gone."""
+    """Forget the objects of the fixture."""
     _here.known.pop(fixturedef, None)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """A test begins."""
+    """Begin a test before its fixtures are set up."""
     _here.begin()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Its fixtures are about to end."""
+    """Remember the objects of the test before its fixtures end."""
     _here.torn = _here.of(item)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Ask, and print below the failure: there JUnit's XML has it, too."""
+    """Add the evidence below the failure, where JUnit's XML contains it, too."""
     report: pytest.TestReport = yield
     if report.failed and not item.stash.get(_TOLD, False):
         item.stash[_TOLD] = True
@@ -213,7 +216,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         add = getattr(
             report.longrepr, "addsection", lambda *section: report.sections.append(section)
         )
-        for section in printed(_here.told):
+        for section in cut_sections(_here.told):
             add(*section)
     _here.told.clear()
     return report

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Databases that fail on demand: a COMMIT that nobody answers, and a wire to a real server that
-breaks or freezes.
+"""Database failures on demand: a COMMIT without an answer, a connection that breaks or freezes.
 
-Used by the tests of the store and of those who write with it. ``unanswered`` replaces no code of
-ours: it stands between SQLAlchemy and the driver.
+``lose_commit_answer`` replaces no code of Kilonova. The hook is between SQLAlchemy and the database
+driver.
 """
 
 from __future__ import annotations
@@ -20,17 +19,27 @@ from common.store.engine import Store
 
 
 @contextmanager
-def unanswered(store: Store, *, committed: bool = True, after: int = 0) -> Iterator[list[bool]]:
-    """One COMMIT on this store loses its connection, after it was carried out or before; ``after``
-    so many that are answered. Yields what was lost."""
+def lose_commit_answer(
+    store: Store, *, committed: bool = True, after: int = 0
+) -> Iterator[list[bool]]:
+    """Let one COMMIT on this store lose its connection.
+
+    Args:
+        store: The store.
+        committed: True if the transaction is committed before the connection is lost.
+        after: Number of earlier COMMITs that succeed.
+
+    Yields:
+        A list that is empty until the COMMIT is lost.
+    """
     lost: list[bool] = []
-    answered: list[bool] = []
+    successes: list[bool] = []
     dialect = store.engine.dialect
     real = dialect.do_commit
 
     def commit(connection: Any) -> None:
-        if lost or len(answered) < after:
-            answered.append(True)
+        if lost or len(successes) < after:
+            successes.append(True)
             return real(connection)
         lost.append(committed)
         if committed:
@@ -47,10 +56,16 @@ def unanswered(store: Store, *, committed: bool = True, after: int = 0) -> Itera
 
 
 class Wire:
-    """A way to a server on this machine. ``freeze``: nothing comes through any more, and nobody is
-    told; ``cut``: all connections are ended; ``lead_to``: new ones are to another server.
-    ``cut_at``: words of a client after whose answer its connection is cut, once. ``asked``: what
-    clients have sent so far, in pieces."""
+    """A TCP proxy to a server on this machine that can freeze or cut its connections.
+
+    ``freeze`` stops all data without an error. ``cut`` closes all connections. ``lead_to`` sends
+    new connections to another server.
+
+    Attributes:
+        cut_at: Bytes of a client's request. The proxy drops the answer and cuts the connection,
+            once.
+        asked: Number of chunks that clients have sent so far.
+    """
 
     def __init__(self, url: str) -> None:
         self._to = sa.make_url(url)
@@ -89,20 +104,21 @@ class Wire:
             try:
                 server = socket.create_connection((str(self._to.host), int(self._to.port or 0)))
             except OSError:
-                client.close()  # nobody listens there just now
+                # The server does not listen now.
+                client.close()
                 continue
             last = threading.Event()
-            for one, other, asks in ((client, server, True), (server, client, False)):
-                self._sockets.add(one)
+            for source, target, asks in ((client, server, True), (server, client, False)):
+                self._sockets.add(source)
                 threading.Thread(
-                    target=self._carry, args=(one, other, asks, last), daemon=True
+                    target=self._carry, args=(source, target, asks, last), daemon=True
                 ).start()
 
     def _carry(
-        self, one: socket.socket, other: socket.socket, asks: bool, last: threading.Event
+        self, source: socket.socket, target: socket.socket, asks: bool, last: threading.Event
     ) -> None:
         with suppress(OSError):
-            while data := one.recv(65536):
+            while data := source.recv(65536):
                 self.asked += asks
                 self._open.wait()
                 if asks and self.cut_at is not None and self.cut_at in data:
@@ -110,12 +126,12 @@ class Wire:
                     last.set()
                 elif not asks and last.is_set():
                     break
-                other.sendall(data)
-        _shut(one)
-        _shut(other)
+                target.sendall(data)
+        _shut(source)
+        _shut(target)
 
 
 def _shut(end: socket.socket) -> None:
-    """Nobody waits there any longer."""
+    """Shut a socket down, which wakes the threads that wait for its data."""
     with suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a verb reported of its progress, as texts."""
+"""A callback that records the progress of a verb as texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from common.domain.command_progress import CommandProgress
 
 
 class Phases(list[str]):
-    """The first callback of a ``VerbContext``: it keeps the text of each report."""
+    """A list of progress texts, for use as the first callback of a ``VerbContext``."""
 
     def __call__(self, progress: CommandProgress) -> None:
         self.append(str(progress))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of the operator's pages, and where each is run: what a test types is read from the
-page, so that a page says nothing that was never tried."""
+"""The commands in the operator's pages, and the test that runs each of them.
+
+Tests read the commands from the pages, so that the pages contain no untested command.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ TYPED = {
     (HOST_FAILURE, "Remove the leftovers at external services"),
     (AGGREGATES, "Change inventories and traits"),
 }
-#: Commands that need something that a cloud in memory has not (another machine, a broker's
-#: administrator, a lost host, a guest without a record), and the test that gives them.
+#: Command -> the test that runs it. These commands need more than a cloud in memory, for example
+#: another machine, the broker's administrator, a lost host or a guest without a record.
 ELSEWHERE = {
     "kilonova host add": "tests/e2e/test_join.py",
     "kilonova join": "tests/e2e/test_join.py",
@@ -43,28 +45,32 @@ ELSEWHERE = {
 
 
 def every_command(page: str) -> list[tuple[str, str]]:
-    """(heading, command) of each line that is one, without its comment."""
-    found, heading = [], ""
+    """Return (heading, command) of each command line in a page, without comments."""
+    commands, heading = [], ""
     for line in (DOCS / page).read_text().splitlines():
         if title := re.match(r"#+ (.+)$", line):
             heading = title[1]
         elif command := _COMMAND.match(line):
-            found.append((heading, command[1]))
-    return found
+            commands.append((heading, command[1]))
+    return commands
 
 
 def is_elsewhere(command: str) -> bool:
-    """Does another test give it?"""
-    return any(command.startswith(one) for one in ELSEWHERE)
+    """True if a test in ``ELSEWHERE`` runs the command."""
+    return any(command.startswith(prefix) for prefix in ELSEWHERE)
 
 
 def commands_of(page: str, heading: str) -> list[str]:
-    """A chapter's that are typed on a cloud in memory. Raises LookupError: there are none."""
-    found = [
+    """Return the commands below a heading that a test types on a cloud in memory.
+
+    Raises:
+        LookupError: The page has no such commands below this heading.
+    """
+    commands = [
         command
         for at, command in every_command(page)
         if at == heading and not is_elsewhere(command)
     ]
-    if not found:
+    if not commands:
         raise LookupError(f"{page} has no commands below {heading!r}")
-    return found
+    return commands

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Databases that have the newest schema and no rows: what the upgrades make is made once and used
-again.
+"""Databases with the newest schema and no rows, which tests reuse because upgrades are slow.
 
-An upgrade from nothing takes half a second on SQLite and three seconds on MariaDB. SQLite gets a
-copy of the first one that this process made. A server keeps the databases of this process; each is
-emptied between two tests, or dropped if somebody still has a connection to it. How upgrades go is
-tried on databases that are empty: ``new_database``.
+An upgrade of an empty database takes half a second on SQLite and three seconds on MariaDB. A SQLite
+store gets a copy of the first upgraded database of this process. On a database server, the process
+empties its databases between tests, or drops a database that still has a connection. Tests of the
+upgrades themselves use empty databases (``new_database``).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from common.store import schema, upgrades
 from common.store.engine import Store
 from tests.waiting import is_true_within
 
-#: The names of the tables that have rows.
+#: SQL that returns the names of the tables with rows.
 WRITTEN = " UNION ALL ".join(
     f"SELECT '{table.name}' WHERE EXISTS (SELECT 1 FROM {table.name})"
     for table in schema.metadata.sorted_tables
@@ -29,26 +28,30 @@ WRITTEN = " UNION ALL ".join(
 
 
 def upgrade(store: Store) -> Store:
-    """What ``upgrades.upgrade`` does to an empty SQLite database; returns the store."""
+    """Give an empty SQLite database the newest schema, as ``upgrades.upgrade`` does.
+
+    Returns:
+        The same store.
+    """
     with store.engine.connect() as connection:
-        _newest().backup(connection.connection.dbapi_connection)  # type: ignore[arg-type]  # it is sqlite3's
+        _newest().backup(connection.connection.dbapi_connection)  # type: ignore[arg-type]  # The driver is sqlite3.
     return store
 
 
 def memory_store(time: Callable[[], int]) -> Store:
-    """An empty store in memory, by this clock."""
+    """Return an empty store in memory with this clock."""
     return upgrade(Store("sqlite://", time=time))
 
 
 @cache
 def _newest() -> sqlite3.Connection:
-    made = Store("sqlite://")
-    upgrades.upgrade(made)
-    kept = sqlite3.connect(":memory:", check_same_thread=False)
-    with made.engine.connect() as connection:
-        connection.connection.dbapi_connection.backup(kept)  # type: ignore[union-attr]  # it is sqlite3's
-    made.close()
-    return kept
+    store = Store("sqlite://")
+    upgrades.upgrade(store)
+    copy = sqlite3.connect(":memory:", check_same_thread=False)
+    with store.engine.connect() as connection:
+        connection.connection.dbapi_connection.backup(copy)  # type: ignore[union-attr]  # The driver is sqlite3.
+    store.close()
+    return copy
 
 
 class Server:
@@ -60,7 +63,7 @@ class Server:
         self._idle: list[str] = []
 
     def create(self) -> str:
-        """An empty database; returns its URL."""
+        """Create an empty database and return its URL."""
         name = f"kn_{uuid.uuid4().hex[:20]}"
         self._do(
             f"CREATE DATABASE {name}" + ("" if self._is_postgresql else " CHARACTER SET utf8mb4")
@@ -74,7 +77,7 @@ class Server:
         )
 
     def lend(self) -> str:
-        """A database with the newest schema and no rows; returns its URL."""
+        """Return the URL of a database with the newest schema and no rows."""
         if self._idle:
             return self._idle.pop()
         url = self.create()
@@ -84,23 +87,23 @@ class Server:
         return url
 
     def take_back(self, url: str) -> None:
-        """Empty it for the next test, unless somebody may still write into it."""
+        """Empty a database for the next test, or drop it if it still has connections."""
         name = sa.make_url(url).database or ""
-        if self._is_left(name):
+        if self._is_free(name):
             self._empty(url)
             self._idle.append(url)
             return
         for connection in [] if self._is_postgresql else self._connections(name):
-            self._do(f"KILL {connection}")  # MariaDB would wait for the end of its transaction
+            # DROP DATABASE of MariaDB would wait for the end of the connection's transaction.
+            self._do(f"KILL {connection}")
         self.drop(url)
 
     def close(self) -> None:
         while self._idle:
             self.drop(self._idle.pop())
 
-    def _is_left(self, name: str) -> bool:
-        """Whether nobody has a connection to it; the server notices the end of one a moment
-        later."""
+    def _is_free(self, name: str) -> bool:
+        """True if the database has no connections. The server notices a closed one with a delay."""
         return is_true_within(lambda: not self._connections(name), 2, pause=0.002)
 
     def _connections(self, name: str) -> list[int]:
@@ -113,7 +116,7 @@ class Server:
             return list(connection.scalars(sa.text(query), {"name": name}))
 
     def _empty(self, url: str) -> None:
-        """Delete what was written; numbers begin with 1 again."""
+        """Delete all rows and restart the sequences at 1."""
         engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
         with engine.connect() as connection:
             written = list(connection.exec_driver_sql(WRITTEN).scalars())

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the collected tests a process runs: those of one job, of some slices, or all; hooks of
-tests/conftest.py.
+"""A pytest plugin that selects the tests of one job, of some slices, or all.
 
     pytest tests/e2e --job e2e-lab --slice default --slice moves
 
@@ -24,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--slice",
         action="append",
-        choices=[str(one) for one in Slice],
+        choices=[str(part) for part in Slice],
         dest="slices",
         help="only tests of this slice; may be repeated",
     )
@@ -47,11 +46,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what was not asked for."""
+    """Deselect the tests outside the requested job and slices."""
     only, slices = config.getoption("job"), config.getoption("slices")
-    kept, left_out = [], []
+    selected, left_out = [], []
     for item in items:
-        # Of each test, so that a wrong mark is found whichever tests run.
+        # Check all tests, so that a wrong mark is found regardless of the selection.
         part, job = slice_of(item), job_of_item(item)
         if part is Slice.DEFAULT and not job.budget.default and job in JOBS:
             raise pytest.UsageError(
@@ -63,11 +62,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 f"{item.nodeid}: the job {job.name} does not read this file; see Job.files in "
                 "deploy/testing/plan.py"
             )
-        wanted = (slices is None or part in slices) and (only is None or job.name == only)
-        (kept if wanted else left_out).append(item)
+        is_selected = (slices is None or part in slices) and (only is None or job.name == only)
+        (selected if is_selected else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = kept
+        items[:] = selected
 
 
 def runs_slice(config: pytest.Config, *parts: Slice) -> bool:
@@ -77,10 +76,10 @@ def runs_slice(config: pytest.Config, *parts: Slice) -> bool:
 
 
 def slice_of(item: pytest.Item) -> Slice:
-    """The slice of a test.
+    """Return the slice of a test.
 
     Raises:
-        pytest.UsageError: its mark names none.
+        pytest.UsageError: The test's mark does not name a slice.
     """
     mark = item.get_closest_marker("slice")
     if mark is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row of a server, as tests write it where no request makes one."""
+"""A server's row for tests that insert servers without a request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from common.store.engine import now
 
 
 def server_row(server_id: str, **values: Any) -> dict[str, Any]:
-    """All values that the table demands; ``values`` in place of them."""
+    """Return all required columns of a server. ``values`` override the defaults."""
     return {
         "id": server_id,
         "project_id": "p",

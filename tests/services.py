@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests need that is not Python: servers, each test with a database of its own on them, and
-what a machine can do.
+"""Servers, databases, programs and machine abilities that tests require.
 
-``./deploy/test`` starts the servers and names them in
-KILONOVA_TEST_{RABBITMQ,POSTGRESQL,MARIADB}_URL; below it a missing one is a failure, and so is a
-missing program, for it has installed them. Elsewhere (``pytest tests/contract``) such tests are
-skipped and say which command runs them. Everywhere a test is skipped that needs what this machine
-does not allow: the fixtures that make namespaces, mounts and bridges ``demand`` them first.
+``./deploy/test`` starts the servers, sets KILONOVA_TEST_{RABBITMQ,POSTGRESQL,MARIADB}_URL and
+installs the programs. There, a missing server or program fails the test. In other runs, for example
+``pytest tests/contract``, such a test is skipped with the command that runs it. A test that needs
+an ability that the machine lacks, for example mounts, is always skipped (``demand``).
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ DATABASES = ("sqlite", "postgresql", "mariadb")
 
 
 def server(kind: str, ring: str = "contract") -> str:
-    """The URL of rabbitmq, postgresql or mariadb."""
+    """Return the URL of the server rabbitmq, postgresql or mariadb, or skip the test."""
     variable = f"KILONOVA_TEST_{kind.upper()}_URL"
     url = os.environ.get(variable)
     if url:
@@ -40,8 +38,7 @@ def server(kind: str, ring: str = "contract") -> str:
 def demand(
     *abilities: machine.Ability, programs: Sequence[str] = (), ring: str = "contract"
 ) -> None:
-    """Skip what needs this of a machine that cannot do it, with its reason, or that has not these
-    programs."""
+    """Skip the test, with the reason, if the machine lacks an ability or a program."""
     lack = machine.lack_of(*abilities)
     if lack is not None:
         pytest.skip(lack.what)
@@ -59,50 +56,52 @@ def demand(
 
 @pytest.fixture(scope="session")
 def rabbitmq_url() -> str:
-    """A broker, shared by all tests: take topics and hosts of your own."""
+    """Return the URL of a broker shared by all tests. Use unique topics and hosts."""
     return server("rabbitmq")
 
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Callable[[str], Server]]:
-    """``servers("mariadb")``: the databases of this process on it."""
-    made: dict[str, Server] = {}
+    """Yield a function that returns the ``Server`` of a kind, for example "mariadb"."""
+    started: dict[str, Server] = {}
 
     def find(kind: str) -> Server:
-        if kind not in made:
-            made[kind] = Server(server(kind))
-        return made[kind]
+        if kind not in started:
+            started[kind] = Server(server(kind))
+        return started[kind]
 
     yield find
-    for one in made.values():
-        one.close()
+    for started_server in started.values():
+        started_server.close()
 
 
 @pytest.fixture
 def new_database(
     servers: Callable[[str], Server], tmp_path: Path
 ) -> Iterator[Callable[[str], str]]:
-    """``new_database("mariadb")`` makes an empty database of this kind and returns its URL; it is
-    dropped at the test's end."""
-    made: list[tuple[Server, str]] = []
+    """Yield a function that creates an empty database of a kind and returns its URL.
+
+    For example, ``new_database("mariadb")``. The databases are dropped after the test.
+    """
+    databases: list[tuple[Server, str]] = []
 
     def make(kind: str) -> str:
         if kind == "sqlite":
             return _file(tmp_path)
-        made.append((servers(kind), servers(kind).create()))
-        return made[-1][1]
+        databases.append((servers(kind), servers(kind).create()))
+        return databases[-1][1]
 
     yield make
-    for one, url in made:
-        one.drop(url)
+    for database_server, url in databases:
+        database_server.drop(url)
 
 
 @pytest.fixture
 def upgraded_database(
     servers: Callable[[str], Server], tmp_path: Path
 ) -> Iterator[Callable[[str], str]]:
-    """As ``new_database``, but it has the newest schema."""
-    lent: list[tuple[Server, str]] = []
+    """Yield a function like ``new_database`` whose databases have the newest schema."""
+    databases: list[tuple[Server, str]] = []
 
     def lend(kind: str) -> str:
         if kind == "sqlite":
@@ -110,17 +109,17 @@ def upgraded_database(
             upgrade(store)
             store.close()
             return str(store.url)
-        lent.append((servers(kind), servers(kind).lend()))
-        return lent[-1][1]
+        databases.append((servers(kind), servers(kind).lend()))
+        return databases[-1][1]
 
     yield lend
-    for one, url in lent:
-        one.take_back(url)
+    for database_server, url in databases:
+        database_server.take_back(url)
 
 
 @pytest.fixture(params=DATABASES)
 def database_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
-    """An empty database; the test runs once on each kind."""
+    """Return the URL of an empty database. The test runs once on each kind."""
     return new_database(request.param)
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file system that shares blocks, for volumes: where it does not, the volume service refuses a
-snapshot of a volume that a server has."""
+"""A file system with shared blocks for volumes.
+
+Without shared blocks, the volume service refuses snapshots of attached volumes.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,19 @@ from pathlib import Path
 
 from tests.waiting import await_true
 
-#: Bytes; none of them are taken before they are written.
+#: Size of the sparse image file in bytes.
 SIZE = 32 << 30
-#: Seconds that the last process may take to let go.
+#: Seconds until the last process must have released the file system.
 RELEASE = 60
 
 
 @contextmanager
 def sharing_blocks(place: Path) -> Iterator[None]:
-    """For the block ``place`` leads to an empty XFS, which lives in a file beside it; it needs
-    root. Both may be removed before the end."""
+    """Let ``place`` be a symbolic link to an empty XFS during the block. This needs root.
+
+    The file system's image is in a folder beside the parent folder of ``place``. The block may
+    remove the link.
+    """
     with tempfile.TemporaryDirectory(prefix="kn-xfs-", dir=place.parent.parent) as folder:
         Path(folder).chmod(0o711)
         image, mounted = Path(folder, "image"), Path(folder, "mounted")
@@ -34,8 +39,8 @@ def sharing_blocks(place: Path) -> Iterator[None]:
             place.symlink_to(mounted)
             yield
         finally:
-            await_true(lambda: _released(mounted), RELEASE, f"somebody still uses {mounted}")
+            await_true(lambda: _unmount(mounted), RELEASE, f"somebody still uses {mounted}")
 
 
-def _released(mounted: Path) -> bool:
+def _unmount(mounted: Path) -> bool:
     return subprocess.run(["umount", mounted], check=False, capture_output=True).returncode == 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of SPICE that gets as far as a channel's first message: link, ticket, answer.
+"""A SPICE client that opens channels and reads messages, over sockets and websockets.
 
-Used by tests of consoles, over sockets and over websockets. The ticket is empty, as guests here
-have no password; it travels under the key that the server shows all the same.
+The ticket is empty, because guests have no password. The client still encrypts it with the key of
+the server.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key
 
 MAGIC = b"REDQ"
 MAIN, DISPLAY, INPUTS, CURSOR = 1, 2, 3, 4
-#: The first message of the main channel, which tells the session's number.
+#: Type of the main channel's first message, which contains the number of the session.
 INIT = 103
-#: Of a reply's body: the error, then the server's key, of so many bytes.
+#: Length of the server's key, which follows the error in the body of a reply.
 KEY_BYTES = 162
-#: That who connects chooses the way of the ticket, chooses this one, and reads small headers.
+#: Capabilities: selection of the authentication, SPICE tickets as authentication, mini headers.
 _COMMON, _CHANNEL = 0b1011, 0b1001
 
 
 class Bytes(Protocol):
-    """A connection of either kind."""
+    """A connection over a socket or a websocket."""
 
     def send(self, data: bytes) -> None: ...
 
@@ -40,7 +40,7 @@ class Message(NamedTuple):
 
 
 class OverSocket:
-    """The bytes of a socket."""
+    """A connection over a socket."""
 
     def __init__(self, side: socket.socket) -> None:
         self._side = side
@@ -49,16 +49,21 @@ class OverSocket:
         self._side.sendall(data)
 
     def read(self, length: int) -> bytes:
-        found = b""
-        while len(found) < length:
-            part = self._side.recv(length - len(found))
-            assert part, f"it ended after {found!r}"
-            found += part
-        return found
+        data = b""
+        while len(data) < length:
+            part = self._side.recv(length - len(data))
+            assert part, f"it ended after {data!r}"
+            data += part
+        return data
 
 
 class OverMessages:
-    """The bytes of a websocket's messages: how they are sent, and what gives the next."""
+    """A connection over the messages of a websocket.
+
+    Args:
+        send: Sends a message.
+        following: Returns the next message.
+    """
 
     def __init__(self, send: Callable[[bytes], None], following: Callable[[], bytes | str]) -> None:
         self._send, self._following, self._kept = send, following, b""
@@ -71,18 +76,18 @@ class OverMessages:
             part = self._following()
             assert isinstance(part, bytes), part
             self._kept += part
-        found, self._kept = self._kept[:length], self._kept[length:]
-        return found
+        data, self._kept = self._kept[:length], self._kept[length:]
+        return data
 
 
 def greeting(channel: int = MAIN, session: int = 0) -> bytes:
-    """The link message for a channel of a session; 0: of a new one."""
+    """Return the link message for a channel of a session. Session 0 requests a new session."""
     body = struct.pack("<IBBIIIII", session, channel, 0, 1, 1, 18, _COMMON, _CHANNEL)
     return struct.pack("<4sIII", MAGIC, 2, 2, len(body)) + body
 
 
 def link(side: Bytes, channel: int = MAIN, session: int = 0) -> int:
-    """Open a channel; what the server answers to the ticket, 0: it is open."""
+    """Open a channel and return the error of the server, or 0 if the channel is open."""
     side.send(greeting(channel, session))
     magic, major, _, size = struct.unpack("<4sIII", side.read(16))
     assert (magic, major) == (MAGIC, 2)
@@ -98,13 +103,13 @@ def link(side: Bytes, channel: int = MAIN, session: int = 0) -> int:
 
 
 def message(side: Bytes) -> Message:
-    """The next one of an open channel."""
+    """Return the next message of an open channel."""
     kind, size = struct.unpack("<HI", side.read(6))
     return Message(kind, side.read(size))
 
 
 def open_main(side: Bytes) -> int:
-    """Open the main channel; the number of the session, by which others join it."""
+    """Open the main channel and return the number of the session for further channels."""
     assert link(side) == 0
     first = message(side)
     assert first.kind == INIT, first

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The services as real processes on free ports over a scratch folder, for trials and tests.
+"""The embedded services as real processes on free ports, with their data in a scratch folder.
 
-`with running(folder) as cloud:` bootstraps, starts and, at the end, stops them by SIGTERM. Their
-logs stay in the folder. A service that doesn't answer within 30 s raises RuntimeError with the end
-of its log.
+``with running(folder, with_image=True) as cloud:`` bootstraps and starts the services, and stops
+them with SIGTERM at the end. Their logs stay in the folder. A service that does not answer within
+30 seconds raises RuntimeError with the end of its log.
 """
 
 import json
@@ -28,14 +28,18 @@ from tests.e2e import preloaded
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_SECONDS = 30.0
-#: Names a machine with Keystone and Glance, and the passwords of their users admin and kilonova.
+#: Environment variable with the address of a machine with Keystone and Glance, and the passwords of
+#: the users admin and kilonova.
 REAL_CLOUD = "KILONOVA_TEST_CLOUD"
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """Where the services listen, the passwords of the users admin and kilonova, and the secret
-    behind hosts' keys. The catalogue has the network and the volume service if they have a port."""
+    """The addresses, ports and secrets of the services.
+
+    The passwords are those of the users admin and kilonova. The catalogue contains the network and
+    the volume service if they have a port.
+    """
 
     folder: Path
     identity_port: int
@@ -56,7 +60,7 @@ class Cloud:
         return f"http://{self.address}:{self.image_port}"
 
     def passwords(self) -> dict[str, str]:
-        """The environment from which the services' commands take the passwords."""
+        """Return the environment with the passwords for the services' commands."""
         return os.environ | {
             "KILONOVA_ADMIN_PASSWORD": self.admin_password,
             "KILONOVA_SERVICE_PASSWORD": self.service_password,
@@ -64,11 +68,15 @@ class Cloud:
         }
 
     def openstack(self, *commands: str, **settings: str) -> list[Any]:
-        """What `commands`, given to one `openstack` process as admin, print as JSON (-f json).
-        `settings` are OS_*.
+        """Run commands in one ``openstack`` process as admin and return the JSON of each.
 
-        Raises RuntimeError with whatever it says on stderr: its interactive mode always ends with
-        status 1.
+        Args:
+            commands: Commands with the option ``-f json``.
+            settings: OS_* variables of the environment.
+
+        Raises:
+            RuntimeError: The process has written to stderr. Its status says nothing, because the
+                interactive mode always ends with 1.
         """
         env = {name: value for name, value in os.environ.items() if not name.startswith("OS_")}
         env |= {
@@ -82,10 +90,10 @@ class Cloud:
             **settings,
         }
         client = Path(sys.executable).with_name("openstack")
-        done = preloaded.run(client, text="\n".join(commands), seconds=60, environment=env)
-        if done.stderr.strip():
-            raise RuntimeError(done.stderr)
-        answers, text = [], done.stdout.strip()
+        process = preloaded.run(client, text="\n".join(commands), seconds=60, environment=env)
+        if process.stderr.strip():
+            raise RuntimeError(process.stderr)
+        answers, text = [], process.stdout.strip()
         while text:
             answer, end = json.JSONDecoder().raw_decode(text)
             answers.append(answer)
@@ -93,8 +101,11 @@ class Cloud:
         return answers
 
     def bootstrap(self, **endpoints: str) -> None:
-        """Fill the identity service's database, with the URLs of further services; may be
-        repeated."""
+        """Fill the database of the identity service. This can be repeated.
+
+        Args:
+            endpoints: URLs of further services by type.
+        """
         if self.network_port:
             endpoints["network"] = f"http://{self.address}:{self.network_port}"
         if self.volume_port:
@@ -209,7 +220,7 @@ class Cloud:
 
 
 def connect(cloud: Cloud, user: str, password: str, project: str) -> Any:
-    """A client of the identity service in this cloud, and of what its catalogue names."""
+    """Return an openstacksdk connection to this cloud for a user."""
     return openstack.connect(
         load_yaml_config=False,
         load_envvars=False,
@@ -227,11 +238,14 @@ def connect(cloud: Cloud, user: str, password: str, project: str) -> Any:
 
 @contextmanager
 def running(folder: Path, *, with_image: bool, **ports: int) -> Iterator[Cloud]:
-    """A fresh identity service, and image service if asked for, in an empty `folder`; the real ones
-    where the environment names them.
+    """Run a new identity service, and an image service if requested, in an empty folder.
+
+    If ``REAL_CLOUD`` is set, the cloud has the real services of that machine instead.
 
     Args:
-        ports: network_port and volume_port, where the caller runs these services.
+        folder: Folder for the data and logs.
+        with_image: True to run the image service.
+        ports: network_port and volume_port, if the caller runs these services.
     """
     if REAL_CLOUD in os.environ:
         yield _real(folder)
@@ -251,6 +265,8 @@ def running_api(cloud: Cloud, database_url: str, options: str = "") -> Iterator[
     """Run an API process with the cloud's identity service, and yield its URL.
 
     Args:
+        cloud: The cloud.
+        database_url: URL of the API's database.
         options: Lines of the section [api].
     """
     port, file, notify = free_ports(1), cloud.folder / "api.conf", cloud.folder / "notify"
@@ -291,5 +307,6 @@ def _await_answer(process: subprocess.Popen[bytes], url: str, log: Path) -> None
         except urllib.error.HTTPError:
             return
         except OSError:
-            time.sleep(0.05)  # it says nothing when it begins to listen
+            # The service does not report when it begins to listen.
+            time.sleep(0.05)
     raise RuntimeError(f"Nothing answers at {url}; the end of {log}:\n{log.read_text()[-2000:]}")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SQLAlchemy compiles of a statement is kept for the whole run.
+"""One cache of compiled SQL statements for all engines of a test run.
 
-An engine keeps it for itself, and each test makes engines of its own: half of a test's time went
-into compiling again what the test before had compiled. A service has one engine, so this is nothing
-to it.
+By default each engine has its own cache, and each test creates engines. Without the shared cache,
+tests would spend half of their time compiling statements again. A service has one engine and does
+not need this.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
-MOST = 5000  #: statements; a ring has about two thousand
+#: Maximum number of cached statements. A ring has about two thousand.
+MOST = 5000
 
 
 class Compiled(dict[Any, Any]):
-    """As an engine's own cache, but databases of the same kind and version count as one."""
+    """The compiled cache, shared by databases of the same kind and version."""
 
     def get(self, key: Any, default: Any = None) -> Any:
-        return super().get(_shared(key), default)
+        return super().get(_shared_key(key), default)
 
     def __setitem__(self, key: Any, statement: Any) -> None:
         if len(self) >= MOST:
             self.clear()
             _numbers.clear()
             _by_address.clear()
-        super().__setitem__(_shared(key), statement)
+        super().__setitem__(_shared_key(key), statement)
 
 
-def _shared(key: tuple[Any, ...]) -> tuple[Any, ...]:
+def _shared_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
     dialect, parts, *rest = key
     return type(dialect), dialect.server_version_info, _number(parts), *rest
 
@@ -41,9 +42,9 @@ def _number(parts: tuple[Any, ...]) -> int:
     A statement that is built once always has the same key object. Hashing that key takes as long
     as a tenth of the statement, so the object's address is looked up first.
     """
-    known = _by_address.get(id(parts))
-    if known is not None and known[0] is parts:
-        return known[1]
+    entry = _by_address.get(id(parts))
+    if entry is not None and entry[0] is parts:
+        return entry[1]
     number = _numbers.setdefault(parts, len(_numbers))
     if len(_by_address) >= MOST:
         _by_address.clear()

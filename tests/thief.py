@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speaks to the conductors as a host does, with that host's key: what a thief of a host can say."""
+"""A thief of a host's key who sends messages to the conductors in the host's name."""
 
 from __future__ import annotations
 
@@ -16,29 +16,37 @@ from common.security.host_keys import OwnKeys
 
 
 class Thief:
-    """Registers in place of the host's agent, which must be silent and have no connection to the
-    broker, or it gets half of the answers."""
+    """A client that registers in place of the host's agent.
+
+    The agent must be stopped. With a connection to the broker, it would receive half of the
+    answers.
+    """
 
     def __init__(self, conf: cfg.ConfigOpts, keys: OwnKeys) -> None:
         self.host = keys.host
         self._link = HostSide(opener(conf, keys.transport_url or None), keys, self.host)
         self._link.serve({})
         self.last = SyncAnswer(0)
-        self.spent = self._register().cookie  #: with this one it has registered
+        #: The cookie of the registration, which is used up.
+        self.spent = self._register().cookie
         assert self._register().session
 
     def _register(self) -> SyncAnswer:
         return self.say(inventory=HostInventory("QEMU", 7002022, self.host, 2, 2048, 20))
 
     def say(self, host: str = "", **what: Any) -> SyncAnswer:
-        """One exchange, in the session and with the cookie of the last unless ``what`` has others.
+        """Send a report and return the answer.
+
+        Args:
+            host: Host in the report, by default the stolen host.
+            what: Fields of the report. Session and cookie default to those of the last answer.
 
         Raises:
-            NoAnswer: what was said is refused.
+            NoAnswer: The conductor refuses the report.
         """
-        given = {"session": self.last.session, "cookie": self.last.cookie} | what
-        said = Sync(host or self.host, boot_id="a boot of the thief", **given)
-        reply = self._link.ask(REPORTS, "sync", {"request": to_wire(said)}, 5)
+        fields = {"session": self.last.session, "cookie": self.last.cookie} | what
+        report = Sync(host or self.host, boot_id="a boot of the thief", **fields)
+        reply = self._link.ask(REPORTS, "sync", {"request": to_wire(report)}, 5)
         self.last = from_wire(SyncAnswer, reply["answer"])
         return self.last
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits in a store's outbox, and a story that tells of everything but servers."""
+"""The notifications in a store's outbox, and changes that notify of objects other than servers."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from common.store.hosts import aggregates, cached_images, host_images, hosts, se
 from common.store.tenants import flavors, keypairs, server_groups
 
 
-def all_told(store: Store) -> list[Any]:
-    """The rows, oldest first."""
+def read_outbox(store: Store) -> list[Any]:
+    """Return all rows of the outbox, oldest first."""
     table = schema.notifications
     return store.read(lambda tx: list(tx.execute(sa.select(table).order_by(table.c.id))))
 
 
-def told(store: Store, key: str) -> list[str]:
-    """The events of a server, without the word before them."""
-    return [row.event.removeprefix("instance.") for row in all_told(store) if row.key == key]
+def read_server_events(store: Store, key: str) -> list[str]:
+    """Return the events of a server without the prefix "instance."."""
+    return [row.event.removeprefix("instance.") for row in read_outbox(store) if row.key == key]
 
 
 # fmt: off
-def story_of_nouns(store: Store) -> list[str]:
-    """Everything that is told of what is no server happens once; returns the events that it tells,
-    in order."""
-    def do(work: Any, *given: Any, **named: Any) -> Any:
-        return store.write(lambda tx: work(tx, *given, **named))
+def change_all_but_servers(store: Store) -> list[str]:
+    """Change each kind of object except servers once and return the expected events, in order."""
+    def do(work: Any, *arguments: Any, **named: Any) -> Any:
+        return store.write(lambda tx: work(tx, *arguments, **named))
     flavor = {"flavorid": "f1", "name": "big", "vcpus": 1, "memory_mb": 64, "root_gb": 1, "ephemeral_gb": 0,
               "swap_mb": 0, "rxtx_factor": 1.0, "description": None, "is_public": False}
     key = {"user_id": "u", "name": "k", "type": "ssh", "fingerprint": "1e:2c", "public_key": "ssh-ed25519 AAAA"}
@@ -41,7 +40,8 @@ def story_of_nouns(store: Store) -> list[str]:
     do(services.set_state, service.uuid, disabled=True, disabled_reason="r")
     do(services.fence, "h1")
     do(services.record_return, "h1")
-    do(services.record_return, "h1")             # says nothing new
+    # This repetition causes no notification.
+    do(services.record_return, "h1")
     number = do(aggregates.create, "a", "z").id
     do(aggregates.add_host, number, "h1", "nova")
     do(aggregates.update, number, "nova", name="b")

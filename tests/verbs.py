@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands for tests: a verb of any class with arguments that every host understands."""
+"""Verbs and commands for tests, with arguments that each host accepts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from common.domain.models import (
 )
 from common.domain.verbs import VERBS, Destination, Verb, encode
 
-#: Field of a verb -> value. Each image has an id of its own.
+#: Field of a verb -> value. The ids of the images differ.
 VALUES: dict[str, Any] = {
     "admin_pass": "x",
     "back": True,

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one loop of tests that wait for something which cannot call them: another process, a thread,
-a guest."""
+"""Polling of conditions in other processes, threads and guests."""
 
 from __future__ import annotations
 
@@ -9,7 +8,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-RAREST = 0.5  # seconds between two questions, at most
+#: Maximum seconds between two calls of a question.
+RAREST = 0.5
 
 
 def await_true(
@@ -19,32 +19,42 @@ def await_true(
     pause: float = 0.02,
     late: float = 0.0,
 ) -> T:
-    """Ask until the answer is true and return it; fail with the story.
+    """Call the question until its answer is true, and return the answer.
 
-    ``late``: a part of the time so far that may pass before it is asked again, where asking is dear
-    and what is awaited stays as it is.
+    Args:
+        question: The condition.
+        seconds: Timeout.
+        story: Text of the failure, or a function that returns the text.
+        pause: Seconds between two calls.
+        late: Fraction of the time so far that may pass before the next call. Use this if a call is
+            expensive and the answer stays true.
+
+    Raises:
+        AssertionError: The answer is not true within the timeout.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     while not (answer := question()):
-        waited = time.monotonic() - began
+        waited = time.monotonic() - start
         assert waited < seconds, (
             f"not within {seconds:g} s: {story if isinstance(story, str) else story()}"
         )
-        time.sleep(max(pause, min(late * waited, RAREST)))  # who is asked about cannot tell
+        # The other process cannot notify this one.
+        time.sleep(max(pause, min(late * waited, RAREST)))
     return answer
 
 
 def is_true_within(question: Callable[[], object], seconds: float, pause: float = 0.02) -> bool:
-    """Whether the answer becomes true in this time."""
+    """True if the answer becomes true within this time."""
     deadline = time.monotonic() + seconds
     while not (answer := question()) and time.monotonic() < deadline:
-        time.sleep(pause)  # who is asked about cannot tell
+        # The other process cannot notify this one.
+        time.sleep(pause)
     return bool(answer)
 
 
 def slowdown() -> float:
-    """How many times as long as on an idle machine a computation takes just now, at least once."""
-    began, used = time.monotonic(), time.process_time()
+    """Return the current slowdown of a computation compared with an idle machine, at least 1."""
+    start, used = time.monotonic(), time.process_time()
     while time.process_time() - used < 0.1:
         pass
-    return max(1.0, (time.monotonic() - began) / 0.1)
+    return max(1.0, (time.monotonic() - start) / 0.1)

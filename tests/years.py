@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud that has run for years and has nothing to do: ended rows in every table that keeps some,
-and what one conductor's threads ask in a round.
+"""An idle cloud with years of ended rows, and one round of each loop of its conductor.
 
-Used by tests/contract/test_idle_round.py, which judges the plans, and by tests/bench/years.py,
-which takes the time. A new loop of ``conductor.service`` belongs into ``IdleConductor.round``.
+tests/contract/test_idle_round.py checks the query plans, and tests/bench/years.py measures the
+time. Add new loops of ``conductor.service`` to ``IdleConductor.round``.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from conductor.workflows import WORKFLOWS
 
 LONG_AGO = 1_700_000_000_000_000
 HOSTS = ("h1", "h2", "h3")
-#: Tables of which ended rows stay until somebody purges them.
+#: Tables that keep ended rows until a purge.
 KEEPING = (
     "servers",
     "actions",
@@ -53,29 +52,35 @@ WHEN: Row = {"created_at": LONG_AGO, "updated_at": LONG_AGO}
 
 
 def _server(name: str) -> Row:
-    what = {"vm_state": "deleted", "deleted": 1, "deleted_at": LONG_AGO, "host": None}
+    state = {"vm_state": "deleted", "deleted": 1, "deleted_at": LONG_AGO, "host": None}
     size = {"flavor": {}, "flavor_id": "1", "vcpus": 1, "memory_mb": 1, "disk_gb": 1}
     lists = {"meta": {}, "tags": [], "scheduler_hints": {}, "security_groups": []}
-    named = {"id": name, "name": "n", "hostname": "n", "reservation_id": "r"}
-    # As one that was shelved, then soft-deleted, then reclaimed: nothing is due for it any more.
-    rested = {"shelved_at": LONG_AGO, "soft_deleted_at": LONG_AGO}
-    return named | WHO | WHEN | what | size | lists | rested
+    names = {"id": name, "name": "n", "hostname": "n", "reservation_id": "r"}
+    # The server was shelved, then soft-deleted, then reclaimed, so no chore is due for it.
+    times = {"shelved_at": LONG_AGO, "soft_deleted_at": LONG_AGO}
+    return names | WHO | WHEN | state | size | lists | times
 
 
 def _action(name: str) -> Row:
-    what = {"name": "migrate", "workflow": "migrate", "version": 1, "args": {}, "data": {}}
-    how = {"fence": 1, "state": "done", "host": "h1", "finished_at": LONG_AGO}
-    return {"id": name, "server_id": name, "request_id": name} | WHO | WHEN | what | how
+    columns = {"name": "migrate", "workflow": "migrate", "version": 1, "args": {}, "data": {}}
+    outcome = {"fence": 1, "state": "done", "host": "h1", "finished_at": LONG_AGO}
+    return {"id": name, "server_id": name, "request_id": name} | WHO | WHEN | columns | outcome
 
 
 def _migration(name: str) -> Row:
-    what = {"type": "migration", "status": "confirmed", "was": "active"}
-    where = {"source_host": "h1", "dest_host": "h2", "old_flavor": {}, "new_flavor": {}}
-    return {"uuid": name, "server_id": name, "action_id": name} | WHO | WHEN | what | where
+    columns = {"type": "migration", "status": "confirmed", "was": "active"}
+    hosts_and_flavors = {"source_host": "h1", "dest_host": "h2", "old_flavor": {}, "new_flavor": {}}
+    return (
+        {"uuid": name, "server_id": name, "action_id": name}
+        | WHO
+        | WHEN
+        | columns
+        | hosts_and_flavors
+    )
 
 
 def _host_action(name: str) -> Row:
-    what = {
+    columns = {
         "name": "drain",
         "state": "done",
         "args": {},
@@ -87,65 +92,73 @@ def _host_action(name: str) -> Row:
         {"id": name, "host": "h1", "request_id": "r", "locked_until": 0, "finished_at": LONG_AGO}
         | WHO
         | WHEN
-        | what
+        | columns
     )
 
 
-def ended(table: str, name: str) -> Row:
-    """A row of a table of ``KEEPING`` that is over; ``name``: its id, or its server's."""
+def ended_row(table: str, name: str) -> Row:
+    """Return an ended row for a table of ``KEEPING``.
+
+    Args:
+        table: Name of the table.
+        name: Id of the row, or of its server or action.
+    """
     match table:
         case "servers":
             return _server(name)
         case "actions":
             return _action(name)
         case "events":
-            what = {"step": "guest", "attempt": 1, "event": "succeeded"}
-            return {"action_id": name, "seq": 1, "at": LONG_AGO} | what
+            columns = {"step": "guest", "attempt": 1, "event": "succeeded"}
+            return {"action_id": name, "seq": 1, "at": LONG_AGO} | columns
         case "migrations":
             return _migration(name)
         case "idempotency_keys":
-            what = {"key": name, "digest": "d", "reservation_id": "r", "server_id": name}
-            return {"project_id": "p", "created_at": LONG_AGO} | what
+            columns = {"key": name, "digest": "d", "reservation_id": "r", "server_id": name}
+            return {"project_id": "p", "created_at": LONG_AGO} | columns
         case "console_tokens":
-            what = {"server_id": name, "host": "h1", "fence": 1, "kind": "novnc"}
-            when = {"created_at": LONG_AGO, "expires_at": LONG_AGO}
-            return {"hash": console_tokens.hash_token(name)} | what | WHO | when
+            columns = {"server_id": name, "host": "h1", "fence": 1, "kind": "novnc"}
+            times = {"created_at": LONG_AGO, "expires_at": LONG_AGO}
+            return {"hash": console_tokens.hash_token(name)} | columns | WHO | times
         case "host_actions":
             return _host_action(name)
-    what = {"event": "begun", "message": ""}
-    return {"action_id": name, "seq": 1, "server_id": name, "at": LONG_AGO} | what
+    columns = {"event": "begun", "message": ""}
+    return {"action_id": name, "seq": 1, "server_id": name, "at": LONG_AGO} | columns
 
 
 def fill(store: Store, first: int, last: int) -> None:
-    """Rows of these numbers, that are over, in every table of ``KEEPING``."""
+    """Insert the ended rows with the numbers ``first`` to ``last`` - 1 into each table."""
     for number in range(first, last, 5000):
-        names = [f"{one:036}" for one in range(number, min(last, number + 5000))]
+        names = [f"{name:036}" for name in range(number, min(last, number + 5000))]
         with store.begin() as tx:
             for table in KEEPING:
-                insert_many(tx, schema.metadata.tables[table], [ended(table, one) for one in names])
+                insert_many(
+                    tx, schema.metadata.tables[table], [ended_row(table, name) for name in names]
+                )
 
 
 def analyze(store: Store) -> None:
-    """Let the planner know of all rows."""
-    told = {
+    """Update the statistics of the query planner."""
+    statements = {
         "mysql": "ANALYZE TABLE " + ", ".join(KEEPING),
         "postgresql": "ANALYZE",
-        "sqlite": "SELECT 1",  # nobody does it for an operator, whose planner would know less
+        # Operators do not run ANALYZE on SQLite, so the test does not either.
+        "sqlite": "SELECT 1",
     }
     with store.engine.connect() as tx:
-        tx.exec_driver_sql(told[store.dialect_name])
+        tx.exec_driver_sql(statements[store.dialect_name])
         tx.commit()
 
 
 class IdleConductor:
-    """A conductor with three hosts that are up, and with all turned on that looks for something."""
+    """A conductor with three hosts that are up and with all periodic chores enabled."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.engine = WorkflowEngine(
             store,
             Clock(),
-            None,  # type: ignore[arg-type]  # nothing is sent
+            None,  # type: ignore[arg-type]  # No message is sent.
             "c1/1",
             reclaim_interval=1,
             shelved_offload_time=1,
@@ -166,18 +179,18 @@ class IdleConductor:
         )
         self._watch = Watch()
         for host in HOSTS:
-            made = HostInventory("memory", 1, host, 64, 65536, 1000)
-            store.write(lambda tx, host=host, made=made: self._enrol(tx, host, made))
+            inventory = HostInventory("memory", 1, host, 64, 65536, 1000)
+            store.write(lambda tx, host=host, inventory=inventory: self._enrol(tx, host, inventory))
 
     @staticmethod
-    def _enrol(tx: sa.Connection, host: str, made: HostInventory) -> None:
-        hosts.register(tx, host, "boot", made)
-        hosts.describe(tx, host, made)
+    def _enrol(tx: sa.Connection, host: str, inventory: HostInventory) -> None:
+        hosts.register(tx, host, "boot", inventory)
+        hosts.describe(tx, host, inventory)
         host_keys.ensure(tx, host)
         services.enrol(tx, "c1", Binary.CONDUCTOR)
 
     def round(self) -> None:
-        """What each thread of ``conductor.service`` does when its time has come, and Prometheus."""
+        """Run one round of each thread of ``conductor.service``, and read the gauges."""
         engine = self.engine
         for lane in (Lane.INSIDE, *WORKFLOWS.lanes):
             assert runner.advance(engine, lane) == 0
@@ -195,7 +208,7 @@ class IdleConductor:
 
 
 class Asked:
-    """Statements with their parameters, while it is entered; changes too."""
+    """A context that records the statements of a store with their parameters."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -23,7 +23,7 @@ def test_no_request_is_answered_as_none_may_be(
 ) -> None:
     with capsys.disabled():
         print(f"\n{count} requests by chance, seed {SEED}")
-    failures = list(run.numbered(world, SEED, range(count)))
+    failures = list(run.find_failures(world, SEED, range(count)))
     assert not failures, "\n\n".join(str(failure) for failure in failures[:10])
 
 
@@ -94,4 +94,4 @@ def test_the_command_sends_the_same_request_again(tmp_path: Path, world: World) 
     made = requests.make(world, 9, 2 * run.BLOCK + 1)
     failure = run.Failure(9, 2 * run.BLOCK + 1, made, ("status 500",), "")
     assert f"./deploy/test fuzz -- --seed 9 --only {2 * run.BLOCK + 1}" in str(failure)
-    assert run.one(world, 9, 2 * run.BLOCK + 1) == []
+    assert run.failures_of(world, 9, 2 * run.BLOCK + 1) == []

@@ -22,7 +22,7 @@ from conductor.engine import lost_commands
 from conductor.workflows import WORKFLOWS
 from tests.api.conftest import OTHER, PROJECT, Cloud
 from tests.api.moves import act, begun, furnish, rested
-from tests.told import all_told
+from tests.told import read_outbox
 
 OLD = {"id": "2", "name": "m1.small", "number": 2}
 NEW = {"id": "large", "name": "m1.large", "number": 7}
@@ -446,7 +446,7 @@ def test_a_wish_is_told_to_others_when_it_is_taken(
 ) -> None:
     cloud.store.notify_with(NotificationSettings("api1"))
     assert request(cloud, moving, word).status_code == 202
-    [row] = all_told(cloud.store)
+    [row] = read_outbox(cloud.store)
     assert (row.event, row.key) == (f"instance.live_migration_{name}.start", moving)
     assert (row.publisher, row.body["object"]["task_state"]) == ("nova-compute:host1", "migrating")
     assert row.body["request"]["id"].startswith("req-")

@@ -11,7 +11,7 @@ from common.service.notification_options import BOTH, NotificationSettings
 from conductor.notifications.messages import messages
 from tests.api.conftest import Cloud
 from tests.api.test_keypairs import SSH
-from tests.told import all_told
+from tests.told import read_outbox
 
 SECRET = "c2VjcmV0IHVzZXIgZGF0YQ=="
 
@@ -23,7 +23,7 @@ def telling(cloud: Cloud) -> Cloud:
 
 
 def events(cloud: Cloud) -> list[str]:
-    return [row.event for row in all_told(cloud.store)]
+    return [row.event for row in read_outbox(cloud.store)]
 
 
 def test_servers_of_one_request_are_told_one_by_one(telling: Cloud) -> None:
@@ -32,7 +32,7 @@ def test_servers_of_one_request_are_told_one_by_one(telling: Cloud) -> None:
     )
     assert pair.status_code == 200, pair.text
     telling.create(min_count=2, max_count=2, key_name="k", user_data=SECRET, adminPass="swordfish")
-    rows = [row for row in all_told(telling.store) if row.event.startswith("instance.")]
+    rows = [row for row in read_outbox(telling.store) if row.event.startswith("instance.")]
     assert [row.event for row in rows] == ["instance.create.start"] * 2
     assert len({row.key for row in rows}) == 2
     data = [message.payload for row in rows for message in messages(row, BOTH)]
@@ -62,7 +62,7 @@ def test_a_key_that_is_made_and_one_that_is_imported(telling: Cloud) -> None:
         for verb in ("create", "import", "delete")
         for phase in ("start", "end")
     ]
-    assert "PRIVATE" not in str([row.body for row in all_told(telling.store)])
+    assert "PRIVATE" not in str([row.body for row in read_outbox(telling.store)])
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_request_tells_once(telling: Cloud, method: str, path: str, body: Any,
     answer = telling.call(method, f"/servers/{server}{path}", body, mv="2.26")
     assert answer.status_code < 300, answer.text
     assert events(telling)[before:] == [told]
-    assert all_told(telling.store)[-1].key == server
+    assert read_outbox(telling.store)[-1].key == server
 
 
 def test_what_is_refused_is_not_told(telling: Cloud) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All figures, one after the other: ``python -m tests.bench`` or ``./deploy/test bench``."""
+"""Print all figures: ``python -m tests.bench`` or ``./deploy/test bench``."""
 
 from __future__ import annotations
 

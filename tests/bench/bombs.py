@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others wait while an agent reads image bombs: ``python -m tests.bench.bombs``, about a
-minute.
+"""Delays of an agent's other work by image bombs: ``python -m tests.bench.bombs``, about a minute.
 
-Small files that say that they are large are inspected, and a compressed one is unpacked, several at
-a time and without a pause, by the helpers of an agent. Meanwhile the same process does what an
-exchange takes (its domains, and a result in the journal), and inspects a sound image. Prints p50
-and p99 of both, without bombs and with them. Nothing is asserted.
+The helpers of an agent inspect small files that declare large sizes and unpack a compressed file,
+several at a time and without a pause. Meanwhile the same process does the work of an exchange (list
+the domains, write a result to the journal) and inspects a valid image. The benchmark prints p50 and
+p99 of both, with and without bombs. It asserts no limits.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ SECONDS, PAUSE, UNPACKED = 20.0, 0.01, 256 * 1024**2
 
 
 class Attack:
-    """So many threads, each with a bomb after the other until it is over."""
+    """Threads that inspect or unpack bombs repeatedly until ``end``."""
 
     def __init__(self, folder: Path, inspecting: int, unpacking: int) -> None:
         self._over = threading.Event()
         self.done = 0
         bombs = [
             folder / f"bomb{number}"
-            for number, one in enumerate(
-                each
-                for each in corpus(folder / "canary")
-                if "bytes" in each.name or "4 TiB" in each.name
+            for number, file in enumerate(
+                candidate
+                for candidate in corpus(folder / "canary")
+                if "bytes" in candidate.name or "4 TiB" in candidate.name
             )
         ]
         works = [
@@ -76,11 +75,13 @@ class Attack:
 
 
 def prepare(folder: Path) -> None:
-    """The bombs, a sound image, and one of few bytes that becomes long."""
-    for number, one in enumerate(
-        each for each in corpus(folder / "canary") if "bytes" in each.name or "4 TiB" in each.name
+    """Write the bombs, a valid image, and a compressed image that unpacks to many bytes."""
+    for number, file in enumerate(
+        candidate
+        for candidate in corpus(folder / "canary")
+        if "bytes" in candidate.name or "4 TiB" in candidate.name
     ):
-        (folder / f"bomb{number}").write_bytes(one.content)
+        (folder / f"bomb{number}").write_bytes(file.content)
     (folder / "sound").write_bytes(sound())
     with (folder / "raw").open("wb") as raw:
         for _ in range(UNPACKED // 1024**2):
@@ -102,13 +103,14 @@ def prepare(folder: Path) -> None:
     (folder / "raw").unlink()
 
 
-def measured(work: Callable[[], object]) -> str:
-    """p50 and p99 of the work, done again and again for a time."""
+def measure(work: Callable[[], object]) -> str:
+    """Repeat the work for ``SECONDS`` and return p50 and p99 of the duration."""
     took, until = [], time.monotonic() + SECONDS
-    while (begun := time.monotonic()) < until:
+    while (start := time.monotonic()) < until:
         work()
-        took.append(1000 * (time.monotonic() - begun))
-        time.sleep(PAUSE)  # others do not ask without a pause either
+        took.append(1000 * (time.monotonic() - start))
+        # Real callers pause between requests, too.
+        time.sleep(PAUSE)
     took.sort()
     return f"p50 {took[len(took) // 2]:.1f} ms, p99 {took[len(took) * 99 // 100]:.1f} ms of {len(took)}"
 
@@ -127,12 +129,12 @@ def main() -> None:
 
         for inspecting, unpacking in ((0, 0), (4, 0), (2, 2)):
             attack = Attack(folder, inspecting, unpacking)
-            for what, work in (
+            for title, work in (
                 ("exchange", exchange),
                 ("sound image", lambda: inspection.inspect_whole(folder / "sound", "qcow2", QUIET)),
             ):
                 print(
-                    f"{inspecting} inspected, {unpacking} unpacked at a time: {what:12} {measured(work)}",
+                    f"{inspecting} inspected, {unpacking} unpacked at a time: {title:12} {measure(work)}",
                     flush=True,
                 )
             attack.end()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claims a second when eight workers compete for fifty hosts: ``python -m tests.bench.claims``.
 
-Each worker is a process with its own connections, as a conductor is. A claim is what the
-conductor's transaction does of placement (providers locked, sums, allocations, guest record),
-without the journal around it; one at a time, and grouped by sixteen as under load; plain, in one
-hard server group, and with CPUs of its own. Durable commits. On each database in one run: the
-ratios say something, the numbers are this machine's.
+Each worker is a process with its own connections, as a conductor is. A claim is the placement part
+of the conductor's transaction (locked providers, sums, allocations, guest record), without the
+journal. The benchmark claims one server at a time, and sixteen at a time as under load. The servers
+are plain, in one hard server group, or have dedicated CPUs. Commits are durable. Compare the ratios
+between the databases of one run, because the numbers depend on the machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FIRST = ("postgresql", "mariadb", "sqlite")
 
 
 def fill(store: Store) -> None:
-    """Fifty hosts with room for every claim."""
+    """Register fifty hosts with room for all claims."""
     upgrades.upgrade(store)
     for number in range(HOSTS):
         numa_node = NumaNode(0, list(range(8)), list(range(8, 264)), 1 << 20)
@@ -61,7 +61,7 @@ def fill(store: Store) -> None:
 
 
 def group(store: Store) -> str:
-    """A group that keeps so many servers a host apart that none is refused."""
+    """Create a hard anti-affinity group whose limit is never reached, and return its id."""
     return str(
         store.write(
             lambda tx: server_groups.create(
@@ -79,7 +79,7 @@ def group(store: Store) -> str:
 
 
 def request(draw: random.Random, kind: str, member_of: str) -> allocations.ClaimRequest:
-    """One server's; its first host is drawn, as schedulers spread near-equals."""
+    """Return the claim of one server, with hosts drawn at random as from a scheduler."""
     order = [f"h{number}" for number in draw.sample(range(HOSTS), 3)]
     own = kind == KINDS[2]
     amounts = {"PCPU" if own else "VCPU": 1, "MEMORY_MB": 64, "DISK_GB": 1}
@@ -95,24 +95,29 @@ def request(draw: random.Random, kind: str, member_of: str) -> allocations.Claim
 
 
 def commit(store: Store, requests: Sequence[allocations.ClaimRequest]) -> int:
-    """What the conductor's transaction does of placement; how many were placed."""
+    """Run the placement part of the conductor's transaction and return the number of placements."""
 
     def work(tx: Connection) -> int:
         allocations.claim(tx, requests)
-        placed = [one for one in requests if one.host]
+        placed = [claim for claim in requests if claim.host]
         server_groups.join(
-            tx, [{"group_id": one.group, "server_id": one.consumer} for one in placed if one.group]
+            tx,
+            [
+                {"group_id": claim.group, "server_id": claim.consumer}
+                for claim in placed
+                if claim.group
+            ],
         )
         guests.add(
             tx,
             [
                 {
-                    "server_id": one.consumer,
-                    "host": one.host,
+                    "server_id": claim.consumer,
+                    "host": claim.host,
                     "fence": 1,
-                    "assignment": to_wire(one.assignment) if one.assignment else None,
+                    "assignment": to_wire(claim.assignment) if claim.assignment else None,
                 }
-                for one in placed
+                for claim in placed
             ],
         )
         return len(placed)
@@ -123,45 +128,45 @@ def commit(store: Store, requests: Sequence[allocations.ClaimRequest]) -> int:
 def work(
     url: str, number: int, kind: str, at_once: int, member_of: str, start: Any, result: Any
 ) -> None:
-    """One worker: claims for some seconds, and says how many were placed and how many not."""
+    """Claim for some seconds in one worker, and put (placed, requested) into the result queue."""
     store, draw = Store(url), random.Random(number)
     store.now()
     start.wait()
-    placed = asked = 0
+    placed = requested = 0
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         placed += commit(store, [request(draw, kind, member_of) for _ in range(at_once)])
-        asked += at_once
+        requested += at_once
     store.close()
-    result.put((placed, asked))
+    result.put((placed, requested))
 
 
 def compete(url: str, kind: str, at_once: int, member_of: str) -> dict[str, float]:
-    """Eight of them at the same time."""
+    """Run eight workers at the same time and return their figures."""
     context = multiprocessing.get_context("spawn")
     start, result = context.Barrier(WORKERS), context.Queue()
     workers = [
         context.Process(target=work, args=(url, number, kind, at_once, member_of, start, result))
         for number in range(WORKERS)
     ]
-    for one in workers:
-        one.start()
-    told = [result.get(timeout=120) for _ in workers]
-    for one in workers:
-        one.join()
-    placed, asked = (sum(numbers) for numbers in zip(*told, strict=True))
+    for worker in workers:
+        worker.start()
+    results = [result.get(timeout=120) for _ in workers]
+    for worker in workers:
+        worker.join()
+    placed, requested = (sum(numbers) for numbers in zip(*results, strict=True))
     return {
         "claims a second": round(placed / SECONDS),
-        "not placed at first, %": round(100 * (1 - placed / asked), 1),
+        "not placed at first, %": round(100 * (1 - placed / requested), 1),
     }
 
 
 def measure(url: str) -> dict[str, Any]:
-    """All figures of one database."""
+    """Return all figures of one database."""
     store = Store(url)
     fill(store)
     member_of = group(store)
-    found = {
+    figures = {
         f"{kind}, {at_once} in a transaction": compete(url, kind, at_once, member_of)
         for kind in KINDS
         for at_once in (1, GROUPED)
@@ -173,11 +178,11 @@ def measure(url: str) -> dict[str, Any]:
         and "does not ask for" not in finding.text
     ]
     store.close()
-    return {**found, "hosts that gave out more than they have": len(broken)}
+    return {**figures, "hosts that gave out more than they have": len(broken)}
 
 
 def new_database(servers: Servers, kind: str, folder: Path) -> str:
-    """An empty database whose commits are durable; its URL."""
+    """Create an empty database with durable commits and return its URL."""
     if kind == "sqlite":
         return f"sqlite:///{folder / 'claims.db'}"
     url = servers.start(kind)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ordinary requests cost with our worker and with gunicorn's own threads: python -m
-tests.bench.connections
+"""Compare Kilonova's worker with gunicorn's threads: ``python -m tests.bench.connections``.
 
-In turns. Both serve the same application in a process of its own; the clients are threads of this
-one.
+Both workers serve the same application, each in its own process. The clients are threads of this
+process and measure the workers in turns.
 """
 
 from __future__ import annotations
@@ -46,24 +45,24 @@ POST = (
 CASES = (("one client", 1, GET), ("eight clients", 8, GET), ("four that post", 4, POST))
 
 
-def measured(port: int, clients: int, request: bytes) -> tuple[float, float, float]:
-    """Requests a second, and milliseconds of the middle one and of the 99th of a hundred."""
+def measure(port: int, clients: int, request: bytes) -> tuple[float, float, float]:
+    """Return requests a second, and p50 and p99 in milliseconds."""
     took: list[float] = []
     until = time.monotonic() + SECONDS
 
-    def one() -> None:
+    def send_requests() -> None:
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while (begun := time.monotonic()) < until:
+            while (start := time.monotonic()) < until:
                 client.sendall(request)
-                said = client.recv(65536)
-                head, _, rest = said.partition(b"\r\n\r\n")
+                response = client.recv(65536)
+                head, _, rest = response.partition(b"\r\n\r\n")
                 length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
                 while len(rest) < length:
                     rest += client.recv(65536)
-                took.append(time.monotonic() - begun)
+                took.append(time.monotonic() - start)
 
-    threads = [threading.Thread(target=one) for _ in range(clients)]
+    threads = [threading.Thread(target=send_requests) for _ in range(clients)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -88,11 +87,11 @@ def main() -> None:
             "See its application.",
         )
     for case, clients, request in CASES:
-        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ports}
+        figures: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ports}
         for _ in range(ROUNDS):
             for name, port in ports.items():
-                found[name].append(measured(port, clients, request))
-        for name, rounds in found.items():
+                figures[name].append(measure(port, clients, request))
+        for name, rounds in figures.items():
             rate, middle, late = (
                 sorted(column)[ROUNDS // 2] for column in zip(*rounds, strict=True)
             )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the edge adds to a request, in microseconds of CPU: ``python -m tests.bench.edge``.
+"""CPU microseconds that logs and metrics add to a request: ``python -m tests.bench.edge``.
 
-The least application, bare and with each thing around it that every request pays for; lines go to a
-file. Beside it a list of no servers through the whole Compute API on SQLite, for comparison.
+The benchmark calls a minimal application alone, with access logs, and with metrics. Log lines go to
+a file.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ROUNDS, TRIES = 5000, 5
 
 class Thing:
     def on_get(self, req: HttpRequest, resp: falcon.Response, **params: str) -> None:
-        """The least that a handler can do."""
+        """Answer with a constant text."""
         resp.text = "well"
 
 
-def least() -> WSGIApplication:
-    """The least application of ours."""
+def minimal_application() -> WSGIApplication:
+    """Return a minimal application with Kilonova's request class and request ids."""
     app: Any = falcon.App(request_type=HttpRequest, middleware=[RequestIds("X-Id")])
     app.add_route("/v2.1/servers/{server_id}", Thing())
     application: WSGIApplication = app
@@ -40,15 +40,15 @@ def least() -> WSGIApplication:
 
 
 def cost(application: WSGIApplication) -> float:
-    """Microseconds of CPU that a request takes: the least of some tries."""
-    asked: dict[str, Any] = {"PATH_INFO": "/v2.1/servers/70a599e0-31e7-49b7-b260-868f441e862b"}
-    setup_testing_defaults(asked)
+    """Return the CPU microseconds of a request, the minimum of several tries."""
+    environ: dict[str, Any] = {"PATH_INFO": "/v2.1/servers/70a599e0-31e7-49b7-b260-868f441e862b"}
+    setup_testing_defaults(environ)
 
     def once() -> float:
-        began = time.process_time()
+        start = time.process_time()
         for _ in range(ROUNDS):
-            application(dict(asked), lambda *said: None)  # type: ignore[arg-type,return-value]
-        return (time.process_time() - began) / ROUNDS * 1e6
+            application(dict(environ), lambda *arguments: None)  # type: ignore[arg-type,return-value]
+        return (time.process_time() - start) / ROUNDS * 1e6
 
     return min(once() for _ in range(TRIES))
 
@@ -58,27 +58,27 @@ def main() -> None:
     with tempfile.TemporaryFile("w") as file:
         sys.stderr = file
 
-        def logging_at(level: str, form: str) -> Callable[[], WSGIApplication]:
+        def log_at(level: str, form: str) -> Callable[[], WSGIApplication]:
             def make() -> WSGIApplication:
                 log.start(level, form)
-                return access_log.log_requests(least())
+                return access_log.log_requests(minimal_application())
 
             return make
 
-        def counting() -> WSGIApplication:
+        def log_and_count() -> WSGIApplication:
             conf = cfg.ConfigOpts()
             conf.register_opts(config.OPTIONS["prometheus"], group="prometheus")
             conf([], default_config_files=[], default_config_dirs=[])
             conf.set_override("enabled", True, group="prometheus")
             metrics.start(conf, "api")
-            return logging_at("INFO", log.TEXT)()
+            return log_at("INFO", log.TEXT)()
 
         for name, make in {
-            "bare": least,
-            "log, at WARNING": logging_at("WARNING", log.TEXT),
-            "log, text": logging_at("INFO", log.TEXT),
-            "log, json": logging_at("INFO", log.JSON),
-            "log, text, metrics": counting,
+            "bare": minimal_application,
+            "log, at WARNING": log_at("WARNING", log.TEXT),
+            "log, text": log_at("INFO", log.TEXT),
+            "log, json": log_at("INFO", log.JSON),
+            "log, text, metrics": log_and_count,
         }.items():
             print(f"{name:20} {cost(make()):7.1f} µs", flush=True)
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Latency of one project while another project sends expensive requests: ``python -m
-tests.bench.fairness``, about a minute.
+"""Measure a project's latency beside a busy project: ``python -m tests.bench.fairness``, a minute.
 
 A real API process and a real identity service over SQLite. The busy project has 400 servers with
 36 KiB of metadata each, and sends requests without a pause. The other project lists and shows its
-only server. Prints p50, p95 and the maximum of these requests. Nothing is asserted.
+only server. The benchmark prints p50, p95 and the maximum of these requests. It asserts no limits.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ LOADS = (
 
 
 def insert_servers(store: Store, project_id: str, count: int, items: int) -> str:
-    """Insert servers of a project; return the id of the first."""
+    """Insert servers of a project and return the id of the first server."""
     meta = {f"key{number}": "x" * ITEM_BYTES for number in range(items)}
     ids = [f"{project_id[:8]}-0000-4000-8000-{number:012x}" for number in range(count)]
     rows = [
@@ -55,7 +54,7 @@ def insert_servers(store: Store, project_id: str, count: int, items: int) -> str
 
 
 def send_requests(url: str, token: str, path: str, clients: int, stop: Event) -> None:
-    """Send requests until ``stop``, each client on a connection of its own."""
+    """Send requests until ``stop`` is set, each client on its own connection."""
     parts = urllib.parse.urlsplit(url)
     outcomes: dict[int, int] = {}
 
@@ -83,7 +82,8 @@ def measure(client: Client, server_id: str) -> str:
     while time.monotonic() < end:
         for path in ("/servers/detail", f"/servers/{server_id}", f"/servers/{server_id}/metadata"):
             times.append(client.call("GET", path)[0])
-        time.sleep(PAUSE_SECONDS)  # a person's client pauses, too
+        # Clients of people pause between requests, too.
+        time.sleep(PAUSE_SECONDS)
     p50, p95 = (1000 * percentile(times, share) for share in (0.5, 0.95))
     return f"p50 {p50:.0f} ms, p95 {p95:.0f} ms, max {1000 * max(times):.0f} ms of {len(times)}"
 
@@ -108,7 +108,8 @@ def main() -> None:
                 arguments = (url, busy.auth_token, path.format(id=fat), clients, stop)
                 process = context.Process(target=send_requests, args=arguments)
                 process.start()
-                time.sleep(3)  # the load is at its full rate
+                # After this time the load has its full rate.
+                time.sleep(3)
                 print(
                     f"{clients} clients of {path or 'nothing'}: {measure(client, server_id)}",
                     flush=True,

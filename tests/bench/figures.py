@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of the spine, printed with the machine; run it with ``./deploy/test bench``.
+"""The main figures of Kilonova, printed with the machine: ``./deploy/test bench``.
 
 One API process, one conductor, one scheduler, ten agents with the memory driver, a private RabbitMQ
-and a private MariaDB with durable commits, all on this machine, and the load beside them. Nothing
-is asserted: machines are noisy; compare figures of one run. CPU is what each process used; SQL is
-what MariaDB counted.
+and a private MariaDB with durable commits run on this machine, together with the load. The
+benchmark asserts no limits, because machines are noisy. Compare figures of one run. CPU is the time
+that each process used. SQL is the number of statements that MariaDB counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Figures = dict[str, Any]
 
 
 class Bench:
-    """One cloud with a private broker and database."""
+    """One cloud with a private broker and database, and its figures."""
 
     def __init__(self, cloud: Cloud, servers: Servers, database: str) -> None:
         self.cloud, self._servers = cloud, servers
@@ -47,17 +47,17 @@ class Bench:
         self.figures: Figures = {}
 
     def statements(self) -> int:
-        """What MariaDB was asked so far."""
+        """Return the number of statements that MariaDB has executed so far."""
         with self._admin.connect() as connection:
             return int(connection.exec_driver_sql("SHOW GLOBAL STATUS LIKE 'Questions'").one()[1])
 
     def messages(self) -> int:
-        """What was published to RabbitMQ so far."""
+        """Return the number of messages published to RabbitMQ so far."""
         assert self._servers.broker is not None
         return self._servers.broker.published()
 
     def hosts_up(self) -> int:
-        """How many hosts the database knows to be up."""
+        """Return the number of hosts that are up according to the database."""
         engine = sa.create_engine(self.cloud.database_url or "", poolclass=sa.NullPool)
         with engine.connect() as connection:
             return int(
@@ -67,40 +67,40 @@ class Bench:
             )
 
     def processes(self) -> dict[str, list[int]]:
-        """Process ids by service; the API's workers count with it, all agents are one."""
-        found: dict[str, list[int]] = {}
+        """Return process ids by service. Workers belong to the API. All agents are one service."""
+        process_ids: dict[str, list[int]] = {}
         for program in processes.programs(self.cloud):
             pid = find_process(self.cloud, program.name)
             if pid is not None:
-                found.setdefault(program.name.split("-")[0], []).extend([pid, *children(pid)])
-        return found
+                process_ids.setdefault(program.name.split("-")[0], []).extend([pid, *children(pid)])
+        return process_ids
 
     def cpu(self) -> dict[str, float]:
-        """CPU seconds by service."""
+        """Return the CPU seconds by service."""
         return {
             name: sum(cpu_seconds(pid) for pid in pids) for name, pids in self.processes().items()
         }
 
     def memory(self) -> dict[str, float]:
-        """PSS in MiB by service."""
+        """Return the PSS in MiB by service."""
         return {
             name: round(sum(pss(pid) for pid in pids), 1) for name, pids in self.processes().items()
         }
 
 
 def children(pid: int) -> list[int]:
-    """Direct children of a process."""
+    """Return the ids of the direct children of a process."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time that a process has used."""
+    """Return the user and system time that a process has used, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICK
 
 
 def pss(pid: int) -> float:
-    """Proportional set size, MiB."""
+    """Return the proportional set size of a process in MiB."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024
@@ -108,7 +108,7 @@ def pss(pid: int) -> float:
 
 
 def machine() -> str:
-    """What the figures were made on."""
+    """Describe this machine: processors, load and Python version."""
     model = next(
         (
             line.split(":")[1].strip()
@@ -121,18 +121,18 @@ def machine() -> str:
 
 
 def bring_up(bench: Bench) -> tuple[load.Client, str, str]:
-    """A running cloud, a client, and the ids of an image and a flavor."""
+    """Start the cloud and return a client and the ids of an image and a flavor."""
     from deploy.one_machine.seed import Seed
 
     cloud = bench.cloud
     for step in (up.prepare, up.upgrade, up.bootstrap):
         step(cloud)
-    began = time.monotonic()
+    start = time.monotonic()
     lifecycle.launch(cloud)
     up.await_services(cloud)
     seed = Seed(cloud)
     seed.host()
-    bench.figures["launch to all hosts up, s"] = round(time.monotonic() - began, 1)
+    bench.figures["launch to all hosts up, s"] = round(time.monotonic() - start, 1)
     admin = seed.admin
     flavor = admin.compute.create_flavor(name="bench", ram=64, vcpus=1, disk=1)
     image = admin.image.create_image(
@@ -146,7 +146,7 @@ def bring_up(bench: Bench) -> tuple[load.Client, str, str]:
 
 
 def set_quota(cloud: Cloud, project: str, resource: str) -> None:
-    """No limit: the bench is not about quotas, but they are counted all the same."""
+    """Remove the limit of a resource. The API still counts the usage."""
     engine = sa.create_engine(
         cloud.database_url or "", isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
     )
@@ -161,13 +161,14 @@ def set_quota(cloud: Cloud, project: str, resource: str) -> None:
 
 
 def measure(bench: Bench) -> None:
-    """All figures, in order."""
+    """Measure all figures in order."""
     client, image, flavor = bring_up(bench)
-    load.one_at_a_time(client, "warm", 5, image, flavor)
-    time.sleep(6)  # what the start left over is done by then, and nobody says so
+    load.create_in_sequence(client, "warm", 5, image, flavor)
+    # Work left over from the start ends within this time without a signal.
+    time.sleep(6)
     bench.figures["memory at rest, PSS MiB"] = bench.memory()
     statements, messages = bench.statements(), bench.messages()
-    alone = load.one_at_a_time(client, "one", 20, image, flavor)
+    alone = load.create_in_sequence(client, "one", 20, image, flavor)
     bench.figures["one at a time, POST to ACTIVE"] = load.milliseconds(alone)
     bench.figures["one at a time, messages a create (with idle syncs)"] = round(
         (bench.messages() - messages) / 20, 1
@@ -187,12 +188,12 @@ def measure(bench: Bench) -> None:
             "sql_a_create": round((bench.statements() - statements) / SERVERS, 1),
             "messages_a_create": round((bench.messages() - messages) / SERVERS, 2),
         }
-    networked(bench, client, image, flavor)
+    measure_networks(bench, client, image, flavor)
     actions(bench, client)
     load.create(client, "rest", 1000 - 3 * SERVERS - 65, THREADS, image, flavor)
     times = [client.call("GET", "/servers/detail?limit=1000")[0] for _ in range(20)]
-    _, found = client.call("GET", "/servers/detail?limit=1000")
-    bench.figures[f"GET /servers/detail with {len(found['servers'])} servers"] = load.milliseconds(
+    _, answer = client.call("GET", "/servers/detail?limit=1000")
+    bench.figures[f"GET /servers/detail with {len(answer['servers'])} servers"] = load.milliseconds(
         times
     )
     bench.figures["memory after the load, PSS MiB"] = bench.memory()
@@ -210,20 +211,22 @@ def measure(bench: Bench) -> None:
     restart(bench, client, image, flavor)
 
 
-def networked(bench: Bench, client: load.Client, image: str, flavor: str) -> None:
-    """What an interface adds to a create, turn and turn about; the network service has no hosts to
-    wait for."""
+def measure_networks(bench: Bench, client: load.Client, image: str, flavor: str) -> None:
+    """Measure creates with and without an interface in turns.
+
+    The network service has no hosts to wait for.
+    """
     from deploy.one_machine.seed import Seed
 
     service = Seed(bench.cloud).admin.network
     network = service.create_network(name="bench")
     service.create_subnet(network_id=network.id, ip_version=4, cidr="10.0.0.0/16")
     service.update_quota(service.get_project_id(), ports=-1)
-    load.one_at_a_time(client, "warm-net", 3, image, flavor, network.id)
+    load.create_in_sequence(client, "warm-net", 3, image, flavor, network.id)
     times: dict[str | None, list[float]] = {None: [], network.id: []}
     for turn in range(4):
-        for which, found in times.items():
-            found += load.one_at_a_time(
+        for which, durations in times.items():
+            durations += load.create_in_sequence(
                 client, f"turn{turn}-{'net' if which else 'none'}", 5, image, flavor, which
             )
     bench.figures["one at a time, without a network"] = load.milliseconds(times[None])
@@ -240,10 +243,10 @@ def networked(bench: Bench, client: load.Client, image: str, flavor: str) -> Non
 
 
 def actions(bench: Bench, client: load.Client) -> None:
-    """POST to state reached: alone, one server after the other, and with 32 servers at once."""
+    """Measure actions from the POST to the final state, on one server and on 32 at once."""
     together = f"^load{THREADS}-000([0-2][0-9]|3[01])$"
-    _, found = client.call("GET", f"/servers?limit=1000&name={urllib.parse.quote(together)}")
-    ids = [(server["id"], server["name"]) for server in found["servers"]]
+    _, answer = client.call("GET", f"/servers?limit=1000&name={urllib.parse.quote(together)}")
+    ids = [(server["id"], server["name"]) for server in answer["servers"]]
     for there, back in (
         (("os-stop", "SHUTOFF"), ("os-start", "ACTIVE")),
         (("pause", "PAUSED"), ("unpause", "ACTIVE")),
@@ -270,9 +273,9 @@ def actions(bench: Bench, client: load.Client) -> None:
 
 
 def restart(bench: Bench, client: load.Client, image: str, flavor: str) -> None:
-    """Start of the API to its first successful POST."""
+    """Measure the time from the start of the API to the first successful POST."""
     process_control.stop(bench.cloud, "api")
-    began = time.monotonic()
+    start = time.monotonic()
     process_control.start(bench.cloud, "api")
     while True:
         try:
@@ -280,12 +283,13 @@ def restart(bench: Bench, client: load.Client, image: str, flavor: str) -> None:
             client.call("POST", "/servers", load.body("again", image, flavor, None))
             break
         except OSError:
-            time.sleep(0.05)  # a process that starts cannot call us
-    bench.figures["API start to first POST, s"] = round(time.monotonic() - began, 2)
+            # The process cannot notify this one when it is ready.
+            time.sleep(0.05)
+    bench.figures["API start to first POST, s"] = round(time.monotonic() - start, 2)
 
 
 def run(work: Callable[[Bench], None], hosts: int, volumes: bool = False) -> int:
-    """Start everything, measure by ``work``, print, stop everything."""
+    """Start a cloud and its servers, measure with ``work``, print the figures and stop all."""
     with (
         tempfile.TemporaryDirectory(prefix="kilonova-bench-") as folder,
         Servers(Path(folder) / "servers") as servers,
@@ -319,7 +323,7 @@ def run(work: Callable[[Bench], None], hosts: int, volumes: bool = False) -> int
 
 
 def main() -> int:
-    """The figures of the spine."""
+    """Print the main figures."""
     return run(measure, HOSTS)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fio where there is none: Debian's own package with every library that it asks for, in a folder.
+"""fio for a guest without packages: Debian's package and its libraries in a folder.
 
-The tiny guest has busybox alone, and no image is made for a bench: what is fetched here goes into
-the guest's memory over ssh, and the same bytes run on this machine. Nothing is installed.
+The small test guest has only busybox. The benchmark copies these files into the guest's memory over
+ssh and runs the same files on this machine. It installs no package.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from deploy.progress import run
 LOADER, LIBRARIES, PROGRAM = "lib64/ld-linux-x86-64.so.2", "lib", "fio"
 ADVICE = "See what apt-get says; ./deploy/test updates its lists."
 SIZE = "64M"
-#: What is done, and how fio is told to do it; in this order, since the first one writes what the
-#: last one reads.
+#: Title of a workload -> options of fio. The order matters, because the first workload writes the
+#: data that the last workload reads.
 WAYS = {
     f"{SIZE} written in blocks of 1 MiB": ("--rw=write", "--bs=1M"),
     "random writes of 4 KiB, 10 s": ("--rw=randwrite", "--bs=4k", "--runtime=10", "--time_based"),
@@ -31,8 +31,11 @@ WAYS = {
 
 
 def fetch(folder: Path) -> dict[str, Path]:
-    """Where each part is to stand -> the file on this machine, below the folder unless it was here
-    already."""
+    """Download fio and its libraries unless this machine has fio.
+
+    Returns:
+        Path of each file in the target folder -> the file on this machine.
+    """
     archives, tree = folder / "archives", folder / "tree"
     (archives / "partial").mkdir(parents=True)
     installed = shutil.which(PROGRAM)
@@ -58,8 +61,8 @@ def fetch(folder: Path) -> dict[str, Path]:
     return {PROGRAM: program, **libraries(linked)}
 
 
-def packed(parts: dict[str, Path]) -> bytes:
-    """As an archive that busybox's tar unpacks."""
+def pack(parts: dict[str, Path]) -> bytes:
+    """Return an archive of the files that busybox's tar can unpack."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
         for name, path in parts.items():
@@ -67,8 +70,8 @@ def packed(parts: dict[str, Path]) -> bytes:
     return buffer.getvalue()
 
 
-def laid(parts: dict[str, Path], folder: Path) -> Path:
-    """The same on this machine: the folder."""
+def copy_to_folder(parts: dict[str, Path], folder: Path) -> Path:
+    """Copy the files to a folder on this machine and return the folder."""
     for name, path in parts.items():
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +80,10 @@ def laid(parts: dict[str, Path], folder: Path) -> Path:
 
 
 def command(folder: str, file: str, way: Sequence[str]) -> list[str]:
-    """fio in this folder, on this file or disk, past all caches; it answers with JSON."""
+    """Return the command that runs fio from a folder on a file or disk, without caches.
+
+    The output is JSON.
+    """
     return [
         f"{folder}/{LOADER}",
         "--library-path",
@@ -94,9 +100,9 @@ def command(folder: str, file: str, way: Sequence[str]) -> list[str]:
     ]
 
 
-def figure(said: str) -> str:
-    """What an answer comes to."""
-    [job] = json.loads(said[said.index("{") :])["jobs"]
-    done = max(job["read"], job["write"], key=lambda side: int(side["io_bytes"]))
-    median = done["clat_ns"]["percentile"]["50.000000"] / 1e6
-    return f"{done['bw_bytes'] / 1e6:.1f} MB/s, {done['iops']:.0f} a second, p50 {median:.2f} ms"
+def figure(output: str) -> str:
+    """Return rate and median latency from fio's output."""
+    [job] = json.loads(output[output.index("{") :])["jobs"]
+    direction = max(job["read"], job["write"], key=lambda side: int(side["io_bytes"]))
+    median = direction["clat_ns"]["percentile"]["50.000000"] / 1e6
+    return f"{direction['bw_bytes'] / 1e6:.1f} MB/s, {direction['iops']:.0f} a second, p50 {median:.2f} ms"

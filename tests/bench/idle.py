@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What idle hosts cost: ``python -m tests.bench.idle [NUMBER ...]``, about eight minutes.
+"""Cost of idle hosts: ``python -m tests.bench.idle [NUMBER ...]``, about eight minutes.
 
-One conductor, scheduler and API as processes, a private RabbitMQ and MariaDB, and 10, 50 and 200
-agents (or these NUMBERs) in a few processes, with the memory driver and two guests each. Nothing
-happens. For a minute, and for one more, CPU, SQL statements and messages are counted; hosts tell
-all their domains within the first minute that a conductor knows them, and then every half hour.
-What counts is the slope: what one host more costs. Nothing is asserted.
+One conductor, scheduler and API run as processes, with a private RabbitMQ and MariaDB. 10, 50 and
+200 agents (or these NUMBERs) run in a few processes, with the memory driver and two guests each.
+The cloud is idle. The benchmark counts CPU, SQL statements and messages for two minutes. Hosts
+report all their domains in their first minute, and then every half hour. The result is the slope,
+the cost of one more host. The benchmark asserts no limits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Cost = dict[str, float]
 
 
 def run_agents(path: str, folder: Path, names: Sequence[str], stop: Any) -> None:
-    """A process with the threads of these hosts' agents."""
+    """Run the agents of these hosts as threads of this process until ``stop`` is set."""
     conf, closers = config.load(path), []
     store = Store.opened(conf)
     for name in names:
@@ -67,7 +67,7 @@ def run_agents(path: str, folder: Path, names: Sequence[str], stop: Any) -> None
 
 
 class Fleet:
-    """Agents in processes of their own; ``grow`` starts more."""
+    """Agents in separate processes."""
 
     def __init__(self, bench: figures.Bench, folder: Path) -> None:
         self._bench, self._folder, self.size = bench, folder, 0
@@ -75,7 +75,7 @@ class Fleet:
         self._context, self._stop, self._processes = context, context.Event(), []  # type: ignore[var-annotated]
 
     def grow(self, size: int) -> None:
-        """Returns when so many hosts are up."""
+        """Start agents until ``size`` hosts exist, and wait until all are up."""
         while self.size < size:
             count = min(A_PROCESS, size - self.size)
             names = [f"idle{number:04d}" for number in range(self.size, self.size + count)]
@@ -99,9 +99,10 @@ class Fleet:
 
 
 def spend(bench: figures.Bench, seconds: float) -> Cost:
-    """What the conductor's CPU, SQL and messages come to in this time, a second."""
+    """Return the conductor's CPU, the SQL statements and the messages a second in this time."""
     cpu, statements, messages = bench.cpu(), bench.statements(), bench.messages()
-    time.sleep(seconds)  # what is measured is that nothing happens
+    # The cloud is idle during the measurement.
+    time.sleep(seconds)
     return {
         "conductor, CPU-ms": (bench.cpu()["conductor"] - cpu["conductor"]) * 1000 / seconds,
         "SQL": (bench.statements() - statements) / seconds,
@@ -110,39 +111,40 @@ def spend(bench: figures.Bench, seconds: float) -> Cost:
 
 
 def measure(bench: figures.Bench, sizes: Sequence[int]) -> None:
-    """A minute and one more with each number of hosts."""
+    """Measure two minutes with each number of hosts."""
     client, image, flavor = figures.bring_up(bench)
     folder = bench.cloud.home / "idle"
     folder.mkdir()
-    fleet, found = Fleet(bench, folder), list[tuple[int, Cost, Cost]]()
+    fleet, costs_by_size = Fleet(bench, folder), list[tuple[int, Cost, Cost]]()
     try:
         for size in sizes:
             added = size - fleet.size
             fleet.grow(size)
-            # the API has closed the connection meanwhile
+            # The API has closed the idle connection.
             client = load.Client(bench.cloud.api_url, client.token)
             load.create(client, f"idle{size}", added * GUESTS, figures.THREADS, image, flavor)
-            time.sleep(5)  # what the creates left over is done by then, and nobody says so
-            found.append((size, spend(bench, WINDOW), spend(bench, WINDOW)))
-            say(json.dumps(found[-1]))
+            # Work left over from the creates ends within this time without a signal.
+            time.sleep(5)
+            costs_by_size.append((size, spend(bench, WINDOW), spend(bench, WINDOW)))
+            say(json.dumps(costs_by_size[-1]))
     finally:
         fleet.close()
-    (few, *begin), (many, *end) = found[0], found[-1]
+    (few, *begin), (many, *end) = costs_by_size[0], costs_by_size[-1]
     for name, which in (("first minute", 0), ("second minute", 1)):
         bench.figures[f"one idle host more, a second, {name}"] = {
-            what: round((end[which][what] - begin[which][what]) / (many - few), 4)
-            for what in end[which]
+            quantity: round((end[which][quantity] - begin[which][quantity]) / (many - few), 4)
+            for quantity in end[which]
         }
     bench.figures["all, a second"] = {
         f"{size} hosts": [
-            {what: round(number, 2) for what, number in cost.items()} for cost in costs
+            {quantity: round(number, 2) for quantity, number in cost.items()} for cost in costs
         ]
-        for size, *costs in found
+        for size, *costs in costs_by_size
     }
 
 
 def main(sizes: Sequence[int] = HOSTS) -> int:
-    """Beside one host of the cloud's own."""
+    """Measure agents beside the one host of the cloud."""
     return figures.run(lambda bench: measure(bench, sizes), 1)
 
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A load on the Compute API: threads with one kept connection each, through the public REST API
-only.
+"""A load on the public Compute API by threads with one persistent connection each.
 
-Used by ``tests.bench.figures``. Times are seconds of the wall clock; whether servers are ACTIVE is
-found by one list call for all of them, never one GET for each.
+Times are seconds of the wall clock. The load polls the state of many servers with one list request.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import Any
 
 
 class Client:
-    """One user at one endpoint; each thread keeps its own connection."""
+    """A client of one user at one endpoint with a connection for each thread."""
 
     def __init__(self, url: str, token: str, microversion: str = "2.79") -> None:
         parts = urllib.parse.urlsplit(url)
@@ -33,42 +31,45 @@ class Client:
         self._local = threading.local()
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[float, Any]:
-        """(seconds, the answer's body); anything but a success raises RuntimeError with the
-        body."""
+        """Send a request and return (seconds, body of the response).
+
+        Raises:
+            RuntimeError: The response is not a success.
+        """
         if not hasattr(self._local, "connection"):
             self._local.connection = http.client.HTTPConnection(*self._address, timeout=60)
         data = None if body is None else json.dumps(body).encode()
-        began = time.perf_counter()
+        start = time.perf_counter()
         self._local.connection.request(method, self._base + path, data, self._headers)
         answer = self._local.connection.getresponse()
         raw = answer.read()
-        took = time.perf_counter() - began
+        took = time.perf_counter() - start
         if answer.status >= 300:
             raise RuntimeError(f"{method} {path}: {answer.status} {raw[:300]!r}")
         return took, json.loads(raw) if raw else None
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The value that ``share`` of them do not exceed."""
+    """Return the value that the fraction ``share`` of the values does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 def milliseconds(values: list[float]) -> str:
-    """Median and 95th percentile."""
+    """Format the median and the 95th percentile of seconds in milliseconds."""
     return (
         f"p50 {percentile(values, 0.5) * 1000:.1f} ms, p95 {percentile(values, 0.95) * 1000:.1f} ms"
     )
 
 
 def in_parallel(threads: int, work: Callable[[int], float], count: int) -> list[float]:
-    """Call ``work(0 … count-1)`` from this many threads; their results in order."""
+    """Call ``work`` with 0 to ``count`` - 1 in threads and return the results in order."""
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(work, range(count)))
 
 
 def body(name: str, image: str, flavor: str, network: str | None) -> dict[str, Any]:
-    """Of a POST /servers, with an interface in this network or with none."""
+    """Return the body of a POST /servers, with an interface in the network or without one."""
     return {
         "server": {
             "name": name,
@@ -88,22 +89,23 @@ def create(
     flavor: str,
     network: str | None = None,
 ) -> dict[str, Any]:
-    """Create servers and wait until all are ACTIVE."""
+    """Create servers, wait until all have left BUILD, and return rates, times and errors."""
 
     def post(number: int) -> float:
         return client.call(
             "POST", "/servers", body(f"{prefix}-{number:05d}", image, flavor, network)
         )[0]
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     posts = in_parallel(threads, post, count)
-    accepted = time.perf_counter() - began
+    accepted = time.perf_counter() - start
     while True:
-        _, found = client.call("GET", f"/servers/detail?limit=1000&name=^{prefix}-&status=BUILD")
-        if not found["servers"]:
+        _, building = client.call("GET", f"/servers/detail?limit=1000&name=^{prefix}-&status=BUILD")
+        if not building["servers"]:
             break
-        time.sleep(0.05)  # a client has to ask
-    took = time.perf_counter() - began
+        # A client can only poll.
+        time.sleep(0.05)
+    took = time.perf_counter() - start
     _, failed = client.call("GET", f"/servers/detail?limit=1000&name=^{prefix}-&status=ERROR")
     return {
         "servers_per_s": round(count / took, 1),
@@ -117,24 +119,35 @@ def create(
 def act(
     client: Client, ids: list[str], name: str, action: str, ends: str, threads: int
 ) -> tuple[list[float], float]:
-    """POST an action to each server and see them reach the state, by one list call for all of them
-    (``name`` is the filter that finds them). Returns the seconds of each, and servers a second in
-    all."""
-    began: dict[str, float] = {}
+    """Send an action to each server and poll until all servers have the final status.
+
+    Args:
+        client: The client.
+        ids: Ids of the servers.
+        name: Filter of the list request that matches the servers.
+        action: Key of the action.
+        ends: Final status.
+        threads: Number of threads that send the actions.
+
+    Returns:
+        The seconds of each server, and servers a second in total.
+    """
+    starts: dict[str, float] = {}
     took: dict[str, float] = {}
 
     def post(number: int) -> float:
-        began[ids[number]] = time.perf_counter()
+        starts[ids[number]] = time.perf_counter()
         return client.call("POST", f"/servers/{ids[number]}/action", {action: None})[0]
 
     def watch() -> None:
         while len(took) < len(ids):
-            _, found = client.call("GET", f"/servers?limit=1000&status={ends}&name={name}")
+            _, answer = client.call("GET", f"/servers?limit=1000&status={ends}&name={name}")
             now = time.perf_counter()
-            for server in found["servers"]:
-                if server["id"] in began:
-                    took.setdefault(server["id"], now - began[server["id"]])
-            time.sleep(0.005)  # a client has to ask
+            for server in answer["servers"]:
+                if server["id"] in starts:
+                    took.setdefault(server["id"], now - starts[server["id"]])
+            # A client can only poll.
+            time.sleep(0.005)
 
     start = time.perf_counter()
     watcher = threading.Thread(target=watch)
@@ -144,19 +157,21 @@ def act(
     return list(took.values()), len(ids) / (time.perf_counter() - start)
 
 
-def one_at_a_time(
+def create_in_sequence(
     client: Client, prefix: str, count: int, image: str, flavor: str, network: str | None = None
 ) -> list[float]:
-    """From the client's POST to the first GET that says ACTIVE, one server after the other."""
+    """Create servers in sequence and return the seconds from each POST to the end of BUILD."""
     times = []
     for number in range(count):
-        began = time.perf_counter()
-        _, made = client.call(
+        start = time.perf_counter()
+        _, created = client.call(
             "POST", "/servers", body(f"{prefix}-{number}", image, flavor, network)
         )
         while (
-            client.call("GET", f"/servers/{made['server']['id']}")[1]["server"]["status"] == "BUILD"
+            client.call("GET", f"/servers/{created['server']['id']}")[1]["server"]["status"]
+            == "BUILD"
         ):
-            time.sleep(0.002)  # a client has to ask
-        times.append(time.perf_counter() - began)
+            # A client can only poll.
+            time.sleep(0.002)
+        times.append(time.perf_counter() - start)
     return times

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of servers that move: resize, confirm, revert and cold migration, with the memory
-driver.
+"""Figures of resize, confirm, revert and cold migration: ``python -m tests.bench.moves``.
 
-``python -m tests.bench.moves``: one API process, one conductor, one scheduler and three agents as
-processes, a private RabbitMQ and a private MariaDB with durable commits. Files travel between the
-agents over their own connection, small ones. Nothing is asserted; compare figures of one run.
+One API process, one conductor, one scheduler and three agents with the memory driver run as
+processes, with a private RabbitMQ and a private MariaDB with durable commits. The agents copy small
+files over their own connection. The benchmark asserts no limits. Compare figures of one run.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ HOSTS, TRIES = 3, 30
 
 
 def measure(bench: figures.Bench) -> None:
-    """Each move of one server after the other, with and without an interface."""
+    """Measure the moves of one server in sequence, without and with an interface."""
     client, image, flavor = figures.bring_up(bench)
     client = load.Client(bench.cloud.api_url, client.token, "2.79")
     larger = (
@@ -31,15 +30,15 @@ def measure(bench: figures.Bench) -> None:
     service = Seed(bench.cloud).admin.network
     network = service.create_network(name="bench")
     service.create_subnet(network_id=network.id, ip_version=4, cidr="10.0.0.0/16")
-    for name, where in (("", None), (" with a port", network.id)):
-        server = made(client, image, flavor, where)
-        found: dict[str, list[float]] = {}
+    for name, network_id in (("", None), (" with a port", network.id)):
+        server = new_server(client, image, flavor, network_id)
+        durations: dict[str, list[float]] = {}
         statements, messages = bench.statements(), bench.messages()
         for _ in range(TRIES):
-            round_trip(client, server, flavor, larger, found)
+            round_trip(client, server, flavor, larger, durations)
         bench.figures |= {
-            f"{what}{name}, POST to state": load.milliseconds(times)
-            for what, times in found.items()
+            f"{action}{name}, POST to state": load.milliseconds(times)
+            for action, times in durations.items()
         }
         bench.figures[f"SQL and messages of such a round{name} (polling counts)"] = (
             round((bench.statements() - statements) / TRIES, 1),
@@ -48,12 +47,12 @@ def measure(bench: figures.Bench) -> None:
 
 
 def round_trip(
-    client: load.Client, server: str, flavor: str, larger: str, found: dict[str, list[float]]
+    client: load.Client, server: str, flavor: str, larger: str, durations: dict[str, list[float]]
 ) -> None:
-    """Up and confirmed, down and confirmed, up and reverted, migrated and confirmed."""
+    """Resize the server up and down with confirms, then up with a revert, then migrate it."""
 
-    def act(what: str, body: dict[str, Any], ends: str) -> None:
-        found.setdefault(what, []).append(
+    def act(action: str, body: dict[str, Any], ends: str) -> None:
+        durations.setdefault(action, []).append(
             until(client, server, body, lambda shown: shown["status"] == ends)
         )
 
@@ -67,8 +66,8 @@ def round_trip(
 
 
 def show(client: load.Client, server: str) -> dict[str, Any]:
-    found: dict[str, Any] = client.call("GET", f"/servers/{server}")[1]["server"]
-    return found
+    server_view: dict[str, Any] = client.call("GET", f"/servers/{server}")[1]["server"]
+    return server_view
 
 
 def until(
@@ -77,27 +76,29 @@ def until(
     body: dict[str, Any],
     reached: Callable[[dict[str, Any]], bool],
 ) -> float:
-    """Seconds from the POST to the first GET that shows it."""
-    began = time.perf_counter()
+    """Send an action and return the seconds until a GET shows the expected state."""
+    start = time.perf_counter()
     client.call("POST", f"/servers/{server}/action", body)
     while not reached(shown := show(client, server)):
-        if shown["status"] == "ERROR" or time.perf_counter() - began > 30:
+        if shown["status"] == "ERROR" or time.perf_counter() - start > 30:
             raise SystemExit(f"{body} of {server} ended as {shown['status']}: {shown.get('fault')}")
-        time.sleep(0.002)  # a client has to ask
-    return time.perf_counter() - began
+        # A client can only poll.
+        time.sleep(0.002)
+    return time.perf_counter() - start
 
 
-def made(client: load.Client, image: str, flavor: str, network: str | None) -> str:
-    """A server that runs, after one round that warms everybody up."""
+def new_server(client: load.Client, image: str, flavor: str, network: str | None) -> str:
+    """Create a server, wait until it is built, and return its id."""
     _, answer = client.call("POST", "/servers", load.body("moves", image, flavor, network))
     server = str(answer["server"]["id"])
     while show(client, server)["status"] == "BUILD":
-        time.sleep(0.01)  # a client has to ask
+        # A client can only poll.
+        time.sleep(0.01)
     return server
 
 
 def main() -> int:
-    """Start everything, measure, print, stop everything."""
+    """Start a cloud with its servers, measure, print the figures and stop all."""
     return figures.run(measure, HOSTS)
 
 

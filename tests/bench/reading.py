@@ -41,7 +41,7 @@ def record_calls(start: CodeType | None = None) -> Iterator[dict[Function, None]
     """Yield the functions of the product in the order of their first calls.
 
     Args:
-        start: The function to begin with, until it returns; None: from now on.
+        start: Record only while this function runs. None records from now on.
     """
     functions: dict[Function, None] = {}
     folders = tuple(f"{ROOT / package}/" for package in PACKAGES)
@@ -155,7 +155,7 @@ def print_table(title: str, functions: list[Function]) -> None:
 
 
 def main() -> None:
-    """Count and print both requests."""
+    """Record both requests and print their tables."""
     print_table("create", record_create())
     print_table("resize", record_resize())
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's own figures, printed with the machine; run it with ``python -m
-tests.bench.scheduler``.
+"""Figures of the scheduler, printed with the machine: ``python -m tests.bench.scheduler``.
 
-Decisions are made on columns as they would be read of that many hosts, with ten filters and six
-weighers; reading is measured on a SQLite database with hosts, inventories, traits and allocations
-in it. Nothing is asserted: machines are noisy; compare figures of one run.
+Decisions use generated columns of many hosts, with ten filters and six weighers. Reads use a SQLite
+database with hosts, inventories, traits and allocations. The benchmark asserts no limits, because
+machines are noisy. Compare figures of one run.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ FACTS = [
 
 
 def options() -> SelectionOptions:
-    """Ten filters, six weighers."""
+    """Return the options with the filters and weighers of this benchmark."""
     conf = cfg.ConfigOpts()
     config.register(conf)
     conf([], default_config_files=[], default_config_dirs=[])
@@ -96,7 +95,7 @@ def options() -> SelectionOptions:
 
 
 def columns(size: int) -> Snapshot:
-    """That many hosts, some full, some down, in two zones and twenty aggregates."""
+    """Return a snapshot of ``size`` hosts, some full, some down, in 2 zones and 20 aggregates."""
     dice = np.random.default_rng(size)
     names = [f"host{number}" for number in range(size)]
 
@@ -145,23 +144,25 @@ def request(server: str = "s", **more: Any) -> RequestSpec:
 
 
 def best_of(work: Callable[[], object], tries: int = 15) -> tuple[float, float]:
-    """Milliseconds: the best and the median of several tries."""
-    spent = []
+    """Return the minimum and the median of several tries in milliseconds."""
+    durations = []
     for _ in range(tries):
-        began = time.perf_counter()
+        start = time.perf_counter()
         work()
-        spent.append((time.perf_counter() - began) * 1000)
-    return min(spent), statistics.median(spent)
+        durations.append((time.perf_counter() - start) * 1000)
+    return min(durations), statistics.median(durations)
 
 
 def decide(size: int, chosen: SelectionOptions) -> None:
-    """One decision, a hundred at once, one that finds nothing; the copy that each takes from
-    included."""
+    """Measure decisions for one server, for a hundred servers and without a fitting host.
+
+    The times include the copy of the snapshot.
+    """
     base = columns(size)
     many = [request(f"s{number}") for number in range(100)]
     different = [
-        replace(one, resources={**one.resources, "VCPU": 1 + number % 10})
-        for number, one in enumerate(many)
+        replace(spec, resources={**spec.resources, "VCPU": 1 + number % 10})
+        for number, spec in enumerate(many)
     ]
     rows = {
         "one server": [many[0]],
@@ -182,8 +183,8 @@ def decide(size: int, chosen: SelectionOptions) -> None:
 
 
 # fmt: off
-def filled(folder: Path, size: int) -> Store:
-    """A database with that many hosts and three servers on each."""
+def fill_store(folder: Path, size: int) -> Store:
+    """Return a database with ``size`` hosts and three servers on each host."""
     store = Store(f"sqlite:///{folder}/{size}.db")
     schema.metadata.create_all(store.engine)
     now, traits = time.time_ns() // 1000, [f"HW_CPU_X86_{number}" for number in range(40)]
@@ -222,17 +223,17 @@ def filled(folder: Path, size: int) -> Store:
 
 
 def read(folder: Path, size: int) -> None:
-    """The first read of all hosts, then reads in which nothing, one and a hundred hosts changed."""
-    store = filled(folder, size)
+    """Measure the first read of all hosts, then reads after changes of 0, 1 and 100 hosts."""
+    store = fill_store(folder, size)
     gc.collect()
     hosts = Hosts(store, Clock())
-    began = time.perf_counter()
+    start = time.perf_counter()
     hosts.refresh(at_once=True)
     print(
-        f"{size:>7,} hosts, all read:                  {(time.perf_counter() - began) * 1000:8.0f} ms"
+        f"{size:>7,} hosts, all read:                  {(time.perf_counter() - start) * 1000:8.0f} ms"
     )
     for changed in (0, 1, 100):
-        spent = []
+        durations = []
         for _ in range(10):
             with store.begin() as tx:
                 tx.execute(
@@ -240,27 +241,27 @@ def read(folder: Path, size: int) -> None:
                     .where(schema.providers.c.id <= changed)
                     .values(changed_at=time.time_ns() // 1000)
                 )
-            began = time.perf_counter()
+            start = time.perf_counter()
             hosts.refresh(at_once=True)
-            spent.append((time.perf_counter() - began) * 1000)
-        print(f"{size:>7,} hosts, {changed:>3} changed:               {min(spent):8.2f} ms")
+            durations.append((time.perf_counter() - start) * 1000)
+        print(f"{size:>7,} hosts, {changed:>3} changed:               {min(durations):8.2f} ms")
     print(f"{size:>7,} hosts, a copy to take from:       {best_of(hosts.snapshot)[0]:8.2f} ms")
     store.close()
 
 
 def memory(folder: Path, size: int = 10_000) -> None:
-    """What the columns of that many hosts take, and what reading them takes at its height."""
-    store = filled(folder / "memory", size)
-    Hosts(filled(folder / "warm", 10), Clock()).refresh()
+    """Measure the memory of the columns of ``size`` hosts, and the peak while reading them."""
+    store = fill_store(folder / "memory", size)
+    Hosts(fill_store(folder / "warm", 10), Clock()).refresh()
     gc.collect()
     tracemalloc.start()
     hosts = Hosts(store, Clock())
     hosts.refresh(at_once=True)
     gc.collect()
-    held, height = tracemalloc.get_traced_memory()
+    used_bytes, height = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     print(
-        f"{size:>7,} hosts, memory:                    {held / 2**20:8.1f} MiB "
+        f"{size:>7,} hosts, memory:                    {used_bytes / 2**20:8.1f} MiB "
         f"(at its height {height / 2**20:.1f})"
     )
     store.close()

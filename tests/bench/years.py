@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a round of an idle conductor costs when nothing has ended yet, and after 1,000,000 rows have
-in each table that keeps them: ``python -m tests.bench.years [ROWS] [DATABASE ...]``.
+"""Cost of an idle conductor's round: ``python -m tests.bench.years [ROWS] [DATABASE ...]``.
 
-Every loop of the conductor once, and the metrics, with three hosts that are up (tests/years.py):
-statements, and milliseconds at the median. Filling eight tables takes ten minutes a database.
-Nothing is asserted: tests/contract/test_idle_round.py judges statements and plans.
+The benchmark measures a round without ended rows, and with 1,000,000 ended rows in each table that
+keeps them. A round runs each loop of the conductor once and reads the metrics, with three hosts
+that are up (tests/years.py). The figures are the statements, and the median in milliseconds.
+Filling eight tables takes ten minutes a database. The benchmark asserts no limits.
+tests/contract/test_idle_round.py checks statements and plans.
 """
 
 from __future__ import annotations
@@ -31,36 +32,36 @@ DATABASES = ("postgresql", "mariadb", "sqlite")
 
 
 def cost(store: Store, conductor: IdleConductor) -> dict[str, float]:
-    """Of one round, after some that are not counted."""
+    """Return statements and median milliseconds of a round, after some rounds to warm up."""
     for _ in range(3):
         conductor.round()
     with Asked(store) as statements:
         conductor.round()
     took = []
     for _ in range(ROUNDS):
-        began = time.perf_counter()
+        start = time.perf_counter()
         conductor.round()
-        took.append((time.perf_counter() - began) * 1000)
+        took.append((time.perf_counter() - start) * 1000)
     return {"statements": len(statements), "ms": round(statistics.median(took), 1)}
 
 
 def measure(url: str, rows: int) -> dict[str, dict[str, float]]:
-    """Before and after."""
+    """Return the cost before and after filling the tables with ended rows."""
     store = Store(url, limits=ConnectionLimits(statement=0))
     try:
         upgrades.upgrade(store)
         conductor = IdleConductor(store)
-        found = {"0 ended rows": cost(store, conductor)}
+        before = {"0 ended rows": cost(store, conductor)}
         for first in range(0, rows, STEP):
             fill(store, first, min(rows, first + STEP))
         analyze(store)
-        return found | {f"{rows} ended rows in each table": cost(store, conductor)}
+        return before | {f"{rows} ended rows in each table": cost(store, conductor)}
     finally:
         store.close()
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the figures of these databases, all of them by default."""
+    """Print the figures of the databases in the arguments, by default of all."""
     rows = int(words[0]) if words else ROWS
     say(json.dumps(machine()))
     with (

@@ -25,7 +25,7 @@ from tests.cinder.conftest import RunningCinder
 from tests.cinder.processes import BACKENDS, CAPABILITY, HOST
 from tests.contract.test_volume_client import CONNECTOR, Service, is_gone
 from tests.contract.test_volume_flows import KnownToken, assert_settled_with_volume
-from tests.surface.identity import bounded
+from tests.surface.identity import bound_input
 from tests.waiting import await_true
 from tests.workflows.moves import clouds
 from tests.workflows.simulator import Cloud
@@ -72,7 +72,7 @@ class Api:
         )
         self._client = TestClient(entry)
         self._server = make_server(
-            "127.0.0.1", cinder.compute_port, bounded(entry), handler_class=Handler
+            "127.0.0.1", cinder.compute_port, bound_input(entry), handler_class=Handler
         )
         self._server.timeout = ASKS_SECONDS
 

@@ -16,7 +16,7 @@ from common.service.notification_options import NotificationSettings
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import aggregates, cached_images, host_images, hosts
-from tests.told import all_told
+from tests.told import read_outbox
 
 EVENT, BOTH = "aggregate.cache_images.", ("i1", "i2")
 
@@ -50,7 +50,7 @@ def record_report(store: Store, host: str, **cached: str) -> None:
 
 def sweep_notifications(store: Store) -> list[tuple[str, Any]]:
     """Run the sweep and return the new notifications, reduced to event and progress."""
-    before = len(all_told(store))
+    before = len(read_outbox(store))
     if store.read(cached_images.is_something_over):
         store.write(cached_images.settle)
     return [
@@ -59,7 +59,7 @@ def sweep_notifications(store: Store) -> list[tuple[str, Any]]:
             of.get("host")
             and (of["host"], of["index"], of["total"], of["images_cached"], of["images_failed"]),
         )
-        for row in all_told(store)[before:]
+        for row in read_outbox(store)[before:]
         for of in [row.body["object"]]
     ]
 
@@ -79,8 +79,8 @@ def stored_rows(store: Store) -> list[tuple[str, str]]:
 
 def test_prefetch_notifies_each_complete_host_and_then_end(store: Store, number: int) -> None:
     request_images(store, number, *BOTH)
-    assert [row.event for row in all_told(store)] == [EVENT + "start"]
-    assert all_told(store)[0].body["object"]["hosts"] == ["h1", "h2"]
+    assert [row.event for row in read_outbox(store)] == [EVENT + "start"]
+    assert read_outbox(store)[0].body["object"]["hosts"] == ["h1", "h2"]
     record_report(store, "h2", i1="")
     assert sweep_notifications(store) == []
     record_report(store, "h2", i2="")
@@ -155,7 +155,7 @@ def test_prefetch_for_aggregate_without_hosts_notifies_start_and_end(store: Stor
     store.notify_with(NotificationSettings("api1"))
     number = store.write(lambda tx: aggregates.create(tx, "empty", None)).id
     request_images(store, number, "i1")
-    assert [row.event for row in all_told(store)][-2:] == [EVENT + "start", EVENT + "end"]
+    assert [row.event for row in read_outbox(store)][-2:] == [EVENT + "start", EVENT + "end"]
 
 
 def test_prefetch_for_deleted_aggregate_sends_no_notification(store: Store, number: int) -> None:

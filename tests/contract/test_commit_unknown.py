@@ -23,7 +23,7 @@ from common.store.tenants import flavors, keypairs, server_groups
 from compute_api.compute.request.creation import Created, Creator
 from tests.contract.test_store import USER, active_server
 from tests.contract.test_store_servers import LIMITS, creation
-from tests.faults import Wire, unanswered
+from tests.faults import Wire, lose_commit_answer
 from tests.waiting import await_true
 
 
@@ -52,7 +52,7 @@ def test_store_write_with_check_does_not_repeat_committed_work(
             is not None
         )
 
-    with unanswered(store, committed=is_committed) as lost:
+    with lose_commit_answer(store, committed=is_committed) as lost:
         assert store.write(work, is_there) == ("p0" if is_committed else "p1")
     assert lost and count(store, schema.projects) == 1
 
@@ -61,7 +61,7 @@ def test_store_write_without_check_raises_unsure_when_commit_is_unknown(
     store: Store, is_committed: bool
 ) -> None:
     with (
-        unanswered(store, committed=is_committed),
+        lose_commit_answer(store, committed=is_committed),
         pytest.raises(errors.Unsure, match="look before you ask again"),
     ):
         store.write(lambda tx: insert_ignore(tx, schema.projects, {"id": "p", "quota_seq": 0}))
@@ -83,7 +83,7 @@ def test_batched_server_creates_happen_once_when_commit_is_unknown(
     for thread in posts:
         thread.start()
     await_true(lambda: creator.waiting == 2)
-    with unanswered(store, committed=is_committed):
+    with lose_commit_answer(store, committed=is_committed):
         creator._lead()
         for thread in posts:
             thread.join(10)
@@ -98,7 +98,7 @@ def test_create_server_with_key_happens_once_when_commit_is_unknown(
     store: Store, is_committed: bool
 ) -> None:
     creator, request = Creator(store, LIMITS), creation(key="k")
-    with unanswered(store, committed=is_committed):
+    with lose_commit_answer(store, committed=is_committed):
         created = creator.create(request)
     assert creator.create(request) == Created(
         created.server_id, created.reservation_id, repeated=True, digest=request.digest
@@ -108,7 +108,7 @@ def test_create_server_with_key_happens_once_when_commit_is_unknown(
 
 def test_begin_action_happens_once_when_commit_is_unknown(store: Store, is_committed: bool) -> None:
     server, stop = active_server(store), states.row("os-stop")
-    with unanswered(store, committed=is_committed):
+    with lose_commit_answer(store, committed=is_committed):
         action = store.write(
             lambda tx: actions.begin(tx, stop, server, context=USER),
             lambda tx, action_id: actions.is_begun(tx, action_id, server),
@@ -163,7 +163,7 @@ def test_create_row_happens_once_when_commit_is_unknown(
     store: Store, is_committed: bool, table: sa.Table
 ) -> None:
     make, is_made = CREATE_AND_CHECK[table]
-    with unanswered(store, committed=is_committed):
+    with lose_commit_answer(store, committed=is_committed):
         row = store.write(make, is_made)
     assert store.read(lambda tx: list(tx.scalars(sa.select(table.c.id)))) == [row.id]
 
@@ -172,7 +172,7 @@ def test_create_console_token_is_valid_when_commit_is_unknown(
     store: Store, is_committed: bool
 ) -> None:
     server = active_server(store)
-    with unanswered(store, committed=is_committed):
+    with lose_commit_answer(store, committed=is_committed):
         token = store.write(
             lambda tx: console_tokens.create(
                 tx, server, "novnc", project_id="p", user_id="u", seconds=60

@@ -30,7 +30,7 @@ from conductor.hosts.host_credentials import HostJoins
 from deploy.one_machine.cloud.authority import Authority
 from tests.contract.test_host_link import SECRETS, World
 from tests.contract.test_rpc import CallRecorder
-from tests.unit.common.test_authority import request
+from tests.unit.common.test_authority import signing_request
 
 INVENTORY = HostInventory("QEMU", 7002000, "h1", 4, 8192, 9)
 
@@ -239,4 +239,4 @@ def test_join_with_csr_returns_signed_certificate(
     with pytest.raises(errors.BadRequest, match="request"):
         client.join("no request")
     assert client.look().refusal == "", "what is refused uses nothing"
-    assert client.join(request()).certificate.startswith("-----BEGIN CERTIFICATE-----")
+    assert client.join(signing_request()).certificate.startswith("-----BEGIN CERTIFICATE-----")

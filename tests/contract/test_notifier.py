@@ -34,7 +34,7 @@ from deploy.testing.servers import free_ports
 from tests.contract.test_outbox import Time
 from tests.schemas import memory_store
 from tests.server_rows import server_row
-from tests.told import all_told
+from tests.told import read_outbox
 from tests.waiting import await_true
 
 # isort: split
@@ -231,4 +231,4 @@ def test_action_notifications_arrive_in_order_from_start_to_error(
         "in one queue they keep their order"
     )
     assert {notification[3]["nova_object.data"]["uuid"] for notification in newer} == {server}
-    assert all_told(store) == []
+    assert read_outbox(store) == []

@@ -27,7 +27,7 @@ from common.store.notifications import outbox
 from common.store.servers import actions, immediate_actions, servers
 from conductor.notifications.notification_sender import BATCH_SIZE, NotificationSender
 from tests.server_rows import server_row
-from tests.told import all_told, story_of_nouns, told
+from tests.told import change_all_but_servers, read_outbox, read_server_events
 
 USER = RequestContext(user_id="u", project_id="p", roles=("member",), request_id="req-1")
 SECRETS = ("secret user data", "sealed password")
@@ -131,9 +131,9 @@ def test_outbox_row_is_written_only_with_committed_transition(notifying_store: S
     with notifying_store.begin() as tx:
         actions.begin(tx, states.row("os-stop"), server, context=USER)
         tx.rollback()
-    assert all_told(notifying_store) == []
+    assert read_outbox(notifying_store) == []
     begin(notifying_store, server)
-    [row] = all_told(notifying_store)
+    [row] = read_outbox(notifying_store)
     assert (row.event, row.key, row.publisher) == (
         "instance.power_off.start",
         server,
@@ -161,7 +161,7 @@ def test_lock_server_writes_notification_of_api(notifying_store: Store) -> None:
             tx, states.row("lock"), server, context=USER, args={"locked_reason": "mine"}
         )
     )
-    [row] = all_told(notifying_store)
+    [row] = read_outbox(notifying_store)
     assert (row.event, row.publisher, row.body["object"]["locked_reason"]) == (
         "instance.lock",
         "nova-api:api1",
@@ -178,7 +178,7 @@ def test_notification_sender_sends_rows_in_order_and_deletes_them(notifying_stor
     send_all(sender)
     for server in servers:
         assert broker.events(server) == ["power_off.start", "power_off.error", "delete.start"]
-    assert all_told(notifying_store) == []
+    assert read_outbox(notifying_store) == []
     assert sender.send_batch() == 0
 
 
@@ -218,12 +218,12 @@ def test_notification_sender_resends_rows_of_dead_sender(
     with pytest.raises(Died):
         dying.send_batch()
     assert len(broker.sent) == again
-    assert len(all_told(notifying_store)) == 3
+    assert len(read_outbox(notifying_store)) == 3
     send_all(new_sender(notifying_store, broker))
     assert [server_of(message) for message in broker.sent] == servers[:again] + servers
     numbers = [message.context["notification_id"] for message in broker.sent]
     assert numbers == sorted(numbers[again:])[:again] + sorted(numbers[again:])
-    assert all_told(notifying_store) == []
+    assert read_outbox(notifying_store) == []
 
 
 def test_notification_sender_sends_only_with_lease(notifying_store: Store) -> None:
@@ -253,12 +253,12 @@ def test_concurrent_notification_senders_keep_order_per_server(notifying_store: 
     for _ in range(BATCH_SIZE // 2):
         for server in servers:
             begin(notifying_store, server, "delete")
-    expected = {server: told(notifying_store, server) for server in servers}
+    expected = {server: read_server_events(notifying_store, server) for server in servers}
     senders = [new_sender(notifying_store, broker, f"c{number}/1") for number in range(3)]
     is_empty = threading.Event()
 
     def work(sender: NotificationSender) -> None:
-        while all_told(notifying_store):
+        while read_outbox(notifying_store):
             sender.send_batch()
         is_empty.set()
 
@@ -278,7 +278,7 @@ def test_outbox_rows_wait_while_broker_is_unreachable(notifying_store: Store) ->
     sender = new_sender(notifying_store, broker)
     broker.refuses = lambda message: server_of(message) != servers[0]
     assert sender.send_batch() == 1
-    assert [row.key for row in all_told(notifying_store)] == servers[1:]
+    assert [row.key for row in read_outbox(notifying_store)] == servers[1:]
     assert sender.send_batch() == 0
     broker.refuses = lambda message: False
     send_all(sender)
@@ -296,7 +296,7 @@ def test_outbox_drops_oldest_rows_over_limit(
     broker.refuses = lambda message: True
     with caplog.at_level("WARNING"):
         assert sender.send_batch() == 0
-    assert [row.key for row in all_told(notifying_store)] == servers[3:]
+    assert [row.key for row in read_outbox(notifying_store)] == servers[3:]
     assert "3 notifications, the oldest, were dropped" in caplog.text
     broker.refuses = lambda message: False
     send_all(sender)
@@ -352,7 +352,7 @@ def test_notification_sender_stops_before_lease_expires(notifying_store: Store) 
 
     broker.refuses = slow
     assert sender.send_batch() == 2
-    assert [row.key for row in all_told(notifying_store)] == servers[2:]
+    assert [row.key for row in read_outbox(notifying_store)] == servers[2:]
 
 
 def test_action_runs_no_outbox_statement_without_notifications(store: Store) -> None:
@@ -369,7 +369,7 @@ def test_action_runs_no_outbox_statement_without_notifications(store: Store) -> 
         statements.clear()
         begin(store, server, "delete")
         counts.append(len(statements))
-    assert all_told(store)[0].event == "instance.delete.error", (
+    assert read_outbox(store)[0].event == "instance.delete.error", (
         "the second one's supersedes the first one's"
     )
     assert counts == [counts[0], counts[1]] and counts[0] < counts[1]
@@ -382,8 +382,8 @@ def test_action_runs_no_outbox_statement_without_notifications(store: Store) -> 
 
 
 def test_outbox_contains_notifications_of_other_objects(notifying_store: Store) -> None:
-    expected = story_of_nouns(notifying_store)
-    rows = all_told(notifying_store)
+    expected = change_all_but_servers(notifying_store)
+    rows = read_outbox(notifying_store)
     assert [row.event for row in rows] == expected
     pictures = {row.event: row.body["object"] for row in rows}
     assert (
@@ -417,8 +417,8 @@ def test_outbox_contains_notifications_of_other_objects(notifying_store: Store) 
 
 
 def test_outbox_stays_empty_for_other_objects_without_notifications(store: Store) -> None:
-    story_of_nouns(store)
-    assert all_told(store) == []
+    change_all_but_servers(store)
+    assert read_outbox(store) == []
 
 
 def test_server_rename_notification_contains_old_name(notifying_store: Store) -> None:
@@ -441,6 +441,6 @@ def test_outbox_add_writes_notices_of_existing_servers(notifying_store: Store) -
     notifying_store.write(
         lambda tx: outbox.add(tx, [Notice("instance.update", server) for server in servers])
     )
-    assert [row.key for row in all_told(notifying_store)] == servers
+    assert [row.key for row in read_outbox(notifying_store)] == servers
     notifying_store.write(lambda tx: outbox.add(tx, [Notice("instance.update", "gone")]))
-    assert len(all_told(notifying_store)) == 5
+    assert len(read_outbox(notifying_store)) == 5

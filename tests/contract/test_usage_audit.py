@@ -96,13 +96,13 @@ def test_usage_audit_continues_after_kill_of_conductor(
     """Another conductor completes the unfinished period before the next one."""
     active_servers = sorted(add_server_with_times(april, "2026-03-02T00:00:00Z") for _ in range(5))
     assert april.write(lambda tx: usage_audit.step(tx, Periods()))
-    assert [row.key for row in all_told(april)] == active_servers[:2]
+    assert [row.key for row in read_outbox(april)] == active_servers[:2]
     monkeypatch.setattr(usage_audit, "moment", lambda tx: parse("2026-05-01T00:00:01Z"))
     audit(april)
-    assert [row.key for row in all_told(april)] == active_servers
+    assert [row.key for row in read_outbox(april)] == active_servers
     audit(april)
-    assert [row.key for row in all_told(april)] == active_servers * 2
-    assert [row.body["about"]["period"][1] for row in all_told(april)] == [
+    assert [row.key for row in read_outbox(april)] == active_servers * 2
+    assert [row.body["about"]["period"][1] for row in read_outbox(april)] == [
         *[MARCH[1]] * 5,
         *[parse("2026-05-01T00:00:00Z")] * 5,
     ]
@@ -115,19 +115,19 @@ def test_parallel_usage_audits_notify_once_per_server(april: Store) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(row.key for row in all_told(april)) == active_servers
+    assert sorted(row.key for row in read_outbox(april)) == active_servers
 
 
 def test_usage_audit_runs_only_if_configured_and_once_a_minute(april: Store) -> None:
     server = add_server_with_times(april, "2026-03-02T00:00:00Z")
     sender = teller(april, Broker())
     sender.audit_usage()
-    assert all_told(april) == []
+    assert read_outbox(april) == []
     sender.audit = Periods()
     sender.audit_usage()
-    assert told(april, server) == ["exists"]
+    assert read_server_events(april, server) == ["exists"]
     april.write(lambda tx: tx.execute(sa.delete(schema.leases)))
     for seconds, count in ((AUDIT_SECONDS - 1, 1), (AUDIT_SECONDS, 2)):
         cast(Time, sender.clock).seconds = seconds
         sender.audit_usage()
-        assert len(all_told(april)) == count
+        assert len(read_outbox(april)) == count

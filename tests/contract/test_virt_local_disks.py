@@ -74,7 +74,7 @@ def read_disks(rig: Rig, server: str) -> dict[str, tuple[int, str]]:
     if isinstance(rig.driver, MemoryDriver):
         local = (rig.driver.host.files | rig.driver.host.guests)[server].local
         return {name: (disk["size_mb"], disk["format"]) for name, disk in local.items()}
-    return local_disks.found(instance_folder(rig, server))
+    return local_disks.read_local_disks(instance_folder(rig, server))
 
 
 def write_canaries(rig: Rig, server: str) -> None:

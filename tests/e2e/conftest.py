@@ -33,7 +33,7 @@ from tests.e2e.guests import SOON, Guest, clear, give_address, make, orphans, re
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import Live, Rest
 from tests.e2e.watcher import Watcher
-from tests.failures import asked_first
+from tests.failures import diagnose_first
 from tests.services import demand
 from tests.waiting import await_true
 
@@ -215,7 +215,7 @@ def real_hosts(hosts: int, shared: bool = False) -> Iterator[MadeLab]:
     live = LiveLab(lab)
     watcher = live.watcher().start()
     try:
-        with asked_first(live):
+        with diagnose_first(live):
             said = live.up()
             if said.returncode != 0:
                 pytest.fail(
@@ -283,7 +283,7 @@ def without_guests(hosts: tuple[str, ...] = ("one", "two"), **facts: Any) -> Ite
     demand(Ability.ROOT)
     live = Live(new_home(), free_ports(Ports.COUNT), hosts=hosts, driver="memory", **facts)
     try:
-        with asked_first(live):
+        with diagnose_first(live):
             for step in (up.prepare, up.upgrade, up.bootstrap):
                 step(live.cloud)
             lifecycle.launch(live.cloud)

@@ -449,7 +449,9 @@ class Live:
             return {}  # it was never made, or is gone
         # last: it makes neighbours write to their logs
         return {
-            f"{self.home}: actions in hand": lambda: evidence.described(self._actions(since)),
+            f"{self.home}: actions in hand": lambda: evidence.describe_actions(
+                self._actions(since)
+            ),
             f"{self.home}: logs since the test began": lambda: self._news(since),
             f"{self.home}: kilonova doctor": self._doctor_says,
         }

@@ -18,7 +18,7 @@ import pytest
 
 from deploy.one_machine.cloud import process_control
 from tests.e2e.live import SETTLE, Live, Rest
-from tests.local_disks import found
+from tests.local_disks import read_local_disks
 from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("guests")
@@ -135,7 +135,7 @@ def test_guest_has_the_disks_that_the_client_asked_for(
         ), console
         demo.act(server, "os-stop")
         demo.await_status(server, "SHUTOFF")
-        assert found(cloud.cloud.state_folder(1) / "instances" / server) == {
+        assert read_local_disks(cloud.cloud.state_folder(1) / "instances" / server) == {
             "ephemeral0": (1024, "ext3"),
             "swap": (32, "swap"),
         }

@@ -23,7 +23,7 @@ from common.store.rows import ActionRow, NotificationRow
 from common.store.servers import actions
 from conductor.notifications.notification_sender import NotificationSender
 from conductor.workflows import WORKFLOWS
-from tests.told import all_told
+from tests.told import read_outbox
 from tests.workflows.simulator import Cloud
 
 MOST = 100_000  #: rows that may wait
@@ -66,7 +66,7 @@ class CellNotifications:
     def deliver(self) -> None:
         """Send what waits."""
         store, time = self._cloud.store, self._cloud.time
-        self._written |= {row.id: row for row in all_told(store)}
+        self._written |= {row.id: row for row in read_outbox(store)}
         sender = NotificationSender(store, time, self, "c1", BOTH, MOST, self._killed)
         while not store.read(outbox.is_empty):
             with suppress(Killed):

@@ -17,14 +17,14 @@ from common.store.engine import Store, now
 from common.store.views import gauges
 from conductor.gauges import KEEP_SECONDS, DatabaseGauges
 from tests.functional.cloud import Cloud
-from tests.unit.common.test_metrics import conf_of
+from tests.unit.common.test_metrics import new_conf
 
 MAX_STATEMENTS = 10
 
 
 @pytest.fixture
 def counting() -> Iterator[None]:
-    metrics.start(conf_of(1), "conductor")
+    metrics.start(new_conf(1), "conductor")
     yield
     metrics.stop()
 

@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that no client should send, made by chance from a seed, and what no answer to one may
-be."""
+"""Malformed requests generated from a seed, and checks of the answers."""

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``./deploy/test fuzz -- [--seed S] [--requests N] [--raw N] [--only M | --only-raw M]``.
 
-Requests by chance over every route, then requests as bytes at the worker that all services have.
-
-Prints the seed, and for each kind of failure one request with the command that sends it again.
+Send generated requests to all routes, then requests as raw bytes to the worker of all services.
+Print the seed, and for each kind of failure one request with the command that repeats the request.
 """
 
 from __future__ import annotations
@@ -21,20 +20,22 @@ from tests.fuzz import raw, run
 from tests.surface.world import World
 
 REQUESTS, RAW = 50_000, 10_000
-SHOWN = 30  # kinds of failures
-EVERY = 5_000  # requests between two lines
+#: Maximum number of kinds of failures to print.
+SHOWN = 30
+#: Number of requests between two progress lines.
+EVERY = 5_000
 
 
 def main() -> int:
-    """Send them, and say what failed; the status is 1 then."""
+    """Send the requests, print the failures and return 1 if there are any."""
     parser = argparse.ArgumentParser(prog="./deploy/test fuzz --")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**9))
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument(
-        "--only", type=int, help="this request alone, after those of its block before it"
+        "--only", type=int, help="judge only this request, after the earlier requests of its block"
     )
-    parser.add_argument("--raw", type=int, default=RAW, metavar="N", help="so many as bytes")
-    parser.add_argument("--only-raw", type=int, metavar="NUMBER", help="this one as bytes alone")
+    parser.add_argument("--raw", type=int, default=RAW, metavar="N", help="number of raw requests")
+    parser.add_argument("--only-raw", type=int, metavar="NUMBER", help="only this raw request")
     options = parser.parse_args()
     if options.only_raw is not None:
         return _raw(options.seed, range(options.only_raw, options.only_raw + 1))
@@ -47,7 +48,7 @@ def main() -> int:
 
 
 def _one(world: World, seed: int, number: int) -> int:
-    failures = run.one(world, seed, number)
+    failures = run.failures_of(world, seed, number)
     for failure in failures:
         print(failure, failure.logged, sep="\n")
     if not failures:
@@ -56,34 +57,34 @@ def _one(world: World, seed: int, number: int) -> int:
 
 
 def _all(world: World, seed: int, most: int) -> int:
-    began, kinds = time.monotonic(), Counter[tuple[str, ...]]()
+    start, kinds = time.monotonic(), Counter[tuple[str, ...]]()
     print(
         f"{most} requests over {len(world.operations) + len(world.signed)} operations, seed {seed}",
         flush=True,
     )
     for first in range(0, most, EVERY):
-        for failure in run.numbered(world, seed, range(first, min(first + EVERY, most))):
+        for failure in run.find_failures(world, seed, range(first, min(first + EVERY, most))):
             kinds[failure.kind] += 1
             if kinds[failure.kind] == 1 and len(kinds) <= SHOWN:
                 print(f"\n{failure}", flush=True)
-        print(f"{min(first + EVERY, most)} requests, {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{min(first + EVERY, most)} requests, {time.monotonic() - start:.0f} s", flush=True)
     print(f"{kinds.total()} failures of {len(kinds)} kinds")
     return 1 if kinds else 0
 
 
 def _raw(seed: int, numbers: range) -> int:
-    began, failures = time.monotonic(), 0
+    start, failures = time.monotonic(), 0
     with raw.serving() as port:
         wrong = raw.ambiguous(port)
         for number in numbers:
-            if found := raw.wrong_of(port, seed, number):
+            if fault := raw.wrong_of(port, seed, number):
                 failures += 1
                 if failures <= SHOWN:
-                    print(f"\n{found}\n  ./deploy/test fuzz -- --seed {seed} --only-raw {number}")
-    print("".join(f"\n{one}" for one in wrong), end="\n" * bool(wrong))
+                    print(f"\n{fault}\n  ./deploy/test fuzz -- --seed {seed} --only-raw {number}")
+    print("".join(f"\n{ambiguity}" for ambiguity in wrong), end="\n" * bool(wrong))
     print(
         f"{len(raw.REFUSED)} ambiguous requests and {len(numbers)} by chance as bytes, "
-        f"{failures + len(wrong)} failures, {time.monotonic() - began:.0f} s"
+        f"{failures + len(wrong)} failures, {time.monotonic() - start:.0f} s"
     )
     return 1 if failures or wrong else 0
 

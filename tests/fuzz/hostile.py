@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that break what is not careful, and how a body or a query is spoilt with them. All chance
-is the caller's."""
+"""Values that break careless code, and mutations of bodies with them.
+
+All random choices come from the caller's generator.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,7 @@ OTHERS: tuple[Any, ...] = (
     [{}],
     {"x": {"x": "x"}},
 )
-#: Keys that mean something somewhere else.
+#: Keys with a meaning in other objects.
 KEYS = (
     "id",
     "project_id",
@@ -151,7 +153,7 @@ KEYS = (
     "owner",
     "shared",
 )
-#: Bodies that are no JSON, or no sensible one.
+#: Bodies that are invalid or unusual JSON.
 RAW: tuple[bytes, ...] = (
     b"",
     b" ",
@@ -271,7 +273,7 @@ METHODS = (
     "PROPFIND",
     "CONNECT",
 )
-#: Keys of what stands inside of bodies and in lists.
+#: Keys of nested objects in bodies and lists.
 INNER = (
     "ip_address",
     "subnet_id",
@@ -306,12 +308,12 @@ INNER = (
 )
 
 
-def value(chance: Random, known: list[str]) -> Any:
-    """Any one; ``known``: ids of records."""
+def value(chance: Random, record_ids: list[str]) -> Any:
+    """Return a random value, sometimes one of the ids of records."""
     kind = chance.random()
     if kind < 0.12:
         inner = {
-            chance.choice(INNER): value(chance, known) for _ in range(chance.choice((1, 2, 3)))
+            chance.choice(INNER): value(chance, record_ids) for _ in range(chance.choice((1, 2, 3)))
         }
         return chance.choice((inner, [inner], [inner, inner]))
     if kind < 0.55:
@@ -320,31 +322,38 @@ def value(chance: Random, known: list[str]) -> Any:
         return chance.choice(NUMBERS)
     if kind < 0.85:
         return copy.deepcopy(chance.choice(OTHERS))
-    return chance.choice(known) if kind < 0.97 else deep(chance.choice((31, 33, 200)))
+    return chance.choice(record_ids) if kind < 0.97 else deep(chance.choice((31, 33, 200)))
 
 
 def deep(levels: int) -> Any:
-    made: Any = "x"
+    nested: Any = "x"
     for level in range(levels):
-        made = [made] if level % 2 else {"x": made}
-    return made
+        nested = [nested] if level % 2 else {"x": nested}
+    return nested
 
 
-def spoilt(body: Any, chance: Random, known: list[str], fields: tuple[str, ...] = ()) -> Any:
-    """The body with one thing in it changed. ``fields``: what the operation knows."""
+def mutate(body: Any, chance: Random, record_ids: list[str], fields: tuple[str, ...] = ()) -> Any:
+    """Return the body with one random change.
+
+    Args:
+        body: The body, which stays unchanged.
+        chance: The random generator.
+        record_ids: Ids of records.
+        fields: Fields of the operation, preferred for new keys.
+    """
     body = copy.deepcopy(body)
     places = list(_places(body))
     if not places:
-        return value(chance, known)
+        return value(chance, record_ids)
     holder, key = chance.choice(places)
     kind = chance.random()
     if kind < 0.55:
-        holder[key] = value(chance, known)
+        holder[key] = value(chance, record_ids)
     elif kind < 0.65:
         del holder[key]
     elif kind < 0.85 and isinstance(holder, dict):
         holder[chance.choice(fields if fields and chance.random() < 0.8 else KEYS)] = value(
-            chance, known
+            chance, record_ids
         )
     elif kind < 0.9 and isinstance(holder, dict):
         holder[chance.choice(TEXTS)] = holder.pop(key)
@@ -356,7 +365,7 @@ def spoilt(body: Any, chance: Random, known: list[str], fields: tuple[str, ...] 
 
 
 def _places(body: Any) -> Any:
-    """Every (object or list, key) in it."""
+    """Yield each (object or list, key) in a body."""
     pairs = (
         body.items()
         if isinstance(body, dict)
@@ -369,6 +378,6 @@ def _places(body: Any) -> Any:
         yield from _places(inner)
 
 
-def encoded(body: Any) -> bytes:
-    """As JSON, also what no JSON can be."""
+def encode(body: Any) -> bytes:
+    """Return the body as JSON. NaN and infinity are written, too."""
     return json.dumps(body).encode()

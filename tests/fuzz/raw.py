@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests as bytes, which two servers in a row could count differently, or no server can read:
-what our worker makes of them. ``python -m tests.fuzz.raw PORT`` serves an application that tells
-what it was given."""
+"""Ambiguous and malformed requests as raw bytes, and checks of the worker's answers.
+
+Two servers in a row could parse an ambiguous request differently (request smuggling).
+``python -m tests.fuzz.raw PORT`` serves an application that echoes facts of each request.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ from tests.waiting import await_true
 
 LINE = b"POST /asked HTTP/1.1\r\nHost: x\r\n"
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
-#: Whoever stands before us could pass these on and count otherwise: the only answer is a refusal,
-#: and the end.
+#: Ambiguous requests. A proxy in front of the worker could forward and parse them differently, so
+#: the worker must refuse them and close the connection.
 REFUSED: dict[str, bytes] = {
     "both lengths": LINE
     + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
@@ -87,7 +89,7 @@ REFUSED: dict[str, bytes] = {
     "a header after a blank": b"POST /asked HTTP/1.1\r\n Content-Length: 4\r\nHost: x\r\n\r\nabcd"
     + SMUGGLED,
     "a header without a colon": LINE + b"Content-Length\r\n\r\n" + SMUGGLED,
-    "a name of nothing": LINE + b": x\r\n\r\n" + SMUGGLED,
+    "an empty name": LINE + b": x\r\n\r\n" + SMUGGLED,
     "NUL in a value": LINE + b"X-A: a\x00b\r\n\r\n" + SMUGGLED,
     "NUL in a name": LINE + b"X\x00A: b\r\n\r\n" + SMUGGLED,
     "CR in a value": LINE + b"X-A: a\rContent-Length: 4\r\n\r\nabcd" + SMUGGLED,
@@ -119,17 +121,17 @@ REFUSED: dict[str, bytes] = {
     "a line that is too long": b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     "a header that is too long": LINE + b"X-A: " + b"a" * 9000 + b"\r\n\r\n",
     "too many headers": LINE + b"X-A: a\r\n" * 300 + b"\r\n",
-    "a version of nothing": b"GET / HTTP/x.y\r\n\r\n",
+    "an invalid version": b"GET / HTTP/x.y\r\n\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "HTTP/0.9": b"GET /\r\n\r\n",
     "no method": b" / HTTP/1.1\r\n\r\n",
     "no path": b"GET  HTTP/1.1\r\n\r\n",
-    "a method of signs": b"GE(T / HTTP/1.1\r\n\r\n",
+    "a method with a parenthesis": b"GE(T / HTTP/1.1\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
 }
-#: What such a connection is answered with, before it ends.
+#: Statuses of the answers on such a connection before the worker closes it.
 REFUSALS = ([400], [431], [414], [501], [505])
-#: One request each, read to its very end: the next one is the next one.
+#: Valid requests that the worker must read completely before the next request.
 TAKEN: dict[str, bytes] = {
     "a length": LINE + b"Content-Length: 35\r\n\r\n" + SMUGGLED,
     "one chunk": LINE + b"Transfer-Encoding: chunked\r\n\r\n23\r\n" + SMUGGLED + b"\r\n0\r\n\r\n",
@@ -139,14 +141,14 @@ TAKEN: dict[str, bytes] = {
     + SMUGGLED
     + b"\r\n0\r\nX-T: a\r\n\r\n",
 }
-#: Names that become in WSGI what another header is.
+#: Headers whose names become those of other headers in WSGI.
 UNDERSCORED = (
     b"X_Auth_Token: t\r\nX_Roles: admin\r\nX-Identity_Status: Confirmed\r\nContent_Length: 35\r\n"
     b"Transfer_Encoding: chunked\r\nx_user_id: admin\r\n"
 )
-#: What gunicorn believes of whoever is on this machine, unless it is told not to.
+#: Headers that gunicorn accepts from local clients by default.
 FORWARDED = b"SCRIPT_NAME: /elsewhere\r\nPATH_INFO: /smuggled\r\nScript-Name: /x\r\n"
-#: Pieces of which requests by chance are made.
+#: Parts of generated requests.
 LINES = (
     b"GET / HTTP/1.1",
     b"POST /a HTTP/1.1",
@@ -205,96 +207,107 @@ BODIES = (
 
 @dataclass(frozen=True)
 class Answer:
-    """One of those that came on a connection."""
+    """One answer on a connection."""
 
     status: int
     kind: str
     body: bytes
 
 
-def ask(port: int, said: bytes, seconds: float = 20) -> list[Answer]:
-    """Say this and no more; every answer until the connection ends. Raises TimeoutError when it
-    does not."""
+def ask(port: int, payload: bytes, seconds: float = 20) -> list[Answer]:
+    """Send bytes, shut down the sending side and return all answers.
+
+    Raises:
+        TimeoutError: The worker does not close the connection.
+    """
     with socket.create_connection(("127.0.0.1", port), seconds) as client:
-        came = bytearray()
+        received = bytearray()
         try:
-            client.sendall(said)
+            client.sendall(payload)
             client.shutdown(socket.SHUT_WR)
             while piece := client.recv(65536):
-                came += piece
+                received += piece
         except (ConnectionResetError, BrokenPipeError):
-            pass  # it was refused before all of it was read
-    return answers(bytes(came))
+            # The worker has refused the request before reading all of it.
+            pass
+    return answers(bytes(received))
 
 
-def answers(came: bytes) -> list[Answer]:
-    """Cut into answers by their lengths."""
-    found = []
-    while came:
-        head, _, rest = came.partition(b"\r\n\r\n")
+def answers(received: bytes) -> list[Answer]:
+    """Split received bytes into answers by their Content-Length, without status 100."""
+    parsed = []
+    while received:
+        head, _, rest = received.partition(b"\r\n\r\n")
         status = int(head.split(b" ", 2)[1])
         fields = {
             name.strip().lower(): value.strip()
             for name, _, value in (line.partition(b":") for line in head.split(b"\r\n")[1:])
         }
         length = int(fields.get(b"content-length", b"0"))
-        found.append(Answer(status, fields.get(b"content-type", b"").decode(), rest[:length]))
-        came = rest[length:]
-    return [one for one in found if one.status != 100]
+        parsed.append(Answer(status, fields.get(b"content-type", b"").decode(), rest[:length]))
+        received = rest[length:]
+    return [answer for answer in parsed if answer.status != 100]
 
 
 def by_chance(seed: int, number: int) -> bytes:
-    """Request ``number`` of a seed, mostly a broken one."""
+    """Return request ``number`` of a seed. Most requests are malformed."""
     chance = Random(f"{seed}:{number}")
     lines = [chance.choice(LINES), *chance.choices(HEADERS, k=chance.choice((0, 1, 2, 3, 6)))]
-    said = (
+    payload = (
         chance.choices((b"\r\n", b"\n", b"\r"), (90, 6, 4))[0].join(lines)
         + b"\r\n\r\n"
         + chance.choice(BODIES)
     )
     for _ in range(chance.choices((0, 1, 4), (60, 25, 15))[0]):
-        at = chance.randrange(len(said))
-        said = said[:at] + bytes([chance.randrange(256)]) + said[at + chance.choice((0, 1)) :]
-    return said
+        at = chance.randrange(len(payload))
+        payload = (
+            payload[:at] + bytes([chance.randrange(256)]) + payload[at + chance.choice((0, 1)) :]
+        )
+    return payload
 
 
-def faults(found: list[Answer]) -> list[str]:
-    """What is wrong with these answers, whatever was said."""
+def faults(received_answers: list[Answer]) -> list[str]:
+    """Return the faults of answers that no request may cause."""
     wrong = []
-    for one in found:
-        if one.status >= 500 and one.status not in (501, 503, 505):
-            wrong.append(f"status {one.status}")
-        if one.status >= 400 and not one.kind.startswith("application/json"):
-            wrong.append(f"status {one.status} without JSON: {one.kind} {one.body[:80]!r}")
-        if b"html" in one.body or re.search(rb"Traceback|gunicorn|\.py\b", one.body):
-            wrong.append(f"says {one.body[:200]!r}")
+    for answer in received_answers:
+        if answer.status >= 500 and answer.status not in (501, 503, 505):
+            wrong.append(f"status {answer.status}")
+        if answer.status >= 400 and not answer.kind.startswith("application/json"):
+            wrong.append(f"status {answer.status} without JSON: {answer.kind} {answer.body[:80]!r}")
+        if b"html" in answer.body or re.search(rb"Traceback|gunicorn|\.py\b", answer.body):
+            wrong.append(f"says {answer.body[:200]!r}")
     return wrong
 
 
 def wrong_of(port: int, seed: int, number: int) -> str:
-    """What is wrong with the answers to request ``number`` of a seed, and the request; empty:
-    nothing."""
-    said = by_chance(seed, number)
+    """Send request ``number`` of a seed and return its faults with the request, or ""."""
+    payload = by_chance(seed, number)
     try:
-        found = faults(ask(port, said))
+        problems = faults(ask(port, payload))
     except (TimeoutError, ValueError, IndexError) as problem:
-        found = [f"no answer that can be read: {type(problem).__name__}: {problem}"]
-    return f"{'; '.join(found)}\n  {said[:300]!r}" if found else ""
+        problems = [f"no answer that can be read: {type(problem).__name__}: {problem}"]
+    return f"{'; '.join(problems)}\n  {payload[:300]!r}" if problems else ""
 
 
 def ambiguous(port: int) -> list[str]:
-    """Those of ``REFUSED`` that are not refused, once."""
+    """Return a line for each request of ``REFUSED`` that the worker does not refuse once."""
     wrong = []
-    for name, said in REFUSED.items():
-        found = ask(port, said)
-        if [one.status for one in found] not in REFUSALS or faults(found):
-            wrong.append(f"{name}: {found}")
+    for name, payload in REFUSED.items():
+        received_answers = ask(port, payload)
+        if [answer.status for answer in received_answers] not in REFUSALS or faults(
+            received_answers
+        ):
+            wrong.append(f"{name}: {received_answers}")
     return wrong
 
 
 @contextmanager
 def serving() -> Iterator[int]:
-    """The port of a process that serves ``told``. Raises AssertionError: it does not end well."""
+    """Run a process that serves ``echo`` and yield its port.
+
+    Raises:
+        AssertionError: The process ends with an error status.
+    """
     port = free_ports(1)
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.fuzz.raw", str(port)], stderr=subprocess.DEVNULL
@@ -308,9 +321,11 @@ def serving() -> Iterator[int]:
     assert status == 0, f"the worker ended with {status}"
 
 
-def told(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-    """The application: what it was given. A torn body is the client's fault, as it is for all our
-    services."""
+def echo(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+    """Answer with the path, the length of the body and the header names of the request.
+
+    An incomplete body is the client's fault and returns 400, as in all services.
+    """
     status = "200 OK"
     try:
         body = environ["wsgi.input"].read() if environ["REQUEST_METHOD"] == "POST" else b""
@@ -332,4 +347,4 @@ def told(environ: dict[str, Any], start_response: Any) -> list[bytes]:
 if __name__ == "__main__":
     from compute_api.http.worker.server import Server
 
-    Server("raw", "127.0.0.1", int(sys.argv[1]), lambda: told, lambda: None, threads=4).run()
+    Server("raw", "127.0.0.1", int(sys.argv[1]), lambda: echo, lambda: None, threads=4).run()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request as it goes to a service, made by chance for one of its operations.
+"""Random requests for the operations of the services.
 
-Request number n of a seed is always the same, but for the ids of records, which each world has its
-own of.
+Request number n of a seed is always the same, except for the ids of records, which differ between
+worlds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PERSONAS, WEIGHTS = (
     ("member", "admin", "manager", "reader", "other", "service", "none"),
     (45, 25, 5, 5, 10, 5, 5),
 )
-#: Where nearly all is for admins.
+#: Weights for services with operations mostly for admins.
 OF_ADMINS = (10, 70, 2, 3, 5, 5, 5)
 SERVICES = {
     "compute": 40,
@@ -38,7 +38,7 @@ SERVICES = {
     "metadata": 6,
     "image-gateway": 4,
 }
-#: Parameters of queries that some list knows.
+#: Query parameters of lists.
 PARAMETERS = (
     "limit",
     "marker",
@@ -74,7 +74,7 @@ PARAMETERS = (
 
 @dataclass(frozen=True)
 class Request:
-    """What is sent. ``target``: path and query as they stand in the request's first line."""
+    """A request. ``target`` is the path and query of the request line."""
 
     operation: Operation
     persona: str
@@ -85,19 +85,19 @@ class Request:
 
     @property
     def text(self) -> bytes:
-        """All that it says."""
-        said = " ".join([self.target, unquote(self.target), *(value for _, value in self.headers)])
-        return said.encode("utf-8", "replace") + self.body
+        """The target, raw and decoded, the header values and the body."""
+        words = " ".join([self.target, unquote(self.target), *(value for _, value in self.headers)])
+        return words.encode("utf-8", "replace") + self.body
 
     def __str__(self) -> str:
-        said = "".join(f"\n  {name}: {value[:200]!r}" for name, value in self.headers)
+        header_lines = "".join(f"\n  {name}: {value[:200]!r}" for name, value in self.headers)
         body = f"\n  {self.body[:1000]!r}" + f" … {len(self.body)} bytes" * (len(self.body) > 1000)
-        return f"{self.operation.service}: {self.method} {self.target[:1000]} as {self.persona}{said}{body}"
+        return f"{self.operation.service}: {self.method} {self.target[:1000]} as {self.persona}{header_lines}{body}"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came; ``seconds``: of the processor."""
+    """An answer. ``seconds`` is the CPU time of the application."""
 
     status: int
     headers: dict[str, str]
@@ -106,15 +106,25 @@ class Answer:
 
 
 def make(world: World, seed: int, number: int) -> Request:
-    """Request ``number`` of this seed."""
+    """Return request ``number`` of this seed."""
     chance = Random(f"{seed}:{number}")
     service = chance.choices(list(SERVICES), list(SERVICES.values()))[0]
     operation = chance.choice(
-        [one for one in (*world.operations, *world.signed) if one.service == service]
+        [
+            operation_or_pair
+            for operation_or_pair in (*world.operations, *world.signed)
+            if operation_or_pair.service == service
+        ]
     )
     site = world.sites[service]
-    known = sorted({one for owner in ("own", "foreign") for one in site.ids[owner].items()})
-    ids = [value for _, value in known]
+    records = sorted(
+        {
+            operation_or_pair
+            for owner in ("own", "foreign")
+            for operation_or_pair in site.ids[owner].items()
+        }
+    )
+    ids = [value for _, value in records]
     persona = chance.choices(
         PERSONAS, OF_ADMINS if service in ("identity", "placement") else WEIGHTS
     )[0]
@@ -129,7 +139,7 @@ def make(world: World, seed: int, number: int) -> Request:
 def _path(operation: Operation, site: Site, chance: Random) -> str:
     kinds = iter(operation.kinds)
 
-    def one(_: Any) -> str:
+    def replace_parameter(_: Any) -> str:
         kind, draw = next(kinds), chance.random()
         if draw < 0.75:
             return quote(site.id_of("own", kind), safe="")
@@ -146,7 +156,7 @@ def _path(operation: Operation, site: Site, chance: Random) -> str:
             )
         )
 
-    path = PARAMETER.sub(one, operation.path)
+    path = PARAMETER.sub(replace_parameter, operation.path)
     if operation.service == "compute":
         project = site.ids["own"]["os-quota-sets"]
         roots = ("/v2.1", "/v2", f"/v2.1/{project}", "/v2.1/versions")
@@ -156,9 +166,9 @@ def _path(operation: Operation, site: Site, chance: Random) -> str:
 
 def _query(operation: Operation, chance: Random, ids: list[str]) -> str:
     if chance.random() < 0.5 and operation.method == "GET":
-        known = list((operation.query or {}).get("properties", {})) or list(PARAMETERS)
+        parameters = list((operation.query or {}).get("properties", {})) or list(PARAMETERS)
         names = [
-            chance.choice(known if chance.random() < 0.8 else PARAMETERS + hostile.KEYS)
+            chance.choice(parameters if chance.random() < 0.8 else PARAMETERS + hostile.KEYS)
             for _ in range(chance.choice((1, 1, 2, 3)))
         ]
         pairs = [(name, str(hostile.value(chance, ids))[:2000]) for name in names]
@@ -181,17 +191,18 @@ def _body(operation: Operation, site: Site, chance: Random, ids: list[str]) -> b
     if operation.schema is not None and chance.random() < 0.6:
         body = fuller(operation.schema, chance)
     for _ in range(chance.choices((0, 1, 2, 3), (10, 60, 20, 10))[0]):
-        body = hostile.spoilt(body, chance, ids, operation.fields)
-    return hostile.encoded(body)
+        body = hostile.mutate(body, chance, ids, operation.fields)
+    return hostile.encode(body)
 
 
 def fuller(schema: dict[str, Any], chance: Random) -> Any:
-    """A value that fits, or nearly, with some of what need not be there."""
+    """Return a value that fits a schema, or nearly fits, with random optional properties."""
     schema = chance.choice(samples.choices(schema))
     if "properties" not in schema or "object" not in samples.types(schema):
         try:
             return samples.simplest(schema)
-        except KeyError:  # a format that only the placement service has
+        # A format that only the placement service has.
+        except KeyError:
             return "x"
     names = [
         name
@@ -219,8 +230,10 @@ def _headers(
 
 
 def send(site: Site, request: Request) -> Answer:
-    """Let the application answer it, as gunicorn would ask it. Raises what the application
-    raises."""
+    """Call the application with a WSGI environment as gunicorn would.
+
+    Exceptions of the application propagate.
+    """
     path, _, query = request.target.partition("?")
     environ: dict[str, Any] = {
         "REQUEST_METHOD": request.method,
@@ -247,18 +260,18 @@ def send(site: Site, request: Request) -> Answer:
     for name, value in request.headers:
         key = name.upper().replace("-", "_")
         environ[key if key == "CONTENT_TYPE" else f"HTTP_{key}"] = value
-    said: list[Any] = []
-    began = time.thread_time()
+    started: list[Any] = []
+    start = time.thread_time()
     items: Sequence[bytes] = site.application(
-        environ, lambda status, headers, *more: said.extend((status, headers))
+        environ, lambda status, headers, *more: started.extend((status, headers))
     )
     body = b"".join(items)
     if hasattr(items, "close"):
         items.close()
-    status, headers = said[-2:]
+    status, headers = started[-2:]
     return Answer(
         int(status.split()[0]),
         {name.lower(): value for name, value in headers},
         body,
-        time.thread_time() - began,
+        time.thread_time() - start,
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of a seed, one after the other, and those whose answers may not be.
+"""Send the requests of a seed in order and report those with faulty answers.
 
-Every ``BLOCK`` requests all services are set back, so that one request is tried again by beginning
-with its block.
+All services are reset every ``BLOCK`` requests. To repeat one request, it is enough to begin with
+its block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLOCK = 100
 
 @dataclass(frozen=True)
 class Failure:
-    """A request, and what is wrong with its answer."""
+    """A request and the faults of its answer."""
 
     seed: int
     number: int
@@ -30,7 +30,7 @@ class Failure:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """Of several alike one is enough."""
+        """The service and the faults. One failure of each kind is enough for a report."""
         return (self.request.operation.service, *(fault[:120] for fault in self.faults))
 
     def __str__(self) -> str:
@@ -40,8 +40,8 @@ class Failure:
         )
 
 
-def numbered(world: World, seed: int, numbers: Iterable[int]) -> Iterator[Failure]:
-    """Send these requests of the seed, and say which failed."""
+def find_failures(world: World, seed: int, numbers: Iterable[int]) -> Iterator[Failure]:
+    """Send these requests of the seed and yield the failures."""
     log = verdict.Log()
     root = logging.getLogger()
     root.addHandler(log)
@@ -53,12 +53,12 @@ def numbered(world: World, seed: int, numbers: Iterable[int]) -> Iterator[Failur
                 for site in world.sites.values():
                     site.set_back()
             request = requests.make(world, seed, number)
-            log.taken()
+            log.take()
             try:
                 answer = requests.send(world.sites[request.operation.service], request)
-                faults = verdict.faults(world, request, answer, logged := log.taken(), before)
-            except Exception as problem:  # noqa: BLE001 - whatever an application lets through is a failure
-                faults, logged = [f"raised {type(problem).__name__}: {problem}"[:300]], log.taken()
+                faults = verdict.faults(world, request, answer, logged := log.take(), before)
+            except Exception as problem:  # noqa: BLE001 - each uncaught exception is a failure
+                faults, logged = [f"raised {type(problem).__name__}: {problem}"[:300]], log.take()
             if request.persona not in verdict.TENANTS:
                 before += request.text
             if faults:
@@ -67,7 +67,7 @@ def numbered(world: World, seed: int, numbers: Iterable[int]) -> Iterator[Failur
         root.removeHandler(log)
 
 
-def one(world: World, seed: int, number: int) -> list[Failure]:
-    """One request alone, after those of its block before it."""
+def failures_of(world: World, seed: int, number: int) -> list[Failure]:
+    """Send a request after the earlier requests of its block and return its failures."""
     numbers = range(number // BLOCK * BLOCK, number + 1)
-    return [failure for failure in numbered(world, seed, numbers) if failure.number == number]
+    return [failure for failure in find_failures(world, seed, numbers) if failure.number == number]

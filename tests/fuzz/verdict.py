@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no answer may be, whatever was asked: a crash, a page, a word about our insides, a foreign
-project's record."""
+"""Faults that no answer may have: crashes, HTML, internal details, records of a foreign project."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from gunicorn.http.wsgi import HEADER_VALUE_RE
 from tests.fuzz.requests import Answer, Request
 from tests.surface.world import World
 
-#: Statuses of the fifth hundred that we answer on purpose, in JSON.
+#: Statuses of 500 and more that the services return intentionally, in JSON.
 DELIBERATE = (501, 503)
 INSIDES = re.compile(
     rb"Traceback|site-packages|sqlalchemy|sqlite3?\.|psycopg|pymysql|IntegrityError|OperationalError"
@@ -22,12 +21,13 @@ INSIDES = re.compile(
     rb"|NoneType|\bcompute_api\.|deploy\.standalone|\bcommon\.\w+\."
 )
 TENANTS = ("none", "reader", "member", "manager", "other")
-PLAIN = ("metadata", "image-gateway")  # whose refusals are words
+#: Services with refusals in plain text.
+PLAIN = ("metadata", "image-gateway")
 MOST_REFUSAL, MOST_LOG, MOST_SECONDS = 8192, 16384, 3.0
 
 
 class Log(logging.Handler):
-    """How much was logged since it was last asked."""
+    """A handler that collects log lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self._lines.append(self.format(record))
 
-    def taken(self) -> str:
+    def take(self) -> str:
         lines, self._lines = self._lines, []
         return "\n".join(lines)
 
@@ -44,39 +44,46 @@ class Log(logging.Handler):
 def faults(
     world: World, request: Request, answer: Answer, logged: str, before: bytes = b""
 ) -> list[str]:
-    """What is wrong with this answer, in few words each. ``before``: what admins have sent, which
-    others may see."""
-    found = []
+    """Return the faults of an answer, in a few words each.
+
+    Args:
+        world: The services.
+        request: The request.
+        answer: The answer.
+        logged: Log lines of the request.
+        before: Earlier requests of admins, whose text tenants may see.
+    """
+    problems = []
     kind, sent = answer.headers.get("content-type", ""), request.text
     if answer.status >= 500 and answer.status not in DELIBERATE:
-        found.append(f"status {answer.status}: {_cause(logged)}")
+        problems.append(f"status {answer.status}: {_cause(logged)}")
     if "html" in kind or answer.body.lstrip()[:1] == b"<":
-        found.append("a page, not JSON")
+        problems.append("a page, not JSON")
     is_plain = request.operation.service in PLAIN and kind.startswith("text/plain")
     if (answer.body and answer.status >= 300 and not is_plain) or "json" in kind:
-        found += _not_json(answer)
+        problems += _not_json(answer)
     if answer.status >= 400:
         leak = INSIDES.search(answer.body)
         if leak and leak.group() not in sent:
-            found.append(f"tells of our insides: {leak.group().decode()!r}")
+            problems.append(f"tells of our insides: {leak.group().decode()!r}")
         if len(answer.body) > MOST_REFUSAL:
-            found.append(f"a refusal of {len(answer.body)} bytes")
+            problems.append(f"a refusal of {len(answer.body)} bytes")
     if len(logged) > MOST_LOG and answer.status < 500:
-        found.append(f"{len(logged)} characters were logged")
+        problems.append(f"{len(logged)} characters were logged")
     if answer.seconds > MOST_SECONDS:
-        found.append(f"{answer.seconds:.1f} seconds")
-    found += [
+        problems.append(f"{answer.seconds:.1f} seconds")
+    problems += [
         f"header {name} cannot be sent"
         for name, value in answer.headers.items()
         if not HEADER_VALUE_RE.fullmatch(value)
     ]
     if request.persona in TENANTS:
-        found += _foreign(world, request, answer, sent + before)
-    return found
+        problems += _foreign(world, request, answer, sent + before)
+    return problems
 
 
 def _cause(logged: str) -> str:
-    """The last line of a traceback and of ours before it."""
+    """Return the last line of a traceback and the last line with a file of Kilonova."""
     lines = logged.splitlines()
     ours = [
         line.strip()
@@ -97,7 +104,7 @@ def _not_json(answer: Answer) -> list[str]:
 
 
 def _foreign(world: World, request: Request, answer: Answer, sent: bytes) -> list[str]:
-    """Ids of a foreign project's records that nobody asked for."""
+    """Return the ids of foreign records in the answer that are not in the request."""
     site = world.sites[request.operation.service]
     own = set(site.ids["own"].values())
     return [

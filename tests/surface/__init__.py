@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every operation of every HTTP service of ours, and a world in this process in which each can be
-asked for."""
+"""The operations of all HTTP services, and a world in this process to call them."""

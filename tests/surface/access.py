@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests/surface/access.txt says: who is answered what, as data."""
+"""The table tests/surface/access.txt as data: the status of each operation for each persona."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ OWNERS = ("own", "foreign", "missing")
 
 @dataclass(frozen=True)
 class Row:
-    """An operation's: (owner, persona) -> status or "ok"; ``done``: what "ok" is if not the
-    operation's success."""
+    """The row of an operation.
+
+    Attributes:
+        words: (owner, persona) -> status or "ok".
+        done: The status for "ok", or 0 for the success status of the operation.
+    """
 
     words: dict[tuple[str, str], str]
     done: int = 0
 
     def fits(self, operation: Operation, owner: str, persona: str, status: int) -> bool:
-        """Is this what the table says?"""
+        """True if the status agrees with the table."""
         word = self.words[owner, persona]
         if word != "ok":
             return status == int(word)
-        wanted = self.done or operation.success
-        return status == wanted if wanted else 200 <= status < 400
+        expected = self.done or operation.success
+        return status == expected if expected else 200 <= status < 400
 
 
 def _groups() -> Iterator[list[str]]:
@@ -40,8 +44,8 @@ def _groups() -> Iterator[list[str]]:
 
 @cache
 def rows() -> dict[tuple[str, str], Row]:
-    """(service, name of the operation) -> what it answers."""
-    found: dict[tuple[str, str], Row] = {}
+    """Return (service, name of the operation) -> row."""
+    table: dict[tuple[str, str], Row] = {}
     for head, *lines in _groups():
         assert head.split() == list(PERSONAS), head
         words = {
@@ -54,13 +58,13 @@ def rows() -> dict[tuple[str, str], Row]:
             if line.startswith(" "):
                 service, _, name = line.strip().partition(" ")
                 name, _, done = name.strip().partition(" = ")
-                assert (service, name) not in found, f"{name} stands there twice"
-                found[service, name] = Row(words, int(done or 0))
-    return found
+                assert (service, name) not in table, f"{name} stands there twice"
+                table[service, name] = Row(words, int(done or 0))
+    return table
 
 
 def name_of(operation: Operation) -> tuple[str, str]:
-    """Where it stands in the table: the second name of servers is answered as the first."""
+    """Return the operation's key in the table. Aliases have the key of the first name."""
     return operation.service, operation.name.replace("/os-volumes_boot", "/servers").replace(
         " @2.102", ""
     )

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operations take that their schemas alone do not tell, by their titles: bodies, made of one's
-own records by the part of the path before them, and queries."""
+"""Bodies and queries of operations whose schemas are not enough, by the operations' titles.
+
+A body may be a function of the caller's records, by the part of the path before them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAA
 NEW_PROVIDER = {"name": "other", "uuid": "0f9a2c52-0000-4000-8000-000000000001"}
 PASSWORD = "correct horse"
 
-#: Of actions: as tests/allowed.py has them, and those of addresses, consoles and the network's.
+#: Key of an action -> body: those of tests/allowed.py, and of addresses, consoles and networks.
 _ACTIONS: dict[str, Any] = {
     name.partition(" ")[0]: rule.body for name, rule in allowed.ALL.items()
 } | {
@@ -29,16 +31,18 @@ _ACTIONS: dict[str, Any] = {
 
 BODIES: dict[str, Any] = {
     **{_ACT + name: {name: body} for name, body in _ACTIONS.items()},
-    _ACT + "addFixedIp": lambda known: {"addFixedIp": {"networkId": known["network"]}},
-    _ACT + "addSecurityGroup": lambda known: {
-        "addSecurityGroup": {"name": known["os-security-groups"]}
+    _ACT + "addFixedIp": lambda records: {"addFixedIp": {"networkId": records["network"]}},
+    _ACT + "addSecurityGroup": lambda records: {
+        "addSecurityGroup": {"name": records["os-security-groups"]}
     },
-    _ACT + "removeSecurityGroup": lambda known: {
-        "removeSecurityGroup": {"name": known["os-security-groups"]}
+    _ACT + "removeSecurityGroup": lambda records: {
+        "removeSecurityGroup": {"name": records["os-security-groups"]}
     },
-    _ACT + "addFloatingIp": lambda known: {"addFloatingIp": {"address": known["floating"]}},
-    _ACT + "removeFloatingIp": lambda known: {"removeFloatingIp": {"address": known["floating"]}},
-    _ACT + "removeFixedIp": lambda known: {"removeFixedIp": {"address": known["fixed"]}},
+    _ACT + "addFloatingIp": lambda records: {"addFloatingIp": {"address": records["floating"]}},
+    _ACT + "removeFloatingIp": lambda records: {
+        "removeFloatingIp": {"address": records["floating"]}
+    },
+    _ACT + "removeFixedIp": lambda records: {"removeFixedIp": {"address": records["fixed"]}},
     "POST /servers": {
         "server": {"name": "x", "imageRef": IMAGE, "flavorRef": "1", "networks": "none"}
     },
@@ -46,33 +50,33 @@ BODIES: dict[str, Any] = {
     "POST /servers/{server_id}/remote-consoles": {
         "remote_console": {"protocol": "vnc", "type": "novnc"}
     },
-    "POST /servers/{server_id}/os-interface": lambda known: {
-        "interfaceAttachment": {"net_id": known["network"]}
+    "POST /servers/{server_id}/os-interface": lambda records: {
+        "interfaceAttachment": {"net_id": records["network"]}
     },
-    "POST /servers/{server_id}/os-volume_attachments": lambda known: {
-        "volumeAttachment": {"volumeId": known["os-volume_attachments"]}
+    "POST /servers/{server_id}/os-volume_attachments": lambda records: {
+        "volumeAttachment": {"volumeId": records["os-volume_attachments"]}
     },
-    "PUT /servers/{server_id}/os-volume_attachments/{volume_id}": lambda known: {
-        "volumeAttachment": {"volumeId": known["os-volume_attachments"]}
+    "PUT /servers/{server_id}/os-volume_attachments/{volume_id}": lambda records: {
+        "volumeAttachment": {"volumeId": records["os-volume_attachments"]}
     },
     "POST /servers/{server_id}/metadata": {"metadata": {"x": "y"}},
     "PUT /servers/{server_id}/metadata": {"metadata": {"x": "y"}},
-    "PUT /servers/{server_id}/metadata/{key}": lambda known: {"meta": {known["metadata"]: "y"}},
+    "PUT /servers/{server_id}/metadata/{key}": lambda records: {"meta": {records["metadata"]: "y"}},
     "PUT /servers/{server_id}/tags": {"tags": ["x"]},
-    "POST /os-server-external-events": lambda known: {
-        "events": [{"name": "network-changed", "server_uuid": known["servers"]}]
+    "POST /os-server-external-events": lambda records: {
+        "events": [{"name": "network-changed", "server_uuid": records["servers"]}]
     },
-    "POST /os-assisted-volume-snapshots": lambda known: {
+    "POST /os-assisted-volume-snapshots": lambda records: {
         "snapshot": {
-            "volume_id": known["os-volume_attachments"],
+            "volume_id": records["os-volume_attachments"],
             "create_info": {"snapshot_id": "x", "type": "qcow2", "new_file": "x"},
         }
     },
     "POST /flavors": {"flavor": {"name": "x", "ram": 64, "vcpus": 1, "disk": 1}},
     "PUT /flavors/{flavor_id}": {"flavor": {"description": "x"}},
     "POST /flavors/{flavor_id}/action addTenantAccess": {"addTenantAccess": {"tenant": "x"}},
-    "POST /flavors/{flavor_id}/action removeTenantAccess": lambda known: {
-        "removeTenantAccess": {"tenant": known["os-quota-sets"]}
+    "POST /flavors/{flavor_id}/action removeTenantAccess": lambda records: {
+        "removeTenantAccess": {"tenant": records["os-quota-sets"]}
     },
     "POST /flavors/{flavor_id}/os-extra_specs": {"extra_specs": {"hw:cpu_policy": "shared"}},
     "PUT /flavors/{flavor_id}/os-extra_specs/{key}": {"hw:cpu_policy": "shared"},
@@ -95,9 +99,9 @@ BODIES: dict[str, Any] = {
     "POST /os-snapshots": {"snapshot": {"volume_id": IMAGE}},
     "POST /os-security-groups": {"security_group": {"name": "x", "description": "x"}},
     "PUT /os-security-groups/{group_id}": {"security_group": {"name": "x", "description": "x"}},
-    "POST /os-security-group-rules": lambda known: {
+    "POST /os-security-group-rules": lambda records: {
         "security_group_rule": {
-            "parent_group_id": known["os-security-groups"],
+            "parent_group_id": records["os-security-groups"],
             "ip_protocol": "tcp",
             "from_port": 1,
             "to_port": 2,
@@ -109,7 +113,7 @@ BODIES: dict[str, Any] = {
     "POST /os-baremetal-nodes/{id}/action": {},
     "POST /images/{image_id}/metadata": {"metadata": {"x": "y"}},
     "PUT /images/{image_id}/metadata": {"metadata": {"x": "y"}},
-    "PUT /images/{image_id}/metadata/{key}": lambda known: {"meta": {known["metadata"]: "y"}},
+    "PUT /images/{image_id}/metadata/{key}": lambda records: {"meta": {records["metadata"]: "y"}},
     # placement
     "POST /resource_providers": NEW_PROVIDER,
     "PUT /resource_providers/{provider_uuid}": {"name": "host1"},
@@ -136,11 +140,11 @@ BODIES: dict[str, Any] = {
     "POST /resource_classes": {"name": "CUSTOM_X"},
     "PUT /resource_classes/{name}": {"name": "CUSTOM_X"},
     # identity
-    "POST /v3/auth/tokens": lambda known: {
+    "POST /v3/auth/tokens": lambda records: {
         "auth": {
             "identity": {
                 "methods": ["password"],
-                "password": {"user": {"id": known["users"], "password": PASSWORD}},
+                "password": {"user": {"id": records["users"], "password": PASSWORD}},
             }
         }
     },
@@ -156,14 +160,14 @@ BODIES: dict[str, Any] = {
     "PATCH /v3/services/{key}": {"service": {"description": "x"}},
     "POST /v3/regions": {"region": {"id": "x"}},
     "PATCH /v3/regions/{key}": {"region": {"description": "x"}},
-    "POST /v3/endpoints": lambda known: {
-        "endpoint": {"service_id": known["services"], "interface": "public", "url": "http://x"}
+    "POST /v3/endpoints": lambda records: {
+        "endpoint": {"service_id": records["services"], "interface": "public", "url": "http://x"}
     },
     "PATCH /v3/endpoints/{key}": {"endpoint": {"url": "http://y"}},
-    "POST /v3/limits": lambda known: {
+    "POST /v3/limits": lambda records: {
         "limits": [
             {
-                "service_id": known["services"],
+                "service_id": records["services"],
                 "resource_name": "servers",
                 "resource_limit": 1,
                 "domain_id": "default",
@@ -171,9 +175,9 @@ BODIES: dict[str, Any] = {
         ]
     },
     "PATCH /v3/limits/{key}": {"limit": {"resource_limit": 2}},
-    "POST /v3/registered_limits": lambda known: {
+    "POST /v3/registered_limits": lambda records: {
         "registered_limits": [
-            {"service_id": known["services"], "resource_name": "x", "default_limit": 1}
+            {"service_id": records["services"], "resource_name": "x", "default_limit": 1}
         ]
     },
     "PATCH /v3/registered_limits/{key}": {"registered_limit": {"default_limit": 2}},
@@ -186,31 +190,31 @@ BODIES: dict[str, Any] = {
     "PUT /v2.0/kilonova/hosts/{name}": {"revision": 0, "tunnel_address": "192.0.2.1"},
     "POST /v2.0/networks": {"network": {"name": "x"}},
     "PUT /v2.0/networks/{key}": {"network": {"name": "x"}},
-    "POST /v2.0/subnets": lambda known: {
-        "subnet": {"network_id": known["networks"], "cidr": "10.9.0.0/24", "ip_version": 4}
+    "POST /v2.0/subnets": lambda records: {
+        "subnet": {"network_id": records["networks"], "cidr": "10.9.0.0/24", "ip_version": 4}
     },
     "PUT /v2.0/subnets/{key}": {"subnet": {"name": "x"}},
-    "POST /v2.0/ports": lambda known: {"port": {"network_id": known["networks"]}},
+    "POST /v2.0/ports": lambda records: {"port": {"network_id": records["networks"]}},
     "PUT /v2.0/ports/{key}": {"port": {"name": "x"}},
     "POST /v2.0/ports/{key}/bindings": {"binding": {"host": "host2"}},
     "POST /v2.0/routers": {"router": {"name": "x"}},
     "PUT /v2.0/routers/{key}": {"router": {"name": "x"}},
-    "PUT /v2.0/routers/{key}/add_router_interface": lambda known: {"port_id": known["ports"]},
-    "PUT /v2.0/routers/{key}/remove_router_interface": lambda known: {
-        "subnet_id": known["subnets"]
+    "PUT /v2.0/routers/{key}/add_router_interface": lambda records: {"port_id": records["ports"]},
+    "PUT /v2.0/routers/{key}/remove_router_interface": lambda records: {
+        "subnet_id": records["subnets"]
     },
     "POST /v2.0/security-groups": {"security_group": {"name": "x"}},
     "PUT /v2.0/security-groups/{key}": {"security_group": {"name": "x"}},
-    "POST /v2.0/security-group-rules": lambda known: {
+    "POST /v2.0/security-group-rules": lambda records: {
         "security_group_rule": {
-            "security_group_id": known["security-groups"],
+            "security_group_id": records["security-groups"],
             "direction": "egress",
             "protocol": "udp",
         }
     },
     "PUT /v2.0/security-group-rules/{key}": {"security_group_rule": {}},
-    "POST /v2.0/floatingips": lambda known: {
-        "floatingip": {"floating_network_id": known["public"]}
+    "POST /v2.0/floatingips": lambda records: {
+        "floatingip": {"floating_network_id": records["public"]}
     },
     "PUT /v2.0/floatingips/{key}": {"floatingip": {"description": "x"}},
 }

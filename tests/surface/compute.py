@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compute and the placement service behind keystonemiddleware, over one database with records
-of two projects.
+"""The compute and placement services behind keystonemiddleware, with records of two projects.
 
-Every record has a name in ``Site.ids`` by the part of the path that stands before it: of "own" and
-of "foreign".
+``Site.ids`` has the ids of the records of "own" and "foreign", by the part of the path before them.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ from tests.api.conftest import IMAGE, Cloud, default_policy
 from tests.api.networks import Networks
 from tests.surface.bodies import PUBLIC_KEY
 from tests.surface.identity import OWNER, PERSONAS, Identity
-from tests.surface.site import Database, Site, typed
+from tests.surface.site import Database, Site, add_content_type
 
 
 class Hosts:
-    """Hosts that answer every question."""
+    """Hosts that answer each query."""
 
     def query(
         self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10
@@ -51,7 +49,7 @@ class Hosts:
 
 
 class Images:
-    """An image service in which each project has an image of its own, and one is everybody's."""
+    """An image service with an image for each project and a public image."""
 
     def __init__(self, projects: dict[str, str | None]) -> None:
         self.projects, self.down = projects, False
@@ -74,10 +72,10 @@ class Images:
         return image_id
 
     def record(self, image_id: str, token: str) -> dict[str, Any]:
-        found, project = self.records.get(image_id), self.projects.get(token)
-        if found is None or (found["owner"] not in (None, project) and project is not None):
+        image, project = self.records.get(image_id), self.projects.get(token)
+        if image is None or (image["owner"] not in (None, project) and project is not None):
             raise errors.NotFound(f"Image {image_id} could not be found.")
-        return found
+        return image
 
     def show(self, image_id: str, token: str) -> Image:
         try:
@@ -95,23 +93,23 @@ class Images:
         ]
 
     def change(self, image_id: str, properties: Any, token: str) -> None:
-        self._written(image_id, token).update(properties)
+        self._changeable_record(image_id, token).update(properties)
 
     def delete(self, image_id: str, token: str) -> None:
-        del self.records[self._written(image_id, token)["id"]]
+        del self.records[self._changeable_record(image_id, token)["id"]]
 
     def url(self, image_id: str) -> str:
         return f"http://images/v2/images/{image_id}"
 
-    def _written(self, image_id: str, token: str) -> dict[str, Any]:
-        found = self.record(image_id, token)
-        if self.projects.get(token) not in (None, found["owner"]):
+    def _changeable_record(self, image_id: str, token: str) -> dict[str, Any]:
+        image = self.record(image_id, token)
+        if self.projects.get(token) not in (None, image["owner"]):
             raise errors.Forbidden("The image service does not let this user change it.")
-        return found
+        return image
 
 
 class Compute:
-    """Both services, and how their records are made."""
+    """The compute and placement services with their records."""
 
     def __init__(self, folder: Path, identity: Identity) -> None:
         self.identity = identity
@@ -125,12 +123,12 @@ class Compute:
         )
         self.cloud.furnish()
         self.cloud.add_host("host2")
-        made = self.cloud.services
-        made.agents, made.images = Hosts(), Images(projects)
-        self.images: Images = made.images
+        services = self.cloud.services
+        services.agents, services.images = Hosts(), Images(projects)
+        self.images: Images = services.images
         self.images.add(IMAGE, None)
         entry = authentication.authenticated(
-            app.create(made, default_policy()), identity.options(), compute_faults.body
+            app.create(services, default_policy()), identity.options(), compute_faults.body
         )
         self.ids: dict[str, dict[str, str]] = {"own": {}, "foreign": {}}
         self.site = Site(
@@ -142,12 +140,12 @@ class Compute:
             (self.networks, self.images),
         )
         for owner in self.ids:
-            self._records(owner)
-        self.ids["own"] |= self._cloudwide()
+            self._create_records(owner)
+        self.ids["own"] |= self._create_cloud_records()
         self.placement = Site(
             "placement",
             authentication.authenticated(
-                typed(placement.create(made.store)), identity.options(), faults.body
+                add_content_type(placement.create(services.store)), identity.options(), faults.body
             ),
             identity.tokens,
             {"own": self._placement(), "foreign": {}},
@@ -172,11 +170,10 @@ class Compute:
         return answer.json if answer.content else None
 
     # fmt: off
-    def _records(self, owner: str) -> None:
-        """A server with everything that can hang on one, and what else is a project's or a
-        user's."""
+    def _create_records(self, owner: str) -> None:
+        """Create a server with all kinds of related records, and further records of its project."""
         project = self.identity.projects["own" if owner == "own" else "third"]
-        known = self.ids[owner]
+        records = self.ids[owner]
         network = self.networks.add_network(owner, project)
         flavor = f"private-{owner}"
         self.cloud.add_flavor(Flavor(flavor, flavor, 1, 512, 1, extra_specs={"hw:cpu_policy": "shared"}))
@@ -196,17 +193,22 @@ class Compute:
         fixed = self.networks.ports_by_id[port]["fixed_ips"][0]["ip_address"]
         self.cloud.rest(server, interfaces=[to_wire(Interface(port, network, owner, addresses=[{
             "address": fixed, "version": 4, "prefix": 24, "dhcp": True, "floating": []}]))])
-        known |= {"servers": server, "os-volumes_boot": server, "os-interface": port, "metadata": owner, "tags": owner,
-                  "ips": owner, "flavors": flavor, "images": image, "os-keypairs": owner, "network": network,
+        records |= {"servers": server, "os-volumes_boot": server, "os-interface": port, "metadata": owner,
+                  "tags": owner, "ips": owner, "flavors": flavor, "images": image, "os-keypairs": owner,
+                  "network": network,
                   "os-server-groups": groups, "os-security-groups": group, "os-security-group-rules": rule,
                   "os-networks": network, "os-tenant-networks": network, "os-volumes": ids.new(),
                   "os-snapshots": ids.new(), "os-quota-sets": project,
-                  "os-simple-tenant-usage": project, **self._moved(server)}
-        known |= {"fixed": fixed, **self._floating(project, port, network, owner)}
+                  "os-simple-tenant-usage": project, **self._insert_dependents(server)}
+        records |= {"fixed": fixed, **self._floating(project, port, network, owner)}
     # fmt: on
 
-    def _moved(self, server: str) -> dict[str, str]:
-        """A server's action, a migration that ended, its guest's record and a console's token."""
+    def _insert_dependents(self, server: str) -> dict[str, str]:
+        """Insert a guest, a migration, a share, a volume and a console token of a server.
+
+        Returns:
+            The ids of the records and the request id of the server's action.
+        """
         action = next(row for row in self.cloud.rows(schema.actions) if row.server_id == server)
         with self.cloud.store.begin() as tx:
             guests.add(tx, [{"server_id": server, "host": "host1", "fence": 1}])
@@ -264,7 +266,7 @@ class Compute:
         }
 
     def _volume(self, server: str) -> str:
-        """A volume that a server has."""
+        """Insert an attached volume of a server and return its id."""
         volume = ids.new()
         values = {
             "uuid": ids.new(),
@@ -287,10 +289,10 @@ class Compute:
             f"public-{owner}", project, "172.24.4.0/24", external=True
         )
         self.networks.add_router(public, network)
-        found, address = ids.new(), "172.24.4.9" if owner == "own" else "172.24.4.10"
+        floating_id, address = ids.new(), "172.24.4.9" if owner == "own" else "172.24.4.10"
         self.networks.floating_ips.append(
             {
-                "id": found,
+                "id": floating_id,
                 "project_id": project,
                 "floating_network_id": public,
                 "floating_ip_address": address,
@@ -298,16 +300,16 @@ class Compute:
                 "fixed_ip_address": self.networks.ports_by_id[port]["fixed_ips"][0]["ip_address"],
             }
         )
-        return {"os-floating-ips": found, "floating": address}
+        return {"os-floating-ips": floating_id, "floating": address}
 
-    def _cloudwide(self) -> dict[str, str]:
-        """What is of no project: an aggregate, services, hypervisors."""
+    def _create_cloud_records(self) -> dict[str, str]:
+        """Create or find the records without a project, for example an aggregate."""
         aggregate = self._ask("admin", "POST", "/os-aggregates", {"aggregate": {"name": "fast"}})[
             "aggregate"
         ]
-        found = self._ask("admin", "GET", "/os-services")["services"]
+        services = self._ask("admin", "GET", "/os-services")["services"]
         hypervisor = self._ask("admin", "GET", "/os-hypervisors")["hypervisors"][0]["id"]
-        service = next(one["id"] for one in found if one["host"] == "host1")
+        service = next(candidate["id"] for candidate in services if candidate["host"] == "host1")
         action = self._ask("admin", "POST", f"/os-services/{service}/actions", {"evacuate": {}})[
             "host_action"
         ]["id"]
@@ -324,7 +326,7 @@ class Compute:
         }
 
     def _placement(self) -> dict[str, str]:
-        """A host as a provider, and what it has."""
+        """Return the ids of a host's provider and of its records in placement."""
         with self.cloud.store.begin() as tx:
             provider = tx.execute(
                 sa.select(schema.providers.c.uuid).where(schema.providers.c.name == "host1")

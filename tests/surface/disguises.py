@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other ways to write the path of an operation, which a router may take for that path."""
+"""Other spellings of an operation's path that a router may accept as the same path."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ PROJECT = "0123456789abcdef0123456789abcdef"
 
 
 def disguises(path: str) -> Iterator[str]:
-    """Yield the path, and then every disguise of it.
+    """Yield the path and then each other spelling of the path.
 
     Args:
-        path: for example "/v2.1/servers". Its first part is the root of the service's API, or
-            already the resource.
+        path: For example "/v2.1/servers". The first part is the root of the service's API, or the
+            resource.
     """
     query = path[path.index("?") :] if "?" in path else ""
     path = path.removesuffix(query)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An identity service for this process with a user for each persona, reached over HTTP as
-keystonemiddleware does.
+"""An identity service in this process with a user for each persona, for use by keystonemiddleware.
 
-``PERSONAS`` are who may ask; "third" owns what is foreign to all of them. All have one password,
-which is hashed once.
+``PERSONAS`` are the callers. The project "third" owns the records that are foreign to all of them.
+All users have one password, which is hashed once.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from deploy.one_machine.services.identity.bootstrap import bootstrap
 from deploy.one_machine.services.identity.service import IdentityService
 
 PASSWORD = "correct horse"
-#: persona -> project, role; "none" has no token. Roles imply one another, as Keystone's do.
+#: Persona -> project and role. "none" has no token. Roles imply lower roles, as in Keystone.
 PERSONAS = {
     "none": None,
     "other": ("other", "manager"),
@@ -41,11 +40,11 @@ OWNER = {"own": "member", "foreign": "third"}
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, *words: Any) -> None:
-        """Says nothing."""
+        """Log no requests."""
 
 
-def bounded(application: Any) -> Any:
-    """wsgiref's input has no end, gunicorn's has."""
+def bound_input(application: Any) -> Any:
+    """Wrap an application so that its input ends, as with gunicorn but not with wsgiref."""
 
     def entry(environ: dict[str, Any], start_response: Any) -> Any:
         length = int(environ.get("CONTENT_LENGTH") or 0)
@@ -58,8 +57,10 @@ def bounded(application: Any) -> Any:
 
 
 class Identity:
-    """The service; ``close`` ends it. ``tokens``, ``users`` and ``projects`` map names to what they
-    are there."""
+    """A running identity service. ``close`` ends the service.
+
+    ``tokens`` maps personas to tokens. ``users`` and ``projects`` map names to ids.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "guard.db"
@@ -70,7 +71,7 @@ class Identity:
         self.users, self.projects = self._people()
         application = app.build(IdentityService(self.database, timedelta(hours=12)))
         self.tokens = self._tokens(TestClient(application))
-        self._server.set_app(bounded(application))
+        self._server.set_app(bound_input(application))
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def _people(self) -> tuple[dict[str, str], dict[str, str]]:
@@ -106,7 +107,7 @@ class Identity:
             return names(schema.users), projects
 
     def _tokens(self, client: TestClient) -> dict[str, str]:
-        found = {}
+        tokens = {}
         for name, place in {**PERSONAS, "third": ("third", "member")}.items():
             if place is not None:
                 answer = client.simulate_post(
@@ -124,11 +125,11 @@ class Identity:
                     },
                 )
                 assert answer.status_code == 201, answer.text
-                found[name] = answer.headers["X-Subject-Token"]
-        return found
+                tokens[name] = answer.headers["X-Subject-Token"]
+        return tokens
 
     def options(self) -> SimpleNamespace:
-        """The section [identity] of our processes."""
+        """Return the section [identity] of Kilonova's processes."""
         return SimpleNamespace(
             identity=SimpleNamespace(
                 auth_url=self.url,
@@ -141,7 +142,7 @@ class Identity:
         )
 
     def middleware(self) -> dict[str, Any]:
-        """What the standalone services give to keystonemiddleware."""
+        """Return the options of the embedded services for keystonemiddleware."""
         return {
             "auth_type": "password",
             "auth_url": self.url,

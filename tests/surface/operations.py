@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every operation of every service, from the tables that serve them: how it is asked for so that it
-would be done.
+"""The operations of all services, from their routing tables, with valid paths, headers and bodies.
 
-The bodies come from our schemas, as simple as these let them be; what more it takes stands in
-tests/surface/bodies.py.
+The bodies are the simplest that the schemas allow. tests/surface/bodies.py has the bodies of
+operations that need more.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tests.surface.bodies import BODIES, QUERIES
 from tests.surface.site import Site
 
 PARAMETER = re.compile(r"\{(\w+)\}")
-#: What the standalone services' tables say of bodies, by the path of what they are about.
+#: Path of an embedded service's resource -> the fields of its bodies.
 FIELDS: dict[str, tuple[str, ...]] = {
     path: tuple(fields)
     for root, found in (
@@ -46,12 +45,17 @@ FLAVOR_ACTIONS = ("addTenantAccess", "removeTenantAccess")
 
 @dataclass(frozen=True)
 class Operation:
-    """One of them at one version. key: of the body, where that chooses. schema, query: what these
-    may hold, if known;
-    success: the status when all is well, 0 where the table does not say. is_older: a newer row has
-    the same title.
-    fields: what a body may hold where there is no schema. since: its
-    row's first version."""
+    """An operation at one version.
+
+    Attributes:
+        key: Key of the body that selects the operation, for example of an action.
+        schema: Schema of the body, or None.
+        query: Schema of the query, or None.
+        success: The success status, or 0 if the routing table has none.
+        is_older: True if a newer row has the same title.
+        fields: Fields of the body if there is no schema.
+        since: First version of the row.
+    """
 
     service: str
     method: str
@@ -71,31 +75,38 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Its title, with the version where that is not its newest row."""
+        """The title, with the version unless this is the newest row."""
         return self.title + (f" @{self.version}" if self.is_older else "")
 
     @property
     def kinds(self) -> list[str]:
-        """What each parameter of the path is, by the part of the path before it."""
+        """The kind of each path parameter: the part of the path before the parameter."""
         parts = self.path.split("/")
         return [parts[at - 1] for at, part in enumerate(parts) if PARAMETER.fullmatch(part)]
 
     def url(self, site: Site, *owners: str) -> str:
-        """The path to records of these owners, one for each parameter; the last one's for the rest.
-        Of what is missing only the first is."""
+        """Return the path to records of these owners, one owner for each parameter.
+
+        The last owner counts for further parameters. For "missing" alone, only the first record is
+        missing.
+        """
         if owners == ("missing",):
             owners = ("missing", "own")
-        found = iter(
+        record_ids = iter(
             [
                 site.id_of(owners[min(at, len(owners) - 1)], kind)
                 for at, kind in enumerate(self.kinds)
             ]
         )
         root = "/v2.1" if self.service == "compute" else ""
-        return root + PARAMETER.sub(lambda _: next(found), self.path) + QUERIES.get(self.title, "")
+        return (
+            root
+            + PARAMETER.sub(lambda _: next(record_ids), self.path)
+            + QUERIES.get(self.title, "")
+        )
 
     def headers(self, site: Site) -> dict[str, str]:
-        """What it takes beside a token."""
+        """Return the headers that the operation requires besides a token."""
         if self.service in ("compute", "placement"):
             return {"OpenStack-API-Version": f"{self.service} {self.version}"}
         if self.service == "image" and self.method == "PATCH":
@@ -105,16 +116,16 @@ class Operation:
         return {"Content-Type": "application/octet-stream"} if self.path.endswith("/file") else {}
 
     def body(self, site: Site, owner: str = "own") -> Any:
-        """What makes it succeed on records of this owner."""
+        """Return a body with which the operation succeeds on records of this owner."""
         title = self.title.replace("/os-volumes_boot", "/servers")
         if title in BODIES:
-            known = {**site.ids["own"], **site.ids.get(owner, {})}
-            return BODIES[title](known) if callable(BODIES[title]) else BODIES[title]
+            records = {**site.ids["own"], **site.ids.get(owner, {})}
+            return BODIES[title](records) if callable(BODIES[title]) else BODIES[title]
         return None if self.schema is None else samples.simplest(self.schema) or {}
 
 
 def compute() -> Iterator[Operation]:
-    """Each row at the newest version that it has; of actions one for each key."""
+    """Yield each row at its newest version, and one operation for each key of an action."""
     for route in routes.ROUTES:
         version = route.until or microversions.text(microversions.MAX)
         number = microversions.number(version)
@@ -170,18 +181,18 @@ def _actions(route: routes.Route) -> Iterator[Operation]:
         )
 
 
-def told_apart(found: Iterable[Operation]) -> list[Operation]:
-    """Where several rows have one title, all but the newest say so."""
-    rows = list(found)
-    newest = {one.title: at for at, one in enumerate(rows)}
+def mark_older(operations: Iterable[Operation]) -> list[Operation]:
+    """Return the operations, with ``is_older`` set in rows with a newer row of the same title."""
+    rows = list(operations)
+    newest = {operation.title: at for at, operation in enumerate(rows)}
     return [
-        one if newest[one.title] == at else replace(one, is_older=True)
-        for at, one in enumerate(rows)
+        operation if newest[operation.title] == at else replace(operation, is_older=True)
+        for at, operation in enumerate(rows)
     ]
 
 
 def placement() -> Iterator[Operation]:
-    """Each row at the newest version that it has."""
+    """Yield each row at its newest version."""
     for route in placement_routes.ROUTES:
         version = route.until or placement_versions.text(placement_versions.MAX)
         number = microversions.number(version)
@@ -199,7 +210,7 @@ def placement() -> Iterator[Operation]:
 
 
 def standalone(service: str, application: Any) -> Iterator[Operation]:
-    """What falcon's own list of an application's routes says."""
+    """Yield the operations from falcon's list of an application's routes."""
     for route in inspect.inspect_routes(application):
         for method in route.methods:
             if not method.internal:

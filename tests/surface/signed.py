@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata service and image gateway: who asks is known by what it signs, and has no token.
+"""The metadata service and the image gateway, which authenticate by signatures without a token.
 
-Tenants' personas have what proves that they are their own guest, or the host of their own image;
-the admin also what opens the foreign ones.
+The personas of tenants have the signatures of their own guest, or the tickets of their own image.
+The admin also has those of the foreign project.
 """
 
 from __future__ import annotations
@@ -32,47 +32,51 @@ Proof = Mapping[str, str]
 
 
 class Signed(Site):
-    """``proofs``: what tenants may show; ``others``: what only who is no tenant may show."""
+    """A site without tokens.
+
+    Args:
+        proofs: Headers that tenants may send.
+        others: Headers that only the admin may send.
+    """
 
     def __init__(
         self,
         name: str,
         application: Any,
         compute: Compute,
-        known: dict[str, dict[str, str]],
+        records_by_owner: dict[str, dict[str, str]],
         proofs: list[Proof],
         others: list[Proof],
         also: Any = lambda: None,
     ) -> None:
-        super().__init__(name, application, {}, known, compute.site.database, also=also)
+        super().__init__(name, application, {}, records_by_owner, compute.site.database, also=also)
         self._proofs, self._others = proofs, others
 
     def proof(self, persona: str, chance: Random) -> dict[str, str]:
-        """One of those; one in five is spoilt, or left away."""
-        found = dict(chance.choice(self._others if persona == "admin" else self._proofs))
+        """Return random headers of the persona. About one in five is damaged or left out."""
+        headers = dict(chance.choice(self._others if persona == "admin" else self._proofs))
         if chance.random() < 0.2:
-            name = chance.choice(list(found))
-            found[name] = chance.choice(
+            name = chance.choice(list(headers))
+            headers[name] = chance.choice(
                 (
                     "",
                     "\xff",
                     "\xff" * 100,
                     "A" * 5000,
-                    found[name][:-1],
-                    found[name] + "0",
-                    found[name].upper(),
+                    headers[name][:-1],
+                    headers[name] + "0",
+                    headers[name].upper(),
                     "é",
                     ".",
                     "a.b",
                     "=" * 40 + ".x",
                 )
             )
-        return found if chance.random() < 0.97 else {}
+        return headers if chance.random() < 0.97 else {}
 
 
-class Own:
-    """The image service as Kilonova's own user sees it: all images of it. ``content``: their
-    bytes."""
+class OwnImages:
+    """The image service as seen by Kilonova's own user: all images with their bytes."""
 
     def __init__(self, images: Mapping[str, bytes]) -> None:
         self._images = images
@@ -104,7 +108,7 @@ class Own:
 
 
 class Bytes:
-    """An image on its way."""
+    """A download of an image."""
 
     def __init__(self, content: bytes) -> None:
         self._content, self.size = content, len(content)
@@ -113,12 +117,15 @@ class Bytes:
         yield self._content
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because no connection is open."""
 
 
 def metadata_site(compute: Compute) -> Signed:
-    """Guests of two projects, asked for by proxies that have the secret, and by one that has its
-    host's key alone."""
+    """Return the metadata service with guests of two projects.
+
+    Some requests come from proxies with the shared secret, others from a proxy with the key of its
+    host.
+    """
 
     def proof(owner: str, host: str = "", **more: str) -> Proof:
         server, key = compute.ids[owner]["servers"], host_key(SECRET, host) if host else SECRET
@@ -139,21 +146,21 @@ def metadata_site(compute: Compute) -> Signed:
         proof("own", "host9"),
         proof("own", "host1"),
     ]
-    known = {
+    records_by_owner = {
         owner: {
-            "servers": found["servers"],
-            "projects": found["os-quota-sets"],
+            "servers": records["servers"],
+            "projects": records["os-quota-sets"],
             "openstack": "latest",
             "latest": "meta_data.json",
             "meta-data": "instance-type",
         }
-        for owner, found in compute.ids.items()
+        for owner, records in compute.ids.items()
     }
     return Signed(
         METADATA,
         metadata.create(guests, SECRET, RateLimiter(10**9)),
         compute,
-        known,
+        records_by_owner,
         [own] * 6 + mixed,
         [own, foreign],
         guests._guests.clear,
@@ -161,13 +168,18 @@ def metadata_site(compute: Compute) -> Signed:
 
 
 def gateway_site(compute: Compute) -> Signed:
-    """An image of each project, and one that waits for its bytes; tickets for them, old and forged
-    ones."""
+    """Return the image gateway with an image of each project and an image without data.
+
+    The tickets are valid, expired or forged.
+    """
     own, waits, foreign = ids.new(), ids.new(), ids.new()
-    known = {"own": {"images": own}, "foreign": {"images": foreign, "canary": "c4nary" * 8}}
+    records_by_owner = {
+        "own": {"images": own},
+        "foreign": {"images": foreign, "canary": "c4nary" * 8},
+    }
     tickets = Tickets(Vault("k"))
     old = Tickets(Vault("k"), lambda: time.time() - LIFETIME - 1)
-    shown = [
+    tenant_tickets = [
         tickets.make("host1", [own]),
         tickets.make("host1", [], [own]),
         tickets.make("host1", [own], [waits]),
@@ -175,20 +187,23 @@ def gateway_site(compute: Compute) -> Signed:
         Tickets(Vault("another")).make("host1", [foreign]),
     ]
     application = gateway.create(
-        Own({own: b"own" * 100, waits: b"", foreign: known["foreign"]["canary"].encode()}), tickets
-    )  # type: ignore[arg-type]  # the same interface
+        OwnImages(
+            {own: b"own" * 100, waits: b"", foreign: records_by_owner["foreign"]["canary"].encode()}
+        ),
+        tickets,
+    )  # type: ignore[arg-type]  # OwnImages has the used methods.
     return Signed(
         GATEWAY,
         application,
         compute,
-        known,
-        [{"X-Auth-Token": one} for one in shown],
+        records_by_owner,
+        [{"X-Auth-Token": ticket} for ticket in tenant_tickets],
         [{"X-Auth-Token": tickets.make("host2", [own, foreign], [foreign])}],
     )
 
 
 def operations() -> Iterator[Operation]:
-    """What guests and hosts ask for; parameters are what else could stand there."""
+    """Yield the requests of guests and hosts. Path parameters stand for other values."""
     paths = [
         "/",
         "/ec2",

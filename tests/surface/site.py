@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One service in this process: how it is asked by a persona, and how it is set back after a
-change."""
+"""A service in this process that a persona can call and that can be reset after changes."""
 
 from __future__ import annotations
 
@@ -19,21 +18,21 @@ MISSING = "deadbeef-dead-4ead-8ead-deaddeadbeef"
 
 
 class Database:
-    """A file of SQLite that can be set back."""
+    """A SQLite file that can be reset to a saved state."""
 
     def __init__(self, path: Path) -> None:
         self._file = sqlite3.connect(path, check_same_thread=False, timeout=30)
         self._kept = sqlite3.connect(":memory:", check_same_thread=False)
 
     def keep(self) -> None:
-        """This is what it is set back to."""
+        """Save the current content for ``set_back``."""
         self._file.backup(self._kept)
 
     def set_back(self) -> None:
         self._kept.backup(self._file)
 
     def content(self) -> list[str]:
-        """All of it, as text."""
+        """Return the whole content as SQL statements."""
         return list(self._file.iterdump())
 
     def close(self) -> None:
@@ -42,9 +41,17 @@ class Database:
 
 
 class Site:
-    """``ids``: "own" and "foreign" records by the part of the path before them. ``fakes``:
-    neighbours with a memory;
-    ``also``: what else is done when it is set back."""
+    """A service with its records.
+
+    Args:
+        name: Name of the service.
+        application: The WSGI application.
+        tokens: Persona -> token.
+        ids: "own" and "foreign" -> ids of records by the part of the path before them.
+        database: The database of the service.
+        fakes: Stand-ins for external services, which are reset, too.
+        also: Called at each reset.
+    """
 
     def __init__(
         self,
@@ -69,7 +76,7 @@ class Site:
         body: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> falcon.testing.Result:
-        """A request with a JSON body, or with bytes as they are."""
+        """Send a request of a persona with a JSON body, or with bytes as the raw body."""
         sent = self.proof(persona, Random(0))
         path, _, query = path.partition("?")
         if body is not None:
@@ -83,31 +90,34 @@ class Site:
         )
 
     def proof(self, persona: str, chance: Random) -> dict[str, str]:
-        """The headers that say who asks."""
+        """Return the headers that authenticate the persona."""
         return {"X-Auth-Token": self.tokens[persona]} if persona in self.tokens else {}
 
     def keep(self) -> None:
-        """This is what it is set back to."""
+        """Save the current state for ``set_back``."""
         self.database.keep()
         self._kept = [copy.deepcopy(vars(fake)) for fake in self._fakes]
 
     def set_back(self) -> None:
-        """Let nothing remain of what was asked since ``keep``."""
+        """Undo all changes since ``keep``."""
         self.database.set_back()
-        for fake, kept in zip(self._fakes, self._kept, strict=True):
-            vars(fake).update(copy.deepcopy(kept))
+        for fake, state in zip(self._fakes, self._kept, strict=True):
+            vars(fake).update(copy.deepcopy(state))
         self._also()
 
     def id_of(self, owner: str, kind: str) -> str:
-        """A record's id; of what belongs to nobody the only one."""
+        """Return the id of a record. Kinds without a foreign record have the own id."""
         if owner == "missing":
             return MISSING
         return self.ids[owner].get(kind) or self.ids["own"].get(kind) or MISSING
 
 
-def typed(application: Any) -> Any:
-    """The checker of the test client wants a type of every answer, Placement's own tests none
-    without a body."""
+def add_content_type(application: Any) -> Any:
+    """Wrap an application so that each answer has a Content-Type.
+
+    The checker of the test client requires the header. The placement service leaves it out of
+    answers without a body.
+    """
 
     def entry(environ: dict[str, Any], start_response: Any) -> Any:
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:

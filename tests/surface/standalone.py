@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standalone services as they are served: identity by itself, image and network behind
-keystonemiddleware."""
+"""The embedded services identity, image and network in this process.
+
+keystonemiddleware protects the image and network services.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +39,18 @@ OCTETS = {"Content-Type": "application/octet-stream"}
 
 
 class Standalone:
-    """Some of the services; ``close`` ends them."""
+    """The identity, image and network services with records. ``close`` ends them."""
 
     def __init__(self, folder: Path, identity: Identity) -> None:
         self._identity: Identity = identity
         self._opened: list[Database] = []
-        self.applications: dict[str, Any] = {}  #: as falcon knows them
+        #: The falcon applications, without keystonemiddleware.
+        self.applications: dict[str, Any] = {}
         self.identity = self._identity_site(folder)
         self.image = self._image_site(folder)
         self.network = self._network_site(folder)
-        for one in self.sites:
-            one.keep()
+        for service_site in self.sites:
+            service_site.keep()
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -82,34 +85,37 @@ class Standalone:
         )
 
     def _identity_site(self, folder: Path) -> Site:
-        """Not the one that tokens are asked for: here users may be removed."""
+        """Return a copy of the identity service, whose users tests may remove.
+
+        The original service issues and checks the tokens.
+        """
         path = folder / "identity.db"
         with sqlite3.connect(self._identity.path) as source, sqlite3.connect(path) as copy:
             source.backup(copy)
-        made = self._site(
+        new_site = self._site(
             "identity",
             identity_app.build(
                 IdentityService(self._open(path, identity_schema.METADATA), timedelta(hours=12))
             ),
             path,
         )
-        own, roles = made.ids["own"], _get(made, "/v3/roles")["roles"]
+        own, roles = new_site.ids["own"], _get(new_site, "/v3/roles")["roles"]
         own |= {
-            "roles": next(one["id"] for one in roles if one["name"] == "member"),
+            "roles": next(record["id"] for record in roles if record["name"] == "member"),
             "regions": "RegionOne",
-            "services": _get(made, "/v3/services")["services"][0]["id"],
+            "services": _get(new_site, "/v3/services")["services"][0]["id"],
             "domains": "default",
-            "endpoints": _get(made, "/v3/endpoints")["endpoints"][0]["id"],
+            "endpoints": _get(new_site, "/v3/endpoints")["endpoints"][0]["id"],
         }
         body = {"service_id": own["services"], "resource_name": "servers", "default_limit": 5}
-        [registered] = _post(made, "admin", "/v3/registered_limits", {"registered_limits": [body]})[
-            "registered_limits"
-        ]
+        [registered] = _post(
+            new_site, "admin", "/v3/registered_limits", {"registered_limits": [body]}
+        )["registered_limits"]
         own["registered_limits"] = registered["id"]
         for owner, persona in OWNER.items():
             project, user = self._identity.projects[_place(owner)], self._identity.users[persona]
             [limit] = _post(
-                made,
+                new_site,
                 "admin",
                 "/v3/limits",
                 {
@@ -123,55 +129,57 @@ class Standalone:
                     ]
                 },
             )["limits"]
-            made.ids[owner] |= {
+            new_site.ids[owner] |= {
                 "projects": project,
                 "users": user,
                 "limits": limit["id"],
             }
-        return made
+        return new_site
 
     def _image_site(self, folder: Path) -> Site:
         path = folder / "image.db"
-        kept: list[str] = []
+        image_names: list[str] = []
         shelf = ImageStore(
             self._open(path, image_schema.METADATA), ImageFiles(folder / "images", 1024 * 1024)
         )
-        made = self._site(
+        new_site = self._site(
             "image",
             image_app.build(shelf),
             path,
             image_caller.is_open,
-            lambda: [(folder / "images" / image).write_bytes(b"data") for image in kept],
+            lambda: [(folder / "images" / image).write_bytes(b"data") for image in image_names],
         )
         for owner, persona in OWNER.items():
             image = _post(
-                made,
+                new_site,
                 persona,
                 "/v2/images",
                 {"name": "i", "disk_format": "raw", "container_format": "bare", "tags": [owner]},
             )["id"]
             assert (
-                made.ask(persona, "PUT", f"/v2/images/{image}/file", b"data", OCTETS).status_code
+                new_site.ask(
+                    persona, "PUT", f"/v2/images/{image}/file", b"data", OCTETS
+                ).status_code
                 == 204
             )
-            made.ids[owner] |= {"images": image}
-        kept += [one.name for one in (folder / "images").iterdir() if one.is_file()]
-        made.ids["own"] |= {"schemas": "image"}
-        return made
+            new_site.ids[owner] |= {"images": image}
+        image_names += [file.name for file in (folder / "images").iterdir() if file.is_file()]
+        new_site.ids["own"] |= {"schemas": "image"}
+        return new_site
 
     def _network_site(self, folder: Path) -> Site:
         path = folder / "network.db"
         self.fabric = Fabric(
             self._open(path, network_schema.METADATA), NetworkSettings(has_hosts=False)
         )
-        made = self._site(
+        new_site = self._site(
             "network",
             network_app.build(self.fabric),
             path,
             network_caller.is_open,
             lambda: setattr(self.fabric, "hosts", HostRegistry({"host1": 0}, time.monotonic)),
         )
-        made.ids["own"] |= {"extensions": "router"}
+        new_site.ids["own"] |= {"extensions": "router"}
         with self.fabric.change() as change:
             change.connection.execute(
                 insert(network_schema.hosts).values(
@@ -183,31 +191,36 @@ class Standalone:
                 )
             )
         self.fabric.hosts.note_contact("host1")
-        made.ids["own"] |= {"hosts": "host1"}
-        public = _make(made, "admin", "network", {"router:external": True})
+        new_site.ids["own"] |= {"hosts": "host1"}
+        public = _make(new_site, "admin", "network", {"router:external": True})
         _make(
-            made,
+            new_site,
             "admin",
             "subnet",
             {"network_id": public, "cidr": "172.24.4.0/24", "ip_version": 4},
         )
         for owner, persona in OWNER.items():
-            self._network_records(made, owner, persona, public)
-        return made
+            self._network_records(new_site, owner, persona, public)
+        return new_site
 
-    def _network_records(self, made: Site, owner: str, persona: str, public: str) -> None:
-        network = _make(made, persona, "network", {"name": owner})
+    def _network_records(self, new_site: Site, owner: str, persona: str, public: str) -> None:
+        network = _make(new_site, persona, "network", {"name": owner})
         subnet = _make(
-            made, persona, "subnet", {"network_id": network, "cidr": "10.0.0.0/24", "ip_version": 4}
+            new_site,
+            persona,
+            "subnet",
+            {"network_id": network, "cidr": "10.0.0.0/24", "ip_version": 4},
         )
-        router = _make(made, persona, "router", {"external_gateway_info": {"network_id": public}})
-        answer = made.ask(
+        router = _make(
+            new_site, persona, "router", {"external_gateway_info": {"network_id": public}}
+        )
+        answer = new_site.ask(
             persona, "PUT", f"/v2.0/routers/{router}/add_router_interface", {"subnet_id": subnet}
         )
         assert answer.status_code == 200, answer.text
-        group = _make(made, persona, "security_group", {"name": owner})
+        group = _make(new_site, persona, "security_group", {"name": owner})
         port = _make(
-            made,
+            new_site,
             "admin",
             "port",
             {
@@ -219,19 +232,19 @@ class Standalone:
                 "project_id": self._identity.projects[_place(owner)],
             },
         )
-        made.ids[owner] |= {
+        new_site.ids[owner] |= {
             "networks": network,
             "subnets": subnet,
             "routers": router,
             "ports": port,
             "security-groups": group,
             "security-group-rules": _make(
-                made,
+                new_site,
                 persona,
                 "security_group_rule",
                 {"security_group_id": group, "direction": "ingress", "protocol": "tcp"},
             ),
-            "floatingips": _make(made, persona, "floatingip", {"floating_network_id": public}),
+            "floatingips": _make(new_site, persona, "floatingip", {"floating_network_id": public}),
             "bindings": "host1",
             "quotas": self._identity.projects[_place(owner)],
             "public": public,
@@ -243,18 +256,18 @@ def _place(owner: str) -> str:
     return "third" if owner == "foreign" else "own"
 
 
-def _get(made: Site, path: str) -> Any:
-    answer = made.ask("admin", "GET", path)
+def _get(new_site: Site, path: str) -> Any:
+    answer = new_site.ask("admin", "GET", path)
     assert answer.status_code == 200, answer.text
     return answer.json
 
 
-def _post(made: Site, persona: str, path: str, body: Any) -> Any:
-    answer = made.ask(persona, "POST", path, body)
+def _post(new_site: Site, persona: str, path: str, body: Any) -> Any:
+    answer = new_site.ask(persona, "POST", path, body)
     assert answer.status_code < 300, answer.text
     return answer.json
 
 
-def _make(made: Site, persona: str, noun: str, attributes: Any) -> str:
+def _make(new_site: Site, persona: str, noun: str, attributes: Any) -> str:
     path = {"floatingip": "floatingips"}.get(noun, noun.replace("_", "-") + "s")
-    return str(_post(made, persona, f"/v2.0/{path}", {noun: attributes})[noun]["id"])
+    return str(_post(new_site, persona, f"/v2.0/{path}", {noun: attributes})[noun]["id"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All services of one cloud in this process, and every operation that they offer."""
+"""All services of one cloud in this process, with their operations."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from tests.surface.standalone import Standalone
 
 
 class World:
-    """``sites`` by the names of the services; ``operations`` in the order of their tables;
-    ``signed``: those of who has no token."""
+    """The services of a cloud.
+
+    ``sites`` has the services by name. ``operations`` has the operations in the order of the
+    routing tables. ``signed`` has the operations of services without tokens.
+    """
 
     def __init__(self, folder: Path) -> None:
-        # it warns of its own cache
+        # keystonemiddleware warns about its in-process cache.
         logging.getLogger("keystonemiddleware.auth_token").setLevel(logging.ERROR)
         self._identity = Identity(folder)
         self.compute = Compute(folder, self._identity)
         self._standalone = Standalone(folder, self._identity)
         self.users = self._identity.users
         self.sites: dict[str, Site] = {
-            one.name: one
-            for one in (
+            site.name: site
+            for site in (
                 self.compute.site,
                 self.compute.placement,
                 *self._standalone.sites,
@@ -37,12 +40,12 @@ class World:
             )
         }
         self.operations: list[Operation] = [
-            *operations.told_apart(operations.compute()),
-            *operations.told_apart(operations.placement()),
+            *operations.mark_older(operations.compute()),
+            *operations.mark_older(operations.placement()),
             *(
-                found
+                operation
                 for name, application in self._standalone.applications.items()
-                for found in operations.standalone(name, application)
+                for operation in operations.standalone(name, application)
             ),
         ]
         self.signed = list(signed.operations())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attacks on running clouds say of a weak one that it is broken, and count it."""
+"""The attacks in ``tests.attacks`` report weak services as broken."""
 
 from __future__ import annotations
 
@@ -22,37 +22,39 @@ from tests.attacks.target import Door, Outcome
 ARGUMENTS = ["--control", "c", "--agent", "a", "--clouds", "y"]
 
 
-def raises(target: Any) -> Iterator[Outcome]:
+def fail_with_os_error(target: Any) -> Iterator[Outcome]:
     yield Outcome("before")
     raise OSError("nobody foresaw it")
 
 
-def test_what_is_broken_is_counted_and_so_is_a_surprise(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+def test_attacks_main_counts_broken_outcomes_and_exceptions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines: list[str] = []
     monkeypatch.setattr(attacks, "Target", lambda *facts: None)
     monkeypatch.setattr(
         attacks,
         "ATTACKS",
         {
             "one": lambda target: iter([Outcome("a"), Outcome("b", "too much")]),
-            "two": raises,
+            "two": fail_with_os_error,
             "three": lambda target: iter([Outcome("c", untried="no guest")]),
         },
     )
-    assert attacks.main(ARGUMENTS, said.append) == 2
-    assert said[:-1] == [
+    assert attacks.main(ARGUMENTS, lines.append) == 2
+    assert lines[:-1] == [
         "held      a",
         "BROKEN    b: too much",
         "held      before",
         "BROKEN    two: ended by OSError: nobody foresaw it",
         "not tried c: no guest",
     ]
-    assert said[-1].startswith("2 held, 2 broken, 1 not tried")
+    assert lines[-1].startswith("2 held, 2 broken, 1 not tried")
 
 
 @pytest.fixture
-def one_at_a_time() -> Iterator[Door]:
-    """A service that reads from one client until it has a whole head."""
+def serial_service() -> Iterator[Door]:
+    """Yield a weak service that serves one client at a time, until its request arrives."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
 
         def serve() -> None:
@@ -74,28 +76,28 @@ def one_at_a_time() -> Iterator[Door]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_slow_clients_break_a_service_that_waits_for_them(
-    one_at_a_time: Door, monkeypatch: pytest.MonkeyPatch
+def test_slow_clients_attack_reports_service_with_one_client_at_a_time(
+    serial_service: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doors, "SLOW_DOORS", ("weak",))
     monkeypatch.setattr(doors, "CLIENTS", {"idle": (b"", 3)})
     monkeypatch.setattr(doors, "ROUNDS", 1)
-    [outcome] = doors.slow_clients(SimpleNamespace(doors={"weak": one_at_a_time}))  # type: ignore[arg-type]
+    [outcome] = doors.slow_clients(SimpleNamespace(doors={"weak": serial_service}))  # type: ignore[arg-type]
     assert outcome.broken.startswith("others wait"), outcome
-    begun = time.monotonic()
-    assert doors.worst(one_at_a_time) < 1 and time.monotonic() - begun < 5
+    start = time.monotonic()
+    assert doors.worst(serial_service) < 1 and time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize(("status", "broken"), [(400, ""), (500, "answered 500 application/json")])
-def test_numbers_and_large_bodies_break_an_api_that_fails(
-    one_at_a_time: Door, monkeypatch: pytest.MonkeyPatch, status: int, broken: str
+def test_numbers_and_large_bodies_attacks_report_an_api_with_status_500(
+    serial_service: Door, monkeypatch: pytest.MonkeyPatch, status: int, broken: str
 ) -> None:
     def call(*request: object, **more: object) -> SimpleNamespace:
         return SimpleNamespace(status_code=status, headers={"Content-Type": "application/json"})
 
     monkeypatch.setattr(doors, "SECONDS", 0.1)
     monkeypatch.setattr(doors, "worst", lambda door: 0.0)
-    target: Any = SimpleNamespace(doors={"api": one_at_a_time}, call=call)
+    target: Any = SimpleNamespace(doors={"api": serial_service}, call=call)
     assert {outcome.broken for outcome in doors.numbers(target)} == {broken}
     large = {outcome.broken for outcome in doors.large_bodies(target)}
     assert large == ({f"answered {{{status}}}"} if broken else {""})
@@ -103,7 +105,9 @@ def test_numbers_and_large_bodies_break_an_api_that_fails(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 @pytest.mark.parametrize(("mode", "broken"), [(0o644, "reads"), (0o622, "writes"), (0o600, "")])
-def test_what_others_can_open_is_named(tmp_path: Path, mode: int, broken: str) -> None:
+def test_local_users_attack_names_file_open_to_other_users(
+    tmp_path: Path, mode: int, broken: str
+) -> None:
     for folder in (tmp_path, *tmp_path.parents):
         if folder.stat().st_uid == os.geteuid() and folder.name:
             folder.chmod(folder.stat().st_mode | 0o011)

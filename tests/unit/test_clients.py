@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests of the clients' suites are run, and which are left out with a reason."""
+"""Selection of tests from the suites of OpenStack's clients."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ NOVA, SDK = "novaclient.tests.functional.v2.", "openstack.tests.functional."
 CLI = "openstackclient.tests.functional."
 
 
-def test_what_is_left_out_has_a_reason_and_the_rest_runs() -> None:
+def test_suite_chosen_leaves_out_tests_by_the_first_matching_reason() -> None:
     suite = Suite("one", ("one/tests",), left_out={r"Volume": "none", r"test_b$": "why not"})
     assert suite.chosen(["A.test_a", "A.test_b", "Volume.test_b", "A.test_bc"]) == (
         ["A.test_a", "A.test_bc"],
         {"A.test_b": "why not", "Volume.test_b": "none"},
-    ), "the first reason"
+    ), "the first matching reason counts"
 
 
-def test_tests_of_other_projects_services_are_not_ours() -> None:
+def test_suite_chosen_with_only_pattern_drops_tests_of_other_services() -> None:
     suite = Suite("one", ("one/tests",), only=r"\.compute\.", left_out={r"test_b": "why not"})
     assert suite.chosen(["a.compute.test_a", "a.dns.test_a", "a.dns.test_b"]) == (
         ["a.compute.test_a"],
@@ -27,7 +27,7 @@ def test_tests_of_other_projects_services_are_not_ours() -> None:
     )
 
 
-def test_a_reason_without_a_test_is_noticed() -> None:
+def test_suite_unused_lists_reason_without_a_test() -> None:
     suite = Suite("one", ("one/tests",), left_out={r"test_gone": "none", r"test_a": "none"})
     assert suite.unused(["A.test_a", "A.test_b"]) == ["test_gone"]
 
@@ -77,9 +77,11 @@ def test_a_reason_without_a_test_is_noticed() -> None:
         (OPENSTACKSDK, SDK + "cloud.test_compute.TestCompute.test_list_all_servers", True),
     ],
 )
-def test_only_what_has_a_reason_is_left_out(suite: Suite, test: str, runs: bool) -> None:
+def test_suite_chosen_runs_expected_tests_of_the_clients(
+    suite: Suite, test: str, runs: bool
+) -> None:
     assert (test in suite.chosen([test])[0]) == runs
 
 
-def test_each_suite_has_a_name_of_its_own() -> None:
+def test_suite_names_are_unique() -> None:
     assert len({suite.name for suite in SUITES}) == len(SUITES)

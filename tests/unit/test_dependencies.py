@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dependencies: each is declared in setup.cfg, used, locked within its range, and has its reason in
-docs/decisions/0002."""
+"""Dependencies in setup.cfg: each is imported or has a reason, and the lock files match."""
 
 from __future__ import annotations
 
@@ -15,24 +14,24 @@ from packaging.specifiers import SpecifierSet
 
 from tests.unit.test_house_rules import PACKAGES, ROOT, imports, name_of, sources
 
-#: Declared in setup.cfg and imported by nobody here, and why it is needed all the same.
+#: Distribution in setup.cfg that no module of the product imports -> the reason to declare it.
 NOT_IMPORTED = {
-    "cinder": "the neighbour of ./deploy/test cinder, in an environment of its own",
-    "ddt": "what its fake driver imports beside it",
-    "nova": "its schemas are read in an environment of its own",
-    "tempest": "judges the API in an environment of its own: a command",
-    "python-novaclient": "judges the API in an environment of its own: its functional suite",
-    "oslotest": "what openstacksdk's functional suite needs beside openstacksdk",
-    "Sphinx": "makes the site of the documentation in an environment of its own: a command",
+    "cinder": "the volume service of ./deploy/test cinder, in a separate environment",
+    "ddt": "imported by the fake driver of Cinder",
+    "nova": "the schemas are read in a separate environment",
+    "tempest": "a command that tests the API in a separate environment",
+    "python-novaclient": "the functional suite tests the API in a separate environment",
+    "oslotest": "required by the functional suite of openstacksdk",
+    "Sphinx": "a command that builds the documentation in a separate environment",
     "myst-parser": "reads the pages for Sphinx, in the same environment",
     "psycopg": "SQLAlchemy loads it by the URL's name",
     "PyMySQL": "SQLAlchemy loads it by the URL's name",
     "mysqlclient": "SQLAlchemy loads it by the URL's name",
-    "python-openstackclient": "the operator's and the tests' client: a command",
-    "osc-placement": "adds the placement service to the client, which finds it by itself",
+    "python-openstackclient": "a command for operators and tests",
+    "osc-placement": "a plugin of the client for the placement service",
     "setuptools": "builds the editable installation without a network",
-    "uv": "installs the others",
-    "ceilometer": "a script of the tests runs it in an environment of its own",
+    "uv": "installs the other distributions",
+    "ceilometer": "a script of the tests runs Ceilometer in a separate environment",
     "gabbi": "tests",
     "hypothesis": "tests",
     "openstacksdk": "imported as openstack",
@@ -44,7 +43,7 @@ NOT_IMPORTED = {
     "mypy": "lint",
     "ruff": "lint",
 }
-#: The name of a distribution where it differs from the package that is imported.
+#: Imported package -> its distribution, if the names differ.
 DISTRIBUTIONS = {
     "libvirt": "libvirt-python",
     "re2": "google-re2",
@@ -52,7 +51,7 @@ DISTRIBUTIONS = {
     "yaml": "PyYAML",
     "opentelemetry": "opentelemetry-sdk",
 }
-#: An extra of setup.cfg -> what runs with nothing but that, and what does not belong to it there.
+#: Extra -> the folders that run with this extra only, and prefixes of files in them that do not.
 EXTRAS = {
     "agent": (("common", "compute_agent"), ("common/store/",)),
     "conductor": (("common", "conductor", "scheduler"), ()),
@@ -73,7 +72,7 @@ LOCKS = {
     "requirements-docs.txt": ("docs",),
     "requirements-clients.txt": ("clients",),
 }
-#: Imported where an option or a URL asks for it: what has an extra of its own.
+#: Modules that import a distribution of another extra, if an option or URL requires it.
 BY_OPTION = {
     ("common/clients/limits.py", "oslo-limit"),
     ("common/store/connections.py", "psycopg"),
@@ -81,48 +80,52 @@ BY_OPTION = {
 }
 
 
-def test_dependencies_are_what_is_imported() -> None:
-    declared = declared_by("", *setup()["options.extras_require"])
+def test_declared_dependencies_equal_the_imported_packages() -> None:
+    declared = declared_names("", *setup()["options.extras_require"])
     roots = {module.split(".")[0] for path in sources(*PACKAGES) for module, _ in imports(path)}
     used = {
-        plain(DISTRIBUTIONS.get(root, root))
+        normalise(DISTRIBUTIONS.get(root, root))
         for root in roots - sys.stdlib_module_names - set(PACKAGES)
     }
-    known = {plain(name) for name in declared}
-    assert used - known - {"openstack"} == set(), "imported and not declared in setup.cfg"
-    assert known - used - {plain(name) for name in NOT_IMPORTED} == set(), (
+    declared_distributions = {normalise(name) for name in declared}
+    assert used - declared_distributions - {"openstack"} == set(), (
+        "imported and not declared in setup.cfg"
+    )
+    assert declared_distributions - used - {normalise(name) for name in NOT_IMPORTED} == set(), (
         "declared in setup.cfg, imported by nobody"
     )
 
 
-def test_extras_declare_what_their_processes_import() -> None:
+def test_extra_declares_the_imports_of_its_processes() -> None:
     undeclared = {
         (name_of(path), distribution)
         for extra, (folders, others) in EXTRAS.items()
-        for declared in [{plain(name) for name in declared_by("", extra)}]
+        for declared in [{normalise(name) for name in declared_names("", extra)}]
         for path in sources(*folders)
         if not name_of(path).startswith(others or "-")
         for root in {module.split(".")[0] for module, _ in imports(path)}
         if root not in sys.stdlib_module_names and root not in PACKAGES
-        for distribution in [plain(DISTRIBUTIONS.get(root, root))]
+        for distribution in [normalise(DISTRIBUTIONS.get(root, root))]
         if distribution not in declared
     }
     assert undeclared == BY_OPTION
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_lock_has_every_dependency_within_its_range(lock: str) -> None:
+def test_lock_file_has_each_dependency_within_its_range(lock: str) -> None:
     text = (ROOT / "deploy" / lock).read_text()
-    locked = {plain(name): version for name, version in re.findall(r"^(\S+)==(\S+)", text, re.M)}
+    locked = {
+        normalise(name): version for name, version in re.findall(r"^(\S+)==(\S+)", text, re.M)
+    }
     out_of_range = {
-        str(dependency): locked.get(plain(dependency.name))
+        str(dependency): locked.get(normalise(dependency.name))
         for dependency in dependencies(*LOCKS[lock])
-        if locked.get(plain(dependency.name)) not in dependency.specifier
+        if locked.get(normalise(dependency.name)) not in dependency.specifier
     }
     assert out_of_range == {}
 
 
-def test_ranges_have_a_lower_and_an_upper_bound() -> None:
+def test_dependency_ranges_have_a_lower_and_an_upper_bound() -> None:
     assert [
         str(dependency)
         for dependency in dependencies("", *setup()["options.extras_require"])
@@ -130,7 +133,7 @@ def test_ranges_have_a_lower_and_an_upper_bound() -> None:
     ] == []
 
 
-def test_python_versions_are_those_of_the_classifiers() -> None:
+def test_python_requires_equals_the_classifiers() -> None:
     options = setup()
     supported = SpecifierSet(options["options"]["python_requires"])
     versions = [f"3.{minor}" for minor in range(30) if f"3.{minor}" in supported]
@@ -161,11 +164,11 @@ def dependencies(*names: str) -> Iterator[Requirement]:
                 yield Requirement(line)
 
 
-def declared_by(*names: str) -> set[str]:
+def declared_names(*names: str) -> set[str]:
     """Return the names of the distributions of these extras."""
     return {dependency.name for dependency in dependencies(*names)}
 
 
-def plain(name: str) -> str:
-    """The same for Foo.bar, foo-bar and foo_bar."""
+def normalise(name: str) -> str:
+    """Return the normalised name, which is the same for Foo.bar, foo-bar and foo_bar."""
     return name.lower().replace("_", "-").replace(".", "-")

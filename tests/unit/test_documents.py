@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files, names and tests that pages of docs/ mention exist."""
+"""The files, definitions, tests and options in pages of docs/ exist."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ OLD_IMAGE_PROPERTIES = (
 )
 
 
-def test_each_image_property_of_nova_has_a_decision() -> None:
-    """A property is carried out, refused by name, or listed as one that only describes."""
+def test_flavors_page_or_options_cover_the_image_properties_of_nova() -> None:
+    """A property is supported, refused by name, or listed as a description without effect."""
     text = (ROOT / "docs/flavors.md").read_text()
     decided = {option.image for option in OPTIONS} | IMAGES.keys()
     decided |= set(re.findall(r"`(\w+)(?:\.N)?`", text))

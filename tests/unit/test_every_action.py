@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every action in every vm_state and task_state, with and without a lock, by each persona, on the
-table's functions.
+"""Each action in each vm_state and task_state, with and without a lock, by each persona.
 
-Status and effect are compared with ``tests.allowed``, which knows nothing of the table.
+The tests call the functions below the API on a database in memory. Statuses and effects are
+compared with ``tests.allowed``, which is independent of the table of actions.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def policy() -> Policy:
     return Policy(COMPUTE_RULES)
 
 
-def test_the_hand_written_page_speaks_of_every_action() -> None:
-    told = {name.partition(" ")[0] for name in allowed.ALL}
-    assert {row.key for row in states.ACTIONS if row.query is None} - told == {
+def test_allowed_rules_cover_the_actions_and_states_of_the_table() -> None:
+    rule_keys = {name.partition(" ")[0] for name in allowed.ALL}
+    assert {row.key for row in states.ACTIONS if row.query is None} - rule_keys == {
         "create",
         "softDelete",
         "attach_interface",
@@ -81,7 +81,7 @@ def test_action_is_allowed_by_role_and_state(policy: Policy, name: str) -> None:
         for vm_state in states.VM_STATES:
             for task_state in TASKS:
                 for locked in (False, True):
-                    found = SimpleNamespace(
+                    server = SimpleNamespace(
                         vm_state=vm_state,
                         task_state=task_state,
                         locked=locked,
@@ -89,21 +89,21 @@ def test_action_is_allowed_by_role_and_state(policy: Policy, name: str) -> None:
                         shares=0,
                         host="host1",
                     )
-                    got = (
-                        judged(states.matching_row(rows, vm_state), found, caller)
+                    actual = (
+                        check_status(states.matching_row(rows, vm_state), server, caller)
                         if permitted
                         else 403
                     )
                     persona = allowed.PERSONAS[token]
-                    wanted = allowed.status(name, persona, vm_state, task_state, locked)
-                    if (got if sees else 404) != wanted:
-                        wrong.append((token, vm_state, task_state, locked, got, wanted))
+                    expected = allowed.status(name, persona, vm_state, task_state, locked)
+                    if (actual if sees else 404) != expected:
+                        wrong.append((token, vm_state, task_state, locked, actual, expected))
     assert wrong == []
 
 
-def judged(row: states.Action, found: Any, caller: RequestContext) -> int:
+def check_status(row: states.Action, server: Any, caller: RequestContext) -> int:
     try:
-        actions.check(row, SERVER, found, caller)
+        actions.check(row, SERVER, server, caller)
     except errors.Problem as problem:
         return problem.status
     return row.success
@@ -112,23 +112,23 @@ def judged(row: states.Action, found: Any, caller: RequestContext) -> int:
 # --- the effect, on rows ---
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:
-    made = upgrade(Store("sqlite://"))
-    with made.begin() as tx:
+    new_store = upgrade(Store("sqlite://"))
+    with new_store.begin() as tx:
         tx.execute(
             sa.insert(schema.servers).values(
                 **server_row(SERVER, project_id=PROJECT, user_id="u1", name="vm", hostname="vm")
             )
         )
-    yield made
-    made.close()
+    yield new_store
+    new_store.close()
 
 
 def server_of(store: Store) -> Any:
     return store.read(lambda tx: tx.execute(sa.select(schema.servers)).one())
 
 
-def asked(store: Store, name: str, caller: RequestContext) -> int:
-    """What became of it when it was begun in a transaction."""
+def begin_action(store: Store, name: str, caller: RequestContext) -> int:
+    """Begin the action in a transaction and return the status of the outcome."""
     rows = rows_of(name)
     args = {"state": "active"} if name == "os-resetState" else {}
     scope = None if caller.is_admin else caller.project_id
@@ -148,7 +148,7 @@ def asked(store: Store, name: str, caller: RequestContext) -> int:
 
 @NAMES
 @pytest.mark.parametrize("task_state", [None, "rebooting"])
-def test_accepted_action_takes_the_server_refused_leaves_it(
+def test_accepted_action_reserves_the_server_and_refused_action_does_not(
     store: Store, name: str, task_state: str | None
 ) -> None:
     holder = "running action" if task_state else None
@@ -166,13 +166,16 @@ def test_accepted_action_takes_the_server_refused_leaves_it(
                 )
             )
         before, row = server_of(store), rows_of(name)[0]
-        got = asked(store, name, CALLERS["admin"])
+        status = begin_action(store, name, CALLERS["admin"])
         after, journal = (
             server_of(store),
             store.read(lambda tx: list(tx.execute(sa.select(schema.actions)))),
         )
-        assert got == allowed.status(name, "admin", vm_state, task_state, False), (vm_state, got)
-        if got == 409:
+        assert status == allowed.status(name, "admin", vm_state, task_state, False), (
+            vm_state,
+            status,
+        )
+        if status == 409:
             assert (after, journal) == (before, [])
             continue
         assert after.task_state == allowed.task_after(name, task_state)
@@ -187,21 +190,21 @@ def test_accepted_action_takes_the_server_refused_leaves_it(
 
 
 @NAMES
-def test_another_project_s_server_is_not_there(store: Store, name: str) -> None:
+def test_action_on_server_of_another_project_returns_404(store: Store, name: str) -> None:
     before = server_of(store)
-    assert asked(store, name, CALLERS["stranger"]) == 404
+    assert begin_action(store, name, CALLERS["stranger"]) == 404
     assert server_of(store) == before
 
 
-def test_an_action_without_a_task_state_holds_the_server_too(store: Store) -> None:
+def test_action_without_task_state_blocks_other_actions_except_delete(store: Store) -> None:
     with store.begin() as tx:
         tx.execute(
             sa.update(schema.servers).values(
                 vm_state="active", task_state=None, action=None, locked=False, host="host1"
             )
         )
-    assert asked(store, "trigger_crash_dump", CALLERS["user"]) == 202
+    assert begin_action(store, "trigger_crash_dump", CALLERS["user"]) == 202
     assert server_of(store).task_state is None
     for name in ("trigger_crash_dump", "os-stop", "pause", "rebuild"):
-        assert asked(store, name, CALLERS["user"]) == 409
-    assert asked(store, "delete", CALLERS["user"]) == 204
+        assert begin_action(store, name, CALLERS["user"]) == 409
+    assert begin_action(store, "delete", CALLERS["user"]) == 204

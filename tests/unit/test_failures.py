@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a failing test prints: of the clouds that it used, what happened since it began, and nothing
-else."""
+"""The plugin ``tests.failures``: evidence from the clouds of a failed test, since its start.
+
+Most tests run pytest on a small ring in a subprocess and read its output.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,7 @@ from tests.unit.test_house_rules import ROOT
 
 SERVER, ACTION, REQUEST, ANOTHER = (f"{digit * 8}-0000-4000-8000-000000000000" for digit in "abcd")
 MOMENT = 1_700_000_000_000_000
-#: A ring of its own: a cloud of the session that is used and one that is not, one that does not
-#: come up, and tests that fail in every way.
+#: A ring with used and unused session clouds, a cloud that fails to start, and failing tests.
 RING = """
 import pathlib, time, pytest
 from tests import evidence, failures
@@ -66,7 +67,7 @@ def unruly():
 def doomed():
     home = Home("doomed")
     try:
-        with failures.asked_first(home):
+        with failures.diagnose_first(home):
             home.say("does not come up")
             pytest.fail("no broker", pytrace=False)
     finally:
@@ -103,8 +104,8 @@ def broken():
     raise OSError("no doctor")
 
 def test_with_a_bad_doctor(monkeypatch):
-    asked = failures.asked
-    monkeypatch.setattr(failures, "asked", lambda thing, since: asked(thing, since, patience=0.2))
+    diagnose = failures.diagnose
+    monkeypatch.setattr(failures, "diagnose", lambda thing, since: diagnose(thing, since, patience=0.2))
     homes = Home("mine", failing=broken, hanging=lambda: time.sleep(60)), Mute("mute")
     assert not "the reason"
 
@@ -114,11 +115,11 @@ def test_of_much():
 """
 
 
-def pytest_says(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> str:
-    """What it prints of the ring, run with the plugin."""
+def run_ring(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> str:
+    """Run pytest on the ring with the plugin and return the output."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_ring.py").write_text(RING)
-    done = subprocess.run(
+    process = subprocess.run(
         [
             sys.executable,
             "-m",
@@ -140,8 +141,8 @@ def pytest_says(folder: Path, *arguments: str, env: dict[str, str] | None = None
         timeout=120,
         env={**os.environ, **(env or {})},
     )
-    assert done.returncode == 1, done
-    return done.stdout
+    assert process.returncode == 1, process
+    return process.stdout
 
 
 @pytest.fixture(scope="module")
@@ -150,89 +151,92 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def said(folder: Path) -> str:
+def output(folder: Path) -> str:
     junit = f"--junitxml={folder / 'junit.xml'}"
-    return pytest_says(folder, junit, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+    return run_ring(folder, junit, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
 
 
-def of(said: str, *test: str) -> str:
-    """What is said of one test."""
-    [found] = re.findall(
-        rf"^_+ {' '.join(test)} _+\n(.*?)^(?:___|===)", said, re.DOTALL | re.MULTILINE
+def part_of(output: str, *test: str) -> str:
+    """Return the part of the output about one test."""
+    [part] = re.findall(
+        rf"^_+ {' '.join(test)} _+\n(.*?)^(?:___|===)", output, re.DOTALL | re.MULTILINE
     )
-    return str(found)
+    return str(part)
 
 
-def section(said: str, title: str) -> list[str]:
-    """The lines below a title."""
-    [found] = re.findall(rf"^-+ {title} -+\n(.*?)(?:^---|\Z)", said, re.DOTALL | re.MULTILINE)
-    return list(found.splitlines())
+def section(output: str, title: str) -> list[str]:
+    """Return the lines below a title."""
+    [lines] = re.findall(rf"^-+ {title} -+\n(.*?)(?:^---|\Z)", output, re.DOTALL | re.MULTILINE)
+    return list(lines.splitlines())
 
 
-def test_failure_tells_what_its_own_cloud_did_meanwhile(said: str) -> None:
-    told = of(said, "test_of_a_cloud")
-    assert section(told, "log of used") == ["used.log: 1 of 1 lines", "  2026-01-01 of this test"]
+def test_failure_shows_log_of_its_own_cloud_since_its_start(output: str) -> None:
+    part = part_of(output, "test_of_a_cloud")
+    assert section(part, "log of used") == ["used.log: 1 of 1 lines", "  2026-01-01 of this test"]
     assert (
-        "log of other" not in said
-        and "the reason" in told
-        and "4 failed, 2 passed, 5 errors" in said
+        "log of other" not in output
+        and "the reason" in part
+        and "4 failed, 2 passed, 5 errors" in output
     )
 
 
-def test_failure_tells_the_same_in_junit_xml(said: str, folder: Path) -> None:
+def test_failure_in_junit_xml_has_the_same_evidence(output: str, folder: Path) -> None:
     [case] = ElementTree.parse(folder / "junit.xml").findall(".//testcase[@name='test_of_a_cloud']")
     assert section(str(case.findtext("failure")), "log of used") == section(
-        of(said, "test_of_a_cloud"), "log of used"
+        part_of(output, "test_of_a_cloud"), "log of used"
     )
 
 
-@pytest.mark.slice("operations")  # ./deploy/test uses no workers of xdist
-def test_failure_tells_the_same_from_an_xdist_worker(said: str, tmp_path: Path) -> None:
-    far = of(pytest_says(tmp_path, "-n", "1", "-k", "that_passes or of_a_cloud"), "test_of_a_cloud")
-    assert section(far, "log of used") == section(of(said, "test_of_a_cloud"), "log of used")
+# ./deploy/test uses no workers of xdist, so the default set leaves this test out.
+@pytest.mark.slice("operations")
+def test_failure_from_an_xdist_worker_has_the_same_evidence(output: str, tmp_path: Path) -> None:
+    far = part_of(
+        run_ring(tmp_path, "-n", "1", "-k", "that_passes or of_a_cloud"), "test_of_a_cloud"
+    )
+    assert section(far, "log of used") == section(part_of(output, "test_of_a_cloud"), "log of used")
 
 
-def test_cloud_that_does_not_come_up_tells_before_removal(said: str) -> None:
-    told = of(said, "ERROR at setup of", "test_of_no_cloud")
-    assert section(told, "log of doomed") == [
+def test_failure_of_a_cloud_to_start_shows_its_log_before_removal(output: str) -> None:
+    part = part_of(output, "ERROR at setup of", "test_of_no_cloud")
+    assert section(part, "log of doomed") == [
         "doomed.log: 1 of 1 lines",
         "  2026-01-01 does not come up",
     ]
-    assert "no broker" in told
+    assert "no broker" in part
 
 
-def test_cloud_of_failed_fixture_is_asked_once(said: str) -> None:
+def test_failed_fixture_of_two_tests_shows_its_evidence_once(output: str) -> None:
     first, second = (
-        of(said, "ERROR at setup of", f"test_{name}_of_broken_cloud")
+        part_of(output, "ERROR at setup of", f"test_{name}_of_broken_cloud")
         for name in ("first", "second")
     )
     assert section(first, "hint") == ["see the log"]
     assert "no guest" in second and "hint" not in second
 
 
-def test_teardown_that_fails_tells_unless_the_test_did(said: str) -> None:
-    told = of(said, "ERROR at teardown of", "test_ended_wrong")
-    assert section(told, "log of unruly") == [
+def test_teardown_failure_shows_evidence_unless_the_test_failed(output: str) -> None:
+    part = part_of(output, "ERROR at teardown of", "test_ended_wrong")
+    assert section(part, "log of unruly") == [
         "unruly.log: 1 of 1 lines",
         "  2026-01-01 while it ends",
     ]
-    assert section(of(said, "test_wrong_twice"), "log of unruly") == ["nothing"]
-    again = of(said, "ERROR at teardown of", "test_wrong_twice")
+    assert section(part_of(output, "test_wrong_twice"), "log of unruly") == ["nothing"]
+    again = part_of(output, "ERROR at teardown of", "test_wrong_twice")
     assert "not gone" in again and "log of unruly" not in again
 
 
-def test_question_that_fails_or_hangs_hides_nothing(said: str) -> None:
-    told = of(said, "test_with_a_bad_doctor")
-    assert section(told, "failing") == ["could not be asked: OSError('no doctor')"]
-    assert section(told, "hanging") == ["did not answer within 0.2 s"]
-    assert section(told, "Mute") == ["could not be asked: KeyError('no titles')"]
-    assert section(told, "log of mine") == ["nothing"] and "the reason" in told
+def test_failure_shows_other_evidence_when_a_source_fails_or_hangs(output: str) -> None:
+    part = part_of(output, "test_with_a_bad_doctor")
+    assert section(part, "failing") == ["could not be asked: OSError('no doctor')"]
+    assert section(part, "hanging") == ["did not answer within 0.2 s"]
+    assert section(part, "Mute") == ["could not be asked: KeyError('no titles')"]
+    assert section(part, "log of mine") == ["nothing"] and "the reason" in part
 
 
-def test_report_of_much_is_cut(said: str) -> None:
-    lines = section(of(said, "test_of_much"), "much")
+def test_failure_cuts_long_evidence(output: str) -> None:
+    lines = section(part_of(output, "test_of_much"), "much")
     assert (len(lines), len(lines[0]), lines[-1]) == (200, 301, "… 801 more lines")
-    assert section(of(said, "test_of_much"), "more") == ["… 1 more lines"]
+    assert section(part_of(output, "test_of_much"), "more") == ["… 1 more lines"]
 
 
 # --- evidence ---
@@ -253,16 +257,16 @@ def action(state: str, *, name: str = "resize", message: str | None = None) -> t
     )
 
 
-def test_actions_are_told_when_in_hand_or_failed() -> None:
+def test_evidence_describes_running_and_failed_actions() -> None:
     rows = [action("failed", message="no room"), action("done", name="stop"), action("waiting")]
-    first, second = evidence.described(rows)
+    first, second = evidence.describe_actions(rows)
     assert first.startswith(f"server {SERVER} resize: waiting, do boot on h1, attempt 2, since ")
     assert f"req-{REQUEST}, action {ACTION}" in first and second.endswith(": no room")
-    assert evidence.described([action("done")]) == ["none"]
+    assert evidence.describe_actions([action("done")]) == ["none"]
     assert evidence.ids(rows) == {ACTION, SERVER, REQUEST}
 
 
-def test_log_tells_of_ids_and_alarms_before_the_rest(tmp_path: Path) -> None:
+def test_evidence_of_log_prefers_lines_with_ids_and_errors(tmp_path: Path) -> None:
     log = tmp_path / "agent.log"
     traceback = [
         "2026-01-01 ERROR it broke",
@@ -282,20 +286,20 @@ def test_log_tells_of_ids_and_alarms_before_the_rest(tmp_path: Path) -> None:
         )
     )
     before = {log: len("2026-01-01 INFO long ago\n")}
-    heading, *told = evidence.news([log], before, {SERVER})
+    heading, *lines = evidence.news([log], before, {SERVER})
     assert heading == "agent.log: 11 of 75 lines"
-    assert [line.strip() for line in told[:4]] == [
+    assert [line.strip() for line in lines[:4]] == [
         f"2026-01-01 INFO server {SERVER} boots",
         traceback[0],
         "File 15",
         "File 16",
     ]
-    assert told[7] == "  ValueError: the cause" and told[8:] == [
+    assert lines[7] == "  ValueError: the cause" and lines[8:] == [
         f"  2026-01-01 INFO beat {number}" for number in range(47, 50)
     ]
 
 
-def test_log_that_concerns_nothing_tells_its_last_lines(tmp_path: Path) -> None:
+def test_evidence_of_log_without_matches_shows_the_last_lines(tmp_path: Path) -> None:
     quiet, silent = tmp_path / "quiet.log", tmp_path / "silent.log"
     quiet.write_text("".join(f"2026-01-01 INFO beat {number}\n" for number in range(9)))
     silent.write_text("2026-01-01 ERROR long ago\n")
@@ -305,7 +309,7 @@ def test_log_that_concerns_nothing_tells_its_last_lines(tmp_path: Path) -> None:
     ]
 
 
-def test_log_that_was_turned_over_tells_its_beginning(tmp_path: Path) -> None:
+def test_evidence_of_rotated_log_shows_it_from_the_beginning(tmp_path: Path) -> None:
     log = tmp_path / "agent.log"
     log.write_text("2026-01-01 INFO anew\n")
     assert evidence.news([log, tmp_path / "gone.log"], {log: 1 << 26}) == [
@@ -314,12 +318,12 @@ def test_log_that_was_turned_over_tells_its_beginning(tmp_path: Path) -> None:
     ]
 
 
-def test_logs_of_many_processes_share_the_lines(tmp_path: Path) -> None:
+def test_evidence_of_many_logs_shares_the_line_limit(tmp_path: Path) -> None:
     logs = [tmp_path / f"agent-{number}.log" for number in range(20)]
     for log in logs:
         log.write_text("2026-01-01 ERROR again\n" * 100)
-    told = evidence.news(logs, {})
+    lines = evidence.news(logs, {})
     assert (
-        len(told) == evidence.ALL_LOGS + len(logs)
-        and told.count("agent-7.log: 6 of 100 lines") == 1
+        len(lines) == evidence.ALL_LOGS + len(logs)
+        and lines.count("agent-7.log: 6 of 100 lines") == 1
     )

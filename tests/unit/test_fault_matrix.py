@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The default set's part of the fault matrix represents the whole, and only the registry decides
-it."""
+"""The cells of the fault matrix in the default set, and their dependence on the registry."""
 
 from __future__ import annotations
 
@@ -13,22 +12,22 @@ EVERY = cells()
 DEFAULT = default_cells(EVERY)
 
 
-def test_default_cells_have_every_workflow() -> None:
+def test_default_cells_cover_the_workflows() -> None:
     assert {*WORKFLOWS} < {cell.workflow for cell in EVERY}
     assert {cell.workflow for cell in EVERY} == {cell.workflow for cell in DEFAULT}
 
 
-def test_default_cells_have_every_fault_of_each_kind() -> None:
+def test_default_cells_cover_the_faults_of_each_kind() -> None:
     for kind, faults in FAULTS.items():
         if kind is not Kind.PAIR:
             assert {cell.fault for cell in DEFAULT if cell.kind is kind} == {*faults}, kind
 
 
-def test_default_cells_have_every_action_second_in_pair() -> None:
+def test_default_cells_cover_the_second_actions_of_pairs() -> None:
     assert {cell.fault for cell in DEFAULT if cell.kind is Kind.PAIR} == {*ASKED}
 
 
-def test_default_cells_have_each_cell_that_found_defect() -> None:
+def test_default_cells_contain_the_cells_with_past_defects() -> None:
     assert {*FOUND} <= {cell.id for cell in DEFAULT}
     assert len(DEFAULT) == len({cell.id for cell in DEFAULT}) < len(EVERY) / 25
 

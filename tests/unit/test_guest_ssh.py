@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the tests of real guests ask them (tests/e2e/guests.py): again while a guest does not let ssh
-in, and never again once it did, for the command may have run."""
+"""``tests.e2e.guests.Guest``: ssh is repeated until a login succeeds, and never after it.
+
+After a login the command may have run.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ SILENT = "echo 'Connection timed out during banner exchange' >&2; exit 255"
 
 
 @pytest.fixture
-def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Takes what ssh does the first time, the second and so on; returns a guest and who tells how
-    often it was run."""
+def script_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that takes scripts for the first, second and later runs of ssh.
+
+    The function returns a guest and a function that counts the runs.
+    """
 
     def prepare(*scripts: str) -> tuple[Guest, Any]:
         runs = tmp_path / "runs"
@@ -34,34 +38,34 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return prepare
 
 
-def test_guest_that_does_not_let_in_is_asked_again(answers: Any) -> None:
-    guest, runs = answers(SILENT, SILENT, f"echo '{IN}it' >&2; cat")
+def test_guest_run_repeats_until_a_login_succeeds(script_ssh: Any) -> None:
+    guest, runs = script_ssh(SILENT, SILENT, f"echo '{IN}it' >&2; cat")
     assert guest.run("a command", given=b"given") == "given"
     assert runs() == 3
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_what_a_command_says_is_its_answer(answers: Any, status: int) -> None:
-    guest, runs = answers(f"echo '{IN}it' >&2; exit {status}")
+def test_guest_does_follows_the_exit_status_of_the_command(script_ssh: Any, status: int) -> None:
+    guest, runs = script_ssh(f"echo '{IN}it' >&2; exit {status}")
     assert guest.does("a command") == (status == 0)
     assert runs() == 1
 
 
-def test_command_that_may_have_run_is_not_run_again(answers: Any) -> None:
-    guest, runs = answers(f"echo '{IN}it' >&2; echo 'Connection closed' >&2; exit 255")
+def test_guest_does_is_not_repeated_after_a_login(script_ssh: Any) -> None:
+    guest, runs = script_ssh(f"echo '{IN}it' >&2; echo 'Connection closed' >&2; exit 255")
     with pytest.raises(AssertionError, match="Connection closed"):
         guest.does("a command")
     assert runs() == 1
 
 
-def test_where_silence_is_expected_one_try_is_all(answers: Any) -> None:
-    guest, runs = answers(SILENT)
+def test_guest_ssh_tries_once_when_the_guest_is_silent(script_ssh: Any) -> None:
+    guest, runs = script_ssh(SILENT)
     assert guest.ssh("true", 5).returncode == 255
     assert runs() == 1
 
 
-def test_answer_that_comes_too_late_is_none_and_tells_how_far_it_came(answers: Any) -> None:
-    guest, runs = answers(f"echo '{IN}it' >&2; exec sleep 20")
+def test_guest_ssh_timeout_after_a_login_returns_255_with_the_login_marker(script_ssh: Any) -> None:
+    guest, runs = script_ssh(f"echo '{IN}it' >&2; exec sleep 20")
     late = guest.ssh("a command", 2)
     assert late.returncode == 255 and IN in late.stderr
     assert runs() == 1

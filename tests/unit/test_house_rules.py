@@ -37,48 +37,48 @@ THREADS = {
     "common/rpc/transport.py": "a call must end within its time although the library waits for the broker without end",
     "common/rpc/host_bindings.py": "bindings change while a flood keeps the listening thread busy",
     "common/rpc/broker_client.py": "a listener reads from the broker beside the other work of a process",
-    "common/rpc/host_link.py": "what hosts say and are asked may take time, and holds up no other message",
+    "common/rpc/host_link.py": "slow messages and queries of hosts must not delay other messages",
     "common/rpc/conductor.py": "wakeup messages are sent from one thread so that the API never waits for the broker",
-    "common/clients/identity.py": "a silent identity service must hold whoever needs a token for a moment only",
-    "common/clients/limits.py": "a silent identity service must hold whoever needs a limit for a moment only",
-    "common/clients/vendor_data.py": "a target that never ends its answer must hold a boot for a moment only",
-    "common/service/tracing.py": "a collector that is silent must hold the end of a process for a moment only",
-    "compute_api/http/worker/worker.py": "requests that wait must not hold up others",
-    "compute_api/http/health.py": "a dependency that is silent must hold who asks for a moment only",
-    "compute_api/console/sessions.py": "what a guest says needs a thread beside what its browser says",
+    "common/clients/identity.py": "a silent identity service may delay callers that need a token only briefly",
+    "common/clients/limits.py": "a silent identity service may delay callers that need a limit only briefly",
+    "common/clients/vendor_data.py": "a target that never ends its answer may delay a boot only briefly",
+    "common/service/tracing.py": "a silent collector may delay the end of a process only briefly",
+    "compute_api/http/worker/worker.py": "waiting requests must not delay other requests",
+    "compute_api/http/health.py": "a silent dependency may delay a health check only briefly",
+    "compute_api/console/sessions.py": "guest and browser need one thread for each direction",
     "compute_agent/privileged/volume_helper.py": "a silent target must not block other volumes",
-    "compute_agent/consoles/consoles.py": "a listener and two threads a session carry bytes between sockets that block",
-    "compute_agent/consoles/direct_consoles.py": "a thread for each port of a proxy's, and for each connection to it",
+    "compute_agent/consoles/consoles.py": "a listener, and two threads a session that copy bytes",
+    "compute_agent/consoles/direct_consoles.py": "a thread for each port of a proxy, and for each connection",
     "compute_agent/consoles/relay.py": "a connection has one thread for each direction",
-    "compute_agent/transfer/client.py": "waits before it connects again to a host that broke a connection off",
+    "compute_agent/transfer/client.py": "waits before a new connection to a host that closed the last connection",
     "compute_agent/virt/memory/state/consoles.py": "a guest in memory answers on its console",
     "compute_agent/virt/libvirt/migration/incoming/proxy.py": "a listener, and two threads for each connection",
-    "compute_agent/virt/libvirt/domains/connection.py": "libvirt's event loop needs a thread, and so do those it tells",
-    "compute_agent/virt/libvirt/driver.py": "repeats a verb after libvirtd was away",
-    "compute_agent/virt/libvirt/migration/incoming_migration.py": "looks again whether an incoming guest is whole",
-    "compute_agent/virt/libvirt/domains/jobs.py": "looks how far libvirt is, while another thread waits for its answer",
-    "compute_agent/virt/libvirt/volumes/volume_copies.py": "looks how far QEMU has copied",
-    "compute_agent/virt/libvirt/guests/assisted_snapshots.py": "looks how far QEMU has merged",
-    "compute_agent/virt/libvirt/migration/live_migration.py": "looks how far a migration is, while libvirt is at it",
-    "compute_agent/virt/libvirt/domains/power.py": "looks again whether a guest has powered off, while its verb runs",
-    "compute_agent/virt/libvirt/domains/unplugging.py": "looks again whether a guest has let go of an interface",
-    "compute_agent/virt/interfaces.py": "tries again while a bridge is not there yet",
-    "compute_agent/virt/libvirt/disks/images.py": "writes to the network from a thread of its own, to notice a cancel",
+    "compute_agent/virt/libvirt/domains/connection.py": "libvirt's event loop and its callbacks need a thread each",
+    "compute_agent/virt/libvirt/driver.py": "repeats a verb after a restart of libvirtd",
+    "compute_agent/virt/libvirt/migration/incoming_migration.py": "polls until an incoming guest is complete",
+    "compute_agent/virt/libvirt/domains/jobs.py": "polls the progress of a job of libvirt",
+    "compute_agent/virt/libvirt/volumes/volume_copies.py": "polls the progress of a copy in QEMU",
+    "compute_agent/virt/libvirt/guests/assisted_snapshots.py": "polls the progress of a merge in QEMU",
+    "compute_agent/virt/libvirt/migration/live_migration.py": "polls the progress of a migration",
+    "compute_agent/virt/libvirt/domains/power.py": "polls until a guest has powered off",
+    "compute_agent/virt/libvirt/domains/unplugging.py": "polls until a guest has released an interface",
+    "compute_agent/virt/interfaces.py": "repeats until a bridge exists",
+    "compute_agent/virt/libvirt/disks/images.py": "writes to the network in a thread, to notice a cancel",
     "compute_agent/virt/libvirt/disks/background_reads.py": "reads from the network in a thread, to notice a cancel",
-    "compute_agent/virt/memory/state/script.py": "a verb that is scripted to be slow",
+    "compute_agent/virt/memory/state/script.py": "delays a verb as a test scripts",
 }
 STARTERS = {"Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "Process", "sleep"}
-#: Files that give ``re`` a pattern that is no constant, and why it is none of a user's.
+#: Files that pass a variable pattern to ``re`` -> the source of the pattern, which is never a user.
 PATTERNS = {
     "common/service/host_options.py": "the form of an option, written beside it",
     "common/security/broker_identities.py": "the name of a host, quoted, for permissions at the broker",
     "common/store/servers/servers.py": "the letters of an address, from a table",
-    "compute_agent/privileged/volume_helper.py": "the form of what a connection says, from a table",
+    "compute_agent/privileged/volume_helper.py": "the form of a connection's fields, from a table",
     "compute_api/compute/resources/extra_specs.py": "the form of an extra spec, from a table",
-    "compute_api/http/validation.py": "the names that a schema of ours allows",
+    "compute_api/http/validation.py": "the names that a schema in the source allows",
 }
-#: Programs and libraries that mount a file system, or read one's structure; no file system of a
-#: guest is ever mounted.
+#: Programs and libraries that mount a file system or read its structure. Invariant: no file system
+#: of a guest is mounted.
 MOUNTING = {
     "mount",
     "umount",
@@ -103,23 +103,24 @@ MOUNTING = {
     "fuseiso",
     "udisksctl",
 }
-#: What starts the program that is named behind it.
+#: Programs that start the program in their arguments.
 LAUNCHERS = {"sudo", "unshare", "nsenter", "env", "setpriv"}
-#: Files that mount something all the same, and what.
+#: Files with a name of ``MOUNTING`` -> the file system that they mount, or the reason for the name.
 MOUNTS = {
     "compute_agent/virt/libvirt/volumes/host_connectors.py": "an export whose files are volumes, by the host's mounts",
-    "deploy/one_machine/machine/libvirtd.py": "folders of its own over libvirt's; /proc and /sys of its namespaces",
+    "deploy/one_machine/machine/libvirtd.py": "its folders over those of libvirt; /proc and /sys of its namespaces",
     "deploy/one_machine/machine/inside.py": "nothing, over the folders of other hosts; a host's own boot id",
-    "deploy/one_machine/machine/abilities.py": "tries whether folders can be mounted here",
-    "deploy/one_machine/services/volume/exports.py": "nothing: qemu-nbd serves a volume, no device is made of it",
+    "deploy/one_machine/machine/abilities.py": "checks that this process may mount folders",
+    "deploy/one_machine/services/volume/exports.py": "nothing: qemu-nbd serves a volume without a device",
     "compute_agent/virt/mounts.py": "shares of the shared file system service, by NFS",
     "compute_agent/virt/libvirt/driver.py": "shares, by virt/mounts.py",
     "compute_agent/virt/libvirt/guests/guests.py": "shares, by virt/mounts.py",
     "compute_agent/virt/libvirt/guests/shares.py": "shares, by virt/mounts.py",
-    "compute_agent/virt/libvirt/xml/share_xml.py": "nothing: libvirt's word for what virtiofs shows",
+    "compute_agent/virt/libvirt/xml/share_xml.py": "nothing: libvirt's word for a virtiofs share",
     "compute_agent/sandbox/lockdown.py": "nothing: it forbids these system calls",
 }
-COMMANDS = "deploy/"  # commands wait for processes, in the foreground
+#: Commands wait for processes in the foreground.
+COMMANDS = "deploy/"
 
 
 def sources(*folders: str) -> list[Path]:
@@ -174,9 +175,9 @@ def breaches(rule: Callable[[Path], list[str]], exceptions: Collection[str] = ()
     return [
         *(
             f"{name}: {place}"
-            for name, found in places.items()
+            for name, places_of_file in places.items()
             if name not in exceptions
-            for place in found
+            for place in places_of_file
         ),
         *(f"{name}: needs no exception" for name in exceptions if not places.get(name)),
     ]
@@ -215,7 +216,7 @@ def test_common_domain_modules_import_no_library() -> None:
 
 
 def test_bootstrap_commands_import_without_installed_packages() -> None:
-    """They install the packages; ``-S`` leaves installed packages out."""
+    """These commands install the packages. ``-S`` hides installed packages."""
     command = "from deploy.one_machine import down, lab, up; from deploy.testing import test"
     process = subprocess.run(
         [sys.executable, "-S", "-c", command],
@@ -299,8 +300,10 @@ def is_constant(pattern: ast.expr) -> bool:
 
 
 def test_python_re_gets_no_user_pattern() -> None:
-    """Because its engine backtracks and holds the interpreter's lock meanwhile. Patterns of users
-    go through ``common.domain.patterns``."""
+    """Patterns of users go through ``common.domain.patterns``.
+
+    The engine of ``re`` backtracks and holds the interpreter's lock meanwhile.
+    """
 
     def variable_patterns(path: Path) -> list[str]:
         return [

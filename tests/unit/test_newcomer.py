@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each form of the ring newcomer changes the visit as its explanation promises."""
+"""The forms of the ring newcomer: commands, environment and place of each visit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.newcomer import forms
 from tests.newcomer.forms import EXPLANATIONS, Form, Visit, names_of, only_archive, visit
 
 
-def logs(of: Visit) -> list[str]:
-    return [command.log for command in of.commands]
+def logs(planned_visit: Visit) -> list[str]:
+    return [command.log for command in planned_visit.commands]
 
 
 def test_visit_without_forms_is_a_clone_with_terminal() -> None:
@@ -26,7 +26,7 @@ def test_visit_without_forms_is_a_clone_with_terminal() -> None:
     assert plain == visit(["clone"])
 
 
-def test_combined_forms_change_the_place_and_the_caller() -> None:
+def test_visit_with_combined_forms_changes_the_place_and_the_caller() -> None:
     combined = visit(["archive", "space", "umask", "bare"])
     assert not combined.has_git and not combined.has_terminal and combined.umask == 0o077
     assert combined.folder.startswith("/root/") and " " in combined.folder
@@ -34,16 +34,16 @@ def test_combined_forms_change_the_place_and_the_caller() -> None:
     assert combined.name == "archive-space-umask-bare"
 
 
-def test_beside_form_keeps_the_cloud_running_during_the_tests() -> None:
+def test_visit_beside_keeps_the_cloud_running_during_the_tests() -> None:
     assert logs(visit(["beside"])) == ["up", "test"]
 
 
-def test_twice_form_repeats_each_command() -> None:
+def test_visit_twice_repeats_each_command() -> None:
     assert logs(visit(["twice"])) == ["up", "up-again", "down", "test", "test-again"]
     assert logs(visit(["twice", "beside"])) == ["up", "up-again", "test", "test-again"]
 
 
-def test_arguments_reach_the_inner_test_command() -> None:
+def test_visit_passes_arguments_to_the_inner_test_command() -> None:
     [*_, last] = visit(["archive"], ["unit", "--", "-k", "x"]).commands
     assert last.words == ("./deploy/test", "unit", "--", "-k", "x")
 
@@ -54,7 +54,7 @@ def test_visit_refuses_contradictions_and_unknown_forms(words: list[str]) -> Non
         visit(words)
 
 
-def test_every_form_has_an_explanation() -> None:
+def test_visit_forms_have_an_explanation() -> None:
     assert set(EXPLANATIONS) == set(Form)
 
 

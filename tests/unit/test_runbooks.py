@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every command of the operator's pages is run by a test: typed as it stands there, or given by a
-test that is named (tests/runbooks.py)."""
+"""Commands in the operator's pages have a test.
+
+The test types the command from the page, or ``tests.runbooks`` names another test.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def test_documented_commands_have_a_test() -> None:
     ] == []
 
 
-def test_typed_headings_exist() -> None:
+def test_headings_of_typed_commands_exist_in_the_pages() -> None:
     assert {(page, heading) for page, heading, _ in COMMANDS} >= TYPED
 
 
@@ -42,7 +44,7 @@ def test_backup_commands_are_read_by_the_failover_test() -> None:
     assert every_command(BACKUP)
 
 
-def test_tests_named_for_commands_run_them() -> None:
+def test_named_tests_contain_the_words_of_their_commands() -> None:
     missing = []
     for command, test in ELSEWHERE.items():
         words = [word.strip("-") for word in command.split()[1:] if not word.isupper()]

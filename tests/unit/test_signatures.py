@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public functions of the conductor and the store pass records, not dictionaries or long tuples.
 
-A dictionary from ids or names to values is no record, so ``dict[str, int]`` is allowed.
+A dictionary from ids or names to values, for example ``dict[str, int]``, is not a record.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def public_functions(
 
 
 def hints(function: ast.FunctionDef) -> list[ast.expr]:
-    given = function.args
-    parameters = (*given.posonlyargs, *given.args, *given.kwonlyargs)
+    arguments = function.args
+    parameters = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
     annotations = [*(parameter.annotation for parameter in parameters), function.returns]
     return [hint for hint in annotations if hint is not None]
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables, row by row: actions, statuses, event names and workflows say nothing that contradicts
-itself."""
+"""Consistency of the tables of actions, statuses, event names, workflows and verbs."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ ROWS = pytest.mark.parametrize("row", ACTIONS, ids=lambda row: f"{row.key}{row.w
 
 
 @ROWS
-def test_every_action_has_a_policy_and_somebody_who_does_it(row: Action) -> None:
+def test_action_row_has_a_policy_and_one_implementation(row: Action) -> None:
     assert row.policy.startswith("os_compute_api:")
     assert [row.workflow, row.query, row.immediate].count(None) == 2
     assert row.workflow is None or row.workflow in WORKFLOWS
 
 
 @ROWS
-def test_every_action_speaks_of_known_states(row: Action) -> None:
+def test_action_row_has_only_defined_states_and_statuses(row: Action) -> None:
     assert row.vm == states.ANY or set(row.vm) <= set(VM_STATES)
     assert row.task == states.ANY or set(row.task) <= TASK_STATES | {None}
     assert row.after is None or row.after in VM_STATES
@@ -36,8 +35,8 @@ def test_every_action_speaks_of_known_states(row: Action) -> None:
     assert row.success in (200, 201, 202, 204)
 
 
-#: Actions that no task_state shows, as the API has it, and those that leave the server as it was.
-UNSEEN = {
+#: Actions without a task_state, as in Nova's API.
+WITHOUT_TASK_STATE = {
     "trigger_crash_dump",
     "attach_interface",
     "detach_interface",
@@ -53,49 +52,53 @@ UNSEEN = {
     "volume_snapshot_create",
     "volume_snapshot_delete",
 }
-UNCHANGED = UNSEEN - {"confirmResize"} | {"createImage", "createBackup", "os-migrateLive"}
+UNCHANGED = WITHOUT_TASK_STATE - {"confirmResize"} | {
+    "createImage",
+    "createBackup",
+    "os-migrateLive",
+}
 
 
 @ROWS
-def test_what_changes_a_server_can_be_seen_meanwhile_and_afterwards(row: Action) -> None:
+def test_action_row_has_task_state_and_final_state_unless_excepted(row: Action) -> None:
     if row.workflow:
-        assert (row.during is None) == (row.key in UNSEEN)
+        assert (row.during is None) == (row.key in WITHOUT_TASK_STATE)
         assert (row.after is None) == (row.key in UNCHANGED)
     else:
         assert (row.during, row.after, row.supersedes, row.locked) == (None, None, False, False)
 
 
 @ROWS
-def test_an_action_that_waits_for_a_step_waits_for_one_that_exists(row: Action) -> None:
+def test_action_row_answer_after_names_a_step_of_its_workflow(row: Action) -> None:
     if row.answer_after is not None:
         assert row.workflow is not None
         assert row.answer_after in [step.name for step in WORKFLOWS[row.workflow].steps]
 
 
-def test_no_two_rows_answer_to_the_same_body_in_the_same_state() -> None:
-    taken = Counter((row.key, row.when, vm_state) for row in ACTIONS for vm_state in row.vm)
-    assert [place for place, number in taken.items() if number > 1] == []
+def test_action_rows_are_unique_for_body_and_vm_state() -> None:
+    counts = Counter((row.key, row.when, vm_state) for row in ACTIONS for vm_state in row.vm)
+    assert [place for place, number in counts.items() if number > 1] == []
     alone = {row.key for row in ACTIONS if row.vm == states.ANY}
     assert all(
         number == 1 for key, number in Counter(row.key for row in ACTIONS).items() if key in alone
     )
     for row in ACTIONS:
-        found = states.action(row.key, row.when[1] if row.when else None)
-        assert found is not None
-        assert (found.key, found.when) == (row.key, row.when)
+        match = states.action(row.key, row.when[1] if row.when else None)
+        assert match is not None
+        assert (match.key, match.when) == (row.key, row.when)
     assert states.action("reboot", "SIDEWAYS") is None
     assert states.action("os-levitate") is None
 
 
 @ROWS
-def test_rows_that_share_a_workflow_agree_how_it_ends(row: Action) -> None:
+def test_action_rows_with_one_workflow_have_the_same_final_state(row: Action) -> None:
     if row.workflow:
         assert BY_WORKFLOW[row.workflow].after == row.after
 
 
 @pytest.mark.parametrize("during", sorted({row.during for row in ACTIONS if row.during}))
-def test_every_transient_state_has_an_exit(during: str) -> None:
-    """While it is in hand a superseding action can end it: nothing can hang for ever."""
+def test_transient_task_state_can_be_superseded_by_delete(during: str) -> None:
+    """A superseding action can end the running action, so no server hangs for ever."""
     rows = [row for row in ACTIONS if row.during == during]
     for row in rows:
         exits = [
@@ -109,7 +112,7 @@ def test_every_transient_state_has_an_exit(during: str) -> None:
 @pytest.mark.parametrize(
     "vm_state", sorted({row.after for row in ACTIONS if row.after} | {states.ERROR})
 )
-def test_every_state_that_is_reached_can_be_left(vm_state: str) -> None:
+def test_final_vm_state_allows_further_actions(vm_state: str) -> None:
     ways = [
         row.name for row in ACTIONS if row.workflow and (row.vm == states.ANY or vm_state in row.vm)
     ]
@@ -117,7 +120,7 @@ def test_every_state_that_is_reached_can_be_left(vm_state: str) -> None:
     assert vm_state in (states.DELETED, states.BUILDING) or len(ways) > 1
 
 
-def test_hard_reboot_ends_a_hanging_reboot_and_what_is_worse_only_delete_and_evacuate_do() -> None:
+def test_hard_reboot_delete_and_evacuate_supersede_a_running_action() -> None:
     hard = states.action("reboot", "HARD")
     assert hard is not None
     assert states.REBOOTING in hard.task
@@ -183,11 +186,13 @@ STATUSES = {
         ("no such", None, "UNKNOWN"),
     ],
 )
-def test_a_server_shows_the_apis_status(vm_state: str, task_state: str | None, status: str) -> None:
+def test_status_of_vm_state_and_task_state_equals_the_status_of_the_api(
+    vm_state: str, task_state: str | None, status: str
+) -> None:
     assert states.status(vm_state, task_state) == status
 
 
-def test_every_state_has_a_status() -> None:
+def test_statuses_of_all_states_equal_those_of_the_api() -> None:
     assert {
         states.status(vm_state, task) for vm_state in VM_STATES for task in [None, *TASK_STATES]
     } == STATUSES
@@ -195,26 +200,26 @@ def test_every_state_has_a_status() -> None:
 
 @pytest.mark.parametrize("name", sorted(STATUSES))
 def test_vm_states_of_is_the_inverse_of_status(name: str) -> None:
-    """By the rule of its docstring: listed tasks, or all but those shown otherwise."""
-    found = dict(states.vm_states_of(name))
-    assert found
+    """The expected states follow the rule in the docstring of ``vm_states_of``."""
+    states_of_status = dict(states.vm_states_of(name))
+    assert states_of_status
     for vm_state in VM_STATES:
         for task in [None, *sorted(TASK_STATES)]:
-            if vm_state not in found:
+            if vm_state not in states_of_status:
                 matches = False
-            elif found[vm_state]:
-                matches = task in found[vm_state]
+            elif states_of_status[vm_state]:
+                matches = task in states_of_status[vm_state]
             else:
                 matches = states.status(vm_state, task) == states.status(vm_state, None)
             assert matches == (states.status(vm_state, task) == name), (vm_state, task)
 
 
-def test_a_status_that_no_server_can_have_has_no_states() -> None:
+def test_vm_states_of_unknown_status_is_empty() -> None:
     assert states.vm_states_of("UNKNOWN") == ()
     assert states.vm_states_of("active") == ()
 
 
-def test_every_event_name_is_of_a_step_and_every_workflow_has_one() -> None:
+def test_event_names_belong_to_steps_and_cover_the_workflows() -> None:
     steps = {(name, step.name) for name, workflow in WORKFLOWS.items() for step in workflow.steps}
     assert set(states.EVENT_NAMES) <= steps
     assert {workflow for workflow, _ in states.EVENT_NAMES} == set(WORKFLOWS)
@@ -223,7 +228,7 @@ def test_every_event_name_is_of_a_step_and_every_workflow_has_one() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WORKFLOWS))
-def test_every_workflow_is_well_formed(name: str) -> None:
+def test_workflow_steps_are_well_formed(name: str) -> None:
     workflow = WORKFLOWS[name]
     assert workflow.name == name
     assert name in BY_WORKFLOW
@@ -231,10 +236,10 @@ def test_every_workflow_is_well_formed(name: str) -> None:
     for step in workflow.steps:
         assert step.why, f"{step.name} does not say why it stands there"
         ways = [way for way in (step.apply, step.command, step.call) if way is not None]
-        only_back = (
+        has_only_undo = (
             step.undo is not None or step.undo_command is not None or step.undo_call is not None
         )
-        assert len(ways) == 1 or ways == [step.apply, step.call] or (not ways and only_back), (
+        assert len(ways) == 1 or ways == [step.apply, step.call] or (not ways and has_only_undo), (
             f"{step.name} is neither here, nor a call, nor a command"
         )
         assert step.prepare is None or step.apply is not None
@@ -248,7 +253,7 @@ def test_every_workflow_is_well_formed(name: str) -> None:
         workflow.index("no such step")
 
 
-def test_a_steps_name_belongs_to_one_lane() -> None:
+def test_step_name_belongs_to_one_lane() -> None:
     names = [name for steps in WORKFLOWS.lanes.values() for name in steps]
     inside = {
         step.name
@@ -261,5 +266,5 @@ def test_a_steps_name_belongs_to_one_lane() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(VERBS))
-def test_a_verb_that_is_done_once_may_not_insist(name: str) -> None:
+def test_verb_with_runs_once_does_not_retry_until_done(name: str) -> None:
     assert not (VERBS[name].runs_once and VERBS[name].retries_until_done)

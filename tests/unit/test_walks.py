@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The walks of tests/e2e/test_action_pairs.py."""
+"""``every_pair``, the order of actions in tests/e2e/test_action_pairs.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise, product
 from tests.e2e.walks import every_pair
 
 
-def test_every_pair_stands_in_a_row_once() -> None:
+def test_walk_of_every_pair_contains_each_pair_of_actions_once() -> None:
     actions = ["a", "b", "c", "d"]
     for seed in range(5):
         walk = every_pair(actions, seed)

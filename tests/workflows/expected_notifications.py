@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from common.store.engine import Store
-from tests.told import all_told, told
+from tests.told import read_outbox, read_server_events
 
 _MOVED = [
     "resize_prep.start",
@@ -86,8 +86,8 @@ def expected(scenario: str) -> list[str]:
 
 def check_success(store: Store, server: str, scenario: str, vm_state: str) -> None:
     """Check that the scenario notified from its start to its end, last of this vm_state."""
-    assert told(store, server) == expected(scenario)
-    last = all_told(store)[-1:]
+    assert read_server_events(store, server) == expected(scenario)
+    last = read_outbox(store)[-1:]
     assert [row.body["object"]["vm_state"] for row in last] == [vm_state] * len(last)
 
 
@@ -100,7 +100,7 @@ def check_failure(store: Store, server: str, scenario: str, fault: dict[str, Any
         scenario: The scenario's name.
         fault: The message and the details of the failure.
     """
-    names, usual = told(store, server), expected(scenario)
+    names, usual = read_server_events(store, server), expected(scenario)
     if not usual:
         assert names == []
         return
@@ -110,6 +110,6 @@ def check_failure(store: Store, server: str, scenario: str, fault: dict[str, Any
         return
     assert names[:-1] == usual[: len(names) - 1], "begun as usual"
     assert names[-1].endswith(".error")
-    sent = all_told(store)[-1].body["about"]["fault"]
+    sent = read_outbox(store)[-1].body["about"]["fault"]
     assert {name: sent[name] for name in fault} == fault
     assert sent["step"]

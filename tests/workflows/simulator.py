@@ -676,5 +676,5 @@ class Cloud:
     def diagnosis(self, since: None) -> dict[str, Callable[[], list[str]]]:
         return {
             "actions in hand": lambda: evidence.actions_in(self.store),
-            "doctor, at one look": lambda: evidence.worded(self.findings()),
+            "doctor, at one look": lambda: evidence.describe_findings(self.findings()),
         }

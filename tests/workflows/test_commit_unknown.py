@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from common.domain import errors, states
 from common.store import schema
-from tests.faults import unanswered
+from tests.faults import lose_commit_answer
 from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
 
@@ -42,7 +42,7 @@ def test_a_round_of_a_conductor_is_done_once(cloud: Cloud, losing: str, after: i
         if doing == "delete":
             assert (cloud.show(server).vm_state, len(cloud.networks.held)) == (states.ACTIVE, 1)
             cloud.ask(server, doing)
-        with unanswered(cloud.store, after=after if doing == losing else 1000) as lost:
+        with lose_commit_answer(cloud.store, after=after if doing == losing else 1000) as lost:
             work_through(cloud)
         assert bool(lost) == (doing == losing)
     events = cloud.store.read(lambda tx: tx.execute(sa.select(schema.events)).all())
@@ -62,7 +62,7 @@ def test_guests_of_a_booted_host_are_started_once(cloud: Cloud) -> None:
     host.driver.host.power_off(server)
     host.restart()
     host.agent.boot_id = "another"
-    with unanswered(cloud.store) as lost, suppress(errors.Unsure):
+    with lose_commit_answer(cloud.store) as lost, suppress(errors.Unsure):
         cloud.sync(host)
     cloud.settle()
     reboots = cloud.store.read(

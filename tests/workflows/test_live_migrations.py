@@ -14,7 +14,7 @@ from common.domain.verbs import control_command
 from common.service.notification_options import NotificationSettings
 from common.store.servers import migrations
 from conductor.engine import runner
-from tests.told import told
+from tests.told import read_server_events
 from tests.workflows.moves import CANARY, before, clouds, disk, last, reset_state, server_on, stands
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud
@@ -134,9 +134,16 @@ def test_the_end_of_what_was_wished_is_told(cloud: Cloud, what: str, ends: list[
     at_migrate(cloud, lambda: steer(cloud, server, what))
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
-    assert told(cloud.store, server)[-len(ends) :] == ends
+    assert read_server_events(cloud.store, server)[-len(ends) :] == ends
     assert (
-        len([name for name in told(cloud.store, server) if "abort" in name or "force" in name]) == 1
+        len(
+            [
+                name
+                for name in read_server_events(cloud.store, server)
+                if "abort" in name or "force" in name
+            ]
+        )
+        == 1
     )
 
 

@@ -14,7 +14,7 @@ from common.service.notification_options import VM_AND_TASK_STATE, VM_STATE, Not
 from conductor.workflows import WORKFLOWS
 from deploy.operator.store import stuck_actions
 from tests.schemas import memory_store
-from tests.told import all_told, told
+from tests.told import read_outbox, read_server_events
 from tests.workflows.expected_notifications import NAMES, TOLD, expected
 from tests.workflows.scenarios import SCENARIOS, trial_of
 from tests.workflows.simulator import Cloud, Time
@@ -46,7 +46,7 @@ def test_a_crash_anywhere_changes_nothing_of_it(workflow: str, each: int) -> Non
         trial.crash_at(number)
         trial.begin()
         trial.run_through_crashes()
-        assert told(cloud.store, trial.server) == expected(workflow), (
+        assert read_server_events(cloud.store, trial.server) == expected(workflow), (
             f"killed at {trial.hits[number]}"
         )
         cloud.store.close()
@@ -59,7 +59,7 @@ def test_a_server_that_finds_no_host_tells_why(cloud: Cloud) -> None:
     cloud.store.notify_with(NotificationSettings("api"))
     trial.begin()
     cloud.settle()
-    rows = all_told(cloud.store)
+    rows = read_outbox(cloud.store)
     assert [row.event for row in rows] == [
         "instance.create.start",
         "compute_task.build_instances.error",
@@ -75,12 +75,12 @@ def test_what_a_delete_supersedes_has_ended(cloud: Cloud) -> None:
     cloud.advance()
     cloud.ask(trial.server, "delete")
     cloud.settle()
-    assert told(cloud.store, trial.server) == [
+    assert read_server_events(cloud.store, trial.server) == [
         "snapshot.start",
         "snapshot.error",
         *expected("delete"),
     ]
-    assert all_told(cloud.store)[1].body["about"]["fault"]["exception"] == "Superseded"
+    assert read_outbox(cloud.store)[1].body["about"]["fault"]["exception"] == "Superseded"
 
 
 def test_what_an_operator_settles_has_failed(cloud: Cloud) -> None:
@@ -90,13 +90,13 @@ def test_what_an_operator_settles_has_failed(cloud: Cloud) -> None:
     action = cloud.show(trial.server).action
     with pytest.raises(Conflict):
         cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "Enough."))
-    assert told(cloud.store, trial.server) == ["power_off.start"], (
+    assert read_server_events(cloud.store, trial.server) == ["power_off.start"], (
         "nothing is told of what was refused"
     )
     cloud.time.pass_by(700)
     cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "Enough."))
-    assert told(cloud.store, trial.server) == ["power_off.start", "power_off.error"]
-    assert all_told(cloud.store)[-1].body["object"]["vm_state"] == "error"
+    assert read_server_events(cloud.store, trial.server) == ["power_off.start", "power_off.error"]
+    assert read_outbox(cloud.store)[-1].body["object"]["vm_state"] == "error"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_changes_of_state_are_told_where_wanted(
     cloud.store.notify_with(NotificationSettings("api", wanted))
     trial.begin()
     cloud.settle()
-    rows = [row for row in all_told(cloud.store) if row.event == "instance.update"]
+    rows = [row for row in read_outbox(cloud.store) if row.event == "instance.update"]
     name = "state" if wanted == VM_STATE else "task_state"
     shown = "vm_state" if wanted == VM_STATE else "task_state"
     assert [
@@ -125,7 +125,7 @@ def test_nothing_is_written_where_nothing_is_told(cloud: Cloud) -> None:
     trial = trial_of(cloud, "resize")
     trial.begin()
     cloud.settle()
-    assert all_told(cloud.store) == []
+    assert read_outbox(cloud.store) == []
 
 
 def test_a_burst_costs_as_many_statements_as_one_server(cloud: Cloud) -> None:
@@ -145,7 +145,7 @@ def test_a_burst_costs_as_many_statements_as_one_server(cloud: Cloud) -> None:
         made.clear()
         cloud.settle()
         found.append(Counter(made))
-        assert {tuple(told(cloud.store, server)) for server in servers} == {
+        assert {tuple(read_server_events(cloud.store, server)) for server in servers} == {
             ("create.start", "create.end")
         }
     assert found[0] == found[1] == {"SELECT": 1, "INSERT": 1}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an authority signs for hosts that join: their key, at the address that the operator gave."""
+"""Signing of certificates for hosts that join, with the real ``Signer`` and ``Authority``."""
 
 from __future__ import annotations
 
@@ -23,38 +23,47 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "tls", "a cloud")
 
 
-def request(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey = OWN) -> str:
-    """One that asks for more than its sender shall have."""
-    asked = x509.CertificateSigningRequestBuilder(subject_name("broker")).add_extension(
+def signing_request(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey = OWN) -> str:
+    """Return a signing request with a subject and a SAN that the host must not get."""
+    builder = x509.CertificateSigningRequestBuilder(subject_name("broker")).add_extension(
         x509.SubjectAlternativeName([x509.DNSName("broker.example")]), critical=False
     )
     return (
-        asked.sign(key, hashes.SHA256() if key is OWN else None)
+        builder.sign(key, hashes.SHA256() if key is OWN else None)
         .public_bytes(serialization.Encoding.PEM)
         .decode()
     )
 
 
-def test_only_the_key_of_a_request_counts(authority: Authority) -> None:
+def test_signer_answer_takes_only_the_public_key_from_the_request(authority: Authority) -> None:
     signer = Signer.read(str(authority.path), str(authority.key_path))
-    cert = x509.load_pem_x509_certificate(signer.answer(request(), "h1", "192.0.2.7").encode())
+    cert = x509.load_pem_x509_certificate(
+        signer.answer(signing_request(), "h1", "192.0.2.7").encode()
+    )
     cert.verify_directly_issued_by(signer.cert)
     assert cert.public_key() == OWN.public_key()
     assert cert.subject == subject_name("h1")
     names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert [str(one.value) for one in names] == ["192.0.2.7"]
+    assert [str(name.value) for name in names] == ["192.0.2.7"]
     assert not cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert cert.not_valid_after_utc <= signer.cert.not_valid_after_utc
     now = datetime.datetime.now(datetime.UTC)
     assert cert.not_valid_before_utc < now < cert.not_valid_after_utc
 
 
-def test_a_request_that_is_none_is_refused(authority: Authority) -> None:
+def test_signer_answer_refuses_damaged_or_unsupported_request(authority: Authority) -> None:
     signer = Signer.read(str(authority.path), str(authority.key_path))
-    der = bytearray(x509.load_pem_x509_csr(request().encode()).public_bytes(_DER))
-    der[der.index(b"broker")] ^= 1  # changed after it was signed
+    der = bytearray(x509.load_pem_x509_csr(signing_request().encode()).public_bytes(_DER))
+    # The request is changed after the signature.
+    der[der.index(b"broker")] ^= 1
     changed = x509.load_der_x509_csr(bytes(der)).public_bytes(serialization.Encoding.PEM).decode()
-    for text in ("", "x", request()[:200], changed, request(ed25519.Ed25519PrivateKey.generate())):
+    for text in (
+        "",
+        "x",
+        signing_request()[:200],
+        changed,
+        signing_request(ed25519.Ed25519PrivateKey.generate()),
+    ):
         with pytest.raises(ValueError):
             signer.answer(text, "h1", "192.0.2.7")
 
@@ -62,7 +71,9 @@ def test_a_request_that_is_none_is_refused(authority: Authority) -> None:
 _DER = serialization.Encoding.DER
 
 
-def test_files_that_are_no_authoritys_are_refused(authority: Authority, tmp_path: Path) -> None:
+def test_signer_read_refuses_key_of_another_certificate_or_missing_key(
+    authority: Authority, tmp_path: Path
+) -> None:
     other, host = Authority(tmp_path / "other"), authority.issue("h1", "192.0.2.7")
     for key in (str(other.key_path), host.key):
         with pytest.raises(ConfigError, match="ca_key_file .* is not the key"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of commands as texts."""
+"""``CommandKey`` and its text form."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_command_keys_differ_by_kind_and_attempt() -> None:
         *(f"do/a/stop/{attempt}" for attempt in ("", "x", "-1", "²", 10**18)),
     ],
 )
-def test_text_that_is_no_command_key_is_refused(text: str) -> None:
+def test_command_key_parse_refuses_malformed_text(text: str) -> None:
     with pytest.raises(ValueError):
         CommandKey.parse(text)
     assert CommandKey.parse_each([text, "do/a/stop/1"]).keys() == {"do/a/stop/1"}

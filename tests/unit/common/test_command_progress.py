@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The progress of a command, on the wire and as operators read it."""
+"""``CommandProgress`` as data in a report and as text for operators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from common.domain.wire import from_wire, to_wire
         ),
     ],
 )
-def test_progress_crosses_the_wire_as_data_and_has_a_text(
+def test_command_progress_survives_the_wire_and_has_a_text(
     progress: CommandProgress, text: str
 ) -> None:
     report = Sync("h1", 1, phases={"do/a/build/1": progress})
@@ -33,6 +33,6 @@ def test_progress_crosses_the_wire_as_data_and_has_a_text(
     assert str(progress) == text
 
 
-def test_progress_phase_of_a_later_release_is_other() -> None:
+def test_command_progress_with_unknown_phase_is_read_as_other() -> None:
     wire = {"phase": "folding paper", "percent": 3, "stalled_verb": ""}
     assert from_wire(CommandProgress, wire) == CommandProgress(CommandPhase.OTHER, 3)

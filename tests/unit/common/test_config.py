@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options: every wrong value is refused at start, naming the option and what is allowed."""
+"""Options of the configuration file: wrong values, defaults, secrets and vendor data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from common.domain import errors
 from common.service import config
 
 EVERY = [(group, option) for group, options in config.OPTIONS.items() for option in options]
-FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
+#: Options that accept any text, so that a wrong value shows only in use.
+FREE_TEXT = {
     "DEFAULT.state_dir",
     "DEFAULT.secret_key",
     "agent.volume_folders",
@@ -65,7 +66,7 @@ FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
 }
 
 
-def name_of(case: tuple[str, cfg.Opt]) -> str:
+def full_name(case: tuple[str, cfg.Opt]) -> str:
     return f"{case[0]}.{case[1].dest}"
 
 
@@ -81,23 +82,23 @@ def load(tmp_path: Path) -> Iterator[object]:
 
 
 def wrong_values(option: cfg.Opt) -> list[tuple[str, str]]:
-    """(value, what the message must say) of each kind of wrongness that this option knows."""
+    """Return pairs of a wrong value for this option and a text of the error message."""
     kind = option.type
-    found = []
+    pairs = []
     if isinstance(option, (cfg.IntOpt, cfg.FloatOpt, cfg.PortOpt)):
-        found.append(("seven", "seven"))
+        pairs.append(("seven", "seven"))
         if getattr(kind, "min", None) is not None:
-            found.append((str(kind.min - 1), f"{kind.min:g}"))
+            pairs.append((str(kind.min - 1), f"{kind.min:g}"))
         if getattr(kind, "max", None) is not None:
-            found.append((str(kind.max + 1), str(kind.max)))
+            pairs.append((str(kind.max + 1), str(kind.max)))
     elif getattr(kind, "choices", None):
-        found.append(("nothing-of-the-kind", str(next(iter(kind.choices)))))
+        pairs.append(("nothing-of-the-kind", str(next(iter(kind.choices)))))
     elif isinstance(option, cfg.HostAddressOpt):
-        found.append(("not a host!", "not a host!"))
+        pairs.append(("not a host!", "not a host!"))
     elif isinstance(option, cfg.BoolOpt):
-        found.append(("perhaps", "perhaps"))
+        pairs.append(("perhaps", "perhaps"))
     elif option.dest == "pci_alias":
-        found += [
+        pairs += [
             (wrong, "must be a JSON list")
             for wrong in (
                 "gpu",
@@ -109,74 +110,76 @@ def wrong_values(option: cfg.Opt) -> list[tuple[str, str]]:
             )
         ]
     elif option.dest == "providers":
-        found.append(("static, elsewhere", "dynamic"))
+        pairs.append(("static, elsewhere", "dynamic"))
     elif option.dest == "instance_usage_audit_period":
-        found += [
+        pairs += [
             (wrong, "must be like month or day@18") for wrong in ("week", "day@24", "month@29")
         ]
     elif option.dest in ("cpu_shared_set", "cpu_dedicated_set", "pci_devices"):
-        found += [(wrong, "must be like") for wrong in ("all", "0-3;5", "0-", "0000:81:00.8")]
+        pairs += [(wrong, "must be like") for wrong in ("all", "0-3;5", "0-", "0000:81:00.8")]
     elif option.dest == "unified_limits_resource_list":
-        found += [(wrong, "must be like") for wrong in ("cores", "class:vcpu", "servers, class:")]
+        pairs += [(wrong, "must be like") for wrong in ("cores", "class:vcpu", "servers, class:")]
     elif option.dest == "direct_proxies":
-        found += [(wrong, wrong) for wrong in ("spice.example", "192.0.2.0/24")]
+        pairs += [(wrong, wrong) for wrong in ("spice.example", "192.0.2.0/24")]
     elif option.dest == "direct_proxy_base_url":
-        found += [(wrong, "must be like") for wrong in ("spice.example", "ftp://x")]
+        pairs += [(wrong, "must be like") for wrong in ("spice.example", "ftp://x")]
     elif option.dest.endswith("_volume_protocols"):
-        found.append(("iscsi, smoke", "iscsi"))
+        pairs.append(("iscsi, smoke", "iscsi"))
     elif option.dest == "compute_monitors":
-        found.append(("cpu.guess", "cpu.virt_driver"))
+        pairs.append(("cpu.guess", "cpu.virt_driver"))
     elif type(kind).__name__ == "Url":
-        found.append(("ftp://x", "must start with one of"))
-    return found
+        pairs.append(("ftp://x", "must start with one of"))
+    return pairs
 
 
 WRONG = [
-    (group, option, value, says) for group, option in EVERY for value, says in wrong_values(option)
+    (group, option, value, message)
+    for group, option in EVERY
+    for value, message in wrong_values(option)
 ]
 
 
 ONE_OF_EACH_TYPE = {type(wrong[1].type).__name__: wrong for wrong in WRONG}
 
 
-def test_every_option_can_be_wrong_or_is_free_text() -> None:
-    assert {name_of(case) for case in EVERY if not wrong_values(case[1])} == FREE_TEXT
+def test_option_has_a_wrong_value_or_is_free_text() -> None:
+    assert {full_name(case) for case in EVERY if not wrong_values(case[1])} == FREE_TEXT
 
 
-def test_options_refuse_wrong_values_and_show_what_is_allowed() -> None:
+def test_option_refuses_wrong_value_and_shows_allowed_values() -> None:
     accepted = []
-    for group, option, value, says in WRONG:
+    for group, option, value, message in WRONG:
         try:
             option.type(value)
         except ValueError as problem:
-            if says in str(problem):
+            if message in str(problem):
                 continue
         accepted.append((group, option.dest, value))
     assert accepted == []
 
 
 @pytest.mark.parametrize("wrong", ONE_OF_EACH_TYPE.values(), ids=ONE_OF_EACH_TYPE)
-def test_start_with_wrong_value_names_file_and_option(
+def test_config_load_with_wrong_value_names_file_and_option(
     load, wrong: tuple[str, cfg.Opt, str, str]
 ) -> None:
-    group, option, value, says = wrong
+    group, option, value, message = wrong
     with pytest.raises(errors.ConfigError) as refused:
         load(f"[{group}]", f"{option.dest} = {value}")
     text = str(refused.value)
-    assert option.dest in text and says in text and "kilonova.conf" in text
+    assert option.dest in text and message in text and "kilonova.conf" in text
 
 
-def test_options_have_help_and_allowed_defaults() -> None:
-    assert [name_of(case) for case in EVERY if not case[1].help] == []
+def test_option_has_help_and_valid_default() -> None:
+    assert [full_name(case) for case in EVERY if not case[1].help] == []
     assert [
-        name_of((group, option))
+        full_name((group, option))
         for group, option in EVERY
         if option.default is not None and option.dest != "host"
         if option.type(option.default) != option.default
     ] == []
 
 
-def test_values_arrive(load) -> None:
+def test_config_load_returns_values_of_the_file_and_defaults(load) -> None:
     conf = load(
         "[DEFAULT]",
         "host = h7",
@@ -194,7 +197,7 @@ def test_values_arrive(load) -> None:
     assert conf.conductor.batch == 64
 
 
-def test_aliases_of_devices_are_read_by_name(load) -> None:
+def test_pci_alias_option_groups_devices_by_alias(load) -> None:
     rows = ", ".join(
         f'{{"name": "{name}", "vendor_id": "10DE", "product_id": "{product}"}}'
         for name, product in (("gpu", "1db4"), ("nic", "1572"), ("gpu", "1db5"))
@@ -205,12 +208,12 @@ def test_aliases_of_devices_are_read_by_name(load) -> None:
     }
 
 
-def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
+def test_config_load_of_missing_file_names_the_sample_command(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="kilonova config sample"):
         config.load(str(tmp_path / "absent.conf"))
 
 
-def test_a_wait_for_two_rows_must_fit_into_a_statement(load) -> None:
+def test_config_load_refuses_lock_timeout_of_half_the_statement_timeout(load) -> None:
     assert load("[database]\nlock_timeout = 4\nstatement_timeout = 9\n").database.lock_timeout == 4
     with pytest.raises(
         errors.ConfigError, match="lock_timeout is 5, and statement_timeout 10: .* less than half"
@@ -218,8 +221,8 @@ def test_a_wait_for_two_rows_must_fit_into_a_statement(load) -> None:
         load("[database]\nlock_timeout = 5\n")
 
 
-def test_secrets_are_marked_so_that_they_are_never_logged() -> None:
-    assert {name_of(case) for case in EVERY if case[1].secret} == {
+def test_secret_options_are_marked_secret() -> None:
+    assert {full_name(case) for case in EVERY if case[1].secret} == {
         "DEFAULT.secret_key",
         "database.url",
         "host_keys.command_secret",
@@ -231,14 +234,14 @@ def test_secrets_are_marked_so_that_they_are_never_logged() -> None:
     }
 
 
-def test_a_secret_value_is_not_in_the_refusal(load) -> None:
+def test_config_load_error_leaves_out_secret_value(load) -> None:
     with pytest.raises(errors.ConfigError) as refused:
         load("[database]", "url = oracle://scott:TIGER@host/x")
     assert "must start with one of" in str(refused.value)
     assert "TIGER" not in str(refused.value)
 
 
-def test_vendor_data_is_an_object_or_the_start_is_refused(load, tmp_path: Path) -> None:
+def test_vendor_data_file_without_json_object_is_refused(load, tmp_path: Path) -> None:
     assert config.vendor_data(load("[DEFAULT]")) == {}
     file = tmp_path / "vendor.json"
     conf = load("[metadata]", f"vendor_data_file = {file}")

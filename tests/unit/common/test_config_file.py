@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nobody would read in a configuration file is refused, with the nearest right name."""
+"""Unknown sections and options of a configuration file, and the names suggested instead."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import common.rpc  # noqa: F401  # before oslo.messaging
+import common.rpc  # noqa: F401  # It must precede the import of oslo.messaging.
 from common.domain import errors
 from common.service import config, config_file
 
 
 @pytest.fixture
 def refusal(tmp_path: Path) -> Iterator[object]:
-    """What is said of a file with these lines; without its path; "" when it is taken."""
+    """Return a function that loads these lines and returns the error without the path, or ""."""
 
     def load(*lines: str) -> str:
         path = tmp_path / "kilonova.conf"
@@ -32,7 +32,7 @@ def refusal(tmp_path: Path) -> Iterator[object]:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         (["[api]", "prot = 1"], "2: [api] has no option prot; the nearest is port"),
         (["[databse]", "url = x"], "1: there is no section [databse]; the nearest is [database]"),
@@ -63,11 +63,13 @@ def refusal(tmp_path: Path) -> Iterator[object]:
         ),
     ],
 )
-def test_what_nobody_reads_is_refused(refusal, lines: list[str], said: str) -> None:
-    assert refusal(*lines) == said
+def test_config_load_refuses_unknown_name_and_suggests_the_nearest(
+    refusal, lines: list[str], message: str
+) -> None:
+    assert refusal(*lines) == message
 
 
-def test_many_are_counted(refusal) -> None:
+def test_config_load_with_many_unknown_options_counts_the_rest(refusal) -> None:
     assert refusal("[api]", *(f"q{number} = 1" for number in range(8))).endswith(" (and 3 more)")
 
 
@@ -99,20 +101,20 @@ def test_many_are_counted(refusal) -> None:
         ["[scheduler]", "isolated_hosts = a,", "  b"],
     ],
 )
-def test_what_somebody_reads_is_taken(refusal, lines: list[str]) -> None:
+def test_config_load_accepts_options_of_libraries_and_plugins(refusal, lines: list[str]) -> None:
     assert refusal(*lines) == ""
 
 
-def test_options_of_oslo_messaging_are_those_of_its_release() -> None:
+def test_library_options_equal_those_of_installed_oslo_messaging() -> None:
     from oslo_messaging import opts
 
-    named = {group or "DEFAULT": options for group, options in opts.list_opts()}
+    library_options = {group or "DEFAULT": options for group, options in opts.list_opts()}
     for section, names in config_file.LIBRARIES.items():
-        older = {old.name for option in named[section] for old in option.deprecated_opts}
-        assert {option.dest for option in named[section]} | (older & names) == names
+        older = {old.name for option in library_options[section] for old in option.deprecated_opts}
+        assert {option.dest for option in library_options[section]} | (older & names) == names
 
 
-def test_lines_have_their_numbers(tmp_path: Path) -> None:
+def test_config_file_lines_have_section_value_and_number(tmp_path: Path) -> None:
     path = tmp_path / "one.conf"
     path.write_text("host = a\n[scheduler]\n# b\nisolated_hosts = c,\n    d\n\n[api]\nport = 1\n")
     assert config_file.lines(str(path)) == [
@@ -122,9 +124,9 @@ def test_lines_have_their_numbers(tmp_path: Path) -> None:
     ]
 
 
-def test_an_agent_has_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_agent_default_state_dir_differs_from_other_processes(tmp_path: Path) -> None:
     path = tmp_path / "agent.conf"
     path.write_text("")
-    found = [str(config.load(str(path), process).state_dir) for process in ("agent", "api")]
+    folders = [str(config.load(str(path), process).state_dir) for process in ("agent", "api")]
     config.CONF.clear()
-    assert found == [config.AGENT_STATE, config.STATE]
+    assert folders == [config.AGENT_STATE, config.STATE]

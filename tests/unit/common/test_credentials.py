@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options from systemd's credentials."""
+"""Options that come from the credentials folder of systemd."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from common.service import config
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
-    """Load a file of these lines, beside these credentials."""
+    """Return a function that loads a file of these lines together with these credentials."""
     folder = tmp_path / "credentials"
     folder.mkdir()
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(folder))
@@ -30,11 +30,12 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
 
     yield write_and_load
     monkeypatch.delenv("CREDENTIALS_DIRECTORY")
-    config.load(str(tmp_path / "kilonova.conf"))  # which gives them up
+    # Loading without the folder removes the credentials from the configuration.
+    config.load(str(tmp_path / "kilonova.conf"))
     config.CONF.clear()
 
 
-def test_a_secret_comes_from_a_credential(load) -> None:
+def test_credential_sets_the_option_of_its_name(load) -> None:
     conf = load(
         "[identity]",
         "username = k",
@@ -49,18 +50,18 @@ def test_a_secret_comes_from_a_credential(load) -> None:
     assert (broker.hostname, broker.password) == ("somewhere", "p$x")
 
 
-def test_a_wrong_credential_is_refused_by_name(load) -> None:
+def test_credential_with_unknown_option_is_refused_with_nearest_name(load) -> None:
     with pytest.raises(
         errors.ConfigError, match="credential identity.pasword.*nearest is password"
     ):
         load(identity__pasword="x")
 
 
-def test_a_wrong_value_is_refused(load) -> None:
+def test_credential_with_wrong_value_is_refused(load) -> None:
     with pytest.raises(errors.ConfigError, match="port"):
         load(api__port="many")
 
 
-def test_a_secret_is_in_one_place(load) -> None:
+def test_option_in_both_file_and_credential_is_refused(load) -> None:
     with pytest.raises(errors.ConfigError, match=r"conf:2: \[identity\] password is a credential"):
         load("[identity]", "password = x", identity__password="y")

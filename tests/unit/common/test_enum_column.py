@@ -14,8 +14,8 @@ TABLE = sa.Table(
 )
 
 
-def stored(value: str | None) -> object:
-    """Return a value as a row has it after it was written."""
+def store_and_read(value: str | None) -> object:
+    """Store a value and return the value of the row."""
     with ENGINE.begin() as tx:
         TABLE.drop(tx, checkfirst=True)
         TABLE.create(tx)
@@ -24,20 +24,20 @@ def stored(value: str | None) -> object:
 
 
 def test_enum_column_returns_member() -> None:
-    assert stored(ActionState.DUE) is ActionState.DUE
-    assert stored("waiting") is ActionState.WAITING
+    assert store_and_read(ActionState.DUE) is ActionState.DUE
+    assert store_and_read("waiting") is ActionState.WAITING
 
 
 def test_enum_column_returns_null() -> None:
-    assert stored(None) is None
+    assert store_and_read(None) is None
 
 
 def test_enum_column_returns_unknown_text_unchanged() -> None:
-    assert stored("damaged") == "damaged"
+    assert store_and_read("damaged") == "damaged"
 
 
 def test_enum_column_finds_rows_by_member() -> None:
-    stored(ActionState.STUCK)
+    store_and_read(ActionState.STUCK)
     with ENGINE.begin() as tx:
         query = sa.select(sa.func.count()).where(TABLE.c.state == ActionState.STUCK)
         assert tx.scalar(query) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identifiers, times and errors: the smallest rules, which everybody relies on."""
+"""Ids, times and problem classes in ``common.domain``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ KINDS = [
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, errors.Problem)
 ]
-MADE = {
+EXAMPLES = {
     errors.OverQuota: errors.OverQuota({"cores": (4, 18, 20), "ram": (1, 2, 3)}),
     errors.WrongState: errors.WrongState("stop", "s1", "vm_state", "stopped"),
     errors.Locked: errors.Locked("s1"),
 }
 
 
-def test_new_ids_are_what_we_take_for_ids() -> None:
+def test_new_ids_are_valid_and_differ() -> None:
     assert ids.is_uuid(ids.new())
     assert ids.is_request(ids.new_request())
     assert ids.new() != ids.new()
@@ -44,13 +44,13 @@ def test_new_ids_are_what_we_take_for_ids() -> None:
         "6f70656e000040008000737461636b21",
     ],
 )
-def test_other_spellings_are_no_uuids(text: object) -> None:
+def test_is_uuid_refuses_other_spellings(text: object) -> None:
     assert not ids.is_uuid(text)
     assert not ids.is_request(f"req-{text}")
 
 
 @given(strategies.integers(0, 4_102_444_800 * clock.SECOND))
-def test_a_written_time_reads_as_the_same_time(micros: int) -> None:
+def test_clock_parse_of_iso_text_returns_the_same_time(micros: int) -> None:
     assert clock.parse(clock.iso(micros, fraction=True)) == micros  # type: ignore[arg-type]
     assert clock.parse(clock.iso(micros)) == micros - micros % clock.SECOND  # type: ignore[arg-type]
 
@@ -65,21 +65,21 @@ def test_a_written_time_reads_as_the_same_time(micros: int) -> None:
         "20260102T030405Z",
     ],
 )
-def test_times_are_utc_unless_they_say_otherwise(text: str) -> None:
+def test_clock_parse_takes_time_without_offset_as_utc(text: str) -> None:
     assert clock.iso(clock.parse(text)) == "2026-01-02T03:04:05Z"
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01T00:00:00Z", "1767323045"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_clock_parse_refuses_malformed_time(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         clock.parse(text)
 
 
-def test_no_time_is_no_text() -> None:
+def test_clock_iso_of_none_returns_none() -> None:
     assert clock.iso(None) is None
 
 
-def test_the_clock_tells_ages() -> None:
+def test_clock_monotonic_advances_with_real_time() -> None:
     before = clock.Clock().monotonic()
     assert 0 <= clock.Clock().monotonic() - before < 5
     assert abs(time.monotonic() - before) < 5
@@ -97,14 +97,12 @@ def test_the_clock_tells_ages() -> None:
         ("", None),
     ],
 )
-def test_numbers_of_rows_are_ascii_digits_that_every_database_takes(
-    text: str, number: int | None
-) -> None:
+def test_ids_number_accepts_up_to_18_ascii_digits(text: str, number: int | None) -> None:
     assert ids.number(text) == number
 
 
 @pytest.mark.parametrize(
-    ("text", "is_one"),
+    ("text", "is_valid"),
     [
         ("5EBF03D0-58ED-4D7B-9B6F-FA56BE3A0D6C", True),
         ("5ebf03d058ed4d7b9b6ffa56be3a0d6c", True),
@@ -113,13 +111,15 @@ def test_numbers_of_rows_are_ascii_digits_that_every_database_takes(
         ("", False),
     ],
 )
-def test_people_spell_uuids_with_and_without_dashes(text: str, is_one: bool) -> None:
-    assert ids.spells_uuid(text) is is_one
+def test_spells_uuid_accepts_with_or_without_dashes_but_no_braces_or_urn(
+    text: str, is_valid: bool
+) -> None:
+    assert ids.spells_uuid(text) is is_valid
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_problem_has_a_status_a_kind_and_a_text(kind: type[errors.Problem]) -> None:
-    problem = MADE.get(kind) or kind("why")
+def test_problem_class_has_status_kind_and_text(kind: type[errors.Problem]) -> None:
+    problem = EXAMPLES.get(kind) or kind("why")
     assert 400 <= problem.status < 600
     assert problem.kind
     assert str(problem) == problem.text != ""
@@ -127,19 +127,20 @@ def test_every_problem_has_a_status_a_kind_and_a_text(kind: type[errors.Problem]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_the_docstring_draws_the_whole_tree(kind: type[errors.Problem]) -> None:
+def test_errors_docstring_lists_problem_class_with_its_status(kind: type[errors.Problem]) -> None:
     line = next(
         line for line in (errors.__doc__ or "").splitlines() if f" {kind.__name__} " in line + " "
     )
     assert f" {kind.status}" in line
 
 
-def test_texts_are_the_apis_own() -> None:
-    assert MADE[errors.OverQuota].text == (
+def test_problem_texts_equal_those_of_nova() -> None:
+    assert EXAMPLES[errors.OverQuota].text == (
         "Quota exceeded for cores, ram: Requested 4, 1, but already used 18, 2 of 20, 3 cores, ram"
     )
     assert (
-        MADE[errors.WrongState].text == "Cannot 'stop' instance s1 while it is in vm_state stopped"
+        EXAMPLES[errors.WrongState].text
+        == "Cannot 'stop' instance s1 while it is in vm_state stopped"
     )
-    assert MADE[errors.Locked].text == "Instance s1 is locked"
+    assert EXAMPLES[errors.Locked].text == "Instance s1 is locked"
     assert errors.Problem().text.startswith("Unexpected error.")

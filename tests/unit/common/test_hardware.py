@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What flavors and images ask of hardware: what is understood, who decides, what is refused and how
-it is named."""
+"""Hardware requirements in extra specs and image properties: results, precedence and refusals."""
 
 from __future__ import annotations
 
@@ -32,24 +31,24 @@ def flavor(specs: Texts | None = None, vcpus: int = 4, memory_mb: int = 4096) ->
     return Flavor("1", "f", vcpus, memory_mb, 10, extra_specs=specs or {})
 
 
-def asked(specs: Texts | None = None, image: Texts | None = None, **size: int) -> Hardware:
+def parse_hardware(specs: Texts | None = None, image: Texts | None = None, **size: int) -> Hardware:
     return hardware(flavor(specs, **size), image or {})
 
 
-def refused(specs: Texts | None = None, image: Texts | None = None, **size: int) -> str:
-    with pytest.raises(errors.BadRequest) as caught:
-        made = flavor(specs, **size)
-        hardware(made, image or {})
-        resources(made, image or {})
-        traits(made, image or {})
-    return caught.value.text
+def parse_refusal(specs: Texts | None = None, image: Texts | None = None, **size: int) -> str:
+    with pytest.raises(errors.BadRequest) as refusal:
+        parsed_flavor = flavor(specs, **size)
+        hardware(parsed_flavor, image or {})
+        resources(parsed_flavor, image or {})
+        traits(parsed_flavor, image or {})
+    return refusal.value.text
 
 
-def test_nothing_is_asked() -> None:
-    assert asked() == Hardware()
+def test_hardware_without_requirements_is_empty() -> None:
+    assert parse_hardware() == Hardware()
     others = {"aggregate_instance_extra_specs:ssd": "true", "other:x": "1", "n": "1"}
-    assert asked(others, {"owner": "x"}) == Hardware()
-    assert not asked().needs_assignment
+    assert parse_hardware(others, {"owner": "x"}) == Hardware()
+    assert not parse_hardware().needs_assignment
     assert resources(flavor(), {}) == {"VCPU": 4, "MEMORY_MB": 4096, "DISK_GB": 10}
 
 
@@ -64,20 +63,23 @@ def test_nothing_is_asked() -> None:
         ({"hw:cpu_max_sockets": "2"}, {}, 8, (2, 4, 1)),
         ({"hw:cpu_max_sockets": "1"}, {"hw_cpu_cores": "4"}, 8, (1, 4, 2)),
         ({}, {"hw_cpu_max_sockets": "1"}, 6, (1, 6, 1)),
-        # the flavor's wishes stand
+        # The flavor's preferences have precedence over those of the image.
         (
             {"hw:cpu_sockets": "2"},
             {"hw_cpu_sockets": "4"},
             8,
             (2, 4, 1),
         ),
-        ({"hw:cpu_cores": "3"}, {}, 4, (4, 1, 1)),  # a wish that cannot be met
+        # 4 CPUs cannot be divided into sockets of 3 cores, so the preference is ignored.
+        ({"hw:cpu_cores": "3"}, {}, 4, (4, 1, 1)),
         ({"hw:cpu_max_sockets": "4"}, {"hw_cpu_max_sockets": "2"}, 8, (2, 4, 1)),
     ],
 )
-def test_topology(specs: Texts, image: Texts, vcpus: int, expected: tuple[int, int, int]) -> None:
-    found = asked(specs, image, vcpus=vcpus)
-    assert (found.sockets, found.cores, found.threads_per_core) == expected
+def test_cpu_topology_follows_flavor_and_image(
+    specs: Texts, image: Texts, vcpus: int, expected: tuple[int, int, int]
+) -> None:
+    topology = parse_hardware(specs, image, vcpus=vcpus)
+    assert (topology.sockets, topology.cores, topology.threads_per_core) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,22 +102,25 @@ def test_topology(specs: Texts, image: Texts, vcpus: int, expected: tuple[int, i
         ({}, {"hw_cpu_cores": "٣"}, "hw_cpu_cores: "),
     ],
 )
-def test_topology_refused(specs: Texts, image: Texts, words: str) -> None:
-    assert refused(specs, image).startswith(words)
+def test_impossible_cpu_topology_is_refused(specs: Texts, image: Texts, words: str) -> None:
+    assert parse_refusal(specs, image).startswith(words)
 
 
-# --- CPUs of one's own, NUMA nodes, pages ---
-def test_dedicated_cpus_take_pcpu_and_have_a_cell() -> None:
-    found = asked({"hw:cpu_policy": "dedicated", "hw:cpu_thread_policy": "isolate"})
-    assert (found.dedicated, found.threads) == (frozenset(range(4)), "isolate")
-    assert found.numa_nodes == (NumaNodeRequest((0, 1, 2, 3), 4096),) and found.needs_assignment
+# --- dedicated CPUs, NUMA nodes, pages ---
+def test_dedicated_cpus_take_pcpu_and_one_numa_node() -> None:
+    requirement = parse_hardware({"hw:cpu_policy": "dedicated", "hw:cpu_thread_policy": "isolate"})
+    assert (requirement.dedicated, requirement.threads) == (frozenset(range(4)), "isolate")
+    assert (
+        requirement.numa_nodes == (NumaNodeRequest((0, 1, 2, 3), 4096),)
+        and requirement.needs_assignment
+    )
     assert resources(flavor({"hw:cpu_policy": "dedicated"}), {}) == {
         "PCPU": 4,
         "MEMORY_MB": 4096,
         "DISK_GB": 10,
     }
-    assert asked({}, {"hw_cpu_policy": "dedicated"}).dedicated == {0, 1, 2, 3}
-    assert asked({"resources:PCPU": "4"}).dedicated == {0, 1, 2, 3}
+    assert parse_hardware({}, {"hw_cpu_policy": "dedicated"}).dedicated == {0, 1, 2, 3}
+    assert parse_hardware({"resources:PCPU": "4"}).dedicated == {0, 1, 2, 3}
     assert resources(flavor({"resources:PCPU": "4"}), {}) == {
         "PCPU": 4,
         "MEMORY_MB": 4096,
@@ -123,14 +128,14 @@ def test_dedicated_cpus_take_pcpu_and_have_a_cell() -> None:
     }
 
 
-def test_mixed_cpus_take_both() -> None:
+def test_mixed_cpus_take_vcpu_and_pcpu() -> None:
     specs = {"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "0-2,^1"}
-    assert asked(specs).dedicated == {0, 2}
+    assert parse_hardware(specs).dedicated == {0, 2}
     assert resources(flavor(specs), {}) == {"VCPU": 2, "PCPU": 2, "MEMORY_MB": 4096, "DISK_GB": 10}
 
 
-def test_cells_evenly_and_as_listed() -> None:
-    assert asked({"hw:numa_nodes": "2"}).numa_nodes == (
+def test_numa_nodes_are_split_evenly_or_as_listed() -> None:
+    assert parse_hardware({"hw:numa_nodes": "2"}).numa_nodes == (
         NumaNodeRequest((0, 1), 2048),
         NumaNodeRequest((2, 3), 2048),
     )
@@ -141,12 +146,12 @@ def test_cells_evenly_and_as_listed() -> None:
         "hw:numa_mem.0": "1024",
         "hw:numa_mem.1": "3072",
     }
-    assert asked(listed).numa_nodes == (
+    assert parse_hardware(listed).numa_nodes == (
         NumaNodeRequest((0,), 1024),
         NumaNodeRequest((1, 2, 3), 3072),
     )
     image = {key.replace("hw:", "hw_"): value for key, value in listed.items()}
-    assert asked({}, image) == asked(listed) == asked(listed, image)
+    assert parse_hardware({}, image) == parse_hardware(listed) == parse_hardware(listed, image)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +170,9 @@ def test_cells_evenly_and_as_listed() -> None:
         ("4k", 4),
     ],
 )
-def test_pages(text: str, page: int) -> None:
-    found = asked({"hw:mem_page_size": text})
-    assert (found.page_kb, len(found.numa_nodes)) == (page, 1)
+def test_mem_page_size_accepts_names_and_units(text: str, page: int) -> None:
+    requirement = parse_hardware({"hw:mem_page_size": text})
+    assert (requirement.page_kb, len(requirement.numa_nodes)) == (page, 1)
 
 
 @pytest.mark.parametrize(
@@ -180,8 +185,12 @@ def test_pages(text: str, page: int) -> None:
         ("2MB", "2048", 2048),
     ],
 )
-def test_an_image_chooses_pages_where_it_may(flavors: str, images: str, page: int) -> None:
-    assert asked({"hw:mem_page_size": flavors}, {"hw_mem_page_size": images}).page_kb == page
+def test_image_page_size_is_used_when_the_flavor_leaves_a_choice(
+    flavors: str, images: str, page: int
+) -> None:
+    assert (
+        parse_hardware({"hw:mem_page_size": flavors}, {"hw_mem_page_size": images}).page_kb == page
+    )
 
 
 @pytest.mark.parametrize(
@@ -263,13 +272,15 @@ def test_an_image_chooses_pages_where_it_may(flavors: str, images: str, page: in
         ({"hw:mem_page_size": "2MB"}, {"hw_mem_page_size": "1GB"}, "hw_mem_page_size: "),
     ],
 )
-def test_places_refused(specs: Texts, image: Texts, words: str) -> None:
-    assert refused(specs, image).startswith(words)
+def test_invalid_cpu_policy_numa_nodes_or_page_size_is_refused(
+    specs: Texts, image: Texts, words: str
+) -> None:
+    assert parse_refusal(specs, image).startswith(words)
 
 
-def test_a_flavor_of_any_size_is_bounded_before_anything_is_made_of_it() -> None:
+def test_hardware_of_flavor_above_1024_cpus_is_refused() -> None:
     for specs in ({"hw:cpu_policy": "dedicated"}, {"hw:numa_nodes": "1"}, {"hw:cpu_cores": "2"}):
-        assert "at most 1024 CPUs" in refused(specs, vcpus=2**31 - 1)
+        assert "at most 1024 CPUs" in parse_refusal(specs, vcpus=2**31 - 1)
 
 
 # --- options ---
@@ -326,8 +337,10 @@ def test_a_flavor_of_any_size_is_bounded_before_anything_is_made_of_it() -> None
         ),
     ],
 )
-def test_options(specs: Texts, image: Texts, expected: dict[str, str]) -> None:
-    assert asked(specs, image).options == expected
+def test_options_follow_flavor_and_image(
+    specs: Texts, image: Texts, expected: dict[str, str]
+) -> None:
+    assert parse_hardware(specs, image).options == expected
 
 
 @pytest.mark.parametrize(
@@ -374,35 +387,35 @@ def test_options(specs: Texts, image: Texts, expected: dict[str, str]) -> None:
         ({"trait:X": "forbidden"}, {"trait:X": "required"}, "trait:X: required and forbidden"),
     ],
 )
-def test_options_refused(specs: Texts, image: Texts, words: str) -> None:
-    assert refused(specs, image).startswith(words)
+def test_invalid_or_unsupported_option_is_refused(specs: Texts, image: Texts, words: str) -> None:
+    assert parse_refusal(specs, image).startswith(words)
 
 
 @pytest.mark.parametrize("name", sorted(SPECS))
-def test_extra_specs_that_hosts_do_not_carry_out(name: str) -> None:
-    assert refused({name: "true"}).startswith(
+def test_unsupported_extra_spec_is_refused_unless_it_requests_nothing(name: str) -> None:
+    assert parse_refusal({name: "true"}).startswith(
         f"{name}: hosts of this cloud do not carry out 'true'"
     )
-    for nothing in SPECS[name]:
-        assert asked({name: nothing}) == Hardware()
+    for empty_value in SPECS[name]:
+        assert parse_hardware({name: empty_value}) == Hardware()
 
 
 @pytest.mark.parametrize("name", sorted(IMAGES))
-def test_image_properties_that_hosts_do_not_carry_out(name: str) -> None:
-    assert refused({}, {name: "true"}).startswith(
+def test_unsupported_image_property_is_refused_unless_it_requests_nothing(name: str) -> None:
+    assert parse_refusal({}, {name: "true"}).startswith(
         f"{name}: hosts of this cloud do not carry out 'true'"
     )
-    for nothing in IMAGES[name]:
-        assert asked({}, {name: nothing}) == Hardware()
+    for empty_value in IMAGES[name]:
+        assert parse_hardware({}, {name: empty_value}) == Hardware()
 
 
-def test_no_extra_spec_is_both_read_and_refused() -> None:
+def test_supported_options_are_not_in_the_unsupported_lists() -> None:
     assert not READ & SPECS.keys()
     assert not {option.image for option in OPTIONS} & IMAGES.keys()
 
 
 # --- resources and traits ---
-def test_resources_are_set_added_and_taken_away() -> None:
+def test_resources_extra_specs_override_add_and_remove_amounts() -> None:
     specs = {
         "resources:VCPU": "0",
         "resources:MEMORY_MB": "1",
@@ -412,14 +425,14 @@ def test_resources_are_set_added_and_taken_away() -> None:
     assert resources(flavor(specs), {}) == {"MEMORY_MB": 1, "DISK_GB": 10, "CUSTOM_GOLD": 2}
 
 
-def test_a_server_that_takes_nothing_is_refused() -> None:
-    nothing = dict.fromkeys(("resources:VCPU", "resources:MEMORY_MB", "resources:DISK_GB"), "0")
+def test_resources_of_zero_in_all_classes_are_refused() -> None:
+    zeros = dict.fromkeys(("resources:VCPU", "resources:MEMORY_MB", "resources:DISK_GB"), "0")
     with pytest.raises(errors.BadRequest, match="resources:VCPU: a server must take something"):
-        resources(flavor(nothing), {})
-    assert resources(flavor({**nothing, "resources:CUSTOM_GOLD": "1"}), {}) == {"CUSTOM_GOLD": 1}
+        resources(flavor(zeros), {})
+    assert resources(flavor({**zeros, "resources:CUSTOM_GOLD": "1"}), {}) == {"CUSTOM_GOLD": 1}
 
 
-def test_traits_of_both() -> None:
+def test_traits_combine_flavor_and_image() -> None:
     specs = {"trait:HW_CPU_X86_AVX2": "required", "trait:CUSTOM_SLOW": "forbidden"}
     assert traits(flavor(specs), {"trait:CUSTOM_A": "required"}) == (
         ["CUSTOM_A", "HW_CPU_X86_AVX2"],
@@ -427,7 +440,7 @@ def test_traits_of_both() -> None:
     )
 
 
-def test_what_an_image_needs_of_the_emulator_are_traits() -> None:
+def test_image_device_models_become_required_traits() -> None:
     image = {
         "hw_disk_bus": "SCSI",
         "hw_cdrom_bus": "sata",
@@ -450,7 +463,7 @@ def test_what_an_image_needs_of_the_emulator_are_traits() -> None:
 ALIASES = {"gpu": [("10de", "1db4"), ("10de", "1db5")], "nic": [("8086", "154c")]}
 
 
-def test_aliases_are_explained_when_a_flavor_is_frozen() -> None:
+def test_with_aliases_stores_device_types_in_the_flavor() -> None:
     frozen = with_aliases(
         flavor({"pci_passthrough:alias": "gpu:2, nic:1", "kilonova:devices": "x"}), ALIASES
     )
@@ -459,22 +472,22 @@ def test_aliases_are_explained_when_a_flavor_is_frozen() -> None:
         "kilonova:devices": "gpu=10de:1db4|10de:1db5:2,nic=8086:154c:1",
     }
     assert with_aliases(frozen, ALIASES) == frozen
-    found = hardware(frozen, {})
-    assert found.devices == (
+    requirement = hardware(frozen, {})
+    assert requirement.devices == (
         DeviceRequest("gpu", 2, (("10de", "1db4"), ("10de", "1db5"))),
         DeviceRequest("nic", 1, (("8086", "154c"),)),
     )
-    assert found.needs_assignment and not found.numa_nodes
+    assert requirement.needs_assignment and not requirement.numa_nodes
     assert with_aliases(flavor({"kilonova:devices": "x"}), ALIASES) == flavor()
 
 
 @pytest.mark.parametrize(
     "text", ["gpu", "gpu:0", "gpu:1,", "gpu:-1", "gpu:99999", "other:1", "gpu:60,nic:60", ""]
 )
-def test_aliases_refused(text: str) -> None:
+def test_unknown_or_malformed_pci_alias_is_refused(text: str) -> None:
     with pytest.raises(errors.BadRequest, match="pci_passthrough:alias"):
         with_aliases(flavor({"pci_passthrough:alias": text}), ALIASES)
-    assert refused({"pci_passthrough:alias": text}).startswith("pci_passthrough:alias: ")
+    assert parse_refusal({"pci_passthrough:alias": text}).startswith("pci_passthrough:alias: ")
 
 
 # --- hostile values ---
@@ -505,19 +518,19 @@ VALUES = st.one_of(
     ),
     vcpus=st.integers(1, 2**31 - 1),
 )
-def test_whatever_is_written_is_understood_or_refused(
+def test_hardware_accepts_or_refuses_arbitrary_values(
     specs: Texts, image: Texts, vcpus: int
 ) -> None:
-    made: Any = flavor(specs, vcpus=vcpus)
-    for ask in (hardware, resources, traits):
+    parsed_flavor: Any = flavor(specs, vcpus=vcpus)
+    for parse in (hardware, resources, traits):
         try:
-            ask(made, image)
+            parse(parsed_flavor, image)
         except errors.BadRequest as problem:
             assert ":" in problem.text and len(problem.text) < 500
 
 
-def test_a_root_disk_on_a_volume_is_not_the_hosts() -> None:
-    wanted = flavor()
+def test_resources_leave_out_root_disk_on_a_volume() -> None:
+    server_flavor = flavor()
     for image in (None, {}, {ON_VOLUME: False}):
-        assert resources(on_host(wanted, image), {})["DISK_GB"] == 10
-    assert "DISK_GB" not in resources(on_host(wanted, {ON_VOLUME: True}), {})
+        assert resources(on_host(server_flavor, image), {})["DISK_GB"] == 10
+    assert "DISK_GB" not in resources(on_host(server_flavor, {ON_VOLUME: True}), {})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is accepted from a host: sizes, and how much in a second."""
+"""Bounds for messages of a host: sizes, rates and quarantine after a flood."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from common.rpc.host_bounds import Allowances, Quarantine, require_bounded
 from common.security.host_keys import NotGenuine
 
 
-def nested(depth: int) -> Any:
-    return [nested(depth - 1)] if depth else 1
+def nest(depth: int) -> Any:
+    return [nest(depth - 1)] if depth else 1
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,11 @@ def nested(depth: int) -> Any:
         {"domains": [{"server": "s"}] * host_bounds.MAX_ITEMS},
         {"details": "x" * host_bounds.MAX_TEXT_CHARS, "inventory": None, "ratio": 1.5},
         {"number": host_bounds.MAX_NUMBER, "least": -host_bounds.MAX_NUMBER},
-        nested(host_bounds.MAX_DEPTH),
+        nest(host_bounds.MAX_DEPTH),
     ],
     ids=["list", "text", "number", "depth"],
 )
-def test_content_at_its_bound_is_accepted(content: Any) -> None:
+def test_require_bounded_accepts_content_at_its_bound(content: Any) -> None:
     require_bounded(content)
 
 
@@ -38,16 +38,18 @@ def test_content_at_its_bound_is_accepted(content: Any) -> None:
         ({"results": [{"error": "x" * 8193}]}, "error: 8193 characters, at most 8192"),
         ({"x" * 8193: 1}, "the message: 8193 characters, at most 8192"),
         ({"fence": 2**63}, "fence: a number beyond 64 bits"),
-        ({"cpu_info": nested(33)}, "cpu_info: more than 32 levels"),
+        ({"cpu_info": nest(33)}, "cpu_info: more than 32 levels"),
     ],
 )
-def test_content_beyond_a_bound_is_refused_with_its_field(content: Any, refusal: str) -> None:
+def test_require_bounded_refuses_content_beyond_a_bound_with_its_field(
+    content: Any, refusal: str
+) -> None:
     with pytest.raises(NotGenuine) as refused:
         require_bounded(content)
     assert str(refused.value) == refusal
 
 
-def test_host_above_its_messages_a_second_is_refused_and_others_are_not() -> None:
+def test_allowances_refuse_only_the_host_above_its_messages_a_second() -> None:
     now = [0.0]
     allowances = Allowances(lambda: now[0])
     for _ in range(host_bounds.MESSAGES_A_SECOND):
@@ -59,7 +61,7 @@ def test_host_above_its_messages_a_second_is_refused_and_others_are_not() -> Non
     allowances.take("h1", 100)
 
 
-def test_host_above_its_bytes_a_second_is_refused_and_others_are_not() -> None:
+def test_allowances_refuse_only_the_host_above_its_bytes_a_second() -> None:
     now = [0.0]
     allowances = Allowances(lambda: now[0])
     for _ in range(2):
@@ -71,19 +73,19 @@ def test_host_above_its_bytes_a_second_is_refused_and_others_are_not() -> None:
     allowances.take("h1", host_bounds.MAX_MESSAGE_BYTES)
 
 
-def test_message_above_its_length_is_refused() -> None:
+def test_allowances_refuse_message_above_the_maximum_length() -> None:
     with pytest.raises(NotGenuine, match="1048577 bytes"):
         Allowances().take("h1", host_bounds.MAX_MESSAGE_BYTES + 1)
 
 
 def flood(quarantine: Quarantine, host: str = "h1", size: int = 300) -> list[float]:
-    """The quarantines that begin while a host sends as many messages as a flood has."""
+    """Count as many messages as a flood has, and return the seconds of each quarantine begun."""
     number = host_bounds.FLOOD_MESSAGES // (1 + size // host_bounds.FLOOD_UNIT_BYTES)
     counted = [quarantine.count(host, size) for _ in range(number)]
     return [seconds for seconds in counted if seconds]
 
 
-def test_flood_of_a_host_begins_a_quarantine_of_this_host_alone() -> None:
+def test_flood_begins_a_quarantine_of_its_host_only() -> None:
     now = [0.0]
     quarantine = Quarantine(lambda: now[0])
     assert (flood(quarantine), quarantine.hosts()) == ([60], {"h1"})
@@ -91,13 +93,13 @@ def test_flood_of_a_host_begins_a_quarantine_of_this_host_alone() -> None:
     assert quarantine.hosts() == set()
 
 
-def test_flood_of_large_messages_begins_a_quarantine_after_fewer() -> None:
+def test_flood_of_large_messages_begins_a_quarantine_after_fewer_messages() -> None:
     quarantine = Quarantine(lambda: 0.0)
     assert len(flood(quarantine, size=16 * 1024 * 1024)) == 0
     assert quarantine.count("h1", 16 * 1024 * 1024) == 60
 
 
-def test_messages_above_the_allowance_but_below_a_flood_begin_no_quarantine() -> None:
+def test_messages_below_a_flood_begin_no_quarantine() -> None:
     now = [0.0]
     quarantine = Quarantine(lambda: now[0])
     for _ in range(10):
@@ -106,7 +108,7 @@ def test_messages_above_the_allowance_but_below_a_flood_begin_no_quarantine() ->
     assert quarantine.hosts() == set()
 
 
-def test_messages_sent_before_the_quarantine_do_not_lengthen_it() -> None:
+def test_quarantine_is_not_lengthened_by_messages_sent_before_it() -> None:
     now = [0.0]
     quarantine = Quarantine(lambda: now[0])
     flood(quarantine)
@@ -116,20 +118,20 @@ def test_messages_sent_before_the_quarantine_do_not_lengthen_it() -> None:
     assert flood(quarantine) == [120]
 
 
-def test_repeated_floods_double_the_quarantine_and_a_quiet_hour_ends_that() -> None:
+def test_quarantine_doubles_with_each_flood_until_a_quiet_hour() -> None:
     now = [0.0]
     quarantine = Quarantine(lambda: now[0])
     seconds = []
     for _ in range(6):
-        [begun] = flood(quarantine)
-        seconds.append(begun)
-        now[0] += begun
+        [duration] = flood(quarantine)
+        seconds.append(duration)
+        now[0] += duration
     assert seconds == [60, 120, 240, 480, 900, 900]
     now[0] += host_bounds.FORGIVEN_SECONDS + 1
     assert flood(quarantine) == [60]
 
 
-def test_flood_that_is_read_slowly_begins_a_quarantine() -> None:
+def test_flood_read_slowly_begins_a_quarantine() -> None:
     now = [0.0]
     quarantine = Quarantine(lambda: now[0])
     for _ in range(host_bounds.FLOOD_MESSAGES - 1):

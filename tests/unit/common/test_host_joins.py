@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens with which hosts join: what is in them, what their key is good for, and the envelope in
-which the identity comes."""
+"""Join tokens of hosts: their text, their key, and the envelope that carries the identity."""
 
 from __future__ import annotations
 
@@ -17,15 +16,15 @@ from tests.unit.common.test_host_keys import Table
 TOKEN = JoinToken("h1", 7, "ab" * 32, "rabbit://kilonova-join-h1:p@broker:5671/", "PEM\n" * 300)
 
 
-def test_a_token_is_one_word_and_read_as_it_was_written() -> None:
+def test_join_token_is_one_word_without_secrets_in_its_repr() -> None:
     text = TOKEN.text()
     assert text.startswith(BEGIN) and text.isascii() and len(text.split()) == 1
     assert JoinToken.read(text) == TOKEN
-    assert JoinToken.read(f" {text[:40]}\n{text[40:]}\n") == TOKEN, "a terminal broke it"
+    assert JoinToken.read(f" {text[:40]}\n{text[40:]}\n") == TOKEN, "a terminal wrapped the token"
     assert "ab" * 8 not in repr(TOKEN) and "kilonova-join" not in repr(TOKEN)
 
 
-def packed(content: object) -> str:
+def pack(content: object) -> str:
     return (
         BEGIN + base64.urlsafe_b64encode(zlib.compress(json.dumps(content).encode())).decode()
     ).rstrip("=")
@@ -38,25 +37,25 @@ def packed(content: object) -> str:
         TOKEN.text()[:12],
         BEGIN,
         BEGIN + "!!!!",
-        packed([1]),
-        packed({"host": "h1"}),
-        packed({"host": "h1", "generation": "x", "secret": "ab", "transport_url": "r"}),
-        packed({"host": "h1", "generation": 1, "secret": "no digits", "transport_url": "r"}),
-        packed({"x": "y" * (1 << 19)}),
+        pack([1]),
+        pack({"host": "h1"}),
+        pack({"host": "h1", "generation": "x", "secret": "ab", "transport_url": "r"}),
+        pack({"host": "h1", "generation": 1, "secret": "no digits", "transport_url": "r"}),
+        pack({"x": "y" * (1 << 19)}),
     ],
 )
-def test_a_part_of_a_token_is_refused(text: str) -> None:
+def test_join_token_read_refuses_incomplete_token(text: str) -> None:
     with pytest.raises(ValueError, match="not whole: copy all"):
         JoinToken.read(text)
 
 
 @pytest.mark.parametrize("text", ["", "h1", "join2.abc", BEGIN + "A" * 70000])
-def test_what_is_no_token_is_refused(text: str) -> None:
+def test_join_token_read_refuses_other_text(text: str) -> None:
     with pytest.raises(ValueError, match="kilonova host add NAME"):
         JoinToken.read(text)
 
 
-def test_its_key_is_none_of_the_hosts() -> None:
+def test_join_token_key_differs_from_the_keys_of_the_host() -> None:
     keys = Table(h1=Generations(7)).keys()
     own = keys.find("h1", 7, Purpose.JOIN)
     token = JoinToken("h1", 7, own.secret.hex(), "")
@@ -77,7 +76,7 @@ def test_its_key_is_none_of_the_hosts() -> None:
         keys.for_host("h1").find("h1", 7, Purpose.JOIN)
 
 
-def test_keys_and_password_of_a_generation_are_always_the_same() -> None:
+def test_host_keys_and_broker_password_depend_only_on_host_and_generation() -> None:
     keys: AllKeys = Table(h1=Generations(8, accepts_previous=True)).keys()
     own = keys.for_host("h1", "url", 7)
     assert own == OwnKeys(
@@ -96,27 +95,27 @@ def test_keys_and_password_of_a_generation_are_always_the_same() -> None:
     assert passwords.isdisjoint(own.secrets.values())
 
 
-def test_an_answer_is_opened_by_who_asked_alone() -> None:
-    asker, other = Envelope(), Envelope()
-    sealed = seal_for(asker.public, {"key_file": "k"})
-    assert asker.open(sealed) == {"key_file": "k"}
+def test_sealed_identity_opens_only_in_the_envelope_of_the_requester() -> None:
+    requester, other = Envelope(), Envelope()
+    sealed = seal_for(requester.public, {"key_file": "k"})
+    assert requester.open(sealed) == {"key_file": "k"}
     assert b"key_file" not in bytes.fromhex(sealed["body"])
-    for who, what in (
+    for envelope, content in (
         (other, sealed),
-        (asker, {**sealed, "public": other.public}),
+        (requester, {**sealed, "public": other.public}),
         (
             asker,
             {**sealed, "body": sealed["body"][:-1] + ("1" if sealed["body"][-1] == "0" else "0")},
         ),
-        (asker, {**sealed, "body": ""}),
-        (asker, {"public": sealed["public"]}),
-        (asker, {**sealed, "public": "00" * 32}),
+        (requester, {**sealed, "body": ""}),
+        (requester, {"public": sealed["public"]}),
+        (requester, {**sealed, "public": "00" * 32}),
     ):
         with pytest.raises(NotGenuine):
-            who.open(what)
+            envelope.open(content)
 
 
 @pytest.mark.parametrize("public", ["", "xy", "ab", "00" * 32])
-def test_for_a_key_that_is_none_nothing_is_sealed(public: str) -> None:
+def test_seal_for_invalid_public_key_is_refused(public: str) -> None:
     with pytest.raises(ValueError):
         seal_for(public, {})

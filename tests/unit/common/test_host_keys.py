@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of hosts: who has which, for what they are good, and what becomes of them."""
+"""Keys of hosts: their owners, purposes, generations and the key file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Clock:
 
 
 class Table:
-    """What the database says of generations; counts how often it is asked."""
+    """A stand-in for the database's key generations that counts the reads."""
 
     def __init__(self, **hosts: Generations) -> None:
         self.hosts, self.looks, self.clock = dict(hosts), 0, Clock()
@@ -42,10 +42,10 @@ class Table:
         return dict(self.hosts)
 
     def keys(self, secrets: dict[Purpose, str] = SECRETS) -> AllKeys:
-        return AllKeys(secrets, self, self.clock)  # type: ignore[arg-type]  # the same interface
+        return AllKeys(secrets, self, self.clock)  # type: ignore[arg-type]  # Clock has the used methods.
 
 
-def test_what_is_sealed_is_opened_with_the_same_key_and_header_only() -> None:
+def test_host_key_opens_only_text_sealed_with_the_same_key_and_header() -> None:
     key = derive("one", "h1", 1, Purpose.COMMAND)
     sealed = key.seal(b"secret", b"header")
     assert b"secret" not in sealed
@@ -67,7 +67,7 @@ def test_what_is_sealed_is_opened_with_the_same_key_and_header_only() -> None:
             other.open(text, header)
 
 
-def test_the_host_has_its_own_keys_and_no_others() -> None:
+def test_own_keys_contain_only_the_keys_of_the_host() -> None:
     control = Table(h1=Generations(3), h2=Generations(3)).keys()
     own = control.for_host("h1", "rabbit://h1")
     for purpose in OF_A_HOST:
@@ -81,15 +81,15 @@ def test_the_host_has_its_own_keys_and_no_others() -> None:
             own.find(host, generation, Purpose.COMMAND)
 
 
-def test_without_the_secret_there_are_no_keys_of_that_purpose() -> None:
-    """The API has no way to make a command."""
+def test_host_keys_without_secret_of_a_purpose_raise_unavailable() -> None:
+    """For example, the API cannot create a command."""
     api = Table(h1=Generations(1)).keys({Purpose.COMMAND: "", Purpose.QUERY: "two"})
     assert api.newest("h1", Purpose.QUERY)
     with pytest.raises(errors.Unavailable, match="no secret"):
         api.newest("h1", Purpose.COMMAND)
 
 
-def test_a_generation_counts_until_the_next_and_as_long_as_it_may() -> None:
+def test_previous_key_generation_is_accepted_only_while_allowed() -> None:
     table = Table(h1=Generations(1))
     keys = table.keys()
     assert keys.find("h1", 1, Purpose.COMMAND).generation == 1
@@ -109,7 +109,7 @@ def test_a_generation_counts_until_the_next_and_as_long_as_it_may() -> None:
         keys.find("h1", 2, Purpose.COMMAND)
 
 
-def test_strangers_do_not_keep_the_database_busy() -> None:
+def test_unknown_hosts_cause_few_reads_of_key_generations() -> None:
     table = Table(h1=Generations(1))
     keys = table.keys()
     for number in range(100):
@@ -119,10 +119,10 @@ def test_strangers_do_not_keep_the_database_busy() -> None:
     assert table.looks <= 11
     table.hosts["h2"] = Generations(1)
     table.clock.now += 0.2
-    assert keys.find("h2", 1, Purpose.COMMAND), "a new host is found at once"
+    assert keys.find("h2", 1, Purpose.COMMAND), "a new host is accepted at once"
 
 
-def test_a_database_that_is_away_is_asked_once_a_second() -> None:
+def test_host_keys_query_an_unavailable_database_once_a_second() -> None:
     table = Table(h1=Generations(1))
     keys, looked_at = table.keys(), []
     table.is_away = True
@@ -136,7 +136,7 @@ def test_a_database_that_is_away_is_asked_once_a_second() -> None:
     assert keys.find("h1", 1, Purpose.COMMAND)
 
 
-def test_the_key_file_is_read_again_as_it_was_written(tmp_path: Path) -> None:
+def test_own_keys_survive_the_key_file_and_hide_secrets_in_repr(tmp_path: Path) -> None:
     own = Table(h1=Generations(2)).keys().for_host("h1", "rabbit://h1:x@broker/")
     path = tmp_path / "host.key"
     path.write_text(own.text())
@@ -147,7 +147,7 @@ def test_the_key_file_is_read_again_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "said"),
+    ("text", "mode", "message"),
     [
         (None, 0o600, "has no key file .*kilonova host add h1"),
         ("{", 0o600, "cannot be used"),
@@ -160,8 +160,8 @@ def test_the_key_file_is_read_again_as_it_was_written(tmp_path: Path) -> None:
         ("good h2", 0o600, "is of host h2"),
     ],
 )
-def test_a_key_file_that_cannot_be_used_is_said(
-    tmp_path: Path, text: str | None, mode: int, said: str
+def test_own_keys_read_of_unusable_key_file_names_the_reason(
+    tmp_path: Path, text: str | None, mode: int, message: str
 ) -> None:
     path = tmp_path / "host.key"
     if text is not None:
@@ -169,5 +169,5 @@ def test_a_key_file_that_cannot_be_used_is_said(
         good = Table(**{host: Generations(1)}).keys().for_host(host).text()
         path.write_text(good if text.startswith("good") else text)
         path.chmod(mode)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         OwnKeys.read(path, "h1")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each status of an external service means, in every call of every client."""
+"""The problems that clients raise for the statuses of external services, in every call."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ IMAGES, NETWORKS = "http://images", "http://networks"
 
 
 class Service:
-    """An external service that gives every request the same answer, but lists its extensions."""
+    """An external service with one response for all requests except the list of extensions."""
 
     def __init__(self) -> None:
         self.status, self.body, self.headers = 200, b"<p>No.</p>", dict[str, str]()
@@ -63,7 +63,7 @@ class Service:
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Service:
-    """A service that answers at every address."""
+    """Return a service that answers at every address."""
     service = Service()
     monkeypatch.setattr(
         TCPKeepAliveAdapter, "send", lambda adapter, request, **options: service.answer(request)
@@ -107,7 +107,7 @@ def problem_of(call: Callable[[], Any]) -> errors.Problem | None:
     return None
 
 
-def test_transient_status_raises_unavailable_with_the_status(service: Service) -> None:
+def test_client_call_raises_unavailable_with_the_transient_status(service: Service) -> None:
     wrong = []
     for name, call in CALLS.items():
         for service.status in TRANSIENT:
@@ -119,7 +119,7 @@ def test_transient_status_raises_unavailable_with_the_status(service: Service) -
     assert wrong == []
 
 
-def test_other_refusals_raise_the_problem_of_their_status(service: Service) -> None:
+def test_client_call_raises_the_problem_of_a_definite_status(service: Service) -> None:
     wrong = []
     for name, call in CALLS.items():
         for service.status, kind in DEFINITE.items():
@@ -128,8 +128,8 @@ def test_other_refusals_raise_the_problem_of_their_status(service: Service) -> N
     assert wrong == []
 
 
-def test_unreadable_answer_raises_unavailable(service: Service) -> None:
-    """The answer broke off, or another program answers at the service's address."""
+def test_client_call_with_unreadable_answer_raises_unavailable(service: Service) -> None:
+    """For example, the answer broke off, or another program answers at the service's address."""
     wrong = []
     for name in READING:
         for service.body in (b"no JSON", b"[]", b"7", b"null", b"{}", b'{"other": 1}'):
@@ -138,14 +138,14 @@ def test_unreadable_answer_raises_unavailable(service: Service) -> None:
     assert wrong == []
 
 
-def test_answer_without_body_is_success_unless_the_call_reads_it(service: Service) -> None:
+def test_client_call_without_body_succeeds_unless_the_call_reads_it(service: Service) -> None:
     service.body = b""
     CALLS["delete port"]()
     with pytest.raises(errors.Unavailable):
         CALLS["ports"]()
 
 
-def test_missing_image_is_not_found_and_not_forbidden(service: Service) -> None:
+def test_image_call_raises_not_found_for_404_and_forbidden_for_403(service: Service) -> None:
     for call in ("image look", "image download"):
         for service.status, kind in ((404, errors.NotFound), (403, errors.Forbidden)):
             with pytest.raises(kind):
@@ -164,7 +164,7 @@ def test_missing_image_is_not_found_and_not_forbidden(service: Service) -> None:
         ("²", 0.0),
     ],
 )
-def test_retry_after_is_the_wait_within_bounds(
+def test_retry_after_header_sets_the_wait_within_bounds(
     service: Service, retry_after: str, wait: float
 ) -> None:
     service.status, service.headers = 429, {"Retry-After": retry_after}
@@ -174,7 +174,7 @@ def test_retry_after_is_the_wait_within_bounds(
 
 
 @pytest.mark.parametrize(("status", "requests"), [(429, http.FAILURES + 2), (503, http.FAILURES)])
-def test_breaker_opens_for_failures_but_not_for_too_many_requests(
+def test_circuit_breaker_opens_for_status_503_but_not_429(
     service: Service, status: int, requests: int
 ) -> None:
     service.status = status
@@ -193,14 +193,14 @@ def test_breaker_opens_for_failures_but_not_for_too_many_requests(
         ("floatingips", "floatingip"),
     ],
 )
-def test_record_is_read_by_the_singular_of_its_resource(
+def test_network_record_is_read_by_the_singular_of_its_resource(
     service: Service, resource: str, name: str
 ) -> None:
     service.body = json.dumps({name: {"id": "1"}}).encode()
     assert Records(NETWORKS).record("t", resource, "1") == {"id": "1"}
 
 
-def test_extensions_are_read_again_after_minutes(service: Service) -> None:
+def test_network_extensions_are_cached_for_minutes(service: Service) -> None:
     clock = [0.0]
     client = Bindings(NETWORKS, monotonic=lambda: clock[0])
     service.extensions = ["agent"]
@@ -214,7 +214,7 @@ def test_extensions_are_read_again_after_minutes(service: Service) -> None:
 
 
 @pytest.mark.parametrize(("method", "times"), [("POST", 1), ("GET", 2)])
-def test_lost_answer_repeats_a_get_but_not_a_post(
+def test_http_send_repeats_get_but_not_post_when_the_answer_is_lost(
     service: Service, method: str, times: int
 ) -> None:
     service.is_lost = True

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kilonova's token: the catalogue that came with it is old, and the identity service may be silent,
-slow or gone."""
+"""Kilonova's token and catalogue when the identity service is slow, silent or unreachable."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ URL = "http://127.0.0.1:9696"
 
 
 class Token:
-    """What keystoneauth tells of a token, and the catalogue that came with it."""
+    """A stand-in for the token of keystoneauth and for its catalogue."""
 
     def __init__(self, number: int, catalogue: dict[str, str]) -> None:
         self.auth_token, self.seconds_left = f"token{number}", 3600
@@ -46,7 +45,7 @@ class Token:
 
 
 class Session:
-    """An identity service whose catalogue is read with each new token."""
+    """An identity service that issues tokens with the current catalogue."""
 
     def __init__(self) -> None:
         self.catalogue: dict[str, str] = {}
@@ -61,7 +60,7 @@ class Session:
         return len(self.tokens)
 
     def finish(self) -> None:
-        """Answer, and wait for the threads that fetch a token."""
+        """Let the service answer, and wait for the threads that fetch a token."""
         self.answers.set()
         for thread in threading.enumerate():
             if thread.name == "token":
@@ -78,152 +77,156 @@ class Session:
 
 @pytest.fixture
 def session() -> Iterator[Session]:
-    made = Session()
-    yield made
-    made.answers.set()
+    new_session = Session()
+    yield new_session
+    new_session.answers.set()
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """What time it is."""
+    """Return a list with the current time, which a test may change."""
     now = [1000.0]
     monkeypatch.setattr(identity.time, "monotonic", lambda: now[0])
     return now
 
 
 @pytest.fixture
-def found(session: Session) -> IdentityClient:
+def identity_client(session: Session) -> IdentityClient:
     return IdentityClient(config.load(None), fetch=session.log_in)
 
 
 @pytest.fixture
-def hurried(session: Session) -> IdentityClient:
-    """Return a client that waits for a token for a moment only."""
+def impatient_client(session: Session) -> IdentityClient:
+    """Return a client that waits at most 0.3 seconds for a token."""
     return IdentityClient(config.load(None), wait=0.3, fetch=session.log_in)
 
 
-def test_service_that_came_later_is_found_in_a_minute(
-    found: IdentityClient, session: Session, clock: list[float]
+def test_network_url_finds_a_new_service_within_a_minute(
+    identity_client: IdentityClient, session: Session, clock: list[float]
 ) -> None:
-    assert found.network_url() is None
+    assert identity_client.network_url() is None
     session.catalogue["network"] = URL
     clock[0] += KEEP - 1
-    assert found.network_url() is None
+    assert identity_client.network_url() is None
     clock[0] += 1
-    assert found.network_url() == URL
+    assert identity_client.network_url() == URL
 
 
-def test_cloud_without_networks_asks_for_a_catalogue_once_a_minute(
-    found: IdentityClient, session: Session, clock: list[float]
+def test_network_url_without_service_reads_the_catalogue_once_a_minute(
+    identity_client: IdentityClient, session: Session, clock: list[float]
 ) -> None:
-    began = session.logins
-    assert [found.network_url() for _ in range(9)] == [None] * 9
-    assert session.logins == began + 1
+    earlier_logins = session.logins
+    assert [identity_client.network_url() for _ in range(9)] == [None] * 9
+    assert session.logins == earlier_logins + 1
     clock[0] += KEEP
-    assert [found.network_url() for _ in range(9)] == [None] * 9
-    assert session.logins == began + 2
+    assert [identity_client.network_url() for _ in range(9)] == [None] * 9
+    assert session.logins == earlier_logins + 2
 
 
-def test_service_that_is_named_costs_no_token(
-    found: IdentityClient, session: Session, clock: list[float]
+def test_network_url_in_catalogue_needs_no_further_login(
+    identity_client: IdentityClient, session: Session, clock: list[float]
 ) -> None:
     session.catalogue["network"] = URL
-    found.token()
-    began = session.logins
-    assert [found.network_url() for _ in range(9)] == [URL] * 9
-    assert session.logins == began
+    identity_client.token()
+    earlier_logins = session.logins
+    assert [identity_client.network_url() for _ in range(9)] == [URL] * 9
+    assert session.logins == earlier_logins
 
 
-def test_a_service_that_has_moved_is_found_and_nobody_waits_for_that(
-    hurried: IdentityClient, session: Session, clock: list[float]
+def test_network_url_of_moved_service_is_updated_in_the_background(
+    impatient_client: IdentityClient, session: Session, clock: list[float]
 ) -> None:
     session.catalogue["network"] = URL
-    assert hurried.network_url() == URL
+    assert impatient_client.network_url() == URL
     session.catalogue["network"] = f"{URL}/moved"
     clock[0] += BELIEVED_SECONDS - 1
-    assert (hurried.network_url(), session.asked) == (URL, 1)
+    assert (impatient_client.network_url(), session.asked) == (URL, 1)
     session.answers.clear()
     clock[0] += 1
-    assert [hurried.network_url() for _ in range(3)] == [URL] * 3
+    assert [impatient_client.network_url() for _ in range(3)] == [URL] * 3
     session.finish()
     assert session.asked == 2
-    assert hurried.network_url() == f"{URL}/moved"
+    assert impatient_client.network_url() == f"{URL}/moved"
 
 
-def test_an_old_catalogue_is_good_enough_while_identity_is_silent(
-    found: IdentityClient, session: Session, clock: list[float]
+def test_image_url_uses_old_catalogue_while_identity_is_unreachable(
+    identity_client: IdentityClient, session: Session, clock: list[float]
 ) -> None:
     session.catalogue["image"] = URL
-    found.token()
+    identity_client.token()
     session.problem = exceptions.ConnectFailure("refused")
     clock[0] += 10 * BELIEVED_SECONDS
-    assert [found.image_url() for _ in range(9)] == [URL] * 9
+    assert [identity_client.image_url() for _ in range(9)] == [URL] * 9
 
 
-def test_one_token_serves_everybody_until_it_is_refused(
-    found: IdentityClient, session: Session
+def test_identity_token_is_shared_until_it_is_refused(
+    identity_client: IdentityClient, session: Session
 ) -> None:
     session.catalogue["image"] = "https://images"
-    assert [found.token(), found.image_url(), found.token()] == [
+    assert [identity_client.token(), identity_client.image_url(), identity_client.token()] == [
         "token1",
         "https://images",
         "token1",
     ]
-    found.forget_token("token1")
-    assert found.token() == "token2"
-    found.forget_token("token1")  # whose refusal comes late
-    assert found.token() == "token2"
+    identity_client.forget_token("token1")
+    assert identity_client.token() == "token2"
+    # The refusal of the old token arrives late.
+    identity_client.forget_token("token1")
+    assert identity_client.token() == "token2"
 
 
-def test_a_token_is_renewed_before_it_ends_and_nobody_waits_for_that(
-    hurried: IdentityClient, session: Session
+def test_identity_token_is_renewed_in_the_background_before_it_expires(
+    impatient_client: IdentityClient, session: Session
 ) -> None:
-    hurried.token()
+    impatient_client.token()
     session.answers.clear()
     session.tokens[0].seconds_left = RENEW - 1
-    assert [hurried.token() for _ in range(3)] == ["token1"] * 3
+    assert [impatient_client.token() for _ in range(3)] == ["token1"] * 3
     session.finish()
     assert session.asked == 2
-    assert hurried.token() == "token2"
+    assert impatient_client.token() == "token2"
 
 
-def test_a_silent_identity_service_holds_nobody_up(
-    hurried: IdentityClient, session: Session
+def test_identity_token_wait_is_short_and_shared_when_identity_is_silent(
+    impatient_client: IdentityClient, session: Session
 ) -> None:
-    """One asks, in a thread of its own; all that need a token meanwhile wait a moment, and later
-    ones not at all."""
+    """The wait counts from the one shared request, so later callers fail at once."""
     session.answers.clear()
     for _ in range(20):
         with pytest.raises(errors.Unavailable, match=r"check \[identity\]"):
-            hurried.token()
+            impatient_client.token()
     assert session.asked == 1
     session.finish()
-    assert hurried.token() == "token1"
+    assert impatient_client.token() == "token1"
 
 
-def test_one_that_is_gone_is_left_alone_for_a_while(
-    found: IdentityClient, session: Session
+def test_identity_login_pauses_after_repeated_connection_failures(
+    identity_client: IdentityClient, session: Session
 ) -> None:
     session.problem = exceptions.ConnectFailure("refused")
     for _ in range(20):
         with pytest.raises(errors.Unavailable):
-            found.token()
+            identity_client.token()
     assert session.asked == http.FAILURES
 
 
-def test_any_failure_is_told_to_all_who_wait(found: IdentityClient, session: Session) -> None:
+def test_identity_token_failure_of_any_kind_raises_unavailable_with_cause(
+    identity_client: IdentityClient, session: Session
+) -> None:
     session.problem = ValueError("no JSON")
     with pytest.raises(errors.Unavailable) as raised:
-        found.token()
+        identity_client.token()
     assert raised.value.__cause__ is session.problem
     session.problem = None
-    assert found.token() == "token1"
+    assert identity_client.token() == "token1"
 
 
-# --- neighbours on other machines are asked over TLS ---
+# --- TLS to external services on other machines ---
 ELSEWHERE = "http://10.0.0.5:9696"
-SAID = r"http://10\.0\.0\.5:9696 is no https:// .* \[identity\] allow_plain_text = true"
-CONFIGURED = [
+PLAIN_URL_MESSAGE = (
+    r"http://10\.0\.0\.5:9696 is no https:// .* \[identity\] allow_plain_text = true"
+)
+URL_OPTIONS = [
     ("identity", "auth_url"),
     ("image", "endpoint"),
     ("network", "endpoint"),
@@ -242,15 +245,15 @@ def load(tmp_path: Path) -> Iterator[Callable[[str], cfg.ConfigOpts]]:
     config.CONF.clear()
 
 
-@pytest.mark.parametrize(("section", "option"), CONFIGURED)
-def test_a_plain_url_of_another_machine_is_refused_by_its_option(
+@pytest.mark.parametrize(("section", "option"), URL_OPTIONS)
+def test_plain_url_of_another_machine_is_refused_with_its_option(
     load, section: str, option: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"\[{section}\] {option}: {SAID}"):
+    with pytest.raises(ConfigError, match=rf"\[{section}\] {option}: {PLAIN_URL_MESSAGE}"):
         IdentityClient(load(f"[{section}]\n{option} = {ELSEWHERE}\n"))
 
 
-@pytest.mark.parametrize(("section", "option"), CONFIGURED)
+@pytest.mark.parametrize(("section", "option"), URL_OPTIONS)
 @pytest.mark.parametrize(
     "lines",
     [
@@ -261,7 +264,9 @@ def test_a_plain_url_of_another_machine_is_refused_by_its_option(
         f"{{}} = {ELSEWHERE}\n[tls]\nallow_plain_text = true",
     ],
 )
-def test_urls_that_may_be_asked(load, section: str, option: str, lines: str) -> None:
+def test_https_local_or_allowed_plain_url_is_accepted(
+    load, section: str, option: str, lines: str
+) -> None:
     IdentityClient(load(f"[{section}]\n{lines.format(option)}\n"))
 
 
@@ -277,33 +282,33 @@ def test_urls_that_may_be_asked(load, section: str, option: str, lines: str) -> 
         ("volume", "volume"),
     ],
 )
-def test_a_plain_url_in_the_catalogue_is_not_given_out(
+def test_plain_url_in_the_catalogue_is_refused_and_logged_once(
     session: Session, caplog: pytest.LogCaptureFixture, kind: str, section: str
 ) -> None:
-    found = IdentityClient(config.load(), fetch=session.log_in)
+    identity_client = IdentityClient(config.load(), fetch=session.log_in)
     session.catalogue[kind] = ELSEWHERE
-    ask = {
-        "image": found.image_url,
-        "network": found.network_url,
-        "share": found.share_url,
-        "volume": found.volume_url,
+    read_url = {
+        "image": identity_client.image_url,
+        "network": identity_client.network_url,
+        "share": identity_client.share_url,
+        "volume": identity_client.volume_url,
     }[section]
     for _ in range(2):
         with pytest.raises(
             errors.Unavailable, match=f"endpoint of {kind} in the catalogue is plain text"
         ):
-            ask()
-    [said] = [record.getMessage() for record in caplog.records]
+            read_url()
+    [message] = [record.getMessage() for record in caplog.records]
     assert (
-        re.search(rf"the catalogue's endpoint of {kind}: {SAID}", said)
-        and f"[{section}] endpoint" in said
+        re.search(rf"the catalogue's endpoint of {kind}: {PLAIN_URL_MESSAGE}", message)
+        and f"[{section}] endpoint" in message
     )
 
 
-def test_redirection_from_tls_to_plain_text_is_not_followed(
+def test_http_send_does_not_follow_redirection_from_tls_to_plain_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The server at the plain address would receive the token."""
+    """Otherwise the server at the plain address would receive the token."""
     urls = []
 
     def redirect(adapter: object, request: PreparedRequest, **options: object) -> Response:

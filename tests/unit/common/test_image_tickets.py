@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tickets for images: what they open, for how long, and that each verb gets what it needs and
-nothing more."""
+"""Tickets for images: their images, lifetime and signature, and the images of each verb."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class Clock:
         return self.now
 
 
-#: What a driver returns, by method.
+#: Method of a driver -> its result.
 RETURNS = {
     "offer": {"bytes": 1},
     "receive": {"bytes": 1},
@@ -52,13 +51,13 @@ RETURNS = {
 
 
 class Driver:
-    """Writes down the one call that a verb makes."""
+    """Records the arguments of the one call that a verb makes."""
 
     def __init__(self) -> None:
         self.given: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *given: self.given.extend(given) or RETURNS.get(name)
+        return lambda *arguments: self.given.extend(arguments) or RETURNS.get(name)
 
 
 @pytest.fixture
@@ -81,12 +80,12 @@ def tickets(clock: Clock) -> Tickets:
     return Tickets(Vault("key"), clock.seconds)
 
 
-def test_a_ticket_opens_what_it_says(tickets: Tickets) -> None:
-    found = tickets.check(tickets.make("h1", ["a", "b"], ["c"]))
-    assert (found.host, found.reads, found.writes) == ("h1", {"a", "b"}, {"c"})
+def test_image_ticket_contains_its_host_and_images(tickets: Tickets) -> None:
+    ticket = tickets.check(tickets.make("h1", ["a", "b"], ["c"]))
+    assert (ticket.host, ticket.reads, ticket.writes) == ("h1", {"a", "b"}, {"c"})
 
 
-def test_a_ticket_ends(tickets: Tickets, clock: Clock) -> None:
+def test_image_ticket_expires_after_its_lifetime(tickets: Tickets, clock: Clock) -> None:
     ticket = tickets.make("h1", ["a"])
     clock.now += LIFETIME - 1
     tickets.check(ticket)
@@ -95,11 +94,13 @@ def test_a_ticket_ends(tickets: Tickets, clock: Clock) -> None:
         tickets.check(ticket)
 
 
-def test_what_others_made_opens_nothing(tickets: Tickets, clock: Clock) -> None:
+def test_image_ticket_check_refuses_forged_or_damaged_ticket(
+    tickets: Tickets, clock: Clock
+) -> None:
     ticket = tickets.make("h1", ["a"])
     body, _, signature = ticket.partition(".")
-    says = json.loads(base64.urlsafe_b64decode(body))
-    longer = base64.urlsafe_b64encode(json.dumps([says[0], ["b"], *says[2:]]).encode()).decode()
+    fields = json.loads(base64.urlsafe_b64decode(body))
+    longer = base64.urlsafe_b64encode(json.dumps([fields[0], ["b"], *fields[2:]]).encode()).decode()
     forged = Tickets(Vault("another"), clock.seconds).make("h1", ["a"])
     for text in (
         "",
@@ -120,27 +121,27 @@ def test_what_others_made_opens_nothing(tickets: Tickets, clock: Clock) -> None:
             tickets.check(text)
 
 
-def test_tickets_of_each_key_of_a_rotation_are_known(clock: Clock) -> None:
+def test_image_ticket_of_each_key_in_a_rotation_is_accepted(clock: Clock) -> None:
     old, new = Tickets(Vault("old"), clock.seconds), Tickets(Vault("new, old"), clock.seconds)
     assert new.check(old.make("h1", ["a"])).host == "h1"
     with pytest.raises(errors.Unauthorized):
         old.check(new.make("h1", ["a"]))
 
 
-def test_a_cloud_without_a_secret_has_no_tickets(clock: Clock) -> None:
+def test_image_tickets_without_secret_key_raise_unavailable(clock: Clock) -> None:
     for use in (lambda tickets: tickets.make("h1", ["a"]), lambda tickets: tickets.check("a.b")):
         with pytest.raises(errors.Unavailable, match="secret_key"):
             use(Tickets(Vault(""), clock.seconds))
 
 
-def test_the_key_is_for_tickets_alone() -> None:
+def test_image_ticket_key_differs_from_other_derived_keys() -> None:
     assert Tickets(Vault("key")).make("h", ["a"]).partition(".")[2] not in (
         Vault("key").derive(""),
         Vault("key").derive("image-gateway"),
     )
 
 
-def test_a_full_ticket_fits_a_header(tickets: Tickets) -> None:
+def test_image_ticket_with_most_images_fits_a_header(tickets: Tickets) -> None:
     ticket = tickets.make("h" * 255, [f"{number:036}" for number in range(MOST)])
     assert len(ticket) <= LONGEST
     assert len(tickets.check(ticket).reads) == MOST
@@ -148,13 +149,13 @@ def test_a_full_ticket_fits_a_header(tickets: Tickets) -> None:
         tickets.make("h", ["a"] * MOST, ["b"])
 
 
-def test_a_message_opens_the_images_of_its_commands(tickets: Tickets) -> None:
+def test_gateway_for_commands_grants_the_images_of_the_commands(tickets: Tickets) -> None:
     gateway = Gateway("http://gateway", tickets)
     names = ("ensure_guest", "snapshot", "rescue", "ensure_guest")
     access = gateway.for_commands("h1", [new_command(name) for name in names])
     assert access is not None
-    found = tickets.check(access.token)
-    assert (access.url, found.host, found.reads, found.writes) == (
+    ticket = tickets.check(access.token)
+    assert (access.url, ticket.host, ticket.reads, ticket.writes) == (
         "http://gateway",
         "h1",
         {"of the guest", "of the command"},
@@ -162,40 +163,39 @@ def test_a_message_opens_the_images_of_its_commands(tickets: Tickets) -> None:
     )
 
 
-def test_commands_without_images_need_no_ticket(tickets: Tickets) -> None:
+def test_gateway_for_commands_without_images_returns_none(tickets: Tickets) -> None:
     guest = replace(VALUES["guest"], image=None)
-    nothing = [EnsureGuest(guest=guest), *map(new_verb, ("ensure_stopped", "install"))]
-    commands = [new_command(verb) for verb in nothing]
+    verbs = [EnsureGuest(guest=guest), *map(new_verb, ("ensure_stopped", "install"))]
+    commands = [new_command(verb) for verb in verbs]
     assert Gateway("http://gateway", tickets).for_commands("h1", commands) is None
 
 
 @pytest.mark.parametrize("name", sorted(VERBS.keys() - {"control_migration"}))
-def test_each_verb_has_what_it_hands_to_the_driver(name: str) -> None:
-    """A verb that gives the driver the reader names the image, and the others do not; so with the
-    writer."""
+def test_verb_declares_the_image_passed_to_the_driver(name: str) -> None:
+    """A verb names an image to read or to write if it passes the reader or writer to the driver."""
     driver, written, verb = Driver(), list[str](), new_verb(name)
 
     def reader(image: str) -> Any:
         raise AssertionError("this driver reads nothing")
 
-    tools = Tools(driver, reader, written.append, QUIET, lambda *where: None)  # type: ignore[arg-type]  # it records
+    tools = Tools(driver, reader, written.append, QUIET, lambda *details: None)  # type: ignore[arg-type]  # The driver is a stand-in.
     carry_out(tools, new_command(verb), verb)
     assert (reader in driver.given) == bool(verb.image_to_read)
     assert written == images_written([verb])
     assert bool(written) == bool(verb.image_to_write)
-    given = [
-        one.id if isinstance(one, ImageRef) else one.image.id
-        for one in driver.given
-        if isinstance(one, (GuestSpec, ImageRef))
+    image_ids = [
+        argument.id if isinstance(argument, ImageRef) else argument.image.id
+        for argument in driver.given
+        if isinstance(argument, (GuestSpec, ImageRef))
     ]
-    assert images_read([verb]) == (given[-1:] if verb.image_to_read else [])
+    assert images_read([verb]) == (image_ids[-1:] if verb.image_to_read else [])
     assert verb.copies_disks or not (verb.image_to_read or verb.image_to_write)
 
 
-def test_who_has_the_clouds_secret_alone_makes_no_tickets(
+def test_image_ticket_made_with_secret_key_alone_is_refused(
     load: Callable[[str], cfg.ConfigOpts],
 ) -> None:
-    """As an API process has it; conductors and gateways have another one."""
+    """The API has only the cloud's secret. Conductors and gateways have a separate secret."""
     conf = load(
         "[DEFAULT]\nsecret_key = everybody's\n[image_gateway]\nticket_secret = conductors', older\n"
     )
@@ -205,7 +205,7 @@ def test_who_has_the_clouds_secret_alone_makes_no_tickets(
         assert configured(conf).check(Tickets(Vault(secret)).make("h1", ["a"])).host == "h1"
 
 
-def test_a_cloud_without_that_secret_goes_on_and_says_so(
+def test_image_tickets_use_secret_key_with_a_warning_without_ticket_secret(
     load: Callable[[str], cfg.ConfigOpts], caplog: pytest.LogCaptureFixture
 ) -> None:
     conf = load("[DEFAULT]\nsecret_key = everybody's\n")

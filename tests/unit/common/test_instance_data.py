@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest may know of itself: the documents, version by version, and EC2's tree."""
+"""Metadata of a guest: OpenStack's documents in each version, EC2's tree and the config drive."""
 
 from __future__ import annotations
 
@@ -92,18 +92,18 @@ def spec(**changed: object) -> GuestSpec:
 
 
 def document(
-    name: str, given: GuestSpec | None = None, version: str = "latest", **more: Any
+    name: str, guest: GuestSpec | None = None, version: str = "latest", **more: Any
 ) -> Any:
-    return json.loads(InstanceData(given or spec(), **more).document(version, name, b"seed"))
+    return json.loads(InstanceData(guest or spec(), **more).document(version, name, b"seed"))
 
 
-def ec2(path: str, given: GuestSpec | None = None) -> str | None:
+def ec2(path: str, guest: GuestSpec | None = None) -> str | None:
     version, *parts = path.split("/")
-    node = find(InstanceData(given or spec()).ec2(version), parts)
+    node = find(InstanceData(guest or spec()).ec2(version), parts)
     return None if node is None else text(node).decode()
 
 
-def test_meta_data_tells_the_guest_who_it_is() -> None:
+def test_meta_data_describes_the_guest() -> None:
     assert document("meta_data.json") == {
         "uuid": SERVER,
         "name": 'naïve <web> "1"',
@@ -131,7 +131,7 @@ def test_meta_data_tells_the_guest_who_it_is() -> None:
         ("latest", set()),
     ],
 )
-def test_every_version_has_the_keys_it_knew(version: str, absent: set[str]) -> None:
+def test_meta_data_keys_depend_on_the_version(version: str, absent: set[str]) -> None:
     assert (
         set(document("meta_data.json")) - set(document("meta_data.json", version=version)) == absent
     )
@@ -160,14 +160,14 @@ def test_every_version_has_the_keys_it_knew(version: str, absent: set[str]) -> N
         ),
     ],
 )
-def test_every_version_has_the_documents_it_knew(version: str, names: list[str]) -> None:
+def test_instance_data_document_names_depend_on_the_version(version: str, names: list[str]) -> None:
     assert InstanceData(spec()).names(version) == names
     assert InstanceData(spec(user_data=None)).names(version) == [
         name for name in names if name != "user_data"
     ]
 
 
-def test_a_password_is_told_to_the_guest_that_it_is_for() -> None:
+def test_meta_data_has_admin_pass_only_if_the_guest_has_a_password() -> None:
     assert (
         document("meta_data.json", spec(instance={"admin_pass": "s3cret"}))["admin_pass"]
         == "s3cret"
@@ -175,22 +175,22 @@ def test_a_password_is_told_to_the_guest_that_it_is_for() -> None:
     assert "admin_pass" not in document("meta_data.json")
 
 
-def test_the_operators_services_are_told_who_asks() -> None:
-    given = spec()
+def test_instance_data_facts_for_vendor_data_services_leave_out_secrets() -> None:
+    guest = spec()
     files = [{"path": "/x", "contents": "eA=="}]
-    given.instance.update(boot_roles="member,reader", admin_pass="swordfish", files=files)
-    assert InstanceData(given).facts() == {
+    guest.instance.update(boot_roles="member,reader", admin_pass="swordfish", files=files)
+    assert InstanceData(guest).facts() == {
         "project-id": "p1",
         "instance-id": SERVER,
         "image-id": IMAGE,
-        "user-data": given.user_data,
+        "user-data": guest.user_data,
         "hostname": "web-1",
         "metadata": {"../../etc": "a\nb"},
         "boot-roles": "member,reader",
     }
 
 
-def test_the_operator_tells_all_guests() -> None:
+def test_vendor_data_documents_contain_static_and_dynamic_data() -> None:
     assert document("vendor_data.json", vendor={"ntp": "n1"}) == {"ntp": "n1"}
     assert document("vendor_data2.json", vendor={"ntp": "n1"}) == {"static": {"ntp": "n1"}}
     assert document("vendor_data.json") == {}
@@ -201,9 +201,9 @@ def test_the_operator_tells_all_guests() -> None:
     assert "vendor_data.json" not in InstanceData(spec(), None).names("latest")
 
 
-def test_tagged_interfaces_are_devices() -> None:
-    given = spec(interfaces=[interface(1, V4, tag="blue"), interface(2, V4)])
-    assert document("meta_data.json", given)["devices"] == [
+def test_meta_data_devices_list_only_tagged_interfaces() -> None:
+    guest = spec(interfaces=[interface(1, V4, tag="blue"), interface(2, V4)])
+    assert document("meta_data.json", guest)["devices"] == [
         {
             "type": "nic",
             "bus": "none",
@@ -214,20 +214,22 @@ def test_tagged_interfaces_are_devices() -> None:
     ]
 
 
-def test_volumes_with_a_tag_are_found_by_their_serial() -> None:
+def test_meta_data_devices_list_tagged_volumes_with_serial() -> None:
     volumes = [
         AttachedVolume("v1", "/dev/vdb", 1, tag="data"),
         AttachedVolume("v2", "/dev/sda", 1, bus="scsi", tag="logs"),
         AttachedVolume("v3", "/dev/vdc", 1),
     ]
-    told = document("meta_data.json", spec(volumes=volumes))["devices"]
-    assert [(one["type"], one["bus"], one["serial"], one["tags"]) for one in told] == [
+    devices = document("meta_data.json", spec(volumes=volumes))["devices"]
+    assert [
+        (device["type"], device["bus"], device["serial"], device["tags"]) for device in devices
+    ] == [
         ("disk", "pci", "v1", ["data"]),
         ("disk", "scsi", "v2", ["logs"]),
     ]
 
 
-def test_network_data_of_addresses_that_the_guest_is_told() -> None:
+def test_network_data_of_static_addresses_contains_addresses_and_routes() -> None:
     dns = [{"type": "dns", "address": "1.1.1.1"}, {"type": "dns", "address": "9.9.9.9"}]
     assert document("network_data.json", spec(interfaces=[interface(1, V4, V6), interface(2)])) == {
         "links": [
@@ -269,9 +271,9 @@ def test_network_data_of_addresses_that_the_guest_is_told() -> None:
 
 
 @pytest.mark.parametrize("vif_type", ["ovs", "ovs_hybrid"])
-def test_network_data_of_addresses_that_the_guest_leases(vif_type: str) -> None:
+def test_network_data_of_dhcp_addresses_names_the_dhcp_type(vif_type: str) -> None:
     leased = {**V4, "dhcp": True}
-    told = network_data(
+    document_data = network_data(
         [
             interface(
                 1,
@@ -285,7 +287,7 @@ def test_network_data_of_addresses_that_the_guest_leases(vif_type: str) -> None:
             )
         ]
     )
-    assert told["links"] == [
+    assert document_data["links"] == [
         {
             "id": "interface0",
             "vif_id": "port1",
@@ -294,7 +296,10 @@ def test_network_data_of_addresses_that_the_guest_leases(vif_type: str) -> None:
             "ethernet_mac_address": "fa:16:3e:00:00:01",
         }
     ]
-    assert [(one["id"], one["type"], one.get("ip_address")) for one in told["networks"]] == [
+    assert [
+        (network["id"], network["type"], network.get("ip_address"))
+        for network in document_data["networks"]
+    ] == [
         ("network0", "ipv4_dhcp", None),
         ("network1", "ipv6_dhcp", None),
         ("network2", "ipv6_slaac", "fd00::5"),
@@ -310,7 +315,7 @@ def test_network_data_of_addresses_that_the_guest_leases(vif_type: str) -> None:
         ({}, "ipv6"),
     ],
 )
-def test_network_data_of_a_port_as_the_network_service_tells_it(
+def test_network_data_type_follows_the_subnet_of_the_port(
     subnet: dict[str, Any], kind: str
 ) -> None:
     port = {
@@ -319,19 +324,21 @@ def test_network_data_of_a_port_as_the_network_service_tells_it(
         "mac_address": "fa:16:3e:00:00:01",
         "fixed_ips": [{"subnet_id": "s6", "ip_address": "fd00::5"}],
     }
-    told = network_data([interface_of(port, {"net1": {"mtu": 1450}}, {"s6": subnet})])
-    assert [network["type"] for network in told["networks"]] == [kind]
-    assert told["links"][0]["mtu"] == 1450
+    document_data = network_data([interface_of(port, {"net1": {"mtu": 1450}}, {"s6": subnet})])
+    assert [network["type"] for network in document_data["networks"]] == [kind]
+    assert document_data["links"][0]["mtu"] == 1450
 
 
 @pytest.mark.parametrize(
     "interfaces",
     [[], [interface(1)], [interface(1, {**V4, "gateway": None, "dns": [], "routes": []})]],
 )
-def test_network_data_without(interfaces: list[Interface]) -> None:
-    told = network_data(interfaces)
-    assert told["services"] == []
-    assert all(network["routes"] == [] for network in told["networks"])
+def test_network_data_without_gateway_or_dns_has_no_routes_or_services(
+    interfaces: list[Interface],
+) -> None:
+    document_data = network_data(interfaces)
+    assert document_data["services"] == []
+    assert all(network["routes"] == [] for network in document_data["networks"])
 
 
 LATEST_NAMES = [
@@ -355,7 +362,7 @@ LATEST_NAMES = [
 
 
 @pytest.mark.parametrize(
-    ("path", "shown"),
+    ("path", "value"),
     [
         ("latest", "meta-data/\nuser-data"),
         ("latest/meta-data", "\n".join(LATEST_NAMES)),
@@ -390,18 +397,18 @@ LATEST_NAMES = [
         ("latest/nothing", None),
     ],
 )
-def test_ec2_tree(path: str, shown: str | None) -> None:
-    given = spec(interfaces=[interface(1, V6, V4)])
+def test_ec2_tree_path_returns_its_value(path: str, value: str | None) -> None:
+    guest = spec(interfaces=[interface(1, V6, V4)])
     if path == "latest/user-data":
         assert (
-            find(InstanceData(given).ec2("latest"), ["user-data"])
+            find(InstanceData(guest).ec2("latest"), ["user-data"])
             == b"#!/bin/sh\necho \xff hello\n"
         )
         return
-    assert ec2(path, given) == shown
+    assert ec2(path, guest) == value
 
 
-def test_a_bare_server_has_a_tree_too() -> None:
+def test_ec2_tree_of_server_without_image_keys_and_user_data() -> None:
     bare = spec(user_data=None, image=None, instance={})
     assert ec2("latest", bare) == "meta-data/"
     assert ec2("latest/meta-data/hostname", bare) == f"server-{SERVER}"
@@ -409,12 +416,12 @@ def test_a_bare_server_has_a_tree_too() -> None:
     assert ec2("latest/meta-data/public-keys", bare) is None
 
 
-def test_the_name_of_a_key_stays_on_its_line() -> None:
-    named = spec(instance={"keys": [{"name": "a\nb/../c", "data": "d"}]})
-    assert ec2("latest/meta-data/public-keys", named) == "0=ab/../c"
+def test_ec2_public_keys_remove_line_breaks_from_key_names() -> None:
+    guest = spec(instance={"keys": [{"name": "a\nb/../c", "data": "d"}]})
+    assert ec2("latest/meta-data/public-keys", guest) == "0=ab/../c"
 
 
-def test_a_drive_holds_every_version_and_no_password() -> None:
+def test_config_drive_contains_all_versions_and_no_password_document() -> None:
     tree = InstanceData(spec()).drive(b"seed")
     assert {tree[f"openstack/{version}/user_data"] for version in VERSIONS} == {
         b"#!/bin/sh\necho \xff hello\n"
@@ -425,9 +432,9 @@ def test_a_drive_holds_every_version_and_no_password() -> None:
     )
     assert "openstack/2015-10-15/vendor_data2.json" not in tree
     assert not any(path.endswith("/password") for path in tree)
-    told = json.loads(tree["ec2/latest/meta-data.json"])
-    assert told["instance-id"] == "i-6f1d2c3b4a5948679" and told["ami-launch-index"] == 3
-    assert told["public-keys"] == {"0": {"openssh-key": "ssh-ed25519 AAAA me"}}
+    ec2_data = json.loads(tree["ec2/latest/meta-data.json"])
+    assert ec2_data["instance-id"] == "i-6f1d2c3b4a5948679" and ec2_data["ami-launch-index"] == 3
+    assert ec2_data["public-keys"] == {"0": {"openssh-key": "ssh-ed25519 AAAA me"}}
     assert (
         tree["ec2/2009-04-04/user-data"]
         == tree["ec2/latest/user-data"]
@@ -435,13 +442,13 @@ def test_a_drive_holds_every_version_and_no_password() -> None:
     )
 
 
-def test_files_given_at_creation_lie_beside_the_meta_data_that_names_them() -> None:
-    given = spec()
-    given.instance["files"] = [
+def test_config_drive_contains_injected_files_named_in_meta_data() -> None:
+    guest = spec()
+    guest.instance["files"] = [
         {"path": "/etc/motd", "contents": base64.b64encode(b"hello").decode()},
         {"path": "../../x", "contents": ""},
     ]
-    tree = InstanceData(given).drive(b"seed")
+    tree = InstanceData(guest).drive(b"seed")
     assert json.loads(tree["openstack/latest/meta_data.json"])["files"] == [
         {"path": "/etc/motd", "content_path": "/content/0000"},
         {"path": "../../x", "content_path": "/content/0001"},
@@ -449,7 +456,7 @@ def test_files_given_at_creation_lie_beside_the_meta_data_that_names_them() -> N
     assert (tree["openstack/content/0000"], tree["openstack/content/0001"]) == (b"hello", b"")
 
 
-def test_a_bare_server_has_no_empty_files() -> None:
+def test_config_drive_of_server_without_data_has_no_empty_files() -> None:
     tree = InstanceData(spec(user_data=None, instance={})).drive(b"")
     assert all(tree.values())
     assert not any(path.endswith(("user_data", "user-data")) for path in tree)
@@ -458,12 +465,12 @@ def test_a_bare_server_has_no_empty_files() -> None:
     assert "keys" not in meta and "public_keys" not in meta and "meta" not in meta
 
 
-def test_tenants_words_never_become_paths() -> None:
-    given = spec(name="../../../root", instance={"keys": [{"name": "../k", "data": "d"}]})
-    assert all(".." not in path for path in InstanceData(given).drive(b""))
+def test_config_drive_paths_contain_no_text_of_the_tenant() -> None:
+    guest = spec(name="../../../root", instance={"keys": [{"name": "../k", "data": "d"}]})
+    assert all(".." not in path for path in InstanceData(guest).drive(b""))
 
 
-def test_the_spec_of_a_row() -> None:
+def test_guest_spec_of_server_row_contains_all_fields() -> None:
     row = SimpleNamespace(
         id=SERVER,
         name="vm",
@@ -484,12 +491,17 @@ def test_the_spec_of_a_row() -> None:
         interfaces=[to_wire(interface(1, V4))],
         disks=None,
     )
-    made = guest_spec(
+    guest = guest_spec(
         row, 7, files=[{"path": "/x", "contents": ""}], admin_pass="pw", availability_zone="z2"
     )
-    assert (made.server, made.fence, made.flavor.name, made.config_drive) == (SERVER, 7, "m1", True)
-    assert made.image == ImageRef(IMAGE) and made.interfaces == [interface(1, V4)]
-    assert made.instance == {
+    assert (guest.server, guest.fence, guest.flavor.name, guest.config_drive) == (
+        SERVER,
+        7,
+        "m1",
+        True,
+    )
+    assert guest.image == ImageRef(IMAGE) and guest.interfaces == [interface(1, V4)]
+    assert guest.instance == {
         "name": "vm",
         "hostname": "vm",
         "project_id": "p1",
@@ -503,7 +515,7 @@ def test_the_spec_of_a_row() -> None:
         "root_device_name": None,
         "admin_pass": "pw",
     }
-    assert made.disks == []
+    assert guest.disks == []
     row.flavor, row.disks = (
         to_wire(Flavor("2", "m2", 1, 128, 1, ephemeral_gb=3, swap_mb=64)),
         {"swap_mb": 32},
@@ -518,28 +530,29 @@ def test_the_spec_of_a_row() -> None:
     assert "admin_pass" not in bare.instance
 
 
-def test_guest_is_told_what_its_disks_are_called() -> None:
-    given = spec(
+def test_block_device_mapping_names_local_disks() -> None:
+    guest = spec(
         disks=[
             LocalDisk("ephemeral0", 1024),
             LocalDisk("ephemeral1", 1024),
             LocalDisk("swap", 64, "swap"),
         ]
     )
-    where = "latest/meta-data/block-device-mapping"
-    assert ec2(where, given) == "ami\nephemeral0\nephemeral1\nroot\nswap"
+    mapping_path = "latest/meta-data/block-device-mapping"
+    assert ec2(mapping_path, guest) == "ami\nephemeral0\nephemeral1\nroot\nswap"
     assert [
-        ec2(f"{where}/{name}", given) for name in ("root", "ephemeral0", "ephemeral1", "swap")
+        ec2(f"{mapping_path}/{name}", guest)
+        for name in ("root", "ephemeral0", "ephemeral1", "swap")
     ] == ["/dev/vda", "/dev/vdb", "/dev/vdc", "/dev/vdd"]
-    drive = json.loads(InstanceData(given).drive(b"")["ec2/latest/meta-data.json"])
+    drive = json.loads(InstanceData(guest).drive(b"")["ec2/latest/meta-data.json"])
     assert drive["block-device-mapping"]["swap"] == "/dev/vdd"
 
 
-def test_versions_rise() -> None:
+def test_metadata_versions_are_sorted() -> None:
     assert list(VERSIONS) == sorted(VERSIONS) and list(EC2_VERSIONS) == sorted(EC2_VERSIONS)
 
 
-def test_the_guest_knows_which_of_its_cpus_are_its_own() -> None:
+def test_meta_data_lists_the_dedicated_cpus() -> None:
     mixed = Flavor(
         "1",
         "mixed",

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keystone's limits: believed for a short time, asked for once however many wait, and never
-guessed."""
+"""The cache of Keystone's unified limits: lifetime, shared requests, waits and failures."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from common.service import config
 
 
 class Keystone:
-    """Limits that a test changes, and answers that it may keep back or refuse."""
+    """A stand-in for Keystone with limits that a test may change, delay or refuse."""
 
     def __init__(self) -> None:
         self.registered, self.own = {"servers": 10, "class:VCPU": 20}, {"p": {"class:VCPU": 5}}
@@ -35,22 +34,22 @@ class Keystone:
             raise self.problem
         return self
 
-    def _tell(self, name: str, found: dict[str, int]) -> list[tuple[str, int]]:
+    def _answer(self, name: str, values: dict[str, int]) -> list[tuple[str, int]]:
         self.asked.append(name)
         assert self.answers.wait(20)
         if self.problem is not None:
             raise self.problem
-        return list(found.items())
+        return list(values.items())
 
     def get_registered_limits(self, resources_to_check: Any) -> list[tuple[str, int]]:
-        return self._tell("*", self.registered)
+        return self._answer("*", self.registered)
 
     def get_project_limits(self, project_id: str, resource_names: Any) -> list[tuple[str, int]]:
-        return self._tell(project_id, self.own.get(project_id, {}))
+        return self._answer(project_id, self.own.get(project_id, {}))
 
 
 class Clock:
-    """A time that only the test moves."""
+    """A clock that advances only if a test changes ``now``."""
 
     now = 1000.0
 
@@ -70,18 +69,18 @@ def clock() -> Clock:
 
 @pytest.fixture
 def client(keystone: Keystone, clock: Clock) -> Iterator[UnifiedLimits]:
-    made = UnifiedLimits(10, keystone.open, 30, clock)
-    yield made
+    new_client = UnifiedLimits(10, keystone.open, 30, clock)
+    yield new_client
     keystone.answers.set()
-    made.close()
+    new_client.close()
 
 
-def test_a_projects_own_limits_come_before_the_registered(client: UnifiedLimits) -> None:
+def test_project_limits_override_registered_limits(client: UnifiedLimits) -> None:
     assert client.of("p") == {"servers": 10, "class:VCPU": 5}
     assert client.of("q") == client.of("*") == {"servers": 10, "class:VCPU": 20}
 
 
-def test_limits_are_believed_for_a_short_time(
+def test_unified_limits_are_cached_for_a_short_time(
     client: UnifiedLimits, keystone: Keystone, clock: Clock
 ) -> None:
     client.of("p")
@@ -93,7 +92,7 @@ def test_limits_are_believed_for_a_short_time(
     assert client.of("p")["servers"] == 3
 
 
-def test_what_is_old_is_not_told_when_keystone_is_silent(
+def test_expired_limits_raise_unavailable_when_keystone_fails(
     client: UnifiedLimits, keystone: Keystone, clock: Clock
 ) -> None:
     client.of("*")
@@ -103,13 +102,13 @@ def test_what_is_old_is_not_told_when_keystone_is_silent(
     for _ in range(6):
         with pytest.raises(errors.Unavailable, match="does not tell the limits"):
             client.of("*")
-    assert len(keystone.asked) == 1 + 3, "after three failures it is left alone for a while"
+    assert len(keystone.asked) == 1 + 3, "after three failures the client pauses"
     keystone.problem = None
     clock.now += 2
     assert client.of("*")["servers"] == 10
 
 
-def test_a_way_that_cannot_be_opened_is_opened_later(
+def test_unified_limits_connect_again_after_a_failed_connection(
     client: UnifiedLimits, keystone: Keystone
 ) -> None:
     keystone.problem = OSError("no route")
@@ -119,47 +118,49 @@ def test_a_way_that_cannot_be_opened_is_opened_later(
     assert client.of("*")["servers"] == 10
 
 
-def test_one_question_does_for_all_who_wait(client: UnifiedLimits, keystone: Keystone) -> None:
+def test_concurrent_limit_lookups_share_one_request(
+    client: UnifiedLimits, keystone: Keystone
+) -> None:
     keystone.answers.clear()
     with ThreadPoolExecutor(8) as pool:
-        found = [pool.submit(client.of, "p") for _ in range(8)]
+        lookups = [pool.submit(client.of, "p") for _ in range(8)]
         deadline = time.monotonic() + 20
         while len(keystone.asked) < 2 and time.monotonic() < deadline:
-            threading.Event().wait(0.01)  # nothing tells that a thread has asked
+            threading.Event().wait(0.01)
         keystone.answers.set()
-        assert all(one.result(20)["class:VCPU"] == 5 for one in found)
+        assert all(lookup.result(20)["class:VCPU"] == 5 for lookup in lookups)
     assert sorted(keystone.asked) == ["*", "p"]
 
 
-def test_who_asks_waits_for_a_moment_only(keystone: Keystone) -> None:
+def test_limit_lookup_raises_unavailable_after_its_wait(keystone: Keystone) -> None:
     client = UnifiedLimits(10, keystone.open, 0.1)
     keystone.answers.clear()
     for _ in range(3):
         with pytest.raises(errors.Unavailable):
             client.of("p")
-    assert sorted(keystone.asked) == ["*", "p"], "it is still the first question"
+    assert sorted(keystone.asked) == ["*", "p"], "the first request is still open"
     keystone.answers.set()
     client.close()
 
 
-def test_the_moment_begins_with_the_question(
+def test_limit_lookup_wait_counts_from_the_start_of_the_shared_request(
     client: UnifiedLimits, keystone: Keystone, clock: Clock
 ) -> None:
     keystone.answers.clear()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.of, "*")
         while not keystone.asked:
-            threading.Event().wait(0.01)  # nothing tells that a thread has asked
+            threading.Event().wait(0.01)
         clock.now += 30
-        begun = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(errors.Unavailable):
             client.of("*")
-        assert time.monotonic() - begun < 15, "it does not wait as long again"
+        assert time.monotonic() - start < 15, "the wait counts from the first request"
         keystone.answers.set()
         assert first.result(20)["servers"] == 10
 
 
-def test_no_more_projects_are_remembered_than_allowed(
+def test_unified_limits_cache_drops_projects_above_the_maximum(
     client: UnifiedLimits, keystone: Keystone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MOST", 3)
@@ -183,11 +184,11 @@ def load(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     config.CONF.clear()
 
 
-def test_our_own_limits_need_no_keystone(load: Callable[..., Any]) -> None:
+def test_limits_configured_without_unified_driver_returns_none(load: Callable[..., Any]) -> None:
     assert limits.configured(load("[quota]")) is None
 
 
-def test_a_missing_oslo_limit_is_named_at_start(
+def test_limits_configured_without_oslo_limit_names_the_package(
     load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conf = load("[quota]", "driver = unified")

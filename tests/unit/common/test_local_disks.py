@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which disks a server has beside its root disk, through one flavor and another, and how they
-begin."""
+"""Ephemeral and swap disks of a server: sizes, file systems and device names."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ def swap(mebibytes: int) -> LocalDisk:
 
 
 @pytest.mark.parametrize(
-    ("given", "asked", "disks"),
+    ("current_flavor", "request", "disks"),
     [
         (flavor(), None, []),
         (flavor(3), None, [LocalDisk("ephemeral0", 3072)]),
@@ -37,7 +36,7 @@ def swap(mebibytes: int) -> LocalDisk:
             {"ephemeral": [{"gb": 0, "format": "ext3"}]},
             [LocalDisk("ephemeral0", 3072, "ext3")],
         ),
-        # another flavor than the request was made with
+        # The flavor has changed since the request.
         (
             flavor(5, 8),
             {"ephemeral": [{"gb": 1}], "swap_mb": 16},
@@ -46,12 +45,14 @@ def swap(mebibytes: int) -> LocalDisk:
         (flavor(5, 0), {"ephemeral": [{"gb": 0}], "swap_mb": 16}, [LocalDisk("ephemeral0", 5120)]),
     ],
 )
-def test_disks_of_a_server(given: Flavor, asked: JsonObject | None, disks: list[LocalDisk]) -> None:
-    assert of(given, asked) == disks
+def test_local_disks_follow_flavor_and_request(
+    current_flavor: Flavor, request: JsonObject | None, disks: list[LocalDisk]
+) -> None:
+    assert of(current_flavor, request) == disks
 
 
 @pytest.mark.parametrize(
-    ("asked", "size"),
+    ("request", "size"),
     [
         (None, 3),
         ({"swap_mb": 1}, 3),
@@ -59,12 +60,14 @@ def test_disks_of_a_server(given: Flavor, asked: JsonObject | None, disks: list[
         ({"ephemeral": [{"gb": 0}]}, 3),
     ],
 )
-def test_room_that_another_flavor_must_have(asked: JsonObject | None, size: int) -> None:
-    assert ephemeral_gb(flavor(3, 64), asked) == size
+def test_ephemeral_gb_is_the_requested_size_or_the_size_of_the_flavor(
+    request: JsonObject | None, size: int
+) -> None:
+    assert ephemeral_gb(flavor(3, 64), request) == size
 
 
 @pytest.mark.parametrize(
-    ("asked", "os_type", "default", "kind"),
+    ("request", "os_type", "default", "kind"),
     [
         ("", "linux", "", "ext4"),
         ("", "Linux", "", "ext4"),
@@ -75,13 +78,13 @@ def test_room_that_another_flavor_must_have(asked: JsonObject | None, size: int)
         ("ext2", "windows", "xfs", "ext2"),
     ],
 )
-def test_file_system_goes_with_the_os_unless_told(
-    asked: str, os_type: str, default: str, kind: str
+def test_format_of_local_disk_follows_request_then_default_then_os_type(
+    request: str, os_type: str, default: str, kind: str
 ) -> None:
-    assert format_of(LocalDisk("ephemeral0", 1, asked), os_type, default) == kind
+    assert format_of(LocalDisk("ephemeral0", 1, request), os_type, default) == kind
 
 
-def test_names_follow_the_root_disk() -> None:
+def test_local_disk_devices_follow_the_root_disk() -> None:
     assert devices(of(flavor(3, 64), None), "/dev/sda", "scsi") == {
         "ephemeral0": "/dev/sdb",
         "swap": "/dev/sdc",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log's lines: their forms, their priorities, and what of a flood is written."""
+"""Log lines: formats, priorities, repeated errors and tracebacks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-import common.rpc  # noqa: F401  # chooses threads before oslo.messaging is imported
+import common.rpc  # noqa: F401  # It selects threads before the import of oslo.messaging.
 from common.domain import errors
 from common.service import log
 from common.service.log_repeats import MAX_TROUBLES, PERIOD_SECONDS, Repeats, mendable
 
 
 class Log:
-    """A logger that writes into a text, with a clock of its own."""
+    """A logger that writes to a string and has its own clock."""
 
     def __init__(self, form: str = log.TEXT) -> None:
         self.now = 0.0
@@ -38,7 +38,7 @@ class Log:
 
 
 @pytest.fixture
-def kept() -> Iterator[Log]:
+def captured_log() -> Iterator[Log]:
     return Log()
 
 
@@ -46,49 +46,49 @@ def fail(problem: Exception, cause: Exception | None = None) -> None:
     raise problem from cause
 
 
-def logged_exception(kept: Log, problem: Exception, cause: Exception | None = None) -> None:
+def log_exception(captured_log: Log, problem: Exception, cause: Exception | None = None) -> None:
     try:
         fail(problem, cause)
     except Exception:
-        kept.logger.exception("a round failed")
+        captured_log.logger.exception("a round failed")
 
 
-def test_parts_stand_behind_the_message(kept: Log) -> None:
-    log.event(kept.logger, "step", step="boot", host=None, ms=1.25, why='no "room"\nat all')
-    [line] = kept.lines
+def test_log_event_appends_quoted_fields_to_the_message(captured_log: Log) -> None:
+    log.event(captured_log.logger, "step", step="boot", host=None, ms=1.25, why='no "room"\nat all')
+    [line] = captured_log.lines
     assert line.endswith('conductor.test: step step=boot ms=1.2 why="no \\"room\\"\\nat all"')
 
 
-def test_no_value_makes_a_line_of_its_own(kept: Log) -> None:
-    log.event(kept.logger, "request", path="/a\r\n<0>forged \x1b[31m\u2028" + "x" * 5000)
-    [line] = kept.lines
+def test_log_event_escapes_line_breaks_and_cuts_long_values(captured_log: Log) -> None:
+    log.event(captured_log.logger, "request", path="/a\r\n<0>forged \x1b[31m\u2028" + "x" * 5000)
+    [line] = captured_log.lines
     assert line.isascii() and len(line) < 800 and "\\n<0>forged" in line
 
 
-def test_json_is_an_object_a_line() -> None:
-    kept = Log(log.JSON)
-    log.event(kept.logger, "request", method="GET", status=200, user=None)
-    logged_exception(kept, ValueError("why"))
-    first, second = map(json.loads, kept.lines)
+def test_json_log_writes_one_object_a_line() -> None:
+    captured_log = Log(log.JSON)
+    log.event(captured_log.logger, "request", method="GET", status=200, user=None)
+    log_exception(captured_log, ValueError("why"))
+    first, second = map(json.loads, captured_log.lines)
     assert (first["message"], first["method"], first["status"]) == ("request", "GET", 200)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
     assert "user" not in first and first["level"] == "INFO"
     assert second["level"] == "ERROR" and "ValueError: why" in second["exception"]
 
 
-def test_every_line_of_a_thread_names_its_request(kept: Log) -> None:
+def test_log_line_names_the_request_of_its_thread(captured_log: Log) -> None:
     outer = log.request_id.set("req-1")
-    kept.logger.info("one")
+    captured_log.logger.info("one")
     log.request_id.reset(outer)
-    kept.logger.info("two")
-    assert [line.rpartition("conductor.test: ")[2] for line in kept.lines] == [
+    captured_log.logger.info("two")
+    assert [line.rpartition("conductor.test: ")[2] for line in captured_log.lines] == [
         "one request=req-1",
         "two",
     ]
 
 
-def test_the_journal_gets_a_priority_for_each_line(tmp_path: Path) -> None:
-    """In a process of its own, whose standard error is a socket that $JOURNAL_STREAM names."""
+def test_log_to_the_journal_has_a_priority_on_each_line(tmp_path: Path) -> None:
+    """Runs in a separate process whose standard error is named by $JOURNAL_STREAM."""
     code = (
         "import logging, os; from common.service import log\n"
         "found = os.fstat(2); os.environ['JOURNAL_STREAM'] = f'{found.st_dev}:{found.st_ino}'\n"
@@ -97,102 +97,104 @@ def test_the_journal_gets_a_priority_for_each_line(tmp_path: Path) -> None:
         "try: 1 / 0\n"
         "except ZeroDivisionError: logger.exception('e')\n"
     )
-    said = subprocess.run(
+    lines = subprocess.run(
         [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=True
     ).stderr.splitlines()
-    assert [line[:3] for line in said[:4]] == ["<7>", "<6>", "<4>", "<2>"]
-    assert len(said) > 6 and all(line.startswith("<3>") for line in said[4:])
+    assert [line[:3] for line in lines[:4]] == ["<7>", "<6>", "<4>", "<2>"]
+    assert len(lines) > 6 and all(line.startswith("<3>") for line in lines[4:])
 
 
-def test_another_stream_gets_no_priorities(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_is_journal_stream_is_false_for_another_stream(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with open(tmp_path / "log", "w") as stream:
         monkeypatch.setenv("JOURNAL_STREAM", "1:2")
         assert not log.is_journal_stream(stream)
-        found = os.fstat(stream.fileno())
-        monkeypatch.setenv("JOURNAL_STREAM", f"{found.st_dev}:{found.st_ino}")
+        status = os.fstat(stream.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
         assert log.is_journal_stream(stream)
 
 
-def test_the_same_trouble_is_one_line_a_minute(kept: Log) -> None:
+def test_repeated_error_is_logged_once_a_minute_with_a_count(captured_log: Log) -> None:
     for second in range(200):
-        kept.now = second
-        kept.logger.warning("due actions wait: %s", errors.NoStore())
-        kept.logger.warning("the sweep waits: %s", errors.NoStore())
-    assert len(kept.lines) == 4
-    assert "more like it" not in kept.lines[0]
-    assert all("(119 more like it in the last minute)" in line for line in kept.lines[1:])
+        captured_log.now = second
+        captured_log.logger.warning("due actions wait: %s", errors.NoStore())
+        captured_log.logger.warning("the sweep waits: %s", errors.NoStore())
+    assert len(captured_log.lines) == 4
+    assert "more like it" not in captured_log.lines[0]
+    assert all("(119 more like it in the last minute)" in line for line in captured_log.lines[1:])
 
 
-def test_counts_are_told_when_a_trouble_is_over(kept: Log) -> None:
+def test_count_of_repeated_error_is_logged_after_the_period(captured_log: Log) -> None:
     for _ in range(3):
-        kept.logger.error("the disk is full")
-    kept.now = PERIOD_SECONDS
-    kept.logger.info("ready")
-    assert [line.rpartition("test: ")[2] for line in kept.lines] == [
+        captured_log.logger.error("the disk is full")
+    captured_log.now = PERIOD_SECONDS
+    captured_log.logger.info("ready")
+    assert [line.rpartition("test: ")[2] for line in captured_log.lines] == [
         "the disk is full",
         "the disk is full (2 more like it in the last minute)",
         "ready",
     ]
 
 
-def test_counts_are_told_at_the_end(kept: Log) -> None:
+def test_count_of_repeated_error_is_logged_when_the_handler_closes(captured_log: Log) -> None:
     for _ in range(3):
-        kept.logger.error("the disk is full")
-    kept.handler.close()
-    assert kept.lines[-1].endswith("(2 more like it in the last minute)")
+        captured_log.logger.error("the disk is full")
+    captured_log.handler.close()
+    assert captured_log.lines[-1].endswith("(2 more like it in the last minute)")
 
 
-def test_different_troubles_are_all_told(kept: Log) -> None:
-    kept.logger.error("action %s is stuck", "0ab72f8e-4c1d-4c6e-9d3b-1b8a2f6a0001")
-    kept.logger.error("action %s is stuck", "0ab72f8e-4c1d-4c6e-9d3b-1b8a2f6a0002")
-    kept.logger.warning("%s", errors.NoAnswer("host-1 did not answer sync within 4 s."))
-    kept.logger.warning("%s", errors.NoAnswer("host-2 did not answer sync within 4 s."))
-    kept.logger.warning("%s", errors.NoAnswer("host-2 did not answer sync within 8 s."))
-    assert len(kept.lines) == 4
+def test_errors_with_different_objects_are_all_logged(captured_log: Log) -> None:
+    captured_log.logger.error("action %s is stuck", "0ab72f8e-4c1d-4c6e-9d3b-1b8a2f6a0001")
+    captured_log.logger.error("action %s is stuck", "0ab72f8e-4c1d-4c6e-9d3b-1b8a2f6a0002")
+    captured_log.logger.warning("%s", errors.NoAnswer("host-1 did not answer sync within 4 s."))
+    captured_log.logger.warning("%s", errors.NoAnswer("host-2 did not answer sync within 4 s."))
+    captured_log.logger.warning("%s", errors.NoAnswer("host-2 did not answer sync within 8 s."))
+    assert len(captured_log.lines) == 4
 
 
-def test_what_is_no_trouble_is_never_held_back(kept: Log) -> None:
+def test_repeated_info_lines_are_all_logged(captured_log: Log) -> None:
     for _ in range(3):
-        kept.logger.info("ready")
-    assert len(kept.lines) == 3
+        captured_log.logger.info("ready")
+    assert len(captured_log.lines) == 3
 
 
-def test_repeated_error_is_logged_again_once_it_is_forgotten(kept: Log) -> None:
+def test_repeated_error_is_logged_again_once_it_is_forgotten(captured_log: Log) -> None:
     """Only the newest errors are remembered, so memory is bounded."""
     for number in range(MAX_TROUBLES + 5):
-        kept.logger.error("host h%d is gone", number)
-    first_lines = len(kept.lines)
-    kept.logger.error("host h%d is gone", MAX_TROUBLES + 4)
-    assert len(kept.lines) == first_lines
-    kept.logger.error("host h%d is gone", 0)
-    assert len(kept.lines) == first_lines + 1
+        captured_log.logger.error("host h%d is gone", number)
+    first_lines = len(captured_log.lines)
+    captured_log.logger.error("host h%d is gone", MAX_TROUBLES + 4)
+    assert len(captured_log.lines) == first_lines
+    captured_log.logger.error("host h%d is gone", 0)
+    assert len(captured_log.lines) == first_lines + 1
 
 
-def test_what_an_operator_mends_has_no_traceback(kept: Log) -> None:
-    logged_exception(kept, errors.NoStore(), ConnectionRefusedError(111, "Connection refused"))
-    [line] = kept.lines
+def test_error_with_a_cause_outside_the_code_has_no_traceback(captured_log: Log) -> None:
+    log_exception(captured_log, errors.NoStore(), ConnectionRefusedError(111, "Connection refused"))
+    [line] = captured_log.lines
     assert line.endswith(
         "a round failed: The database does not answer; try again.: [Errno 111] Connection refused"
     )
 
 
-def test_a_failure_of_ours_keeps_its_traceback(kept: Log) -> None:
-    logged_exception(kept, KeyError("x"))
-    logged_exception(kept, KeyError("x"))
-    assert kept.lines[1] == "Traceback (most recent call last):"
-    assert len([line for line in kept.lines if "a round failed" in line]) == 1
+def test_unexpected_exception_is_logged_once_with_its_traceback(captured_log: Log) -> None:
+    log_exception(captured_log, KeyError("x"))
+    log_exception(captured_log, KeyError("x"))
+    assert captured_log.lines[1] == "Traceback (most recent call last):"
+    assert len([line for line in captured_log.lines if "a round failed" in line]) == 1
 
 
-def test_values_of_a_statement_stay_out_of_the_line(kept: Log) -> None:
+def test_database_error_is_logged_without_statement_and_values(captured_log: Log) -> None:
     cause = Exception("password authentication failed for user kilonova\nDETAIL: more")
     problem = sa.exc.OperationalError("INSERT INTO t VALUES (:a)", {"a": "canary"}, cause)
-    logged_exception(kept, problem, cause)
-    [line] = kept.lines
+    log_exception(captured_log, problem, cause)
+    [line] = captured_log.lines
     assert "password authentication failed" in line
     assert "canary" not in line and "INSERT" not in line and "DETAIL" not in line
 
 
-def refused_by_library() -> list[Exception]:
+def library_errors() -> list[Exception]:
     from amqp.exceptions import AccessRefused
     from keystoneauth1 import exceptions as identity
     from keystonemiddleware.auth_token import _exceptions as middleware
@@ -209,8 +211,8 @@ def refused_by_library() -> list[Exception]:
     ]
 
 
-@pytest.mark.parametrize("problem", refused_by_library(), ids=lambda one: type(one).__name__)
-def test_libraries_name_the_same_causes(problem: Exception) -> None:
+@pytest.mark.parametrize("problem", library_errors(), ids=lambda error: type(error).__name__)
+def test_mendable_returns_the_library_error_below_an_exception(problem: Exception) -> None:
     assert mendable(problem) is problem
     try:
         fail(RuntimeError("around it"), problem)

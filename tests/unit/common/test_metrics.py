@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes count, where it is read, and that it costs nothing where nobody reads it."""
+"""Metrics of a process: counting, the port for Prometheus, and workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from common.store.engine import Store
 from deploy.testing.servers import free_ports
 
 
-def conf_of(
+def new_conf(
     port: int, enabled: bool = True, name: str = "conductor", step: int = 0
 ) -> cfg.ConfigOpts:
     conf = cfg.ConfigOpts()
@@ -33,14 +33,14 @@ def conf_of(
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[..., None]]:
-    yield lambda port=1, **more: metrics.start(conf_of(port, **more), "conductor")
+def start_metrics() -> Iterator[Callable[..., None]]:
+    yield lambda port=1, **more: metrics.start(new_conf(port, **more), "conductor")
     metrics.stop()
 
 
-def test_what_is_counted_is_read(started: Callable[..., None]) -> None:
+def test_metrics_are_served_on_the_configured_port(start_metrics: Callable[..., None]) -> None:
     port = free_ports(1)
-    started(port)
+    start_metrics(port)
     metrics.STEPS.add("create", "boot", "succeeded")
     metrics.STEPS.add("create", "boot", "succeeded")
     metrics.STEP_SECONDS.observe(0.7, "create", "boot")
@@ -59,25 +59,25 @@ def test_what_is_counted_is_read(started: Callable[..., None]) -> None:
         assert line in read.splitlines(), line
 
 
-def test_a_process_tells_nothing_of_what_it_does_not_do(started: Callable[..., None]) -> None:
-    """Or every conductor were a host without a lease."""
-    started()
+def test_metrics_text_leaves_out_unset_gauges(start_metrics: Callable[..., None]) -> None:
+    """Otherwise each conductor would look like a host without a lease."""
+    start_metrics()
     assert metrics.text() == ""
     metrics.LEASED.set(0)
     assert "kilonova_host_has_lease 0.0" in metrics.text()
 
 
 @pytest.mark.parametrize(("port", "enabled"), [(1, False), (0, True)])
-def test_nothing_is_counted_where_nobody_reads(
-    started: Callable[..., None], port: int, enabled: bool
+def test_metrics_are_not_counted_when_disabled_or_without_a_port(
+    start_metrics: Callable[..., None], port: int, enabled: bool
 ) -> None:
-    started(port, enabled=enabled)
+    start_metrics(port, enabled=enabled)
     metrics.STEPS.add("create", "boot", "succeeded")
     metrics.serve()
     assert not metrics.is_counting() and metrics.text() == ""
 
 
-def test_without_it_the_library_is_not_imported() -> None:
+def test_prometheus_client_is_not_imported_when_metrics_are_off() -> None:
     code = (
         "import sys; from common.service import metrics; metrics.STEPS.add('a', 'b', 'c')\n"
         "metrics.serve(); sys.exit('prometheus_client' in sys.modules)"
@@ -85,18 +85,18 @@ def test_without_it_the_library_is_not_imported() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_port_that_is_taken_costs_the_metrics_alone(
-    started: Callable[..., None], caplog: pytest.LogCaptureFixture
+def test_metrics_serve_with_port_in_use_logs_an_error_only(
+    start_metrics: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        started(other.getsockname()[1])
+        start_metrics(other.getsockname()[1])
         with caplog.at_level(logging.ERROR):
             metrics.serve()
     assert "see [prometheus]" in caplog.text
 
 
-def test_a_second_process_of_a_kind_is_read_at_the_next_port(
-    started: Callable[..., None], caplog: pytest.LogCaptureFixture
+def test_metrics_serve_uses_the_next_free_port_with_port_step(
+    start_metrics: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     first = free_ports(3)
     with (
@@ -104,7 +104,7 @@ def test_a_second_process_of_a_kind_is_read_at_the_next_port(
         socket.create_server(("127.0.0.1", first + 1)),
         caplog.at_level(logging.INFO),
     ):
-        started(first, step=1)
+        start_metrics(first, step=1)
         metrics.POOL_SIZE.set(8)
         metrics.serve()
     assert caplog.messages == [f"metrics are read at 127.0.0.1 port {first + 2}"]
@@ -113,11 +113,12 @@ def test_a_second_process_of_a_kind_is_read_at_the_next_port(
     assert "kilonova_database_pool_size 8.0" in read
 
 
-def test_only_a_port_that_is_taken_leads_to_the_next(
-    started: Callable[..., None], caplog: pytest.LogCaptureFixture
+def test_metrics_serve_does_not_try_other_ports_for_a_wrong_address(
+    start_metrics: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    conf = conf_of(free_ports(2), step=1)
-    conf.set_override("host", "192.0.2.1", group="prometheus")  # of no machine
+    conf = new_conf(free_ports(2), step=1)
+    # No machine has this address.
+    conf.set_override("host", "192.0.2.1", group="prometheus")
     metrics.start(conf, "conductor")
     with caplog.at_level(logging.INFO):
         metrics.serve()
@@ -125,30 +126,34 @@ def test_only_a_port_that_is_taken_leads_to_the_next(
     assert line.startswith("no metrics: 192.0.2.1 port")
 
 
-def test_connections_in_use_are_told(started: Callable[..., None], tmp_path: Path) -> None:
-    def used() -> str:
+def test_pool_used_metric_counts_open_database_connections(
+    start_metrics: Callable[..., None], tmp_path: Path
+) -> None:
+    def read_pool_used() -> str:
         [line] = [
-            one for one in metrics.text().splitlines() if "_pool_used " in one and "#" not in one
+            line_text
+            for line_text in metrics.text().splitlines()
+            if "_pool_used " in line_text and "#" not in line_text
         ]
         return line.rpartition(" ")[2]
 
-    started()
+    start_metrics()
     store = Store(f"sqlite:///{tmp_path}/x.db")
     try:
-        assert store.read(lambda tx: used()) == "1.0"
-        assert used() == "0.0"
+        assert store.read(lambda tx: read_pool_used()) == "1.0"
+        assert read_pool_used() == "0.0"
     finally:
         store.close()
 
 
-def test_a_master_gathers_what_its_workers_count() -> None:
-    """In a process of its own: the library looks for the folder when it is imported."""
+def test_metrics_text_of_master_sums_the_counts_of_workers() -> None:
+    """Runs in a separate process, because the library reads the folder when it is imported."""
     code = f"""
 import os, sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from common.service import metrics
-from tests.unit.common.test_metrics import conf_of
-metrics.start(conf_of(1, name="api"), "api")
+from tests.unit.common.test_metrics import new_conf
+metrics.start(new_conf(1, name="api"), "api")
 for number in (1, 2):
     if not (worker := os.fork()):
         metrics.REQUESTS.add("GET", "/v2.1/servers", "200", value=number)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Payloads of notifications as functions of a row: both formats, names, faults, periods."""
+"""Payloads of notifications in both formats: fields, names, faults and audit periods."""
 
 from __future__ import annotations
 
@@ -101,16 +101,16 @@ def row(
     )
 
 
-def newer(event: str, **more: Any) -> Any:
+def versioned_data(event: str, **more: Any) -> Any:
     return messages(row(event, **more), VERSIONED)[0].payload["nova_object.data"]
 
 
-def older(event: str, **more: Any) -> Any:
+def unversioned_data(event: str, **more: Any) -> Any:
     return messages(row(event, **more), UNVERSIONED)[0].payload
 
 
-def test_what_a_versioned_payload_says() -> None:
-    data = newer("instance.create.end")
+def test_versioned_notification_describes_server_flavor_and_request() -> None:
+    data = versioned_data("instance.create.end")
     assert (data["uuid"], data["host"], data["node"], data["state"], data["power_state"]) == (
         "s1",
         "h1",
@@ -130,8 +130,8 @@ def test_what_a_versioned_payload_says() -> None:
         "az1",
     )
     assert [
-        (one["nova_object.data"]["address"], one["nova_object.data"]["version"])
-        for one in data["ip_addresses"]
+        (address["nova_object.data"]["address"], address["nova_object.data"]["version"])
+        for address in data["ip_addresses"]
     ] == [("10.0.0.5", 4), ("fe80::1", 6)]
     flavor = data["flavor"]["nova_object.data"]
     assert (flavor["flavorid"], flavor["swap"], flavor["ephemeral_gb"], flavor["extra_specs"]) == (
@@ -148,12 +148,14 @@ def test_what_a_versioned_payload_says() -> None:
     ) == ("req-1", "admin", "other")
 
 
-def test_what_nobody_asked_for_names_no_request() -> None:
-    data = newer("instance.reboot.start", request={"id": "req-1", "user": "", "project": "p"})
+def test_versioned_notification_without_a_user_names_no_request() -> None:
+    data = versioned_data(
+        "instance.reboot.start", request={"id": "req-1", "user": "", "project": "p"}
+    )
     assert (data["request_id"], data["action_initiator_user"]) == (None, None)
 
 
-def test_a_failure_tells_what_and_where() -> None:
+def test_error_notification_contains_message_step_and_details() -> None:
     [message, plain] = messages(row("instance.create.error", about={"fault": FAULT}), BOTH)
     assert (message.is_error, plain.is_error) == (True, True)
     fault = message.payload["nova_object.data"]["fault"]["nova_object.data"]
@@ -165,8 +167,8 @@ def test_a_failure_tells_what_and_where() -> None:
     assert plain.payload["message"] == "It broke."
 
 
-def test_what_an_older_payload_says() -> None:
-    data = older("instance.create.end")
+def test_unversioned_notification_describes_server_and_addresses() -> None:
+    data = unversioned_data("instance.create.end")
     assert (
         data["instance_id"],
         data["instance_type"],
@@ -179,7 +181,10 @@ def test_what_an_older_payload_says() -> None:
         "2026-03-05T10:00:08.000000",
         "",
     )
-    assert [(one["address"], one["label"], one["floating_ips"]) for one in data["fixed_ips"]] == [
+    assert [
+        (address["address"], address["label"], address["floating_ips"])
+        for address in data["fixed_ips"]
+    ] == [
         ("10.0.0.5", "net", ["1.2.3.4"]),
         ("fe80::1", "net", []),
     ]
@@ -201,29 +206,31 @@ def test_what_an_older_payload_says() -> None:
         ("instance.lock", None),
     ],
 )
-def test_older_names(event: str, name: str | None) -> None:
+def test_unversioned_notification_has_the_legacy_event_name(event: str, name: str | None) -> None:
     assert legacy.name(event) == name
-    assert [one.event for one in messages(row(event), UNVERSIONED)] == ([name] if name else [])
+    assert [message.event for message in messages(row(event), UNVERSIONED)] == (
+        [name] if name else []
+    )
 
 
-def test_each_format_has_its_publisher() -> None:
-    assert [one.publisher for one in messages(row("instance.pause.end"), BOTH)] == [
+def test_notification_publisher_follows_the_format() -> None:
+    assert [message.publisher for message in messages(row("instance.pause.end"), BOTH)] == [
         "nova-compute:h1",
         "compute.h1",
     ]
     assert messages(row("instance.pause.end"), BOTH)[0].context["notification_id"] == 5
 
 
-def test_an_update_says_from_which_state() -> None:
+def test_update_notification_contains_old_and_new_states() -> None:
     about = {"old_task_state": "powering-off"}
-    data = newer("instance.update", about=about)
+    data = versioned_data("instance.update", about=about)
     assert data["state_update"]["nova_object.data"] == {
         "old_state": "active",
         "state": "active",
         "old_task_state": "powering-off",
         "new_task_state": None,
     }
-    plain = older("instance.update", about=about)
+    plain = unversioned_data("instance.update", about=about)
     assert (plain["old_task_state"], plain["audit_period_beginning"]) == (
         "powering-off",
         "2026-03-01T00:00:00.000000",
@@ -245,29 +252,33 @@ def test_an_update_says_from_which_state() -> None:
         ("year@3", "2026-02-28T00:00:00Z", "2024-03-01T00:00:00Z", "2025-03-01T00:00:00Z"),
     ],
 )
-def test_audit_periods(text: str, at: str, begin: str, end: str) -> None:
-    found = Periods.of(text)
+def test_audit_periods_return_last_and_current_period(
+    text: str, at: str, begin: str, end: str
+) -> None:
+    audit_periods = Periods.of(text)
     assert re.fullmatch(periods.FORM, text)
-    assert found.last(parse(at)) == (parse(begin), parse(end))
-    assert found.last(parse(end)) == (parse(begin), parse(end)), "the end of one is when it is over"
-    assert found.current(parse(at)) == (parse(end), parse(at))
+    assert audit_periods.last(parse(at)) == (parse(begin), parse(end))
+    assert audit_periods.last(parse(end)) == (parse(begin), parse(end)), (
+        "a period is over at its end"
+    )
+    assert audit_periods.current(parse(at)) == (parse(end), parse(at))
 
 
 @pytest.mark.parametrize(
     "text", ["", "week", "month@29", "day@24", "hour@60", "year@13", "day@", "month@-1", "days"]
 )
-def test_what_is_no_audit_period(text: str) -> None:
+def test_audit_period_form_refuses_malformed_text(text: str) -> None:
     assert not re.fullmatch(periods.FORM, text)
 
 
-def test_what_a_server_has_used_says_the_period() -> None:
-    """One that is over, or the current one, up to the server's last change."""
+def test_exists_notification_contains_the_audit_period() -> None:
+    """The period is a past period, or the current period up to the server's last change."""
     over = {"period": [parse("2026-02-01T00:00:00Z"), parse("2026-03-01T00:00:00Z")]}
-    assert newer("instance.exists", about=over)["audit_period"]["nova_object.data"] == {
+    assert versioned_data("instance.exists", about=over)["audit_period"]["nova_object.data"] == {
         "audit_period_beginning": "2026-02-01T00:00:00Z",
         "audit_period_ending": "2026-03-01T00:00:00Z",
     }
-    plain = older("instance.exists", about={"periods": "day"})
+    plain = unversioned_data("instance.exists", about={"periods": "day"})
     assert (plain["audit_period_beginning"], plain["audit_period_ending"]) == (
         "2026-03-05 00:00:00",
         "2026-03-05 10:00:09",
@@ -275,8 +286,8 @@ def test_what_a_server_has_used_says_the_period() -> None:
     assert legacy.name("instance.exists") == "compute.instance.exists"
 
 
-def test_no_host_says_what_was_asked_for() -> None:
-    data = newer("compute_task.build_instances.error", about={"fault": FAULT})
+def test_build_instances_error_notification_contains_the_request_spec() -> None:
+    data = versioned_data("compute_task.build_instances.error", about={"fault": FAULT})
     spec = data["request_spec"]["nova_object.data"]
     assert (spec["scheduler_hints"], spec["security_groups"], spec["num_instances"]) == (
         {"group": ["g"]},
@@ -293,13 +304,13 @@ def test_no_host_says_what_was_asked_for() -> None:
     )
 
 
-def test_a_picture_has_nothing_secret() -> None:
+def test_notification_snapshot_columns_contain_no_secrets() -> None:
     columns = {column.name for column in outbox.PICTURE.selected_columns}
     assert columns & {"user_data", "password", "secrets", "fault"} == set()
-    assert set(SERVER) == columns, "this file's server is what the store takes a picture of"
+    assert set(SERVER) == columns, "SERVER must have the columns of the snapshot"
 
 
-def test_of_arguments_only_what_is_told_is_kept() -> None:
+def test_notification_keeps_only_arguments_of_its_payload() -> None:
     args = {
         "image_id": "i",
         "image": {"id": "i"},
@@ -307,11 +318,11 @@ def test_of_arguments_only_what_is_told_is_kept() -> None:
         "new_flavor": {"id": "2"},
         "files": ["f"],
     }
-    kept = {
+    stored_arguments = {
         name: events.about(name, args)
         for name in ("snapshot", "rescue", "resize", "create", "rebuild")
     }
-    assert kept == {
+    assert stored_arguments == {
         "snapshot": {"snapshot_image_id": "i"},
         "rescue": {"rescue_image_ref": "i"},
         "resize": {"new_flavor": {"id": "2"}},
@@ -320,7 +331,7 @@ def test_of_arguments_only_what_is_told_is_kept() -> None:
     }
 
 
-def test_every_action_of_a_workflow_is_told_or_known_to_be_silent() -> None:
+def test_action_has_notification_names_or_is_in_the_silent_list() -> None:
     silent = {row.name for row in states.ACTIONS if row.workflow and row.notification is None}
     assert silent == {
         "changePassword",

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a guest fits: the cases that people ask about, and against a search that tries
-everything."""
+"""``fit``, the assignment of NUMA nodes, CPUs, pages and devices: examples and properties.
+
+The properties compare ``fit`` with a search that tries all combinations.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def numa_node(
     memory_mb: int = 8192,
     pages: dict[str, int] | None = None,
 ) -> NumaNode:
-    """A NUMA node whose first CPUs are dedicated; its cores have ``threads`` threads."""
+    """Return a NUMA node with dedicated CPUs, then shared CPUs, and ``threads`` threads a core."""
     first = number * 100
     own, others = list(range(first, first + pcpus)), list(range(first + 50, first + 50 + shared))
     groups = [
@@ -42,7 +44,7 @@ def numa_node(
     )
 
 
-def own_cpus(
+def dedicated_cpus(
     count: int, numa_nodes: int = 1, threads: str = "", memory_mb: int = 1024, page_kb: int = 0
 ) -> Hardware:
     each = count // numa_nodes
@@ -60,38 +62,38 @@ def pins(assignment: HardwareAssignment | None) -> list[int]:
     return [host for part in assignment.numa_nodes for host in part.pins.values()]
 
 
-def test_nothing_is_needed() -> None:
+def test_fit_without_requirements_returns_empty_assignment() -> None:
     assert fit([], [], [], Hardware()) == HardwareAssignment()
 
 
-def test_each_guest_cell_has_a_host_cell_of_its_own() -> None:
-    found = fit([numa_node(0), numa_node(1)], [], [], own_cpus(4, numa_nodes=2))
-    assert found is not None and [part.numa_node for part in found.numa_nodes] == [0, 1]
-    assert found.numa_nodes[1] == AssignedNumaNode(1, [2, 3], {"2": 100, "3": 101}, 1024, 0)
-    assert fit([numa_node(0, pcpus=16)], [], [], own_cpus(4, numa_nodes=2)) is None
-    assert fit([numa_node(0), numa_node(1)], [], [], own_cpus(8)) is None, (
+def test_fit_gives_each_guest_numa_node_its_own_host_numa_node() -> None:
+    assignment = fit([numa_node(0), numa_node(1)], [], [], dedicated_cpus(4, numa_nodes=2))
+    assert assignment is not None and [part.numa_node for part in assignment.numa_nodes] == [0, 1]
+    assert assignment.numa_nodes[1] == AssignedNumaNode(1, [2, 3], {"2": 100, "3": 101}, 1024, 0)
+    assert fit([numa_node(0, pcpus=16)], [], [], dedicated_cpus(4, numa_nodes=2)) is None
+    assert fit([numa_node(0), numa_node(1)], [], [], dedicated_cpus(8)) is None, (
         "one NUMA node of the guest is not spread over two"
     )
 
 
-def test_shared_cpus_need_a_cell_as_large_and_go_where_memory_is() -> None:
-    wanted = Hardware(numa_nodes=(NumaNodeRequest((0, 1, 2, 3), 4096),))
-    held = [HardwareAssignment([AssignedNumaNode(0, [0], {}, 1024, 0)])]
-    found = fit([numa_node(0), numa_node(1)], [], held, wanted)
-    assert found == HardwareAssignment([AssignedNumaNode(1, [0, 1, 2, 3], {}, 4096, 0)])
-    assert fit([numa_node(0, shared=3)], [], [], wanted) is None
-    assert fit([numa_node(0, memory_mb=4095)], [], [], wanted) is None
+def test_fit_places_shared_cpus_on_a_numa_node_with_enough_cpus_and_memory() -> None:
+    requirement = Hardware(numa_nodes=(NumaNodeRequest((0, 1, 2, 3), 4096),))
+    assignments = [HardwareAssignment([AssignedNumaNode(0, [0], {}, 1024, 0)])]
+    assignment = fit([numa_node(0), numa_node(1)], [], assignments, requirement)
+    assert assignment == HardwareAssignment([AssignedNumaNode(1, [0, 1, 2, 3], {}, 4096, 0)])
+    assert fit([numa_node(0, shared=3)], [], [], requirement) is None
+    assert fit([numa_node(0, memory_mb=4095)], [], [], requirement) is None
 
 
-def test_mixed_cpus() -> None:
-    wanted = Hardware(numa_nodes=(NumaNodeRequest((0, 1, 2), 512),), dedicated=frozenset({1}))
-    found = fit([numa_node(0)], [], [], wanted)
+def test_fit_pins_only_the_dedicated_cpus_of_a_mixed_guest() -> None:
+    requirement = Hardware(numa_nodes=(NumaNodeRequest((0, 1, 2), 512),), dedicated=frozenset({1}))
+    assignment = fit([numa_node(0)], [], [], requirement)
     assert (
-        found is not None
-        and found.numa_nodes[0].pins == {"1": 0}
-        and found.numa_nodes[0].cpus == [0, 1, 2]
+        assignment is not None
+        and assignment.numa_nodes[0].pins == {"1": 0}
+        and assignment.numa_nodes[0].cpus == [0, 1, 2]
     )
-    assert fit([numa_node(0, shared=1)], [], [], wanted) is None
+    assert fit([numa_node(0, shared=1)], [], [], requirement) is None
 
 
 @pytest.mark.parametrize(
@@ -105,58 +107,69 @@ def test_mixed_cpus() -> None:
         ("prefer", 8, list(range(8))),
     ],
 )
-def test_threads(policy: str, count: int, expected: list[int]) -> None:
-    assert pins(fit([numa_node(0, pcpus=8)], [], [], own_cpus(count, threads=policy))) == expected
-
-
-def test_whole_cores_are_left_whole() -> None:
-    first = fit([numa_node(0, pcpus=4)], [], [], own_cpus(1))
-    assert pins(first) == [0] and first is not None
-    second = fit([numa_node(0, pcpus=4)], [], [first], own_cpus(1))
-    assert pins(second) == [1], "the other thread of the core that is split already"
-
-
-def test_isolated_cores_stay_idle_beside_the_guest() -> None:
-    host = [numa_node(0, pcpus=4)]
-    alone = fit(host, [], [], own_cpus(1, threads="isolate"))
-    assert alone is not None and len(alone.numa_nodes[0].idle) == 1
-    other = fit(host, [], [alone], own_cpus(2))
-    assert other is not None and not {*pins(alone), *alone.numa_nodes[0].idle} & {*pins(other)}
-    assert fit(host, [], [alone], own_cpus(3)) is None
-    assert fit(host, [], [alone, other], own_cpus(1)) is None
-    split = fit(host, [], [], own_cpus(3))
-    assert split is not None and fit(host, [], [split], own_cpus(1, threads="isolate")) is None, (
-        "a neighbour"
+def test_fit_chooses_threads_by_the_thread_policy(
+    policy: str, count: int, expected: list[int]
+) -> None:
+    assert (
+        pins(fit([numa_node(0, pcpus=8)], [], [], dedicated_cpus(count, threads=policy)))
+        == expected
     )
+
+
+def test_fit_prefers_a_core_with_a_used_thread_over_an_idle_core() -> None:
+    first = fit([numa_node(0, pcpus=4)], [], [], dedicated_cpus(1))
+    assert pins(first) == [0] and first is not None
+    second = fit([numa_node(0, pcpus=4)], [], [first], dedicated_cpus(1))
+    assert pins(second) == [1], "the free thread of the core in use"
+
+
+def test_fit_with_isolate_policy_keeps_sibling_threads_idle() -> None:
+    host = [numa_node(0, pcpus=4)]
+    alone = fit(host, [], [], dedicated_cpus(1, threads="isolate"))
+    assert alone is not None and len(alone.numa_nodes[0].idle) == 1
+    other = fit(host, [], [alone], dedicated_cpus(2))
+    assert other is not None and not {*pins(alone), *alone.numa_nodes[0].idle} & {*pins(other)}
+    assert fit(host, [], [alone], dedicated_cpus(3)) is None
+    assert fit(host, [], [alone, other], dedicated_cpus(1)) is None
+    split = fit(host, [], [], dedicated_cpus(3))
+    assert (
+        split is not None and fit(host, [], [split], dedicated_cpus(1, threads="isolate")) is None
+    ), "a sibling thread is in use"
     half = NumaNode(0, [1], [0], 1024, [[0, 1]])
-    assert fit([half], [], [], own_cpus(1, threads="isolate")) is None, (
+    assert fit([half], [], [], dedicated_cpus(1, threads="isolate")) is None, (
         "others run on the core's other thread"
     )
-    assert fit([numa_node(0, threads=1)], [], [], own_cpus(4, threads="isolate")) is not None
+    assert fit([numa_node(0, threads=1)], [], [], dedicated_cpus(4, threads="isolate")) is not None
 
 
-def test_required_threads_need_threads() -> None:
-    assert fit([numa_node(0, threads=1)], [], [], own_cpus(2, threads="require")) is None
+def test_fit_with_require_policy_needs_cores_with_free_threads() -> None:
+    assert fit([numa_node(0, threads=1)], [], [], dedicated_cpus(2, threads="require")) is None
     broken = [HardwareAssignment([AssignedNumaNode(0, [0, 1], {"0": 0, "1": 2}, 16, 0)])]
-    assert fit([numa_node(0, pcpus=4)], [], broken, own_cpus(2, threads="require")) is None
-    assert pins(fit([numa_node(0, pcpus=4)], [], broken, own_cpus(2))) == [1, 3]
+    assert fit([numa_node(0, pcpus=4)], [], broken, dedicated_cpus(2, threads="require")) is None
+    assert pins(fit([numa_node(0, pcpus=4)], [], broken, dedicated_cpus(2))) == [1, 3]
     assert (
-        len(pins(fit([numa_node(0, pcpus=9, threads=3)], [], [], own_cpus(8, threads="require"))))
+        len(
+            pins(
+                fit(
+                    [numa_node(0, pcpus=9, threads=3)], [], [], dedicated_cpus(8, threads="require")
+                )
+            )
+        )
         == 8
     )
 
 
-def test_pages_are_counted() -> None:
+def test_fit_counts_free_pages_of_each_size() -> None:
     host = [numa_node(0, memory_mb=8192, pages={"4": 2**20, "2048": 1024, "1048576": 2})]
 
-    def page(wanted: int, memory_mb: int, *held: HardwareAssignment) -> int | None:
-        found = fit(
+    def page(requirement: int, memory_mb: int, *assignments: HardwareAssignment) -> int | None:
+        assignment = fit(
             host,
             [],
-            list(held),
-            Hardware(numa_nodes=(NumaNodeRequest((0,), memory_mb),), page_kb=wanted),
+            list(assignments),
+            Hardware(numa_nodes=(NumaNodeRequest((0,), memory_mb),), page_kb=requirement),
         )
-        return found.numa_nodes[0].page_kb if found else None
+        return assignment.numa_nodes[0].page_kb if assignment else None
 
     assert [
         page(-1, 1024),
@@ -179,18 +192,18 @@ def test_pages_are_counted() -> None:
     assert fit(without_small, [], [], Hardware(numa_nodes=(NumaNodeRequest((0,), 2049),))) is None
 
 
-def test_the_fullest_cell_that_will_do_is_taken() -> None:
+def test_fit_chooses_the_smallest_sufficient_numa_node() -> None:
     host = [numa_node(0, pcpus=8), numa_node(1, pcpus=4)]
-    found = fit(host, [], [], own_cpus(4))
-    assert found is not None and found.numa_nodes[0].numa_node == 1
+    assignment = fit(host, [], [], dedicated_cpus(4))
+    assert assignment is not None and assignment.numa_nodes[0].numa_node == 1
 
 
 # --- devices ---
-def device(address: str, where: int, kind: tuple[str, str] = GPU) -> Device:
-    return Device(address, *kind, where)
+def device(address: str, node_ids: int, kind: tuple[str, str] = GPU) -> Device:
+    return Device(address, *kind, node_ids)
 
 
-def wanting(
+def device_requirement(
     count: int, numa_nodes: int = 1, policy: str = "", kinds: tuple[tuple[str, str], ...] = (GPU,)
 ) -> Hardware:
     requests = tuple(NumaNodeRequest((number,), 16) for number in range(numa_nodes))
@@ -202,7 +215,7 @@ def wanting(
 
 
 @pytest.mark.parametrize(
-    ("policy", "where", "fits"),
+    ("policy", "node_ids", "fits"),
     [
         ("", (0, 1), False),
         ("", (1, 1), True),
@@ -214,16 +227,20 @@ def wanting(
         ("legacy", (0, 1), False),
     ],
 )
-def test_how_near_devices_must_be(policy: str, where: tuple[int, int], fits: bool) -> None:
-    devices = [device(str(number), place) for number, place in enumerate(where)]
-    found = fit([numa_node(0), numa_node(1)], devices, [], wanting(2, policy=policy))
-    assert (found is not None) == fits
-    if found:
-        assert found.devices == ["0", "1"]
-        assert found.numa_nodes[0].numa_node == 1 or where == (0, 1)
+def test_fit_places_devices_near_the_guest_by_the_pci_policy(
+    policy: str, node_ids: tuple[int, int], fits: bool
+) -> None:
+    devices = [device(str(number), place) for number, place in enumerate(node_ids)]
+    assignment = fit(
+        [numa_node(0), numa_node(1)], devices, [], device_requirement(2, policy=policy)
+    )
+    assert (assignment is not None) == fits
+    if assignment:
+        assert assignment.devices == ["0", "1"]
+        assert assignment.numa_nodes[0].numa_node == 1 or node_ids == (0, 1)
 
 
-def test_devices_without_cells_and_guests_that_leave_devices_alone() -> None:
+def test_fit_assigns_devices_without_numa_nodes_and_spares_device_nodes() -> None:
     devices = [device("a", 0), device("b", 1, NIC)]
     assert fit(
         [], devices, [], Hardware(devices=(DeviceRequest("n", 1, (NIC,)),))
@@ -239,20 +256,20 @@ def test_devices_without_cells_and_guests_that_leave_devices_alone() -> None:
     )
     both = Hardware(devices=(DeviceRequest("any", 1, (GPU, NIC)), DeviceRequest("gpu", 1, (GPU,))))
     assert fit([], devices, [], both) == HardwareAssignment([], ["b", "a"]), (
-        "the first gives way to the second"
+        "the first request must leave the GPU to the second"
     )
-    found = fit(
+    assignment = fit(
         [numa_node(0), numa_node(1)],
         devices[:1],
         [],
         Hardware(numa_nodes=(NumaNodeRequest((0,), 16),)),
     )
-    assert found is not None and found.numa_nodes[0].numa_node == 1, (
-        "the NUMA node with the device is kept for who wants it"
+    assert assignment is not None and assignment.numa_nodes[0].numa_node == 1, (
+        "the NUMA node with the device stays free for guests with devices"
     )
 
 
-# --- against a search that tries everything ---
+# --- compared with a search that tries all combinations ---
 @st.composite
 def hosts(draw: st.DrawFn) -> tuple[list[NumaNode], list[Device]]:
     numa_nodes = [
@@ -305,14 +322,14 @@ def group(host: NumaNode, cpu: int) -> list[int]:
     return next((group for group in host.siblings if cpu in group), [cpu])
 
 
-def allowed(
-    host: NumaNode, chosen: Sequence[int], idle: set[int], taken: set[int], policy: str
+def follows_policy(
+    host: NumaNode, chosen: Sequence[int], idle: set[int], used: set[int], policy: str
 ) -> bool:
-    """Are these CPUs what the policy says?"""
+    """True if the chosen and idle CPUs follow the thread policy."""
     per_core = Counter(tuple(group(host, cpu)) for cpu in chosen)
     if policy == "isolate":
         return all(
-            count == 1 and not set(core) & (taken | set(host.cpus))
+            count == 1 and not set(core) & (used | set(host.cpus))
             for core, count in per_core.items()
         ) and (
             idle == {cpu for core in per_core for cpu in core if cpu in host.pcpus} - set(chosen)
@@ -324,24 +341,29 @@ def allowed(
 
 
 def arrangements(
-    host: NumaNode, request: NumaNodeRequest, wanted: Hardware, held: Sequence[HardwareAssignment]
+    host: NumaNode,
+    request: NumaNodeRequest,
+    requirement: Hardware,
+    earlier: Sequence[HardwareAssignment],
 ) -> Iterator[AssignedNumaNode]:
-    """All ways to make this NUMA node of the guest on this NUMA node of the host: one for each
-    choice of pages and CPUs."""
-    parts = [part for assignment in held for part in assignment.numa_nodes]
-    taken = {cpu for part in parts for cpu in (*part.pins.values(), *part.idle)}
-    own = [cpu for cpu in request.cpus if cpu in wanted.dedicated]
+    """Yield each assignment of a guest's NUMA node to a NUMA node of the host.
+
+    There is one assignment for each choice of pages and CPUs.
+    """
+    parts = [part for assignment in earlier for part in assignment.numa_nodes]
+    used = {cpu for part in parts for cpu in (*part.pins.values(), *part.idle)}
+    own = [cpu for cpu in request.cpus if cpu in requirement.dedicated]
     if len(request.cpus) - len(own) > len(host.cpus):
         return
-    for page in pages_that_do(host, request.memory_mb, wanted.page_kb, parts):
+    for page in suitable_pages(host, request.memory_mb, requirement.page_kb, parts):
         for chosen in itertools.combinations(
-            [cpu for cpu in host.pcpus if cpu not in taken], len(own)
+            [cpu for cpu in host.pcpus if cpu not in used], len(own)
         ):
             idle = {
                 other for cpu in chosen for other in group(host, cpu) if other in host.pcpus
             } - set(chosen)
-            idle = idle if wanted.threads == "isolate" else set()
-            if allowed(host, chosen, idle, taken, wanted.threads):
+            idle = idle if requirement.threads == "isolate" else set()
+            if follows_policy(host, chosen, idle, used, requirement.threads):
                 yield AssignedNumaNode(
                     host.id,
                     list(request.cpus),
@@ -352,8 +374,8 @@ def arrangements(
                 )
 
 
-def pages_that_do(
-    host: NumaNode, memory_mb: int, wanted: int, parts: Sequence[AssignedNumaNode]
+def suitable_pages(
+    host: NumaNode, memory_mb: int, requirement: int, parts: Sequence[AssignedNumaNode]
 ) -> Iterator[int]:
     sizes = {int(size): number * int(size) for size, number in host.pages.items()}
     sizes.setdefault(4, host.memory_mb * 1024 - sum(kb for size, kb in sizes.items() if size > 4))
@@ -363,85 +385,86 @@ def pages_that_do(
     for size, left in sizes.items():
         fits = memory_mb * 1024 <= left and memory_mb * 1024 % size == 0
         if fits and (
-            wanted == size
-            or wanted == -2
-            or (wanted == -1 and size > 4)
-            or (wanted == 0 and size == 4)
+            requirement == size
+            or requirement == -2
+            or (requirement == -1 and size > 4)
+            or (requirement == 0 and size == 4)
         ):
-            yield 0 if wanted == 0 else size
+            yield 0 if requirement == 0 else size
 
 
-def near_enough(where: Sequence[int], numa_nodes: set[int], policy: str) -> bool:
+def is_near_enough(node_ids: Sequence[int], numa_nodes: set[int], policy: str) -> bool:
     if not numa_nodes or policy == "preferred":
         return True
-    return set(where) <= (numa_nodes if policy == "required" else numa_nodes | {-1})
+    return set(node_ids) <= (numa_nodes if policy == "required" else numa_nodes | {-1})
 
 
-def everything(
+def has_any_fit(
     numa_nodes: list[NumaNode],
     devices: list[Device],
-    held: list[HardwareAssignment],
-    wanted: Hardware,
+    earlier: list[HardwareAssignment],
+    requirement: Hardware,
 ) -> bool:
-    """Is there any way at all?"""
-    taken = {address for assignment in held for address in assignment.devices}
-    left = [device for device in devices if device.address not in taken]
-    slots = [request.kinds for request in wanted.devices for _ in range(request.count)]
-    for chosen in itertools.permutations(numa_nodes, len(wanted.numa_nodes)):
+    """True if any combination of NUMA nodes and devices fits."""
+    used = {address for assignment in earlier for address in assignment.devices}
+    left = [device for device in devices if device.address not in used]
+    slots = [request.kinds for request in requirement.devices for _ in range(request.count)]
+    for chosen in itertools.permutations(numa_nodes, len(requirement.numa_nodes)):
         if all(
-            any(True for _ in arrangements(host, request, wanted, held))
-            for host, request in zip(chosen, wanted.numa_nodes, strict=True)
+            any(True for _ in arrangements(host, request, requirement, earlier))
+            for host, request in zip(chosen, requirement.numa_nodes, strict=True)
         ):
-            for given_ones in itertools.permutations(left, len(slots)):
+            for chosen_devices in itertools.permutations(left, len(slots)):
                 if all(
-                    (one.vendor, one.product) in kinds
-                    for one, kinds in zip(given_ones, slots, strict=True)
+                    (candidate.vendor, candidate.product) in kinds
+                    for candidate, kinds in zip(chosen_devices, slots, strict=True)
                 ) and (
-                    near_enough(
-                        [one.numa_node for one in given_ones],
+                    is_near_enough(
+                        [candidate.numa_node for candidate in chosen_devices],
                         {host.id for host in chosen},
-                        wanted.options["pci_policy"],
+                        requirement.options["pci_policy"],
                     )
                 ):
                     return True
     return False
 
 
-def check(
+def assert_valid_assignment(
     numa_nodes: list[NumaNode],
     devices: list[Device],
-    held: list[HardwareAssignment],
-    wanted: Hardware,
-    found: HardwareAssignment,
+    earlier: list[HardwareAssignment],
+    requirement: Hardware,
+    result: HardwareAssignment,
 ) -> None:
-    """Is it a right answer, and does it take nothing that others hold?"""
-    assert [part.cpus for part in found.numa_nodes] == [
-        list(request.cpus) for request in wanted.numa_nodes
+    """Assert that an assignment meets the request and takes no resources of other guests."""
+    assert [part.cpus for part in result.numa_nodes] == [
+        list(request.cpus) for request in requirement.numa_nodes
     ]
-    assert len({part.numa_node for part in found.numa_nodes}) == len(found.numa_nodes)
-    for part, request in zip(found.numa_nodes, wanted.numa_nodes, strict=True):
+    assert len({part.numa_node for part in result.numa_nodes}) == len(result.numa_nodes)
+    for part, request in zip(result.numa_nodes, requirement.numa_nodes, strict=True):
         host = next(host for host in numa_nodes if host.id == part.numa_node)
         same = [
             (sorted(way.pins.values()), way.page_kb, way.idle)
-            for way in arrangements(host, request, wanted, held)
+            for way in arrangements(host, request, requirement, earlier)
         ]
         assert (sorted(part.pins.values()), part.page_kb, sorted(part.idle)) in same
-    taken = [address for assignment in (*held, found) for address in assignment.devices]
-    assert len(taken) == len(set(taken))
+    used = [address for assignment in (*earlier, result) for address in assignment.devices]
+    assert len(used) == len(set(used))
     places = {device.address: device for device in devices}
-    slots = [request.kinds for request in wanted.devices for _ in range(request.count)]
-    given_ones = [places[address] for address in found.devices]
+    slots = [request.kinds for request in requirement.devices for _ in range(request.count)]
+    chosen_devices = [places[address] for address in result.devices]
     assert all(
-        (one.vendor, one.product) in kinds for one, kinds in zip(given_ones, slots, strict=True)
+        (candidate.vendor, candidate.product) in kinds
+        for candidate, kinds in zip(chosen_devices, slots, strict=True)
     )
-    assert near_enough(
-        [one.numa_node for one in given_ones],
-        {part.numa_node for part in found.numa_nodes},
-        wanted.options["pci_policy"],
+    assert is_near_enough(
+        [candidate.numa_node for candidate in chosen_devices],
+        {part.numa_node for part in result.numa_nodes},
+        requirement.options["pci_policy"],
     )
     pins_of_all = [
         cpu
-        for assignment in (*held, found)
+        for assignment in (*earlier, result)
         for part in assignment.numa_nodes
         for cpu in part.pins.values()
     ]
@@ -449,30 +472,30 @@ def check(
 
 
 @given(host=hosts(), requests=st.lists(guests(), min_size=1, max_size=4))
-def test_what_fits_is_found_and_nothing_is_given_twice(
+def test_fit_finds_valid_assignment_if_one_exists_in_any_input_order(
     host: tuple[list[NumaNode], list[Device]], requests: list[Hardware]
 ) -> None:
     numa_nodes, devices = host
-    held: list[HardwareAssignment] = []
-    for wanted in requests:
-        found = fit(numa_nodes, devices, held, wanted)
-        assert found == fit(numa_nodes[::-1], devices[::-1], held, wanted), (
-            "whatever the order in which things are told"
+    earlier: list[HardwareAssignment] = []
+    for requirement in requests:
+        result = fit(numa_nodes, devices, earlier, requirement)
+        assert result == fit(numa_nodes[::-1], devices[::-1], earlier, requirement), (
+            "the result does not depend on the order of the input"
         )
-        if wanted.needs_assignment:
-            assert (found is not None) == everything(numa_nodes, devices, held, wanted)
-        if found is not None:
-            check(numa_nodes, devices, held, wanted, found)
-            held.append(found)
+        if requirement.needs_assignment:
+            assert (result is not None) == has_any_fit(numa_nodes, devices, earlier, requirement)
+        if result is not None:
+            assert_valid_assignment(numa_nodes, devices, earlier, requirement, result)
+            earlier.append(result)
 
 
-# --- and not for long ---
+# --- duration ---
 @pytest.mark.parametrize(
-    "wanted",
+    "requirement",
     [
-        own_cpus(1024, numa_nodes=64),
-        own_cpus(1024, numa_nodes=64, threads="require"),
-        own_cpus(64, numa_nodes=64, threads="isolate"),
+        dedicated_cpus(1024, numa_nodes=64),
+        dedicated_cpus(1024, numa_nodes=64, threads="require"),
+        dedicated_cpus(64, numa_nodes=64, threads="isolate"),
         Hardware(
             numa_nodes=tuple(NumaNodeRequest((number,), 1 + number % 2) for number in range(63)),
             devices=(DeviceRequest("a", 32, (GPU, NIC)), DeviceRequest("b", 32, (GPU,))),
@@ -484,7 +507,7 @@ def test_what_fits_is_found_and_nothing_is_given_twice(
         ),
     ],
 )
-def test_the_worst_wishes_take_moments(wanted: Hardware) -> None:
+def test_fit_of_large_requests_ends_within_seconds(requirement: Hardware) -> None:
     numa_nodes = [
         numa_node(number, pcpus=15, memory_mb=20000 * (number < 62)) for number in range(64)
     ]
@@ -492,5 +515,5 @@ def test_the_worst_wishes_take_moments(wanted: Hardware) -> None:
         device(f"{number:04}", number % 64, GPU if number % 9 else NIC) for number in range(560)
     ]
     started = time.monotonic()
-    fit(numa_nodes, devices, [], wanted)
+    fit(numa_nodes, devices, [], requirement)
     assert time.monotonic() - started < 5

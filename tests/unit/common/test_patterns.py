@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which regular expressions of users are taken, what they match, and that none takes long."""
+"""Regular expressions of users: accepted patterns, matches, refusals and their duration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from common.store.engine import Store
         ("a.b", "a☃b"),
     ],
 )
-def test_what_people_search_with(pattern: str, text: str) -> None:
+def test_pattern_is_accepted_and_matches(pattern: str, text: str) -> None:
     assert is_pattern(pattern)
     assert is_found(pattern, text)
     assert is_found(pattern, None) is None
@@ -57,7 +57,7 @@ def test_what_people_search_with(pattern: str, text: str) -> None:
         "\ud800",
     ],
 )
-def test_what_is_refused(pattern: str) -> None:
+def test_malformed_or_too_complex_pattern_is_refused(pattern: str) -> None:
     assert not is_pattern(pattern)
 
 
@@ -74,19 +74,19 @@ def test_what_is_refused(pattern: str) -> None:
         "(.*a){20}b",
     ],
 )
-def test_none_takes_long(pattern: str) -> None:
+def test_pattern_search_with_exponential_backtracking_is_fast(pattern: str) -> None:
     assert is_pattern(pattern)
-    begun = time.thread_time()
+    start = time.thread_time()
     for _ in range(20):
         assert not is_found(pattern, "a" * 254 + "!")
-    assert time.thread_time() - begun < 0.5
+    assert time.thread_time() - start < 0.5
 
 
-def test_sqlite_matches_with_the_same() -> None:
+def test_sqlite_regexp_matches_with_the_same_engine() -> None:
     with closing(Store("sqlite://")) as store, store.engine.connect() as connection:
         assert connection.exec_driver_sql(
             "SELECT 'web-1' REGEXP '^w', NULL REGEXP 'w', 'x' REGEXP 'w'"
         ).one() == (1, None, 0)
-        begun = time.thread_time()
+        start = time.thread_time()
         connection.exec_driver_sql(f"SELECT '{'a' * 40}!' REGEXP '(a+)+$'").one()
-    assert time.thread_time() - begun < 0.5
+    assert time.thread_time() - start < 0.5

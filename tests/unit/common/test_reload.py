@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration is read again: what is taken over, what needs a restart, what is refused."""
+"""Reload of the configuration: options in force, options that need a restart, and refusals."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from common.service import config, reload
 def path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Path]:
-    made = tmp_path / "kilonova.conf"
-    made.write_text("[conductor]\nbatch = 5\n")
-    config.load(str(made))
+    file = tmp_path / "kilonova.conf"
+    file.write_text("[conductor]\nbatch = 5\n")
+    config.load(str(file))
     monkeypatch.setattr(reload, "_callbacks", [])
     monkeypatch.setattr(reload, "_refused", set())
     caplog.set_level(logging.INFO)
-    yield made
+    yield file
     config.CONF.clear()
 
 
-def test_one_line_says_what_is_in_force_and_what_needs_a_restart(
+def test_reload_logs_options_in_force_and_options_after_a_restart(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen: list[int] = []
-    reload.takes("conductor.*", then=lambda conf: seen.append(conf.conductor.batch))
+    batches: list[int] = []
+    reload.takes("conductor.*", then=lambda conf: batches.append(conf.conductor.batch))
     path.write_text(
         "[DEFAULT]\ntransport_url = rabbit://x\n[conductor]\nbatch = 6\nmax_attempts = 4\n"
         "[database]\nlock_timeout = 2\n[console]\nport = 1\n"
     )
     reload.again("conductor", "conductor.max_attempts")
-    assert seen == [6]
+    assert batches == [6]
     assert caplog.messages == [
         "the configuration was read again; in force: conductor.batch; after a restart: "
         "database.lock_timeout, conductor.max_attempts, DEFAULT.transport_url"
@@ -52,23 +52,25 @@ def test_one_line_says_what_is_in_force_and_what_needs_a_restart(
 @pytest.mark.parametrize(
     "broken", ["[conductor]\nbatch = many\n", "[condctor]\nbatch = 6\n", "batch"]
 )
-def test_a_wrong_file_changes_nothing(
+def test_reload_of_invalid_or_missing_file_changes_nothing(
     path: Path, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
-    seen: list[str] = []
-    reload.takes("*", then=lambda conf: seen.append("taken"))
+    calls: list[str] = []
+    reload.takes("*", then=lambda conf: calls.append("taken"))
     path.write_text(broken)
     reload.again("conductor")
-    [said] = caplog.messages
-    assert said.startswith(f"the configuration stays as it was: {path}")
-    assert (seen, config.CONF.conductor.batch) == ([], 5)
+    [message] = caplog.messages
+    assert message.startswith(f"the configuration stays as it was: {path}")
+    assert (calls, config.CONF.conductor.batch) == ([], 5)
     path.unlink()
     reload.again("conductor")
     assert "stays as it was" in caplog.messages[-1]
     assert config.CONF.conductor.batch == 5
 
 
-def test_what_cannot_be_taken_over_is_said(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reload_logs_option_refused_by_its_callback(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def refuse(conf: object) -> None:
         raise errors.ConfigError("because")
 
@@ -82,9 +84,7 @@ def test_what_cannot_be_taken_over_is_said(path: Path, caplog: pytest.LogCapture
     ]
 
 
-def test_refused_option_is_tried_again_at_the_next_reload(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_reload_tries_a_refused_option_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     refusals = [errors.ConfigError("because"), errors.ConfigError("because")]
 
     def take_over(conf: object) -> None:
@@ -107,7 +107,7 @@ def test_refused_option_is_tried_again_at_the_next_reload(
     ]
 
 
-def test_option_that_one_of_two_parts_refuses_is_reported_refused(
+def test_reload_reports_option_refused_by_one_of_two_callbacks(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(conf: object) -> None:
@@ -120,7 +120,7 @@ def test_option_that_one_of_two_parts_refuses_is_reported_refused(
     assert "in force: nothing new; refused: conductor.batch" in caplog.messages[-1]
 
 
-def test_every_section_is_read_by_somebody() -> None:
+def test_reload_sections_cover_all_option_sections() -> None:
     read = {
         *reload.OF_ALL,
         *(section for sections in reload.SECTIONS.values() for section in sections.split()),

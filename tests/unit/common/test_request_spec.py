@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server wants of placement follows from its flavor, image and hints."""
+"""``request_spec.of``: the request spec of a server from its flavor, image and hints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from common.domain.models import Flavor, ImageRef
 FLAVOR = Flavor("1", "small", vcpus=2, memory_mb=512, root_gb=0)
 
 
-def test_it_says_what_the_server_holds_of_its_host_and_what_it_is_made_of() -> None:
+def test_request_spec_contains_resources_image_properties_and_exclusions() -> None:
     image = ImageRef("image-1", properties={"os_type": "linux"})
     spec = request_spec.of(
         "server-1", "project-1", FLAVOR, image, availability_zone="az1", excluded=["host-9"]
@@ -22,7 +22,7 @@ def test_it_says_what_the_server_holds_of_its_host_and_what_it_is_made_of() -> N
         FLAVOR,
         "image-1",
     )
-    assert spec.resources == {"VCPU": 2, "MEMORY_MB": 512}, "an amount of nothing is not asked for"
+    assert spec.resources == {"VCPU": 2, "MEMORY_MB": 512}, "amounts of zero are left out"
     assert spec.image_properties == {"os_type": "linux"}
     assert (spec.availability_zone, spec.excluded, spec.group, spec.is_rebuild) == (
         "az1",
@@ -32,13 +32,13 @@ def test_it_says_what_the_server_holds_of_its_host_and_what_it_is_made_of() -> N
     )
 
 
-def test_a_server_without_an_image_has_no_properties() -> None:
+def test_request_spec_without_image_has_no_image_properties() -> None:
     spec = request_spec.of("server-1", "project-1", FLAVOR)
     assert (spec.image_id, spec.image_properties) == (None, {})
 
 
 @pytest.mark.parametrize("hint", ["group-1", ["group-1"]])
-def test_the_group_is_the_one_that_the_hints_name(hint: object) -> None:
+def test_request_spec_takes_the_group_from_the_hints(hint: object) -> None:
     spec = request_spec.of(
         "server-1", "project-1", FLAVOR, hints={"group": hint, "different_host": ["server-2"]}
     )
@@ -47,5 +47,5 @@ def test_the_group_is_the_one_that_the_hints_name(hint: object) -> None:
 
 
 @pytest.mark.parametrize("hint", [None, "", []])
-def test_no_group_is_named_by_an_empty_hint(hint: object) -> None:
+def test_request_spec_with_empty_group_hint_has_no_group(hint: object) -> None:
     assert request_spec.of("server-1", "project-1", FLAVOR, hints={"group": hint}).group is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes of the store's rows have the columns of their tables, with their types."""
+"""The row protocols in ``common.store.rows`` against the tables of the schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from common.store import rows, schema
 from common.store.schema import Json
 
-#: One shape for each table whose rows leave their module.
+#: Row protocol -> its table, for each table whose rows leave their module.
 TABLES: dict[type, sa.Table] = {
     rows.ActionRow: schema.actions,
     rows.AggregateRow: schema.aggregates,
@@ -34,7 +34,7 @@ TABLES: dict[type, sa.Table] = {
     rows.BlockDeviceRow: schema.block_devices,
     rows.ShareMappingRow: schema.share_mappings,
 }
-#: What is a part of one table's columns.
+#: Row protocol with some columns of a table -> the table.
 PARTS: dict[type, sa.Table] = {
     rows.AskedImage: schema.host_images,
     rows.FailedImage: schema.host_images,
@@ -44,50 +44,52 @@ PARTS: dict[type, sa.Table] = {
     rows.ServerState: schema.servers,
     rows.ServerUserData: schema.servers,
 }
-#: Columns that are not null in the rows that are selected.
+#: Nullable columns that are never null in the rows of the protocol.
 FILLED = {(rows.RequestedControl, "requested_control"), (rows.ServerUserData, "user_data")}
 
 
-def kinds(hint: object) -> set[object]:
-    """What a column may hold, without what its elements are."""
+def hint_types(hint: object) -> set[object]:
+    """Return the types of a hint, without the types of elements."""
     parts = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
     return {typing.get_origin(part) or part for part in parts}
 
 
-def held(column: sa.Column[object]) -> set[object]:
+def column_types(column: sa.Column[object]) -> set[object]:
     kind = {dict, list} if isinstance(column.type, Json) else {column.type.python_type}
     return kind | ({NoneType} if column.nullable else set())
 
 
-def named(shape: type) -> str:
+def name_of(shape: type) -> str:
     return shape.__name__
 
 
-@pytest.mark.parametrize("shape", TABLES, ids=named)
-def test_a_shape_has_the_columns_of_its_table(shape: type) -> None:
+@pytest.mark.parametrize("shape", TABLES, ids=name_of)
+def test_row_protocol_has_the_columns_of_its_table(shape: type) -> None:
     assert list(typing.get_type_hints(shape)) == [column.name for column in TABLES[shape].c]
 
 
-@pytest.mark.parametrize("shape", [*TABLES, *PARTS], ids=named)
-def test_columns_hold_what_their_shape_says(shape: type) -> None:
+@pytest.mark.parametrize("shape", [*TABLES, *PARTS], ids=name_of)
+def test_row_protocol_has_the_types_of_the_columns(shape: type) -> None:
     table = (TABLES | PARTS)[shape]
     for name, hint in typing.get_type_hints(shape).items():
         column = table.c[name]
-        wanted = held(column) - ({NoneType} if (shape, name) in FILLED else set())
-        found = kinds(hint)
+        expected_types = column_types(column) - ({NoneType} if (shape, name) in FILLED else set())
+        declared_types = hint_types(hint)
         is_json = isinstance(column.type, Json)
-        assert found <= wanted if is_json else found == wanted, name
-        assert (NoneType in found) is (NoneType in wanted), name
+        assert declared_types <= expected_types if is_json else declared_types == expected_types, (
+            name
+        )
+        assert (NoneType in declared_types) is (NoneType in expected_types), name
 
 
-def test_a_server_as_its_users_see_it_has_columns_of_its_table() -> None:
+def test_server_record_has_the_types_of_the_servers_table() -> None:
     for name, hint in typing.get_type_hints(rows.ServerRecord).items():
         column = schema.servers.c[name]
         kind = str if isinstance(column.type, Json) else column.type.python_type
-        assert kinds(hint) == {kind} | ({NoneType} if column.nullable else set()), name
+        assert hint_types(hint) == {kind} | ({NoneType} if column.nullable else set()), name
 
 
-def test_every_shape_of_a_table_is_compared_with_it() -> None:
-    """One that extends a table's, or joins many, is left to mypy."""
+def test_row_protocols_of_tables_are_all_compared() -> None:
+    """Protocols that extend another protocol or join tables are checked by mypy only."""
     shapes = {getattr(rows, name) for name in rows.__all__ if name.endswith("Row")}
     assert {shape for shape in shapes if shape.__bases__ == (typing.Protocol,)} == set(TABLES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process makes sure of when it starts."""
+"""The lock of a state folder at the start of a process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from common.service import service
 
 
-def test_two_processes_of_a_kind_do_not_work_on_one_folder(tmp_path: Path) -> None:
+def test_second_process_of_a_kind_on_one_state_folder_is_refused(tmp_path: Path) -> None:
     first = service.only_one(str(tmp_path / "state"), "agent")
     with pytest.raises(
         SystemExit,

@@ -21,15 +21,15 @@ from common.domain.text import is_printable, one_line, printable
         ("\ud800", "?"),
     ],
 )
-def test_one_line_has_printable_characters_only(text: str, line: str) -> None:
+def test_text_one_line_has_printable_characters_only(text: str, line: str) -> None:
     assert one_line(text) == line
     assert is_printable(one_line(text))
 
 
-def test_one_line_is_cut_at_its_limit() -> None:
+def test_text_one_line_is_cut_at_its_limit() -> None:
     assert one_line("x" * 501) == "x" * 499 + "…"
     assert one_line("x" * 500) == "x" * 500
 
 
-def test_printable_keeps_lines_and_tabs() -> None:
+def test_text_printable_replaces_controls_but_keeps_lines_and_tabs() -> None:
     assert printable("a\n\tb\rc\x1b[2J") == "a\n\tb?c?[2J"

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans: nothing of OpenTelemetry is there while they are off; what they tell, how they find each
-other, and that a collector that fails disturbs nobody."""
+"""Tracing: optional imports, spans and their parents, sampling, and failures of the collector."""
 
 from __future__ import annotations
 
@@ -42,17 +41,17 @@ SERVICES = (
 
 @pytest.fixture
 def conf() -> Iterator[cfg.ConfigOpts]:
-    made = config.load(None)
-    made.set_override("enabled", True, group="tracing")
-    yield made
+    new_conf = config.load(None)
+    new_conf.set_override("enabled", True, group="tracing")
+    yield new_conf
     tracing.stop()
     config.CONF.clear()
     config.CONF.clear_override("enabled", group="tracing")
 
 
 @pytest.fixture
-def finished(conf: cfg.ConfigOpts) -> Callable[[], list[ReadableSpan]]:
-    """The spans that were made, when no more are."""
+def read_spans(conf: cfg.ConfigOpts) -> Callable[[], list[ReadableSpan]]:
+    """Return a function that stops tracing and returns the finished spans."""
     memory = InMemorySpanExporter()
     tracing.start(conf, "test", lambda: memory)
 
@@ -78,7 +77,7 @@ def step(**parts: Any) -> dict[str, Any]:
     }
 
 
-def test_processes_do_not_import_optional_libraries() -> None:
+def test_services_and_commands_do_not_import_optional_libraries() -> None:
     """Only tracing needs OpenTelemetry. Only upgrades need alembic, which is slow to import."""
     parts = step()
     code = f"""
@@ -96,20 +95,21 @@ tracing.stop()
 optional = ("alembic", "opentelemetry", "google.protobuf")
 print(sorted(name for name in sys.modules if name.startswith(optional)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (process.returncode, process.stdout.strip()) == (0, "[]"), process.stderr
 
 
-def test_spans_of_several_processes_find_each_other(
-    finished: Callable[[], list[ReadableSpan]],
+def test_spans_of_several_processes_form_one_trace(
+    read_spans: Callable[[], list[ReadableSpan]],
 ) -> None:
-    """Each is made by another process; nothing but the request's and the action's id is known to
-    all of them."""
+    """Each span comes from another process. They share only the ids of the request and action."""
     tracing.command({**step(), "verb": "ensure_running", "event": "done"}, 2)
     tracing.step(step(), 2)
     tracing.action({**step(), "state": "done"})
     tracing.request(REQUEST, "POST", "/servers", 202, 0.5, project="p", client=None)
-    command, guest, action, request = finished()
+    command, guest, action, request = read_spans()
     assert {span.context.trace_id for span in (command, guest, action, request)} == {
         int("0123abcd4567489a8bcdef0123456789", 16)
     }
@@ -129,16 +129,19 @@ def test_spans_of_several_processes_find_each_other(
     assert guest.attributes["kilonova.attempt"] == 2 and guest.attributes["kilonova.host"] == "h1"
     assert guest.end_time - guest.start_time == 20_000_000
     assert guest.resource.attributes["service.name"] == "kilonova-test"
-    assert tracing.traceparent(REQUEST) is None  # it is off by now
+    # Tracing is off now.
+    assert tracing.traceparent(REQUEST) is None
 
 
-def test_failures_are_seen_as_failures(finished: Callable[[], list[ReadableSpan]]) -> None:
+def test_span_of_failed_step_command_or_request_has_error_status(
+    read_spans: Callable[[], list[ReadableSpan]],
+) -> None:
     tracing.step(step(event="failed", why="It broke."), 1)
     tracing.step(step(event="undone"), 1)
     tracing.command({**step(), "verb": "stop", "event": "failed", "why": None}, 1)
     tracing.request(REQUEST, "GET", "/servers", 503, 0.1, project=None, client=None)
     tracing.request(REQUEST, "GET", "/servers", 404, 0.1, project=None, client=None)
-    spans = finished()
+    spans = read_spans()
     assert [(span.name, span.status.is_ok, span.status.description) for span in spans] == [
         ("create guest", False, "It broke."),
         ("create undo-guest", True, None),
@@ -149,27 +152,31 @@ def test_failures_are_seen_as_failures(finished: Callable[[], list[ReadableSpan]
     assert spans[0].context.span_id != spans[1].context.span_id
 
 
-def test_a_client_s_trace_is_linked_and_not_joined(
-    finished: Callable[[], list[ReadableSpan]],
+def test_request_span_links_to_the_traceparent_of_the_client(
+    read_spans: Callable[[], list[ReadableSpan]],
 ) -> None:
-    theirs = "4bf92f3577b34da6a3ce929d0e0e4736"
-    for given in (f"00-{theirs}-00f067aa0ba902b7-01", f"00-{'0' * 32}-00f067aa0ba902b7-01", "no"):
-        tracing.request(REQUEST, "GET", "/", 200, 0.1, project=None, client=given)
-    linked, *others = finished()
+    client_trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    for traceparent in (
+        f"00-{client_trace}-00f067aa0ba902b7-01",
+        f"00-{'0' * 32}-00f067aa0ba902b7-01",
+        "no",
+    ):
+        tracing.request(REQUEST, "GET", "/", 200, 0.1, project=None, client=traceparent)
+    linked, *others = read_spans()
     [link] = linked.links
-    assert f"{link.context.trace_id:032x}" == theirs and linked.parent is None
-    assert f"{linked.context.trace_id:032x}" != theirs
+    assert f"{link.context.trace_id:032x}" == client_trace and linked.parent is None
+    assert f"{linked.context.trace_id:032x}" != client_trace
     assert [tuple(span.links) for span in others] == [(), ()]
 
 
-def test_a_request_of_the_api_has_a_span_by_its_route(
-    finished: Callable[[], list[ReadableSpan]], monkeypatch: pytest.MonkeyPatch
+def test_api_request_span_is_named_by_route_and_passed_to_other_services(
+    read_spans: Callable[[], list[ReadableSpan]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The requests that it makes of other services belong to its trace."""
-    requests, seen = [], []
+    """Requests that the API sends to other services carry its traceparent."""
+    requests, traceparents = [], []
 
     def answer(adapter: object, request: PreparedRequest, **options: object) -> Response:
-        seen.append(request.headers.get("traceparent"))
+        traceparents.append(request.headers.get("traceparent"))
         response = Response()
         response.status_code, response.raw = 200, io.BytesIO()
         return response
@@ -183,35 +190,35 @@ def test_a_request_of_the_api_has_a_span_by_its_route(
         start_response("200 OK", [])
         return []
 
-    served: Any = access_log.log_requests(application)  # type: ignore[arg-type]  # of few lines
+    served: Any = access_log.log_requests(application)  # type: ignore[arg-type]  # The application is minimal.
     for path in ("/v2.1/servers/5", "/healthcheck"):
         served(
             {"REQUEST_METHOD": "GET", "PATH_INFO": path, "HTTP_TRACEPARENT": "x"},
             lambda status, headers: None,
         )
-    [span] = finished()
+    [span] = read_spans()
     assert (span.name, span.attributes["kilonova.request_id"]) == (
         "GET /v2.1/servers/{server_id}",
         requests[0],
     )
-    assert seen[0] == f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-01"
+    assert traceparents[0] == f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-01"
 
 
-def test_all_processes_trace_the_same_part_of_requests(conf: cfg.ConfigOpts) -> None:
+def test_sample_ratio_selects_the_same_requests_in_all_processes(conf: cfg.ConfigOpts) -> None:
     conf.set_override("sample_ratio", 0.25, group="tracing")
-    asked = [ids.new_request() for _ in range(4000)]
+    request_ids = [ids.new_request() for _ in range(4000)]
     try:
         tracing.start(conf, "api", InMemorySpanExporter)
-        chosen = [request for request in asked if tracing.is_traced(request)]
+        chosen = [request for request in request_ids if tracing.is_traced(request)]
         tracing.start(conf, "conductor", InMemorySpanExporter)
-        assert chosen == [request for request in asked if tracing.is_traced(request)]
+        assert chosen == [request for request in request_ids if tracing.is_traced(request)]
     finally:
         conf.clear_override("sample_ratio", group="tracing")
     assert 800 < len(chosen) < 1200
     assert not tracing.is_traced("") and not tracing.is_traced("req-1")
 
 
-def test_a_library_that_is_missing_is_said_at_start(
+def test_tracing_start_without_opentelemetry_names_the_package(
     conf: cfg.ConfigOpts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(name: str) -> None:
@@ -223,7 +230,7 @@ def test_a_library_that_is_missing_is_said_at_start(
             tracing.start(conf, "api")
 
 
-def test_plain_text_to_another_machine_is_refused(conf: cfg.ConfigOpts) -> None:
+def test_tracing_start_refuses_plain_endpoint_on_another_machine(conf: cfg.ConfigOpts) -> None:
     conf.set_override("endpoint", "http://192.0.2.1:4318/v1/traces", group="tracing")
     try:
         with pytest.raises(ConfigError, match=r"\[tracing\] endpoint"):
@@ -234,17 +241,17 @@ def test_plain_text_to_another_machine_is_refused(conf: cfg.ConfigOpts) -> None:
 
 # --- a collector over HTTP ---
 class Collector(ThreadingHTTPServer):
-    """Takes what is sent as OTLP, or fails with ``status``."""
+    """A collector that stores the OTLP bodies, or answers with ``status``."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
-        self.status, self.asked = 200, 0
+        self.status, self.request_count = 200, 0
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                collector.asked += 1
+                collector.request_count += 1
                 if collector.status == 200 and self.path == "/v1/traces":
                     collector.bodies.append(body)
                 self.send_response(collector.status)
@@ -252,7 +259,7 @@ class Collector(ThreadingHTTPServer):
                 self.end_headers()
 
             def log_message(self, *words: object) -> None:
-                """Not to the tests' output."""
+                """Write no log lines to the output of the tests."""
 
         super().__init__(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -264,31 +271,32 @@ class Collector(ThreadingHTTPServer):
 
 @pytest.fixture
 def collector(conf: cfg.ConfigOpts) -> Iterator[Collector]:
-    made = Collector()
-    conf.set_override("endpoint", made.url, group="tracing")
-    yield made
+    new_collector = Collector()
+    conf.set_override("endpoint", new_collector.url, group="tracing")
+    yield new_collector
     conf.clear_override("endpoint", group="tracing")
-    made.shutdown()
-    made.server_close()
+    new_collector.shutdown()
+    new_collector.server_close()
 
 
-def test_a_collector_is_sent_the_spans(conf: cfg.ConfigOpts, collector: Collector) -> None:
+def test_tracing_sends_spans_to_the_collector(conf: cfg.ConfigOpts, collector: Collector) -> None:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     tracing.start(conf, "api")
     tracing.request(REQUEST, "GET", "/servers", 200, 0.1, project="p", client=None)
     tracing.stop()
     [body] = collector.bodies
-    [told] = ExportTraceServiceRequest.FromString(body).resource_spans
-    [span] = told.scope_spans[0].spans
+    [resource_spans] = ExportTraceServiceRequest.FromString(body).resource_spans
+    [span] = resource_spans.scope_spans[0].spans
     assert (span.name, span.trace_id.hex()) == ("GET /servers", REQUEST[4:].replace("-", ""))
-    assert {one.key: one.value.string_value for one in told.resource.attributes}[
-        "service.name"
-    ] == "kilonova-api"
+    assert {
+        attribute.key: attribute.value.string_value
+        for attribute in resource_spans.resource.attributes
+    }["service.name"] == "kilonova-api"
 
 
 @pytest.mark.parametrize("status", [400, 503])
-def test_a_collector_that_fails_is_one_line_a_minute(
+def test_failing_collector_is_logged_once_a_minute(
     conf: cfg.ConfigOpts, collector: Collector, status: int
 ) -> None:
     collector.status = status
@@ -299,19 +307,20 @@ def test_a_collector_that_fails_is_one_line_a_minute(
         exporter = tracing.otlp_exporter(collector.url, True, seconds=0.2)
         tracing.start(conf, "api", lambda: exporter)
         for number in range(3):
-            began = time.monotonic()
+            start = time.monotonic()
             tracing.request(REQUEST, "GET", "/servers", 200, 0.1, project=None, client=None)
-            assert time.monotonic() - began < 1  # nobody waits for the collector
+            # The request does not wait for the collector.
+            assert time.monotonic() - start < 1
             assert tracing.spans is not None and tracing.spans._provider is not None
             tracing.spans._provider.force_flush()
-            await_true(lambda number=number: collector.asked > number, 5)  # type: ignore[misc]  # bound at once
+            await_true(lambda number=number: collector.request_count > number, 5)  # type: ignore[misc]  # The default binds the number.
     finally:
         root.removeHandler(handler)
     [line] = written.getvalue().splitlines()
     assert f"1 spans were not sent to {collector.url}" in line and "[tracing] enabled" in line
 
 
-def test_a_collector_that_is_not_there_delays_no_end(
+def test_tracing_stop_does_not_wait_for_silent_collector(
     conf: cfg.ConfigOpts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing, "END_SECONDS", 0.2)
@@ -324,8 +333,8 @@ def test_a_collector_that_is_not_there_delays_no_end(
 
     tracing.start(conf, "api", Silent)
     tracing.request(REQUEST, "GET", "/", 200, 0.1, project=None, client=None)
-    began = time.monotonic()
+    start = time.monotonic()
     tracing.stop()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - start < 5
     stuck.set()
     assert request_id.get() == ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections whose other side has not yet proved who it is."""
+"""Limits for connections of peers that have not yet authenticated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 from common.security.unproved import Unproved
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
+def socket_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair()
 
 
@@ -20,23 +20,23 @@ def is_ended(peer: socket.socket) -> bool:
         return False
 
 
-def test_one_more_ends_the_oldest_of_the_address_with_most() -> None:
-    unproved, pairs = Unproved(4), [pair() for _ in range(5)]
+def test_unproved_above_its_limit_closes_oldest_connection_of_busiest_peer() -> None:
+    unproved, pairs = Unproved(4), [socket_pair() for _ in range(5)]
     addresses = ("192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2", "192.0.2.1")
-    for (mine, _), address in zip(pairs, addresses, strict=True):
-        unproved.add(mine, (address, 1))
+    for (connection, _), address in zip(pairs, addresses, strict=True):
+        unproved.add(connection, (address, 1))
     assert [is_ended(peer) for _, peer in pairs] == [False, False, True, False, False]
-    for mine, peer in pairs:
-        mine.close()
+    for connection, peer in pairs:
+        connection.close()
         peer.close()
 
 
-def test_removed_connection_stays_open_and_makes_room() -> None:
-    unproved, (first, peer), (second, other) = Unproved(1), pair(), pair()
+def test_unproved_remove_keeps_the_connection_open_and_frees_its_place() -> None:
+    unproved, (first, peer), (second, other) = Unproved(1), socket_pair(), socket_pair()
     unproved.remove(unproved.add(first, ("192.0.2.1", 1)))
     unproved.add(second, ("192.0.2.1", 2))
     assert not is_ended(peer)
     first.close()
-    assert is_ended(peer), "no copy of the descriptor is left"
-    for one in (peer, second, other):
-        one.close()
+    assert is_ended(peer), "a copy of the descriptor would keep the connection open"
+    for open_socket in (peer, second, other):
+        open_socket.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs as commands: both ends read the same arguments, or name the field that is wrong."""
+"""Verbs encoded as commands: decoding, and errors for missing, misspelt and unknown fields."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ FIELDS = [(name, field.name) for name, verb in VERBS.items() for field in fields
 
 
 @pytest.mark.parametrize("name", sorted(VERBS))
-def test_verb_crosses_the_wire_unchanged(name: str) -> None:
+def test_verb_decoded_from_its_command_is_unchanged(name: str) -> None:
     command = new_command(name)
     assert decode(from_wire(type(command), to_wire(command))) == new_verb(name)
 
 
 @pytest.mark.parametrize(("name", "field"), FIELDS)
-def test_verb_without_a_field_is_refused_with_its_name(name: str, field: str) -> None:
+def test_verb_decode_without_a_field_names_the_field(name: str, field: str) -> None:
     command = new_command(name)
     args = {key: value for key, value in command.args.items() if key != field}
     with pytest.raises(TypeError, match=f"'{field}'"):
         decode(replace(command, args=args))
 
 
-def test_verb_with_a_mis_spelt_field_cannot_be_made() -> None:
+def test_verb_with_misspelt_field_raises_type_error() -> None:
     with pytest.raises(TypeError, match="timout"):
-        EnsureStopped(timout=60)  # type: ignore[call-arg]  # the mistake
+        EnsureStopped(timout=60)  # type: ignore[call-arg]  # The test needs this mistake.
 
 
-def test_verb_of_a_later_release_is_unknown() -> None:
+def test_verb_decode_of_unknown_name_raises_unknown_verb() -> None:
     with pytest.raises(UnknownVerb, match="levitate"):
         decode(replace(new_command(EnsureAbsent(keep_files=False)), verb="levitate"))
 

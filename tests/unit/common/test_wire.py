@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records over the wire: every record of common.domain.models comes back as it was, whatever it
-holds."""
+"""Conversion of the records in ``common.domain.models`` to wire data and back."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from tests.verbs import new_command
 
 
 @pytest.mark.parametrize("data", [[], ["numa_nodes"], "numa_nodes", 7, None])
-def test_record_is_not_read_from_what_is_no_object(data: Any) -> None:
+def test_from_wire_refuses_data_other_than_an_object(data: Any) -> None:
     with pytest.raises(TypeError):
         from_wire(models.HardwareAssignment, data)
 
@@ -46,27 +45,30 @@ JSON = strategies.recursive(
 )
 
 
-def of(hint: Any) -> strategies.SearchStrategy[Any]:
-    """Values of a field of this type."""
+def values_of(hint: Any) -> strategies.SearchStrategy[Any]:
+    """Return a strategy for values of a field of this type."""
     arguments = typing.get_args(hint)
     if isinstance(hint, types.UnionType):
         return strategies.one_of(
-            [strategies.none() if part is types.NoneType else of(part) for part in arguments]
+            [strategies.none() if part is types.NoneType else values_of(part) for part in arguments]
         )
     if typing.get_origin(hint) is list:
-        return strategies.lists(of(arguments[0]), max_size=2)
+        return strategies.lists(values_of(arguments[0]), max_size=2)
     if typing.get_origin(hint) is dict:
-        return strategies.dictionaries(strategies.text(max_size=5), of(arguments[1]), max_size=2)
+        return strategies.dictionaries(
+            strategies.text(max_size=5), values_of(arguments[1]), max_size=2
+        )
     if dataclasses.is_dataclass(hint):
         return strategies.builds(
-            hint, **{name: of(kind) for name, kind in typing.get_type_hints(hint).items()}
+            hint, **{name: values_of(kind) for name, kind in typing.get_type_hints(hint).items()}
         )
     if hint is float:
-        return strategies.floats(allow_nan=False)  # which is not equal to itself
+        # NaN is not equal to itself.
+        return strategies.floats(allow_nan=False)
     return JSON if hint is Any else strategies.from_type(hint)
 
 
-def test_every_record_is_tried() -> None:
+def test_wire_tests_cover_the_records_of_models() -> None:
     assert {kind.__name__ for kind in RECORDS} >= {
         "Flavor",
         "ImageRef",
@@ -86,17 +88,17 @@ def test_every_record_is_tried() -> None:
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
 @settings(max_examples=10, suppress_health_check=list(HealthCheck))
 @given(data=strategies.data())
-def test_each_record_survives_json(kind: type[Any], data: strategies.DataObject) -> None:
-    record = data.draw(of(kind))
+def test_record_survives_json(kind: type[Any], data: strategies.DataObject) -> None:
+    record = data.draw(values_of(kind))
     assert from_wire(kind, json.loads(json.dumps(to_wire(record)))) == record
 
 
-def least(kind: type[Any]) -> dict[str, Any]:
-    """Only the fields without a default."""
+def minimal_data(kind: type[Any]) -> dict[str, Any]:
+    """Return wire data that has only the fields without a default."""
 
     def value(hint: Any) -> Any:
         if dataclasses.is_dataclass(hint):
-            return least(typing.cast(type, hint))
+            return minimal_data(typing.cast(type, hint))
         return next(iter(hint)) if isinstance(hint, type(Control)) else None
 
     hints = typing.get_type_hints(kind)
@@ -108,14 +110,14 @@ def least(kind: type[Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
-def test_an_older_reader_ignores_what_a_newer_sender_added(kind: type[Any]) -> None:
-    record = from_wire(kind, {**least(kind), "added_in_a_later_version": {"x": 1}})
+def test_from_wire_ignores_unknown_fields(kind: type[Any]) -> None:
+    record = from_wire(kind, {**minimal_data(kind), "added_in_a_later_version": {"x": 1}})
     assert not hasattr(record, "added_in_a_later_version")
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
-def test_what_an_older_sender_does_not_know_takes_its_default(kind: type[Any]) -> None:
-    record = from_wire(kind, least(kind))
+def test_from_wire_uses_defaults_for_missing_fields(kind: type[Any]) -> None:
+    record = from_wire(kind, minimal_data(kind))
     for field in dataclasses.fields(kind):
         if field.default is not dataclasses.MISSING:
             assert getattr(record, field.name) == field.default
@@ -123,12 +125,12 @@ def test_what_an_older_sender_does_not_know_takes_its_default(kind: type[Any]) -
             assert getattr(record, field.name) == field.default_factory()
 
 
-def test_a_missing_field_without_a_default_is_an_error_that_names_it() -> None:
+def test_from_wire_without_required_field_names_the_field() -> None:
     with pytest.raises(TypeError, match="vcpus"):
         from_wire(Flavor, {"id": "1", "name": "n", "memory_mb": 1, "root_gb": 1})
 
 
-def test_records_inside_records_and_lists_become_records() -> None:
+def test_from_wire_restores_nested_records() -> None:
     flavor = Flavor("1", "n", 1, 2, 3, extra_specs={"hw:x": "y"})
     spec = GuestSpec("s", 1, "n", flavor, ImageRef("i"), instance={"keys": [{"name": "k"}]})
     assert from_wire(GuestSpec, to_wire(spec)) == spec
@@ -140,31 +142,31 @@ def test_records_inside_records_and_lists_become_records() -> None:
     assert from_wire(Sync, to_wire(Sync("h", 1))).domains is None
 
 
-def test_what_is_no_record_does_not_cross_a_process_border() -> None:
+def test_to_wire_refuses_objects_sets_bytes_and_classes() -> None:
     for thing in (object(), {1, 2}, b"bytes", Flavor):
         with pytest.raises(TypeError, match="does not cross a process border"):
             to_wire({"deep": [thing]})
 
 
 @pytest.mark.parametrize(("swap", "disk"), [(0, 30), (1, 31), (1024, 31), (1025, 32)])
-def test_a_flavor_takes_the_disk_of_all_its_parts_rounded_up(swap: int, disk: int) -> None:
+def test_flavor_disk_gb_sums_root_ephemeral_and_swap_rounded_up(swap: int, disk: int) -> None:
     assert Flavor("1", "n", 1, 1, root_gb=20, ephemeral_gb=10, swap_mb=swap).disk_gb == disk
 
 
-def test_tokens_never_print() -> None:
+def test_access_and_context_repr_hide_tokens() -> None:
     access = models.Access("http://image", "SECRET")
     caller = context.RequestContext("u", "p", ("member",), "req-1", token="SECRET")
-    for shown in (repr(access), str(access), repr(caller), f"{caller}", repr([access, caller])):
-        assert "SECRET" not in shown
+    for text in (repr(access), str(access), repr(caller), f"{caller}", repr([access, caller])):
+        assert "SECRET" not in text
     assert from_wire(models.Access, to_wire(access)).token == "SECRET"
 
 
-def test_admin_is_a_role() -> None:
+def test_request_context_is_admin_only_with_the_admin_role() -> None:
     assert context.RequestContext("u", "p", ("member", "admin"), "r").is_admin
     assert not context.RequestContext("u", "p", ("administrator", "member"), "r").is_admin
 
 
-def test_result_reason_of_a_later_release_is_unspecified() -> None:
+def test_result_with_unknown_reason_is_read_as_unspecified() -> None:
     sent = to_wire(Result("k", "s", 1, "failed", reason=FailureReason.ABORTED))
     assert from_wire(Result, sent).reason is FailureReason.ABORTED
     assert (

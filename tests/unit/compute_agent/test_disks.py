@@ -32,7 +32,7 @@ def create_cached_image(folder: Path, disk_format: str = "raw", size: int = 3 * 
     subprocess.run(
         ["qemu-img", "create", "-q", "-f", disk_format, str(path), str(size)], check=True
     )
-    return disks_seen.cached(path, disk_format, size)
+    return disks_seen.cache_image(path, disk_format, size)
 
 
 def read_info(path: Path) -> dict[str, Any]:

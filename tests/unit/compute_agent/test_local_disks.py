@@ -18,7 +18,7 @@ from compute_agent.verb_context import VerbFailed
 from compute_agent.virt.libvirt.disks import local_disks
 from compute_agent.virt.libvirt.disks.local_disks import PROGRAMS, LocalDisks
 from tests.disks import names
-from tests.local_disks import found, is_written, seen, write
+from tests.local_disks import is_written, read_file_system, read_local_disks, write
 from tests.services import demand
 
 NEEDED = ("qemu-img", "qemu-io", "blkid", "mkfs.ext4", "mkfs.vfat", "mkswap")
@@ -43,7 +43,7 @@ def test_local_disk_has_requested_file_system_and_label(tmp_path: Path, kind: st
     demand(programs=PROGRAMS[kind][:1], ring="unit")
     disk = LocalDisk("swap", 64, "swap") if kind == "swap" else ephemeral(kind)
     LocalDisks().make(tmp_path, spec(disk))
-    assert seen(tmp_path / disk.name) == {"TYPE": kind, "LABEL": disk.name}
+    assert read_file_system(tmp_path / disk.name) == {"TYPE": kind, "LABEL": disk.name}
     assert names(tmp_path) == [disk.name]
     assert (tmp_path / disk.name).stat().st_mode & 0o777 == 0o600
 
@@ -51,7 +51,7 @@ def test_local_disk_has_requested_file_system_and_label(tmp_path: Path, kind: st
 def test_windows_local_disk_is_ntfs_when_mkfs_ntfs_exists(tmp_path: Path) -> None:
     demand(programs=["mkfs.ntfs"], ring="unit")
     LocalDisks().make(tmp_path, spec(ephemeral(), os_type="windows"))
-    assert found(tmp_path) == {"ephemeral0": (1024, "ntfs")}
+    assert read_local_disks(tmp_path) == {"ephemeral0": (1024, "ntfs")}
 
 
 @pytest.mark.parametrize("kind", ["xfs", "ntfs"])
@@ -60,7 +60,9 @@ def test_local_disk_with_xfs_or_ntfs_grows_and_keeps_content(tmp_path: Path, kin
     LocalDisks().make(tmp_path, spec(ephemeral(kind)))
     write(tmp_path / "ephemeral0")
     LocalDisks().fit(tmp_path, spec(ephemeral(kind, 2048)))
-    assert found(tmp_path) == {"ephemeral0": (2048, kind)} and is_written(tmp_path / "ephemeral0")
+    assert read_local_disks(tmp_path) == {"ephemeral0": (2048, kind)} and is_written(
+        tmp_path / "ephemeral0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_local_disk_default_file_system_follows_option_and_os_type(
     tmp_path: Path, os_type: str, default: str, kind: str
 ) -> None:
     LocalDisks(default).make(tmp_path, spec(ephemeral(), os_type=os_type))
-    assert found(tmp_path) == {"ephemeral0": (1024, kind)}
+    assert read_local_disks(tmp_path) == {"ephemeral0": (1024, kind)}
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, folder: Path, hidden: str) -> None:
@@ -87,7 +89,7 @@ def test_windows_local_disk_is_vfat_when_mkfs_ntfs_is_missing(
 ) -> None:
     hide(monkeypatch, tmp_path, "mkfs.ntfs")
     LocalDisks().make(tmp_path, spec(ephemeral(), os_type="windows"))
-    assert found(tmp_path) == {"ephemeral0": (1024, "vfat")}
+    assert read_local_disks(tmp_path) == {"ephemeral0": (1024, "vfat")}
 
 
 @pytest.mark.parametrize(
@@ -127,9 +129,9 @@ def test_fit_local_disks_grows_disks_and_resizes_swap(tmp_path: Path) -> None:
     LocalDisks().make(tmp_path, spec(ephemeral(), LocalDisk("swap", 64, "swap")))
     write(tmp_path / "ephemeral0")
     LocalDisks().fit(tmp_path, spec(ephemeral(size_mb=2048), LocalDisk("swap", 32, "swap")))
-    assert found(tmp_path) == {"ephemeral0": (2048, "ext4"), "swap": (32, "swap")}
+    assert read_local_disks(tmp_path) == {"ephemeral0": (2048, "ext4"), "swap": (32, "swap")}
     LocalDisks().fit(tmp_path, spec(ephemeral()))
-    assert found(tmp_path)["ephemeral0"] == (2048, "ext4"), "it never shrinks"
+    assert read_local_disks(tmp_path)["ephemeral0"] == (2048, "ext4"), "it never shrinks"
     assert is_written(tmp_path / "ephemeral0")
     local_disks.drop_others(tmp_path, spec(ephemeral()))
     assert names(tmp_path) == ["ephemeral0"]
@@ -139,7 +141,7 @@ def test_fit_local_disks_creates_missing_disk_only_when_new(tmp_path: Path) -> N
     with pytest.raises(VerbFailed, match="not on this host's storage"):
         LocalDisks().fit(tmp_path, spec(ephemeral()))
     LocalDisks().fit(tmp_path, spec(ephemeral()), new=True)
-    assert found(tmp_path) == {"ephemeral0": (1024, "ext4")}
+    assert read_local_disks(tmp_path) == {"ephemeral0": (1024, "ext4")}
 
 
 def test_large_local_disks_are_sparse(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
 from compute_agent.virt.libvirt.disks import disks, qcow2
 from compute_agent.virt.libvirt.disks.images import CachedImage
 from compute_agent.virt.libvirt.xml.domain_xml import Disk
-from tests.disks import cached
+from tests.disks import cache_image
 from tests.disks import names as names_in
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 def image(tmp_path: Path) -> CachedImage:
     path = tmp_path / "image.raw"
     path.write_bytes(b"image" * 1000)
-    return cached(path, "raw", 5000)
+    return cache_image(path, "raw", 5000)
 
 
 @pytest.fixture

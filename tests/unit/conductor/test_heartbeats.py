@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heartbeats of idle hosts: when nothing is asked of the database, and when the host is to sync."""
+"""Heartbeats of hosts: their cost in statements, and the cases in which a host must sync.
+
+The tests run a simulated cloud on a database in memory.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,18 @@ from tests.workflows.simulator import Cloud, Host, Time
 
 @pytest.fixture
 def cloud() -> Cloud:
-    """Hosts that have opened a session, to a conductor that has known them for longer than a
-    minute."""
+    """Return a cloud with registered hosts that the conductor has watched for over a minute."""
     time = Time()
     cloud = Cloud(memory_store(time), time)
     cloud.store.write(lambda tx: services.enrol(tx, "c1", Binary.CONDUCTOR))
-    pass_by(cloud, 5)
+    run_rounds(cloud, 5)
     cloud.time.pass_by(2 * COMPARE_SOON_SECONDS)
-    pass_by(cloud, 15)
+    run_rounds(cloud, 15)
     return cloud
 
 
-def pass_by(cloud: Cloud, seconds: float) -> None:
-    """Everybody does what they do every five seconds."""
+def run_rounds(cloud: Cloud, seconds: float) -> None:
+    """Let hosts and conductor do their periodic work, in rounds of five seconds."""
     for _ in range(int(seconds) // 5 + 1):
         cloud.round()
         cloud.time.pass_by(4)
@@ -43,55 +45,57 @@ def pass_by(cloud: Cloud, seconds: float) -> None:
 
 @contextmanager
 def statements(cloud: Cloud) -> Iterator[list[str]]:
-    """What is asked of the database meanwhile."""
-    said: list[str] = []
+    """Yield a list that receives the SQL statements executed in the block."""
+    executed: list[str] = []
 
-    def count(*told: object) -> None:
-        said.append(str(told[2]))
+    def count(*arguments: object) -> None:
+        executed.append(str(arguments[2]))
 
     sa.event.listen(cloud.store.engine, "before_cursor_execute", count)
-    yield said
+    yield executed
     sa.event.remove(cloud.store.engine, "before_cursor_execute", count)
 
 
 def beat(cloud: Cloud, host: Host) -> bool:
-    """Is it answered that nothing waits for the host?"""
-    said = host.agent.heartbeat()
-    assert said is not None
-    return cloud.engine.heartbeats.answer(said)
+    """True if the conductor answers the host's heartbeat, so that the host need not sync."""
+    heartbeat = host.agent.heartbeat()
+    assert heartbeat is not None
+    return cloud.engine.heartbeats.answer(heartbeat)
 
 
-def test_heartbeats_of_all_hosts_cost_two_statements_a_look(cloud: Cloud) -> None:
+def test_heartbeats_of_all_hosts_cost_two_statements_an_interval(cloud: Cloud) -> None:
     cloud.time.pass_by(LOOK_INTERVAL_SECONDS + 1)
-    with statements(cloud) as said:
+    with statements(cloud) as executed:
         assert [beat(cloud, host) for host in cloud.hosts.values()] == [True, True]
-    assert len(said) == 2
-    with statements(cloud) as said:
+    assert len(executed) == 2
+    with statements(cloud) as executed:
         assert [beat(cloud, host) for host in cloud.hosts.values()] == [True, True]
-    assert said == []
+    assert executed == []
 
 
-def test_a_host_without_work_hears_from_nobody_else(
+def test_heartbeat_of_idle_host_needs_few_syncs(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it looks at its domains itself, it syncs only to have them compared."""
+    """An idle host syncs only for the periodic comparison of its domains."""
     monkeypatch.setattr(heartbeats, "COMPARE_SECONDS", 300.0)
     cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
-    pass_by(cloud, COMPARE_SOON_SECONDS)
+    run_rounds(cloud, COMPARE_SOON_SECONDS)
     syncs: list[str] = []
     handle = reports.handle
     monkeypatch.setattr(
         reports,
         "handle",
-        lambda engine, said: syncs.extend(one.host for one in said) or handle(engine, said),
+        lambda engine, reported: (
+            syncs.extend(report.host for report in reported) or handle(engine, reported)
+        ),
     )
-    pass_by(cloud, 300)
+    run_rounds(cloud, 300)
     assert 1 <= syncs.count("h1") <= 2
     assert cloud.store.read(lambda tx: services.is_up(tx, "h1"))
 
 
-def test_a_command_or_a_debt_has_its_host_sync(cloud: Cloud) -> None:
+def test_heartbeat_of_host_with_command_or_pending_cleanup_requires_sync(cloud: Cloud) -> None:
     cloud.lose = lambda what: what == "do"
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.advance()
@@ -106,48 +110,48 @@ def test_a_command_or_a_debt_has_its_host_sync(cloud: Cloud) -> None:
         beat(cloud, cloud.hosts["h2"]),
         cloud.store.read(lambda tx: tx.execute(sa.select(schema.guests.c.wanted)).scalar()),
     ) == (True, "absent")
-    said = Heartbeat("h1", cloud.hosts["h1"].agent.session)
-    assert not cloud.engine.heartbeats.answer(said)
+    heartbeat = Heartbeat("h1", cloud.hosts["h1"].agent.session)
+    assert not cloud.engine.heartbeats.answer(heartbeat)
 
 
-def test_another_session_or_an_unknown_host_has_to_sync(cloud: Cloud) -> None:
+def test_heartbeat_of_old_session_or_unknown_host_requires_sync(cloud: Cloud) -> None:
     session = cloud.hosts["h1"].agent.session
     assert not cloud.engine.heartbeats.answer(Heartbeat("h1", session + 1))
     assert not cloud.engine.heartbeats.answer(Heartbeat("h9", session))
 
 
-def test_domains_that_changed_unseen_are_told_at_the_next_look(cloud: Cloud) -> None:
+def test_domain_stopped_without_an_event_is_stored_at_the_next_comparison(cloud: Cloud) -> None:
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
-    pass_by(cloud, COMPARE_SOON_SECONDS)
+    run_rounds(cloud, COMPARE_SOON_SECONDS)
     cloud.hosts["h1"].driver.host.power_off(server)
-    pass_by(cloud, COMPARE_SOON_SECONDS)
+    run_rounds(cloud, COMPARE_SOON_SECONDS)
     assert cloud.show(server).vm_state == states.STOPPED
 
 
-def test_a_state_told_during_an_action_is_compared_soon_after_it(cloud: Cloud) -> None:
-    """The guest goes off while an action has the server, which then ends without its host."""
+def test_domain_state_reported_during_an_action_is_compared_after_it(cloud: Cloud) -> None:
+    """The guest stops during an action, and the action ends without a message to the host."""
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
-    pass_by(cloud, COMPARE_SOON_SECONDS)
+    run_rounds(cloud, COMPARE_SOON_SECONDS)
     cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(action="a")))
     cloud.hosts["h1"].driver.host.power_off(server)
-    pass_by(cloud, COMPARE_SOON_SECONDS)
+    run_rounds(cloud, COMPARE_SOON_SECONDS)
     assert cloud.show(server).vm_state == states.ACTIVE
     cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(action=None)))
-    pass_by(cloud, COMPARE_SOON_SECONDS)
+    run_rounds(cloud, COMPARE_SOON_SECONDS)
     assert cloud.show(server).vm_state == states.STOPPED
 
 
 @pytest.mark.parametrize("first", ["sweep", "heartbeats"])
-def test_a_database_that_was_set_back_hears_from_all_hosts_soon(
+def test_database_found_set_back_by_clock_gets_domain_states_of_all_hosts(
     cloud: Cloud, caplog: pytest.LogCaptureFixture, first: str
 ) -> None:
-    """Whatever the conductor does first then."""
+    """The conductor may notice the jump in its sweep or at a heartbeat."""
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
-    pass_by(cloud, 2 * COMPARE_SOON_SECONDS)
-    mine = schema.heartbeats.c.binary == Binary.CONDUCTOR
+    run_rounds(cloud, 2 * COMPARE_SOON_SECONDS)
+    own_row = schema.heartbeats.c.binary == Binary.CONDUCTOR
     cloud.store.write(
         lambda tx: (
             tx.execute(
@@ -157,48 +161,53 @@ def test_a_database_that_was_set_back_hears_from_all_hosts_soon(
             ),
             tx.execute(
                 sa.update(schema.heartbeats)
-                .where(mine)
+                .where(own_row)
                 .values(seen_at=schema.heartbeats.c.seen_at - 3_000_000)
             ),
         )
     )
     if first == "sweep":
         sweep(cloud.engine, cloud.watch, [], True)
-    pass_by(cloud, COMPARE_SOON_SECONDS)
+    run_rounds(cloud, COMPARE_SOON_SECONDS)
     assert cloud.show(server).vm_state == states.ACTIVE
     assert "set back" in caplog.text
 
 
-def test_a_host_that_knows_what_the_database_has_lost_makes_all_tell(cloud: Cloud) -> None:
-    """The conductor's own sign of life was not among what was lost."""
-    one, other = (cloud.create(host=host, forced=True, networks=[])[0] for host in ("h1", "h2"))
+def test_database_found_set_back_by_fence_gets_domain_states_of_all_hosts(cloud: Cloud) -> None:
+    """The conductor's own heartbeat row is not set back, so only a host's fence shows the loss."""
+    busy_server, idle_server = (
+        cloud.create(host=host, forced=True, networks=[])[0] for host in ("h1", "h2")
+    )
     cloud.settle()
-    pass_by(cloud, 2 * COMPARE_SOON_SECONDS)
+    run_rounds(cloud, 2 * COMPARE_SOON_SECONDS)
     for key in ("os-stop", "os-start", "os-stop", "os-start"):
-        cloud.ask(one, key)
+        cloud.ask(busy_server, key)
         cloud.settle()
     cloud.store.write(
         lambda tx: (
             tx.execute(sa.update(schema.servers).values(fence=1)),
             tx.execute(
                 sa.update(schema.servers)
-                .where(schema.servers.c.id == other)
+                .where(schema.servers.c.id == idle_server)
                 .values(power_state=states.SHUTDOWN, vm_state=states.STOPPED)
             ),
         )
     )
-    cloud.ask(one, "os-stop")
-    pass_by(cloud, COMPARE_SOON_SECONDS)
-    assert (cloud.show(one).vm_state, cloud.show(other).vm_state) == (states.STOPPED, states.ACTIVE)
+    cloud.ask(busy_server, "os-stop")
+    run_rounds(cloud, COMPARE_SOON_SECONDS)
+    assert (cloud.show(busy_server).vm_state, cloud.show(idle_server).vm_state) == (
+        states.STOPPED,
+        states.ACTIVE,
+    )
 
 
-def test_while_the_database_says_nothing_no_lease_is_renewed(
+def test_heartbeat_is_not_answered_while_the_database_is_unreachable(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(work: object) -> None:
+    def fail(work: object) -> None:
         raise ConnectionError("it is gone")
 
-    monkeypatch.setattr(cloud.store, "read", gone)
+    monkeypatch.setattr(cloud.store, "read", fail)
     cloud.time.pass_by(LOOK_INTERVAL_SECONDS)
     with pytest.raises(ConnectionError):
         beat(cloud, cloud.hosts["h1"])

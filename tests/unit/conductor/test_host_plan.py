@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a drain and of an evacuation: who goes, how, to where, or why not and what to do."""
+"""Plans of a drain and of an evacuation: each server's way and destination, or why it stays."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ WEB = Resident(
 )
 
 
-def in_state(vm_state: str, **more: str) -> Resident:
+def server_in_state(vm_state: str, **more: str) -> Resident:
     return replace(WEB, vm_state=vm_state, **more)
 
 
 class Scheduler:
-    """Answers the hosts that it was told to, by server."""
+    """A stand-in for the scheduler that returns the hosts in ``answers`` for each server."""
 
     def __init__(self, answers: dict[str, list[str]]) -> None:
         self.answers = answers
-        self.asked: list[tuple[list[RequestSpec], bool]] = []
+        self.requests: list[tuple[list[RequestSpec], bool]] = []
 
     def __call__(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        self.asked.append((specs, fresh))
+        self.requests.append((specs, fresh))
         return [
             Selection(spec.server, self.answers.get(spec.server, []), "3 hosts: 3 full")
             for spec in specs
@@ -66,36 +66,38 @@ class Scheduler:
         (states.STOPPED, True, COLD),
     ],
 )
-def test_how_a_server_leaves_a_host_that_runs(vm_state: str, cold: bool, way: Way) -> None:
-    assert plan_drain(in_state(vm_state), cold) is way
+def test_plan_drain_moves_server_live_or_cold_by_its_state(
+    vm_state: str, cold: bool, way: Way
+) -> None:
+    assert plan_drain(server_in_state(vm_state), cold) is way
 
 
 @pytest.mark.parametrize(
     "vm_state", sorted(set(states.VM_STATES) - {states.DELETED, states.SHELVED_OFFLOADED})
 )
-def test_every_state_has_a_way_or_a_next_step(vm_state: str) -> None:
-    for found in (
-        plan_drain(in_state(vm_state), False),
-        plan_drain(in_state(vm_state), True),
-        plan_evacuation(in_state(vm_state)),
+def test_drain_and_evacuation_plan_of_each_state_has_a_way_or_a_next_step(vm_state: str) -> None:
+    for result in (
+        plan_drain(server_in_state(vm_state), False),
+        plan_drain(server_in_state(vm_state), True),
+        plan_evacuation(server_in_state(vm_state)),
     ):
-        if isinstance(found, Stays):
-            assert "s1" in found.then and "{" not in found.then + found.why
+        if isinstance(result, Stays):
+            assert "s1" in result.then and "{" not in result.then + result.why
 
 
-def test_only_what_the_table_lets_is_asked_for() -> None:
-    """The ways and the table of actions agree about the states."""
+def test_drain_and_evacuation_plan_uses_only_actions_allowed_in_the_state() -> None:
+    """The table of actions must allow the action in this state."""
     for vm_state in states.VM_STATES:
-        for found in (
-            plan_drain(in_state(vm_state), False),
-            plan_drain(in_state(vm_state), True),
-            plan_evacuation(in_state(vm_state)),
+        for result in (
+            plan_drain(server_in_state(vm_state), False),
+            plan_drain(server_in_state(vm_state), True),
+            plan_evacuation(server_in_state(vm_state)),
         ):
-            if not isinstance(found, Stays):
-                assert vm_state in states.row(found.key).vm
+            if not isinstance(result, Stays):
+                assert vm_state in states.row(result.key).vm
 
 
-def test_what_another_action_has_is_busy_unless_the_move_ends_that() -> None:
+def test_server_with_action_is_busy_unless_evacuation_supersedes_it() -> None:
     assert not is_busy(WEB, LIVE)
     hanging = replace(WEB, busy="reboot", task_state=states.REBOOTING)
     assert is_busy(hanging, LIVE) and not is_busy(hanging, EVACUATION)
@@ -103,11 +105,11 @@ def test_what_another_action_has_is_busy_unless_the_move_ends_that() -> None:
         "delete always wins"
     )
     assert is_busy(replace(WEB, busy="attach_interface"), EVACUATION), (
-        "it shows no task_state, and ends by itself"
+        "attach_interface shows no task_state and ends by itself"
     )
 
 
-def test_all_are_asked_for_at_once_with_what_the_conductor_asks() -> None:
+def test_host_plan_asks_the_scheduler_once_with_complete_request_specs() -> None:
     db = replace(WEB, id="s2", vm_state=states.STOPPED)
     scheduler = Scheduler({"s1": ["h2", "h3"], "s2": ["h3"]})
     lines = plan(
@@ -122,7 +124,7 @@ def test_all_are_asked_for_at_once_with_what_the_conductor_asks() -> None:
         ("s1", LIVE, "h2"),
         ("s2", COLD, "h3"),
     ]
-    [(specs, fresh)] = scheduler.asked
+    [(specs, fresh)] = scheduler.requests
     assert fresh and [spec.excluded for spec in specs] == [["h1"], ["h1", "h4"]]
     assert (
         specs[0].availability_zone,
@@ -132,7 +134,7 @@ def test_all_are_asked_for_at_once_with_what_the_conductor_asks() -> None:
     ) == ("az1", "g", {"os_type": "linux"}, {"VCPU": 1, "MEMORY_MB": 128, "DISK_GB": 1})
 
 
-def test_a_live_migration_goes_where_one_can_go() -> None:
+def test_host_plan_migrates_live_only_to_live_capable_hosts() -> None:
     scheduler = Scheduler({"s1": ["h2", "h3"], "s2": ["h2"]})
     lines = plan(
         [WEB, replace(WEB, id="s2")],
@@ -150,9 +152,9 @@ def test_a_live_migration_goes_where_one_can_go() -> None:
     )
 
 
-def test_who_finds_no_host_stays_with_the_schedulers_reason() -> None:
+def test_host_plan_without_valid_host_shows_the_reason_of_the_scheduler() -> None:
     lines = plan(
-        [WEB, in_state(states.RESCUED, id="s2")],
+        [WEB, server_in_state(states.RESCUED, id="s2")],
         plan_evacuation,
         Scheduler({}),
         host="h1",
@@ -160,13 +162,13 @@ def test_who_finds_no_host_stays_with_the_schedulers_reason() -> None:
         live_capable=(),
     )
     assert [line.way for line in lines] == [None, None]
-    said = table(lines).splitlines()
-    assert said[0] == "s1 (web, active) stays: no valid host: 3 hosts: 3 full"
-    assert "kilonova explain s1" in said[1]
-    assert said[2].startswith("s2 (web, rescued) stays: it is rescued, and only what is active")
+    rows = table(lines).splitlines()
+    assert rows[0] == "s1 (web, active) stays: no valid host: 3 hosts: 3 full"
+    assert "kilonova explain s1" in rows[1]
+    assert rows[2].startswith("s2 (web, rescued) stays: it is rescued, and only what is active")
 
 
-def test_old_guests_that_hosts_still_remove_are_a_reason_to_wait() -> None:
+def test_host_plan_waits_while_a_host_has_a_pending_cleanup_of_the_server() -> None:
     [line] = plan(
         [WEB], plan_evacuation, Scheduler({}), host="h1", owing={"s1": ["h2"]}, live_capable=()
     )
@@ -182,18 +184,18 @@ def test_old_guests_that_hosts_still_remove_are_a_reason_to_wait() -> None:
     assert not line.soon and line.to == "h3"
 
 
-def test_a_flavor_that_no_host_makes_is_said_and_not_asked_for() -> None:
+def test_host_plan_with_invalid_flavor_does_not_ask_the_scheduler() -> None:
     odd = replace(WEB, flavor=replace(FLAVOR, extra_specs={"hw:cpu_policy": "nonsense"}))
     scheduler = Scheduler({})
     [line] = plan([odd], plan_evacuation, scheduler, host="h1", owing={}, live_capable=())
-    assert line.stays is not None and "nonsense" in line.stays.why and scheduler.asked == []
+    assert line.stays is not None and "nonsense" in line.stays.why and scheduler.requests == []
 
 
-def test_the_table_has_a_line_for_each() -> None:
+def test_host_plan_table_has_a_line_for_each_server() -> None:
     text = table(
         [
             Planned(WEB, LIVE, "h2"),
-            Planned(in_state(states.ERROR, id="s2"), stays=Stays("why", "then")),
+            Planned(server_in_state(states.ERROR, id="s2"), stays=Stays("why", "then")),
         ]
     )
     assert [" ".join(line.split()) for line in text.splitlines()] == [
@@ -205,15 +207,15 @@ def test_the_table_has_a_line_for_each() -> None:
 
 
 @pytest.mark.parametrize("vm_state", [states.ACTIVE, states.STOPPED, states.ERROR])
-def test_who_has_shares_stays_and_is_told_what_to_do(vm_state: str) -> None:
+def test_host_plan_of_server_with_shares_names_the_next_step(vm_state: str) -> None:
     server = replace(WEB, vm_state=vm_state, shares=1)
-    for found, then in (
+    for result, then in (
         (plan_drain(server, cold=False), "stopped"),
         (plan_evacuation(server), "--state error s1"),
     ):
         assert (
-            isinstance(found, Stays)
-            and "shares" in found.why
-            and then in found.then
-            and "s1/shares" in found.then
+            isinstance(result, Stays)
+            and "shares" in result.why
+            and then in result.then
+            and "s1/shares" in result.then
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workflows declare of their arguments and data, and what the journal has of them."""
+"""Arguments and data of workflows, and their form in the journal."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ STORED = {
 
 @dataclass
 class Row:
-    """What of an action's row is read here."""
+    """The columns of an action that ``Workflow.run`` reads."""
 
     args: Any
     data: Any = field(default_factory=dict)
 
 
-def test_journal_is_read_into_typed_data() -> None:
+def test_workflow_run_reads_the_journal_into_typed_data() -> None:
     data = MIGRATE.run(Row(MOVE, STORED), None, ()).data  # type: ignore[arg-type]
     assert (data.after, data.dest, data.polls, data.paused, data.shared) == (
         "a0",
@@ -80,7 +80,7 @@ def test_journal_keeps_fields_of_a_later_release_and_leaves_out_defaults() -> No
     assert written["assignment"]["devices"] == ["0000:81:00.1"]
 
 
-def test_failed_undos_that_were_dealt_with_are_gone() -> None:
+def test_journal_without_undo_failures_after_they_are_cleared() -> None:
     run = REVERT_RESIZE.run(Row({**MOVE, "before": "active", "resized": 2}, STORED), None, ())  # type: ignore[arg-type]
     run.data.clear_undo_failures()
     written = journal(run.data, STORED)
@@ -88,7 +88,7 @@ def test_failed_undos_that_were_dealt_with_are_gone() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WORKFLOWS))
-def test_data_of_a_workflow_begins_empty(name: str) -> None:
+def test_new_data_of_a_workflow_has_an_empty_journal(name: str) -> None:
     data = WORKFLOWS[name].data()
     assert isinstance(data, ActionData) and journal(data, {}) == {}
 
@@ -96,19 +96,19 @@ def test_data_of_a_workflow_begins_empty(name: str) -> None:
 @pytest.mark.parametrize(
     ("args", "data"), [(7, {}), (MOVE, ["no dictionary"]), ({"was": "active"}, {})]
 )
-def test_row_that_is_none_of_its_workflow_is_refused(args: Any, data: Any) -> None:
+def test_workflow_run_refuses_row_of_another_workflow(args: Any, data: Any) -> None:
     with pytest.raises(TypeError):
         MIGRATE.run(Row(args, data), None)  # type: ignore[arg-type]
 
 
-def test_what_prepare_changes_is_set_in_the_transaction_alone() -> None:
+def test_copy_data_to_copies_only_fields_changed_by_prepare() -> None:
     row: Any = Row(MOVE, {"polls": 3})
     plan, run = MIGRATE.run(row, row, ()), MIGRATE.run(row, row, ())
     plan.data.hosts_with_debts, run.data.polls = ["h3"], 4
     plan.copy_data_to(run)
     assert (run.data.hosts_with_debts, run.data.polls) == (["h3"], 4)
     assert {
-        one.name
-        for one in fields(run.data)
-        if getattr(run.data, one.name) != getattr(plan.data, one.name)
+        data_field.name
+        for data_field in fields(run.data)
+        if getattr(run.data, data_field.name) != getattr(plan.data, data_field.name)
     } == {"polls"}

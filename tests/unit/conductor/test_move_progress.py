@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of servers under way, and the forecast."""
+"""Progress lines of moves and the forecast of their end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BYTES = {
 }
 
 
-def test_a_line_says_from_where_to_where_and_how_far() -> None:
+def test_move_progress_line_shows_hosts_status_and_copied_bytes() -> None:
     assert (
         line(replace(MOVE, dest=None, status="accepted"), 10 * SECOND)
         == "web (s1)  h1 -> ?  accepted  0 s"
@@ -33,37 +33,37 @@ def test_a_line_says_from_where_to_where_and_how_far() -> None:
     )
 
 
-def test_a_clock_that_jumps_back_makes_no_negative_times() -> None:
+def test_move_seconds_are_not_negative_when_the_clock_jumps_back() -> None:
     assert seconds(MOVE, 9 * SECOND) == 0
 
 
 @pytest.mark.parametrize(
     ("number", "text"), [(0.4, "0 s"), (59.4, "59 s"), (125, "2 min 5 s"), (7800, "2 h 10 min")]
 )
-def test_times_in_words(number: float, text: str) -> None:
+def test_words_formats_seconds_minutes_and_hours(number: float, text: str) -> None:
     assert words(number) == text
 
 
-def test_nothing_is_foretold_before_one_has_ended() -> None:
+def test_forecast_is_none_before_the_first_move_has_ended() -> None:
     assert forecast([], [MOVE], 3, 2, 12 * SECOND) is None
     assert summary(Progress(0, 1, 3)) == "0 moved, 1 under way, 3 to go"
 
 
-def test_each_that_ends_makes_room_for_one_that_waits() -> None:
-    """Ten seconds each, two at a time."""
+def test_forecast_counts_waiting_moves_in_parallel_slots() -> None:
+    """Each move takes about ten seconds, and two moves run at a time."""
     assert forecast([10, 8, 12], [], 4, 2, 0) == 20
     assert forecast([10], [], 5, 2, 0) == 30
     assert forecast([10], [MOVE], 1, 2, 14 * SECOND) == 10, (
-        "one is there in six seconds, the other begins now"
+        "the running move ends in 6 seconds, the other begins now"
     )
     assert forecast([10], [MOVE, MOVE], 1, 2, 14 * SECOND) == 16
-    assert forecast([10], [MOVE], 0, 2, 90 * SECOND) == 0, "late, and nobody knows by how much"
+    assert forecast([10], [MOVE], 0, 2, 90 * SECOND) == 0, "the move is late by an unknown time"
     assert summary(Progress(1, 1, 1, 16)) == "1 moved, 1 under way, 1 to go: about 16 s"
     assert summary(Progress(2, 0, 0, 0)) == "2 moved, 0 under way, 0 to go"
 
 
-def test_bytes_say_more_than_what_is_usual() -> None:
-    """A hundred of 132 MiB in ten seconds."""
+def test_forecast_prefers_copied_bytes_to_average_duration() -> None:
+    """After ten seconds, 100 of 132 MiB are copied."""
     assert forecast([1000], [replace(MOVE, progress=BYTES)], 0, 1, 20 * SECOND) == pytest.approx(
         3.2
     )

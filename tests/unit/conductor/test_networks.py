@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What moves do with ports, one call at a time: bind ahead, activate, give up, bind elsewhere; each
-repeated."""
+"""Port steps of moves, each called several times: bind, activate, unbind and bind again.
+
+The network service is the simulator's ``Networks``.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ Call = Callable[[Engine, PortRun], None]
 
 @dataclass
 class Head:
-    """What of an action's row is read here."""
+    """The columns of an action that the steps read."""
 
     phase: str = "do"
     sends: int = 0
@@ -43,7 +45,7 @@ class Head:
 
 @dataclass
 class Server:
-    """What of a server's row is read here."""
+    """The columns of a server that the steps read."""
 
     interfaces: list[dict[str, Any]] | None
     id: str = "server"
@@ -54,22 +56,25 @@ class Server:
 
 
 class Move:
-    """A server on h1 with two ports, one of its user's, that moves to h2."""
+    """A move from h1 to h2 of a server with a port of Kilonova and a port of its user."""
 
     def __init__(self) -> None:
         self.networks = Networks()
         self.engine = Engine(Store("sqlite://"), Clock(), None, "c1", networks=self.networks)  # type: ignore[arg-type]
-        known = {"device_id": "server", "device_owner": "compute:north", "binding:host_id": "h1"}
-        made = self.networks.create(
+        binding = {"device_id": "server", "device_owner": "compute:north", "binding:host_id": "h1"}
+        new_ports = self.networks.create(
             [
-                {"network_id": "n1", "binding:profile": {"made_by": "kilonova"}, **known},
-                {"network_id": "n2", "binding:profile": {"own": "yes"}, **known},
+                {"network_id": "n1", "binding:profile": {"made_by": "kilonova"}, **binding},
+                {"network_id": "n2", "binding:profile": {"own": "yes"}, **binding},
             ]
         )
-        self.ports = [str(port["id"]) for port in made]
-        described = self.networks.described(made, floating=False)
+        self.ports = [str(port["id"]) for port in new_ports]
+        interfaces = self.networks.described(new_ports, floating=False)
         self.server = Server(
-            [to_wire(one) | {"tag": f"tag{number}"} for number, one in enumerate(described)]
+            [
+                to_wire(interface) | {"tag": f"tag{number}"}
+                for number, interface in enumerate(interfaces)
+            ]
         )
 
     def run(self, phase: str = "do", **data: Any) -> PortRun:
@@ -86,33 +91,45 @@ class Move:
         return run
 
     def places(self) -> list[tuple[str, list[str]]]:
-        """Of each port: its host, and the hosts that it is bound to besides."""
-        held = self.networks.held
+        """Return, for each port, its host and the hosts of its inactive bindings."""
+        ports = self.networks.held
         return [
-            (held[port]["binding:host_id"], [one["host"] for one in held[port]["bindings"]])
+            (
+                ports[port]["binding:host_id"],
+                [binding["host"] for binding in ports[port]["bindings"]],
+            )
             for port in self.ports
-            if port in held
+            if port in ports
         ]
 
 
-def left(run: PortRun, name: str) -> list[Interface]:
-    return [from_wire(Interface, one) for one in getattr(run.data, name)]
+def read_interfaces(run: PortRun, name: str) -> list[Interface]:
+    return [from_wire(Interface, stored) for stored in getattr(run.data, name)]
 
 
-def test_ports_are_bound_ahead_then_activated_and_the_source_is_forgotten() -> None:
+def test_live_migration_ports_are_bound_activated_and_unbound_at_source() -> None:
     move = Move()
     for _ in range(2):
         run = move.call(networks.bind_at_destination)
         assert run.problem is None
-        assert [(one.port, one.tag, one.vif_type, one.own) for one in left(run, "arriving")] == [
+        assert [
+            (interface.port, interface.tag, interface.vif_type, interface.own)
+            for interface in read_interfaces(run, "arriving")
+        ] == [
             (move.ports[0], "tag0", "bridge", True),
             (move.ports[1], "tag1", "bridge", False),
         ]
-        assert [one.bridge for one in left(run, "arriving")] == ["brqn1", "brqn2"]
+        assert [interface.bridge for interface in read_interfaces(run, "arriving")] == [
+            "brqn1",
+            "brqn2",
+        ]
         assert move.places() == [("h1", ["h2"])] * 2
     for _ in range(2):
         run = move.call(networks.activate_at_destination)
-        assert [(one.tag, one.active, one.own) for one in left(run, "plugged")] == [
+        assert [
+            (interface.tag, interface.active, interface.own)
+            for interface in read_interfaces(run, "plugged")
+        ] == [
             ("tag0", True, True),
             ("tag1", True, False),
         ]
@@ -126,7 +143,7 @@ def test_ports_are_bound_ahead_then_activated_and_the_source_is_forgotten() -> N
     ]
 
 
-def test_withdrawing_leaves_the_ports_as_they_were() -> None:
+def test_unbind_destination_restores_the_ports() -> None:
     move = Move()
     before = move.networks.ports("server")
     move.call(networks.bind_at_destination)
@@ -137,11 +154,12 @@ def test_withdrawing_leaves_the_ports_as_they_were() -> None:
         move.call(networks.unbind_destination, phase="undo")
         assert move.places() == [("h1", [])] * 2
     run = Run(Head("undo"), move.server, ActionArgs(), PortData())  # type: ignore[arg-type]
-    networks.unbind_destination(move.engine, run)  # it never had a destination
+    # This move has no destination.
+    networks.unbind_destination(move.engine, run)
     assert move.places() == [("h1", [])] * 2
 
 
-def test_a_destination_that_cannot_bind_is_another_hosts_chance() -> None:
+def test_bind_at_destination_failure_is_retryable_on_another_host() -> None:
     move = Move()
     move.networks.cannot_bind = {"h2"}
     run = move.call(networks.bind_at_destination)
@@ -157,7 +175,7 @@ def rebind_to_h2(engine: Engine, run: PortRun) -> None:
 
 
 @pytest.mark.parametrize("call", [networks.bind_at_destination, rebind_to_h2])
-def test_bind_refuses_hybrid_plug_by_name(call: Call) -> None:
+def test_bind_refuses_hybrid_plug_and_names_the_port(call: Call) -> None:
     move = Move()
     move.networks.hybrid = {"h2"}
     run = move.call(call)
@@ -178,7 +196,9 @@ def test_bind_refuses_hybrid_plug_by_name(call: Call) -> None:
     ],
 )
 @pytest.mark.parametrize("call", [networks.bind_at_destination, rebind_to_h2])
-def test_bind_refuses_port_request_of_no_host_by_name(call: Call, change: dict[str, Any]) -> None:
+def test_bind_refuses_unsupported_port_request_and_names_the_port(
+    call: Call, change: dict[str, Any]
+) -> None:
     move = Move()
     move.networks.held[move.ports[1]].update(change)
     run = move.call(call)
@@ -188,38 +208,41 @@ def test_bind_refuses_port_request_of_no_host_by_name(call: Call, change: dict[s
     assert not run.problem.retryable
 
 
-def test_undo_binds_to_host_with_hybrid_plug_without_failure() -> None:
+def test_undo_rebinds_to_host_with_hybrid_plug_without_failure() -> None:
     move = Move()
     move.networks.hybrid = {"h1"}
     back = move.call(lambda engine, run: networks.rebind_to(engine, run, "h1"), phase="undo")
     assert back.problem is None
-    assert {one.vif_type for one in left(back, "plugged")} == {"ovs_hybrid"}
+    assert {interface.vif_type for interface in read_interfaces(back, "plugged")} == {"ovs_hybrid"}
 
 
-def test_a_service_that_knows_one_host_a_port_binds_late() -> None:
+def test_ports_are_bound_at_activation_without_multiple_bindings() -> None:
     move = Move()
     move.networks.one_host_a_port = True
     run = move.call(networks.bind_at_destination)
     assert run.problem is None
-    assert [one.bridge for one in left(run, "arriving")] == ["brqn1", "brqn2"]
+    assert [interface.bridge for interface in read_interfaces(run, "arriving")] == [
+        "brqn1",
+        "brqn2",
+    ]
     assert move.places() == [("h1", [])] * 2
     move.call(networks.activate_at_destination)
     move.call(networks.unbind_source)
     assert move.places() == [("h2", [])] * 2
 
 
-def test_a_binding_that_somebody_took_away_is_made_good() -> None:
+def test_activate_at_destination_restores_a_removed_binding() -> None:
     move = Move()
     move.call(networks.bind_at_destination)
     for port in move.ports:
         move.networks.unbind_at(port, "h2")
     run = move.call(networks.activate_at_destination)
     assert move.places() == [("h2", [])] * 2
-    assert len(left(run, "plugged")) == 2
+    assert len(read_interfaces(run, "plugged")) == 2
 
 
 @pytest.mark.parametrize("calls", range(len(CALLS)))
-def test_a_port_that_its_user_has_removed_is_no_failure(calls: int) -> None:
+def test_port_steps_ignore_a_port_deleted_by_its_user(calls: int) -> None:
     move = Move()
     for call in CALLS[:calls]:
         move.call(call)
@@ -230,14 +253,14 @@ def test_a_port_that_its_user_has_removed_is_no_failure(calls: int) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_silent_service_is_asked_again(call: Call) -> None:
+def test_port_step_raises_unavailable_when_the_network_service_is_silent(call: Call) -> None:
     move = Move()
     move.networks.silent = 1
     with pytest.raises(errors.Unavailable):
         move.call(call)
 
 
-def test_the_owner_of_ports_follows_the_zone() -> None:
+def test_port_device_owner_follows_the_zone_of_the_host() -> None:
     move = Move()
     move.call(networks.bind_at_destination, zone="south")
     assert {port["device_owner"] for port in move.networks.held.values()} == {"compute:north"}
@@ -249,12 +272,15 @@ def test_the_owner_of_ports_follows_the_zone() -> None:
     assert {port["device_owner"] for port in move.networks.held.values()} == {"compute:south"}
 
 
-def test_a_cold_move_binds_to_the_destination_and_back() -> None:
+def test_rebind_to_moves_the_ports_to_the_destination_and_back() -> None:
     move = Move()
-    move.call(networks.bind_at_destination)  # of a move that was given up in its middle
+    # The binding of an earlier move that failed.
+    move.call(networks.bind_at_destination)
     for _ in range(2):
         run = move.call(lambda engine, run: networks.rebind_to(engine, run, "h2"))
-        assert [(one.tag, one.active) for one in left(run, "plugged")] == [
+        assert [
+            (interface.tag, interface.active) for interface in read_interfaces(run, "plugged")
+        ] == [
             ("tag0", True),
             ("tag1", True),
         ]
@@ -263,18 +289,18 @@ def test_a_cold_move_binds_to_the_destination_and_back() -> None:
     assert move.places() == [("h1", [])] * 2
 
 
-def test_a_host_that_cannot_bind_fails_the_way_there_and_not_the_way_back() -> None:
+def test_rebind_to_failure_fails_the_move_but_not_its_undo() -> None:
     move = Move()
     move.networks.cannot_bind = {"h1", "h2"}
-    there = move.call(lambda engine, run: networks.rebind_to(engine, run, "h2"))
-    assert there.problem is not None
-    assert there.problem.retryable
+    forward = move.call(lambda engine, run: networks.rebind_to(engine, run, "h2"))
+    assert forward.problem is not None
+    assert forward.problem.retryable
     back = move.call(lambda engine, run: networks.rebind_to(engine, run, "h1"), phase="undo")
     assert back.problem is None
-    assert len(left(back, "plugged")) == 2
+    assert len(read_interfaces(back, "plugged")) == 2
 
 
-def test_what_became_of_the_ports_is_written_and_nobody_waits() -> None:
+def test_store_interfaces_writes_plugged_ports_without_pausing() -> None:
     move = Move()
     run = move.run(plugged=[{"port": "p", "active": False}])
     networks.store_interfaces(None, move.engine, [run])  # type: ignore[arg-type]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a neighbour's refusal means: before the pivot a failure, after it and on the way back a
-pending cleanup."""
+"""Refusals of external services: failures before the pivot, pending cleanups after it and in undo.
+
+The tests call the runner without a database.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from conductor.engine.step import Step
 from conductor.engine.workflow import Workflow
 from conductor.workflows import WORKFLOWS
 
-#: The calls to neighbours that stand after the point of no return, and so can fail nothing.
+#: Workflow -> its calls to external services after the pivot. They cannot fail the action.
 AFTER_THE_PIVOT = {
     "backup": ["rotate"],
     "shelve": ["unbind", "reserve_volumes"],
@@ -52,7 +54,7 @@ AFTER_THE_PIVOT = {
 
 @dataclass
 class Head:
-    """What of an action's row is read here."""
+    """The columns of an action that the runner reads."""
 
     workflow: str = "stop"
     phase: str = "do"
@@ -68,26 +70,26 @@ class Head:
 
 @dataclass
 class Server:
-    """What of a server's row is read here."""
+    """The columns of a server that the runner reads."""
 
     id: str = "server"
     project_id: str = "project"
     host: str = "h1"
 
 
-def run(phase: str = "do") -> AnyRun:
-    made: AnyRun = Run(
+def new_run(phase: str = "do") -> AnyRun:
+    new: AnyRun = Run(
         Head(phase=phase),
         Server(),
         ActionArgs(),  # type: ignore[arg-type]
         ActionData(problem=Failure(text="It broke.")),
     )
-    made.fail("It is in use.")
-    return made
+    new.fail("It is in use.")
+    return new
 
 
 def call(engine: Engine, run: AnyRun) -> None:
-    """What a step asks of a neighbour."""
+    """Stand in for a step's call to an external service."""
 
 
 def workflow_of(*steps: Step[Any, Any], **more: Any) -> Workflow[Any, Any]:
@@ -101,51 +103,53 @@ def after_pivot(lane: Lane) -> Workflow[Any, Any]:
     )
 
 
-def test_calls_after_the_pivot_are_known() -> None:
-    found = {}
+def test_workflow_calls_after_the_pivot_are_in_the_list() -> None:
+    calls = {}
     for name, workflow in WORKFLOWS.items():
         pivots = [number for number, step in enumerate(workflow.steps) if step.pivot]
-        found[name] = (
+        calls[name] = (
             [step.name for step in workflow.steps[pivots[0] + 1 :] if step.call] if pivots else []
         )
-    assert {name: steps for name, steps in found.items() if steps} == AFTER_THE_PIVOT
+    assert {name: steps for name, steps in calls.items() if steps} == AFTER_THE_PIVOT
 
 
 @pytest.mark.parametrize(("lane", "pending"), [(Lane.NETWORK, [PORTS]), (Lane.IMAGE, [])])
-def test_a_refusal_after_the_pivot_fails_nothing(lane: Lane, pending: list[str]) -> None:
-    made = run()
-    runner.ignore_refusals(after_pivot(lane), 1, [made])
-    assert (made.problem, made.ignored_refusal, made.cleanup_message) == (
+def test_refusal_after_the_pivot_becomes_a_pending_cleanup(lane: Lane, pending: list[str]) -> None:
+    run = new_run()
+    runner.ignore_refusals(after_pivot(lane), 1, [run])
+    assert (run.problem, run.ignored_refusal, run.cleanup_message) == (
         None,
         "It is in use.",
         "It is in use.",
     )
-    assert [(row["kind"], row["target"], row["why"]) for row in made.cleanups] == [
+    assert [(row["kind"], row["target"], row["why"]) for row in run.cleanups] == [
         (kind, "server", "It is in use.") for kind in pending
     ]
 
 
-def test_other_refusals_are_failures() -> None:
+def test_refusal_before_the_pivot_or_without_a_call_is_a_failure() -> None:
     before = workflow_of(
         Step("call", "before", call=call), Step("pivot", "no way back", pivot=True)
     )
     here = workflow_of(Step("pivot", "no way back", pivot=True), Step("here", "no call"))
     for workflow, index in ((before, 0), (here, 1)):
-        made = run()
-        runner.ignore_refusals(workflow, index, [made])
-        assert (str(made.problem), made.cleanups) == ("It is in use.", [])
+        run = new_run()
+        runner.ignore_refusals(workflow, index, [run])
+        assert (str(run.problem), run.cleanups) == ("It is in use.", [])
 
 
-def test_a_refusal_on_the_way_back_is_no_error() -> None:
-    told: list[Any] = []
+def test_refusal_during_undo_becomes_a_pending_cleanup() -> None:
+    failures: list[Any] = []
     workflow = workflow_of(
         Step("call", "it is undone by a call", undo_call=call, lane=Lane.NETWORK),
-        failed=lambda tx, engine, run, problem: told.append((str(problem), run.data.undo_failures)),
+        failed=lambda tx, engine, run, problem: failures.append(
+            (str(problem), run.data.undo_failures)
+        ),
     )
-    made = run("undo")
-    runner.continue_undo(None, None, workflow, 0, made, "It is in use.")  # type: ignore[arg-type]  # no row is written
-    assert told == [("It broke.", {})]
-    assert [row["kind"] for row in made.cleanups] == [PORTS]
-    assert [(event["event"], event["message"]) for event in made.events] == [
+    run = new_run("undo")
+    runner.continue_undo(None, None, workflow, 0, run, "It is in use.")  # type: ignore[arg-type]  # No row is written.
+    assert failures == [("It broke.", {})]
+    assert [row["kind"] for row in run.cleanups] == [PORTS]
+    assert [(event["event"], event["message"]) for event in run.events] == [
         ("undone", "It is in use.")
     ]

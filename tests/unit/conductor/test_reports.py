@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports that piled up and are taken in together: each counts for what it is."""
+"""Handling of reports, also of several reports at once, in a simulated cloud."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def cloud() -> Cloud:
     return cloud
 
 
-def being_built(cloud: Cloud) -> tuple[str, Sync, Result]:
-    """A server, the sync with which its host will report that it is built, and that result."""
+def build_server(cloud: Cloud) -> tuple[str, Sync, Result]:
+    """Return a server, the sync that reports its build, and the result in this sync."""
     server = cloud.create(networks=[])[0]
     runner.advance(cloud.engine)
     host = cloud.hosts[cloud.show(server).host]
     host.work()
-    said = host.agent.request(False, None, None)
-    return server, said, said.results[0]
+    report = host.agent.request(False, None, None)
+    return server, report, report.results[0]
 
 
-def test_a_report_that_came_twice_counts_once(cloud: Cloud) -> None:
-    server, said, result = being_built(cloud)
-    answers = reports.handle(cloud.engine, [said, said])
+def test_report_received_twice_is_acknowledged_and_applied_once(cloud: Cloud) -> None:
+    server, report, result = build_server(cloud)
+    answers = reports.handle(cloud.engine, [report, report])
     assert [answer.acknowledged for answer in answers if not isinstance(answer, Exception)] == [
         [result.key]
     ] * 2
@@ -51,34 +51,36 @@ def test_a_report_that_came_twice_counts_once(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("late_first", [True, False])
-def test_a_late_result_of_another_attempt_does_not_hide_the_one_waited_for(
+def test_late_result_of_another_attempt_does_not_hide_the_awaited_result(
     cloud: Cloud, late_first: bool
 ) -> None:
-    server, said, result = being_built(cloud)
+    server, report, result = build_server(cloud)
     old_key = dataclasses.replace(CommandKey.parse(result.key), attempt=0)
     late = dataclasses.replace(result, key=str(old_key), status="failed", error="It broke.")
-    other = next(host for host in cloud.hosts.values() if host.name != said.host)
+    other = next(host for host in cloud.hosts.values() if host.name != report.host)
     old = Sync(other.name, other.agent.session, results=[late])
-    reports.handle(cloud.engine, [old, said] if late_first else [said, old])
+    reports.handle(cloud.engine, [old, report] if late_first else [report, old])
     assert cloud.show(server).vm_state == states.ACTIVE
     assert cloud.findings() == []
 
 
-def test_reports_of_a_session_that_is_over_are_not_believed(cloud: Cloud) -> None:
-    server, said, _ = being_built(cloud)
-    answer = reports.handle(cloud.engine, [dataclasses.replace(said, session=said.session + 1)])[0]
+def test_report_of_ended_session_is_refused(cloud: Cloud) -> None:
+    server, report, _ = build_server(cloud)
+    answer = reports.handle(
+        cloud.engine, [dataclasses.replace(report, session=report.session + 1)]
+    )[0]
     assert not isinstance(answer, Exception)
     assert (answer.session, answer.acknowledged) == (0, [])
     assert cloud.show(server).task_state == states.SPAWNING
 
 
-def test_what_is_left_due_rings_at_once_and_what_waits_does_not(cloud: Cloud) -> None:
+def test_runner_advance_wakes_conductors_only_for_due_actions(cloud: Cloud) -> None:
     woken: list[str] = []
     cloud.engine.wake = woken.append
     cloud.create(networks=[])
     runner.advance(cloud.engine)
     assert woken == []
-    cloud.engine.messaging.select = lambda specs, fresh: []  # type: ignore[method-assign]  # a scheduler that knows no answer
+    cloud.engine.messaging.select = lambda specs, fresh: []  # type: ignore[method-assign]  # The scheduler selects no host.
     cloud.create(networks=[])
     runner.advance(cloud.engine)
     assert woken == ["inside"]
@@ -89,17 +91,19 @@ def test_what_is_left_due_rings_at_once_and_what_waits_does_not(cloud: Cloud) ->
     assert woken == ["network"]
 
 
-def test_a_host_that_has_more_now_says_so_in_its_session(cloud: Cloud) -> None:
+def test_inventory_report_is_stored_only_from_the_current_session(cloud: Cloud) -> None:
     host = cloud.hosts["h1"]
     more = dataclasses.replace(host.driver.inventory(), vcpus=40, traits=["CUSTOM_NEW"])
     old = Sync("h1", host.agent.session + 1, inventory=dataclasses.replace(more, vcpus=80))
     reports.handle(cloud.engine, [Sync("h1", host.agent.session, inventory=more), old])
-    found = cloud.store.read(lambda tx: hosts.list_all(tx, "h1"))[0]
-    assert found["inventory"]["VCPU"]["total"] == 40, "and a session that is over is not believed"
+    host_row = cloud.store.read(lambda tx: hosts.list_all(tx, "h1"))[0]
+    assert host_row["inventory"]["VCPU"]["total"] == 40, (
+        "the inventory of an ended session is ignored"
+    )
     assert cloud.store.read(lambda tx: hosts.sessions(tx, ["h1"])) == {"h1": host.agent.session}
 
 
-def test_what_a_host_measures_is_kept_and_schedulers_see_it(cloud: Cloud) -> None:
+def test_metrics_report_is_stored_and_read_by_schedulers(cloud: Cloud) -> None:
     session, query = (
         cloud.hosts["h1"].agent.session,
         sa.select(schema.providers.c.changed_at).where(schema.providers.c.host == "h1"),
@@ -113,24 +117,24 @@ def test_what_a_host_measures_is_kept_and_schedulers_see_it(cloud: Cloud) -> Non
     assert row.metrics == {"cpu.percent": 0.25}
     assert row.metrics_at - before >= 60 * SECOND
     assert cloud.store.read(lambda tx: tx.scalar(query)) == before, (
-        "schedulers find it by its own time"
+        "schedulers find metrics by metrics_at"
     )
     assert cloud.store.read(lambda tx: host_states.metrics(tx, row.metrics_at)) == [
         ("h1", {"cpu.percent": 0.25})
     ]
 
 
-def test_a_command_that_hangs_says_so_in_its_action_until_it_goes_on(cloud: Cloud) -> None:
-    server, said, result = being_built(cloud)
+def test_stalled_command_is_the_cause_of_its_action_until_it_continues(cloud: Cloud) -> None:
+    server, report, result = build_server(cloud)
     causes = []
-    goes_on = CommandProgress(CommandPhase.STARTING)
-    hangs = dataclasses.replace(goes_on, stalled_verb="ensure_guest")
-    for phase in (hangs, goes_on, hangs):
+    running = CommandProgress(CommandPhase.STARTING)
+    stalled = dataclasses.replace(running, stalled_verb="ensure_guest")
+    for phase in (stalled, running, stalled):
         reports.handle(
             cloud.engine,
             [
                 dataclasses.replace(
-                    said, results=[], working=[result.key], phases={result.key: phase}
+                    report, results=[], working=[result.key], phases={result.key: phase}
                 )
             ],
         )
@@ -138,11 +142,11 @@ def test_a_command_that_hangs_says_so_in_its_action_until_it_goes_on(cloud: Clou
             cloud.store.read(lambda tx: tx.execute(sa.select(schema.actions.c.cause)).scalar_one())
         )
     assert causes == [
-        f"Host {said.host} hangs in ensure_guest (starting)",
+        f"Host {report.host} hangs in ensure_guest (starting)",
         None,
-        f"Host {said.host} hangs in ensure_guest (starting)",
+        f"Host {report.host} hangs in ensure_guest (starting)",
     ]
-    reports.handle(cloud.engine, [said])
+    reports.handle(cloud.engine, [report])
     assert cloud.show(server).vm_state == states.ACTIVE
     assert (
         cloud.store.read(lambda tx: tx.execute(sa.select(schema.actions.c.cause)).scalar_one())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conductor's edges without sockets: its post, and what becomes of a sync when it stops."""
+"""The conductor's messages, cleanup thread and syncs, without sockets."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FRESHNESS = SyncCookies("secret")
 
 
 class Wire:
-    """A transport and a link to hosts in memory: keeps casts, answers calls from a list."""
+    """A transport and host link in memory that records casts and takes answers from a list."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers, self.casts, self.calls = list(answers), [], []  # type: Any, list[Any], list[Any]
@@ -75,72 +75,74 @@ class Wire:
         return answer
 
 
-def post(wire: Wire, key: str = "key") -> Messages:
-    return Messages(wire, wire, Gateway("http://gateway", Tickets(Vault(key))))  # type: ignore[arg-type]  # the same
+def new_messages(wire: Wire, key: str = "key") -> Messages:
+    return Messages(wire, wire, Gateway("http://gateway", Tickets(Vault(key))))  # type: ignore[arg-type]  # Wire has the used methods.
 
 
-def opened(access: dict[str, str]) -> tuple[str, str, set[str], set[str]]:
-    """URL, host, and what may be read and written."""
-    found = Tickets(Vault("key")).check(access["token"])
-    return access["url"], found.host, set(found.reads), set(found.writes)
+def read_access(access: dict[str, str]) -> tuple[str, str, set[str], set[str]]:
+    """Return the URL of an access and its ticket's host, images to read and images to write."""
+    ticket = Tickets(Vault("key")).check(access["token"])
+    return access["url"], ticket.host, set(ticket.reads), set(ticket.writes)
 
 
-def build(image: str | None = None) -> Command:
-    """The command that makes a guest, of this image or of none."""
+def build_command(image: str | None = None) -> Command:
+    """Return the command that creates a guest, with this image or without an image."""
     guest = replace(VALUES["guest"], image=image and ImageRef(image))
     return new_command(EnsureGuest(guest=guest))
 
 
-def test_a_scheduler_is_asked_once_and_the_runner_asks_again() -> None:
+def test_select_calls_the_scheduler_once_without_a_retry() -> None:
     selection = Selection("s", ["h1"])
     wire = Wire(errors.NoAnswer("silence"), [to_wire(selection)])
     with pytest.raises(errors.NoAnswer):
-        post(wire).select([SPEC], False)
+        new_messages(wire).select([SPEC], False)
     assert wire.calls == [(scheduler.TOPIC, "select", scheduler.TIMEOUT)]
-    assert post(wire).select([SPEC], True) == [selection]
+    assert new_messages(wire).select([SPEC], True) == [selection]
 
 
-def test_commands_bring_a_ticket_for_their_images_alone() -> None:
+def test_do_message_has_a_ticket_only_for_images_of_its_commands() -> None:
     wire = Wire()
-    messages = post(wire)
-    messages.do("h1", [build(), new_command("ensure_stopped")])
+    messages = new_messages(wire)
+    messages.do("h1", [build_command(), new_command("ensure_stopped")])
     assert wire.casts[0][2]["access"] is None
-    messages.do("h1", [build("i"), build()])
-    assert opened(wire.casts[1][2]["access"]) == ("http://gateway", "h1", {"i"}, set())
+    messages.do("h1", [build_command("i"), build_command()])
+    assert read_access(wire.casts[1][2]["access"]) == ("http://gateway", "h1", {"i"}, set())
     assert [(method, server) for method, server, _ in wire.casts] == [("do", "h1")] * 2
 
 
-def test_command_that_needs_a_ticket_waits_where_no_secret_is() -> None:
+def test_do_message_with_images_is_not_sent_without_a_ticket_secret() -> None:
     wire = Wire()
-    post(wire, key="").do("h1", [build("i")])
+    new_messages(wire, key="").do("h1", [build_command("i")])
     assert wire.casts == []
 
 
-def test_more_images_than_a_ticket_opens_are_several_messages() -> None:
+def test_messages_are_split_at_the_maximum_images_of_a_ticket() -> None:
     wire = Wire()
-    commands = [build(f"i{number}") for number in range(MOST + 1)]
-    post(wire).do("h1", commands)
-    post(wire).cache_images("h1", [ImageRef(f"i{number}", "raw") for number in range(MOST + 1)])
+    commands = [build_command(f"i{number}") for number in range(MOST + 1)]
+    new_messages(wire).do("h1", commands)
+    new_messages(wire).cache_images(
+        "h1", [ImageRef(f"i{number}", "raw") for number in range(MOST + 1)]
+    )
     assert [
         len(arguments.get("commands", arguments.get("images"))) for _, _, arguments in wire.casts
     ] == [MOST, 1] * 2
-    assert [opened(arguments["access"])[2] for _, _, arguments in wire.casts[1::2]] == [
+    assert [read_access(arguments["access"])[2] for _, _, arguments in wire.casts[1::2]] == [
         {f"i{MOST}"}
     ] * 2
     assert wire.casts[0][2]["commands"] == to_wire(commands[:MOST])
 
 
-def test_images_to_fetch_ahead_bring_a_ticket_or_wait() -> None:
+def test_cache_images_message_has_a_ticket_or_is_not_sent() -> None:
     wire, image = Wire(), ImageRef("i", "raw")
-    post(wire).cache_images("h1", [image])
+    new_messages(wire).cache_images("h1", [image])
     [(method, host, arguments)] = wire.casts
     assert (method, host, arguments["images"]) == ("cache_images", "h1", to_wire([image]))
-    assert opened(arguments["access"]) == ("http://gateway", "h1", {"i"}, set())
-    post(wire, key="").cache_images("h1", [image])
+    assert read_access(arguments["access"]) == ("http://gateway", "h1", {"i"}, set())
+    new_messages(wire, key="").cache_images("h1", [image])
     assert len(wire.casts) == 1
 
 
-def test_cleanups_are_tried_by_a_thread_that_outlives_failures(
+def test_cleanup_thread_continues_after_failures(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(service, "CLEANUP_SECONDS", 0.01)
@@ -148,7 +150,7 @@ def test_cleanups_are_tried_by_a_thread_that_outlives_failures(
     engine = WorkflowEngine(
         store,
         Clock(),
-        Wire(),  # type: ignore[arg-type]  # it posts nothing
+        Wire(),  # type: ignore[arg-type]  # No message is sent.
         "c1/1",
         workflows=WORKFLOWS,
         notices=notifications.of,
@@ -177,14 +179,14 @@ def test_cleanups_are_tried_by_a_thread_that_outlives_failures(
         [RuntimeError("nobody foresaw this"), errors.Unavailable("the database is away")],
     )
 
-    def failing(work: Any) -> Any:
+    def fail_then_write(work: Any) -> Any:
         if failures:
             raise failures.pop()
         engine.networks = networks
         return write(work)
 
-    monkeypatch.setattr(store, "write", failing)
-    conductor = Conductor(engine, post(Wire()), FRESHNESS)
+    monkeypatch.setattr(store, "write", fail_then_write)
+    conductor = Conductor(engine, new_messages(Wire()), FRESHNESS)
     thread = threading.Thread(target=conductor.clean_up, daemon=True)
     thread.start()
     await_true(lambda: store.read(cleanups.list_all) == [], 10, "the cleanup was not done")
@@ -198,41 +200,41 @@ def test_cleanups_are_tried_by_a_thread_that_outlives_failures(
 def conductor() -> Conductor:
     return Conductor(
         Engine(Store("sqlite://"), Clock(), Wire(), "c1/1"),
-        post(Wire()),  # type: ignore[arg-type]
+        new_messages(Wire()),  # type: ignore[arg-type]
         FRESHNESS,
     )
 
 
-def test_a_sync_that_waits_when_the_conductor_stops_is_answered_at_once(
+def test_waiting_sync_is_refused_at_once_when_the_conductor_stops(
     conductor: Conductor,
 ) -> None:
-    caught: list[Exception] = []
+    problems: list[Exception] = []
 
-    def ask() -> None:
+    def send_sync() -> None:
         try:
             conductor.sync(Sync("h1", 1, cookie=FRESHNESS.cookie("h1", 1)))
         except errors.Unavailable as problem:
-            caught.append(problem)
+            problems.append(problem)
 
-    asking = threading.Thread(target=ask)
-    asking.start()
-    asking.join(0.2)
-    assert asking.is_alive(), "it did not wait for an answer"
+    sync_thread = threading.Thread(target=send_sync)
+    sync_thread.start()
+    sync_thread.join(0.2)
+    assert sync_thread.is_alive(), "the sync did not wait for an answer"
     conductor.close()
-    asking.join(5)
-    assert not asking.is_alive()
-    assert "stopping" in str(caught[0])
+    sync_thread.join(5)
+    assert not sync_thread.is_alive()
+    assert "stopping" in str(problems[0])
 
 
-def test_a_conductor_that_has_stopped_takes_no_sync(conductor: Conductor) -> None:
+def test_sync_to_stopped_conductor_raises_unavailable(conductor: Conductor) -> None:
     conductor.close()
     with pytest.raises(errors.Unavailable, match="ask again"):
         conductor.sync(Sync("h1", 1, cookie=FRESHNESS.cookie("h1", 1)))
 
 
 @pytest.fixture
-def known(tmp_path: Path) -> Iterator[Conductor]:
-    """A conductor whose database knows host h1."""
+def conductor_with_host(tmp_path: Path) -> Iterator[Conductor]:
+    """Yield a conductor with the registered host h1 and a thread that takes reports."""
     store = upgrade(Store(f"sqlite:///{tmp_path}/k.db"))
     inventory = HostInventory("QEMU", 7002000, "h1", 1, 1, 1)
     store.write(lambda tx: hosts.register(tx, "h1", "boot", inventory))
@@ -240,19 +242,19 @@ def known(tmp_path: Path) -> Iterator[Conductor]:
         WorkflowEngine(
             store,
             Clock(),
-            Wire(),  # type: ignore[arg-type]  # it posts nothing
+            Wire(),  # type: ignore[arg-type]  # No message is sent.
             "c1/1",
             workflows=WORKFLOWS,
             notices=notifications.of,
         ),
-        post(Wire()),
+        new_messages(Wire()),
         FRESHNESS,
     )  # type: ignore[arg-type]
-    taking = threading.Thread(target=conductor.take_reports, daemon=True)
-    taking.start()
+    reports_thread = threading.Thread(target=conductor.take_reports, daemon=True)
+    reports_thread.start()
     yield conductor
     conductor.close()
-    taking.join(5)
+    reports_thread.join(5)
     store.close()
 
 
@@ -260,22 +262,32 @@ def session_of(conductor: Conductor) -> int:
     return conductor.engine.store.read(lambda tx: hosts.sessions(tx, ["h1"]))["h1"]
 
 
-def test_a_registration_that_is_sent_again_begins_no_session(known: Conductor) -> None:
+def test_registration_with_used_cookie_begins_no_session(conductor_with_host: Conductor) -> None:
     registration = Sync("h1", 0, "boot", inventory=HostInventory("QEMU", 7002000, "h1", 1, 1, 1))
-    refused, _ = known.sync(registration)
-    assert (refused.session, refused.cookie) == (0, FRESHNESS.cookie("h1", session_of(known)))
+    refused, _ = conductor_with_host.sync(registration)
+    assert (refused.session, refused.cookie) == (
+        0,
+        FRESHNESS.cookie("h1", session_of(conductor_with_host)),
+    )
     registration = replace(registration, cookie=refused.cookie)
-    answer, _ = known.sync(registration)
-    assert answer.session == session_of(known) != 0
-    assert known.sync(registration)[0].session == 0
-    assert answer.session == session_of(known)
+    answer, _ = conductor_with_host.sync(registration)
+    assert answer.session == session_of(conductor_with_host) != 0
+    assert conductor_with_host.sync(registration)[0].session == 0
+    assert answer.session == session_of(conductor_with_host)
 
 
-def test_what_a_host_said_long_ago_is_not_taken_in(known: Conductor) -> None:
-    session, seen = session_of(known), {"cpu.percent": 0.5}
+def test_sync_and_heartbeat_with_old_cookie_are_refused(conductor_with_host: Conductor) -> None:
+    session, measured = session_of(conductor_with_host), {"cpu.percent": 0.5}
     old = SyncCookies("secret", lambda: time.time() - 600).cookie("h1", session)
-    assert known.sync(Sync("h1", session, "boot", metrics=seen, cookie=old))[0].session == 0
-    assert not known.heartbeat(Heartbeat("h1", session, cookie=old)).nothing
-    answer = known.sync(Sync("h1", session, "boot", cookie=FRESHNESS.cookie("h1", session)))[0]
+    assert (
+        conductor_with_host.sync(Sync("h1", session, "boot", metrics=measured, cookie=old))[
+            0
+        ].session
+        == 0
+    )
+    assert not conductor_with_host.heartbeat(Heartbeat("h1", session, cookie=old)).nothing
+    answer = conductor_with_host.sync(
+        Sync("h1", session, "boot", cookie=FRESHNESS.cookie("h1", session))
+    )[0]
     assert answer.session == session and FRESHNESS.is_fresh("h1", session, answer.cookie)
-    assert known.heartbeat(Heartbeat("h1", session, cookie=answer.cookie)).nothing
+    assert conductor_with_host.heartbeat(Heartbeat("h1", session, cookie=answer.cookie)).nothing

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sweep's judgement: whose silence counts, and when nobody's does."""
+"""The sweep: detection of silent hosts, and doubt about the conductor, its hosts and its clock."""
 
 from __future__ import annotations
 
@@ -11,20 +11,27 @@ from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time
 
 
-class Rig:
-    """Six hosts that have registered; the conductor has listened long enough to judge."""
+class SweepCloud:
+    """A cloud of six registered hosts whose conductor has listened long enough to judge silence."""
 
     def __init__(self) -> None:
         self.time, self.watch = Time(), Watch()
         self.cloud = Cloud(memory_store(self.time), self.time, hosts=6)
         for host in self.cloud.hosts.values():
             self.cloud.sync(host)
-        self.rounds(10, list(self.cloud.hosts), seconds=4)
+        self.run_sweeps(10, list(self.cloud.hosts), seconds=4)
 
-    def rounds(
+    def run_sweeps(
         self, count: int, heard: list[str], hears_itself: bool = True, seconds: int = 1
     ) -> list[str]:
-        """So many, of so many seconds each; returns who was found down."""
+        """Run ``count`` sweeps and return the hosts detected as down.
+
+        Args:
+            count: Number of sweeps.
+            heard: Hosts with a heartbeat before each sweep.
+            hears_itself: False if the conductor's own messages do not arrive.
+            seconds: Seconds after each sweep.
+        """
         down: list[str] = []
         for _ in range(count):
             down += sweep(self.cloud.engine, self.watch, heard, hears_itself)
@@ -36,45 +43,49 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Rig:
-    return Rig()
+def simulation() -> SweepCloud:
+    return SweepCloud()
 
 
-MOST = ["h2", "h3", "h4", "h5", "h6"]
+OTHER_HOSTS = ["h2", "h3", "h4", "h5", "h6"]
 
 
-def test_one_silent_host_among_many_is_down_after_the_silence_and_up_when_it_is_heard(
-    rig: Rig,
+def test_sweep_marks_silent_host_down_and_up_again_when_heard(
+    simulation: SweepCloud,
 ) -> None:
-    assert rig.rounds(25, MOST) == []
-    assert rig.is_up("h1")
-    assert rig.rounds(10, MOST) == ["h1"]
-    assert not rig.is_up("h1")
-    assert rig.rounds(1, ["h1", *MOST]) == []
-    assert rig.is_up("h1")
+    assert simulation.run_sweeps(25, OTHER_HOSTS) == []
+    assert simulation.is_up("h1")
+    assert simulation.run_sweeps(10, OTHER_HOSTS) == ["h1"]
+    assert not simulation.is_up("h1")
+    assert simulation.run_sweeps(1, ["h1", *OTHER_HOSTS]) == []
+    assert simulation.is_up("h1")
 
 
-def test_when_most_are_silent_nobody_is_judged(rig: Rig) -> None:
-    assert rig.rounds(90, ["h1"]) == []
-    assert rig.is_up("h6")
-    assert rig.watch.doubtful
-    rig.rounds(2, ["h1", *MOST])
-    assert not rig.watch.doubtful
+def test_sweep_marks_no_host_down_when_most_hosts_are_silent(simulation: SweepCloud) -> None:
+    assert simulation.run_sweeps(90, ["h1"]) == []
+    assert simulation.is_up("h6")
+    assert simulation.watch.doubtful
+    simulation.run_sweeps(2, ["h1", *OTHER_HOSTS])
+    assert not simulation.watch.doubtful
 
 
-def test_a_conductor_that_does_not_hear_itself_judges_nobody(rig: Rig) -> None:
-    assert rig.rounds(90, MOST, hears_itself=False) == []
-    assert rig.is_up("h1")
+def test_sweep_marks_no_host_down_when_the_conductor_does_not_hear_itself(
+    simulation: SweepCloud,
+) -> None:
+    assert simulation.run_sweeps(90, OTHER_HOSTS, hears_itself=False) == []
+    assert simulation.is_up("h1")
 
 
-def test_after_it_hears_itself_again_it_listens_first(rig: Rig) -> None:
-    rig.rounds(60, MOST, hears_itself=False)
-    assert rig.rounds(rig.cloud.engine.host_silence, MOST) == []
-    assert rig.rounds(3, MOST) == ["h1"]
+def test_sweep_listens_for_host_silence_after_the_conductor_hears_itself(
+    simulation: SweepCloud,
+) -> None:
+    simulation.run_sweeps(60, OTHER_HOSTS, hears_itself=False)
+    assert simulation.run_sweeps(simulation.cloud.engine.host_silence, OTHER_HOSTS) == []
+    assert simulation.run_sweeps(3, OTHER_HOSTS) == ["h1"]
 
 
-class Apart:
-    """Our own clock, which does not jump when the database's does."""
+class SeparateClock:
+    """The conductor's own clock, which does not jump with the clock of the database."""
 
     def __init__(self, time: Time) -> None:
         self._time, self._jumped = time, 0.0
@@ -83,50 +94,54 @@ class Apart:
         return self._time.monotonic() - self._jumped
 
     def jump(self, seconds: float) -> None:
-        """The database's clock jumps."""
+        """Move the database's clock forward, or back if ``seconds`` is negative."""
         self._time.pass_by(seconds)
         self._jumped += seconds
 
 
-def test_a_jump_of_the_databases_clock_proves_nothing(rig: Rig) -> None:
-    rig.cloud.engine.clock = clock = Apart(rig.time)
-    rig.rounds(2, ["h1", *MOST])
+def test_sweep_marks_no_host_down_after_a_jump_of_the_database_clock(
+    simulation: SweepCloud,
+) -> None:
+    simulation.cloud.engine.clock = clock = SeparateClock(simulation.time)
+    simulation.run_sweeps(2, ["h1", *OTHER_HOSTS])
     clock.jump(3600)
     assert MAX_CLOCK_DIFFERENCE_SECONDS < 3600
-    assert rig.rounds(20, MOST) == []
-    assert rig.is_up("h1")
+    assert simulation.run_sweeps(20, OTHER_HOSTS) == []
+    assert simulation.is_up("h1")
 
 
-def deleted_softly(rig: Rig) -> str:
-    """A server that is deleted for good after a week."""
-    rig.cloud.engine.reclaim_interval = 7 * 86400
-    [server] = rig.cloud.create(networks=[])
-    rig.cloud.settle()
-    rig.cloud.ask(server, "softDelete")
-    rig.cloud.settle()
-    rig.rounds(1, [*rig.cloud.hosts])
+def soft_delete_server(simulation: SweepCloud) -> str:
+    """Return a soft-deleted server that is reclaimed after a week."""
+    simulation.cloud.engine.reclaim_interval = 7 * 86400
+    [server] = simulation.cloud.create(networks=[])
+    simulation.cloud.settle()
+    simulation.cloud.ask(server, "softDelete")
+    simulation.cloud.settle()
+    simulation.run_sweeps(1, [*simulation.cloud.hosts])
     return server
 
 
-def is_reclaimed(rig: Rig, server: str) -> bool:
-    return rig.cloud.show(server).action is not None
+def is_reclaimed(simulation: SweepCloud, server: str) -> bool:
+    return simulation.cloud.show(server).action is not None
 
 
 @pytest.mark.parametrize("seconds", [8 * 86400, 60 * 86400])
-def test_nobody_is_reclaimed_by_a_clock_that_has_jumped(rig: Rig, seconds: int) -> None:
-    rig.cloud.engine.clock = clock = Apart(rig.time)
-    server = deleted_softly(rig)
+def test_sweep_reclaims_no_server_after_a_jump_of_the_database_clock(
+    simulation: SweepCloud, seconds: int
+) -> None:
+    simulation.cloud.engine.clock = clock = SeparateClock(simulation.time)
+    server = soft_delete_server(simulation)
     clock.jump(seconds)
-    rig.rounds(20, [*rig.cloud.hosts], seconds=30)
-    assert not is_reclaimed(rig, server)
+    simulation.run_sweeps(20, [*simulation.cloud.hosts], seconds=30)
+    assert not is_reclaimed(simulation, server)
     clock.jump(-seconds)
-    rig.rounds(130, [*rig.cloud.hosts], seconds=30)
-    assert not is_reclaimed(rig, server), "it has jumped back"
+    simulation.run_sweeps(130, [*simulation.cloud.hosts], seconds=30)
+    assert not is_reclaimed(simulation, server), "the clock has jumped back"
 
 
-def test_a_clock_that_stays_where_it_jumped_to_is_believed_later(rig: Rig) -> None:
-    rig.cloud.engine.clock = clock = Apart(rig.time)
-    server = deleted_softly(rig)
+def test_sweep_reclaims_server_when_the_clock_stays_ahead(simulation: SweepCloud) -> None:
+    simulation.cloud.engine.clock = clock = SeparateClock(simulation.time)
+    server = soft_delete_server(simulation)
     clock.jump(8 * 86400)
-    rig.rounds(int(MAX_DOUBT_SECONDS / 30) + 2, [*rig.cloud.hosts], seconds=30)
-    assert is_reclaimed(rig, server)
+    simulation.run_sweeps(int(MAX_DOUBT_SECONDS / 30) + 2, [*simulation.cloud.hosts], seconds=30)
+    assert is_reclaimed(simulation, server)

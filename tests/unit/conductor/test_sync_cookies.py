@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cookies: good for the host and session that they were given to, for a minute or two."""
+"""``SyncCookies``: host, session and age for which a cookie is fresh."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ class Wall:
         return self.now
 
 
-def test_a_cookie_is_good_for_its_host_and_session_alone() -> None:
+def test_sync_cookie_is_fresh_only_for_its_host_and_session() -> None:
     freshness = SyncCookies("secret")
     cookie = freshness.cookie("h1", 7)
     assert freshness.is_fresh("h1", 7, cookie)
-    assert SyncCookies("secret").is_fresh("h1", 7, cookie), "every conductor knows it"
+    assert SyncCookies("secret").is_fresh("h1", 7, cookie), "all conductors accept the cookie"
     assert not freshness.is_fresh("h2", 7, cookie)
     assert not freshness.is_fresh("h1", 8, cookie)
     assert not SyncCookies("another").is_fresh("h1", 7, cookie)
     assert not freshness.is_fresh("h1", 7, "")
 
 
-def test_a_cookie_is_good_for_one_to_two_minutes() -> None:
+def test_sync_cookie_is_fresh_for_one_to_two_minutes() -> None:
     wall = Wall()
     freshness = SyncCookies("secret", wall)
     cookie = freshness.cookie("h1", 7)
@@ -35,7 +35,7 @@ def test_a_cookie_is_good_for_one_to_two_minutes() -> None:
     assert not freshness.is_fresh("h1", 7, cookie)
 
 
-def test_conductors_clocks_may_be_half_a_minute_apart() -> None:
+def test_sync_cookie_of_a_conductor_with_a_clock_ahead_is_fresh() -> None:
     ahead, behind = Wall(), Wall()
     ahead.now += SLOT_SECONDS
     assert SyncCookies("secret", behind).is_fresh(
