@@ -59,11 +59,11 @@ def cost_of(
 ) -> tuple[Counter[str], Counter[str]]:
     """Statements by thread and messages by method that one request took, the loop-back of the sweep
     left out."""
-    cloud.until_quiet()
+    cloud.await_quiet()
     statements, messages = Counter(cloud.statements), Counter(cloud.network.sent)
     server = request()
-    cloud.until_state([server], vm_state)
-    cloud.until_quiet()
+    cloud.await_state([server], vm_state)
+    cloud.await_quiet()
     spent = cloud.statements - statements
     return (
         Counter({part: number for part, number in spent.items() if part not in BACKGROUND}),
@@ -91,7 +91,7 @@ def cheapest(cloud: Cloud, what: str, request: Callable[[], str], vm_state: str)
 def test_statements_and_messages_of_one_request(new_cloud: Callable[..., Cloud], kind: str) -> None:
     cloud = new_cloud(kind)
     cloud.start()
-    cloud.until_state(cloud.create(), states.ACTIVE)
+    cloud.await_state(cloud.create(), states.ACTIVE)
     servers: list[str] = []
 
     def create() -> str:
@@ -101,12 +101,12 @@ def test_statements_and_messages_of_one_request(new_cloud: Callable[..., Cloud],
     def of_the_next(key: str) -> Callable[[], str]:
         left = iter(servers)
 
-        def ask() -> str:
+        def begin() -> str:
             server = next(left)
-            cloud.ask(server, key)
+            cloud.begin_action(server, key)
             return server
 
-        return ask
+        return begin
 
     found = {
         "create": cheapest(cloud, f"{kind} create", create, states.ACTIVE),
@@ -124,7 +124,7 @@ def test_statements_and_messages_of_one_request(new_cloud: Callable[..., Cloud],
 def test_what_a_port_adds(new_cloud: Callable[..., Cloud], kind: str) -> None:
     cloud = new_cloud(kind)
     cloud.start()
-    cloud.until_state(cloud.create(networks=[{"network": "n1"}]), states.ACTIVE)
+    cloud.await_state(cloud.create(networks=[{"network": "n1"}]), states.ACTIVE)
     servers: list[str] = []
 
     def create() -> str:
@@ -133,7 +133,7 @@ def test_what_a_port_adds(new_cloud: Callable[..., Cloud], kind: str) -> None:
 
     def delete() -> str:
         server = servers.pop()
-        cloud.ask(server, "delete")
+        cloud.begin_action(server, "delete")
         return server
 
     found = {
@@ -172,7 +172,7 @@ def test_what_a_hard_group_and_parts_of_the_host_add(
         cloud.group("affinity"),
         replace(FLAVOR, extra_specs={"hw:cpu_policy": "dedicated"}),
     )
-    cloud.until_state([*cloud.create(group=group), *cloud.create(flavor=pinned)], states.ACTIVE)
+    cloud.await_state([*cloud.create(group=group), *cloud.create(flavor=pinned)], states.ACTIVE)
     found = {
         "plain": cheapest(cloud, f"{kind} create", lambda: cloud.create()[0], states.ACTIVE),
         "group": cheapest(
@@ -207,19 +207,21 @@ def test_idle_hosts_cost_what_one_does(
     monkeypatch.setattr(heartbeats, "_spread", lambda host: heartbeats.COMPARE_SOON_SECONDS)
     cloud = new_cloud()
     cloud.start(hosts=4)
-    cloud.until_state(cloud.create(8), states.ACTIVE)
-    cloud.until_idle()
+    cloud.await_state(cloud.create(8), states.ACTIVE)
+    cloud.await_idle()
     sent, idle_at = cloud.network.sent, time.monotonic()
     before = sent["heartbeat"]
     # A look that is a second old still says that something waits for a host, which then syncs once
     # more.
-    cloud.until(
+    cloud.await_true(
         lambda: sent["heartbeat"] > before + 20 and time.monotonic() > idle_at + 3 * INTERVAL,
         20,
         "all are idle",
     )
     statements, messages, began = Counter(cloud.statements), Counter(sent), time.monotonic()
-    cloud.until(lambda: sent["heartbeat"] >= messages["heartbeat"] + 100, 20, "fifty heartbeats")
+    cloud.await_true(
+        lambda: sent["heartbeat"] >= messages["heartbeat"] + 100, 20, "fifty heartbeats"
+    )
     looks = int((time.monotonic() - began) / INTERVAL) + 1
     spent = cloud.statements - statements
     found = {

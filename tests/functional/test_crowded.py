@@ -72,7 +72,7 @@ def until_ended(cloud: Cloud, seconds: float = 180) -> None:
         time.sleep(0.05)  # the look above would take the processor from those who are looked at
         return not cloud.watcher.read(lambda tx: tx.scalar(busy))
 
-    cloud.until(ended, seconds, "every create has ended")
+    cloud.await_true(ended, seconds, "every create has ended")
 
 
 def overfull(tx: sa.Connection) -> list[Any]:
@@ -139,7 +139,7 @@ def test_what_fits_is_placed_and_the_rest_are_told_why(
         f"{HOSTS} hosts: {HOSTS} short of MEMORY_MB (need {FLAVOR.memory_mb}, most free 0)": ASKED
         - sum(ROOMS)
     }
-    cloud.until_idle()
+    cloud.await_idle()
     assert cloud.findings() == []
 
 
@@ -165,5 +165,5 @@ def test_a_hard_group_holds(new_cloud: Callable[..., Cloud], kind: str, policy: 
             and "1 short of MEMORY_MB" in reason
             for reason in reasons
         ), reasons
-    cloud.until_idle()
+    cloud.await_idle()
     assert cloud.findings() == []

@@ -28,10 +28,10 @@ def lines_of(caplog: pytest.LogCaptureFixture, server: str) -> Lines:
 def test_a_request_is_followed_to_its_host(cloud: Cloud, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     [server] = cloud.create()
-    cloud.until_state([server], states.ACTIVE)
-    cloud.ask(server, "os-stop")
-    cloud.until_state([server], states.STOPPED)
-    cloud.until_idle()
+    cloud.await_state([server], states.ACTIVE)
+    cloud.begin_action(server, "os-stop")
+    cloud.await_state([server], states.STOPPED)
+    cloud.await_idle()
     lines = lines_of(caplog, server)
     [create, stop] = lines["action"]
     assert (create["workflow"], create["state"]) == ("create", "done")
@@ -53,8 +53,8 @@ def test_a_request_is_followed_to_its_host(cloud: Cloud, caplog: pytest.LogCaptu
 def test_a_step_that_fails_says_why(cloud: Cloud, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     [server] = cloud.create(host="nowhere")
-    cloud.until_state([server], states.ERROR)
-    cloud.until_idle()
+    cloud.await_state([server], states.ERROR)
+    cloud.await_idle()
     lines = lines_of(caplog, server)
     assert [line["state"] for line in lines["action"]] == ["failed"]
     [failed] = [line for line in lines["step"] if line["event"] == "failed"]

@@ -72,7 +72,7 @@ def pulse(tmp_path: Path) -> Iterator[Pulse]:
 
 def delays(cloud: Cloud, servers: list[str], vm_state: str) -> list[float]:
     """Seconds from each server's request to its end, by the database's clock."""
-    cloud.until_state(servers, vm_state, 20)
+    cloud.await_state(servers, vm_state, 20)
     rows = cloud.watcher.read(
         lambda tx: tx.execute(
             sa.select(schema.actions.c.created_at, schema.actions.c.finished_at).where(
@@ -122,7 +122,7 @@ def test_a_lost_command_while_its_host_always_has_news(cloud: Cloud, pulse: Puls
     """News of other guests do not put off the question what the host should be doing."""
     ordinary(cloud, pulse)
     other, driver = cloud.create()[0], cloud.drivers["h1"]
-    cloud.until_state([other], states.ACTIVE)
+    cloud.await_state([other], states.ACTIVE)
     cloud.network.lose = lambda what: what == "do"
     flips, next_at = (
         itertools.cycle(
@@ -137,7 +137,7 @@ def test_a_lost_command_while_its_host_always_has_news(cloud: Cloud, pulse: Puls
             next_at[0] = time.monotonic() + 0.4
 
     server = cloud.create()[0]
-    assert cloud.until_state([server], states.ACTIVE, 20, flip) <= COMMAND + pulse.ordinary()
+    assert cloud.await_state([server], states.ACTIVE, 20, flip) <= COMMAND + pulse.ordinary()
 
 
 def test_a_lost_report(cloud: Cloud, pulse: Pulse) -> None:
@@ -178,12 +178,12 @@ def test_a_lost_command_of_other_actions(
 ) -> None:
     ordinary(cloud, pulse)
     servers = cloud.create(3)
-    cloud.until_state(servers, states.ACTIVE)
+    cloud.await_state(servers, states.ACTIVE)
     cloud.network.lose = lambda what: what == "do"
     for server in servers:
-        cloud.ask(server, key)
-    assert cloud.until_state(servers, vm_state, 20) <= COMMAND + pulse.ordinary()
-    cloud.until_idle()
+        cloud.begin_action(server, key)
+    assert cloud.await_state(servers, vm_state, 20) <= COMMAND + pulse.ordinary()
+    cloud.await_idle()
     assert cloud.findings() == []
 
 
@@ -191,7 +191,7 @@ def test_a_scheduler_that_does_not_answer_is_waited_for(cloud: Cloud, pulse: Pul
     ordinary(cloud, pulse)
     was_lost = cloud.network.next_one("select")
     server = cloud.create()[0]
-    assert cloud.until_state([server], states.ACTIVE) < 2 + pulse.ordinary()
+    assert cloud.await_state([server], states.ACTIVE) < 2 + pulse.ordinary()
     assert was_lost()
 
 
@@ -215,6 +215,6 @@ def test_a_result_that_could_not_be_journalled_is_sent_for_again(
     cloud.start_scheduler()
     cloud.start_agent("h1", FullDisk(tmp_path / "agent.db"))
     server = cloud.create()[0]
-    assert cloud.until_state([server], states.ACTIVE) > 1.5
+    assert cloud.await_state([server], states.ACTIVE) > 1.5
     assert cloud.made("ensure_guest")[server] == 2
     assert cloud.findings() == []

@@ -38,8 +38,8 @@ def test_gauges_of_each_database(new_cloud: Callable[..., Cloud], kind: str) -> 
     cloud = new_cloud(kind)
     cloud.start()
     [server] = cloud.create()
-    cloud.until_state([server], states.ACTIVE)
-    cloud.until_idle()
+    cloud.await_state([server], states.ACTIVE)
+    cloud.await_idle()
     store = cloud.watcher
     store.write(lambda tx: _add_troubles(tx, server))
     statements: list[str] = []
@@ -79,9 +79,9 @@ def _add_troubles(tx: Any, server: str) -> None:
 
 def test_a_life_of_a_server_is_counted(counting: None, cloud: Cloud) -> None:
     [server] = cloud.create()
-    cloud.until_state([server], states.ACTIVE)
-    cloud.until_idle()
-    cloud.until(
+    cloud.await_state([server], states.ACTIVE)
+    cloud.await_idle()
+    cloud.await_true(
         lambda: 'kilonova_host_commands_total{event="done"' in metrics.text(), 10, "a count"
     )
     read = metrics.text()

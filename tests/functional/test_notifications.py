@@ -60,20 +60,20 @@ def test_servers_live_and_die_while_the_broker_comes_and_goes(
     cloud.start_scheduler()
     cloud.start_agent("h1")
     servers = cloud.create(8)
-    cloud.until_state(servers, states.ACTIVE)
+    cloud.await_state(servers, states.ACTIVE)
     broker.is_away = True
     for server in servers:
-        cloud.ask(server, "os-stop")
+        cloud.begin_action(server, "os-stop")
     began = time.monotonic()
-    cloud.until_state(servers, states.STOPPED)
+    cloud.await_state(servers, states.STOPPED)
     assert time.monotonic() - began < 15, "a broker that is away holds up nothing"
     for server in servers:
-        cloud.ask(server, "delete")
-    cloud.until_state(servers, states.DELETED)
-    cloud.until_idle()
+        cloud.begin_action(server, "delete")
+    cloud.await_state(servers, states.DELETED)
+    cloud.await_idle()
     assert {row.key for row in all_told(cloud.watcher)} >= set(servers), "services are told of too"
     broker.is_away = False
-    cloud.until(lambda: not all_told(cloud.watcher), 20, "all is told")
+    cloud.await_true(lambda: not all_told(cloud.watcher), 20, "all is told")
     assert {server: broker.heard[server] for server in servers} == dict.fromkeys(servers, LIFE)
     assert broker.older == set(servers)
     assert cloud.findings() == []

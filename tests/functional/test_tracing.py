@@ -31,8 +31,8 @@ def test_a_request_s_trace_has_every_step_and_command(
     memory: InMemorySpanExporter, cloud: Cloud
 ) -> None:
     [server] = cloud.create()
-    cloud.until_state([server], states.ACTIVE)
-    cloud.until_idle()
+    cloud.await_state([server], states.ACTIVE)
+    cloud.await_idle()
     tracing.stop()
     spans = list(memory.get_finished_spans())
     [request] = {span.attributes["kilonova.request_id"] for span in spans}

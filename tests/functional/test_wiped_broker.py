@@ -38,22 +38,22 @@ def test_everything_reaches_its_state_although_the_broker_was_wiped(
     assert broker is not None
     cloud.start(hosts=2, conductors=2)
     stopped, deleted = cloud.create(4), cloud.create(4)
-    cloud.until_state(stopped + deleted, states.ACTIVE, 30)
+    cloud.await_state(stopped + deleted, states.ACTIVE, 30)
     for driver in cloud.drivers.values():
         driver.host.script["ensure_guest"] = [Slow(1.0, after=True)] * 6
     created = cloud.create(6)  # their results come while the broker is away
     broker.control("stop_app")
     created += cloud.create(4)  # wakeups, commands: all in vain
     for server in stopped:
-        cloud.ask(server, "os-stop")
+        cloud.begin_action(server, "os-stop")
     broker.control("reset")
     for server in deleted:
-        cloud.ask(server, "delete")
+        cloud.begin_action(server, "delete")
     broker.control("start_app")
-    cloud.until_state(created, states.ACTIVE, 30)
-    cloud.until_state(stopped, states.STOPPED, 30)
-    cloud.until_state(deleted, states.DELETED, 30)
-    cloud.until_idle()
+    cloud.await_state(created, states.ACTIVE, 30)
+    cloud.await_state(stopped, states.STOPPED, 30)
+    cloud.await_state(deleted, states.DELETED, 30)
+    cloud.await_idle()
     # A host that hears no conductor for long begins nothing, and is sent the command again.
     made = cloud.made("ensure_guest") - waited(caplog, "ensure_guest")
     assert {made[server] for server in stopped + deleted + created} == {1}
