@@ -81,7 +81,7 @@ def _close_all(transports: Sequence[Any]) -> None:
         AssertionError: A transport does not close in time. The message has the stack of its thread,
             which remains.
     """
-    threads = [threading.Thread(target=thread.close, daemon=True) for thread in transports]
+    threads = [threading.Thread(target=transport.close, daemon=True) for transport in transports]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + CLOSE_SECONDS

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notifications while everything runs: real conductors and their threads, and a broker that comes
-and goes."""
+"""Notifications of two conductors while the broker for notifications is down for some time."""
 
 from __future__ import annotations
 
@@ -31,11 +30,11 @@ LIFE = [
 
 
 class Broker:
-    """What several conductors send to; away while it is told so."""
+    """The broker of several conductors, which refuses messages while ``is_away``."""
 
     def __init__(self) -> None:
-        self.heard: dict[str, list[str]] = defaultdict(list)
-        self.older: set[str] = set()
+        self.events_by_server: dict[str, list[str]] = defaultdict(list)
+        self.legacy_servers: set[str] = set()
         self.is_away, self._lock = False, Lock()
 
     def send(self, message: Message) -> None:
@@ -44,13 +43,13 @@ class Broker:
         with self._lock:
             if message.is_versioned:
                 server = message.payload["nova_object.data"]["uuid"]
-                self.heard[server].append(message.event.removeprefix("instance."))
+                self.events_by_server[server].append(message.event.removeprefix("instance."))
             else:
-                self.older.add(message.payload["instance_id"])
+                self.legacy_servers.add(message.payload["instance_id"])
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "mariadb", "postgresql"])
-def test_servers_live_and_die_while_the_broker_comes_and_goes(
+def test_notifications_are_sent_in_order_after_broker_outage(
     new_cloud: Callable[..., Cloud], kind: str
 ) -> None:
     cloud, broker = new_cloud(kind), Broker()
@@ -74,6 +73,8 @@ def test_servers_live_and_die_while_the_broker_comes_and_goes(
     assert {row.key for row in all_told(cloud.watcher)} >= set(servers), "services are told of too"
     broker.is_away = False
     cloud.await_true(lambda: not all_told(cloud.watcher), 20, "all is told")
-    assert {server: broker.heard[server] for server in servers} == dict.fromkeys(servers, LIFE)
-    assert broker.older == set(servers)
+    assert {server: broker.events_by_server[server] for server in servers} == dict.fromkeys(
+        servers, LIFE
+    )
+    assert broker.legacy_servers == set(servers)
     assert cloud.findings() == []

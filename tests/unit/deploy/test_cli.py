@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``kilonova``: its subcommands, their output and their exit status.
+"""The command ``kilonova``: subcommands, output and exit status.
 
 The database is an SQLite file. No host and no external service answers.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host discard``: the requests that it refuses, and the pending removals it records."""
+"""``kilonova host discard``: refused requests and recorded pending removals."""
 
 from __future__ import annotations
 

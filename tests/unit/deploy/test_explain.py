@@ -106,7 +106,7 @@ class Cloud:
 
     # fmt: off
     def failed_server(self, **args: Any) -> str:
-        """Write a server whose create failed, with its journal, and return the server's id."""
+        """Write a server whose create failed, with a journal, and return the id of the server."""
         server, action = ids.new(), ids.new()
         row = {"id": server, "project_id": "p", "user_id": "u", "name": "web", "hostname": "web", "fence": 1,
                "action": None, "vm_state": "error", "task_state": None, "reservation_id": "r-1", "launch_index": 0,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host prove`` with a fake cloud: the server that it creates, the proofs that it
-accepts, and the removal of the server.
+"""``kilonova host prove`` with a fake cloud: the created server, the accepted proofs, and
+the removal of the server.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def test_host_prove_with_network_requires_ssh_greeting(
         )
 
         def greet() -> None:
-            # The test closes the socket at its end.
+            # The test closes the socket at the end.
             with suppress(OSError):
                 while True:
                     with server.accept()[0] as guest:

@@ -179,7 +179,7 @@ def test_hosts_of_cloud_without_hosts_fails(
 
 
 def fail_build(store: Store, host: str, image: str | None, cause: str, ago: int = 60) -> None:
-    """Write a server whose build failed on the host ``ago`` seconds ago."""
+    """Write a server with a failed build on the host ``ago`` seconds ago."""
     server, action, at = ids.new(), ids.new(), store.now() - ago * 1_000_000
     with store.begin() as tx:
         tx.execute(

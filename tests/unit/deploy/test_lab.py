@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``deploy/lab`` before any process runs: its stored facts, its arguments, and the advice after
+"""``deploy/lab`` before any process runs: stored facts, arguments, and the advice after
 mistakes. tests/e2e/test_lab.py tests the running lab.
 """
 

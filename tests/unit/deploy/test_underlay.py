@@ -263,7 +263,7 @@ def test_underlay_connects_hosts_and_repairs_deleted_namespace(wire: Underlay) -
 def test_preflight_refuses_cloud_with_addresses_of_another_cloud(
     tmp_path: Path, wire: Underlay
 ) -> None:
-    """Clouds whose first ports are fewer than eight apart can have the same addresses. Their port
+    """Clouds with first ports fewer than eight apart can have the same addresses. Their port
     ranges then overlap, so the check of ports detects this.
     """
     wire.make(2)
