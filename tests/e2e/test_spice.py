@@ -19,7 +19,7 @@ from deploy.one_machine.cloud.process_control import find_process
 from tests import spice
 from tests.e2e.browser import Browser
 from tests.e2e.live import Live, Rest
-from tests.e2e.test_consoles import ENDED, token_of
+from tests.e2e.test_consoles import END_SECONDS, extract_token
 from tests.waiting import await_true, is_true_within
 
 pytestmark = pytest.mark.slice("guests")
@@ -56,7 +56,7 @@ def guest(cloud: Live) -> Iterator[str]:
         for one in (server, old):
             demo.call("DELETE", f"/servers/{one}")
             demo.await_gone(one)
-            cloud.await_nothing_of(one, ENDED)
+            cloud.await_nothing_of(one, END_SECONDS)
         cloud.judge()
     finally:
         file.write_text(kept)
@@ -104,7 +104,7 @@ def test_channels_by_hand(cloud: Live, demo: Rest, guest: str) -> None:
     )
     assert told.status == 200, told
     url = told.body["console"]["url"]
-    token, place = token_of(url), urlsplit(url)
+    token, place = extract_token(url), urlsplit(url)
     cookie = {"Cookie": f"console-{hash_token(token)[:16]}=chosen"}
 
     with ExitStack() as opened:
@@ -120,7 +120,7 @@ def test_channels_by_hand(cloud: Live, demo: Rest, guest: str) -> None:
                     legacy=True,
                 )
             )
-            return spice.OverMessages(made.send, lambda: made.recv(timeout=ENDED))
+            return spice.OverMessages(made.send, lambda: made.recv(timeout=END_SECONDS))
 
         session = spice.open_main(channel(cookie))
         for kind in (spice.DISPLAY, spice.INPUTS, spice.CURSOR):
