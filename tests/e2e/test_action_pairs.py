@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT, SETTLE
-from tests.e2e.test_moves import admin, ask, larger
+from tests.e2e.test_moves import admin, ask, ensure_flavor
 from tests.e2e.walks import every_pair
 from tests.waiting import await_true
 
@@ -149,7 +149,7 @@ def walk(lab: LiveLab) -> Iterator[Walk]:
     """A guest with one processor, because emulated guests with several do not migrate safely
     (decision 0021).
     """
-    sizes = lab.flavor(), larger(lab, "pairs.larger", ram=160, vcpus=1, disk=1)
+    sizes = lab.flavor(), ensure_flavor(lab, "pairs.larger", ram=160, vcpus=1, disk=1)
     with witness(lab, "pairs") as guest:
         yield Walk(lab, guest, sizes)
 

@@ -210,7 +210,7 @@ def test_rebuild_gives_new_disk_and_keeps_server_identity(guest: Guest) -> None:
     ]
 
 
-def test_guest_without_agent_refuses_password_and_accepts_nmi(guest: Guest) -> None:
+def test_guest_without_agent_accepts_nmi_and_diagnostics_but_no_password(guest: Guest) -> None:
     refused = guest.rest.act(guest.server, "changePassword", {"adminPass": SECRET})
     kind, code, message = refused.fault
     assert (kind, code, "agent" in message) == ("conflictingRequest", 409, True)

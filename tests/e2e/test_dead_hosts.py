@@ -13,7 +13,7 @@ from deploy.one_machine.cloud import process_control
 from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE
-from tests.e2e.test_moves import moved
+from tests.e2e.test_moves import read_migration
 from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("operations")
@@ -38,7 +38,9 @@ def test_ha_evacuates_servers_of_dead_host_after_fencing(lab: LiveLab) -> None:
         lab.strike("start", HOST)
         lab.await_host(HOST)
         await_true(
-            lambda: moved(lab, guest)["status"] == "completed", SETTLE, lambda: moved(lab, guest)
+            lambda: read_migration(lab, guest)["status"] == "completed",
+            SETTLE,
+            lambda: read_migration(lab, guest),
         )
         assert lab.where(guest.server) == {new_host: "running"}
 

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE
-from tests.e2e.test_moves import admin, ask, moved
+from tests.e2e.test_moves import admin, ask, read_migration
 from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("moves")
@@ -53,7 +53,9 @@ def test_evacuate_after_power_cut_recreates_server_and_host_returns_clean(lab: L
             lambda: lab.where(guest.server),
         )
         await_true(
-            lambda: moved(lab, guest)["status"] == "completed", SETTLE, lambda: moved(lab, guest)
+            lambda: read_migration(lab, guest)["status"] == "completed",
+            SETTLE,
+            lambda: read_migration(lab, guest),
         )
 
 
@@ -83,7 +85,9 @@ def test_evacuate_of_silent_host_needs_fencing_hook(lab: LiveLab) -> None:
         lab.strike("start", HOST)
         lab.await_host(HOST)
         await_true(
-            lambda: moved(lab, guest)["status"] == "completed", SETTLE, lambda: moved(lab, guest)
+            lambda: read_migration(lab, guest)["status"] == "completed",
+            SETTLE,
+            lambda: read_migration(lab, guest),
         )
         assert lab.where(guest.server) == {new_host: "running"}
 
@@ -108,7 +112,9 @@ def test_evacuate_keeps_disk_on_shared_storage(shared_lab: LiveLab) -> None:
         lab.strike("start", HOST)
         lab.await_host(HOST)
         await_true(
-            lambda: moved(lab, guest)["status"] == "completed", SETTLE, lambda: moved(lab, guest)
+            lambda: read_migration(lab, guest)["status"] == "completed",
+            SETTLE,
+            lambda: read_migration(lab, guest),
         )
         assert guest.account().run == after.run, "the host that came back has left its files alone"
 

@@ -27,7 +27,7 @@ from tests.e2e.guests import Witness, give_address
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE
 from tests.e2e.strikes import Strikes
-from tests.e2e.test_moves import moved
+from tests.e2e.test_moves import read_migration
 from tests.e2e.tier_two import EVACUATIONS, KEEPING, NOT_HERE, Cell, Holds, cells
 from tests.e2e.tier_two_actions import HOW, OTHERWISE
 from tests.e2e.tier_two_stage import Stage
@@ -209,9 +209,9 @@ def evacuate_all(stage: Stage, count: Count, group: list[Cell]) -> None:
                 lambda one=guest: lab.where(one.server),  # type: ignore[misc]  # bound here
             )
             await_true(
-                lambda one=guest: moved(lab, one)["status"] == "completed",  # type: ignore[misc]  # bound here
+                lambda one=guest: read_migration(lab, one)["status"] == "completed",  # type: ignore[misc]  # bound here
                 SETTLE,
-                lambda one=guest: moved(lab, one),  # type: ignore[misc]  # bound here
+                lambda one=guest: read_migration(lab, one),  # type: ignore[misc]  # bound here
             )
     for guest in guests.values():
         stage.guest = guest
