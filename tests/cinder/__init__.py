@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cinder itself as the neighbour: what the client of volumes says is said to it."""
+"""The volume client, volume actions and volume moves with a real Cinder."""

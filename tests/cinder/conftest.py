@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Cinder for all tests of the ring, with our identity and image service beside it."""
+"""A Cinder for all tests of the ring, beside the embedded identity and image services."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ import pytest
 import sqlalchemy as sa
 
 from deploy.testing.servers import free_ports
-from tests.cinder.processes import Process, running_cinder
+from tests.cinder.processes import Process, run_cinder
 from tests.schemas import Server
 from tests.standalone import Cloud, running
 
 
 @dataclass(frozen=True)
 class RunningCinder:
-    """Its URL, the cloud that it is in, the process that serves the volumes, and the port at which
-    it finds the compute service."""
+    """A running Cinder.
+
+    Attributes:
+        cloud: The embedded services that Cinder uses.
+        volume: The process cinder-volume.
+        compute_port: The port at which Cinder reaches the compute API.
+    """
 
     url: str
     cloud: Cloud
@@ -42,7 +47,7 @@ def cinder(
                 "compute": f"http://127.0.0.1:{compute_port}/v2.1",
             }
         )
-        with running_cinder(
+        with run_cinder(
             folder, cloud, port, rabbitmq_url, plain.render_as_string(hide_password=False)
         ) as services:
             yield RunningCinder(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cinder's API, scheduler and volume service as processes, with the driver of Cinder's own tests:
-volumes are rows, and every connection is granted."""
+"""Cinder's API, scheduler and volume service as processes, with the driver of Cinder's tests.
+
+The driver stores volumes only as rows, and accepts every connection.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,18 @@ from tests.standalone import Cloud
 from tests.waiting import await_true
 
 START_SECONDS = 120
-#: How long Cinder's API waits for its volume service, seconds.
+#: Seconds that Cinder's API waits for its volume service.
 ANSWER_SECONDS = 4
 SERVICES = ("cinder-api", "cinder-scheduler", "cinder-volume")
 DRIVER = "cinder.tests.fake_driver.FakeLoggingVolumeDriver"
-KEY_MANAGER = "cinder.keymgr.conf_key_mgr.ConfKeyManager"  #: one key for every encrypted volume
-#: Two places for volumes, each with a capability that a type can ask for.
+#: A key manager with the same key for every encrypted volume.
+KEY_MANAGER = "cinder.keymgr.conf_key_mgr.ConfKeyManager"
+#: Two backends, each with a capability that a volume type can require.
 HOST, BACKENDS, CAPABILITY = "cinder-host", ("memory", "other"), "shelf"
 
 
 class Process:
-    """One service of Cinder, which a test may stop and go on with, or kill and start again."""
+    """A process of Cinder, which a test can stop and continue, or kill and start again."""
 
     def __init__(self, name: str, conf: Path, log: Path) -> None:
         self._command = [environment.CINDER / "bin" / name, "--config-file", conf]
@@ -48,7 +51,7 @@ class Process:
             )
 
     def _signal(self, number: int) -> None:
-        """Its children, too."""
+        """Send a signal to the process and its children."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
@@ -60,7 +63,7 @@ class Process:
         self._process.wait()
 
     def restore(self) -> None:
-        """It runs again, whichever of the two it was."""
+        """Continue the stopped process, or start the killed process again."""
         if self._process.poll() is None:
             self._signal(signal.SIGCONT)
         else:
@@ -76,13 +79,10 @@ class Process:
 
 
 @contextmanager
-def running_cinder(
+def run_cinder(
     folder: Path, cloud: Cloud, port: int, broker_url: str, database_url: str
 ) -> Iterator[dict[str, Process]]:
-    """The services of a Cinder that serves this cloud at ``port`` until the end of the block.
-
-    Raises RuntimeError with the end of a log when a service does not come up.
-    """
+    """Run the services of a Cinder for ``cloud``, with the API at ``port``, for a with block."""
     conf = _configure(folder, cloud, port, broker_url, database_url)
     subprocess.run(
         [environment.CINDER / "bin/cinder-manage", "--config-file", conf, "db", "sync"],
@@ -136,9 +136,10 @@ def _configure(folder: Path, cloud: Cloud, port: int, broker_url: str, database_
             "database": {"connection": database_url},
             "oslo_concurrency": {"lock_path": folder / "locks"},
             "coordination": {"backend_url": f"file://{folder}/state"},
-            "nova": _as_service(cloud),
+            "nova": _make_service_options(cloud),
             "key_manager": {"backend": KEY_MANAGER, "fixed_key": secrets.token_hex(32)},
-            "keystone_authtoken": _as_service(cloud) | {"www_authenticate_uri": cloud.auth_url},
+            "keystone_authtoken": _make_service_options(cloud)
+            | {"www_authenticate_uri": cloud.auth_url},
         }
     )
     path = folder / "cinder.conf"
@@ -147,8 +148,8 @@ def _configure(folder: Path, cloud: Cloud, port: int, broker_url: str, database_
     return path
 
 
-def _as_service(cloud: Cloud) -> dict[str, str]:
-    """Who it is to the identity service."""
+def _make_service_options(cloud: Cloud) -> dict[str, str]:
+    """Return the options with which Cinder authenticates to the identity service."""
     return {
         "auth_type": "password",
         "auth_url": cloud.auth_url,

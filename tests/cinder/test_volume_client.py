@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of the client of volumes, with Cinder itself."""
+"""The contract tests of the volume client, with a real Cinder."""
 
 from __future__ import annotations
 

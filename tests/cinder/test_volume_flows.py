@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of servers with volumes, with Cinder itself; also while its volume service falls silent
-or dies in the middle."""
+"""Servers with volumes of a real Cinder, also while cinder-volume is stopped or killed."""
 
 from __future__ import annotations
 
@@ -30,9 +29,9 @@ from tests.workflows import volumes as volume_service
 from tests.workflows.simulator import Cloud
 
 __all__ = ["cloud"]
-#: How often the API is not answered before its volume service is back.
+#: Number of failed calls after which the volume service is restored.
 FAILURES = 2
-#: Seconds from a call until it is hit: before, about in, and after what it does.
+#: Seconds from the begin of a call to the failure: before, about during, and after its work.
 MOMENTS = (0.0, 0.03, 0.1)
 STARTING_SECONDS = 1.0
 
@@ -42,12 +41,11 @@ def service(cinder: RunningCinder) -> Service:
     return Service(cinder.url, cinder.cloud, copies_images=False)
 
 
-class Stumbling:
-    """The service of volumes, whose process is hit in the middle of one call, and comes back after
-    calls that failed."""
+class FailingVolumeApi:
+    """A volume API with a process that fails during a call and returns after failed calls."""
 
-    def __init__(self, whole: VolumeApi, call: str, process: Process, hit: str, after: float):
-        self._whole, self._call, self._process = whole, call, process
+    def __init__(self, real_api: VolumeApi, call: str, process: Process, hit: str, after: float):
+        self._whole, self._call, self._process = real_api, call, process
         self._hit: Callable[[], None] = getattr(process, hit)
         self._after = after
         self.failed, self.was_hit = 0, False
@@ -56,13 +54,13 @@ class Stumbling:
         method = getattr(self._whole, name)
 
         def call(*arguments: Any, **options: Any) -> Any:
-            with self._about(name):
+            with self._fail_process_during(name):
                 return method(*arguments, **options)
 
         return call
 
     @contextmanager
-    def _about(self, name: str) -> Iterator[None]:
+    def _fail_process_during(self, name: str) -> Iterator[None]:
         timer = None
         if name == self._call and not self.was_hit:
             self.was_hit = True
@@ -78,14 +76,15 @@ class Stumbling:
             if self.failed == FAILURES:
                 self._process.restore()
             elif self.failed > FAILURES:
-                time.sleep(STARTING_SECONDS)  # it starts by the clock, not by the cloud's
+                # The process starts by the real clock, not by the clock of the simulated cloud.
+                time.sleep(STARTING_SECONDS)
             raise
         finally:
             if timer is not None:
                 timer.join()
 
 
-#: What is going on -> the call in which the process is hit.
+#: Action -> the call during which the process fails.
 FLOWS = {
     "create": "connect",
     "attach": "connect",
@@ -98,7 +97,7 @@ FLOWS = {
 @pytest.mark.parametrize("after", MOMENTS)
 @pytest.mark.parametrize("hit", ["silence", "kill"])
 @pytest.mark.parametrize("flow", FLOWS)
-def test_the_volume_process_is_hit_in_the_middle(
+def test_volume_action_recovers_when_cinder_volume_fails_during_call(
     cloud: Cloud, service: Service, cinder: RunningCinder, flow: str, hit: str, after: float
 ) -> None:
     if flow in ("create", "attach"):
@@ -109,9 +108,9 @@ def test_the_volume_process_is_hit_in_the_middle(
             cloud.settle()
     else:
         server, volume = create_server_with_volume(cloud, service)
-    whole = cloud.engine.volumes
-    stumbling = Stumbling(whole, FLOWS[flow], cinder.volume, hit, after)
-    cloud.engine.volumes = stumbling  # type: ignore[assignment]  # all calls of it go through
+    real_api = cloud.engine.volumes
+    failing_api = FailingVolumeApi(real_api, FLOWS[flow], cinder.volume, hit, after)
+    cloud.engine.volumes = failing_api  # type: ignore[assignment]  # all calls of it go through
     try:
         if flow == "create":
             wish = WantedVolume(volume_id=volume, size_gb=1, delete_on_termination=False)
@@ -127,30 +126,35 @@ def test_the_volume_process_is_hit_in_the_middle(
         cloud.settle()
     finally:
         cinder.volume.restore()
-        cloud.engine.volumes = whole
-    assert stumbling.was_hit
-    await_true(lambda: _answers(service), 60, "Cinder's volume service does its work")
+        cloud.engine.volumes = real_api
+    assert failing_api.was_hit
+    await_true(lambda: _is_serving(service), 60, "Cinder's volume service does its work")
     if cloud.pending():
         cloud.clean_up()
-    _is_whole(cloud, service, flow, server, volume)
+    _check_volume_is_consistent(cloud, service, flow, server, volume)
 
 
-def _answers(service: Service) -> bool:
-    """Makes it a volume? What it was asked for before it had started is an error."""
-    made = service.client.create(service.token, size_gb=1, name="of the test").id
-    await_true(lambda: _status(service, made) != "creating", 60, "the volume is still being made")
-    answers = _status(service, made) == "available"
-    service.client.delete(service.token, made)
-    return answers
+def _is_serving(service: Service) -> bool:
+    """Return whether the service creates a volume. Before the start, requests end in an error."""
+    new_volume = service.client.create(service.token, size_gb=1, name="of the test").id
+    await_true(
+        lambda: _read_status(service, new_volume) != "creating",
+        60,
+        "the volume is still being made",
+    )
+    is_available = _read_status(service, new_volume) == "available"
+    service.client.delete(service.token, new_volume)
+    return is_available
 
 
-def _status(service: Service, volume: str) -> str:
+def _read_status(service: Service, volume: str) -> str:
     return service.client.volume(service.token, volume).status
 
 
-def _is_whole(cloud: Cloud, service: Service, flow: str, server: str, volume: str) -> None:
-    """The server has the volume by one attachment or has none of it, as it says itself; the volume
-    is lost to nobody."""
+def _check_volume_is_consistent(
+    cloud: Cloud, service: Service, flow: str, server: str, volume: str
+) -> None:
+    """Check that server and Cinder agree about the attachment, and that the volume is usable."""
     if flow == "delete":
         assert service.client.attachments(service.token, server) == []
     elif volume_service.of(cloud, server):

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cinder migrates and retypes volumes that servers have: it asks our API for the swap, our
-conductor carries it out, and Cinder gives the data the old id."""
+"""Cinder migrates and retypes attached volumes.
+
+Cinder requests the swap from Kilonova's API, the conductor executes it, and Cinder gives the new
+data the old id.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,14 @@ from tests.workflows.test_volumes import last
 from tests.workflows.volumes import WantedVolume
 
 FIRST, SECOND = BACKENDS
-#: How long Cinder takes from the wish to the swap at most, seconds.
+#: Limit in seconds from the request to Cinder until Cinder requests the swap.
 ASKS_SECONDS = 60
-UNTYPED = "__DEFAULT__"  #: what Cinder calls the type of a volume that was asked for without one
+#: The type that Cinder gives to volumes without a requested type.
+UNTYPED = "__DEFAULT__"
 
 
 class Api:
-    """Our API over the store of a cloud in this thread, where Cinder finds the compute service."""
+    """The compute API of a simulated cloud in this thread, at the port that Cinder uses."""
 
     def __init__(self, cinder: RunningCinder, cloud: Cloud) -> None:
         self.answers: list[tuple[str, str, str]] = []
@@ -76,18 +80,18 @@ class Api:
         )
         self._server.timeout = ASKS_SECONDS
 
-    def swap(self) -> int:
-        """Answers until Cinder has asked for a swap; the status of that answer."""
+    def serve_until_swap(self) -> int:
+        """Serve requests until Cinder requests a swap, and return the status of that answer."""
         while True:
-            said = len(self.answers)
+            count = len(self.answers)
             self._server.handle_request()
-            assert len(self.answers) > said, f"Cinder asked only {self.answers}"
+            assert len(self.answers) > count, f"Cinder asked only {self.answers}"
             method, _, status = self.answers[-1]
             if method == "PUT":
                 return int(status)
 
     def post(self, path: str, body: Any, token: str) -> Result:
-        """What a user is answered."""
+        """Send a request of a user."""
         return self._client.simulate_post(
             f"/v2.1{path}", json=body, headers={"X-Auth-Token": token}
         )
@@ -113,13 +117,13 @@ def cloud(service: Service) -> Iterator[Cloud]:
 
 @pytest.fixture
 def api(cinder: RunningCinder, cloud: Cloud) -> Iterator[Api]:
-    made = Api(cinder, cloud)
-    yield made
-    made.close()
+    new_api = Api(cinder, cloud)
+    yield new_api
+    new_api.close()
 
 
-def ask(service: Service, method: str, path: str, body: Any = None) -> Any:
-    """What Cinder answers who may do all."""
+def send_request(service: Service, method: str, path: str, body: Any = None) -> Any:
+    """Send a request to Cinder as admin, and return the body of the response."""
     answer = requests.request(
         method,
         service.url + path,
@@ -133,48 +137,52 @@ def ask(service: Service, method: str, path: str, body: Any = None) -> Any:
 
 @pytest.fixture(scope="module")
 def types(service: Service) -> dict[str, str]:
-    """Place -> the type that its volumes have."""
-    made = {}
+    """Backend -> the id of the type of its volumes."""
+    type_ids = {}
     for place in BACKENDS:
         body = {"name": f"on {place}", "extra_specs": {CAPABILITY: place}}
-        made[place] = ask(service, "POST", "/types", {"volume_type": body})["volume_type"]["id"]
-    return made
+        type_ids[place] = send_request(service, "POST", "/types", {"volume_type": body})[
+            "volume_type"
+        ]["id"]
+    return type_ids
 
 
-def with_volume_of(cloud: Cloud, service: Service, volume_type: str | None) -> tuple[str, str]:
-    """A server on the first host, with a volume that is there."""
-    made = service.client.create(service.token, size_gb=1, volume_type=volume_type)
-    service.until(made.id, "available")
-    wish = WantedVolume(volume_id=made.id, size_gb=1, delete_on_termination=False)
+def create_server_with_volume(
+    cloud: Cloud, service: Service, volume_type: str | None
+) -> tuple[str, str]:
+    """Create a server on the first host with an existing volume, and return both ids."""
+    new_volume = service.client.create(service.token, size_gb=1, volume_type=volume_type)
+    service.until(new_volume.id, "available")
+    wish = WantedVolume(volume_id=new_volume.id, size_gb=1, delete_on_termination=False)
     [server] = cloud.create(host="h1", volumes=[wish])
     cloud.settle()
-    return server, made.id
+    return server, new_volume.id
 
 
-def all_volumes(service: Service) -> set[str]:
-    """Their ids."""
-    return {one["id"] for one in ask(service, "GET", "/volumes")["volumes"]}
+def list_volumes(service: Service) -> set[str]:
+    """Return the ids of all volumes of Cinder."""
+    return {volume["id"] for volume in send_request(service, "GET", "/volumes")["volumes"]}
 
 
-def record(service: Service, volume: str) -> dict[str, Any]:
-    found: dict[str, Any] = ask(service, "GET", f"/volumes/{volume}")["volume"]
-    return found
+def read_volume(service: Service, volume: str) -> dict[str, Any]:
+    volume_record: dict[str, Any] = send_request(service, "GET", f"/volumes/{volume}")["volume"]
+    return volume_record
 
 
-def place_of(service: Service, volume: str) -> str:
-    """Where Cinder has it."""
-    host = str(record(service, volume)["os-vol-host-attr:host"])
+def read_backend(service: Service, volume: str) -> str:
+    """Return the name of the volume's backend."""
+    host = str(read_volume(service, volume)["os-vol-host-attr:host"])
     return host.partition("@")[2].partition("#")[0]
 
 
 @pytest.mark.parametrize("wish", ["os-retype", "os-migrate_volume"])
-def test_a_volume_moves_under_its_server(
+def test_cinder_migrate_and_retype_swap_attached_volume(
     cloud: Cloud, service: Service, api: Api, types: dict[str, str], wish: str
 ) -> None:
-    """A type is of one place; what has none may be anywhere."""
+    """A typed volume is retyped to the other backend, an untyped volume is migrated there."""
     retypes = wish == "os-retype"
-    server, volume = with_volume_of(cloud, service, types[FIRST] if retypes else None)
-    here, known = place_of(service, volume), all_volumes(service)
+    server, volume = create_server_with_volume(cloud, service, types[FIRST] if retypes else None)
+    here, earlier_volumes = read_backend(service, volume), list_volumes(service)
     there = SECOND if here == FIRST else FIRST
     [before] = service.client.attachments(service.token, server)
     body = (
@@ -182,16 +190,22 @@ def test_a_volume_moves_under_its_server(
         if retypes
         else {"host": f"{HOST}@{there}#fake", "force_host_copy": True}
     )
-    ask(service, "POST", f"/volumes/{volume}/action", {wish: body})
-    assert api.swap() == 202
-    [new] = all_volumes(service) - known
+    send_request(service, "POST", f"/volumes/{volume}/action", {wish: body})
+    assert api.serve_until_swap() == 202
+    [new] = list_volumes(service) - earlier_volumes
     cloud.settle()
     assert last(cloud, server)[:2] == ("swap_volume", "done")
     assert_settled_with_volume(cloud, service, server, volume, states.ACTIVE, "h1")
-    found = record(service, volume)
-    assert (found["status"], found["os-vol-mig-status-attr:migstat"]) == ("in-use", "success")
-    assert (place_of(service, volume), found["os-vol-mig-status-attr:name_id"]) == (there, new)
-    assert found["volume_type"] == (f"on {there}" if retypes else UNTYPED)
+    volume_record = read_volume(service, volume)
+    assert (volume_record["status"], volume_record["os-vol-mig-status-attr:migstat"]) == (
+        "in-use",
+        "success",
+    )
+    assert (read_backend(service, volume), volume_record["os-vol-mig-status-attr:name_id"]) == (
+        there,
+        new,
+    )
+    assert volume_record["volume_type"] == (f"on {there}" if retypes else UNTYPED)
     [now] = service.client.attachments(service.token, server)
     assert now.id != before.id
     [guest] = cloud.hosts["h1"].driver.host.guests[server].volumes
@@ -202,60 +216,69 @@ def test_a_volume_moves_under_its_server(
     service.until(volume, "available")
 
 
-def test_a_copy_that_fails_leaves_the_volume(
+def test_cinder_retype_with_failed_copy_keeps_old_volume(
     cloud: Cloud, service: Service, api: Api, types: dict[str, str]
 ) -> None:
-    server, volume = with_volume_of(cloud, service, types[FIRST])
-    [before], known = service.client.attachments(service.token, server), all_volumes(service)
+    server, volume = create_server_with_volume(cloud, service, types[FIRST])
+    [before], earlier_volumes = (
+        service.client.attachments(service.token, server),
+        list_volumes(service),
+    )
     cloud.hosts["h1"].driver.host.script["copy_volume"] = [Fail("The disk is full.")]
     body = {"new_type": types[SECOND], "migration_policy": "on-demand"}
-    ask(service, "POST", f"/volumes/{volume}/action", {"os-retype": body})
-    assert api.swap() == 202
-    [new] = all_volumes(service) - known
+    send_request(service, "POST", f"/volumes/{volume}/action", {"os-retype": body})
+    assert api.serve_until_swap() == 202
+    [new] = list_volumes(service) - earlier_volumes
     cloud.settle()
     assert last(cloud, server) == ("swap_volume", "failed", "The disk is full.")
-    _is_as_before(cloud, service, server, volume, before.id)
+    _check_volume_did_not_move(cloud, service, server, volume, before.id)
     await_true(lambda: is_gone(service, new), 60, "the new volume is still there")
 
 
-def _is_as_before(
+def _check_volume_did_not_move(
     cloud: Cloud, service: Service, server: str, volume: str, attachment: str
 ) -> None:
-    """The server has the volume where it was, and Cinder says that it did not move."""
-    await_true(lambda: record(service, volume)["status"] == "in-use", 60, "it moves still")
+    """Check that the server has the volume with the old attachment, and Cinder reports an error."""
+    await_true(lambda: read_volume(service, volume)["status"] == "in-use", 60, "it moves still")
     assert_settled_with_volume(cloud, service, server, volume, states.ACTIVE, "h1")
-    found = record(service, volume)
-    assert found["os-vol-mig-status-attr:migstat"] == "error"
-    assert (place_of(service, volume), found["volume_type"]) == (FIRST, f"on {FIRST}")
-    assert [one.id for one in service.client.attachments(service.token, server)] == [attachment]
+    volume_record = read_volume(service, volume)
+    assert volume_record["os-vol-mig-status-attr:migstat"] == "error"
+    assert (read_backend(service, volume), volume_record["volume_type"]) == (FIRST, f"on {FIRST}")
+    assert [entry.id for entry in service.client.attachments(service.token, server)] == [attachment]
 
 
-def test_encrypted_volumes_are_refused_by_name(
+def test_encrypted_volume_is_refused_at_attach_and_retype(
     cloud: Cloud, service: Service, api: Api, types: dict[str, str]
 ) -> None:
-    """In a new server, at one that is there, and as what a volume is retyped to."""
-    made = ask(service, "POST", "/types", {"volume_type": {"name": "secret"}})["volume_type"]["id"]
-    how = {"provider": "luks", "cipher": "aes-xts-plain64", "key_size": 256}
-    ask(
+    type_id = send_request(service, "POST", "/types", {"volume_type": {"name": "secret"}})[
+        "volume_type"
+    ]["id"]
+    encryption = {"provider": "luks", "cipher": "aes-xts-plain64", "key_size": 256}
+    send_request(
         service,
         "POST",
-        f"/types/{made}/encryption",
-        {"encryption": how | {"control_location": "front-end"}},
+        f"/types/{type_id}/encryption",
+        {"encryption": encryption | {"control_location": "front-end"}},
     )
-    secret = service.client.create(service.token, size_gb=1, volume_type=made)
+    secret = service.client.create(service.token, size_gb=1, volume_type=type_id)
     assert secret.encrypted, "its record says so as soon as it is made"
     service.until(secret.id, "available")
-    server, volume = with_volume_of(cloud, service, types[FIRST])
-    [before], known = service.client.attachments(service.token, server), all_volumes(service)
-    asked = {"volumeAttachment": {"volumeId": secret.id}}
-    refused = api.post(f"/servers/{server}/os-volume_attachments", asked, service.token)
+    server, volume = create_server_with_volume(cloud, service, types[FIRST])
+    [before], earlier_volumes = (
+        service.client.attachments(service.token, server),
+        list_volumes(service),
+    )
+    request = {"volumeAttachment": {"volumeId": secret.id}}
+    refused = api.post(f"/servers/{server}/os-volume_attachments", request, service.token)
     assert refused.status_code == 400
     assert f"'{secret.id}' is encrypted" in refused.json["badRequest"]["message"]
-    body = {"new_type": made, "migration_policy": "on-demand"}
-    ask(service, "POST", f"/volumes/{volume}/action", {"os-retype": body})
-    assert api.swap() == 400
-    _is_as_before(cloud, service, server, volume, before.id)
-    await_true(lambda: all_volumes(service) == known, 60, "the new volume is still there")
+    body = {"new_type": type_id, "migration_policy": "on-demand"}
+    send_request(service, "POST", f"/volumes/{volume}/action", {"os-retype": body})
+    assert api.serve_until_swap() == 400
+    _check_volume_did_not_move(cloud, service, server, volume, before.id)
+    await_true(
+        lambda: list_volumes(service) == earlier_volumes, 60, "the new volume is still there"
+    )
     connected = service.client.attach(
         service.token, secret.id, server, CONNECTOR, "/dev/vdc"
     ).connection

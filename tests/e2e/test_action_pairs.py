@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's disk holds what was written on it after every pair of actions in a row.
+"""A server keeps the data on its disk through every pair of consecutive actions.
 
-One guest of a lab goes through a walk of actions; before each something new is written on its disk,
-and after each that is read, and what was written when the disk was new. Every pair, with
-KILONOVA_STEPS=all, takes about an hour; otherwise the walk has so many steps, of the circuit that
-KILONOVA_SEED draws.
+A guest of a lab goes through a series of actions. Before each action the test writes a new text to
+the disk. After each action it reads this text, and the text of the first boot. With
+KILONOVA_STEPS=all the series contains every pair and takes about an hour. Otherwise it contains
+that many steps, from an order that KILONOVA_SEED draws.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT, SETTLE
-from tests.e2e.test_moves import admin, ask, larger
+from tests.e2e.test_moves import admin, ask, ensure_flavor
 from tests.e2e.walks import every_pair
 from tests.waiting import await_true
 
@@ -30,14 +30,16 @@ WRITTEN_AT = 80
 
 @dataclass
 class Walk:
-    """The guest on its way. ``sizes``: two flavors, of which it has one."""
+    """The guest during the series. ``sizes`` are two flavors between which it is resized."""
 
     lab: LiveLab
     guest: Witness
     sizes: tuple[str, str]
     written: str = ""
 
-    def does(self, key: str, value: object = None, status: str = "ACTIVE", fine: int = 202) -> None:
+    def run_action(
+        self, key: str, value: object = None, status: str = "ACTIVE", fine: int = 202
+    ) -> None:
         ask(admin(self.lab), self.guest, key, value, fine)
         self.guest.rest.await_status(self.guest.server, status, BOOT)
 
@@ -61,59 +63,59 @@ class Walk:
 
 
 def stop_and_start(walk: Walk) -> None:
-    walk.does("os-stop", status="SHUTOFF")
-    walk.does("os-start")
+    walk.run_action("os-stop", status="SHUTOFF")
+    walk.run_action("os-start")
 
 
 def reboot(walk: Walk) -> None:
-    walk.does("reboot", {"type": "HARD"})
+    walk.run_action("reboot", {"type": "HARD"})
 
 
 def pause(walk: Walk) -> None:
-    walk.does("pause", status="PAUSED")
-    walk.does("unpause")
+    walk.run_action("pause", status="PAUSED")
+    walk.run_action("unpause")
 
 
 def suspend(walk: Walk) -> None:
-    walk.does("suspend", status="SUSPENDED")
-    walk.does("resume")
+    walk.run_action("suspend", status="SUSPENDED")
+    walk.run_action("resume")
 
 
 def shelve(walk: Walk) -> None:
-    walk.does("shelve", status="SHELVED_OFFLOADED")
-    walk.does("unshelve")
+    walk.run_action("shelve", status="SHELVED_OFFLOADED")
+    walk.run_action("unshelve")
 
 
 def rescue(walk: Walk) -> None:
-    walk.does("rescue", {"rescue_image_ref": walk.lab.image()}, "RESCUE", 200)
-    walk.does("unrescue")
+    walk.run_action("rescue", {"rescue_image_ref": walk.lab.image()}, "RESCUE", 200)
+    walk.run_action("unrescue")
 
 
 def snapshot(walk: Walk) -> None:
     name = f"{walk.guest.name}-snapshot"
-    walk.does("createImage", {"name": name})
+    walk.run_action("createImage", {"name": name})
     await_true(lambda: walk.lab.images().get(name) == "active", SETTLE, walk.lab.images)
     for image in walk.lab.seed.demo.image.images(name=name):
         walk.lab.seed.demo.image.delete_image(image)
 
 
 def resize(walk: Walk) -> None:
-    walk.does("resize", {"flavorRef": walk.other_size()}, "VERIFY_RESIZE")
-    walk.does("confirmResize", fine=204)
+    walk.run_action("resize", {"flavorRef": walk.other_size()}, "VERIFY_RESIZE")
+    walk.run_action("confirmResize", fine=204)
 
 
 def revert(walk: Walk) -> None:
-    walk.does("resize", {"flavorRef": walk.other_size()}, "VERIFY_RESIZE")
-    walk.does("revertResize")
+    walk.run_action("resize", {"flavorRef": walk.other_size()}, "VERIFY_RESIZE")
+    walk.run_action("revertResize")
 
 
 def migrate(walk: Walk) -> None:
-    walk.does("migrate", status="VERIFY_RESIZE")
-    walk.does("confirmResize", fine=204)
+    walk.run_action("migrate", status="VERIFY_RESIZE")
+    walk.run_action("confirmResize", fine=204)
 
 
 def migrate_live(walk: Walk) -> None:
-    walk.does("os-migrateLive", {"host": None, "block_migration": "auto"})
+    walk.run_action("os-migrateLive", {"host": None, "block_migration": "auto"})
 
 
 ACTIONS: dict[str, Callable[[Walk], None]] = {
@@ -132,11 +134,11 @@ ACTIONS: dict[str, Callable[[Walk], None]] = {
         migrate_live,
     )
 }
-#: Each walk begins with what has lost data once.
+#: Each series begins with the actions that lost data in an earlier version.
 HEAD = ("shelve", "migrate", "shelve", "migrate_live")
 
 
-def steps() -> list[str]:
+def list_steps() -> list[str]:
     circuit = every_pair(list(ACTIONS), int(os.environ.get("KILONOVA_SEED", "0")))
     count = os.environ.get("KILONOVA_STEPS", "2")
     return [*HEAD, *(circuit if count == "all" else circuit[: int(count)])]
@@ -144,21 +146,22 @@ def steps() -> list[str]:
 
 @pytest.fixture
 def walk(lab: LiveLab) -> Iterator[Walk]:
-    """A guest of one processor: what keeps an emulated one whole while it migrates takes turns on
-    one (decision 0021)."""
-    sizes = lab.flavor(), larger(lab, "pairs.larger", ram=160, vcpus=1, disk=1)
+    """A guest with one processor, because emulated guests with several do not migrate safely
+    (decision 0021).
+    """
+    sizes = lab.flavor(), ensure_flavor(lab, "pairs.larger", ram=160, vcpus=1, disk=1)
     with witness(lab, "pairs") as guest:
         yield Walk(lab, guest, sizes)
 
 
-@pytest.mark.timeout(900 + 60 * len(steps()))
-def test_disk_holds_what_was_written_after_every_pair_of_actions(walk: Walk) -> None:
-    canary, done = walk.guest.account().canary, []
-    for step, action in enumerate(steps()):
+@pytest.mark.timeout(900 + 60 * len(list_steps()))
+def test_server_disk_keeps_data_through_every_pair_of_actions(walk: Walk) -> None:
+    canary, finished_actions = walk.guest.account().canary, []
+    for step, action in enumerate(list_steps()):
         walk.write(f"step-{step}")
         ACTIONS[action](walk)
-        done.append(action)
+        finished_actions.append(action)
         walk.guest.await_ssh()
         assert (walk.guest.account().canary, walk.read()) == (canary, walk.written), (
-            f"after {' '.join(done)}"
+            f"after {' '.join(finished_actions)}"
         )

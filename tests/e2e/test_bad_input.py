@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients get wrong: the exact status and fault, never a 500, and nothing left behind."""
+"""Wrong requests of clients: each returns the exact status and fault, and leaves no resource."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOBODY = "00000000-0000-4000-8000-000000000000"
 
 @dataclass(frozen=True)
 class Case:
-    """A request and the fault that it earns; ``change`` is laid over a good create's server."""
+    """A wrong request and the expected fault. ``change`` modifies a valid create request."""
 
     name: str
     status: int
@@ -109,10 +109,10 @@ CASES = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def nothing_is_left(cloud: Live) -> Iterator[None]:
-    """What every project has is the same after all of this, and the oracle is content."""
+def unchanged_resources(cloud: Live) -> Iterator[None]:
+    """Check at the end that the resources of all projects are unchanged and consistent."""
 
-    def everything() -> tuple[Any, ...]:
+    def list_resources() -> tuple[Any, ...]:
         return (
             sorted(
                 row["id"]
@@ -128,9 +128,9 @@ def nothing_is_left(cloud: Live) -> Iterator[None]:
             orphans(cloud),
         )
 
-    before = everything()
+    before = list_resources()
     yield
-    assert everything() == before
+    assert list_resources() == before
     cloud.judge()
 
 
@@ -141,7 +141,7 @@ def tenant(cloud: Live) -> Rest:
 
 @pytest.fixture(scope="module")
 def body(cloud: Live) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A good create with changes; a change to None takes the key away."""
+    """Function that returns a valid create request with changes. None removes a key."""
     good = {
         "name": "bad-input",
         "imageRef": cloud.image(),
@@ -175,15 +175,18 @@ def check(reply: Reply, status: int, kind: str, words: str) -> None:
     assert reply.status == status, reply
     assert reply.headers["Content-Type"].startswith("application/json")
     assert reply.headers["X-Compute-Request-Id"].startswith("req-")
-    found = reply.fault
-    assert found[:2] == (kind, status)
-    assert words in found[2]
-    assert found[2]
+    fault = reply.fault
+    assert fault[:2] == (kind, status)
+    assert words in fault[2]
+    assert fault[2]
 
 
-@pytest.mark.slice("guests")  # tests/api asks each of these without a real cloud
+# tests/api tests each of these requests without a real cloud.
+@pytest.mark.slice("guests")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_fault(tenant: Rest, body: Callable[[dict[str, Any]], dict[str, Any]], case: Case) -> None:
+def test_wrong_request_returns_status_and_fault(
+    tenant: Rest, body: Callable[[dict[str, Any]], dict[str, Any]], case: Case
+) -> None:
     sent = None if case.change is None else {"server": body(case.change), **case.more}
     check(
         tenant.call(case.method, case.path, sent, data=case.data),
@@ -195,7 +198,13 @@ def test_fault(tenant: Rest, body: Callable[[dict[str, Any]], dict[str, Any]], c
 
 @dataclass(frozen=True)
 class Networks:
-    """What requests for networks can be wrong about."""
+    """Ids of networks and ports for wrong requests.
+
+    Attributes:
+        foreign: A port of the admin's project.
+        bound: The port of the first server.
+        taken: The address of that port.
+    """
 
     private: str
     public: str
@@ -210,8 +219,10 @@ def networks(cloud: Live) -> Iterator[Networks]:
     private = next(iter(service.networks(name=PRIVATE, is_shared=True))).id
     public = next(iter(service.networks(name=PUBLIC, is_router_external=True))).id
     foreign = service.create_port(network_id=private, name="foreign")
-    [first] = [one["id"] for one in cloud.rest().servers() if one["name"] == "first"]
-    bound = next(iter(service.ports(device_id=first)))
+    [first_server] = [
+        server["id"] for server in cloud.rest().servers() if server["name"] == "first"
+    ]
+    bound = next(iter(service.ports(device_id=first_server)))
     yield Networks(private, public, foreign.id, bound.id, bound.fixed_ips[0]["ip_address"])
     service.delete_port(foreign)
 
@@ -271,7 +282,7 @@ WRONG_NETWORKS: list[tuple[str, int, str, str, Callable[[Networks], Any]]] = [
     [row[1:] for row in WRONG_NETWORKS],
     ids=[row[0] for row in WRONG_NETWORKS],
 )
-def test_fault_of_networks(
+def test_create_with_wrong_network_returns_fault(
     cloud: Live,
     tenant: Rest,
     body: Callable[[dict[str, Any]], dict[str, Any]],
@@ -310,14 +321,14 @@ def test_fault_of_networks(
         ),
     ],
 )
-def test_fault_of_an_attachment(
+def test_attach_interface_with_wrong_port_or_network_returns_fault(
     tenant: Rest,
     networks: Networks,
     status: int,
     kind: str,
     attached: Callable[[Networks], dict[str, Any]],
 ) -> None:
-    [first] = [one["id"] for one in tenant.servers() if one["name"] == "first"]
+    [first] = [server["id"] for server in tenant.servers() if server["name"] == "first"]
     check(
         tenant.call(
             "POST", f"/servers/{first}/os-interface", {"interfaceAttachment": attached(networks)}
@@ -344,7 +355,7 @@ def test_fault_of_an_attachment(
         ("GET", "/os-instance-actions", None),
     ],
 )
-def test_server_of_another_project_does_not_exist(
+def test_server_of_another_project_returns_404(
     tenant: Rest, stranger: Rest, method: str, path: str, sent: Any
 ) -> None:
     server = tenant.servers()[0]["id"]
@@ -353,7 +364,7 @@ def test_server_of_another_project_does_not_exist(
 
 
 @pytest.mark.parametrize("token", [None, "wrong", "gAAAAA" + "x" * 200])
-def test_without_a_good_token(cloud: Live, token: str | None) -> None:
+def test_request_without_valid_token_returns_401(cloud: Live, token: str | None) -> None:
     for method in ("GET", "POST"):
         check(
             Rest(cloud.cloud.api_url, token).call(method, "/servers"),
@@ -363,7 +374,7 @@ def test_without_a_good_token(cloud: Live, token: str | None) -> None:
         )
 
 
-def test_versions_need_no_token(cloud: Live) -> None:
+def test_versions_request_needs_no_token(cloud: Live) -> None:
     assert Rest(cloud.cloud.api_url, None).call("GET", "/").status == 200
 
 
@@ -377,7 +388,7 @@ def test_versions_need_no_token(cloud: Live) -> None:
         ("2.1.1", 400, "badRequest", "2.1.1"),
     ],
 )
-def test_unknown_microversion(
+def test_unknown_microversion_returns_406_or_400(
     tenant: Rest, version: str, status: int, kind: str, words: str
 ) -> None:
     for method in ("GET", "POST"):

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real guest with a canary on its disk, sent through its actions by the ``openstack`` command as
-it comes from PyPI.
+"""Actions of the ``openstack`` command from PyPI on a guest with a canary on its disk.
 
-The guest plants the canary at its first boot and says at each boot what its disks hold, so that its
-own words tell whether the disk survived. The tests share one guest and one open client, and leave
-the guest ACTIVE with its canary.
+The guest writes the canary to the disk at the first boot, and prints the contents of its disks at
+each boot. The tests share a guest and an open client, and leave the guest ACTIVE with the canary.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ ACTION_NAMES = {
 
 @dataclass
 class Guest:
-    """A guest and how often it has booted since its console began."""
+    """A guest, and the number of its boots in the current console log."""
 
     cloud: Live
     rest: Rest
@@ -55,25 +53,25 @@ class Guest:
     type: Callable[[str], None]
     boots: int = 1
 
-    def does(self, command: str, wanted: str) -> None:
-        """Type ``server COMMAND … NAME`` and wait for the status."""
+    def run_command_until(self, command: str, status: str) -> None:
+        """Run ``openstack server COMMAND … NAME``, and wait for the status."""
         self.type(f"server {command} {self.name}")
-        await_true(lambda: self.rest.server(self.server)["status"] == wanted, SETTLE, self.story)
-        self.rest.await_status(self.server, wanted)
+        await_true(lambda: self.rest.server(self.server)["status"] == status, SETTLE, self.describe)
+        self.rest.await_status(self.server, status)
 
-    def holds(self) -> dict[str, str]:
-        """Disk -> what it holds, in the guest's words at its last boot."""
+    def read_disks(self) -> dict[str, str]:
+        """Return the content of each disk, as the guest printed at its last boot."""
         console = self.rest.await_ready(self.server, self.boots)
         assert console.count(BOOTING) == self.boots, console
         return dict(
             re.findall(r"^(vd[ab]) holds \[(.*)\]", console.split(BOOTING)[-1], re.MULTILINE)
         )
 
-    def boots_again(self) -> dict[str, str]:
+    def read_disks_after_boot(self) -> dict[str, str]:
         self.boots += 1
-        return self.holds()
+        return self.read_disks()
 
-    def story(self) -> str:
+    def describe(self) -> str:
         return f"{self.rest.server(self.server)}\n{self.rest.console(self.server)[-2000:]}"
 
 
@@ -82,18 +80,21 @@ def guest(cloud: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gue
     rest, name = cloud.rest(), f"canary-{uuid.uuid4().hex[:8]}"
     folder = tmp_path_factory.mktemp("client")
     (folder / "user-data").write_text(CANARY)
-    with cloud.typist(folder) as typed:
-        typed(
+    with cloud.typist(folder) as type_command:
+        type_command(
             f"server create --flavor m1.nano --image tiny --nic none --config-drive True --user-data "
             f"{folder}/user-data {name}"
         )
-        await_true(lambda: name in {one["name"] for one in rest.servers()}, SETTLE, rest.servers)
-        [server] = [one["id"] for one in rest.servers() if one["name"] == name]
+        await_true(
+            lambda: name in {server["name"] for server in rest.servers()}, SETTLE, rest.servers
+        )
+        [server] = [server["id"] for server in rest.servers() if server["name"] == name]
         rest.await_status(server, "ACTIVE")
-        made = Guest(cloud, rest, name, server, typed)
-        assert made.holds() == {"vda": ""}  # and now it is planted
-        yield made
-        typed(f"server delete --wait {name}")
+        new_guest = Guest(cloud, rest, name, server, type_command)
+        # The first boot finds an empty disk, and then writes the canary.
+        assert new_guest.read_disks() == {"vda": ""}
+        yield new_guest
+        type_command(f"server delete --wait {name}")
     rest.await_gone(server)
     for image in cloud.seed.demo.image.images(visibility="private"):
         if image.name.startswith(name):
@@ -102,30 +103,34 @@ def guest(cloud: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gue
     cloud.judge()
 
 
-def test_paused_suspended_and_locked_guests_go_on_without_a_boot(guest: Guest) -> None:
-    guest.does("pause", "PAUSED")
+def test_pause_suspend_and_lock_keep_guest_running_without_reboot(guest: Guest) -> None:
+    guest.run_command_until("pause", "PAUSED")
     assert guest.cloud.domain_state(guest.server) == "paused"
-    guest.does("unpause", "ACTIVE")
-    guest.does("suspend", "SUSPENDED")
+    guest.run_command_until("unpause", "ACTIVE")
+    guest.run_command_until("suspend", "SUSPENDED")
     assert guest.cloud.domain_state(guest.server) == "shut off"
-    guest.does("resume", "ACTIVE")
+    guest.run_command_until("resume", "ACTIVE")
     assert guest.cloud.domain_state(guest.server) == "running"
     guest.type(f"server lock {guest.name}")
-    await_true(lambda: guest.rest.server(guest.server)["locked"], SETTLE, guest.story)
+    await_true(lambda: guest.rest.server(guest.server)["locked"], SETTLE, guest.describe)
     assert guest.rest.act(guest.server, "os-stop").status == 409
     guest.type(f"server unlock {guest.name}")
-    await_true(lambda: not guest.rest.server(guest.server)["locked"], SETTLE, guest.story)
-    assert guest.holds() == {"vda": ""}  # still its first boot
+    await_true(lambda: not guest.rest.server(guest.server)["locked"], SETTLE, guest.describe)
+    # This is still the output of the first boot.
+    assert guest.read_disks() == {"vda": ""}
 
 
-def test_snapshot_boots_with_the_canary(guest: Guest) -> None:
+def test_snapshot_of_server_boots_with_canary(guest: Guest) -> None:
     image, copy = f"{guest.name}-snapshot", f"{guest.name}-copy"
     guest.type(f"server image create --wait --name {image} {guest.name}")
     await_true(lambda: guest.cloud.images().get(image) == "active", SETTLE, guest.cloud.images)
-    made = next(iter(guest.cloud.seed.demo.image.images(name=image)))
-    assert (made.instance_uuid, made.properties["image_type"]) == (guest.server, "snapshot")
+    image_record = next(iter(guest.cloud.seed.demo.image.images(name=image)))
+    assert (image_record.instance_uuid, image_record.properties["image_type"]) == (
+        guest.server,
+        "snapshot",
+    )
     server = guest.rest.create(
-        image=made.id,
+        image=image_record.id,
         flavor=guest.cloud.flavor(),
         name=copy,
         config_drive=True,
@@ -133,33 +138,36 @@ def test_snapshot_boots_with_the_canary(guest: Guest) -> None:
     )
     try:
         guest.rest.await_status(server, "ACTIVE")
-        assert Guest(guest.cloud, guest.rest, copy, server, guest.type).holds() == {"vda": "canary"}
+        assert Guest(guest.cloud, guest.rest, copy, server, guest.type).read_disks() == {
+            "vda": "canary"
+        }
     finally:
         guest.type(f"server delete {copy}")
         guest.rest.await_gone(server)
     guest.rest.await_status(guest.server, "ACTIVE")
 
 
-def test_rescued_guest_has_its_disk_beside_the_rescue_disk_and_gets_it_back(guest: Guest) -> None:
-    guest.does("rescue --image tiny", "RESCUE")
-    assert guest.boots_again() == {"vda": "", "vdb": "canary"}
-    guest.does("unrescue", "ACTIVE")
-    assert guest.boots_again() == {"vda": "canary"}
+def test_rescue_adds_rescue_disk_and_unrescue_restores_canary_disk(guest: Guest) -> None:
+    guest.run_command_until("rescue --image tiny", "RESCUE")
+    assert guest.read_disks_after_boot() == {"vda": "", "vdb": "canary"}
+    guest.run_command_until("unrescue", "ACTIVE")
+    assert guest.read_disks_after_boot() == {"vda": "canary"}
 
 
-def test_shelved_guest_leaves_its_host_and_comes_back_with_the_canary(guest: Guest) -> None:
-    guest.does("shelve", "SHELVED_OFFLOADED")
+def test_shelve_removes_guest_from_host_and_unshelve_restores_canary(guest: Guest) -> None:
+    guest.run_command_until("shelve", "SHELVED_OFFLOADED")
     assert guest.cloud.remains(guest.server) == []
     assert guest.cloud.images()[f"{guest.name}-shelved"] == "active"
-    guest.does("unshelve", "ACTIVE")
-    guest.boots = 1  # a new domain: its console begins anew
-    assert guest.holds() == {"vda": "canary"}
+    guest.run_command_until("unshelve", "ACTIVE")
+    # The console log of a new domain is empty.
+    guest.boots = 1
+    assert guest.read_disks() == {"vda": "canary"}
     await_true(
         lambda: f"{guest.name}-shelved" not in guest.cloud.images(), SETTLE, guest.cloud.images
     )
 
 
-def test_backup_rotation_keeps_the_youngest(guest: Guest) -> None:
+def test_backup_rotation_keeps_newest_image(guest: Guest) -> None:
     first, second, weekly = (f"{guest.name}-{kind}" for kind in ("first", "second", "weekly"))
     for image, kind in ((first, "daily"), (weekly, "weekly"), (second, "daily")):
         guest.type(f"server backup create --name {image} --type {kind} --rotate 1 {guest.name}")
@@ -174,69 +182,76 @@ def test_backup_rotation_keeps_the_youngest(guest: Guest) -> None:
         SETTLE,
         guest.cloud.images,
     )
-    [kept] = guest.cloud.seed.demo.image.images(name=second)
-    assert (kept.instance_uuid, kept.properties["image_type"], kept.properties["backup_type"]) == (
+    [backup] = guest.cloud.seed.demo.image.images(name=second)
+    assert (
+        backup.instance_uuid,
+        backup.properties["image_type"],
+        backup.properties["backup_type"],
+    ) == (
         guest.server,
         "backup",
         "daily",
     )
 
 
-def test_rebuilt_guest_has_a_new_disk_and_is_the_same_server(guest: Guest) -> None:
+def test_rebuild_gives_new_disk_and_keeps_server_identity(guest: Guest) -> None:
     before = guest.rest.server(guest.server)
     guest.type(f"server rebuild --image tiny --wait --property made=anew {guest.name}")
     await_true(
-        lambda: guest.rest.server(guest.server)["metadata"] == {"made": "anew"}, SETTLE, guest.story
+        lambda: guest.rest.server(guest.server)["metadata"] == {"made": "anew"},
+        SETTLE,
+        guest.describe,
     )
     after = guest.rest.await_status(guest.server, "ACTIVE")
-    assert guest.boots_again() == {"vda": ""}  # and planted anew
+    # The boot writes the canary to the new disk.
+    assert guest.read_disks_after_boot() == {"vda": ""}
     assert [after[key] for key in ("id", "addresses", "flavor", "created")] == [
         before[key] for key in ("id", "addresses", "flavor", "created")
     ]
 
 
-def test_guest_without_agent_is_interrupted_and_described(guest: Guest) -> None:
+def test_guest_without_agent_accepts_nmi_and_diagnostics_but_no_password(guest: Guest) -> None:
     refused = guest.rest.act(guest.server, "changePassword", {"adminPass": SECRET})
     kind, code, message = refused.fault
     assert (kind, code, "agent" in message) == ("conflictingRequest", 409, True)
     guest.rest.await_status(guest.server, "ACTIVE")
-    written = [
+    files = [
         *guest.cloud.home.glob("log/*"),
         *guest.cloud.home.glob("data/*"),
         *guest.cloud.home.glob("state/*.db*"),
     ]
-    assert guest.cloud.home / "data/kilonova.db" in written
-    assert [
-        path for path in written if path.is_file() and SECRET.encode() in path.read_bytes()
-    ] == []
+    assert guest.cloud.home / "data/kilonova.db" in files
+    assert [path for path in files if path.is_file() and SECRET.encode() in path.read_bytes()] == []
 
     assert guest.rest.act(guest.server, "trigger_crash_dump").status == 202
-    await_true(lambda: "NMI received" in guest.rest.console(guest.server), 30, guest.story)
-    found = guest.cloud.rest("kilonova-admin").call("GET", f"/servers/{guest.server}/diagnostics")
-    assert found.status == 200
-    described = found.body
-    assert {key: described[key] for key in ("state", "driver", "config_drive", "num_cpus")} == {
+    await_true(lambda: "NMI received" in guest.rest.console(guest.server), 30, guest.describe)
+    diagnostics_response = guest.cloud.rest("kilonova-admin").call(
+        "GET", f"/servers/{guest.server}/diagnostics"
+    )
+    assert diagnostics_response.status == 200
+    diagnostics = diagnostics_response.body
+    assert {key: diagnostics[key] for key in ("state", "driver", "config_drive", "num_cpus")} == {
         "state": "running",
         "driver": "libvirt",
         "config_drive": True,
         "num_cpus": 1,
     }
-    assert described["memory_details"]["maximum"] == 128
-    assert len(described["disk_details"]) == described["num_disks"] > 0
+    assert diagnostics["memory_details"]["maximum"] == 128
+    assert len(diagnostics["disk_details"]) == diagnostics["num_disks"] > 0
     assert guest.rest.call("GET", f"/servers/{guest.server}/diagnostics").status == 403
 
 
-def test_every_action_is_in_the_log_with_its_events(guest: Guest) -> None:
+def test_instance_actions_list_every_action_with_its_events(guest: Guest) -> None:
     path = f"/servers/{guest.server}/os-instance-actions"
     listed = guest.rest.call("GET", path).body["instanceActions"]
-    told = partial(guest.rest.call, "GET")
-    shown = [told(f"{path}/{one['request_id']}").body["instanceAction"] for one in listed]
-    assert {one["action"] for one in listed} >= {"create"}
-    assert {one["action"] for one in listed} <= ACTION_NAMES | {
+    get = partial(guest.rest.call, "GET")
+    actions = [get(f"{path}/{action['request_id']}").body["instanceAction"] for action in listed]
+    assert {action["action"] for action in listed} >= {"create"}
+    assert {action["action"] for action in listed} <= ACTION_NAMES | {
         "changePassword",
         "trigger_crash_dump",
     }
-    for one in shown:
-        results = {event["event"]: event["result"] for event in one["events"]}
-        wanted = {"Error"} if one["action"] == "changePassword" else {"Success"}
-        assert set(results.values()) <= wanted, (one["action"], results)
+    for action in actions:
+        results = {event["event"]: event["result"] for event in action["events"]}
+        expected_results = {"Error"} if action["action"] == "changePassword" else {"Success"}
+        assert set(results.values()) <= expected_results, (action["action"], results)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ``openstack`` command, as it comes from PyPI, against a real cloud; each test types into one
-session of it.
+"""The ``openstack`` command from PyPI against a running cloud.
 
-Nova's schemas judge every answer that the command gets of the compute service.
+A recorder checks every response of the compute API with Nova's schemas.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ JSON = " -f json"
 
 
 @pytest.fixture(autouse=True)
-def judged(cloud: Live) -> Iterator[Recorder]:
+def recorder(cloud: Live) -> Iterator[Recorder]:
     before = cloud.environment
     with Recorder(cloud.cloud.api_url) as recorder:
         cloud.environment = before | {"http_proxy": recorder.url, "no_proxy": "", "NO_PROXY": ""}
@@ -32,18 +31,18 @@ def judged(cloud: Live) -> Iterator[Recorder]:
 
 @pytest.fixture
 def name() -> str:
-    """For what a failed run may leave behind."""
+    """A unique name, so that leftovers of a failed run do not matter."""
     return f"e2e-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
-def file_of_bytes(tmp_path: Path) -> Path:
+def image_file(tmp_path: Path) -> Path:
     path = tmp_path / "disk.raw"
     path.write_bytes(bytes(1 << 20))
     return path
 
 
-def test_token_catalogue_and_flavors(cloud: Live) -> None:
+def test_openstack_lists_token_catalog_flavors_and_limits(cloud: Live) -> None:
     token, catalogue, flavors, limits = cloud.openstack(
         "token issue" + JSON,
         "catalog list" + JSON,
@@ -65,30 +64,34 @@ def test_token_catalogue_and_flavors(cloud: Live) -> None:
     assert {limit["Name"]: limit["Value"] for limit in limits}["instances"] == 10
 
 
-def test_images(cloud: Live, file_of_bytes: Path, name: str) -> None:
-    made, listed, shown = cloud.openstack(
-        f"image create --disk-format raw --container-format bare --file {file_of_bytes} "
+def test_openstack_image_create_list_show_and_delete(
+    cloud: Live, image_file: Path, name: str
+) -> None:
+    image, listed, shown = cloud.openstack(
+        f"image create --disk-format raw --container-format bare --file {image_file} "
         f"--property os_type=none {name}" + JSON,
         f"image list --name {name}" + JSON,
         f"image show {name}" + JSON,
     )
-    assert (made["name"], shown["status"], shown["size"]) == (name, "active", 1 << 20)
-    assert [image["ID"] for image in listed] == [made["id"]]
+    assert (image["name"], shown["status"], shown["size"]) == (name, "active", 1 << 20)
+    assert [image["ID"] for image in listed] == [image["id"]]
     assert cloud.openstack(f"image delete {name}", f"image list --name {name}" + JSON) == [[]]
 
 
-def test_key_pair_made_and_used(cloud: Live, demo: Rest, tmp_path: Path, name: str) -> None:
+def test_openstack_keypair_is_created_and_reaches_server(
+    cloud: Live, demo: Rest, tmp_path: Path, name: str
+) -> None:
     public = (
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGZvcm1hdG9ubHlub3RhcmVhbGtleWF0YWxsMDAwMDAw me@here"
     )
     (tmp_path / "key.pub").write_text(public + "\n")
     private, generated = tmp_path / "private", name + "-made"
-    made, listed = cloud.openstack(
+    key_pair, listed = cloud.openstack(
         f"keypair create --public-key {tmp_path}/key.pub {name}" + JSON,
         f"keypair create --private-key {private} {generated}",
         "keypair list" + JSON,
     )
-    assert made["name"] == name
+    assert key_pair["name"] == name
     assert {pair["Name"] for pair in listed} >= {name, generated}
     assert "PRIVATE KEY" in private.read_text()
     [server] = cloud.openstack(
@@ -96,23 +99,25 @@ def test_key_pair_made_and_used(cloud: Live, demo: Rest, tmp_path: Path, name: s
         "--config-drive True --wait keyed" + JSON
     )
     assert "public keys 1" in demo.await_ready(server["id"])
-    [left] = cloud.openstack(f"keypair delete {name} {generated}", "keypair list" + JSON)
-    assert {pair["Name"] for pair in left} & {name, generated} == set()
+    [key_pairs] = cloud.openstack(f"keypair delete {name} {generated}", "keypair list" + JSON)
+    assert {pair["Name"] for pair in key_pairs} & {name, generated} == set()
 
 
-def test_life_of_a_server(cloud: Live, demo: Rest, tmp_path: Path) -> None:
+def test_openstack_server_create_reboot_stop_start_and_delete(
+    cloud: Live, demo: Rest, tmp_path: Path
+) -> None:
     script = tmp_path / "user-data"
     script.write_text('#!/bin/sh\necho "kilonova tiny guest: hello from $(hostname)"\n')
-    made, listed, long, shown = cloud.openstack(
+    server, listed, long, shown = cloud.openstack(
         f"server create --flavor m1.nano --image tiny --nic none --user-data {script} --config-drive True "
         "--property colour=green --wait life" + JSON,
         "server list --name ^life$" + JSON,
         "server list --long --name ^life$" + JSON,
         "server show life" + JSON,
     )
-    assert (made["status"], made["name"]) == ("ACTIVE", "life")
+    assert (server["status"], server["name"]) == ("ACTIVE", "life")
     assert [(row["ID"], row["Status"], row["Image"], row["Flavor"]) for row in listed] == [
-        (made["id"], "ACTIVE", "tiny", "m1.nano")
+        (server["id"], "ACTIVE", "tiny", "m1.nano")
     ]
     assert (long[0]["Power State"], long[0]["Task State"], long[0]["Host"]) == (1, None, None)
     assert (shown["properties"], shown["fault"] if "fault" in shown else None) == (
@@ -120,19 +125,19 @@ def test_life_of_a_server(cloud: Live, demo: Rest, tmp_path: Path) -> None:
         None,
     )
 
-    demo.await_ready(made["id"])
+    demo.await_ready(server["id"])
     log, _ = cloud.type("console log show life")
     assert "kilonova tiny guest: hello from life" in log
-    assert f"kilonova tiny guest: id {made['id']}" in log
+    assert f"kilonova tiny guest: id {server['id']}" in log
 
     cloud.openstack("server reboot --soft --wait life")
-    demo.await_ready(made["id"], times=2)
+    demo.await_ready(server["id"], times=2)
     cloud.openstack("server reboot --hard --wait life")
-    demo.await_ready(made["id"], times=3)
+    demo.await_ready(server["id"], times=3)
     cloud.openstack("server stop life")
-    demo.await_status(made["id"], "SHUTOFF")
+    demo.await_status(server["id"], "SHUTOFF")
     cloud.openstack("server start life")
-    demo.await_status(made["id"], "ACTIVE")
+    demo.await_status(server["id"], "ACTIVE")
 
     events, shown = _events(cloud, "life")
     assert [event["Action"] for event in events] == ["start", "stop", "reboot", "reboot", "create"]
@@ -141,24 +146,27 @@ def test_life_of_a_server(cloud: Live, demo: Rest, tmp_path: Path) -> None:
     assert {event["event"] for event in shown["events"]} >= {"compute__do_build_and_run_instance"}
 
     assert cloud.openstack("server delete --wait life", "server list --name ^life$" + JSON) == [[]]
-    assert cloud.remains(made["id"]) == []
+    assert cloud.remains(server["id"]) == []
 
 
-def test_two_servers_of_one_request(cloud: Live, demo: Rest) -> None:
+def test_openstack_server_create_with_min_and_max_2_creates_pair(cloud: Live, demo: Rest) -> None:
     first, listed = cloud.openstack(
         "server create --flavor m1.nano --image tiny --nic none --min 2 --max 2 --wait pair" + JSON,
         "server list --name ^pair" + JSON,
     )
     assert sorted(row["Name"] for row in listed) == ["pair-1", "pair-2"]
     assert first["id"] in {row["ID"] for row in listed}
-    for row in listed:  # the client waits for the first server only
+    # The client waits for the first server only.
+    for row in listed:
         demo.await_status(row["ID"], "ACTIVE")
     assert cloud.openstack(
         "server delete --wait pair-1 pair-2", "server list --name ^pair" + JSON
     ) == [[]]
 
 
-def test_what_admins_see(cloud: Live, judged: Recorder) -> None:
+def test_openstack_lists_hosts_services_and_providers_for_admins_only(
+    cloud: Live, recorder: Recorder
+) -> None:
     hosts, services, providers = cloud.openstack(
         "hypervisor list" + JSON,
         "compute service list" + JSON,
@@ -181,9 +189,9 @@ def test_what_admins_see(cloud: Live, judged: Recorder) -> None:
     assert {
         (row["Binary"], row["Status"], row["State"]) for row in services if row["Host"] == second
     } == {("nova-compute", "disabled", "up")}  # until a test opens it
-    said, complaints = cloud.type("compute service list" + JSON)  # not for demo
-    assert (said.strip(), complaints.count("ForbiddenException: 403")) == ("", 1)
-    assert judged.judged > 1
+    output, complaints = cloud.type("compute service list" + JSON)  # not for demo
+    assert (output.strip(), complaints.count("ForbiddenException: 403")) == ("", 1)
+    assert recorder.judged > 1
 
 
 def _events(cloud: Live, server: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:

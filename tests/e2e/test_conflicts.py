@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may do what, and when, over HTTP against clouds in memory: conflicts at one instant, locks,
-soft deletes."""
+"""Conflicting actions at the same time, locks, and soft deletes, over HTTP against clouds with
+memory hypervisors.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tests.e2e.conftest import KEPT
 from tests.e2e.live import SETTLE, Live, Reply, Rest
 from tests.waiting import await_true
 
-#: Pairs that exclude each other, whichever is first, and also once the first has ended.
+#: Pairs of actions that exclude each other in either order, also after the end of the first.
 PAIRS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({"os-stop": None}, {"suspend": None}),
     ({"pause": None}, {"rescue": None}),
@@ -29,40 +30,42 @@ TRIES = 4
 
 
 @contextmanager
-def making(cloud: Live) -> Iterator[Callable[[], str]]:
-    """A function that makes servers and waits until they are ACTIVE; at the end they are deleted,
-    kept ones too."""
-    rest, admin, made = cloud.rest(), cloud.rest("kilonova-admin"), list[str]()
+def server_maker(cloud: Live) -> Iterator[Callable[[], str]]:
+    """Yield a function that creates an ACTIVE server. All servers are deleted at the end."""
+    rest, admin, server_ids = cloud.rest(), cloud.rest("kilonova-admin"), list[str]()
 
-    def make() -> str:
-        made.append(rest.create(image=cloud.image("empty"), flavor=cloud.flavor(), name="rules"))
-        rest.await_status(made[-1], "ACTIVE")
-        return made[-1]
+    def make_server() -> str:
+        server_ids.append(
+            rest.create(image=cloud.image("empty"), flavor=cloud.flavor(), name="rules")
+        )
+        rest.await_status(server_ids[-1], "ACTIVE")
+        return server_ids[-1]
 
     try:
-        yield make
+        yield make_server
     finally:
-        for server in made:
+        for server in server_ids:
             admin.insist(
                 "POST", f"/servers/{server}/action", {"forceDelete": None}, fine=(202, 404)
             )
-        for server in made:
+        for server in server_ids:
             rest.await_gone(server)
 
 
 @pytest.fixture
-def new(in_memory: Live) -> Iterator[Callable[[], str]]:
-    """Makes servers that are ACTIVE, and deletes them."""
-    with making(in_memory) as make:
+def make_server(in_memory: Live) -> Iterator[Callable[[], str]]:
+    """Function that creates an ACTIVE server. All servers are deleted at the end."""
+    with server_maker(in_memory) as make:
         yield make
 
 
-def at_once(cloud: Live, server: str, bodies: tuple[dict[str, Any], ...]) -> list[Reply]:
-    """Send them by clients of their own, as near to one instant as threads are."""
+def send_at_once(cloud: Live, server: str, bodies: tuple[dict[str, Any], ...]) -> list[Reply]:
+    """Send the actions at the same time, each from a thread with its own client."""
     rests, start = [cloud.rest() for _ in bodies], Barrier(len(bodies))
 
     def send(rest: Rest, body: dict[str, Any]) -> Reply:
-        rest.server(server)  # the connection is open, the token known
+        # After this request the connection is open and the token validated.
+        rest.server(server)
         start.wait(SETTLE)
         return rest.call("POST", f"/servers/{server}/action", body)
 
@@ -73,12 +76,12 @@ def at_once(cloud: Live, server: str, bodies: tuple[dict[str, Any], ...]) -> lis
 @pytest.mark.parametrize(
     "pair", PAIRS, ids=lambda pair: "-".join(key for body in pair for key in body)
 )
-def test_one_of_two_actions_at_one_instant_wins(
-    in_memory: Live, new: Callable[[], str], pair: tuple[dict[str, Any], dict[str, Any]]
+def test_conflicting_actions_at_same_time_leave_one_winner_and_409(
+    in_memory: Live, make_server: Callable[[], str], pair: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     for _ in range(TRIES):
-        server = new()
-        won, lost = sorted(at_once(in_memory, server, pair), key=lambda reply: reply.status)
+        server = make_server()
+        won, lost = sorted(send_at_once(in_memory, server, pair), key=lambda reply: reply.status)
         assert (won.status in (200, 202), lost.status) == (True, 409), (won, lost)
         kind, code, message = lost.fault
         assert (kind, code) == ("conflictingRequest", 409)
@@ -87,10 +90,10 @@ def test_one_of_two_actions_at_one_instant_wins(
         assert any(word in message for word in (" task_state ", " vm_state "))
 
 
-def test_locked_server_is_not_the_owners_and_an_admins_lock_stays(
-    in_memory: Live, new: Callable[[], str]
+def test_lock_refuses_actions_of_owner_and_admin_lock_needs_admin(
+    in_memory: Live, make_server: Callable[[], str]
 ) -> None:
-    owner, admin, server = in_memory.rest(), in_memory.rest("kilonova-admin"), new()
+    owner, admin, server = in_memory.rest(), in_memory.rest("kilonova-admin"), make_server()
     assert owner.act(server, "lock", {"locked_reason": "mine"}).status == 202
     assert (owner.server(server)["locked"], owner.server(server)["locked_reason"]) == (True, "mine")
     before = len(
@@ -123,26 +126,26 @@ def test_locked_server_is_not_the_owners_and_an_admins_lock_stays(
     owner.await_status(server, "ACTIVE")
 
 
-def test_repeated_request_is_refused_or_has_its_effect_once(
-    in_memory: Live, new: Callable[[], str]
+def test_repeated_stop_returns_409_and_is_done_once(
+    in_memory: Live, make_server: Callable[[], str]
 ) -> None:
-    rest, server = in_memory.rest(), new()
+    rest, server = in_memory.rest(), make_server()
     replies = [rest.act(server, "os-stop").status for _ in range(3)]
     assert (replies[0], set(replies[1:])) == (202, {409})
     rest.await_status(server, "SHUTOFF")
-    told = rest.call("GET", f"/servers/{server}/os-instance-actions").body["instanceActions"]
-    assert [one["action"] for one in told] == ["stop", "create"]
+    actions = rest.call("GET", f"/servers/{server}/os-instance-actions").body["instanceActions"]
+    assert [action["action"] for action in actions] == ["stop", "create"]
 
 
 @pytest.mark.slice("operations")
-def test_deleted_server_is_kept_restored_and_at_last_reclaimed(keeping: Live) -> None:
+def test_soft_deleted_server_is_restored_and_later_reclaimed(keeping: Live) -> None:
     rest, admin = keeping.rest(), keeping.rest("kilonova-admin")
-    with making(keeping) as new:
-        server, forced = new(), new()
+    with server_maker(keeping) as make_server:
+        server, forced = make_server(), make_server()
         assert rest.call("DELETE", f"/servers/{server}").status == 204
         kept = admin.await_status(server, "SOFT_DELETED")
         assert (kept["OS-EXT-STS:vm_state"], kept["OS-EXT-STS:power_state"]) == ("soft-delete", 4)
-        assert server not in {one["id"] for one in rest.servers()}
+        assert server not in {server_record["id"] for server_record in rest.servers()}
         assert rest.act(server, "os-start").status == 409
         assert rest.act(server, "restore").status == 202
         rest.await_status(server, "ACTIVE")
@@ -157,17 +160,18 @@ def test_deleted_server_is_kept_restored_and_at_last_reclaimed(keeping: Live) ->
         assert rest.call("DELETE", f"/servers/{server}").status == 204
         admin.await_status(server, "SOFT_DELETED")
         rest.await_gone(server, KEPT + SETTLE)
-        assert time.monotonic() - began >= KEPT - 1  # the record's clock has its own seconds
+        # The database's clock may differ by a second.
+        assert time.monotonic() - began >= KEPT - 1
         assert keeping.remains(server) == []
         assert rest.act(server, "restore").status == 404
     keeping.judge()
 
 
 @pytest.mark.slice("operations")
-def test_shelved_server_stays_on_its_host_until_it_is_offloaded(keeping: Live) -> None:
+def test_shelved_server_stays_on_host_until_shelve_offload(keeping: Live) -> None:
     rest, admin = keeping.rest(), keeping.rest("kilonova-admin")
-    with making(keeping) as new:
-        server = new()
+    with server_maker(keeping) as make_server:
+        server = make_server()
         assert rest.act(server, "shelve").status == 202
         rest.await_status(server, "SHELVED")
         assert keeping.remains(server) != []

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute API conformance data, replayed against a cloud with two hosts in memory, for the
-operations that exist.
+"""Compute API conformance data, replayed for the implemented operations against a cloud with two
+memory hypervisors.
 
-That cloud keeps deleted servers, so that restore is exercised, and does not offload shelved ones by
-itself, so that shelveOffload is, and has a network and a volume service.
+The cloud has a network service and a volume service. It keeps deleted servers for restore, and does
+not offload shelved servers, so the data can exercise shelveOffload.
 
-The data and their runner are no part of the project. ``KILONOVA_CONFORMANCE`` is the path of their
-folder; without it the test is skipped (docs/testing.md). Which operations are asked for follows
-from the API's own tables, so an operation that is added there is asked for from then on; a failure
-of any of them fails the test.
+The data and their runner are not part of the project. ``KILONOVA_CONFORMANCE`` is the path of their
+folder. Without this variable the test is skipped (docs/testing.md). The tables of the API determine
+the operations, so the test includes new operations automatically.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tests.waiting import await_true
 
 DATA = os.environ.get("KILONOVA_CONFORMANCE", "")
 ACTION = "/servers/{}/action"
-#: Operation -> another one, which the runner needs to exercise it.
+#: Operation -> another operation that the runner needs for the test.
 NEEDS = {
     "GET /os-aggregates": "POST /os-aggregates",
     "GET /os-aggregates/{id}": "POST /os-aggregates",
@@ -44,7 +43,7 @@ _SHARES = "there is no shared file system service here; tests/api/test_shares.py
 _LIVE = "a live migration in memory is over before it can be asked for; tests/api/test_migrations.py has them"
 _POWER = "no driver powers hosts: 501, as with libvirt; tests/api/test_os_hosts.py"
 _ASSISTED = "Cinder asks for it, of volumes in files; tests/api/test_assisted_snapshots.py"
-#: Operation -> why the runner cannot exercise it here, or not every kind of it.
+#: Operation -> the reason why the runner skips the operation or a variant here.
 SKIPPED = {
     **{f"{name} /servers/{{server_id}}/shares": _SHARES for name in ("GET", "POST")},
     **{f"{name} /servers/{{server_id}}/shares/{{id}}": _SHARES for name in ("GET", "DELETE")},
@@ -62,39 +61,46 @@ SKIPPED = {
 }
 
 
-def plain(path: str) -> str:
-    """A path whose parameters have lost their names."""
+def remove_parameter_names(path: str) -> str:
+    """Return the path with parameters as ``{}``."""
     return re.sub(r"\{\w+\}", "{}", path)
 
 
-def exists(operation: str) -> bool:
-    """Does the API have this operation of the data, "METHOD /path" or "METHOD /path#action"?"""
+def is_implemented(operation: str) -> bool:
+    """Return whether the API has an operation, "METHOD /path" or "METHOD /path#action"."""
     method, _, rest = operation.partition(" ")
-    path, _, action = plain(rest).partition("#")
-    if not any((route.method, plain(route.path)) == (method, path) for route in routes.ROUTES):
+    path, _, action = remove_parameter_names(rest).partition("#")
+    if not any(
+        (route.method, remove_parameter_names(route.path)) == (method, path)
+        for route in routes.ROUTES
+    ):
         return False
     if path != ACTION:
         return True
     return action in server_actions.BY_KEY and any(row.key == action for row in states.ACTIONS)
 
 
-def operations(data: Path) -> list[str]:
-    """The names of the data's operations that exist here, with what exercises them, and are not
-    removed ones."""
+def list_operations(data: Path) -> list[str]:
+    """Return the implemented operations of the data that are not removed and can be exercised."""
     lines = (data / "operations.json").read_text().splitlines()
-    found = [json.loads(line.rstrip(",")) for line in lines if line.startswith("{")]
+    entries = [json.loads(line.rstrip(",")) for line in lines if line.startswith("{")]
     return [
-        one["op"]
-        for one in found
-        if "gone" not in one and exists(one["op"]) and exists(NEEDS.get(one["op"], one["op"]))
+        entry["op"]
+        for entry in entries
+        if "gone" not in entry
+        and is_implemented(entry["op"])
+        and is_implemented(NEEDS.get(entry["op"], entry["op"]))
     ]
 
 
-def wire(seed: Seed) -> tuple[str, str]:
-    """A network for everybody whose router leads to an external one, and a free port of the user's
-    there.
+def create_networks(seed: Seed) -> tuple[str, str]:
+    """Create a shared network with a router to an external network, and a free port of the user.
 
-    The external one is nobody's, so that servers that name no network get the first one.
+    The external network belongs to no project, so servers without a requested network get the
+    shared network.
+
+    Returns:
+        The ids of the shared network and of the port.
     """
     admin = seed.admin.network
     network = admin.create_network(name="conformance", is_shared=True)
@@ -113,7 +119,7 @@ def wire(seed: Seed) -> tuple[str, str]:
 
 
 def clear_volumes(seed: Seed) -> None:
-    """None of the user's volumes is held by anything; they go."""
+    """Delete the user's volumes, which no server uses any more."""
     storage = seed.demo.block_storage
     for volume in storage.volumes():
         storage.delete_volume(volume)
@@ -123,13 +129,13 @@ def clear_volumes(seed: Seed) -> None:
 @pytest.mark.skipif(
     not DATA, reason="KILONOVA_CONFORMANCE does not name a folder of conformance data"
 )
-def test_operations_that_exist_conform(
+def test_implemented_operations_pass_conformance_data(
     keeping: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = Path(DATA).resolve()
-    wanted = operations(data)
+    names = list_operations(data)
     seed, report = keeping.seed, tmp_path / "conformance.json"
-    network, port = wire(seed)
+    network, port = create_networks(seed)
     seed.admin.block_storage.update_quota_set(seed.demo.session.get_project_id(), volumes=-1)
     done = subprocess.run(
         [
@@ -159,7 +165,7 @@ def test_operations_that_exist_conform(
             "--with",
             "multihost,image,deferred-delete,vnc,serial,network,network-proxy,evacuate,uptime,volume",
             "--only",
-            "^(" + "|".join(map(re.escape, wanted)) + ")$",
+            "^(" + "|".join(map(re.escape, names)) + ")$",
         ],
         cwd=tmp_path,
         capture_output=True,
@@ -172,15 +178,15 @@ def test_operations_that_exist_conform(
     with capsys.disabled():
         print("\n" + "\n".join(done.stdout.splitlines()[-2:]))
     assert report.exists(), done.stdout[-5000:] + done.stderr[-5000:]
-    found = json.loads(report.read_text())["operations"]
+    results = json.loads(report.read_text())["operations"]
     assert done.returncode == 0, done.stdout[-20000:]
-    assert sorted(found) == sorted(wanted)
+    assert sorted(results) == sorted(names)
     assert "left behind" not in done.stdout
     clear_volumes(seed)
     skipped = {
         name
-        for name, one in found.items()
-        if any(point["result"] == "skip" for point in one["microversions"].values())
+        for name, result in results.items()
+        if any(point["result"] == "skip" for point in result["microversions"].values())
     }
     assert skipped == {*SKIPPED}
     keeping.judge()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consoles of real guests through the console service: noVNC in a browser, the serial console over
-a websocket.
+"""Consoles of guests through the console service: noVNC in a browser, and the serial console over a
+websocket.
 
-docs/console.png is a picture that the first test took.
+The first test took the picture docs/console.png.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from tests.waiting import await_true, is_true_within
 
 pytestmark = pytest.mark.slice("guests")
 
-ENDED = 10  #: seconds within which a session notices
+#: Seconds within which a session ends.
+END_SECONDS = 10
 
 
 @pytest.fixture(scope="module")
 def guest(cloud: Live) -> Iterator[str]:
-    """The id of a server that is ready."""
+    """The id of a server whose guest has booted."""
     demo = cloud.rest()
     server = demo.create(name="watched", image=cloud.image(), flavor=cloud.flavor())
     demo.await_status(server, "ACTIVE")
@@ -37,12 +38,12 @@ def guest(cloud: Live) -> Iterator[str]:
     yield server
     demo.call("DELETE", f"/servers/{server}")
     demo.await_gone(server)
-    cloud.await_nothing_of(server, ENDED)
+    cloud.await_nothing_of(server, END_SECONDS)
     cloud.judge()
 
 
-def url(demo: Rest, server: str, kind: str = "novnc") -> str:
-    """A new address."""
+def create_console_url(demo: Rest, server: str, kind: str = "novnc") -> str:
+    """Create a console, and return its URL."""
     protocol = "vnc" if kind == "novnc" else kind
     reply = demo.call(
         "POST",
@@ -53,7 +54,7 @@ def url(demo: Rest, server: str, kind: str = "novnc") -> str:
     return str(reply.body["remote_console"]["url"])
 
 
-def token_of(address: str) -> str:
+def extract_token(address: str) -> str:
     return unquote(address).rpartition("token=")[2]
 
 
@@ -61,53 +62,56 @@ def open_serial(address: str, origin: str | None = None) -> ClientConnection:
     return connect(address, compression=None, proxy=None, origin=origin, legacy=True)
 
 
-def words(console: ClientConnection, wanted: bytes) -> bytes:
-    """What it says until it says this."""
-    said, deadline = b"", time.monotonic() + 20
-    while wanted not in said:
+def read_until(console: ClientConnection, expected: bytes) -> bytes:
+    """Read from the console up to the expected output, and return all output."""
+    received, deadline = b"", time.monotonic() + 20
+    while expected not in received:
         part = console.recv(timeout=max(0.0, deadline - time.monotonic()))
-        said += part if isinstance(part, bytes) else part.encode()
-    return said
+        received += part if isinstance(part, bytes) else part.encode()
+    return received
 
 
 def type_until(
-    browser: Browser, line: str, arrived: Callable[[], bool], story: Callable[[], object]
+    browser: Browser, line: str, has_arrived: Callable[[], bool], describe: Callable[[], object]
 ) -> None:
-    """Type the line, and again when nothing comes of it: a keyboard holds few letters, and those
-    that come while its guest is too busy to fetch them are lost."""
+    """Type the line until it has an effect.
 
-    def typed() -> bool:
+    A keyboard buffers few letters, and a busy guest loses the others.
+    """
+
+    def type_line() -> bool:
         browser.type(f"{line}\n")
-        there = is_true_within(arrived, 10, pause=0.1)
-        if not there:
-            browser.press("Enter")  # what is left of the line is another one
-        return there
+        has_effect = is_true_within(has_arrived, 10, pause=0.1)
+        if not has_effect:
+            # The remaining letters become a line of their own.
+            browser.press("Enter")
+        return has_effect
 
-    await_true(typed, 60, story)
+    await_true(type_line, 60, describe)
 
 
-def why(console: ClientConnection) -> tuple[int, str]:
-    """With which code and reason it is closed."""
+def read_close(console: ClientConnection) -> tuple[int, str]:
+    """Read until the console is closed, and return the code and the reason."""
     with pytest.raises(ConnectionClosed) as closed:
         while True:
-            console.recv(timeout=ENDED)
+            console.recv(timeout=END_SECONDS)
     assert closed.value.rcvd is not None
     return closed.value.rcvd.code, closed.value.rcvd.reason
 
 
-def hangs_up(console: ClientConnection) -> None:
-    """It ends without a frame, as for every address that is not good."""
+def check_closed_without_frame(console: ClientConnection) -> None:
+    """Check that the console ends without a close frame, as for every invalid URL."""
     with pytest.raises(ConnectionClosed) as closed:
-        console.recv(timeout=ENDED)
+        console.recv(timeout=END_SECONDS)
     assert closed.value.rcvd is None
 
 
-def test_a_browser_sees_the_screen_and_types(
+def test_novnc_console_shows_screen_and_accepts_typing(
     cloud: Live, demo: Rest, guest: str, tmp_path: Path
 ) -> None:
-    [told] = cloud.openstack(f"console url show --novnc {guest} -f json")
+    [console] = cloud.openstack(f"console url show --novnc {guest} -f json")
     with Browser(tmp_path / "browser") as browser:
-        browser.open(told["url"])
+        browser.open(console["url"])
         browser.await_true("document.querySelector('#status').textContent.startsWith('Connected')")
         browser.await_true("document.querySelector('canvas')?.width >= 640")
         empty = browser.picture()
@@ -122,23 +126,23 @@ def test_a_browser_sees_the_screen_and_types(
             lambda: browser.picture(tmp_path / "console.png") != empty, 10, lambda: browser.said
         )
 
-        browser.open(told["url"])  # as a reload does
+        browser.open(console["url"])  # as a reload does
         browser.await_true("document.querySelector('#status').textContent.startsWith('Connected')")
         browser.await_true("document.querySelector('canvas')?.width >= 640")
 
 
-def test_a_serial_console_is_for_a_browser_and_for_programs(
+def test_serial_console_works_in_browser_and_in_programs(
     cloud: Live, demo: Rest, guest: str, tmp_path: Path
 ) -> None:
-    with open_serial(url(demo, guest, "serial")) as console:
+    with open_serial(create_console_url(demo, guest, "serial")) as console:
         console.send(b"echo over $((6 * 7)) websockets\n")
-        words(console, b"over 42 websockets")
+        read_until(console, b"over 42 websockets")
     await_true(
         lambda: "over 42 websockets" in demo.console(guest), 10, lambda: demo.console(guest)[-500:]
     )
     with Browser(tmp_path / "browser") as browser:
         browser.open(
-            f"{cloud.cloud.console_url}/serial.html?token={token_of(url(demo, guest, 'serial'))}"
+            f"{cloud.cloud.console_url}/serial.html?token={extract_token(create_console_url(demo, guest, 'serial'))}"
         )
         browser.await_true("document.querySelector('#status').textContent === 'Connected'")
         type_until(
@@ -149,66 +153,70 @@ def test_a_serial_console_is_for_a_browser_and_for_programs(
         )
 
 
-def test_an_address_is_good_once_and_for_our_own_pages(cloud: Live, demo: Rest, guest: str) -> None:
-    address = url(demo, guest, "serial")
+def test_console_url_is_valid_once_and_for_own_origin_only(
+    cloud: Live, demo: Rest, guest: str
+) -> None:
+    address = create_console_url(demo, guest, "serial")
     for foreign in ("https://evil.example", "null"):
         with pytest.raises(InvalidStatus) as refused:
             open_serial(address, origin=foreign)
         assert refused.value.response.status_code == 403
     with open_serial(address, origin=cloud.cloud.console_url) as console:
         console.send(b"echo still $((1 + 1))\n")
-        words(console, b"still 2")
+        read_until(console, b"still 2")
         with open_serial(address) as again:
-            hangs_up(again)
+            check_closed_without_frame(again)
 
 
-def test_delete_ends_a_session_and_every_address(cloud: Live, demo: Rest) -> None:
+def test_server_delete_ends_console_session_and_unused_urls(cloud: Live, demo: Rest) -> None:
     server = demo.create(name="watched-briefly", image=cloud.image(), flavor=cloud.flavor())
     demo.await_status(server, "ACTIVE")
     demo.await_ready(server)
-    unused = url(demo, server, "serial")
-    with open_serial(url(demo, server, "serial")) as console:
+    unused = create_console_url(demo, server, "serial")
+    with open_serial(create_console_url(demo, server, "serial")) as console:
         console.send(b"echo here $((1 + 1))\n")
-        words(console, b"here 2")
+        read_until(console, b"here 2")
         assert demo.call("DELETE", f"/servers/{server}").status == 204
-        assert why(console)[0] in (1000, 1008)
+        assert read_close(console)[0] in (1000, 1008)
     demo.await_gone(server)
     with open_serial(unused) as late:
-        hangs_up(late)
+        check_closed_without_frame(late)
     admin = cloud.rest("kilonova-admin")
-    assert admin.call("GET", f"/os-console-auth-tokens/{token_of(unused)}").status == 404
+    assert admin.call("GET", f"/os-console-auth-tokens/{extract_token(unused)}").status == 404
 
 
-def test_the_console_service_is_killed_and_comes_back(cloud: Live, demo: Rest, guest: str) -> None:
-    kept = url(demo, guest, "serial")
-    with open_serial(url(demo, guest, "serial")) as console:
+def test_console_service_returns_after_kill_and_accepts_unused_url(
+    cloud: Live, demo: Rest, guest: str
+) -> None:
+    unused_url = create_console_url(demo, guest, "serial")
+    with open_serial(create_console_url(demo, guest, "serial")) as console:
         console.send(b"echo before $((1 + 1))\n")
-        words(console, b"before 2")
+        read_until(console, b"before 2")
         pid = process_control.kill(cloud.cloud, "console")
         with pytest.raises(ConnectionClosed):
             while True:
-                console.recv(timeout=ENDED)
+                console.recv(timeout=END_SECONDS)
     await_true(
         lambda: find_process(cloud.cloud, "console") not in (None, pid),
         30,
         lambda: "the service does not come back",
     )
 
-    def back() -> ClientConnection | None:
+    def reopen() -> ClientConnection | None:
         try:
-            return open_serial(kept)  # was not used, so it is still good
+            return open_serial(unused_url)  # was not used, so it is still good
         except OSError:
             return None
 
-    with await_true(back, 30, lambda: "the service does not answer") as console:
+    with await_true(reopen, 30, lambda: "the service does not answer") as console:
         console.send(b"echo after $((1 + 1))\n")
-        words(console, b"after 2")
+        read_until(console, b"after 2")
 
 
-def test_no_token_stands_in_a_log(cloud: Live, demo: Rest, guest: str) -> None:
-    address = url(demo, guest, "serial")
+def test_console_token_is_in_no_log(cloud: Live, demo: Rest, guest: str) -> None:
+    address = create_console_url(demo, guest, "serial")
     with open_serial(address) as console:
         console.send(b"echo logged $((1 + 1))\n")
-        words(console, b"logged 2")
+        read_until(console, b"logged 2")
     logs = b"".join(path.read_bytes() for path in (cloud.home / "log").glob("*.log"))
-    assert b"console serial of server" in logs and token_of(address).encode() not in logs
+    assert b"console serial of server" in logs and extract_token(address).encode() not in logs

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The database loses commits: its stand-by takes over without the last ones, or it is set back to a
-dump.
+"""The database loses commits: a stand-by takes over without them, or a dump is restored.
 
-Without anybody's hand nothing is stuck, nothing runs twice, and what the database still knows goes
-on. What it has forgotten is kept, and the doctor names it.
+Without an operator, no action is stuck, no guest runs twice, and the recorded actions continue.
+Guests without a record stay, and the doctor reports them.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from tests.waiting import await_true
 WITHOUT_RECORD, WITHOUT_DOMAIN = "domain-known", "guest-there"
 
 
-def running(live: Live) -> dict[str, list[str]]:
-    """Server -> hosts where it runs, by what the hosts keep."""
-    found: dict[str, list[str]] = {}
+def list_running_servers(live: Live) -> dict[str, list[str]]:
+    """Return the hosts on which each server runs, as stored by the hosts."""
+    hosts_by_server: dict[str, list[str]] = {}
     for number, host in enumerate(live.cloud.hosts, 1):
         guests = dict(StateFile(live.cloud.state_folder(number) / "memory-guests.json").read())
         for server, guest in guests.items():
@@ -36,22 +35,21 @@ def running(live: Live) -> dict[str, list[str]]:
                 and not server.startswith(FILES)
                 and guest.power_state == RUNNING
             ):
-                found.setdefault(server, []).append(host)
-    return found
+                hosts_by_server.setdefault(server, []).append(host)
+    return hosts_by_server
 
 
-def findings(live: Live) -> set[tuple[str, str]]:
-    """What the doctor finds: invariant and server."""
-    said = live.doctor()
-    assert said.stderr == "", said
-    lines = [line.split(": ") for line in said.stdout.splitlines() if not line.startswith(" ")]
+def list_findings(live: Live) -> set[tuple[str, str]]:
+    """Return the doctor's findings as (invariant, server)."""
+    output = live.doctor()
+    assert output.stderr == "", output
+    lines = [line.split(": ") for line in output.stdout.splitlines() if not line.startswith(" ")]
     return {(line[0], line[1]) for line in lines if len(line) > 2}
 
 
 @dataclass
-class Past:
-    """Servers, named for what becomes of them before the database loses what came ``after`` some
-    moment."""
+class History:
+    """Servers named after their actions, some of which the database loses later."""
 
     live: Live
     servers: dict[str, str] = field(default_factory=dict)
@@ -78,12 +76,12 @@ class Past:
         [service] = compute.services(binary="nova-compute", host=self.live.cloud.hosts[1])
         (compute.enable_service if takes_servers else compute.disable_service)(service)
 
-    def are(self, status: str, *names: str) -> None:
+    def await_statuses(self, status: str, *names: str) -> None:
         for name in names:
             self.rest.await_status(self.servers[name], status, SETTLE)
 
     def begin(self) -> None:
-        """What is known for ever, and what is in hand when the moment comes."""
+        """Create servers and begin actions that the database keeps."""
         self.create(
             "idle",
             "stopping",
@@ -95,18 +93,22 @@ class Past:
             "migrated",
             "struck",
         )
-        self.are("ACTIVE", *self.servers)
+        self.await_statuses("ACTIVE", *self.servers)
         self.ask("started", "os-stop")
-        self.are("SHUTOFF", "started")
-        self.second_host(takes_servers=False)  # so that the next one gets the same place again
+        self.await_statuses("SHUTOFF", "started")
+        # The next server must get the same host when its create is repeated.
+        self.second_host(takes_servers=False)
         self.create("coming")
         self.ask("stopping", "os-stop")
         self.delete("leaving")
 
-    def after(self) -> None:
-        """What is forgotten, although hosts have done it; the last of it they are doing."""
+    def make_lost_changes(self) -> None:
+        """Create servers and run actions that the database loses after the hosts executed them.
+
+        The last action is still running.
+        """
         self.create("lost", "unwanted")
-        self.are("ACTIVE", "coming", "lost", "unwanted")
+        self.await_statuses("ACTIVE", "coming", "lost", "unwanted")
         self.second_host(takes_servers=True)
         self.ask("stopped", "os-stop")
         self.ask("started", "os-start")
@@ -118,146 +120,155 @@ class Past:
             {"host": None, "block_migration": "auto"},
             self.live.rest("kilonova-admin"),
         )
-        self.are("ACTIVE", "started", "migrated")
-        self.are("SHUTOFF", "stopped", "stopping")
-        self.are("VERIFY_RESIZE", "resized")
+        self.await_statuses("ACTIVE", "started", "migrated")
+        self.await_statuses("SHUTOFF", "stopped", "stopping")
+        self.await_statuses("VERIFY_RESIZE", "resized")
         for name in ("deleted", "leaving"):
             self.rest.await_gone(self.servers[name])
         self.ask("struck", "os-stop")
 
-    def known(self, kind: str, *names: str) -> set[tuple[str, str]]:
+    def make_findings(self, kind: str, *names: str) -> set[tuple[str, str]]:
         return {(kind, self.servers[name]) for name in names}
 
-    def heals(self) -> None:
-        """Everything that the database knows goes on; the doctor finds what it does not know, and
-        nothing else."""
-        forgotten = self.known(WITHOUT_RECORD, "lost", "unwanted", "resized", "migrated")
-        gone = self.known(WITHOUT_DOMAIN, "deleted", "migrated")
+    def check_recovery(self) -> None:
+        """Check that recorded actions continue, and that the doctor finds only the lost changes."""
+        forgotten = self.make_findings(WITHOUT_RECORD, "lost", "unwanted", "resized", "migrated")
+        gone = self.make_findings(WITHOUT_DOMAIN, "deleted", "migrated")
         self.await_findings(forgotten | gone)
-        self.are("SHUTOFF", "stopped", "stopping", "resized")
-        self.are("ACTIVE", "idle", "started", "coming")
+        self.await_statuses("SHUTOFF", "stopped", "stopping", "resized")
+        self.await_statuses("ACTIVE", "idle", "started", "coming")
         self.rest.await_gone(self.servers["leaving"])
         assert self.rest.server(self.servers["lost"]) == {}
-        assert running(self.live)[self.servers["lost"]]
-        assert self.servers["migrated"] not in running(self.live)
+        assert list_running_servers(self.live)[self.servers["lost"]]
+        assert self.servers["migrated"] not in list_running_servers(self.live)
 
-    def repaired(self) -> None:
-        """Each finding's remedy."""
-        adopting(self.live, self.servers["lost"])
-        adopting(self.live, self.servers["migrated"])
-        self.are("ACTIVE", "lost")
-        self.are("SHUTOFF", "migrated")
+    def repair_findings(self) -> None:
+        """Apply the remedy of each finding."""
+        adopt_guest(self.live, self.servers["lost"])
+        adopt_guest(self.live, self.servers["migrated"])
+        self.await_statuses("ACTIVE", "lost")
+        self.await_statuses("SHUTOFF", "migrated")
         assert self.rest.server(self.servers["lost"])["name"] == "lost"
-        refused = self.live.kilonova(*remedy(self.live, self.servers["resized"]))
+        refused = self.live.kilonova(*read_remedy(self.live, self.servers["resized"]))
         assert (refused.returncode, "--replace" in refused.stderr) == (1, True), refused
-        adopting(self.live, self.servers["resized"], "--replace")
-        self.are("SHUTOFF", "resized")
+        adopt_guest(self.live, self.servers["resized"], "--replace")
+        self.await_statuses("SHUTOFF", "resized")
         assert self.rest.server(self.servers["resized"])["flavor"]["original_name"] == "m1.tiny"
-        host = running(self.live)[self.servers["unwanted"]][0]
+        host = list_running_servers(self.live)[self.servers["unwanted"]][0]
         for name, status in (("idle", 1), ("unwanted", 0)):
             answer = self.live.kilonova("host", "discard", host, self.servers[name], "--yes")
             assert answer.returncode == status, answer
         self.delete("deleted")
         self.rest.await_gone(self.servers["deleted"])
         self.await_findings(set())
-        assert self.servers["unwanted"] not in running(self.live)
+        assert self.servers["unwanted"] not in list_running_servers(self.live)
 
-    def goes_on(self, repaired: tuple[str, ...] = ()) -> None:
-        """Each server that has its guest is stopped, started, deleted; the others are deleted."""
-        whole = ("idle", "stopping", "stopped", "started", "resized", "struck", "coming", *repaired)
+    def check_servers_work(self, repaired_names: tuple[str, ...] = ()) -> None:
+        """Stop, start and delete each server with a guest, and delete the other servers."""
+        usable = (
+            "idle",
+            "stopping",
+            "stopped",
+            "started",
+            "resized",
+            "struck",
+            "coming",
+            *repaired_names,
+        )
         for key, status in (("os-start", "ACTIVE"), ("os-stop", "SHUTOFF"), ("os-start", "ACTIVE")):
-            for name in whole:
+            for name in usable:
                 if self.rest.server(self.servers[name])["status"] != status:
                     self.ask(name, key)
-            self.are(status, *whole)
-        hosts = running(self.live)
-        assert {name: len(hosts[self.servers[name]]) for name in whole} == dict.fromkeys(whole, 1)
+            self.await_statuses(status, *usable)
+        hosts = list_running_servers(self.live)
+        assert {name: len(hosts[self.servers[name]]) for name in usable} == dict.fromkeys(usable, 1)
         self.create("new")
-        self.are("ACTIVE", "new")
-        others = () if repaired else ("deleted", "migrated")
-        for name in (*whole, *others, "new"):
+        self.await_statuses("ACTIVE", "new")
+        remaining_servers = () if repaired_names else ("deleted", "migrated")
+        for name in (*usable, *remaining_servers, "new"):
             self.delete(name)
-        for name in (*whole, *others, "new"):
+        for name in (*usable, *remaining_servers, "new"):
             self.rest.await_gone(self.servers[name])
-        left = () if repaired else ("lost", "unwanted", "resized", "migrated")
-        self.await_findings(self.known(WITHOUT_RECORD, *left))
+        remaining = () if repaired_names else ("lost", "unwanted", "resized", "migrated")
+        self.await_findings(self.make_findings(WITHOUT_RECORD, *remaining))
 
-    def await_findings(self, wanted: set[tuple[str, str]]) -> None:
+    def await_findings(self, expected: set[tuple[str, str]]) -> None:
         await_true(
-            lambda: findings(self.live) == wanted,
+            lambda: list_findings(self.live) == expected,
             SETTLE,
-            lambda: (findings(self.live) ^ wanted, self.servers),
+            lambda: (list_findings(self.live) ^ expected, self.servers),
         )
 
 
 @pytest.mark.slice("operations")
-def test_a_stand_by_without_the_last_commits_takes_over() -> None:
+def test_cloud_recovers_when_stand_by_lacks_last_commits() -> None:
     with with_stand_by() as pair:
-        past = Past(pair.live)
-        past.begin()
+        history = History(pair.live)
+        history.begin()
         pair.part()
-        past.after()
+        history.make_lost_changes()
         pair.fail_over()
-        past.heals()
-        past.goes_on()
+        history.check_recovery()
+        history.check_servers_work()
 
 
-def remedy(live: Live, server: str) -> list[str]:
-    """How a guest is adopted, as the doctor says."""
+def read_remedy(live: Live, server: str) -> list[str]:
+    """Return the command with which the doctor proposes to adopt a guest."""
     lines = live.doctor().stdout.splitlines()
     [line] = [line for line in lines if line.startswith(f"{WITHOUT_RECORD}: {server}")]
     [command] = re.findall(rf"kilonova (host adopt \S+ {server})", line)
     return str(command).split()
 
 
-def adopting(live: Live, server: str, *options: str) -> None:
-    """First it is shown, then written."""
-    words = [*remedy(live, server), *options]
-    shown = live.kilonova(*words)
-    assert (shown.returncode, server in shown.stdout) == (1, True), shown
-    done = live.kilonova(*words, "--yes")
-    assert done.returncode == 0, done
+def adopt_guest(live: Live, server: str, *options: str) -> None:
+    """Adopt a guest, first as a preview, then with ``--yes``."""
+    words = [*read_remedy(live, server), *options]
+    preview = live.kilonova(*words)
+    assert (preview.returncode, server in preview.stdout) == (1, True), preview
+    result = live.kilonova(*words, "--yes")
+    assert result.returncode == 0, result
 
 
 @pytest.mark.slice("operations")
-def test_all_goes_on_while_a_database_is_set_back() -> None:
+def test_cloud_recovers_when_database_is_set_back_while_running() -> None:
     with with_dumps("mariadb") as database:
-        past = Past(database.live)
-        past.begin()
+        history = History(database.live)
+        history.begin()
         database.dump()
-        past.after()
+        history.make_lost_changes()
         database.set_back_while_all_runs()
-        past.heals()
-        past.goes_on()
+        history.check_recovery()
+        history.check_servers_work()
 
 
 @pytest.mark.slice("operations")
 @pytest.mark.parametrize(
     ("kind", "agents"), [("postgresql", ()), ("mariadb", ("agent", "agent-2"))]
 )
-def test_a_backup_is_restored_as_the_page_says(kind: str, agents: tuple[str, ...]) -> None:
-    """What is lost is named, and has a way back; then all is well. Whether agents go on, or some
-    are started again meanwhile."""
+def test_backup_restore_and_remedies_repair_cloud(kind: str, agents: tuple[str, ...]) -> None:
+    """The doctor names the lost changes, and their remedies repair the cloud. ``agents`` are
+    restarted before the other processes.
+    """
     with with_dumps(kind) as database:
-        past, live = Past(database.live), database.live
-        past.begin()
+        history, live = History(database.live), database.live
+        history.begin()
         database.dump()
-        past.after()
-        stopped = database.stop()
+        history.make_lost_changes()
+        stopped_programs = database.stop()
         database.set_back()
         database.upgrade()
         for name in agents:
             process_control.restart(live.cloud, name)
-        for name in stopped:
+        for name in stopped_programs:
             process_control.start(live.cloud, name)
-        past.heals()
+        history.check_recovery()
         assert database.look() == {
             "status": 0,
             "doctor": 1,
             "action list --stuck": 0,
             "cleanup list": 0,
         }
-        past.repaired()
+        history.repair_findings()
         live.judge()
-        past.goes_on(("lost", "migrated"))
+        history.check_servers_work(("lost", "migrated"))
         live.judge()

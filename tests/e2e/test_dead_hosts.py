@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nobody has to be awake for: a host that is cut off makes its own guests off ([agent]
-fence_after), and the servers of a host that is dead are evacuated ([ha]). Both are off unless an
-operator wants them."""
+"""Reactions to host failures without an operator, both off by default.
+
+A host without contact stops its guests ([agent] fence_after). The conductor evacuates the servers
+of a dead host ([ha]).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from deploy.one_machine.cloud import process_control
 from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE
-from tests.e2e.test_moves import moved
+from tests.e2e.test_moves import read_migration
 from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("operations")
@@ -19,8 +21,8 @@ pytestmark = pytest.mark.slice("operations")
 HOST, FENCE_AFTER = "lab2", 10
 
 
-def test_servers_of_a_dead_host_are_evacuated_by_themselves(lab: LiveLab) -> None:
-    """It is cut off, and its guests still run: the hook makes sure of them first."""
+def test_ha_evacuates_servers_of_dead_host_after_fencing(lab: LiveLab) -> None:
+    """The host is cut off and its guests still run, so the fencing hook stops them first."""
     with (
         witness(lab, "orphan", host=HOST) as guest,
         lab.configured("conductor", ha={"evacuate": "true", "after": "10"}),
@@ -30,20 +32,24 @@ def test_servers_of_a_dead_host_are_evacuated_by_themselves(lab: LiveLab) -> Non
             lambda: lab.place(guest.server) != HOST, SILENCE + BOOT, lambda: lab.service(HOST)
         )
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
-        there = lab.place(guest.server)
-        assert lab.lab.state(HOST) == "off" and lab.where(guest.server) == {there: "running"}
+        new_host = lab.place(guest.server)
+        assert lab.lab.state(HOST) == "off" and lab.where(guest.server) == {new_host: "running"}
         guest.await_ssh()
         lab.strike("start", HOST)
         lab.await_host(HOST)
         await_true(
-            lambda: moved(lab, guest)["status"] == "completed", SETTLE, lambda: moved(lab, guest)
+            lambda: read_migration(lab, guest)["status"] == "completed",
+            SETTLE,
+            lambda: read_migration(lab, guest),
         )
-        assert lab.where(guest.server) == {there: "running"}
+        assert lab.where(guest.server) == {new_host: "running"}
 
 
-def test_a_host_that_is_cut_off_makes_its_own_guests_off(lab: LiveLab) -> None:
-    """Nobody evacuates them; heard again, it starts them again, with all that was on their disks.
-    The second time its agent starts when it is cut off already."""
+def test_fence_after_stops_guests_of_cut_off_host_until_contact(lab: LiveLab) -> None:
+    """The guests are not evacuated. After contact returns, the host starts them with their disks.
+
+    The second time, the agent starts while the host is cut off.
+    """
     agent, settings = f"agent-{lab.lab.number(HOST)}", {"fence_after": str(FENCE_AFTER)}
     with witness(lab, "castaway", host=HOST) as guest:
         before, session = guest.account(), lab.registration(HOST)[1]

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Debian with cloud-init, as people use it: configured once from its config drive and once by the
-metadata service.
+"""Debian guests with cloud-init, one with a config drive and the other with the metadata service.
 
-Both boot at the same time. Emulated that takes minutes. Its image is made when it is first needed,
-and kept in build/.
+Both boot at the same time, which takes minutes with emulation. The image is built on first use and
+kept in build/.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("operations")
 IMAGE, USER = "debian-12", "debian"
-#: Seconds: a first boot, two at once on two emulated processors; what one that is still at it may
-#: take for a login.
+#: Seconds for a first boot of both guests on two emulated processors, and for a login meanwhile.
 FIRST_BOOT, LOGIN = 600, 10
 SCRIPT = '#!/bin/sh\necho "user data ran on $(hostname)" > /var/lib/told\n'
-#: How cloud-init calls where it learnt what to do.
+#: Source of metadata -> cloud-init's name, and whether the guest has a config drive.
 SOURCES = {
     "config drive": ("DataSourceConfigDrive", True),
     "metadata service": ("DataSourceOpenStack", False),
@@ -35,7 +33,7 @@ SOURCES = {
 
 @pytest.fixture(scope="module")
 def image(cloud: Live) -> str:
-    """The id of the image, built and uploaded when it is not there."""
+    """The id of the Debian image, which is built if needed, and uploaded."""
     path = ROOT / "build/debian/debian.qcow2"
     run(
         [ROOT / "deploy/images/debian/build", path],
@@ -57,7 +55,7 @@ def image(cloud: Live) -> str:
 
 @pytest.fixture(scope="module")
 def debians(cloud: Live, image: str) -> Iterator[dict[str, Guest]]:
-    rest, made = cloud.rest(), {}
+    rest, guests = cloud.rest(), {}
     network = next(iter(cloud.seed.demo.network.networks(name=PRIVATE)))
     for source, (_, drive) in SOURCES.items():
         name = f"debian-{source.split()[0]}"
@@ -72,17 +70,18 @@ def debians(cloud: Live, image: str) -> Iterator[dict[str, Guest]]:
             user_data=base64.b64encode(SCRIPT.encode()).decode(),
         )
         rest.await_status(server, "ACTIVE", SETTLE)
-        made[source] = Guest(cloud, server, name, give_address(cloud, server), user=USER)
-    yield made
-    for one in made.values():
-        remove(one)
+        guests[source] = Guest(cloud, server, name, give_address(cloud, server), user=USER)
+    yield guests
+    for guest in guests.values():
+        remove(guest)
     cloud.seed.admin.image.delete_image(image)
     cloud.judge()
 
 
-@pytest.mark.timeout(3 * FIRST_BOOT)  # the first of the two makes the image as well
+# The first of the two tests also builds the image.
+@pytest.mark.timeout(3 * FIRST_BOOT)
 @pytest.mark.parametrize("source", SOURCES)
-def test_cloud_init_has_done_what_the_server_was_asked_for(
+def test_cloud_init_applies_user_data_key_metadata_and_network(
     debians: dict[str, Guest], source: str
 ) -> None:
     guest, (name, has_drive) = debians[source].await_ssh(FIRST_BOOT, LOGIN), SOURCES[source]
@@ -100,8 +99,8 @@ def test_cloud_init_has_done_what_the_server_was_asked_for(
         guest.run("cat .ssh/authorized_keys").strip()
         == (guest.live.home / "ssh" / f"{KEY}.pub").read_text().strip()
     )
-    known = guest.run("sudo cat /run/cloud-init/instance-data.json")
-    assert guest.server in known and '"colour": "green"' in known
+    instance_data = guest.run("sudo cat /run/cloud-init/instance-data.json")
+    assert guest.server in instance_data and '"colour": "green"' in instance_data
     assert guest.does("ls /dev/disk/by-label/config-2 2> /dev/null") == has_drive
     assert f"inet {guest.fixed()}/24" in guest.run("ip -4 addr")
     assert guest.run("cat /sys/class/net/e*/mtu").split() == [

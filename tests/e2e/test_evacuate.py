@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that die: their servers are made again elsewhere when it is proved that nothing of them
-runs, and never before.
+"""Evacuations of dead hosts, and a drain, in a lab.
 
-The proof is the lab's fencing hook, or an admin's word. A host that returns learns what it may run
-before it starts anything, stops the rest, and removes what it owes. Also here: a host is emptied by
-the operator's command.
+Servers are recreated on other hosts only after proof that their guests do not run. The proof is the
+lab's fencing hook, or the admin's forced-down. A returning host gets the list of its guests before
+it starts any, and removes the others.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import pytest
 from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE
-from tests.e2e.test_moves import admin, ask, moved
+from tests.e2e.test_moves import admin, ask, read_migration
 from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("moves")
@@ -24,11 +23,11 @@ pytestmark = pytest.mark.slice("moves")
 HOST = "lab2"
 
 
-def dead(lab: LiveLab, host: str) -> bool:
+def is_forced_down(lab: LiveLab, host: str) -> bool:
     return bool(lab.service(host).is_forced_down)
 
 
-def test_evacuate_after_a_power_cut_and_the_hosts_return(lab: LiveLab) -> None:
+def test_evacuate_after_power_cut_recreates_server_and_host_returns_clean(lab: LiveLab) -> None:
     with witness(lab, "lost", host=HOST) as guest:
         before = guest.account()
         lab.strike("kill", HOST)
@@ -36,30 +35,34 @@ def test_evacuate_after_a_power_cut_and_the_hosts_return(lab: LiveLab) -> None:
         assert reply.status == 400, "the host counts as up still"
         lab.await_host(HOST, "down", SILENCE)
         ask(admin(lab), guest, "evacuate", {}, 200)
-        guest.rest.await_status(guest.server, "SHUTOFF", BOOT)  # since 2.95 it waits to be started
-        there = lab.place(guest.server)
-        assert there != HOST and dead(lab, HOST), "the hook has made sure"
+        # Since microversion 2.95 an evacuated server stays stopped.
+        guest.rest.await_status(guest.server, "SHUTOFF", BOOT)
+        new_host = lab.place(guest.server)
+        assert new_host != HOST and is_forced_down(lab, HOST), "the hook has made sure"
         ask(guest.rest, guest, "os-start")
         guest.rest.await_status(guest.server, "ACTIVE")
         guest.await_ssh()
         assert guest.account().canary != before.canary, "made of its image again"
-        said = lab.kilonova("host", "debts")
-        assert guest.server in said.stdout and HOST in said.stdout, said
+        debts = lab.kilonova("host", "debts")
+        assert guest.server in debts.stdout and HOST in debts.stdout, debts
         lab.strike("start", HOST)
         lab.await_host(HOST)
         await_true(
-            lambda: lab.where(guest.server) == {there: "running"},
+            lambda: lab.where(guest.server) == {new_host: "running"},
             SETTLE,
             lambda: lab.where(guest.server),
         )
         await_true(
-            lambda: moved(lab, guest)["status"] == "completed", SETTLE, lambda: moved(lab, guest)
+            lambda: read_migration(lab, guest)["status"] == "completed",
+            SETTLE,
+            lambda: read_migration(lab, guest),
         )
 
 
-def test_silence_is_no_proof_and_the_hook_is(lab: LiveLab) -> None:
-    """A host that is cut off runs its guests still: evacuation fences it first, and it returns with
-    nothing of them."""
+def test_evacuate_of_silent_host_needs_fencing_hook(lab: LiveLab) -> None:
+    """A host that is cut off still runs its guests. Evacuation fences the host first, and after its
+    return the guests are removed there.
+    """
     with witness(lab, "island", host=HOST) as guest:
         lab.strike("cut", HOST)
         lab.await_host(HOST, "down", SILENCE)
@@ -69,25 +72,27 @@ def test_silence_is_no_proof_and_the_hook_is(lab: LiveLab) -> None:
                 refused.status == 400
                 and "does not prove that its guests are dead" in refused.fault[2]
             ), refused
-        assert lab.where(guest.server) == {HOST: "running"} and not dead(lab, HOST)
+        assert lab.where(guest.server) == {HOST: "running"} and not is_forced_down(lab, HOST)
         evacuated = admin(lab).call(
             "POST", f"/servers/{guest.server}/action", {"evacuate": {}}, version="2.94"
         )
         assert evacuated.status == 200, evacuated
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
-        there = lab.place(guest.server)
-        assert there != HOST and lab.where(guest.server) == {there: "running"}
+        new_host = lab.place(guest.server)
+        assert new_host != HOST and lab.where(guest.server) == {new_host: "running"}
         assert lab.lab.state(HOST) == "off"
         guest.await_ssh()
         lab.strike("start", HOST)
         lab.await_host(HOST)
         await_true(
-            lambda: moved(lab, guest)["status"] == "completed", SETTLE, lambda: moved(lab, guest)
+            lambda: read_migration(lab, guest)["status"] == "completed",
+            SETTLE,
+            lambda: read_migration(lab, guest),
         )
-        assert lab.where(guest.server) == {there: "running"}
+        assert lab.where(guest.server) == {new_host: "running"}
 
 
-def test_disk_on_shared_storage_is_kept(shared_lab: LiveLab) -> None:
+def test_evacuate_keeps_disk_on_shared_storage(shared_lab: LiveLab) -> None:
     lab = shared_lab
     with witness(lab, "kept", host=HOST) as guest:
         before = guest.account()
@@ -107,15 +112,19 @@ def test_disk_on_shared_storage_is_kept(shared_lab: LiveLab) -> None:
         lab.strike("start", HOST)
         lab.await_host(HOST)
         await_true(
-            lambda: moved(lab, guest)["status"] == "completed", SETTLE, lambda: moved(lab, guest)
+            lambda: read_migration(lab, guest)["status"] == "completed",
+            SETTLE,
+            lambda: read_migration(lab, guest),
         )
         assert guest.account().run == after.run, "the host that came back has left its files alone"
 
 
-@pytest.mark.timeout(1200)  # the command may take half of it
-def test_drain_of_a_host_with_five_guests(lab: LiveLab) -> None:
-    """Four run and go live, one is off and goes cold; nobody's memory is lost, and the host is
-    empty and closed."""
+# The drain may take half of the time.
+@pytest.mark.timeout(1200)
+def test_host_drain_moves_four_running_and_one_stopped_guest(lab: LiveLab) -> None:
+    """Four running servers move live and keep their memory, the stopped server moves cold. The host
+    is empty and disabled afterwards.
+    """
     with ExitStack() as stack:
         guests: list[Witness] = [
             stack.enter_context(witness(lab, f"tenant{number}", host=HOST)) for number in range(5)
@@ -125,8 +134,8 @@ def test_drain_of_a_host_with_five_guests(lab: LiveLab) -> None:
         guests[4].rest.await_status(guests[4].server, "SHUTOFF")
         plan = lab.kilonova("host", "drain", HOST, "--dry-run")
         assert plan.returncode == 0 and all(guest.server in plan.stdout for guest in guests), plan
-        done = lab.kilonova("host", "drain", HOST, "--parallel", "2", seconds=600)
-        assert done.returncode == 0, done
+        drain = lab.kilonova("host", "drain", HOST, "--parallel", "2", seconds=600)
+        assert drain.returncode == 0, drain
         assert lab.service(HOST).status == "disabled"
         for guest, account in zip(guests[:4], before, strict=False):
             assert lab.place(guest.server) != HOST and guest.account().run == account.run

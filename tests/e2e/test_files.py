@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cloud leaves on the machine is its users' alone: every file and folder is looked at, and
-guests' processes."""
+"""The permissions of all files and folders of a cloud, and the users of guest processes."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from tests.e2e.live import Live
 
 ID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 THROUGH = "guests' processes and the broker go through it, and cannot list it"
-#: What others than its owner and group may touch: path below the home -> (at most this, why).
+#: Exceptions for users other than owner and group: path below the home -> (highest mode, reason).
 OPEN = {
     r"\.": (0o711, THROUGH),
     r"state(-\d+)?": (0o711, THROUGH),
@@ -51,33 +50,34 @@ OPEN = {
 }
 
 
-def below(folder: Path) -> Iterator[Path]:
-    """The folder and all that is in it."""
+def walk_paths(folder: Path) -> Iterator[Path]:
+    """Yield the folder and all paths below."""
     yield folder
     for path, folders, files in os.walk(folder):
         yield from (Path(path) / name for name in (*folders, *files))
 
 
-def opened(home: Path) -> list[str]:
-    """What others may touch that is not among the exceptions."""
-    found = []
-    for path in below(home):
+def find_open_paths(home: Path) -> list[str]:
+    """Return the paths that other users can access beyond the exceptions."""
+    open_paths = []
+    for path in walk_paths(home):
         try:
             mode = path.lstat().st_mode
-        except FileNotFoundError:  # the cloud runs
+        # The running cloud deleted the file meanwhile.
+        except FileNotFoundError:
             continue
         name = str(path.relative_to(home))
         allowed = next(
             (most for form, (most, _) in OPEN.items() if re.fullmatch(form, name)), 0o770
         )
         if not stat.S_ISLNK(mode) and stat.S_IMODE(mode) & 0o007 & ~allowed:
-            found.append(f"{stat.filemode(mode)} {name}")
-    return found
+            open_paths.append(f"{stat.filemode(mode)} {name}")
+    return open_paths
 
 
-def test_files_of_a_cloud_are_its_users_alone(in_memory: Live) -> None:
-    assert opened(in_memory.home) == []
-    made = {path.name for path in below(in_memory.home)}
+def test_cloud_files_are_closed_to_other_users(in_memory: Live) -> None:
+    assert find_open_paths(in_memory.home) == []
+    names = {path.name for path in walk_paths(in_memory.home)}
     assert {
         "agent.db",
         "kilonova.db",
@@ -86,22 +86,22 @@ def test_files_of_a_cloud_are_its_users_alone(in_memory: Live) -> None:
         "api.log",
         "supervise.log",
         "rabbitmq.conf",
-    } <= made
+    } <= names
 
 
 @pytest.mark.slice("guests")
-def test_files_of_guests_are_its_users_alone(cloud: Live) -> None:
-    assert opened(cloud.home) == []
+def test_cloud_files_with_guests_are_closed_to_other_users(cloud: Live) -> None:
+    assert find_open_paths(cloud.home) == []
     for state in cloud.home.glob("network-host*"):
         folder = Names.of(state).runtime
-        for path in below(folder) if folder.exists() else ():
-            # dnsmasq reads it after it has given up root; addresses and names of ports stand there,
-            # no secrets.
+        for path in walk_paths(folder) if folder.exists() else ():
+            # dnsmasq reads these files after it has given up root. They contain addresses and names
+            # of ports, and no secrets.
             assert path.lstat().st_mode & 0o002 == 0, path
 
 
 @pytest.mark.slice("guests")
-def test_no_guest_is_a_process_of_root(cloud: Live) -> None:
+def test_guest_processes_run_without_root_and_capabilities(cloud: Live) -> None:
     guests = [
         line.split(":")[0]
         for line in cloud.processes()
@@ -110,6 +110,6 @@ def test_no_guest_is_a_process_of_root(cloud: Live) -> None:
     assert guests
     for pid in guests:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        told = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-        assert "0" not in told["Uid"].split() + told["Gid"].split()
-        assert (int(told["CapEff"], 16), told["Seccomp"]) == (0, "2")
+        fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        assert "0" not in fields["Uid"].split() + fields["Gid"].split()
+        assert (int(fields["CapEff"], 16), fields["Seccomp"]) == (0, "2")

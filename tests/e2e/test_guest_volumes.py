@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of real guests, by the real client: what one server writes, another finds."""
+"""Volumes of guests, with the ``openstack`` command: attachment, data and device names."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ MARK, AT_MIB = "what must not be lost", 512
 
 
 @pytest.fixture
-def left(cloud: Live) -> Iterator[None]:
-    """Nothing of servers and volumes stays."""
+def empty_storage(cloud: Live) -> Iterator[None]:
+    """Delete all volumes at the end, and check that the cloud is consistent."""
     yield
     storage = cloud.seed.demo.block_storage
     for volume in storage.volumes():
-        await_true(lambda one=volume: is_free(cloud, one.id), 60, f"{volume.name} is free")  # type: ignore[misc]  # bound here
+        await_true(
+            lambda volume_id=volume: is_free(cloud, volume_id.id), 60, f"{volume.name} is free"
+        )  # type: ignore[misc]  # bound here
         storage.delete_volume(volume.id)
     await_true(lambda: not list(storage.volumes()), 60, "no volume")
     cloud.judge()
@@ -33,19 +35,19 @@ def is_free(cloud: Live, volume: str) -> bool:
     return bool(cloud.seed.demo.block_storage.get_volume(volume).status == "available")
 
 
-def one(cloud: Live, command: str) -> Any:
-    [said] = cloud.openstack(f"{command} -f json")
-    return said
+def run_for_json(cloud: Live, command: str) -> Any:
+    [result] = cloud.openstack(f"{command} -f json")
+    return result
 
 
-def boot(cloud: Live, name: str, source: str) -> Guest:
-    """A guest whose root disk is a volume, reached by ssh."""
-    made = one(
+def boot_from_volume(cloud: Live, name: str, source: str) -> Guest:
+    """Boot a guest with a volume as root disk, and wait for ssh."""
+    server = run_for_json(
         cloud,
         f"server create {source} --flavor m1.nano --network {PRIVATE} --key-name {KEY} --wait {name}",
     )
-    assert made["status"] == "ACTIVE" and made["image"] == "N/A (booted from volume)"
-    return Guest(cloud, made["id"], name, give_address(cloud, made["id"])).await_ssh()
+    assert server["status"] == "ACTIVE" and server["image"] == "N/A (booted from volume)"
+    return Guest(cloud, server["id"], name, give_address(cloud, server["id"])).await_ssh()
 
 
 def write(guest: Guest, device: str) -> None:
@@ -58,21 +60,23 @@ def read(guest: Guest, device: str) -> str:
     )
 
 
-def test_data_outlives_its_server(cloud: Live, left: None) -> None:
-    first = boot(cloud, "first-of-two", "--boot-from-volume 1 --image tiny")
+def test_volume_keeps_data_after_server_delete(cloud: Live, empty_storage: None) -> None:
+    first = boot_from_volume(cloud, "first-of-two", "--boot-from-volume 1 --image tiny")
     [attached] = cloud.rest().server(first.server)["os-extended-volumes:volumes_attached"]
     write(first, "/dev/vda")
     remove(first)
     await_true(lambda: is_free(cloud, attached["id"]), 60, "the volume is free")
-    second = boot(cloud, "second-of-two", f"--volume {attached['id']}")
+    second = boot_from_volume(cloud, "second-of-two", f"--volume {attached['id']}")
     assert read(second, "/dev/vda") == MARK
     remove(second)
 
 
-def test_volume_is_plugged_into_a_guest_that_runs_and_out_again(cloud: Live, left: None) -> None:
-    volume = one(cloud, "volume create --size 1 data")["id"]
+def test_volume_attach_and_detach_on_running_guest_keep_data(
+    cloud: Live, empty_storage: None
+) -> None:
+    volume = run_for_json(cloud, "volume create --size 1 data")["id"]
     await_true(lambda: is_free(cloud, volume), 60, "the volume is there")
-    guest = boot(cloud, "has-data", "--boot-from-volume 1 --image tiny")
+    guest = boot_from_volume(cloud, "has-data", "--boot-from-volume 1 --image tiny")
     cloud.openstack(f"server add volume has-data {volume}")
     await_true(lambda: guest.does("test -b /dev/vdb"), 30, "the guest sees it")
     assert guest.run("cat /sys/block/vdb/serial").strip() == volume[:20]
@@ -86,14 +90,14 @@ def test_volume_is_plugged_into_a_guest_that_runs_and_out_again(cloud: Live, lef
     remove(guest)
 
 
-def serials(guest: Guest) -> dict[str, str]:
-    """Device name -> first letters of the volume's id, as the guest sees its disks."""
+def read_serials(guest: Guest) -> dict[str, str]:
+    """Return the serial number of each disk in the guest: the begin of the volume's id."""
     lines = guest.run("grep . /sys/block/vd*/serial").split()
     return {f"/dev/{line.split('/')[3]}": line.split(":")[1] for line in lines}
 
 
-def shown(cloud: Live, guest: Guest) -> dict[str, str]:
-    """The same, as the API shows the server's volumes."""
+def read_attachments(cloud: Live, guest: Guest) -> dict[str, str]:
+    """Return the same mapping from the server's volume attachments in the API."""
     path = f"/servers/{guest.server}/os-volume_attachments"
     return {
         row["device"]: row["volumeId"][:20]
@@ -101,23 +105,23 @@ def shown(cloud: Live, guest: Guest) -> dict[str, str]:
     }
 
 
-def test_device_names_of_api_and_guest_agree(cloud: Live, left: None) -> None:
+def test_volume_device_names_of_api_and_guest_agree(cloud: Live, empty_storage: None) -> None:
     names = ("first", "second", "third")
-    volumes = [one(cloud, f"volume create --size 1 {name}")["id"] for name in names]
+    volumes = [run_for_json(cloud, f"volume create --size 1 {name}")["id"] for name in names]
     for volume in volumes:
         await_true(lambda volume=volume: is_free(cloud, volume), 60, "the volume is there")  # type: ignore[misc]  # bound here
-    guest = boot(cloud, "counts-disks", "--boot-from-volume 1 --image tiny")
+    guest = boot_from_volume(cloud, "counts-disks", "--boot-from-volume 1 --image tiny")
     cloud.openstack(f"server add volume --device /dev/vdf counts-disks {volumes[0]}")
     cloud.openstack(f"server add volume counts-disks {volumes[1]}")
-    await_true(lambda: len(serials(guest)) == 3, 30, "the guest sees them")
-    assert serials(guest) == shown(cloud, guest)
+    await_true(lambda: len(read_serials(guest)) == 3, 30, "the guest sees them")
+    assert read_serials(guest) == read_attachments(cloud, guest)
     cloud.openstack(f"server remove volume counts-disks {volumes[0]}")
     await_true(lambda: is_free(cloud, volumes[0]), 60, "the volume is free again")
-    assert serials(guest) == shown(cloud, guest)
+    assert read_serials(guest) == read_attachments(cloud, guest)
     cloud.openstack("server reboot --hard --wait counts-disks")
     guest.await_ssh()
-    assert serials(guest) == shown(cloud, guest)
+    assert read_serials(guest) == read_attachments(cloud, guest)
     cloud.openstack(f"server add volume counts-disks {volumes[2]}")
-    await_true(lambda: len(serials(guest)) == 3, 30, "the guest sees it")
-    assert serials(guest) == shown(cloud, guest)
+    await_true(lambda: len(read_serials(guest)) == 3, 30, "the guest sees it")
+    assert read_serials(guest) == read_attachments(cloud, guest)
     remove(guest)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hardware as a flavor asks for it, in a real guest: what the guest sees, and what libvirt was
-told."""
+"""The hardware that a flavor requests, as the guest prints it and as libvirt defines it."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("guests")
 
-LOOK = (
+PRINT_CPUS = (
     "#!/bin/sh\n"
     "echo \"cpus: $(grep -c ^processor /proc/cpuinfo), sockets: $(grep '^physical id' /proc/cpuinfo | sort -u | "
     "wc -l), cores: $(sed -n 's/^cpu cores.*: //p' /proc/cpuinfo | head -n 1)\"\n"
@@ -38,19 +37,19 @@ SPECS = {
 
 
 def make_flavor(admin: Rest, name: str, specs: dict[str, str], **more: Any) -> str:
-    made = admin.call(
+    reply = admin.call(
         "POST", "/flavors", {"flavor": {"name": name, "vcpus": 2, "ram": 192, "disk": 1, **more}}
     )
-    assert made.status == 200, made.body
-    flavor = str(made.body["flavor"]["id"])
+    assert reply.status == 200, reply.body
+    flavor = str(reply.body["flavor"]["id"])
     if not specs:
         return flavor
-    said = admin.call("POST", f"/flavors/{flavor}/os-extra_specs", {"extra_specs": specs})
-    assert said.status == 200, said.body
+    specs_reply = admin.call("POST", f"/flavors/{flavor}/os-extra_specs", {"extra_specs": specs})
+    assert specs_reply.status == 200, specs_reply.body
     return flavor
 
 
-#: The disks' sectors, and what the metadata service calls them.
+#: A script that prints the sectors of the disks, and their names in the metadata service.
 DISKS = """#!/bin/sh
 said=http://169.254.169.254/latest/meta-data/block-device-mapping
 for disk in ephemeral0 swap; do
@@ -66,68 +65,68 @@ def admin(cloud: Live) -> Rest:
 
 
 @pytest.fixture
-def wide(admin: Rest) -> Iterator[str]:
-    """A flavor with one socket of two cores, and limits."""
+def wide_flavor(admin: Rest) -> Iterator[str]:
+    """A flavor with a socket of two cores, and limits."""
     flavor = make_flavor(admin, "e2e.wide", SPECS)
     yield flavor
     assert admin.call("DELETE", f"/flavors/{flavor}").status == 202
 
 
-def domain(cloud: Live, server: str) -> ElementTree.Element:
+def read_domain(cloud: Live, server: str) -> ElementTree.Element:
     return ElementTree.fromstring(cloud.virsh("dumpxml", server))
 
 
-def looks(found: ElementTree.Element) -> dict[str, Any]:
-    """Of a domain, what ``SPECS`` ask for."""
-    topology = found.find("cpu/topology")
-    watchdog = found.find("devices/watchdog")
+def read_hardware(domain_xml: ElementTree.Element) -> dict[str, Any]:
+    """Return the properties of a domain that ``SPECS`` request."""
+    topology = domain_xml.find("cpu/topology")
+    watchdog = domain_xml.find("devices/watchdog")
     return {
         "sizes": [topology.get(name) for name in ("sockets", "cores", "threads")]
         if topology is not None
         else None,
-        "shares": found.findtext("cputune/shares"),
-        "iops": found.findtext("devices/disk/iotune/write_iops_sec"),
+        "shares": domain_xml.findtext("cputune/shares"),
+        "iops": domain_xml.findtext("devices/disk/iotune/write_iops_sec"),
         "watchdog": watchdog.get("action") if watchdog is not None else None,
     }
 
 
-def test_guest_has_the_hardware_of_its_flavor_and_keeps_it(
-    cloud: Live, demo: Rest, wide: str
+def test_guest_has_hardware_of_flavor_also_after_reboot(
+    cloud: Live, demo: Rest, wide_flavor: str
 ) -> None:
     server = demo.create(
         image=cloud.image(),
-        flavor=wide,
+        flavor=wide_flavor,
         config_drive=True,
-        user_data=base64.b64encode(LOOK.encode()).decode(),
+        user_data=base64.b64encode(PRINT_CPUS.encode()).decode(),
     )
     demo.await_status(server, "ACTIVE")
     assert "cpus: 2, sockets: 1, cores: 2" in demo.await_ready(server)
-    wanted = {"sizes": ["1", "2", "1"], "shares": "512", "iops": "500", "watchdog": "reset"}
-    assert looks(domain(cloud, server)) == wanted
+    expected = {"sizes": ["1", "2", "1"], "shares": "512", "iops": "500", "watchdog": "reset"}
+    assert read_hardware(read_domain(cloud, server)) == expected
     assert demo.act(server, "reboot", {"type": "HARD"}).status == 202
     demo.await_status(server, "ACTIVE")
     assert demo.await_ready(server, times=2).count("cpus: 2, sockets: 1, cores: 2") >= 1
-    assert looks(domain(cloud, server)) == wanted
+    assert read_hardware(read_domain(cloud, server)) == expected
 
 
-def test_guest_without_extra_specs_has_none_of_it(cloud: Live, demo: Rest) -> None:
+def test_guest_without_extra_specs_has_default_hardware(cloud: Live, demo: Rest) -> None:
     server = demo.create(image=cloud.image(), flavor=cloud.flavor())
     demo.await_status(server, "ACTIVE")
-    assert set(looks(domain(cloud, server)).values()) == {None}
+    assert set(read_hardware(read_domain(cloud, server)).values()) == {None}
 
 
-def test_guest_has_the_disks_that_the_client_asked_for(
+def test_guest_has_requested_ephemeral_and_swap_disks(
     admin: Rest, cloud: Live, demo: Rest, tmp_path: Path
 ) -> None:
     script = tmp_path / "disks"
     script.write_text(DISKS)
     flavor = make_flavor(admin, "e2e.disks", {}, swap=64, **{"OS-FLV-EXT-DATA:ephemeral": 2})
     try:
-        [told] = cloud.openstack(
+        [server_record] = cloud.openstack(
             "server create --image tiny --flavor e2e.disks --network private "
             f"--user-data {script} --ephemeral size=1,format=ext3 --swap 32 --wait disks -f json"
         )
-        server = str(told["id"])
+        server = str(server_record["id"])
         console = demo.await_ready(server)
         assert (
             "ephemeral0 is /dev/vdb of 2097152." in console
@@ -148,8 +147,8 @@ def test_guest_has_the_disks_that_the_client_asked_for(
 
 
 @contextmanager
-def dedicated(cloud: Live, host: int = 2) -> Iterator[None]:
-    """One CPU of the host is for guests that want it alone, and one is shared."""
+def dedicate_cpu(cloud: Live, host: int = 2) -> Iterator[None]:
+    """Configure a host with a dedicated and a shared CPU for a with block."""
     file = cloud.cloud.config(cloud.cloud.hosts[host - 1])
     before = file.read_text()
     restart_with(
@@ -165,15 +164,16 @@ def dedicated(cloud: Live, host: int = 2) -> Iterator[None]:
 
 
 def restart_with(cloud: Live, host: int, text: str, offered: list[int]) -> None:
-    """The host's agent starts anew with this configuration, and offers so many CPUs of one's
-    own."""
+    """Restart the host's agent with a configuration, and wait for its number of dedicated CPUs."""
     cloud.cloud.config(cloud.cloud.hosts[host - 1]).write_text(text)
     assert process_control.kill(cloud.cloud, f"agent-{host}")
-    await_true(lambda: pcpus(cloud) == offered, SETTLE, lambda: pcpus(cloud))
+    await_true(
+        lambda: list_dedicated_cpus(cloud) == offered, SETTLE, lambda: list_dedicated_cpus(cloud)
+    )
 
 
-def pcpus(cloud: Live) -> list[int]:
-    """What the hosts that have any offer of CPUs of one's own."""
+def list_dedicated_cpus(cloud: Live) -> list[int]:
+    """Return the numbers of dedicated CPUs of the hosts that have any."""
     return [
         total
         for (total,) in cloud.rows("SELECT total FROM inventories WHERE resource_class = 'PCPU'")
@@ -181,19 +181,19 @@ def pcpus(cloud: Live) -> list[int]:
 
 
 @pytest.mark.skipif(os.cpu_count() == 1, reason="this machine has one CPU, which is shared")
-def test_guest_has_a_cpu_of_its_own_and_another_does_not_get_it(
-    admin: Rest, cloud: Live, demo: Rest
-) -> None:
+def test_dedicated_cpu_is_given_to_one_guest_only(admin: Rest, cloud: Live, demo: Rest) -> None:
     flavor = make_flavor(
         admin, "e2e.pinned", {"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "1"}
     )
     try:
-        with dedicated(cloud), cloud.only(2):
+        with dedicate_cpu(cloud), cloud.only(2):
             server = demo.create(image=cloud.image(), flavor=flavor)
             demo.await_status(server, "ACTIVE")
             demo.await_ready(server)
-            found = ElementTree.fromstring(cloud.virsh("dumpxml", server, host=2))
-            pins = {pin.get("vcpu"): pin.get("cpuset") for pin in found.iterfind("cputune/vcpupin")}
+            domain_xml = ElementTree.fromstring(cloud.virsh("dumpxml", server, host=2))
+            pins = {
+                pin.get("vcpu"): pin.get("cpuset") for pin in domain_xml.iterfind("cputune/vcpupin")
+            }
             assert pins == {"0": "0", "1": "1"}
             assert re.findall(
                 r"CPU Affinity: +(\S\S)", cloud.virsh("vcpuinfo", server, host=2)
@@ -201,17 +201,15 @@ def test_guest_has_a_cpu_of_its_own_and_another_does_not_get_it(
             cloud.judge()
             other = demo.create(image=cloud.image(), flavor=flavor)
             assert "PCPU" in demo.await_status(other, "ERROR")["fault"]["message"]
-            for one in (server, other):
-                assert demo.call("DELETE", f"/servers/{one}").status == 204
-                demo.await_gone(one)
+            for server_id in (server, other):
+                assert demo.call("DELETE", f"/servers/{server_id}").status == 204
+                demo.await_gone(server_id)
             cloud.judge()
     finally:
         assert admin.call("DELETE", f"/flavors/{flavor}").status == 202
 
 
-def test_cpus_of_their_own_are_not_to_be_had_where_no_host_gives_any(
-    admin: Rest, cloud: Live, demo: Rest
-) -> None:
+def test_dedicated_cpus_fail_when_no_host_offers_any(admin: Rest, cloud: Live, demo: Rest) -> None:
     flavor = make_flavor(admin, "e2e.dedicated", {"hw:cpu_policy": "dedicated"})
     try:
         server = demo.create(image=cloud.image(), flavor=flavor)
@@ -221,7 +219,7 @@ def test_cpus_of_their_own_are_not_to_be_had_where_no_host_gives_any(
         assert admin.call("DELETE", f"/flavors/{flavor}").status == 202
 
 
-def test_hosts_tell_what_they_are_and_how_long_they_are_up(admin: Rest, cloud: Live) -> None:
+def test_hypervisors_report_type_uptime_and_traits(admin: Rest, cloud: Live) -> None:
     reply = admin.call("GET", "/os-hypervisors/detail", version="2.88")
     assert reply.status == 200, reply.body
     for host in reply.body["hypervisors"]:
@@ -230,6 +228,8 @@ def test_hosts_tell_what_they_are_and_how_long_they_are_up(admin: Rest, cloud: L
             r"\s*\d\d:\d\d:\d\d up .+,\s+\d+ users?,\s+load average: ", host["uptime"]
         ), host
     traits = {
-        trait for (told,) in cloud.rows("SELECT traits FROM hosts") for trait in json.loads(told)
+        trait
+        for (traits_json,) in cloud.rows("SELECT traits FROM hosts")
+        for trait in json.loads(traits_json)
     }
     assert {"COMPUTE_NODE", "COMPUTE_STORAGE_BUS_VIRTIO", "HW_CPU_X86_SSE2"} <= traits

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that lie, refer to other files, or are broken: refused with a reason; nothing of them
-stays on the host."""
+"""Images with a false format, references to other files, or damage.
+
+Each is refused with a reason, and leaves no file on the host.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ GIBIBYTE = 1 << 30
 VMDK = (
     f'# Disk DescriptorFile\nversion=1\ncreateType="monolithicFlat"\n\nRW 2048 FLAT "{SECRET}" 0\n'
 )
-#: Where a qcow2 header says where its table of clusters is.
+#: The field of a qcow2 header with the offset of the cluster table.
 L1_TABLE = slice(40, 48)
 
 
@@ -79,27 +81,27 @@ IMAGES: list[tuple[Callable[[Path], bytes], str, str]] = [
 
 @pytest.fixture
 def upload(cloud: Live) -> Iterator[Callable[[bytes, str], str]]:
-    """``upload(content, disk_format)`` gives the image to the image service and returns its id."""
-    made: list[str] = []
+    """Function that uploads (content, disk format) to the image service and returns the id."""
+    image_ids: list[str] = []
     images = cloud.seed.demo.image
 
     def put(content: bytes, disk_format: str) -> str:
-        made.append(
+        image_ids.append(
             images.create_image(
                 "hostile", data=content, disk_format=disk_format, container_format="bare"
             ).id
         )
-        return made[-1]
+        return image_ids[-1]
 
     yield put
-    for image in made:
+    for image in image_ids:
         images.delete_image(image)
 
 
 @pytest.mark.parametrize(
     ("make", "declared", "reason"), IMAGES, ids=[f"{m.__name__}-as-{d}" for m, d, _ in IMAGES]
 )
-def test_refused_with_a_reason_and_nothing_stays(
+def test_hostile_image_is_refused_with_reason_and_leaves_no_file(
     cloud: Live,
     demo: Rest,
     upload: Callable[[bytes, str], str],
@@ -108,7 +110,7 @@ def test_refused_with_a_reason_and_nothing_stays(
     declared: str,
     reason: str,
 ) -> None:
-    cached = images_on_the_host(cloud)
+    cached = list_images_on_host(cloud)
     image = upload(make(tmp_path), declared)
     reply = demo.call(
         "POST",
@@ -132,11 +134,12 @@ def test_refused_with_a_reason_and_nothing_stays(
         cloud.await_nothing_of(server["id"], 30)
     assert reason in message
     assert SECRET not in message
-    assert str(cloud.home) not in message  # a tenant is not told of the host's files
-    assert images_on_the_host(cloud) == cached
+    # Tenants must not see paths of the host.
+    assert str(cloud.home) not in message
+    assert list_images_on_host(cloud) == cached
 
 
-def test_a_damaged_image_says_what_to_do_and_blames_no_host(
+def test_damaged_image_fault_names_remedy_and_blames_no_host(
     cloud: Live, demo: Rest, tmp_path: Path, upload: Callable[[bytes, str], str]
 ) -> None:
     image = upload(misplaced_table(tmp_path), "qcow2")
@@ -146,10 +149,10 @@ def test_a_damaged_image_says_what_to_do_and_blames_no_host(
         assert "qemu-img convert -O qcow2" in fault and "upload it again" in fault
         assert "No valid host" not in fault, "no other host was tried"
         cloud.await_nothing_of(server, 30)
-    told = cloud.kilonova("hosts").stdout.splitlines()
-    assert any(f"image {image}: 2 builds failed on 1 of the hosts" in line for line in told), told
-    assert not any("in a row" in line for line in told)
+    lines = cloud.kilonova("hosts").stdout.splitlines()
+    assert any(f"image {image}: 2 builds failed on 1 of the hosts" in line for line in lines), lines
+    assert not any("in a row" in line for line in lines)
 
 
-def images_on_the_host(cloud: Live) -> set[str]:
+def list_images_on_host(cloud: Live) -> set[str]:
     return {path.name for path in (cloud.home / "state" / "images").iterdir()}

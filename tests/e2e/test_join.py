@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine joins a running cloud by two commands, is proved by a guest, and leaves nothing when it
-is removed.
+"""A machine joins a running cloud with two commands, is proved with a guest, and is removed.
 
-The machine is this one with a libvirtd of its own. The cloud has TLS and no management of its
-broker, so the test does what the commands tell an administrator to do.
+The machine is this machine with another libvirtd. The cloud has TLS and no management API of its
+broker, so the test runs the commands that ``kilonova`` prints for the administrator.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ NAME = "joined"
 RABBITMQCTL = re.compile(r"^  rabbitmqctl (.+)$", re.MULTILINE)
 
 
-def told(
+def run_kilonova(
     cloud: Live, folder: Path, *words: str, text: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """``kilonova``, in a folder for what it writes."""
+    """Run ``kilonova`` in a folder, to which it writes files."""
     return subprocess.run(
         [str(PROGRAMS / "kilonova"), *words],
         cwd=folder,
@@ -49,7 +48,7 @@ def told(
 
 
 def administer(cloud: Live, folder: Path, complaints: str) -> int:
-    """Run what was printed for the broker's administrator; passwords are asked for there."""
+    """Run the printed rabbitmqctl commands with their passwords, and return their number."""
     path = folder / f"{NAME}-broker.txt"
     passwords = (
         dict(line.split() for line in path.read_text().splitlines()) if path.exists() else {}
@@ -58,14 +57,15 @@ def administer(cloud: Live, folder: Path, complaints: str) -> int:
     for verb, *rest in commands:
         if verb in ("add_user", "change_password"):
             rest.append(passwords[rest[0]])
-        if verb != "change_password":  # for one who is there
+        # The command change_password is for existing users only.
+        if verb != "change_password":
             Broker.of(cloud.cloud).control(verb, *rest)
     return len(commands)
 
 
 @pytest.fixture
 def machine() -> Iterator[Path]:
-    """The folder of a hypervisor that is no cloud's."""
+    """The folder of a hypervisor that belongs to no cloud."""
     folder = new_home()
     uri = libvirtd.start(folder / "libvirt")
     (folder / "etc").mkdir(mode=0o700)
@@ -79,8 +79,8 @@ def machine() -> Iterator[Path]:
 
 
 @contextmanager
-def running(cloud: Live, folder: Path) -> Iterator[Path]:
-    """Its agent; yields the log."""
+def run_agent(cloud: Live, folder: Path) -> Iterator[Path]:
+    """Run the agent of the machine for a with block, and yield the path of its log."""
     log = folder / "agent.log"
     with log.open("w") as file:
         agent = subprocess.Popen(
@@ -96,42 +96,42 @@ def running(cloud: Live, folder: Path) -> Iterator[Path]:
             agent.wait(30)
 
 
-def test_a_host_joins_is_proved_and_leaves_nothing(cloud: Live, machine: Path) -> None:
+def test_host_joins_is_proved_and_is_removed_without_remains(cloud: Live, machine: Path) -> None:
     controller, conf = str(cloud.cloud.config()), machine / "etc/agent.conf"
-    added = told(cloud, machine, "--config", controller, "host", "add", NAME)
+    added = run_kilonova(cloud, machine, "--config", controller, "host", "add", NAME)
     token = added.stdout.strip()
     assert (added.returncode, token.startswith(BEGIN)) == (0, True), added
     assert administer(cloud, machine, added.stderr) == 8
 
     proof = Authority(cloud.home / "tls").issue(NAME, cloud.cloud.address)
     join = ("--config", str(conf), "join", "-", "--no-start", "--user", "root")
-    refused = told(cloud, machine, *join, text=token)
+    refused = run_kilonova(cloud, machine, *join, text=token)
     assert refused.returncode == 1 and "--cert-file" in refused.stderr, refused
     bring = ("--cert-file", proof.cert, "--key-file", proof.key)
-    joined = told(cloud, machine, *join, *bring, text=token)
+    joined = run_kilonova(cloud, machine, *join, *bring, text=token)
     assert joined.returncode == 0, joined
     assert f"address: {cloud.cloud.address}" in joined.stdout
-    again = told(cloud, machine, *join, *bring, text=token)
+    again = run_kilonova(cloud, machine, *join, *bring, text=token)
     assert again.returncode == 1 and "was used at" in again.stderr, again
 
-    with running(cloud, machine) as log:
-        proved = told(cloud, machine, "--config", controller, "host", "prove", NAME)
+    with run_agent(cloud, machine) as log:
+        proved = run_kilonova(cloud, machine, "--config", controller, "host", "prove", NAME)
         assert proved.returncode == 0, (proved, log.read_text()[-3000:])
         assert [line.split(":")[0] for line in proved.stdout.splitlines()[:3]] == [
             "created",
             "reached",
             "removed",
         ]
-        known = told(cloud, machine, "--config", controller, "host", "add", NAME)
-        assert known.returncode == 1 and "has joined" in known.stderr, known
-    removed = told(cloud, machine, "--config", controller, "host", "remove", NAME)
+        second_add = run_kilonova(cloud, machine, "--config", controller, "host", "add", NAME)
+        assert second_add.returncode == 1 and "has joined" in second_add.stderr, second_add
+    removed = run_kilonova(cloud, machine, "--config", controller, "host", "remove", NAME)
     assert removed.returncode == 0, removed
     assert administer(cloud, machine, removed.stderr) == 4
     assert NAME not in Broker.of(cloud.cloud).control("list_users")
-    assert NAME not in told(cloud, machine, "--config", controller, "hosts").stdout
+    assert NAME not in run_kilonova(cloud, machine, "--config", controller, "hosts").stdout
     admin = cloud.seed.admin
-    assert all(one.host != NAME for one in admin.compute.services())
+    assert all(record.host != NAME for record in admin.compute.services())
     await_true(
-        lambda: all(one.name != NAME for one in admin.placement.resource_providers()), SETTLE
+        lambda: all(record.name != NAME for record in admin.placement.resource_providers()), SETTLE
     )
     cloud.judge()

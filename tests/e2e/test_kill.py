@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every process is killed in the middle of create, stop and delete, and the broker forgets
-everything: nobody helps.
+"""Each process is killed during create, stop and delete, and the broker is wiped, without an
+operator's help.
 
-One story a victim: two guests are made, stopped and deleted, and each time the victim is struck
-once the first request was accepted, or for the agent once it was told what to do, while the other
-request is on its way. A client that got no answer asks again; what was answered 202 must come to
-its end. After each act the oracle is asked.
+For each victim, two guests are created, stopped and deleted. The victim is killed after the first
+request is accepted, or for the agent after it has a command, while the other request is running. A
+client without an answer repeats the request. Accepted requests must complete. After each action the
+doctor must find nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.waiting import await_true
 pytestmark = pytest.mark.slice("operations")
 
 GUESTS = 2
-#: Answers of a second try after the first one's answer was lost: it had been accepted.
+#: Status of a repeated request if the first was accepted and its answer lost.
 DONE_BEFORE = {"stop": 409, "delete": 404}
 
 
@@ -42,7 +42,7 @@ def kill(process: str) -> Callable[[Live], None]:
 
 
 def wipe(cloud: Live) -> None:
-    """The broker loses its queues, its messages and its users, and comes back empty."""
+    """Reset the broker, which loses its queues, messages and users."""
     for command in ("stop_app", "reset", "start_app"):
         Broker.of(cloud.cloud).control(command)
 
@@ -54,7 +54,7 @@ VICTIMS = {
 
 
 class Act:
-    """Requests of several clients at once, and a blow in their middle."""
+    """Parallel requests of several clients, during which the victim is killed."""
 
     def __init__(self, cloud: Live, victim: str) -> None:
         self.cloud, self.victim = cloud, victim
@@ -63,12 +63,12 @@ class Act:
     def play(
         self, request: Callable[[Rest, int], Reply], servers: Callable[[list[Reply]], list[str]]
     ) -> list[Reply]:
-        """Send them all, strike, and return the answers in order."""
+        """Send the requests, kill the victim, and return the answers in order."""
         with ThreadPoolExecutor(GUESTS) as pool:
             sent = [pool.submit(request, rest, number) for number, rest in enumerate(self.rests)]
             first = wait(sent, return_when=FIRST_COMPLETED).done
             if self.victim == "agent":
-                named = servers([one.result() for one in first])
+                named = servers([future.result() for future in first])
                 await_true(
                     lambda: self.cloud.at_work(named),
                     30,
@@ -76,7 +76,7 @@ class Act:
                     pause=0.005,
                 )
             VICTIMS[self.victim](self.cloud)
-            return [one.result() for one in sent]
+            return [future.result() for future in sent]
 
     def create(self) -> list[str]:
         body = {
@@ -122,7 +122,9 @@ class Act:
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_servers_reach_their_state_without_help(cloud: Live, demo: Rest, victim: str) -> None:
+def test_servers_reach_their_states_when_process_dies_during_requests(
+    cloud: Live, demo: Rest, victim: str
+) -> None:
     act = Act(cloud, victim)
     others = {server["id"] for server in demo.servers()}
 

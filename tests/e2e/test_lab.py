@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/lab``: three real hosts, struck one by one; and the watcher of all tests of moves,
-which must see what it is for. Moves themselves are in other files.
+"""``./deploy/lab`` with three hosts, failures of its hosts, and the watcher for the tests of moves.
+
+The moves themselves are in other files.
 """
 
 from __future__ import annotations
@@ -42,27 +43,30 @@ HOST = "lab2"
 
 
 @pytest.mark.slice("default")
-def test_up_says_what_it_made_and_how_to_strike_it(lab_up: MadeLab) -> None:
-    said = lab_up.said.stdout
-    assert "[17/17]" in said and "3 hosts with storage of their own" in said
+def test_lab_up_prints_hosts_and_commands(lab_up: MadeLab) -> None:
+    output = lab_up.said.stdout
+    assert "[17/17]" in output and "3 hosts with storage of their own" in output
     for words in (
         "lab1, lab2, lab3",
         "./deploy/lab status",
         "./deploy/lab kill lab1",
         "./deploy/lab down",
     ):
-        assert words in said
+        assert words in output
 
 
 @pytest.mark.slice("default")
-def test_each_host_has_what_is_its_own(lab: LiveLab) -> None:
+def test_lab_hosts_have_own_boot_storage_address_and_libvirtd(lab: LiveLab) -> None:
     boots = {host: lab.registration(host)[0] for host in lab.cloud.hosts}
     machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert len({machine, *boots.values()}) == 4
-    shown = {one.name: one for one in lab.seed.admin.compute.hypervisors(details=True)}
-    assert sorted(shown) == list(lab.cloud.hosts) and {one.state for one in shown.values()} == {
-        "up"
+    shown = {
+        hypervisor.name: hypervisor
+        for hypervisor in lab.seed.admin.compute.hypervisors(details=True)
     }
+    assert sorted(shown) == list(lab.cloud.hosts) and {
+        hypervisor.state for hypervisor in shown.values()
+    } == {"up"}
     assert len({lab.facts(host)["storage"] for host in lab.cloud.hosts}) == 3
     for number, host in enumerate(lab.cloud.hosts, 1):
         address = lab.cloud.host_address(number)
@@ -77,14 +81,14 @@ def test_each_host_has_what_is_its_own(lab: LiveLab) -> None:
             .st_ino
             == Path(f"/run/netns/{lab.cloud.underlay.namespace(number)}").stat().st_ino
         )
-        with asked(lab, host) as libvirtd:
+        with connect_to_libvirtd(lab, host) as libvirtd:
             assert libvirtd.getHostname() == host
 
 
-def test_status_shows_hosts_and_guests(lab: LiveLab) -> None:
+def test_lab_status_shows_hosts_and_guests(lab: LiveLab) -> None:
     with witness(lab, "shown", host=HOST) as guest:
-        said = lab.command("status").stdout
-        lines = [line.split() for line in said.splitlines()[1:]]
+        output = lab.command("status").stdout
+        lines = [line.split() for line in output.splitlines()[1:]]
         assert [HOST, "up", lab.cloud.host_address(2)] in lines
         below = lines[lines.index([HOST, "up", lab.cloud.host_address(2)]) + 1 :]
         assert [guest.server, "running"] in takewhile(
@@ -92,7 +96,7 @@ def test_status_shows_hosts_and_guests(lab: LiveLab) -> None:
         )
 
 
-def test_second_up_is_harmless_and_another_lab_is_refused(lab: LiveLab) -> None:
+def test_second_lab_up_changes_nothing_and_other_lab_is_refused(lab: LiveLab) -> None:
     before = (
         [find_process(lab.cloud, program.name) for program in processes.programs(lab.cloud)],
         [lab.registration(h) for h in lab.cloud.hosts],
@@ -114,13 +118,15 @@ def test_second_up_is_harmless_and_another_lab_is_refused(lab: LiveLab) -> None:
 
 @pytest.mark.slice("default")
 @pytest.mark.parametrize("words", [("kill", "rack1"), ("cut",), ("strike", HOST)])
-def test_mistake_strikes_nothing(lab: LiveLab, words: tuple[str, ...]) -> None:
+def test_lab_command_with_wrong_arguments_stops_no_host(
+    lab: LiveLab, words: tuple[str, ...]
+) -> None:
     done = lab.command(*words)
     assert done.returncode == 1 and "What to do: " in done.stderr
     assert [lab.lab.state(host) for host in lab.cloud.hosts] == ["up"] * 3
 
 
-def test_host_that_lost_its_power_brings_its_guests_back(lab: LiveLab) -> None:
+def test_lab_host_restarts_its_guests_after_power_loss(lab: LiveLab) -> None:
     with (
         witness(lab, "phoenix", host=HOST) as guest,
         witness(lab, "bystander", host="lab3") as other,
@@ -131,10 +137,12 @@ def test_host_that_lost_its_power_brings_its_guests_back(lab: LiveLab) -> None:
         assert (lab.lab.state(HOST), lab.where(guest.server)) == ("off", {})
         assert "off" in lab.command("status").stdout
         assert not (lab.cloud.libvirt_folder(2) / "run").exists(), "a host boots with an empty /run"
-        lab.strike("kill", HOST)  # again, without harm
+        # A second kill does no harm.
+        lab.strike("kill", HOST)
         lab.await_host(HOST, "down", SILENCE)
         assert lab.command("cut", HOST).returncode == 1
-        assert lab.place(guest.server) == HOST  # nobody moves it by itself
+        # By default the conductor evacuates no servers.
+        assert lab.place(guest.server) == HOST
 
         lab.strike("start", HOST)
         await_true(lambda: lab.registration(HOST)[0] != boot, HELLO, lambda: lab.registration(HOST))
@@ -151,7 +159,7 @@ def test_host_that_lost_its_power_brings_its_guests_back(lab: LiveLab) -> None:
         assert other.account().run == beside.run and other.account().count > beside.count
 
 
-def test_guest_that_was_stopped_stays_stopped_after_a_power_cut(lab: LiveLab) -> None:
+def test_stopped_guest_stays_stopped_after_power_loss_of_host(lab: LiveLab) -> None:
     with witness(lab, "sleeper", host=HOST) as guest:
         guest.rest.act(guest.server, "os-stop")
         guest.rest.await_status(guest.server, "SHUTOFF")
@@ -164,10 +172,10 @@ def test_guest_that_was_stopped_stays_stopped_after_a_power_cut(lab: LiveLab) ->
         assert guest.rest.server(guest.server)["status"] == "SHUTOFF"
 
 
-def test_host_that_is_cut_off_keeps_its_guests(lab: LiveLab) -> None:
+def test_lab_host_cut_off_keeps_its_guests_running(lab: LiveLab) -> None:
     with witness(lab, "island", host=HOST) as guest:
         before, (boot, _) = guest.account(), lab.registration(HOST)
-        with listener(guest) as heard:
+        with listener(guest) as listener_result:
             lab.strike("cut", HOST)
             lab.strike("cut", HOST)
             assert lab.lab.state(HOST) == "cut"
@@ -176,7 +184,7 @@ def test_host_that_is_cut_off_keeps_its_guests(lab: LiveLab) -> None:
             lab.strike("heal", HOST)
             lab.await_host(HOST)
             guest.await_ssh()
-        assert heard.longest > 5
+        assert listener_result.longest > 5
         after = guest.account()
         assert (after.run, after.canary) == (
             before.run,
@@ -188,18 +196,18 @@ def test_host_that_is_cut_off_keeps_its_guests(lab: LiveLab) -> None:
         )
 
 
-def test_fencing_hook_kills_what_is_cut_off_and_says_so(lab: LiveLab) -> None:
+def test_lab_fencing_hook_powers_off_cut_off_host(lab: LiveLab) -> None:
     with witness(lab, "fenced", host=HOST) as guest:
         boot, _ = lab.registration(HOST)
         lab.strike("cut", HOST)
         hook = lab.cloud.fencing_hook
         assert f"fencing_hook = {hook}\n" in lab.cloud.config().read_text()
         for _ in range(2):
-            # With nothing but what the conductor has in its environment.
-            given = [
+            # The hook has only the environment of the conductor.
+            environment_words = [
                 f"{key}={value}" for key, value in processes.make_environment(lab.cloud).items()
             ]
-            done = lab.run("env", "-i", *given, hook, HOST)
+            done = lab.run("env", "-i", *environment_words, hook, HOST)
             assert (done.returncode, lab.lab.state(HOST), lab.where(guest.server)) == (
                 0,
                 "off",
@@ -214,7 +222,7 @@ def test_fencing_hook_kills_what_is_cut_off_and_says_so(lab: LiveLab) -> None:
         guest.await_ssh()
 
 
-def test_up_brings_struck_hosts_back(lab: LiveLab) -> None:
+def test_lab_up_restores_killed_and_cut_off_hosts(lab: LiveLab) -> None:
     lab.strike("kill", "lab1")
     lab.strike("cut", "lab3")
     assert [lab.lab.state(host) for host in lab.cloud.hosts] == ["off", "up", "cut"]
@@ -223,61 +231,61 @@ def test_up_brings_struck_hosts_back(lab: LiveLab) -> None:
     assert [lab.lab.state(host) for host in lab.cloud.hosts] == ["up"] * 3
 
 
-def test_disks_of_a_shared_lab_are_in_one_folder(shared_lab: LiveLab) -> None:
+def test_shared_lab_has_disks_of_all_hosts_in_one_folder(shared_lab: LiveLab) -> None:
     with (
-        witness(shared_lab, "one", host="lab1") as one,
-        witness(shared_lab, "two", host=HOST) as two,
+        witness(shared_lab, "one", host="lab1") as first,
+        witness(shared_lab, "two", host=HOST) as second,
     ):
         folder = shared_lab.home / "instances"
         assert len({shared_lab.facts(host)["storage"] for host in shared_lab.cloud.hosts}) == 1
-        assert {one.server, two.server} <= {path.name for path in folder.iterdir()}
+        assert {first.server, second.server} <= {path.name for path in folder.iterdir()}
         for number in (1, 2, 3):
             assert (shared_lab.cloud.state_folder(number) / "instances").resolve() == folder
             assert not (shared_lab.cloud.state_folder(number) / "images").is_symlink()
         shared_lab.strike("kill", HOST)
         shared_lab.strike("start", HOST)
-        before = one.account()
-        two.await_ssh()
-        assert one.account().run == before.run
+        before = first.account()
+        second.await_ssh()
+        assert first.account().run == before.run
 
 
 @pytest.fixture
-def half() -> Iterator[LiveLab]:
-    """A lab of two hosts that was never finished; its home is made and must not stay."""
+def incomplete_lab() -> Iterator[LiveLab]:
+    """A lab of two hosts that was not started completely. The test must remove its home."""
     demand(*FOR_NETWORKS)
     live = LiveLab(Lab.make(new_home(), Facts(2, False, free_ports(Ports.COUNT))))
     yield live
     assert (live.home.exists(), live.processes(), live.in_kernel()) == (False, [], [])
 
 
-def test_lab_that_never_began_is_taken_down(half: LiveLab) -> None:
-    assert half.command("status").returncode == 1
-    assert half.command("kill", HOST).returncode == 1
-    assert half.down().returncode == 0
-    assert half.down().returncode == 0
+def test_lab_down_removes_lab_before_its_first_up(incomplete_lab: LiveLab) -> None:
+    assert incomplete_lab.command("status").returncode == 1
+    assert incomplete_lab.command("kill", HOST).returncode == 1
+    assert incomplete_lab.down().returncode == 0
+    assert incomplete_lab.down().returncode == 0
 
 
-def test_interrupted_up_is_taken_down(half: LiveLab) -> None:
-    # Whoever runs the tests behind a shell has Ctrl-C ignored, and so would have what they start.
+def test_lab_down_removes_lab_after_interrupted_up(incomplete_lab: LiveLab) -> None:
+    # In the background of a shell SIGINT is ignored, and child processes inherit this.
     command = ["env", "--default-signal=INT", str(ROOT / "deploy/lab"), "up", "2"]
     with subprocess.Popen(
         command,
-        env=half.environment,
+        env=incomplete_lab.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     ) as up:
         assert up.stdout is not None
-        said = list(takewhile(lambda line: "[8/17]" not in line, up.stdout))
+        output_lines = list(takewhile(lambda line: "[8/17]" not in line, up.stdout))
         os.killpg(up.pid, signal.SIGINT)
         up.wait(30)
-    assert up.returncode != 0, said
-    assert half.processes() and half.in_kernel(), said
-    assert half.down().returncode == 0
+    assert up.returncode != 0, output_lines
+    assert incomplete_lab.processes() and incomplete_lab.in_kernel(), output_lines
+    assert incomplete_lab.down().returncode == 0
 
 
-def test_guests_reach_neither_hosts_nor_services(lab: LiveLab) -> None:
+def test_lab_guests_cannot_reach_hosts_or_services(lab: LiveLab) -> None:
     with witness(lab, "prisoner", host=HOST) as guest:
         assert guest.reaches(str(lab.cloud.underlay.external[1]))
         for address in (
@@ -288,9 +296,8 @@ def test_guests_reach_neither_hosts_nor_services(lab: LiveLab) -> None:
 
 
 # --- the watcher ---
-def spinning(server: str, disk: Path) -> str:
-    """A domain that needs nothing and works all the time: its disk's first sector jumps to
-    itself."""
+def make_spinning_domain(server: str, disk: Path) -> str:
+    """Return the XML of a small domain that is always busy, because its boot code is a loop."""
     disk.write_bytes(b"\xeb\xfe".ljust(510, b"\0") + b"\x55\xaa")
     domain = ET.Element("domain", type="qemu")
     for name, text in (("name", f"spinning-{server}"), ("uuid", server), ("memory", "16384")):
@@ -305,8 +312,8 @@ def spinning(server: str, disk: Path) -> str:
 
 
 @contextmanager
-def asked(lab: LiveLab, host: str) -> Iterator[libvirt.virConnect]:
-    """A connection to a host's libvirtd."""
+def connect_to_libvirtd(lab: LiveLab, host: str) -> Iterator[libvirt.virConnect]:
+    """Connect to a host's libvirtd for a with block."""
     connection = libvirt.open(lab.uri(host))
     try:
         yield connection
@@ -314,16 +321,20 @@ def asked(lab: LiveLab, host: str) -> Iterator[libvirt.virConnect]:
         connection.close()
 
 
-def test_watcher_sees_two_running_domains_of_one_server(lab_up: MadeLab) -> None:
+def test_watcher_reports_two_running_domains_of_one_server(lab_up: MadeLab) -> None:
     lab, server = lab_up.live, str(uuid.uuid4())
-    lab_up.watcher.ignored.add(server)  # it may see this, and must not fail for it
+    # The watcher of the session must not fail for this server.
+    lab_up.watcher.ignored.add(server)
     folders = [lab.cloud.state_folder(number) / f"spinning-{server}" for number in (1, 2)]
     watcher = lab.watcher().start()
     try:
-        with asked(lab, "lab1") as first, asked(lab, "lab2") as second:
-            here = first.createXML(spinning(server, folders[0]))
-            there = second.createXML(spinning(server, folders[1]), libvirt.VIR_DOMAIN_START_PAUSED)
-            time.sleep(3 * MOMENT)  # time enough to see what must not be seen
+        with connect_to_libvirtd(lab, "lab1") as first, connect_to_libvirtd(lab, "lab2") as second:
+            here = first.createXML(make_spinning_domain(server, folders[0]))
+            there = second.createXML(
+                make_spinning_domain(server, folders[1]), libvirt.VIR_DOMAIN_START_PAUSED
+            )
+            # In this time the watcher would detect a violation.
+            time.sleep(3 * MOMENT)
             assert watcher.violations == [], (
                 "one that waits for a migration is paused, and runs nowhere else"
             )
@@ -331,15 +342,18 @@ def test_watcher_sees_two_running_domains_of_one_server(lab_up: MadeLab) -> None
                 there.resume()
                 await_true(
                     lambda: all(
-                        any(f"by {way}" in one for one in watcher.violations) for way in WAYS
+                        any(f"by {way}" in violation for violation in watcher.violations)
+                        for way in WAYS
                     ),
                     10 * MOMENT,
                     lambda: watcher.violations,
                 )
             here.suspend()
-            time.sleep(MOMENT)  # a sighting is of a moment, and this one must be over
-            with watcher.watching():  # one goes on where the other stopped
-                time.sleep(2 * MOMENT)  # time enough to see what must not be seen
+            # Sightings last for this time, so the earlier sighting must end first.
+            time.sleep(MOMENT)
+            # A domain that continues after the other stopped is no violation.
+            with watcher.watching():
+                time.sleep(2 * MOMENT)
             here.destroy()
             there.destroy()
     finally:
@@ -348,7 +362,8 @@ def test_watcher_sees_two_running_domains_of_one_server(lab_up: MadeLab) -> None
             path.unlink(missing_ok=True)
 
 
-def test_watcher_that_does_not_look_fails(lab_up: MadeLab) -> None:
+def test_watcher_fails_when_it_does_not_look(lab_up: MadeLab) -> None:
     watcher = lab_up.live.watcher()
     with pytest.raises(AssertionError, match="looked 0 times"), watcher.watching():
-        time.sleep(1.1)  # a watch of less than a second need not have looked
+        # The watcher need not look during less than a second.
+        time.sleep(1.1)

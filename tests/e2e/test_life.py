@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One guest's whole life on real hosts: create, ssh, resize to another host, live migration, ``kill
--9``, delete.
+"""The life of a guest on a lab: create, ssh, resize to another host, live migration, ``kill -9`` of
+all processes, and delete.
 
-The cross-section of this ring on a lab that runs by default; each part has tests of its own
-elsewhere.
+This test runs by default. Other files test each part on its own.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ from deploy.one_machine.cloud.process_control import find_process
 from tests.e2e.guests import witness
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT
-from tests.e2e.test_moves import admin, ask, booted_again, disk_size, larger
+from tests.e2e.test_moves import admin, ask, check_rebooted, ensure_flavor, read_disk_size
 from tests.waiting import await_true
 
 
 def kill_every_process(lab: LiveLab) -> None:
-    """Each of the cloud's processes but the supervisor, which starts it again, and the hosts'
-    hypervisors."""
+    """Kill all processes of the cloud except the supervisor and the libvirtds, and wait until the
+    supervisor has restarted them.
+    """
     names = [
         program.name
         for program in processes.programs(lab.cloud)
@@ -38,18 +38,20 @@ def kill_every_process(lab: LiveLab) -> None:
     )
 
 
-def test_guest_lives_through_moves_and_dead_processes(lab: LiveLab) -> None:
-    # One processor: what keeps an emulated guest whole while it migrates takes turns on one
-    # (decision 0021).
-    size = larger(lab, "life.larger", ram=192, vcpus=1, disk=2)
+def test_guest_survives_resize_live_migration_and_killed_processes(lab: LiveLab) -> None:
+    # Emulated guests migrate safely only with one processor (decision 0021).
+    size = ensure_flavor(lab, "life.larger", ram=192, vcpus=1, disk=2)
     with witness(lab, "whole", host="lab1") as guest:
         new = guest.account()
         ask(guest.rest, guest, "resize", {"flavorRef": size})
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
-        there = lab.place(guest.server)
-        assert there != "lab1" and lab.where(guest.server) == {"lab1": "shutoff", there: "running"}
-        resized = booted_again(guest, new)
-        assert disk_size(guest) == 2 << 30
+        new_host = lab.place(guest.server)
+        assert new_host != "lab1" and lab.where(guest.server) == {
+            "lab1": "shutoff",
+            new_host: "running",
+        }
+        resized = check_rebooted(guest, new)
+        assert read_disk_size(guest) == 2 << 30
         ask(guest.rest, guest, "confirmResize", None, 204)
         guest.rest.await_status(guest.server, "ACTIVE")
 
@@ -74,4 +76,4 @@ def test_guest_lives_through_moves_and_dead_processes(lab: LiveLab) -> None:
             "POST", f"/servers/{guest.server}/action", {"reboot": {"type": "HARD"}}, fine=(202,)
         )
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
-        booted_again(guest, alive)
+        check_rebooted(guest, alive)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is secret stands in no log, at DEBUG too, and in no row that keeps it in clear (ST-36)."""
+"""Secrets are in no log, also at DEBUG, and not in plain text in the database (ST-36)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.e2e.live import Live, Rest
 
 pytestmark = pytest.mark.slice("guests")
 
-#: What a tenant or a caller says once and nobody may read again.
+#: Secrets that a tenant sends.
 KINDS = ("adminPass", "rebuilt", "rescued", "changed", "file", "user_data", "metadata_password")
 
 
 @pytest.fixture
-def talkative(in_memory: Live) -> Iterator[Live]:
-    """Every process writes down what it can."""
+def debug_cloud(in_memory: Live) -> Iterator[Live]:
+    """A cloud whose processes log at DEBUG."""
     names = [
         program.name
         for program in processes.programs(in_memory.cloud)
@@ -39,14 +39,14 @@ def talkative(in_memory: Live) -> Iterator[Live]:
         yield in_memory
 
 
-def logs(live: Live) -> str:
+def read_logs(live: Live) -> str:
     return "\n".join(
         path.read_text(errors="replace") for path in sorted((live.home / "log").iterdir())
     )
 
 
-def database(live: Live) -> str:
-    """All rows of all tables, as text."""
+def read_database(live: Live) -> str:
+    """Return all rows of all tables as text."""
     return "\n".join(
         str(row)
         for table in schema.metadata.sorted_tables
@@ -54,14 +54,13 @@ def database(live: Live) -> str:
     )
 
 
-def life(live: Live, rest: Rest, canary: dict[str, str]) -> dict[str, str]:
-    """A server goes through what takes secrets; what the API made up itself is added to the
-    canaries."""
+def use_secrets(live: Live, rest: Rest, canary: dict[str, str]) -> dict[str, str]:
+    """Send all secrets in actions of a server, and return the secrets that the API generated."""
 
-    def encoded(text: str) -> str:
+    def encode(text: str) -> str:
         return base64.b64encode(text.encode()).decode()
 
-    made = rest.call(
+    server_body = rest.call(
         "POST",
         "/servers",
         {
@@ -70,13 +69,13 @@ def life(live: Live, rest: Rest, canary: dict[str, str]) -> dict[str, str]:
                 "imageRef": live.image("empty"),
                 "flavorRef": live.flavor(),
                 "adminPass": canary["adminPass"],
-                "user_data": encoded(canary["user_data"]),
-                "personality": [{"path": "/etc/secret", "contents": encoded(canary["file"])}],
+                "user_data": encode(canary["user_data"]),
+                "personality": [{"path": "/etc/secret", "contents": encode(canary["file"])}],
             }
         },
         version="2.1",
     ).body["server"]
-    server = made["id"]
+    server = server_body["id"]
     rest.await_status(server, "ACTIVE")
     for body in (
         {"changePassword": {"adminPass": canary["changed"]}},
@@ -96,21 +95,21 @@ def life(live: Live, rest: Rest, canary: dict[str, str]) -> dict[str, str]:
     ).body
     rest.call("DELETE", f"/servers/{server}")
     rest.await_gone(server)
-    found = {
+    secrets_by_name = {
         "private key": pair["private_key"].splitlines()[3],
         "token": str(rest.session.headers["X-Auth-Token"]),
     }
     url = consoles.get("remote_console", {}).get("url", "")
-    return found | (
+    return secrets_by_name | (
         {"console token": url.rsplit("token%3D", 1)[-1].rsplit("token=", 1)[-1]} if url else {}
     )
 
 
-def test_no_secret_is_in_a_log_or_in_clear_in_the_database(talkative: Live) -> None:
+def test_secrets_are_in_no_log_and_not_in_plain_text_in_database(debug_cloud: Live) -> None:
     canary = {kind: f"Canary-{secrets.token_hex(12)}" for kind in KINDS}
-    canary |= life(talkative, talkative.rest(), canary)
-    canary |= {f"password {name}": talkative.cloud.password(name) for name in PASSWORDS}
-    written = {"logs": logs(talkative), "database": database(talkative)}
+    canary |= use_secrets(debug_cloud, debug_cloud.rest(), canary)
+    canary |= {f"password {name}": debug_cloud.cloud.password(name) for name in PASSWORDS}
+    texts = {"logs": read_logs(debug_cloud), "database": read_database(debug_cloud)}
     shapes = {
         name: (secret, base64.b64encode(secret.encode()).decode().rstrip("="))
         for name, secret in canary.items()
@@ -119,7 +118,7 @@ def test_no_secret_is_in_a_log_or_in_clear_in_the_database(talkative: Live) -> N
         (name, place)
         for name, forms in shapes.items()
         for form in forms
-        for place, text in written.items()
+        for place, text in texts.items()
         if form in text
     ] == []
-    assert " DEBUG " in written["logs"] and len(written["database"]) > 1000
+    assert " DEBUG " in texts["logs"] and len(texts["database"]) > 1000

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that move between real hosts: what was on their disks and in their memory is there
-afterwards.
+"""Servers that move between hosts of a lab and keep the contents of their disks and memory.
 
-Each witness (guests.py) has a canary on its disk and counts in its memory. The lab's watcher looks
-at all hosts during every test: one that two hosts ran at the same moment fails it. Hosts that die
-are in test_evacuate.py.
+Each witness (guests.py) has a canary on its disk and a counter in its memory. The watcher observes
+all hosts, and fails a test during which a server runs on two hosts. For dead hosts see
+test_evacuate.py.
 """
 
 from __future__ import annotations
@@ -28,28 +27,28 @@ def admin(lab: LiveLab) -> Rest:
 
 
 def ask(rest: Rest, guest: Witness, key: str, value: Any = None, fine: int = 202) -> None:
-    """POST an action that must be accepted."""
+    """Send an action of a server, and check the status of the response."""
     reply = rest.act(guest.server, key, value)
     assert reply.status == fine, reply
 
 
-def moved(lab: LiveLab, guest: Witness) -> dict[str, Any]:
-    """The guest's last migration, as the API shows it."""
-    found = (
+def read_migration(lab: LiveLab, guest: Witness) -> dict[str, Any]:
+    """Return the server's last migration from the API."""
+    migrations = (
         admin(lab).call("GET", f"/os-migrations?instance_uuid={guest.server}").body["migrations"]
     )
-    return dict(found[0])
+    return dict(migrations[0])
 
 
-def larger(lab: LiveLab, name: str, **size: int) -> str:
-    """The id of a flavor of this size, made once."""
+def ensure_flavor(lab: LiveLab, name: str, **properties: int) -> str:
+    """Return the id of a flavor, which is created if it does not exist."""
     compute = lab.seed.admin.compute
-    found = compute.find_flavor(name)
-    return str((found or compute.create_flavor(name=name, **size)).id)
+    flavor = compute.find_flavor(name)
+    return str((flavor or compute.create_flavor(name=name, **properties)).id)
 
 
-def booted_again(guest: Witness, before: Account) -> Account:
-    """Up, on the same disk, and another run of the guest."""
+def check_rebooted(guest: Witness, before: Account) -> Account:
+    """Wait for ssh, and check that the guest has rebooted with the same disk."""
     guest.await_ssh()
     after = guest.account()
     assert after.canary == before.canary and after.run != before.run
@@ -57,62 +56,71 @@ def booted_again(guest: Witness, before: Account) -> Account:
 
 
 @pytest.fixture
-def size(lab: LiveLab) -> str:
-    return larger(lab, "moves.larger", ram=192, vcpus=2, disk=2)
+def larger_flavor(lab: LiveLab) -> str:
+    return ensure_flavor(lab, "moves.larger", ram=192, vcpus=2, disk=2)
 
 
-def disk_size(guest: Witness) -> int:
-    """Of the first disk, in bytes, in the guest's own words."""
+def read_disk_size(guest: Witness) -> int:
+    """Return the size of the first disk in bytes, as the guest sees it."""
     return int(guest.run("cat /sys/block/vda/size")) * 512
 
 
-def test_resize_and_confirm(lab: LiveLab, size: str) -> None:
+def test_resize_confirm_moves_server_and_enlarges_disk(lab: LiveLab, larger_flavor: str) -> None:
     with witness(lab, "grows", host="lab1") as guest:
         before = guest.account()
-        ask(guest.rest, guest, "resize", {"flavorRef": size})
+        ask(guest.rest, guest, "resize", {"flavorRef": larger_flavor})
         shown = guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
         assert shown["flavor"]["original_name"] == "moves.larger"
-        there = lab.place(guest.server)
-        assert there != "lab1" and lab.where(guest.server) == {"lab1": "shutoff", there: "running"}
-        booted_again(guest, before)
-        assert (guest.run("nproc").strip(), disk_size(guest)) == ("2", 2 << 30)
+        new_host = lab.place(guest.server)
+        assert new_host != "lab1" and lab.where(guest.server) == {
+            "lab1": "shutoff",
+            new_host: "running",
+        }
+        check_rebooted(guest, before)
+        assert (guest.run("nproc").strip(), read_disk_size(guest)) == ("2", 2 << 30)
         lab.judge()
         ask(guest.rest, guest, "confirmResize", None, 204)
         guest.rest.await_status(guest.server, "ACTIVE")
-        assert lab.where(guest.server) == {there: "running"}
-        assert (moved(lab, guest)["status"], moved(lab, guest)["migration_type"]) == (
+        assert lab.where(guest.server) == {new_host: "running"}
+        assert (
+            read_migration(lab, guest)["status"],
+            read_migration(lab, guest)["migration_type"],
+        ) == (
             "confirmed",
             "resize",
         )
 
 
-def test_resize_and_revert(lab: LiveLab, size: str) -> None:
-    """What was written after the resize is given up; what was there before is as it was."""
+def test_resize_revert_restores_server_on_source(lab: LiveLab, larger_flavor: str) -> None:
+    """Data written after the resize is discarded. Data from before is unchanged."""
     with witness(lab, "returns", host="lab1") as guest:
         before = guest.account()
-        ask(guest.rest, guest, "resize", {"flavorRef": size})
+        ask(guest.rest, guest, "resize", {"flavorRef": larger_flavor})
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
-        there = lab.place(guest.server)
-        after = booted_again(guest, before)
+        new_host = lab.place(guest.server)
+        after = check_rebooted(guest, before)
         ask(guest.rest, guest, "revertResize")
         shown = guest.rest.await_status(guest.server, "ACTIVE", BOOT)
         assert shown["flavor"]["original_name"] == "m1.nano"
-        assert lab.place(guest.server) == "lab1" and there not in lab.where(guest.server)
-        again = booted_again(guest, after)
-        assert again.canary == before.canary and (guest.run("nproc").strip(), disk_size(guest)) == (
+        assert lab.place(guest.server) == "lab1" and new_host not in lab.where(guest.server)
+        again = check_rebooted(guest, after)
+        assert again.canary == before.canary and (
+            guest.run("nproc").strip(),
+            read_disk_size(guest),
+        ) == (
             "1",
             1 << 30,
         )
-        assert moved(lab, guest)["status"] == "reverted"
+        assert read_migration(lab, guest)["status"] == "reverted"
 
 
-def test_delete_while_it_waits_to_be_confirmed(lab: LiveLab, size: str) -> None:
+def test_delete_in_verify_resize_leaves_no_guest(lab: LiveLab, larger_flavor: str) -> None:
     with witness(lab, "unwanted", host="lab1") as guest:
-        ask(guest.rest, guest, "resize", {"flavorRef": size})
+        ask(guest.rest, guest, "resize", {"flavorRef": larger_flavor})
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
 
 
-def test_stopped_server_is_migrated_to_a_host_by_name(lab: LiveLab) -> None:
+def test_cold_migration_moves_stopped_server_to_requested_host(lab: LiveLab) -> None:
     with witness(lab, "sleeps", host="lab1") as guest:
         before = guest.account()
         ask(guest.rest, guest, "os-stop")
@@ -124,22 +132,25 @@ def test_stopped_server_is_migrated_to_a_host_by_name(lab: LiveLab) -> None:
         guest.rest.await_status(guest.server, "SHUTOFF")
         ask(guest.rest, guest, "os-start")
         guest.rest.await_status(guest.server, "ACTIVE")
-        booted_again(guest, before)
+        check_rebooted(guest, before)
 
 
-def test_live_migration_on_local_storage(lab: LiveLab) -> None:
+def test_live_migration_with_local_storage_keeps_memory_and_disk(lab: LiveLab) -> None:
     migrate_live_and_back(lab)
 
 
-def test_live_migration_on_shared_storage(shared_lab: LiveLab) -> None:
+def test_live_migration_with_shared_storage_keeps_memory_and_disk(shared_lab: LiveLab) -> None:
     migrate_live_and_back(shared_lab)
 
 
 def migrate_live_and_back(lab: LiveLab) -> None:
-    """The count goes on; how long nobody heard the guest is printed."""
+    """Migrate a server live to another host and back, and check that its counter continues.
+
+    The longest time without a sign of the guest is printed.
+    """
     with witness(lab, "travels", host="lab1") as guest:
         before = guest.account()
-        with listener(guest) as heard:
+        with listener(guest) as listener_result:
             ask(admin(lab), guest, "os-migrateLive", {"host": "lab2", "block_migration": "auto"})
             guest.rest.await_status(guest.server, "ACTIVE", BOOT)
             after = guest.account()
@@ -148,27 +159,27 @@ def migrate_live_and_back(lab: LiveLab) -> None:
             before.run,
             before.canary,
         ) and after.count > before.count
-        found = moved(lab, guest)
-        assert (found["status"], found["source_compute"], found["dest_compute"]) == (
+        migration = read_migration(lab, guest)
+        assert (migration["status"], migration["source_compute"], migration["dest_compute"]) == (
             "completed",
             "lab1",
             "lab2",
         )
-        print(f"\nlive migration: not heard for {heard.longest:.2f} s")
+        print(f"\nlive migration: not heard for {listener_result.longest:.2f} s")
         ask(admin(lab), guest, "os-migrateLive", {"host": None, "block_migration": "auto"})
         await_true(
             lambda: (
-                moved(lab, guest)["source_compute"] == "lab2"
-                and moved(lab, guest)["status"] == "completed"
+                read_migration(lab, guest)["source_compute"] == "lab2"
+                and read_migration(lab, guest)["status"] == "completed"
             ),
             SETTLE,
-            lambda: moved(lab, guest),
+            lambda: read_migration(lab, guest),
         )
         guest.rest.await_status(guest.server, "ACTIVE")
         assert guest.account().run == before.run
 
 
-def test_cold_migration_on_shared_storage(shared_lab: LiveLab) -> None:
+def test_cold_migration_with_shared_storage_reverts_and_confirms(shared_lab: LiveLab) -> None:
     lab = shared_lab
     with witness(lab, "stays", host="lab1") as guest:
         before = guest.account()
@@ -177,16 +188,16 @@ def test_cold_migration_on_shared_storage(shared_lab: LiveLab) -> None:
         ask(guest.rest, guest, "revertResize")
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
         assert lab.place(guest.server) == "lab1"
-        after = booted_again(guest, before)
+        after = check_rebooted(guest, before)
         ask(admin(lab), guest, "migrate", {"host": "lab2"})
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
         ask(guest.rest, guest, "confirmResize", None, 204)
         guest.rest.await_status(guest.server, "ACTIVE")
         assert lab.where(guest.server) == {"lab2": "running"}
-        booted_again(guest, after)
+        check_rebooted(guest, after)
 
 
-def test_what_cannot_be_is_said_and_changes_nothing(lab: LiveLab) -> None:
+def test_impossible_move_returns_fault_and_changes_nothing(lab: LiveLab) -> None:
     with witness(lab, "refuses", host="lab1") as guest:
         before, rest = guest.account(), admin(lab)
         for key, value, status in (
@@ -204,14 +215,14 @@ def test_what_cannot_be_is_said_and_changes_nothing(lab: LiveLab) -> None:
                 reply,
             )
             assert reply.fault[2], reply
-        huge = larger(lab, "moves.huge", ram=1 << 20, vcpus=1, disk=1)
+        huge = ensure_flavor(lab, "moves.huge", ram=1 << 20, vcpus=1, disk=1)
         ask(guest.rest, guest, "resize", {"flavorRef": huge})
         guest.rest.await_status(guest.server, "ACTIVE")
-        assert moved(lab, guest)["status"] == "error" and guest.account().run == before.run
+        assert read_migration(lab, guest)["status"] == "error" and guest.account().run == before.run
         [newest, *_] = rest.call("GET", f"/servers/{guest.server}/os-instance-actions").body[
             "instanceActions"
         ]
-        told = rest.call(
+        action = rest.call(
             "GET", f"/servers/{guest.server}/os-instance-actions/{newest['request_id']}"
         ).body
-        assert "MEMORY_MB" in str(told), told
+        assert "MEMORY_MB" in str(action), action

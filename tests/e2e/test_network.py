@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests with networks, by the real client and ssh: on one host and across two, floating addresses,
-interfaces that come and go, tenants with the same addresses, and what survives a guest's
-changes."""
+"""Networks of guests, with the ``openstack`` command and ssh: connections on a host and between
+hosts, floating addresses, attached interfaces, tenants with the same addresses, and actions of a
+guest.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +27,15 @@ JSON = " -f json"
 OVERLAPPING = "10.77.0.0/24"
 
 
-def test_guest_has_the_address_that_the_api_shows(cloud: Live, pair: Pair) -> None:
+def test_guest_has_address_mac_and_mtu_of_api(cloud: Live, pair: Pair) -> None:
     address = pair.near.fixed()
     assert pair.told["addresses"] == {"private": [address]}
     assert address.startswith(ADDRESSES.rpartition(".")[0] + ".")
     shown = pair.near.rest.server(pair.near.server)["addresses"]["private"]
-    assert {(one["addr"], one["version"], one["OS-EXT-IPS:type"]) for one in shown} == {
+    assert {
+        (address_record["addr"], address_record["version"], address_record["OS-EXT-IPS:type"])
+        for address_record in shown
+    } == {
         (address, 4, "fixed"),
         (pair.near.floating, 4, "floating"),
     }
@@ -39,7 +43,9 @@ def test_guest_has_the_address_that_the_api_shows(cloud: Live, pair: Pair) -> No
         "ip -4 addr show dev eth0; cat /sys/class/net/eth0/address; cat /sys/class/net/eth0/mtu"
     )
     assert f"inet {address}/24" in inside
-    assert {one["OS-EXT-IPS-MAC:mac_addr"] for one in shown} == {inside.split()[-2]}
+    assert {address_record["OS-EXT-IPS-MAC:mac_addr"] for address_record in shown} == {
+        inside.split()[-2]
+    }
     network = next(iter(cloud.seed.demo.network.networks(name="private")))
     assert int(inside.split()[-1]) == network.mtu
     assert pair.near.rest.call("GET", f"/servers/{pair.near.server}/ips").body["addresses"][
@@ -47,7 +53,7 @@ def test_guest_has_the_address_that_the_api_shows(cloud: Live, pair: Pair) -> No
     ][0].keys() == {"addr", "version"}
 
 
-def test_devices_exist_on_their_own_host_only(cloud: Live, pair: Pair) -> None:
+def test_tap_devices_exist_only_on_host_of_guest(cloud: Live, pair: Pair) -> None:
     for guest, number, other in ((pair.near, 1, 2), (pair.far, 2, 1)):
         [port] = guest.interfaces()
         device = f"tap{port[:11]}"
@@ -55,37 +61,44 @@ def test_devices_exist_on_their_own_host_only(cloud: Live, pair: Pair) -> None:
         assert device not in kernel(cloud, other, "ip", "-o", "link")
 
 
-def test_guests_of_one_network_reach_each_other(cloud: Live, pair: Pair) -> None:
-    [first] = [one for one in pair.near.rest.servers() if one["name"] == "first"]
+def test_guests_of_one_network_reach_each_other_on_and_between_hosts(
+    cloud: Live, pair: Pair
+) -> None:
+    [first] = [record for record in pair.near.rest.servers() if record["name"] == "first"]
     on_the_same_host = next(
-        one["addr"] for one in first["addresses"]["private"] if one["OS-EXT-IPS:type"] == "fixed"
+        record["addr"]
+        for record in first["addresses"]["private"]
+        if record["OS-EXT-IPS:type"] == "fixed"
     )
     assert pair.near.reaches(on_the_same_host)
     assert pair.near.reaches(pair.far.fixed())
     assert pair.far.reaches(pair.near.fixed())
     full = int(pair.near.run("cat /sys/class/net/eth0/mtu")) - 28
-    # frames of full size fit into the tunnel
+    # Frames of full size fit into the tunnel.
     assert pair.near.reaches(pair.far.fixed(), "-s", str(full))
 
 
-def test_names_and_addresses_are_found(pair: Pair) -> None:
+def test_dns_of_network_resolves_names_and_addresses_of_guests(pair: Pair) -> None:
     for guest in (pair.near, pair.far):
         [name] = re.findall(r"name = (\S+)", guest.run(f"nslookup {guest.fixed()}"))
         assert f"Address: {guest.fixed()}\n" in guest.run(f"nslookup {name}")
 
 
-def test_floating_address_goes_from_one_guest_to_the_other(cloud: Live, pair: Pair) -> None:
+def test_floating_address_moves_between_guests(cloud: Live, pair: Pair) -> None:
     near, far = pair.near, pair.far
     cloud.openstack(
         f"server remove floating ip near {near.floating}",
         f"server remove floating ip far {far.floating}",
     )
-    for gone in (near, far):
+    for detached_guest in (near, far):
         await_true(
-            lambda who=gone: who.ssh("true", 5).returncode == 255, SOON, lambda: "it still answers"
+            lambda who=detached_guest: who.ssh("true", 5).returncode == 255,
+            SOON,
+            lambda: "it still answers",
         )
         assert {
-            one["OS-EXT-IPS:type"] for one in gone.rest.server(gone.server)["addresses"]["private"]
+            record["OS-EXT-IPS:type"]
+            for record in detached_guest.rest.server(detached_guest.server)["addresses"]["private"]
         } == {"fixed"}
     cloud.openstack(f"server add floating ip far {near.floating}")
     Guest(cloud, far.server, "far", near.floating).await_ssh(SOON)
@@ -94,19 +107,18 @@ def test_floating_address_goes_from_one_guest_to_the_other(cloud: Live, pair: Pa
         f"server add floating ip near {near.floating}",
         f"server add floating ip far {far.floating}",
     )
-    for back in (near, far):
-        back.await_ssh(SOON)
+    for attached_guest in (near, far):
+        attached_guest.await_ssh(SOON)
 
 
-def test_guests_reach_the_gateway_and_the_external_network(cloud: Live, pair: Pair) -> None:
+def test_guests_reach_external_network(cloud: Live, pair: Pair) -> None:
     for guest in (pair.near, pair.far):
         assert guest.reaches(str(cloud.cloud.underlay.external[1]))
 
 
 @dataclass
 class Tenant:
-    """A project with a network that has the overlapping addresses, a router and a floating address
-    at hand."""
+    """A project with a network of the overlapping addresses, and a router."""
 
     connection: Any
     rest: Rest
@@ -122,8 +134,8 @@ class Tenant:
         )
 
 
-def furnish(connection: Any, rest: Rest) -> Tenant:
-    """Network, subnet and a router to the outside, as a member of the project."""
+def create_tenant(connection: Any, rest: Rest) -> Tenant:
+    """Create a network with a subnet and a router to the external network, as a project member."""
     network = connection.network.create_network(name="overlapping")
     subnet = connection.network.create_subnet(
         network_id=network.id, ip_version=4, cidr=OVERLAPPING, name="overlapping"
@@ -136,8 +148,8 @@ def furnish(connection: Any, rest: Rest) -> Tenant:
     return Tenant(connection, rest, network.id)
 
 
-def unfurnish(tenant: Tenant) -> None:
-    """All of ``furnish`` and what floats."""
+def delete_tenant(tenant: Tenant) -> None:
+    """Delete the resources of ``create_tenant``, and the floating addresses."""
     service = tenant.connection.network
     mine = tenant.connection.session.get_project_id()
     [router] = service.routers(name="overlapping", project_id=mine)
@@ -151,15 +163,15 @@ def unfurnish(tenant: Tenant) -> None:
 
 @pytest.fixture
 def tenant(cloud: Live) -> Iterator[Tenant]:
-    """demo with a network of its own."""
-    made = furnish(cloud.seed.demo, cloud.rest())
-    yield made
-    unfurnish(made)
+    """The project demo with another network."""
+    new_tenant = create_tenant(cloud.seed.demo, cloud.rest())
+    yield new_tenant
+    delete_tenant(new_tenant)
 
 
 @pytest.fixture
 def stranger(cloud: Live) -> Iterator[Tenant]:
-    """Another project with a network of the same addresses, the same key and open doors."""
+    """Another project with a network of the same addresses, the same key, and open ports."""
     identity, name, password = (
         cloud.seed.admin.identity,
         f"stranger-{uuid.uuid4().hex[:8]}",
@@ -171,7 +183,9 @@ def stranger(cloud: Live) -> Iterator[Tenant]:
     connection = cloud.seed.demo.connect_as(username=name, password=password, project_id=project.id)
     public_key = (cloud.home / "ssh" / f"{KEY}.pub").read_text()
     connection.compute.create_keypair(name=KEY, public_key=public_key, key_type="ssh")
-    made = furnish(connection, Rest(cloud.cloud.api_url, connection.session.get_token()))
+    new_tenant = create_tenant(
+        connection, Rest(cloud.cloud.api_url, connection.session.get_token())
+    )
     [group] = connection.network.security_groups(name="default", project_id=project.id)
     for rule in (
         {"protocol": "icmp"},
@@ -180,17 +194,16 @@ def stranger(cloud: Live) -> Iterator[Tenant]:
         connection.network.create_security_group_rule(
             security_group_id=group.id, direction="ingress", ether_type="IPv4", **rule
         )
-    yield made
-    clear(made.rest)
-    unfurnish(made)
+    yield new_tenant
+    clear(new_tenant.rest)
+    delete_tenant(new_tenant)
     connection.compute.delete_keypair(KEY)
     identity.delete_user(user)
     identity.delete_project(project)
 
 
 def attach(guest: Guest, network: str, address: str) -> str:
-    """Give a running guest an interface there; returns what the guest calls it, once it has its
-    address."""
+    """Attach an interface to a running guest, wait for the address, and return the device name."""
     reply = guest.rest.call(
         "POST",
         f"/servers/{guest.server}/os-interface",
@@ -210,8 +223,10 @@ def attach(guest: Guest, network: str, address: str) -> str:
 
 
 def detach(guest: Guest, network: str) -> None:
-    """Take a running guest's interface there away, until it has none."""
-    [port] = [port for port, one in guest.interfaces().items() if one["net_id"] == network]
+    """Detach a running guest's interface of the network, and wait until the device is gone."""
+    [port] = [
+        port for port, interface in guest.interfaces().items() if interface["net_id"] == network
+    ]
     assert guest.rest.call("DELETE", f"/servers/{guest.server}/os-interface/{port}").status == 202
     await_true(lambda: port not in guest.interfaces(), SETTLE, guest.interfaces)
     await_true(
@@ -222,11 +237,13 @@ def detach(guest: Guest, network: str) -> None:
     assert not list(guest.live.seed.admin.network.ports(id=port))
 
 
-def test_interfaces_are_plugged_live_and_tenants_stay_apart(
+def test_interfaces_attach_live_and_tenants_with_same_addresses_stay_apart(
     cloud: Live, tenant: Tenant, stranger: Tenant, pair: Pair
 ) -> None:
-    """One story, for it takes three guests: two of demo with a second interface each, and the
-    stranger's. The pair is put right first, for the networks go only when nobody is there."""
+    """This is a single test because three guests are needed: two of demo with a second interface
+    each, and the guest of the stranger. The interfaces are detached first, because a network in use
+    cannot be deleted.
+    """
     server = stranger.rest.create(
         image=cloud.image(),
         flavor=cloud.flavor(),
@@ -250,7 +267,7 @@ def test_interfaces_are_plugged_live_and_tenants_stay_apart(
     assert set(seen) == {"private", "overlapping"}
     for guest in (pair.near, pair.far):
         detach(guest, tenant.network)
-    # now with the stranger's address, which is free here
+    # The stranger's address is free in this network.
     device = attach(pair.near, tenant.network, "10.77.0.11")
     assert not third.reaches("10.77.0.10") and not pair.near.reaches("10.77.0.12", "-I", device)
     detach(pair.near, tenant.network)
@@ -258,7 +275,7 @@ def test_interfaces_are_plugged_live_and_tenants_stay_apart(
     stranger.rest.await_gone(server)
 
 
-def reboots(guest: Guest) -> None:
+def reboot(guest: Guest) -> None:
     before = guest.run("cat /proc/sys/kernel/random/boot_id")
     assert guest.rest.act(guest.server, "reboot", {"type": "HARD"}).status == 202
     await_true(
@@ -270,7 +287,7 @@ def reboots(guest: Guest) -> None:
     guest.rest.await_status(guest.server, "ACTIVE")
 
 
-def suspends(guest: Guest) -> None:
+def suspend(guest: Guest) -> None:
     guest.rest.act(guest.server, "suspend")
     guest.rest.await_status(guest.server, "SUSPENDED")
     assert guest.ssh("true", 5).returncode == 255
@@ -278,22 +295,25 @@ def suspends(guest: Guest) -> None:
     guest.rest.await_status(guest.server, "ACTIVE")
 
 
-def is_rebuilt(guest: Guest) -> None:
+def rebuild(guest: Guest) -> None:
     assert guest.rest.act(guest.server, "rebuild", {"imageRef": guest.live.image()}).status == 202
     guest.rest.await_status(guest.server, "ACTIVE")
 
 
-def is_shelved(guest: Guest) -> None:
+def shelve(guest: Guest) -> None:
     guest.rest.act(guest.server, "shelve")
     guest.rest.await_status(guest.server, "SHELVED_OFFLOADED")
     [port] = guest.live.seed.admin.network.ports(device_id=guest.server)
-    assert not port.binding_host_id  # it keeps its address, and no host has it
+    # The server keeps the address, and no host is bound.
+    assert not port.binding_host_id
     guest.rest.act(guest.server, "unshelve")
     guest.rest.await_status(guest.server, "ACTIVE")
 
 
-@pytest.mark.parametrize("change", [suspends, reboots, is_rebuilt, is_shelved])
-def test_address_and_rules_survive(pair: Pair, change: Callable[[Guest], None]) -> None:
+@pytest.mark.parametrize("change", [suspend, reboot, rebuild, shelve])
+def test_guest_keeps_address_and_security_rules_after_action(
+    pair: Pair, change: Callable[[Guest], None]
+) -> None:
     guest = pair.near
     before = (guest.fixed(), guest.interfaces().keys())
     change(guest)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes behind networks are killed in the middle of creates and deletes, or are away for a
-while: what was accepted comes to its end, guests that are there are not disturbed, and nothing is
-left in the kernel."""
+"""The processes for networks are killed during creates and deletes, or are down for a while.
+
+Accepted requests complete, running guests keep their connections, and no device or rule is left in
+the kernel.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,14 @@ pytestmark = pytest.mark.slice("operations")
 
 GUESTS = 2
 VICTIMS = ("network", "network-host", "metadata")
-#: Seconds that nobody may hear a guest whose machine is busy, although nothing disturbs it.
+#: Longest seconds without a sign of an undisturbed guest on a busy machine.
 BUSY = 10
-#: A lease asked for anew, with all that the tiny guest asks for.
+#: A command that requests a lease with the options of the tiny guest.
 RENEW = "udhcpc -i eth0 -n -q -s /etc/lease -O staticroutes -O mtu -O search"
 
 
-def created(cloud: Live, rest: Rest, name: str, network: str) -> str:
-    """A server's id; a client is patient while a service is away."""
+def create_server(cloud: Live, rest: Rest, name: str, network: str) -> str:
+    """Create a server, with repetitions while a service is down, and return its id."""
     return rest.create(
         image=cloud.image(),
         flavor=cloud.flavor(),
@@ -58,43 +60,48 @@ def strike(cloud: Live, victim: str) -> None:
 
 
 @contextmanager
-def undisturbed(guest: Guest) -> Iterator[None]:
-    """Nothing in the block disturbs the guest: it is heard all the time, and lets in when the block
-    is over."""
-    with listener(guest) as heard:
+def check_undisturbed(guest: Guest) -> Iterator[None]:
+    """Check that the guest sends during the whole with block, and accepts ssh afterwards."""
+    with listener(guest) as listener_result:
         yield
         guest.run("true")
-    assert heard.longest < BUSY, f"{guest.name} was not heard for {heard.longest:.1f} s"
+    assert listener_result.longest < BUSY, (
+        f"{guest.name} was not heard for {listener_result.longest:.1f} s"
+    )
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_killed_in_the_middle_of_creates_and_deletes(cloud: Live, pair: Pair, victim: str) -> None:
+def test_creates_and_deletes_complete_when_network_process_is_killed(
+    cloud: Live, pair: Pair, victim: str
+) -> None:
     rests = [cloud.rest() for _ in range(GUESTS)]
     name, network = f"struck-{uuid.uuid4().hex[:6]}", cloud.seed.demo.network
     private = next(iter(network.networks(name=PRIVATE))).id
-    with undisturbed(pair.far), ThreadPoolExecutor(GUESTS) as pool:
-        asked = [pool.submit(created, cloud, rest, name, private) for rest in rests]
-        asked[0].result()
+    with check_undisturbed(pair.far), ThreadPoolExecutor(GUESTS) as pool:
+        creates = [pool.submit(create_server, cloud, rest, name, private) for rest in rests]
+        creates[0].result()
         strike(cloud, victim)
-        servers = [one.result() for one in asked]
+        servers = [new_guest.result() for new_guest in creates]
     for server in servers:
         rests[0].await_status(server, "ACTIVE")
     names = {server: rests[0].server(server)["name"] for server in servers}
-    made = [Guest(cloud, server, names[server], give_address(cloud, server)) for server in servers]
-    for one in made:
-        one.await_ssh()
-        assert one.reaches(pair.far.fixed())
-    for one in made:
-        for floating in network.ips(floating_ip_address=one.floating):
+    guests = [
+        Guest(cloud, server, names[server], give_address(cloud, server)) for server in servers
+    ]
+    for new_guest in guests:
+        new_guest.await_ssh()
+        assert new_guest.reaches(pair.far.fixed())
+    for new_guest in guests:
+        for floating in network.ips(floating_ip_address=new_guest.floating):
             network.delete_ip(floating)
-    with undisturbed(pair.far), ThreadPoolExecutor(GUESTS) as pool:
-        gone = [
+    with check_undisturbed(pair.far), ThreadPoolExecutor(GUESTS) as pool:
+        deletes = [
             pool.submit(rest.insist, "DELETE", f"/servers/{server}", fine=(204, 404))
             for rest, server in zip(rests, servers, strict=True)
         ]
-        gone[0].result()
+        deletes[0].result()
         strike(cloud, victim)
-        for answer in gone:
+        for answer in deletes:
             answer.result()
     for server in servers:
         rests[0].await_gone(server)
@@ -102,18 +109,19 @@ def test_killed_in_the_middle_of_creates_and_deletes(cloud: Live, pair: Pair, vi
     cloud.judge()
 
 
-def test_guests_go_on_while_their_network_service_is_away(cloud: Live, pair: Pair) -> None:
+def test_guests_keep_connections_while_network_service_is_down(cloud: Live, pair: Pair) -> None:
     rest = cloud.rest()
-    with guest(cloud, "leaves") as leaving, undisturbed(pair.far):
+    with guest(cloud, "leaves") as leaving, check_undisturbed(pair.far):
         for name in ("network", "network-host"):
             process_control.stop(cloud.cloud, name)
         try:
             assert pair.near.reaches(pair.far.fixed()) and pair.far.reaches(pair.near.fixed())
             assert leaving.reaches(pair.near.fixed())
-            assert rest.act(pair.near.server, "os-stop").status == 202  # needs no network service
+            # A stop needs no network service.
+            assert rest.act(pair.near.server, "os-stop").status == 202
             rest.await_status(pair.near.server, "SHUTOFF")
             rest.insist("DELETE", f"/servers/{leaving.server}", fine=(204,))
-            waiting = created_without_wait(cloud, rest)
+            waiting = create_without_wait(cloud, rest)
         finally:
             for name in ("network", "network-host"):
                 process_control.start(cloud.cloud, name)
@@ -128,9 +136,12 @@ def test_guests_go_on_while_their_network_service_is_away(cloud: Live, pair: Pai
     await_true(lambda: orphans(cloud) == [], SETTLE, lambda: orphans(cloud))
 
 
-def created_without_wait(cloud: Live, rest: Rest) -> str | None:
-    """A create on a network that cannot be looked up is refused as such, or accepted and carried
-    out later."""
+def create_without_wait(cloud: Live, rest: Rest) -> str | None:
+    """Create a server without the network service: refused with 503, or accepted and done later.
+
+    Returns:
+        The server's id, or None if the request is refused.
+    """
     reply = rest.call(
         "POST",
         "/servers",
@@ -147,46 +158,52 @@ def created_without_wait(cloud: Live, rest: Rest) -> str | None:
     return str(reply.body["server"]["id"]) if reply.status == 202 else None
 
 
-def own_tables(cloud: Live) -> list[list[str]]:
-    """Family and name of each nft table that the second host's part has made; the guard of the
-    underlay is not its."""
-    listed = [line.split()[1:] for line in kernel(cloud, 2, "nft", "list", "tables").splitlines()]
-    return sorted(one for one in listed if one[1].startswith(TABLES))
+def list_own_tables(cloud: Live) -> list[list[str]]:
+    """Return family and name of the nft tables of the network host on the second host.
+
+    The table of the underlay is left out.
+    """
+    tables = [line.split()[1:] for line in kernel(cloud, 2, "nft", "list", "tables").splitlines()]
+    return sorted(table for table in tables if table[1].startswith(TABLES))
 
 
-def test_host_part_makes_again_what_somebody_destroyed(cloud: Live, pair: Pair) -> None:
-    """Its rules are gone from the kernel, and it comes back from kill -9: all is as before."""
+def test_network_host_restores_deleted_rules_after_kill(cloud: Live, pair: Pair) -> None:
+    """The rules are deleted from the kernel and the process is killed. Both return."""
     near = pair.near
     assert orphans(cloud) == []
-    tables = own_tables(cloud)
+    tables = list_own_tables(cloud)
     assert tables
     for family, name in tables:
         kernel(cloud, 2, "nft", "delete", "table", family, name)
     strike(cloud, "network-host-2")
     await_true(
-        lambda: own_tables(cloud) == tables, SOON, lambda: kernel(cloud, 2, "nft", "list", "tables")
+        lambda: list_own_tables(cloud) == tables,
+        SOON,
+        lambda: kernel(cloud, 2, "nft", "list", "tables"),
     )
     await_true(lambda: near.reaches(pair.far.fixed()), SOON, lambda: "far is not reached")
     pair.far.run("true")
 
 
-def test_lease_is_renewed_after_everything_was_killed(cloud: Live, pair: Pair) -> None:
+def test_dhcp_lease_and_metadata_return_after_network_processes_are_killed(
+    cloud: Live, pair: Pair
+) -> None:
     for victim in ("network", "network-host", "network-host-2", "metadata"):
         strike(cloud, victim)
-    for one in (pair.near, pair.far):
-        one.await_ssh(SOON)
-        before = one.fixed()
+    for running_guest in (pair.near, pair.far):
+        running_guest.await_ssh(SOON)
+        before = running_guest.fixed()
         await_true(
-            lambda who=one: who.does(f"{RENEW} > /tmp/said 2>&1"),
+            lambda who=running_guest: who.does(f"{RENEW} > /tmp/said 2>&1"),
             SETTLE,
-            lambda who=one: who.run("cat /tmp/said"),
+            lambda who=running_guest: who.run("cat /tmp/said"),
         )
-        assert f"lease of {before} obtained" in one.run("cat /tmp/said")
-        ask = (
+        assert f"lease of {before} obtained" in running_guest.run("cat /tmp/said")
+        command = (
             "timeout 10 wget -q -O - http://169.254.169.254/openstack/latest/meta_data.json || true"
         )
         await_true(
-            lambda who=one, ask=ask: who.server in who.run(ask),
+            lambda who=running_guest, command=command: who.server in who.run(command),
             SOON,
-            lambda who=one: f"{who.name}: no answer",
+            lambda who=running_guest: f"{who.name}: no answer",
         )

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest may and may not: rules that come and go while it runs, and forgeries that reach
-nobody.
+"""Security groups of running guests, forged frames, and access to the metadata service.
 
-The victim of forgeries is ``first``, the forgers are ``near`` and ``far``, of which one is on its
-host; what a host gives to its guest is seen at the guest's device.
+The victim of forged frames is ``first``. The forgers are ``near`` and ``far``, one of which is on
+the victim's host. The test observes frames at the device of the victim.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ METADATA = "http://169.254.169.254"
 
 @pytest.fixture
 def group(cloud: Live, pair: Pair) -> Iterator[str]:
-    """A security group of demo without rules for what comes in, which ``near`` is in."""
+    """A security group of demo without ingress rules, with ``near`` as a member."""
     name = f"e2e-{uuid.uuid4().hex[:8]}"
     cloud.openstack(
         f"security group create {name} -f json", f"server add security group near {name}"
@@ -50,23 +49,23 @@ def group(cloud: Live, pair: Pair) -> Iterator[str]:
     cloud.openstack(f"server remove security group near {name}", f"security group delete {name}")
 
 
-def await_door(guest: Guest, port: int, wanted: str) -> None:
+def await_door(guest: Guest, port: int, expected: str) -> None:
     await_true(
-        lambda: door(guest.floating, port) == wanted,
+        lambda: door(guest.floating, port) == expected,
         SOON,
         lambda: f"{port}: {door(guest.floating, port)}",
     )
 
 
-def test_rule_change_takes_effect_at_once_on_a_running_guest(
+def test_security_group_rule_change_affects_running_guest_at_once(
     cloud: Live, pair: Pair, group: str
 ) -> None:
     near = pair.near
     assert group in {
-        one["name"]
-        for one in near.rest.call("GET", f"/servers/{near.server}/os-security-groups").body[
-            "security_groups"
-        ]
+        group_record["name"]
+        for group_record in near.rest.call(
+            "GET", f"/servers/{near.server}/os-security-groups"
+        ).body["security_groups"]
     }
     assert door(near.floating, 8080) == "shut"
     [rule] = cloud.openstack(
@@ -76,19 +75,20 @@ def test_rule_change_takes_effect_at_once_on_a_running_guest(
     assert door(near.floating, 8081) == "shut"
     near.run("nc -ll -p 8080 -e cat > /dev/null 2>&1 < /dev/null &")
     await_door(near, 8080, "open")
-    with socket.create_connection((near.floating, 8080), timeout=5) as open_one:
-        open_one.sendall(b"a")
-        assert open_one.recv(1) == b"a"
+    with socket.create_connection((near.floating, 8080), timeout=5) as connection:
+        connection.sendall(b"a")
+        assert connection.recv(1) == b"a"
         cloud.openstack(f"security group rule delete {rule['id']}")
         await_door(near, 8080, "shut")
-        open_one.settimeout(2)
-        with pytest.raises(TimeoutError):  # what was let in before is cut, too
-            open_one.sendall(b"b")
-            open_one.recv(1)
+        connection.settimeout(2)
+        # The open connection is cut too.
+        with pytest.raises(TimeoutError):
+            connection.sendall(b"b")
+            connection.recv(1)
     near.run("killall nc")
 
 
-def test_rule_for_members_of_a_group_follows_its_members(
+def test_security_group_rule_with_remote_group_follows_members(
     cloud: Live, pair: Pair, group: str
 ) -> None:
     near, far = pair.near, pair.far
@@ -101,43 +101,47 @@ def test_rule_for_members_of_a_group_follows_its_members(
     )
     ports = {guest.name: next(iter(guest.interfaces())) for guest in (near, far)}
     network = cloud.seed.demo.network
-    mine = next(iter(network.security_groups(name=group)))
-    network.update_port(ports["near"], security_groups=[mine.id])
+    own_group = next(iter(network.security_groups(name=group)))
+    network.update_port(ports["near"], security_groups=[own_group.id])
     try:
         await_true(lambda: not far.reaches(near.fixed()), SOON, lambda: "near is still reached")
         rule = network.create_security_group_rule(
-            security_group_id=mine.id,
+            security_group_id=own_group.id,
             direction="ingress",
             ether_type="IPv4",
             protocol="icmp",
-            remote_group_id=mine.id,
+            remote_group_id=own_group.id,
         )
-        network.update_port(ports["far"], security_groups=[default.id, mine.id])
+        network.update_port(ports["far"], security_groups=[default.id, own_group.id])
         await_true(lambda: far.reaches(near.fixed()), SOON, lambda: "near is not reached")
         network.update_port(ports["far"], security_groups=[default.id])
         await_true(lambda: not far.reaches(near.fixed()), SOON, lambda: "near is still reached")
         network.delete_security_group_rule(rule)
     finally:
         network.update_port(ports["far"], security_groups=[default.id])
-        network.update_port(ports["near"], security_groups=[default.id, mine.id])
+        network.update_port(ports["near"], security_groups=[default.id, own_group.id])
     near.await_ssh(SOON)
 
 
 @pytest.fixture
 def first(cloud: Live, pair: Pair) -> Guest:
-    """The first server."""
-    [shown] = [one for one in pair.near.rest.servers() if one["name"] == "first"]
+    """The server ``first`` of the cloud, which up created."""
+    [shown] = [server for server in pair.near.rest.servers() if server["name"] == "first"]
     floating = next(
-        one["addr"] for one in shown["addresses"]["private"] if one["OS-EXT-IPS:type"] == "floating"
+        server["addr"]
+        for server in shown["addresses"]["private"]
+        if server["OS-EXT-IPS:type"] == "floating"
     )
     return Guest(cloud, shown["id"], "first", floating)
 
 
-def forged(
+def make_forgeries(
     forger: tuple[bytes, str], victim: tuple[bytes, str], third: tuple[bytes, str], gateway: str
 ) -> dict[str, tuple[bytes, bytes]]:
-    """Name -> (mark, frame), each by the rules but for one lie. All three are members of one
-    security group."""
+    """Return forged frames by description, as (mark, frame), each with a single false field.
+
+    Forger, victim and third guest are members of the same security group.
+    """
     (own_mac, own_ip), (victim_mac, victim_ip), (third_mac, third_ip) = forger, victim, third
     other_mac = mac_of("fa:16:3e:00:00:01")
     to = (victim_mac, victim_ip, 9)
@@ -168,7 +172,7 @@ def forged(
 
 
 @pytest.mark.parametrize("where", ["on the forger's own host", "on the other host"])
-def test_forgeries_reach_nobody(pair: Pair, first: Guest, where: str) -> None:
+def test_forged_frames_reach_no_guest(pair: Pair, first: Guest, where: str) -> None:
     beside, apart = (
         (pair.near, pair.far) if first.host() == pair.near.host() else (pair.far, pair.near)
     )
@@ -176,39 +180,44 @@ def test_forgeries_reach_nobody(pair: Pair, first: Guest, where: str) -> None:
         (beside, apart, first) if where == "on the forger's own host" else (apart, beside, first)
     )
     gateway = forger.run("ip route | awk '/default/ { print $3; exit }'").strip()
-    known = {guest.name: (mac_of(guest.mac()), guest.fixed()) for guest in (forger, victim, third)}
-    lies = forged(known[forger.name], known[victim.name], known[third.name], gateway)
+    addresses = {
+        guest.name: (mac_of(guest.mac()), guest.fixed()) for guest in (forger, victim, third)
+    }
+    forgeries = make_forgeries(
+        addresses[forger.name], addresses[victim.name], addresses[third.name], gateway
+    )
     honest = mark()
-    # what they know of each other is true
+    # This fills the ARP tables with correct entries.
     assert forger.reaches(victim.fixed()) and victim.reaches(gateway)
-    with watching(victim) as seen:
+    with watching(victim) as watcher:
         send(
             forger,
             "eth0",
             [
-                *(frame for _, frame in lies.values()),  # the honest one comes last
-                udp((*known[forger.name], 9), (*known[victim.name], 9), honest),
+                # The honest frame is the last.
+                *(frame for _, frame in forgeries.values()),
+                udp((*addresses[forger.name], 9), (*addresses[victim.name], 9), honest),
             ],
         )
-        await_true(lambda: seen.has(honest), SOON, lambda: "not even what is honest arrives")
-        assert [name for name, (marked, _) in lies.items() if seen.has(marked)] == []
-    told = victim.run(f"ip neigh show {gateway}")
-    assert "lladdr" in told and forger.mac() not in told
+        await_true(lambda: watcher.has(honest), SOON, lambda: "not even what is honest arrives")
+        assert [name for name, (marked, _) in forgeries.items() if watcher.has(marked)] == []
+    neighbours = victim.run(f"ip neigh show {gateway}")
+    assert "lladdr" in neighbours and forger.mac() not in neighbours
     assert forger.reaches(victim.fixed()) and victim.reaches(gateway)
 
 
-def ask(
+def read_metadata(
     guest: Guest, path: str = "/openstack/latest/meta_data.json", headers: str = ""
 ) -> dict[str, object]:
-    """What the metadata service tells this guest."""
-    said = guest.run(f"wget -q -O - {headers} {METADATA}{path}")
-    found: dict[str, object] = json.loads(said)
-    return found
+    """Return the metadata that the guest gets from the metadata service."""
+    body = guest.run(f"wget -q -O - {headers} {METADATA}{path}")
+    metadata: dict[str, object] = json.loads(body)
+    return metadata
 
 
-def test_metadata_is_the_askers_own_whatever_it_pretends(pair: Pair) -> None:
+def test_metadata_is_of_requesting_guest_despite_forged_headers_or_address(pair: Pair) -> None:
     near, far = pair.near, pair.far
-    assert (ask(near)["uuid"], ask(far)["uuid"]) == (near.server, far.server)
+    assert (read_metadata(near)["uuid"], read_metadata(far)["uuid"]) == (near.server, far.server)
     headers = " ".join(
         f"--header '{name}: {value}'"
         for name, value in {
@@ -218,12 +227,13 @@ def test_metadata_is_the_askers_own_whatever_it_pretends(pair: Pair) -> None:
             "X-Forwarded-For": far.fixed(),
         }.items()
     )
-    assert ask(near, headers=headers)["uuid"] == near.server
+    assert read_metadata(near, headers=headers)["uuid"] == near.server
     way = near.run("ip route get 169.254.169.254 | grep -o 'via [0-9.]* dev eth0'").strip()
     near.run(
         f"ip addr add {far.fixed()}/32 dev lo; ip route add 169.254.169.254/32 {way} src {far.fixed()} metric 1"
     )
-    try:  # asks with the other's address
+    # The guest sends requests with the address of the other guest.
+    try:
         assert f"src {far.fixed()}" in near.run("ip route get 169.254.169.254")
         assert (
             near.run(f"timeout 5 wget -q -O - {METADATA}/openstack/latest/meta_data.json || true")
@@ -231,11 +241,11 @@ def test_metadata_is_the_askers_own_whatever_it_pretends(pair: Pair) -> None:
         )
     finally:
         near.run(f"ip route del 169.254.169.254/32 metric 1; ip addr del {far.fixed()}/32 dev lo")
-    assert ask(near)["uuid"] == near.server
+    assert read_metadata(near)["uuid"] == near.server
 
 
 @pytest.mark.parametrize("signature", [None, "0" * 64, "not hexadecimal"])
-def test_metadata_service_answers_nobody_without_the_secret(
+def test_metadata_service_refuses_requests_without_valid_signature(
     cloud: Live, pair: Pair, signature: str | None
 ) -> None:
     headers = {
@@ -243,7 +253,7 @@ def test_metadata_service_answers_nobody_without_the_secret(
         "X-Tenant-ID": cloud.seed.demo.session.get_project_id(),
         "X-Forwarded-For": pair.near.fixed(),
     }
-    asked = urllib.request.Request(
+    request = urllib.request.Request(
         f"{cloud.cloud.metadata_url}/openstack/latest/meta_data.json",
         headers={**headers, **({"X-Instance-ID-Signature": signature} if signature else {})},
     )
@@ -253,6 +263,6 @@ def test_metadata_service_answers_nobody_without_the_secret(
         urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=proof and proof.ca)),
     )
     with pytest.raises(urllib.error.HTTPError) as refused:
-        opener.open(asked, timeout=10)
+        opener.open(request, timeout=10)
     assert refused.value.code in (400, 401, 403)
     assert pair.near.server.encode() not in refused.value.read()

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""osc-placement, as it comes from PyPI, against the placement service of a real cloud: what
-operators see of hosts and servers, what they set by hand and what schedulers make of it, and what
-they are refused."""
+"""osc-placement from PyPI against the placement service of a running cloud.
+
+Operators read hosts and allocations, change inventories and traits, which the scheduler uses, and
+get refusals.
+"""
 
 from __future__ import annotations
 
@@ -24,74 +26,77 @@ ADMIN, JSON = "kilonova-admin", " -f json"
 
 @dataclass
 class Host:
-    """A host of the cloud as the client names it."""
+    """A host of the cloud, and commands of the client about its resource provider."""
 
     live: Live
     name: str
     uuid: str
 
-    def ask(self, *commands: str) -> list[Any]:
-        """What the client says to an admin; {} is the host's provider."""
+    def run_for_json(self, *commands: str) -> list[Any]:
+        """Run commands as admin, and return their JSON output.
+
+        {} stands for the id of the host's provider.
+        """
         return self.live.openstack(
             *(command.replace("{}", self.uuid) + JSON for command in commands), cloud=ADMIN
         )
 
-    def do(self, *commands: str) -> None:
-        """Commands that say nothing, or nothing of interest."""
-        said, complaints = self.live.type(
+    def run_commands(self, *commands: str) -> None:
+        """Run commands as admin without using their output."""
+        output, complaints = self.live.type(
             *(command.replace("{}", self.uuid) for command in commands), cloud=ADMIN
         )
-        assert complaints == "", f"{said}\n{complaints}"
+        assert complaints == "", f"{output}\n{complaints}"
 
-    def refused(self, command: str, cloud: str = ADMIN) -> str:
-        """What the client complains about."""
-        said, complaints = self.live.type(command.replace("{}", self.uuid), cloud=cloud)
-        assert complaints and "Traceback" not in complaints, said
+    def run_refused(self, command: str, cloud: str = ADMIN) -> str:
+        """Run a command that must fail, and return the error output."""
+        output, complaints = self.live.type(command.replace("{}", self.uuid), cloud=cloud)
+        assert complaints and "Traceback" not in complaints, output
         return complaints
 
-    def stock(self) -> dict[str, dict[str, Any]]:
-        """Inventories by class."""
-        [found] = self.ask("resource provider inventory list {}")
-        return {one["resource_class"]: one for one in found}
+    def read_inventories(self) -> dict[str, dict[str, Any]]:
+        """Return the host's inventories by resource class."""
+        [inventories] = self.run_for_json("resource provider inventory list {}")
+        return {inventory["resource_class"]: inventory for inventory in inventories}
 
-    def session(self) -> int:
-        """A random number, another one each time its agent registers with all that the host has."""
-        [(session,)] = self.live.rows("SELECT session FROM hosts WHERE name = ?", self.name)
-        return int(session)
+    def read_session(self) -> int:
+        """Return the host's session, a random number that changes with each registration."""
+        [(read_session,)] = self.live.rows("SELECT session FROM hosts WHERE name = ?", self.name)
+        return int(read_session)
 
 
 @pytest.fixture
 def host(in_memory: Live) -> Host:
-    [found] = in_memory.openstack("resource provider list --name one" + JSON, cloud=ADMIN)
-    return Host(in_memory, "one", found[0]["uuid"])
+    [providers] = in_memory.openstack("resource provider list --name one" + JSON, cloud=ADMIN)
+    return Host(in_memory, "one", providers[0]["uuid"])
 
 
 @pytest.fixture
-def special(host: Host) -> Iterator[Host]:
-    """A host with a trait and a class of the operator's own; afterwards it is as it was."""
-    before = host.stock()
-    host.do(
+def customized_host(host: Host) -> Iterator[Host]:
+    """A host with a custom trait and a custom resource class, both removed at the end."""
+    before = host.read_inventories()
+    host.run_commands(
         "trait create CUSTOM_GOLD",
         "resource class create CUSTOM_LICENCE",
         "resource provider trait set --trait CUSTOM_GOLD {}",
         "resource provider inventory set --amend --resource CUSTOM_LICENCE=2 {}",
     )
     yield host
-    whole = " ".join(
-        f"--resource {name}={one['total']} --resource {name}:max_unit={one['max_unit']}"
-        for name, one in before.items()
+    options = " ".join(
+        f"--resource {name}={inventory['total']} --resource {name}:max_unit={inventory['max_unit']}"
+        for name, inventory in before.items()
     )
-    host.do(
+    host.run_commands(
         "resource provider trait delete {}",
-        f"resource provider inventory set {whole} {{}}",
+        f"resource provider inventory set {options} {{}}",
         "trait delete CUSTOM_GOLD",
         "resource class delete CUSTOM_LICENCE",
     )
-    assert host.stock() == before
+    assert host.read_inventories() == before
 
 
-def test_hosts_are_shown_with_what_they_have(host: Host) -> None:
-    catalogue, listed, shown, traits, classes, usages = host.ask(
+def test_osc_placement_shows_providers_traits_inventories_and_usages(host: Host) -> None:
+    catalogue, listed, shown, traits, classes, usages = host.run_for_json(
         "catalog show placement",
         "resource provider list",
         "resource provider show {}",
@@ -100,111 +105,134 @@ def test_hosts_are_shown_with_what_they_have(host: Host) -> None:
         "resource provider usage show {}",
     )
     assert catalogue["type"] == "placement"
-    assert {one["name"] for one in listed} >= {"one", "two"}
+    assert {row["name"] for row in listed} >= {"one", "two"}
     assert (shown["name"], shown["root_provider_uuid"], shown["parent_provider_uuid"]) == (
         "one",
         host.uuid,
         None,
     )
-    assert "COMPUTE_NODE" in {one["name"] for one in traits}
-    assert {one["name"] for one in classes} >= {"VCPU", "MEMORY_MB", "DISK_GB", "PCPU"}
-    stock = host.stock()
+    assert "COMPUTE_NODE" in {row["name"] for row in traits}
+    assert {row["name"] for row in classes} >= {"VCPU", "MEMORY_MB", "DISK_GB", "PCPU"}
+    read_inventories = host.read_inventories()
     assert (
-        {one["resource_class"] for one in usages} == set(stock) == {"VCPU", "MEMORY_MB", "DISK_GB"}
+        {row["resource_class"] for row in usages}
+        == set(read_inventories)
+        == {"VCPU", "MEMORY_MB", "DISK_GB"}
     )
-    assert (stock["VCPU"]["total"], stock["VCPU"]["allocation_ratio"]) == (1000, 4.0)
+    assert (read_inventories["VCPU"]["total"], read_inventories["VCPU"]["allocation_ratio"]) == (
+        1000,
+        4.0,
+    )
 
 
-def test_what_a_server_holds_is_shown_while_it_holds_it(host: Host) -> None:
+def test_osc_placement_shows_allocations_of_server_until_delete(host: Host) -> None:
     live, rest = host.live, host.live.rest()
     server = rest.create(image=live.image("empty"), flavor=live.flavor("m1.small"))
     try:
         rest.await_status(server, "ACTIVE")
-        held, usage = host.ask(
+        allocations, usage = host.run_for_json(
             f"resource provider allocation show {server}",
-            f"resource usage show {live.seed.demo.session.get_project_id()}",
+            f"resource usage show {live.seed.demo.read_session.get_project_id()}",
         )
-        assert [one["resources"] for one in held] == [{"VCPU": 1, "MEMORY_MB": 2048, "DISK_GB": 20}]
-        assert {one["resource_class"]: one["usage"] for one in usage}["MEMORY_MB"] >= 2048
+        assert [row["resources"] for row in allocations] == [
+            {"VCPU": 1, "MEMORY_MB": 2048, "DISK_GB": 20}
+        ]
+        assert {row["resource_class"]: row["usage"] for row in usage}["MEMORY_MB"] >= 2048
     finally:
         rest.call("DELETE", f"/servers/{server}")
         rest.await_gone(server)
-    assert host.ask(f"resource provider allocation show {server}") == [[]]
+    assert host.run_for_json(f"resource provider allocation show {server}") == [[]]
 
 
-def test_servers_follow_what_is_set_by_hand(special: Host) -> None:
-    live, rest, admin = special.live, special.live.rest(), special.live.rest("kilonova-admin")
-    [made] = live.openstack(
+def test_scheduler_uses_custom_trait_and_class_set_with_osc_placement(
+    customized_host: Host,
+) -> None:
+    live, rest, admin = (
+        customized_host.live,
+        customized_host.live.rest(),
+        customized_host.live.rest("kilonova-admin"),
+    )
+    [flavor] = live.openstack(
         f"flavor create --ram 64 --disk 1 --vcpus 1 --property trait:CUSTOM_GOLD=required "
         f"--property resources:CUSTOM_LICENCE=1 gold-{uuid.uuid4().hex[:8]}" + JSON,
         cloud=ADMIN,
     )
-    servers = [rest.create(image=live.image("empty"), flavor=made["id"]) for _ in range(2)]
+    servers = [rest.create(image=live.image("empty"), flavor=flavor["id"]) for _ in range(2)]
     try:
         for server in servers:
             rest.await_status(server, "ACTIVE")
             assert admin.server(server)["OS-EXT-SRV-ATTR:host"] == "one"
-        assert special.stock()["CUSTOM_LICENCE"]["used"] == 2
-        assert "in use" in special.refused(
+        assert customized_host.read_inventories()["CUSTOM_LICENCE"]["used"] == 2
+        assert "in use" in customized_host.run_refused(
             "resource provider inventory delete --resource-class CUSTOM_LICENCE {}"
         )
-        assert special.ask("allocation candidate list --resource CUSTOM_LICENCE=1") == [[]]
-        servers.append(rest.create(image=live.image("empty"), flavor=made["id"]))
+        assert customized_host.run_for_json(
+            "allocation candidate list --resource CUSTOM_LICENCE=1"
+        ) == [[]]
+        servers.append(rest.create(image=live.image("empty"), flavor=flavor["id"]))
         assert "CUSTOM_LICENCE" in rest.await_status(servers[2], "ERROR")["fault"]["message"]
     finally:
         for server in servers:
             rest.call("DELETE", f"/servers/{server}")
             rest.await_gone(server)
-        live.openstack(f"flavor delete {made['id']}", cloud=ADMIN)
+        live.openstack(f"flavor delete {flavor['id']}", cloud=ADMIN)
     live.judge()
 
 
-def test_reserved_by_hand_holds_and_is_given_back(host: Host) -> None:
-    total = host.stock()["MEMORY_MB"]["total"]
-    host.do(
+def test_reserved_amount_set_by_operator_survives_reports_until_reset(host: Host) -> None:
+    total = host.read_inventories()["MEMORY_MB"]["total"]
+    host.run_commands(
         f"resource provider inventory set --amend --resource MEMORY_MB:reserved={total - 64} {{}}"
     )
-    assert host.stock()["MEMORY_MB"]["reserved"] == total - 64
+    assert host.read_inventories()["MEMORY_MB"]["reserved"] == total - 64
     assert host.name not in {
-        one["name"] for one in host.ask("resource provider list --resource MEMORY_MB=128")[0]
+        provider["name"]
+        for provider in host.run_for_json("resource provider list --resource MEMORY_MB=128")[0]
     }
-    before = host.session()
+    before = host.read_session()
     process_control.restart(host.live.cloud, "agent")
-    await_true(lambda: host.session() != before, SETTLE, lambda: "the host has not registered")
-    assert host.stock()["MEMORY_MB"]["reserved"] == total - 64, "a report of the host leaves it"
-    host.do(
+    await_true(lambda: host.read_session() != before, SETTLE, lambda: "the host has not registered")
+    assert host.read_inventories()["MEMORY_MB"]["reserved"] == total - 64, (
+        "a report of the host leaves it"
+    )
+    host.run_commands(
         f"resource provider inventory class set --total {total} --max_unit {total} {{}} MEMORY_MB"
     )
-    assert host.stock()["MEMORY_MB"]["reserved"] != total - 64
+    assert host.read_inventories()["MEMORY_MB"]["reserved"] != total - 64
     assert host.name in {
-        one["name"] for one in host.ask("resource provider list --resource MEMORY_MB=128")[0]
+        provider["name"]
+        for provider in host.run_for_json("resource provider list --resource MEMORY_MB=128")[0]
     }
 
 
-def test_providers_of_the_operators_own(host: Host) -> None:
+def test_osc_placement_manages_custom_providers_and_aggregates(host: Host) -> None:
     name, group = f"rack-{uuid.uuid4().hex[:8]}", str(uuid.uuid4())
-    [rack] = host.ask(f"resource provider create {name}")
-    [shelf] = host.ask(f"resource provider create --parent-provider {rack['uuid']} {name}-shelf")
-    host.do(
+    [rack] = host.run_for_json(f"resource provider create {name}")
+    [shelf] = host.run_for_json(
+        f"resource provider create --parent-provider {rack['uuid']} {name}-shelf"
+    )
+    host.run_commands(
         f"resource provider inventory set --resource DISK_GB=100 --resource DISK_GB:step_size=10 {shelf['uuid']}",
         f"resource provider aggregate set --aggregate {group} --generation 1 {shelf['uuid']}",
     )
-    tree, members, candidates = host.ask(
+    tree, members, candidates = host.run_for_json(
         f"resource provider list --in-tree {rack['uuid']}",
         f"resource provider list --member-of {group}",
         f"allocation candidate list --resource DISK_GB=50 --member-of {group}",
     )
-    assert {one["name"] for one in tree} == {name, f"{name}-shelf"}
-    assert [one["uuid"] for one in members] == [shelf["uuid"]]
-    assert [one["resource provider"] for one in candidates] == [shelf["uuid"]]
-    assert "It has child resource providers" in host.refused(
+    assert {provider["name"] for provider in tree} == {name, f"{name}-shelf"}
+    assert [provider["uuid"] for provider in members] == [shelf["uuid"]]
+    assert [provider["resource provider"] for provider in candidates] == [shelf["uuid"]]
+    assert "It has child resource providers" in host.run_refused(
         f"resource provider delete {rack['uuid']}"
     )
-    host.do(f"resource provider delete {shelf['uuid']}", f"resource provider delete {rack['uuid']}")
+    host.run_commands(
+        f"resource provider delete {shelf['uuid']}", f"resource provider delete {rack['uuid']}"
+    )
 
 
-#: command -> what the complaint says; {} is a host's provider
-REFUSED = {
+#: Command -> text of the error. {} stands for the provider of a host.
+REFUSED_COMMANDS = {
     "resource provider inventory set --amend --resource VCPU:total=5 {}": "as the host one reports it",
     "resource provider inventory set --resource VCPU=5 {}": "the host one reports this itself",
     "resource provider inventory set --amend --resource CUSTOM_NOBODY=5 {}": "No such resource class",
@@ -228,17 +256,23 @@ REFUSED = {
 }
 
 
-def test_wrong_commands_are_told_why_and_change_nothing(host: Host) -> None:
-    before = host.stock(), host.ask("resource provider trait list {}", "resource provider show {}")
-    said = host.refused("\n".join(REFUSED))
-    for command, reason in REFUSED.items():
-        before_it, found, said = said.partition(reason)
-        assert found, f"{command}\n{before_it}"
-    after = host.stock(), host.ask("resource provider trait list {}", "resource provider show {}")
+def test_osc_placement_wrong_commands_fail_with_reason_and_no_change(host: Host) -> None:
+    before = (
+        host.read_inventories(),
+        host.run_for_json("resource provider trait list {}", "resource provider show {}"),
+    )
+    complaints = host.run_refused("\n".join(REFUSED_COMMANDS))
+    for command, reason in REFUSED_COMMANDS.items():
+        preceding, match, complaints = complaints.partition(reason)
+        assert match, f"{command}\n{preceding}"
+    after = (
+        host.read_inventories(),
+        host.run_for_json("resource provider trait list {}", "resource provider show {}"),
+    )
     assert after == before
 
 
-def test_users_are_refused(host: Host) -> None:
+def test_osc_placement_refuses_users_with_403(host: Host) -> None:
     commands = (
         "resource provider list",
         "resource provider show {}",
@@ -247,11 +281,13 @@ def test_users_are_refused(host: Host) -> None:
         "resource provider delete {}",
         "allocation candidate list --resource VCPU=1",
     )
-    assert host.refused("\n".join(commands), cloud="kilonova").count("HTTP 403") == len(commands)
+    assert host.run_refused("\n".join(commands), cloud="kilonova").count("HTTP 403") == len(
+        commands
+    )
 
 
-def test_broken_requests_are_answered(host: Host) -> None:
-    token = host.live.seed.admin.session.get_token()
+def test_placement_answers_broken_requests_with_400(host: Host) -> None:
+    token = host.live.seed.admin.read_session.get_token()
     head = (
         f"POST /resource_providers HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Auth-Token: {token}\r\n"
         "Content-Type: application/json\r\n"

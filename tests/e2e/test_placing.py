@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where servers go: hard groups under a hundred creates at once, hosts that are closed or named,
-and why not elsewhere.
+"""Placement of servers on twenty memory hypervisors: hard groups under a hundred parallel creates,
+disabled and requested hosts, zones, and the reasons of failures.
 
-Twenty hosts in memory, each with an agent process of its own: nothing here needs a guest. What is
-said to a tenant and to an admin is read where they read it, in the ``openstack`` client.
+Each host has an agent process of its own. Reasons for tenants and admins are read with the
+``openstack`` command.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from tests.waiting import await_true
 pytestmark = pytest.mark.slice("guests")
 
 HOSTS = tuple(f"rack{number:02}" for number in range(1, 21))
-MANY = 100  # creates at once
+#: Number of parallel creates.
+MANY = 100
 CLIENTS = 16
 JSON = " -f json"
 
 
 @pytest.fixture(scope="module")
-def wide() -> Iterator[Live]:
-    """A cloud of twenty hosts, all alike, in one zone."""
+def large_cloud() -> Iterator[Live]:
+    """A cloud of twenty equal hosts in the same zone."""
     with without_guests(hosts=HOSTS) as live:
         yield live
 
 
 @pytest.fixture
-def demo(wide: Live) -> Iterator[Rest]:
-    """The user demo; whatever servers there are afterwards go, and the oracle has the last word."""
-    admin = wide.rest("kilonova-admin")
-    yield wide.rest()
-    left = admin.call("GET", "/servers?all_tenants=1").body["servers"]
-    for server in left:
+def demo(large_cloud: Live) -> Iterator[Rest]:
+    """The user demo. At the end all servers are deleted, and the doctor must find nothing."""
+    admin = large_cloud.rest("kilonova-admin")
+    yield large_cloud.rest()
+    servers = admin.call("GET", "/servers?all_tenants=1").body["servers"]
+    for server in servers:
         admin.insist("DELETE", f"/servers/{server['id']}", fine=(204, 404))
     await_true(
         lambda: not admin.call("GET", "/servers?all_tenants=1").body["servers"],
@@ -50,10 +51,10 @@ def demo(wide: Live) -> Iterator[Rest]:
         "servers are left",
         late=LATE,
     )
-    wide.judge()
+    large_cloud.judge()
 
 
-def group(rest: Rest, policy: str, **rules: int) -> str:
+def create_group(rest: Rest, policy: str, **rules: int) -> str:
     body = {"server_group": {"name": "g", "policy": policy, **({"rules": rules} if rules else {})}}
     return str(
         rest.call("POST", "/os-server-groups", body, version="2.64").body["server_group"]["id"]
@@ -61,7 +62,7 @@ def group(rest: Rest, policy: str, **rules: int) -> str:
 
 
 class Tenant:
-    """The user demo, or admin, who makes servers of the smallest flavor."""
+    """A client of demo or admin that creates servers of the smallest flavor."""
 
     def __init__(self, live: Live, user: str = "kilonova") -> None:
         self.live, self.rest = live, live.rest(user)
@@ -75,7 +76,7 @@ class Tenant:
     def create(
         self, hints: dict[str, Any] | None = None, *, version: str = "2.96", **more: Any
     ) -> str:
-        """A server's id, once it was accepted."""
+        """Create a server, and return the id after the request is accepted."""
         body = {
             "server": {**self._words, **more},
             **({"os:scheduler_hints": hints} if hints else {}),
@@ -85,121 +86,140 @@ class Tenant:
         return str(reply.body["server"]["id"])
 
 
-def settled(live: Live, *servers: str) -> list[dict[str, Any]]:
-    """The servers as an admin sees them, once nothing is done to them any more."""
+def await_settled(live: Live, *servers: str) -> list[dict[str, Any]]:
+    """Wait until the servers have no task and are not in BUILD, and return their admin views."""
     admin = live.rest("kilonova-admin")
 
     def look() -> list[dict[str, Any]]:
-        found = {
-            one["id"]: one
-            for one in admin.call("GET", "/servers/detail?all_tenants=1").body["servers"]
+        servers_by_id = {
+            server["id"]: server
+            for server in admin.call("GET", "/servers/detail?all_tenants=1").body["servers"]
         }
-        return [found[server] for server in servers]
+        return [servers_by_id[server] for server in servers_by_id]
 
     def resting() -> list[dict[str, Any]]:
-        found = look()
+        servers = look()
         return (
             []
-            if any(one["OS-EXT-STS:task_state"] or one["status"] == "BUILD" for one in found)
-            else found
+            if any(
+                server["OS-EXT-STS:task_state"] or server["status"] == "BUILD" for server in servers
+            )
+            else servers
         )
 
     return list(
         await_true(
             resting,
             SETTLE,
-            lambda: Counter((one["status"], one["OS-EXT-STS:task_state"]) for one in look()),
+            lambda: Counter(
+                (server["status"], server["OS-EXT-STS:task_state"]) for server in look()
+            ),
             late=LATE,
         )
     )
 
 
-def storm(live: Live, hints: dict[str, Any]) -> list[dict[str, Any]]:
-    """So many creates at the same moment, each a request of its own; what became of them."""
+def create_storm(live: Live, hints: dict[str, Any]) -> list[dict[str, Any]]:
+    """Create ``MANY`` servers with parallel requests, and return the servers after they settle."""
     start, tenants = threading.Barrier(CLIENTS), [Tenant(live) for _ in range(CLIENTS)]
 
-    def some(number: int) -> list[str]:
+    def create_share(number: int) -> list[str]:
         start.wait(30)
         return [tenants[number].create(hints) for _ in range(number, MANY, CLIENTS)]
 
     with ThreadPoolExecutor(CLIENTS) as pool:
-        return settled(
-            live, *(server for made in pool.map(some, range(CLIENTS)) for server in made)
+        return await_settled(
+            live,
+            *(
+                server
+                for server_ids in pool.map(create_share, range(CLIENTS))
+                for server in server_ids
+            ),
         )
 
 
-def places(found: list[dict[str, Any]]) -> Counter[str]:
-    """How many of the servers each host has."""
-    return Counter(one["OS-EXT-SRV-ATTR:host"] for one in found if one["status"] == "ACTIVE")
+def count_places(servers: list[dict[str, Any]]) -> Counter[str]:
+    """Return the number of active servers by host."""
+    return Counter(
+        server["OS-EXT-SRV-ATTR:host"] for server in servers if server["status"] == "ACTIVE"
+    )
 
 
 def explain(live: Live, *words: str) -> tuple[int, str, str]:
-    """Status, answer and complaints of ``kilonova explain``."""
-    done = live.kilonova("explain", *words)
-    return done.returncode, done.stdout, done.stderr
+    """Run ``kilonova explain``, and return exit status, output and error output."""
+    result = live.kilonova("explain", *words)
+    return result.returncode, result.stdout, result.stderr
 
 
 # --- groups ---
-def test_anti_affinity_holds_under_a_hundred_creates(wide: Live, demo: Rest) -> None:
-    found = storm(wide, {"group": group(demo, "anti-affinity")})
-    assert places(found) == Counter(HOSTS)
-    refused = [one for one in found if one["status"] != "ACTIVE"]
+def test_anti_affinity_holds_under_hundred_parallel_creates(large_cloud: Live, demo: Rest) -> None:
+    servers = create_storm(large_cloud, {"group": create_group(demo, "anti-affinity")})
+    assert count_places(servers) == Counter(HOSTS)
+    refused = [server for server in servers if server["status"] != "ACTIVE"]
     assert len(refused) == MANY - len(HOSTS)
-    assert {(one["status"], one["fault"]["message"]) for one in refused} == {
+    assert {(server["status"], server["fault"]["message"]) for server in refused} == {
         ("ERROR", "No valid host was found. 20 hosts: 20 with a server of the group")
     }
 
 
-def test_as_many_servers_a_host_as_the_rule_allows(wide: Live, demo: Rest) -> None:
-    found = storm(wide, {"group": group(demo, "anti-affinity", max_server_per_host=4)})
-    assert places(found) == Counter(dict.fromkeys(HOSTS, 4))
-    assert {one["fault"]["message"] for one in found if one["status"] != "ACTIVE"} == {
+def test_anti_affinity_rule_limits_servers_per_host(large_cloud: Live, demo: Rest) -> None:
+    servers = create_storm(
+        large_cloud, {"group": create_group(demo, "anti-affinity", max_server_per_host=4)}
+    )
+    assert count_places(servers) == Counter(dict.fromkeys(HOSTS, 4))
+    assert {server["fault"]["message"] for server in servers if server["status"] != "ACTIVE"} == {
         "No valid host was found. 20 hosts: 20 with 4 or more servers of the group"
     }
 
 
-def test_affinity_keeps_a_hundred_creates_together(wide: Live, demo: Rest) -> None:
-    found = storm(wide, {"group": group(demo, "affinity")})
-    assert list(places(found).values()) == [MANY]
+def test_affinity_keeps_hundred_parallel_creates_on_one_host(large_cloud: Live, demo: Rest) -> None:
+    servers = create_storm(large_cloud, {"group": create_group(demo, "affinity")})
+    assert list(count_places(servers).values()) == [MANY]
 
 
 # --- hosts ---
-def test_a_closed_host_gets_no_new_server_and_what_it_has_stays(wide: Live, demo: Rest) -> None:
-    tenant = Tenant(wide)
-    [before] = settled(wide, tenant.create())
+def test_disabled_host_gets_no_new_server_and_keeps_its_servers(
+    large_cloud: Live, demo: Rest
+) -> None:
+    tenant = Tenant(large_cloud)
+    [before] = await_settled(large_cloud, tenant.create())
     closed = before["OS-EXT-SRV-ATTR:host"]
-    [service] = wide.seed.admin.compute.services(binary="nova-compute", host=closed)
-    wide.seed.admin.compute.disable_service(service, disabled_reason="its fan is loud")
+    [service] = large_cloud.seed.admin.compute.services(binary="nova-compute", host=closed)
+    large_cloud.seed.admin.compute.disable_service(service, disabled_reason="its fan is loud")
     try:
-        found = settled(wide, *(tenant.create() for _ in range(2 * len(HOSTS))))
-        assert closed not in places(found) and sum(places(found).values()) == len(found)
-        assert {one["status"] for one in settled(wide, before["id"])} == {"ACTIVE"}
-        told = wide.kilonova("hosts").stdout.splitlines()
-        [line] = [line for line in told if line.startswith(closed)]
+        servers = await_settled(large_cloud, *(tenant.create() for _ in range(2 * len(HOSTS))))
+        assert closed not in count_places(servers) and sum(count_places(servers).values()) == len(
+            servers
+        )
+        assert {server["status"] for server in await_settled(large_cloud, before["id"])} == {
+            "ACTIVE"
+        }
+        lines = large_cloud.kilonova("hosts").stdout.splitlines()
+        [line] = [line for line in lines if line.startswith(closed)]
         assert "up, disabled" in line and line.endswith("its fan is loud")
-        assert told[-1] == "20 hosts, 19 of them take new servers"
+        assert lines[-1] == "20 hosts, 19 of them take new servers"
     finally:
-        wide.seed.admin.compute.enable_service(service)
+        large_cloud.seed.admin.compute.enable_service(service)
 
 
-def test_an_admin_names_the_host(wide: Live, demo: Rest) -> None:
-    admin = Tenant(wide, "kilonova-admin")
-    found = settled(
-        wide,
+def test_create_with_requested_host_is_for_admins_only(large_cloud: Live, demo: Rest) -> None:
+    admin = Tenant(large_cloud, "kilonova-admin")
+    servers = await_settled(
+        large_cloud,
         admin.create(availability_zone=f"nova:{HOSTS[3]}"),
         admin.create(availability_zone=f"nova::{HOSTS[4]}"),
         admin.create(host=HOSTS[5]),
         admin.create(hypervisor_hostname=HOSTS[6]),
     )
-    assert [one["OS-EXT-SRV-ATTR:host"] for one in found] == list(HOSTS[3:7])
-    refused = wide.rest().call(
+    assert [server["OS-EXT-SRV-ATTR:host"] for server in servers] == list(HOSTS[3:7])
+    refused = large_cloud.rest().call(
         "POST",
         "/servers",
         {
             "server": {
                 "name": "no",
-                "imageRef": wide.image("empty"),
-                "flavorRef": wide.flavor(),
+                "imageRef": large_cloud.image("empty"),
+                "flavorRef": large_cloud.flavor(),
                 "networks": "none",
                 "availability_zone": f"nova:{HOSTS[3]}",
             }
@@ -210,10 +230,12 @@ def test_an_admin_names_the_host(wide: Live, demo: Rest) -> None:
 
 # --- zones ---
 @pytest.fixture
-def zone(wide: Live) -> Iterator[str]:
-    """The zone az1 of the first five hosts; it goes after the servers, because hosts with servers
-    stay in theirs."""
-    compute = wide.seed.admin.compute
+def zone(large_cloud: Live) -> Iterator[str]:
+    """The zone az1 with the first five hosts.
+
+    The zone is deleted after the servers, because a host with servers cannot leave its zone.
+    """
+    compute = large_cloud.seed.admin.compute
     aggregate = compute.create_aggregate(name="secret contract", availability_zone="az1")
     for host in HOSTS[:5]:
         compute.add_host_to_aggregate(aggregate, host)
@@ -223,26 +245,31 @@ def zone(wide: Live) -> Iterator[str]:
     compute.delete_aggregate(aggregate)
 
 
-def test_servers_stay_in_the_zone_that_was_asked_for(wide: Live, zone: str, demo: Rest) -> None:
-    status, answer, _ = explain(wide, "--flavor", "m1.nano", "--zone", zone)
+def test_create_with_zone_places_servers_in_zone_only(
+    large_cloud: Live, zone: str, demo: Rest
+) -> None:
+    status, answer, _ = explain(large_cloud, "--flavor", "m1.nano", "--zone", zone)
     assert (
         status == 0
         and "20 hosts, 5 of them can take one" in answer
         and "15  not in zone az1" in answer
     )
-    tenant, hints = Tenant(wide), {"group": group(demo, "anti-affinity")}
-    found = settled(wide, *(tenant.create(hints, availability_zone=zone) for _ in range(6)))
-    assert places(found) == Counter(HOSTS[:5])
-    assert {one["pinned_availability_zone"] for one in found} == {zone}
-    [refused] = [one for one in found if one["status"] == "ERROR"]
+    tenant, hints = Tenant(large_cloud), {"group": create_group(demo, "anti-affinity")}
+    servers = await_settled(
+        large_cloud, *(tenant.create(hints, availability_zone=zone) for _ in range(6))
+    )
+    assert count_places(servers) == Counter(HOSTS[:5])
+    assert {server["pinned_availability_zone"] for server in servers} == {zone}
+    [refused] = [server for server in servers if server["status"] == "ERROR"]
     assert refused["fault"]["message"] == (
         "No valid host was found. 20 hosts: 15 not in zone az1, 5 with a server of the group"
     )
-    [shown] = wide.openstack(f"server show {refused['id']}" + JSON)
+    [shown] = large_cloud.openstack(f"server show {refused['id']}" + JSON)
     assert not any(name in str(shown) for name in (*HOSTS, "secret"))
-    admin = Tenant(wide, "kilonova-admin")
-    elsewhere, forced = settled(
-        wide, *(admin.create(availability_zone=f"{where}:{HOSTS[0]}") for where in ("nova", zone))
+    admin = Tenant(large_cloud, "kilonova-admin")
+    elsewhere, forced = await_settled(
+        large_cloud,
+        *(admin.create(availability_zone=f"{where}:{HOSTS[0]}") for where in ("nova", zone)),
     )
     assert (elsewhere["OS-EXT-SRV-ATTR:host"], forced["OS-EXT-SRV-ATTR:host"]) == (
         HOSTS[0],
@@ -257,8 +284,8 @@ def test_servers_stay_in_the_zone_that_was_asked_for(wide: Live, zone: str, demo
         {
             "server": {
                 "name": "no",
-                "imageRef": wide.image("empty"),
-                "flavorRef": wide.flavor(),
+                "imageRef": large_cloud.image("empty"),
+                "flavorRef": large_cloud.flavor(),
                 "networks": "none",
                 "availability_zone": "moon",
             }
@@ -267,36 +294,40 @@ def test_servers_stay_in_the_zone_that_was_asked_for(wide: Live, zone: str, demo
     assert unknown.fault == ("badRequest", 400, "The requested availability zone is not available")
 
 
-# --- why not ---
+# --- reasons of failures ---
 @pytest.fixture
-def giant(wide: Live, demo: Rest) -> Iterator[str]:
-    """A flavor that needs all the memory of a host, while each has a small server."""
-    flavor = wide.seed.admin.compute.create_flavor(name="m1.giant", vcpus=1, ram=1 << 20, disk=1)
-    tenant, number = Tenant(wide), len(HOSTS)
-    tenant.create({"group": group(demo, "anti-affinity")}, min_count=number, max_count=number)
-    small = settled(wide, *(one["id"] for one in demo.servers()))
-    assert places(small) == Counter(HOSTS)
+def giant_flavor(large_cloud: Live, demo: Rest) -> Iterator[str]:
+    """A flavor that needs the whole memory of a host, while each host has a small server."""
+    flavor = large_cloud.seed.admin.compute.create_flavor(
+        name="m1.giant", vcpus=1, ram=1 << 20, disk=1
+    )
+    tenant, number = Tenant(large_cloud), len(HOSTS)
+    tenant.create(
+        {"group": create_group(demo, "anti-affinity")}, min_count=number, max_count=number
+    )
+    small = await_settled(large_cloud, *(server["id"] for server in demo.servers()))
+    assert count_places(small) == Counter(HOSTS)
     yield "m1.giant"
-    wide.seed.admin.compute.delete_flavor(flavor)
+    large_cloud.seed.admin.compute.delete_flavor(flavor)
 
 
 SHORT = "20 hosts: 20 short of MEMORY_MB (need 1048576, most free 1048448)"
 
 
-def test_why_no_host_was_found_is_told_to_each_as_far_as_it_is_theirs(
-    wide: Live, demo: Rest, giant: str
+def test_no_valid_host_reason_names_hosts_to_admins_only(
+    large_cloud: Live, demo: Rest, giant_flavor: str
 ) -> None:
-    tenant = Tenant(wide)
-    [server] = settled(wide, tenant.create(flavorRef=wide.flavor(giant)))
+    tenant = Tenant(large_cloud)
+    [server] = await_settled(large_cloud, tenant.create(flavorRef=large_cloud.flavor(giant_flavor)))
     text = f"No valid host was found. {SHORT}"
-    said = {}
+    texts = {}
     for user in ("kilonova", "kilonova-admin"):
-        shown, events = wide.openstack(
+        shown, events = large_cloud.openstack(
             f"server show {server['id']}" + JSON,
             f"server event list {server['id']}" + JSON,
             cloud=user,
         )
-        [event] = wide.openstack(
+        [event] = large_cloud.openstack(
             f"server event show {server['id']} {events[0]['Request ID']}" + JSON, cloud=user
         )
         assert (shown["status"], shown["fault"]["message"], event["message"]) == (
@@ -304,35 +335,37 @@ def test_why_no_host_was_found_is_told_to_each_as_far_as_it_is_theirs(
             text,
             "Error",
         )
-        said[user] = str(shown) + str(event)
-        assert [one["result"] for one in event["events"]] == ["Error"]
-    assert not any(host in said["kilonova"] for host in HOSTS), "a tenant learns no name of a host"
+        texts[user] = str(shown) + str(event)
+        assert [event_record["result"] for event_record in event["events"]] == ["Error"]
+    assert not any(host in texts["kilonova"] for host in HOSTS), "a tenant learns no name of a host"
     assert all(
-        f"{host}: short of MEMORY_MB (need 1048576, free 1048448)" in said["kilonova-admin"]
+        f"{host}: short of MEMORY_MB (need 1048576, free 1048448)" in texts["kilonova-admin"]
         for host in HOSTS
     )
-    status, answer, _ = explain(wide, server["id"])
+    status, answer, _ = explain(large_cloud, server["id"])
     assert status == 1
     assert f"place, attempt 1: {text}" in answer and "room for 0 more" in answer
     assert f"{HOSTS[0]}: short of MEMORY_MB" in answer
 
 
-def test_explain_says_how_many_more_would_fit_and_makes_nothing(
-    wide: Live, demo: Rest, giant: str
+def test_explain_counts_further_servers_and_creates_none(
+    large_cloud: Live, demo: Rest, giant_flavor: str
 ) -> None:
-    before = wide.rows("SELECT count(*) FROM servers")
-    status, answer, _ = explain(wide, "--flavor", "m1.nano", "--image", "empty", "--count", "100")
+    before = large_cloud.rows("SELECT count(*) FROM servers")
+    status, answer, _ = explain(
+        large_cloud, "--flavor", "m1.nano", "--image", "empty", "--count", "100"
+    )
     assert (status, answer.splitlines()[-1]) == (0, "100 of them: yes")
     assert "20 hosts, 20 of them can take one" in answer
-    for words, said in (
-        (("--flavor", giant), "20  short of MEMORY_MB (need 1048576, most free 1048448)"),
+    for words, expected in (
+        (("--flavor", giant_flavor), "20  short of MEMORY_MB (need 1048576, most free 1048448)"),
         (("--flavor", "m1.nano", "--count", "1000000"), "1000000 of them: no"),
     ):
-        status, answer, _ = explain(wide, *words)
-        assert status == 1 and said in answer
-    hard = group(demo, "anti-affinity")
+        status, answer, _ = explain(large_cloud, *words)
+        assert status == 1 and expected in answer
+    hard = create_group(demo, "anti-affinity")
     assert [
-        explain(wide, "--flavor", "m1.nano", "--group", hard, "--count", count)[0]
+        explain(large_cloud, "--flavor", "m1.nano", "--group", hard, "--count", count)[0]
         for count in ("20", "21")
     ] == [0, 1]
     for words, option in (
@@ -345,17 +378,17 @@ def test_explain_says_how_many_more_would_fit_and_makes_nothing(
         (("--flavor", "m1.nano", "--group", "x"), "--group"),
         (("nobody",), "SERVER"),
     ):
-        status, answer, complaint = explain(wide, *words)
+        status, answer, complaint = explain(large_cloud, *words)
         assert (status, answer) == (2, "") and complaint.startswith(f"kilonova: {option}: "), (
             complaint
         )
-    assert wide.rows("SELECT count(*) FROM servers") == before
+    assert large_cloud.rows("SELECT count(*) FROM servers") == before
 
 
-def test_nobody_knows_while_no_scheduler_answers(wide: Live, demo: Rest) -> None:
-    process_control.stop(wide.cloud, "scheduler")
+def test_explain_without_scheduler_exits_with_3(large_cloud: Live, demo: Rest) -> None:
+    process_control.stop(large_cloud.cloud, "scheduler")
     try:
-        status, answer, complaint = explain(wide, "--flavor", "m1.nano")
+        status, answer, complaint = explain(large_cloud, "--flavor", "m1.nano")
         assert (status, answer) == (3, "") and "kilonova status" in complaint
     finally:
-        process_control.start(wide.cloud, "scheduler")
+        process_control.start(large_cloud.cloud, "scheduler")

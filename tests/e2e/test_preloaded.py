@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that need not be imported each time say, and end with, what their scripts do."""
+"""The preloaded commands of the tests: their output and exit status equal those of the scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deploy.packages import ROOT
 from tests.e2e import preloaded
 from tests.e2e.live import PROGRAMS
 
-#: Nobody listens there.
+#: Variables with the address of a port without a service.
 NOWHERE = {
     "OS_AUTH_URL": "http://127.0.0.1:9/v3",
     "OS_USERNAME": "nobody",
@@ -42,7 +42,7 @@ NOWHERE = {
         ("kilonova explain --help", "", 0, "--flavor", ""),
     ],
 )
-def test_command_is_what_its_script_is(
+def test_preloaded_command_has_output_and_status_of_its_script(
     command: str, text: str, status: int, said: str, complaint: str
 ) -> None:
     name, *words = command.split()
@@ -65,16 +65,16 @@ def test_command_is_what_its_script_is(
     assert script.returncode == status and said in script.stdout and complaint in script.stderr, (
         script
     )
-    found = preloaded.run(PROGRAMS / name, *words, text=text, seconds=120, environment=environment)
-    assert (found.returncode, found.stdout, found.stderr) == (
+    result = preloaded.run(PROGRAMS / name, *words, text=text, seconds=120, environment=environment)
+    assert (result.returncode, result.stdout, result.stderr) == (
         script.returncode,
         script.stdout,
         script.stderr,
     )
 
 
-def test_commands_change_nothing_for_each_other(tmp_path: Path) -> None:
-    """Neither the environment nor what they were told before."""
+def test_preloaded_commands_are_independent_of_each_other(tmp_path: Path) -> None:
+    """A command sees neither the environment nor the configuration of an earlier command."""
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),
@@ -91,7 +91,7 @@ def test_commands_change_nothing_for_each_other(tmp_path: Path) -> None:
     assert "/first.conf" not in second.stdout + second.stderr
 
 
-def test_command_that_takes_too_long_is_ended() -> None:
+def test_preloaded_command_is_ended_after_timeout() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         preloaded.run(
             PROGRAMS / "kilonova",

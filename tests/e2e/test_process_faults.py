@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few cells of the fault matrix with real processes, so that what runs them is kept whole, and
-what such cells have found stays mended, and what a bystander sees meanwhile. All of them:
-``./deploy/test faults -- --tier 1``."""
+"""Some cells of the fault matrix with real processes, and the observations of another client.
+
+The cells test the matrix itself, and defects that were found with such cells. All cells run with
+``./deploy/test faults -- --tier 1``.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,16 @@ CELLS = (
 )
 
 
-def test_processes_die_at_their_points() -> None:
-    every = {cell.id: cell for cell in cells()}
-    with world("sqlite") as made:
-        bystander = Bystander(made)
+def test_selected_fault_cells_of_killed_processes_pass() -> None:
+    cells_by_id = {cell.id: cell for cell in cells()}
+    with world("sqlite") as faulty_cloud:
+        bystander = Bystander(faulty_cloud)
         bystander.start()
         try:
-            outcomes = [run(made, every[cell]) for cell in CELLS]
+            outcomes = [run(faulty_cloud, cells_by_id[cell]) for cell in CELLS]
         finally:
-            seen = bystander.end()
-        assert [one for one in outcomes if one.problem] == []
-        assert problems(seen, slow()) == [], line(seen)
-        assert made.findings() == []
-        assert [*made.doubled, *made.folder.violations()] == []
+            observations = bystander.end()
+        assert [outcome for outcome in outcomes if outcome.problem] == []
+        assert problems(observations, slow()) == [], line(observations)
+        assert faulty_cloud.findings() == []
+        assert [*faulty_cloud.doubled, *faulty_cloud.folder.violations()] == []

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of the operator's pages in docs, as an operator reads them there, on a cloud in
-memory: each is accepted and does what its chapter says.
+"""The commands of the operator's pages in docs, run on a cloud with memory hypervisors.
 
-tests/unit/test_runbooks.py demands that every command of these pages is here, or named there with
-the test that runs it.
+tests/unit/test_runbooks.py requires that every command of these pages is run here, or listed there
+with its test.
 """
 
 from __future__ import annotations
@@ -21,18 +20,22 @@ from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("operations")
 ADMIN, JSON = "kilonova-admin", " -f json"
-NODE = "one"  #: which the pages call node7
+#: The host in place of node7 of the pages.
+NODE = "one"
 
 
 class Operator:
-    """Types what a page says, with the cloud's own names in place of the page's."""
+    """Runs the commands of a page, with the names of the cloud in place of those of the page."""
 
     def __init__(self, live: Live) -> None:
         self.live = live
         self.words = {"node7": NODE, "HOST": NODE, "[node7]": NODE}
 
-    def types(self, page: str, heading: str, *, status: int = 0) -> str:
-        """All commands below a heading; what ``kilonova`` printed. ``status``: of each of these."""
+    def run_commands(self, page: str, heading: str, *, status: int = 0) -> str:
+        """Run all commands below a heading, and return the output of ``kilonova``.
+
+        ``status`` is the expected exit status of each ``kilonova`` command.
+        """
         told = ""
         for command in commands_of(page, heading):
             text = re.sub(r"\[?\b[\w-]+\b\]?", lambda one: self.words.get(one[0], one[0]), command)
@@ -48,19 +51,21 @@ class Operator:
         return told
 
     def openstack(self, text: str) -> str:
-        """As a command of its own: one that is open takes no options before a command, and no
-        quotes."""
+        """Run ``openstack`` as a new process.
+
+        The open client accepts neither options before a command nor quotes.
+        """
         done = self.live.run(PROGRAMS / "openstack", *shlex.split(text), **self.live._as(ADMIN))
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    def asks(self, command: str) -> list[dict[str, object]]:
+    def read_json(self, command: str) -> list[dict[str, object]]:
         [found] = self.live.openstack(command + JSON, cloud=ADMIN)
         return list(found)
 
-    def service(self) -> dict[str, object]:
-        """The host's, as the API shows it."""
-        listed = self.asks("compute service list --service nova-compute --long")
+    def read_service(self) -> dict[str, object]:
+        """Return the compute service of the host from the API."""
+        listed = self.read_json("compute service list --service nova-compute --long")
         return next(one for one in listed if one["Host"] == NODE)
 
 
@@ -71,31 +76,31 @@ def operator(in_memory: Live) -> Iterator[Operator]:
     in_memory.type(f"compute service set --enable {NODE} nova-compute", cloud=ADMIN)
 
 
-def test_what_an_operator_asks(operator: Operator) -> None:
-    """Everything of the list that changes nothing."""
+def test_runbook_read_only_commands_are_accepted(operator: Operator) -> None:
+    """These are the commands of the page that change nothing."""
     rest = operator.live.rest()
     server = rest.create(
         image=operator.live.image("empty"), flavor=operator.live.flavor(), name="asked"
     )
     rest.await_status(server, "ACTIVE")
     operator.words |= {"SERVER": server, "RULE": "os_compute_api:servers:show", "ROLE": "reader"}
-    told = operator.types(OPERATE, "Commands")
-    for said in ("the options are fine", "OPTION", "already", NODE, server, "all is well"):
-        assert said in told
+    output = operator.run_commands(OPERATE, "Commands")
+    for text in ("the options are fine", "OPTION", "already", NODE, server, "all is well"):
+        assert text in output
     rest.call("DELETE", f"/servers/{server}")
     rest.await_gone(server)
 
 
-def test_aggregates_and_images_fetched_ahead(operator: Operator) -> None:
+def test_runbook_aggregates_and_image_prefetch_change_aggregate(operator: Operator) -> None:
     operator.words |= {"debian-12": "empty"}
-    operator.types(AGGREGATES, "Aggregates")
+    operator.run_commands(AGGREGATES, "Aggregates")
     [zone] = [
-        one
-        for one in operator.asks("availability zone list --compute")
-        if one["Zone Name"] == "az1"
+        row
+        for row in operator.read_json("availability zone list --compute")
+        if row["Zone Name"] == "az1"
     ]
     assert zone["Zone Status"] == "available"
-    operator.types(AGGREGATES, "Images fetched ahead")
+    operator.run_commands(AGGREGATES, "Images fetched ahead")
     [shown] = operator.live.openstack(f"aggregate show rack1{JSON}", cloud=ADMIN)
     assert shown["hosts"] == [NODE]
     assert shown["properties"] == {"ssd": "true", "cpu_allocation_ratio": "8"}
@@ -103,38 +108,38 @@ def test_aggregates_and_images_fetched_ahead(operator: Operator) -> None:
     operator.live.type("aggregate delete rack1", cloud=ADMIN)
 
 
-def test_a_host_is_taken_out_of_use(operator: Operator) -> None:
-    operator.types(HOSTS, "Take a host out of use")
-    found = operator.service()
-    assert (found["Status"], found["Disabled Reason"]) == ("disabled", "new disk")
+def test_runbook_take_host_out_of_use_disables_service(operator: Operator) -> None:
+    operator.run_commands(HOSTS, "Take a host out of use")
+    service = operator.read_service()
+    assert (service["Status"], service["Disabled Reason"]) == ("disabled", "new disk")
 
 
-def test_a_host_is_drained_and_used_again(operator: Operator) -> None:
-    told = operator.types(HOSTS, "Empty a host: drain")
-    assert f"host {NODE} gets no more servers" in told and "is empty" in told
-    assert operator.service()["Status"] == "enabled"
+def test_runbook_drain_empties_host_and_enables_it_again(operator: Operator) -> None:
+    output = operator.run_commands(HOSTS, "Empty a host: drain")
+    assert f"host {NODE} gets no more servers" in output and "is empty" in output
+    assert operator.read_service()["Status"] == "enabled"
 
 
-def test_a_dead_host_is_evacuated(operator: Operator) -> None:
-    """A host that answers is not; one that an admin calls dead is."""
+def test_runbook_evacuate_is_accepted_after_forced_down(operator: Operator) -> None:
+    """A host that answers is not evacuated. A host that an admin forced down is."""
     refused = operator.live.kilonova("host", "evacuate", NODE)
     assert refused.returncode != 0
     operator.live.type(f"compute service set --down {NODE} nova-compute", cloud=ADMIN)
-    operator.types(HOST_FAILURE, "A dead host: evacuate")
-    operator.types(HOST_FAILURE, "Remove the leftovers at external services", status=0)
+    operator.run_commands(HOST_FAILURE, "A dead host: evacuate")
+    operator.run_commands(HOST_FAILURE, "Remove the leftovers at external services", status=0)
 
 
-def test_what_is_set_by_hand(operator: Operator) -> None:
+def test_runbook_inventories_and_traits_are_changed_by_operator(operator: Operator) -> None:
     provider = next(
-        one["uuid"] for one in operator.asks("resource provider list") if one["name"] == NODE
+        row["uuid"] for row in operator.read_json("resource provider list") if row["name"] == NODE
     )
     flavor = f"by-hand-{ids.new()[:8]}"
     operator.live.type(f"flavor create --ram 64 --disk 1 --vcpus 1 {flavor}", cloud=ADMIN)
     operator.words |= {"ID": str(provider), "FLAVOR": flavor}
-    operator.types(AGGREGATES, "Change inventories and traits")
+    operator.run_commands(AGGREGATES, "Change inventories and traits")
     inventory = {
-        one["resource_class"]: one
-        for one in operator.asks(f"resource provider inventory list {provider}")
+        row["resource_class"]: row
+        for row in operator.read_json(f"resource provider inventory list {provider}")
     }
     assert inventory["VCPU"]["reserved"] == 1 and inventory["CUSTOM_GPU"]["total"] == 2
     command = f"--os-placement-api-version 1.6 resource provider trait list {provider} -f value"

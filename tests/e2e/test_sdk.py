@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""openstacksdk, as it comes from PyPI: create, wait, find, delete."""
+"""openstacksdk from PyPI: create, wait, find and delete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from openstack import exceptions
 from tests.e2e.live import Live, Rest
 
 
-def test_create_wait_and_delete(cloud: Live, demo: Rest) -> None:
+def test_openstacksdk_creates_finds_and_deletes_server(cloud: Live, demo: Rest) -> None:
     sdk = cloud.seed.connect("kilonova")
     server = sdk.compute.create_server(
         name="by-sdk",

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host of a lab in other hands, whole: its files, its keys, its processes, its place in the
-network. Nothing but what concerns its own guests is read, changed or started.
+"""A thief has root on a host of a lab, with its files, keys, processes and network.
 
-What a thief tries is what was tried on a running cloud before hosts had keys of their own. The
-parts of it are tried one by one in tests/contract (broker, messages, tickets, libvirt's calls) and
-tests/workflows/test_stolen_host.py; here they meet the real processes.
+The thief can read, change and start only the guests of that host. The attacks succeeded before
+hosts had keys of their own. tests/contract (broker, messages, tickets, libvirt) and
+tests/workflows/test_stolen_host.py test them separately, and this file with real processes.
 """
 
 from __future__ import annotations
@@ -53,14 +52,17 @@ from tests.waiting import await_true
 pytestmark = pytest.mark.slice("operations")
 
 STOLEN, OTHER, THIRD = "lab1", "lab2", "lab3"
-#: Of one file; disks of guests and images are not where secrets of the cloud are looked for.
+#: Largest size of a file in bytes that is searched. Disks and images are larger.
 READ_AT_MOST = 1 << 20
 
 
 @dataclass(frozen=True)
 class Loot:
-    """What root finds on the host: its keys, and the text of its files, environments and command
-    lines."""
+    """The data that root finds on the host.
+
+    Attributes:
+        text: The contents of files, environments and command lines.
+    """
 
     conf: cfg.ConfigOpts
     keys: OwnKeys
@@ -68,7 +70,7 @@ class Loot:
     text: str
 
 
-def loot(lab: LiveLab) -> Loot:
+def collect_loot(lab: LiveLab) -> Loot:
     cloud, number = lab.cloud, lab.lab.number(STOLEN)
     files = [
         cloud.config(STOLEN),
@@ -104,13 +106,13 @@ def _space(process: Path) -> int | None:
 
 
 @contextmanager
-def silent(lab: LiveLab) -> Iterator[None]:
-    """The host's own agent says nothing for the block."""
+def freeze_agent(lab: LiveLab) -> Iterator[None]:
+    """Freeze the agent of the host, and close its connections, for a with block."""
     agent = find_process(lab.cloud, "agent")
     assert agent is not None
     os.kill(agent, signal.SIGSTOP)
     user = broker_identities.of_host(STOLEN, "").user
-    # nor does it hear
+    # The frozen agent must not receive messages either.
     Broker.of(lab.cloud).control("close_all_user_connections", user, "the host is in other hands")
     try:
         yield
@@ -118,40 +120,40 @@ def silent(lab: LiveLab) -> Iterator[None]:
         os.kill(agent, signal.SIGCONT)
 
 
-def account(lab: LiveLab, guest: Witness) -> tuple[Any, ...]:
-    """All that a thief could have changed of a guest."""
+def read_account(lab: LiveLab, guest: Witness) -> tuple[Any, ...]:
+    """Return the data of a guest that a thief could change."""
     [row] = lab.rows(
         "SELECT vm_state, task_state, power_state, host, fence FROM servers WHERE id = ?",
         guest.server,
     )
     events = lab.rows("SELECT id, state FROM actions WHERE server_id = ? ORDER BY id", guest.server)
-    told = guest.account()
+    guest_account = guest.account()
     return (
         tuple(row),
-        [tuple(one) for one in events],
+        [tuple(event) for event in events],
         lab.where(guest.server),
-        told.canary,
-        told.run,
+        guest_account.canary,
+        guest_account.run,
     )
 
 
-def test_a_stolen_host_is_one_stolen_host(lab: LiveLab) -> None:
+def test_stolen_host_harms_no_other_host_and_no_other_guest(lab: LiveLab) -> None:
     with witness(lab, "theirs", host=OTHER) as guest:
-        before = account(lab, guest)
-        found = loot(lab)
-        holds_no_secret_of_the_cloud(lab, found)
-        with silent(lab):
-            is_refused_at_the_broker(lab, found)
-            changes_nothing_of_others_by_its_reports(lab, found, guest)
-        is_refused_by_services(lab, found, guest)
-        reads_no_files_of_others(lab, found, guest)
-        commands_no_libvirtd(lab, found)
+        before = read_account(lab, guest)
+        booty = collect_loot(lab)
+        check_loot_has_no_secret_of_cloud(lab, booty)
+        with freeze_agent(lab):
+            check_broker_refuses_thief(lab, booty)
+            check_reports_change_no_other_host(lab, booty, guest)
+        check_services_refuse_thief(lab, booty, guest)
+        check_transfer_refuses_thief(lab, booty, guest)
+        check_libvirtd_refuses_thief(lab, booty)
         lab.await_host(STOLEN)
-        assert account(lab, guest) == before
+        assert read_account(lab, guest) == before
         assert lab.where(guest.server) == {OTHER: "running"}
 
 
-def holds_no_secret_of_the_cloud(lab: LiveLab, found: Loot) -> None:
+def check_loot_has_no_secret_of_cloud(lab: LiveLab, booty: Loot) -> None:
     others = [
         json.loads((lab.cloud.state_folder(lab.lab.number(host)) / "host.key").read_text())["keys"]
         for host in lab.cloud.hosts
@@ -163,19 +165,19 @@ def holds_no_secret_of_the_cloud(lab: LiveLab, found: Loot) -> None:
         for number, keys in enumerate(others)
         for key in keys.values()
     }
-    assert [name for name, secret in secrets.items() if secret in found.text] == []
-    assert found.network_key in found.text, "it was looked for in the right places"
+    assert [name for name, secret in secrets.items() if secret in booty.text] == []
+    assert booty.network_key in booty.text, "it was looked for in the right places"
 
 
-def is_refused_at_the_broker(lab: LiveLab, found: Loot) -> None:
-    connect = opener(found.conf, found.keys.transport_url)
+def check_broker_refuses_thief(lab: LiveLab, booty: Loot) -> None:
+    connect = opener(booty.conf, booty.keys.transport_url)
     for what, attempt in attempts(STOLEN, OTHER).items():
         with connect() as connection, pytest.raises(AccessRefused):
             attempt(connection.channel())
             pytest.fail(f"a thief may {what}")
 
 
-def changes_nothing_of_others_by_its_reports(lab: LiveLab, found: Loot, guest: Witness) -> None:
+def check_reports_change_no_other_host(lab: LiveLab, booty: Loot, guest: Witness) -> None:
     server = guest.server
     [(fence,)] = lab.rows("SELECT fence FROM servers WHERE id = ?", server)
     keys = [
@@ -183,7 +185,7 @@ def changes_nothing_of_others_by_its_reports(lab: LiveLab, found: Loot, guest: W
         for (action,) in lab.rows("SELECT id FROM actions WHERE server_id = ?", server)
         for step in ("destroy", "build", "start")
     ] + [f"cleanup/{server}/ensure_absent/{fence}"]
-    with closing(Thief(found.conf, found.keys)) as thief:
+    with closing(Thief(booty.conf, booty.keys)) as thief:
         for power in (states.SHUTDOWN, states.RUNNING, states.CRASHED):
             for known in (fence, fence + 1, 2**40):
                 answer = thief.say(changed=[DomainState(server, power, known)])
@@ -202,35 +204,35 @@ def changes_nothing_of_others_by_its_reports(lab: LiveLab, found: Loot, guest: W
             thief.say(host=OTHER, changed=[DomainState(server, states.SHUTDOWN, fence)])
 
 
-def is_refused_by_services(lab: LiveLab, found: Loot, guest: Witness) -> None:
+def check_services_refuse_thief(lab: LiveLab, booty: Loot, guest: Witness) -> None:
     cloud, server = lab.cloud, guest.server
     [(project, address)] = [
         (row[0], guest.fixed())
         for row in lab.rows("SELECT project_id FROM servers WHERE id = ?", server)
     ]
-    asks = {
+    metadata_headers = {
         "X-Instance-ID": server,
         "X-Tenant-ID": project,
         "X-Forwarded-For": address,
-        "X-Instance-ID-Signature": signature(found.network_key, server),
+        "X-Instance-ID-Signature": signature(booty.network_key, server),
     }
-    wiring = {HEADER: wiring_key(found.network_key)}
+    wiring = {HEADER: wiring_key(booty.network_key)}
     image, proof = lab.image(), certificates.of(cloud, STOLEN)
     assert proof is not None
-    tries: dict[str, tuple[str, dict[str, str], set[int]]] = {
+    requests_by_name: dict[str, tuple[str, dict[str, str], set[int]]] = {
         "metadata of another host's guest": (
             f"{cloud.metadata_url}/latest/user-data",
-            asks | {"X-Instance-Host": STOLEN},
+            metadata_headers | {"X-Instance-Host": STOLEN},
             {404},
         ),
         "metadata in another host's name": (
             f"{cloud.metadata_url}/latest/user-data",
-            asks | {"X-Instance-Host": OTHER},
+            metadata_headers | {"X-Instance-Host": OTHER},
             {403},
         ),
         "metadata as Neutron's proxies ask": (
             f"{cloud.metadata_url}/latest/user-data",
-            asks,
+            metadata_headers,
             {403},
         ),
         "wiring of another host": (
@@ -242,23 +244,23 @@ def is_refused_by_services(lab: LiveLab, found: Loot, guest: Witness) -> None:
         "an image without a ticket": (f"{cloud.image_gateway_url}/images/{image}", {}, {401, 404}),
         "an image with a token of one's own": (
             f"{cloud.image_gateway_url}/images/{image}",
-            {"X-Auth-Token": found.network_key},
+            {"X-Auth-Token": booty.network_key},
             {401, 404},
         ),
-        "servers": (f"{cloud.api_url}/v2.1/servers", {"X-Auth-Token": found.network_key}, {401}),
+        "servers": (f"{cloud.api_url}/v2.1/servers", {"X-Auth-Token": booty.network_key}, {401}),
         "servers, by forged headers": (
             f"{cloud.api_url}/v2.1/servers",
             {"X-Identity-Status": "Confirmed", "X-Roles": "admin", "X-Project-Id": project},
             {401},
         ),
-        "users": (f"{cloud.identity_url}/users", {"X-Auth-Token": found.network_key}, {401}),
+        "users": (f"{cloud.identity_url}/users", {"X-Auth-Token": booty.network_key}, {401}),
         "allocations": (
             f"{cloud.placement_url}/allocations/{server}",
-            {"X-Auth-Token": found.network_key},
+            {"X-Auth-Token": booty.network_key},
             {401},
         ),
     }
-    for what, (url, headers, expected) in tries.items():
+    for what, (url, headers, expected) in requests_by_name.items():
         answer = requests.get(
             url, headers=headers, timeout=30, verify=proof.ca, cert=(proof.cert, proof.key)
         )
@@ -267,20 +269,22 @@ def is_refused_by_services(lab: LiveLab, found: Loot, guest: Witness) -> None:
         )
 
 
-def reads_no_files_of_others(lab: LiveLab, found: Loot, guest: Witness) -> None:
-    """The source of a move gives files to whoever brings the secret of that move; there is no move,
-    and no secret."""
+def check_transfer_refuses_thief(lab: LiveLab, booty: Loot, guest: Witness) -> None:
+    """The source of a move serves files to a client with the secret of the move.
+
+    Here no move is running, so no secret is valid.
+    """
     address = lab.facts(OTHER)["transfer"]
     for secret in ("", "0" * 64, guest.server):
         with pytest.raises((VerbFailed, errors.Problem)):
             transfer.peer(
-                address, guest.server, secret, tls=tls.of(found.conf), silence_timeout=3
+                address, guest.server, secret, tls=tls.of(booty.conf), silence_timeout=3
             ).parts()
 
 
-#: In the stolen host's network, with its certificate: calls the other host's ports until it is
-#: killed, and tells what comes of it, once each.
-CALLS = textwrap.dedent("""
+#: A script for the stolen host's network namespace, with the host's certificate. It connects to the
+#: other host's ports until it is killed, and prints each outcome once.
+CALL_SCRIPT = textwrap.dedent("""
     import json, socket, sys, time
     from common.security.tls import Tls
     address, ports, files = json.loads(sys.argv[1])
@@ -307,14 +311,14 @@ CALLS = textwrap.dedent("""
 """)
 
 
-def commands_no_libvirtd(lab: LiveLab, found: Loot) -> None:
-    """Nor while a guest of a third host goes to the other one, which listens for that."""
+def check_libvirtd_refuses_thief(lab: LiveLab, booty: Loot) -> None:
+    """The other host refuses also while it listens for the migration of a third host's guest."""
     cloud, number = lab.cloud, lab.lab.number(STOLEN)
     files, ports = certificates.of(cloud, STOLEN), [16514, 16509, LIVE_MIGRATION_PORT]
-    told = json.dumps([cloud.host_address(lab.lab.number(OTHER)), ports, files])
+    arguments = json.dumps([cloud.host_address(lab.lab.number(OTHER)), ports, files])
     with (
         witness(lab, "passing", host=THIRD) as guest,
-        running_in(cloud.underlay.namespace(number), CALLS, told) as calls,
+        run_in_namespace(cloud.underlay.namespace(number), CALL_SCRIPT, arguments) as calls,
     ):
         before = guest.account()
         reply = lab.rest("kilonova-admin").act(
@@ -332,12 +336,12 @@ def commands_no_libvirtd(lab: LiveLab, found: Loot) -> None:
         f"{LIVE_MIGRATION_PORT} closed",
         f"{LIVE_MIGRATION_PORT} refused",
     }
-    assert not {one for one in outcomes if "WELCOME" in one}
+    assert not {outcome for outcome in outcomes if "WELCOME" in outcome}
 
 
 @contextmanager
-def running_in(space: str, script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A script in a network namespace, until the end of the block."""
+def run_in_namespace(space: str, script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a script in a network namespace for a with block."""
     with subprocess.Popen(
         ["nsenter", f"--net=/run/netns/{space}", sys.executable, "-c", script, *arguments],
         stdout=subprocess.PIPE,

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storms over two hosts in memory, so that many servers live and die meanwhile. No server may end
-in ERROR, get stuck, be doubled or leave anything.
+"""Storms: processes are killed while clients create and delete servers on two memory hypervisors.
 
-What is struck follows from KILONOVA_E2E_SEED. The long storm takes KILONOVA_STORM_SECONDS, 40 as it
-comes; with 1200 it is the one that a release has to survive.
+No server may end in ERROR, be stuck, run twice or leave remains. KILONOVA_E2E_SEED determines the
+victims. The long storm takes KILONOVA_STORM_SECONDS, by default 40. A release must survive 1200.
 """
 
 from __future__ import annotations
@@ -30,66 +29,71 @@ from tests.waiting import await_true, slowdown
 SEED = int(os.environ.get("KILONOVA_E2E_SEED", "1"))
 SECONDS = float(os.environ.get("KILONOVA_STORM_SECONDS", "40"))
 CLIENTS, STRIKES, EVERY = 6, 15, 1.0  # seconds
-#: What a killed service may take on an idle machine, where systemd waits so long first
-#: (tests/unit/deploy/test_units.py).
+#: Limit for the return of a killed service on an idle machine, of which systemd waits
+#: RESTART_SECONDS (tests/unit/deploy/test_units.py).
 BACK_SECONDS, RESTART_SECONDS = 6.0, 1.0
 
 
-def nothing_is_left(live: Live, found: Sequence[Client]) -> None:
-    """Every server has lived and is gone, nothing of it is anywhere, and the oracle agrees."""
-    made = [server for one in found for server in one.made]
-    assert len(made) >= len(found)
+def check_no_remains(live: Live, storm_clients: Sequence[Client]) -> None:
+    """Check that all servers of the clients are deleted without remains and findings."""
+    server_ids = [server for client in storm_clients for server in client.made]
+    assert len(server_ids) >= len(storm_clients)
     await_true(
-        lambda: not any(live.remains(server) for server in made),
+        lambda: not any(live.remains(server) for server in server_ids),
         SETTLE,
-        lambda: [live.remains(server) for server in made],
+        lambda: [live.remains(server) for server in server_ids],
     )
-    everybody = live.rest("kilonova-admin")
+    admin = live.rest("kilonova-admin")
     assert [
         server["name"]
-        for server in everybody.call("GET", "/servers?all_tenants=1").body["servers"]
+        for server in admin.call("GET", "/servers?all_tenants=1").body["servers"]
         if server["name"].startswith("storm-")
     ] == []
     live.judge()
 
 
-def test_nothing_is_lost_doubled_or_stuck(
+def test_storm_of_killed_processes_leaves_no_server_lost_or_stuck(
     in_memory: Live, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every second some process is killed, and once the broker forgets everything."""
-    dice, struck = random.Random(SEED), []
+    """A process is killed every second on average, and the broker is wiped once."""
+    dice, victims = random.Random(SEED), []
     storm = Storm(in_memory, dice)
-    with clients(in_memory, CLIENTS) as found:
+    with clients(in_memory, CLIENTS) as users:
         for number in range(STRIKES):
             if number == STRIKES // 2:
                 storm.wipe()
-            struck.append(dice.choice(PROCESSES))
-            storm.kill(struck[-1])
-            time.sleep(EVERY * dice.uniform(0.5, 1.5))  # a storm has no rhythm
+            victims.append(dice.choice(PROCESSES))
+            storm.kill(victims[-1])
+            # The pauses are random, so that kills meet all moments.
+            time.sleep(EVERY * dice.uniform(0.5, 1.5))
     with capsys.disabled():
         print(
-            f"\n{sum(len(one.made) for one in found)} servers lived through storm {SEED}: {', '.join(struck)}"
+            f"\n{sum(len(client.made) for client in users)} servers lived through storm {SEED}: {', '.join(victims)}"
         )
-    nothing_is_left(in_memory, found)
+    check_no_remains(in_memory, users)
 
 
 @pytest.mark.slice("operations")
-def test_six_killed_services_are_back_at_once(
+def test_killed_services_return_within_seconds_under_load(
     in_memory: Live, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Under load; and every server that was accepted reaches its state and is deleted as asked."""
-    storm, took = Storm(in_memory, random.Random(SEED)), dict[str, tuple[float, float]]()
-    with clients(in_memory, CLIENTS) as found:
-        await_true(lambda: all(one.made for one in found), SETTLE, "the clients are at work")
+    """Clients create and delete servers meanwhile, and all accepted requests complete."""
+    storm, times = Storm(in_memory, random.Random(SEED)), dict[str, tuple[float, float]]()
+    with clients(in_memory, CLIENTS) as storm_clients:
+        await_true(
+            lambda: all(value.made for value in storm_clients), SETTLE, "the clients are at work"
+        )
         for name in SERVICES:
             before = slowdown()
-            took[name] = storm.back_after(name), max(before, slowdown())
+            times[name] = storm.back_after(name), max(before, slowdown())
     with capsys.disabled():
-        shown = ", ".join(f"{name} {one:.1f} s ({slow:.1f})" for name, (one, slow) in took.items())
+        shown = ", ".join(
+            f"{name} {value:.1f} s ({slow:.1f})" for name, (value, slow) in times.items()
+        )
         print(f"\nback after kill -9, and how many times slower the machine was: {shown}")
     restarts = BACK_SECONDS - RESTART_SECONDS + FIRST_PAUSE  # what the supervisor waits for less
-    assert {name: one for name, (one, slow) in took.items() if one > restarts * slow} == {}
-    nothing_is_left(in_memory, found)
+    assert {name: value for name, (value, slow) in times.items() if value > restarts * slow} == {}
+    check_no_remains(in_memory, storm_clients)
 
 
 @pytest.fixture(
@@ -99,8 +103,11 @@ def test_six_killed_services_are_back_at_once(
     ]
 )
 def storm(request: pytest.FixtureRequest) -> Iterator[Storm]:
-    """A cloud whose database is a server that only it uses. Its folder is none of pytest's, which
-    another run of pytest closes to all but root."""
+    """A storm over a cloud with a database server of its own.
+
+    The folder is outside pytest's folders, because another run of pytest closes those to all users
+    except root.
+    """
     kind = request.param
     with tempfile.TemporaryDirectory(prefix="kn-storm-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
@@ -118,22 +125,26 @@ def storm(request: pytest.FixtureRequest) -> Iterator[Storm]:
 
 
 @pytest.mark.timeout(SECONDS + 900)
-def test_a_storm_over_everything(storm: Storm, capsys: pytest.CaptureFixture[str]) -> None:
-    with clients(storm.live, CLIENTS) as found:
-        await_true(lambda: all(one.made for one in found), SETTLE, "the clients are at work")
-        took = rage(storm, found, SECONDS)
-    every = [seconds for times in took.values() for seconds in times]
-    lived = [ended - asked for one in found for asked, ended in one.made.values()]
-    told = partial("{0}: p50 {1:.1f} s, p99 {2:.1f} s, {3} times".format)
+def test_storm_over_database_broker_and_processes_completes_requests(
+    storm: Storm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with clients(storm.live, CLIENTS) as storm_clients:
+        await_true(
+            lambda: all(client.made for client in storm_clients), SETTLE, "the clients are at work"
+        )
+        recovery_times = rage(storm, storm_clients, SECONDS)
+    all_times = [seconds for times in recovery_times.values() for seconds in times]
+    spans = [ended - asked for client in storm_clients for asked, ended in client.made.values()]
+    format_times = partial("{0}: p50 {1:.1f} s, p99 {2:.1f} s, {3} times".format)
     with capsys.disabled():
         print(
-            f"\nstorm {SEED} over {storm.database}, {SECONDS:g} s, {len(lived)} servers lived through it; until one "
+            f"\nstorm {SEED} over {storm.database}, {SECONDS:g} s, {len(spans)} servers lived through it; until one "
             "could be created again after a fault:"
         )
         for name, times in (
-            *sorted(took.items()),
-            ("any fault", every),
-            ("creates, from request to ACTIVE", lived),
+            *sorted(recovery_times.items()),
+            ("any fault", all_times),
+            ("creates, from request to ACTIVE", spans),
         ):
-            print(told(name, percentile(times, 0.5), percentile(times, 0.99), len(times)))
-    nothing_is_left(storm.live, found)
+            print(format_times(name, percentile(times, 0.5), percentile(times, 0.99), len(times)))
+    check_no_remains(storm.live, storm_clients)

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real guests struck in the middle of their actions: by kill -9 of the conductor or of the agent,
-and by delete.
+"""Actions of guests that are interrupted by kill -9 of the conductor or the agent, or by a delete.
 
-The guests are shared and nobody waits until they have booted. What was answered 202 must come to
-its end without help, and a delete wins over whatever is being done; neither leaves a half-made
-image or a finding of the oracle.
+The tests share the guests and do not wait for their boot. Accepted actions complete without help. A
+delete supersedes a running action. Neither leaves an incomplete image or a finding of the doctor.
 """
 
 from __future__ import annotations
@@ -29,9 +27,15 @@ pytestmark = pytest.mark.slice("guests")
 PREFIX = "middle"
 
 
-class Struck(NamedTuple):
-    """An action, the step of it that a host carries out, the status it ends in, and what leads
-    there and back."""
+class InterruptedAction(NamedTuple):
+    """An action to interrupt.
+
+    Attributes:
+        step: The step that a host executes.
+        end: The status after the action.
+        before: A preceding action and its status, or None.
+        back: An action that restores ACTIVE and its status, or None.
+    """
 
     key: str
     step: str
@@ -41,36 +45,44 @@ class Struck(NamedTuple):
     back: tuple[str, str] | None = None
 
 
-def named(cloud: Live) -> dict[str, str]:
+def make_image_name(cloud: Live) -> dict[str, str]:
     return {"name": f"{PREFIX}-{uuid.uuid4().hex[:8]}"}
 
 
-def no_body(cloud: Live) -> None:
-    """Most actions need no words."""
+def make_no_body(cloud: Live) -> None:
+    """Return None, because most actions need no body."""
 
 
-#: A guest that is paused need not be asked to power off before its disk is copied.
+#: A paused guest is not shut down before its disk is copied.
 PAUSE, UNPAUSE = ("pause", "PAUSED"), ("unpause", "ACTIVE")
-SNAPSHOT = Struck("createImage", "upload", "PAUSED", named, PAUSE, UNPAUSE)
-SHELVE = Struck("shelve", "upload", "SHELVED_OFFLOADED", no_body, PAUSE, ("unshelve", "ACTIVE"))
-REBUILD = Struck("rebuild", "rebuild", "ACTIVE", lambda cloud: {"imageRef": cloud.image()})
-SUSPEND = Struck("suspend", "suspend", "SUSPENDED", no_body, None, ("resume", "ACTIVE"))
-RESCUE = Struck("rescue", "rescue", "RESCUE", no_body)
-KILLED = (SNAPSHOT, SHELVE, REBUILD, SUSPEND)
-DELETED = (*KILLED, RESCUE)
+SNAPSHOT = InterruptedAction("createImage", "upload", "PAUSED", make_image_name, PAUSE, UNPAUSE)
+SHELVE = InterruptedAction(
+    "shelve", "upload", "SHELVED_OFFLOADED", make_no_body, PAUSE, ("unshelve", "ACTIVE")
+)
+REBUILD = InterruptedAction(
+    "rebuild", "rebuild", "ACTIVE", lambda cloud: {"imageRef": cloud.image()}
+)
+SUSPEND = InterruptedAction(
+    "suspend", "suspend", "SUSPENDED", make_no_body, None, ("resume", "ACTIVE")
+)
+RESCUE = InterruptedAction("rescue", "rescue", "RESCUE", make_no_body)
+KILL_ACTIONS = (SNAPSHOT, SHELVE, REBUILD, SUSPEND)
+DELETE_ACTIONS = (*KILL_ACTIONS, RESCUE)
 
 
 @pytest.fixture(scope="module")
 def guests(cloud: Live) -> Iterator[list[str]]:
-    """As many as there are actions, all ACTIVE; the last test deletes them."""
+    """ACTIVE servers, one for each action. The last test deletes them."""
     rest = cloud.rest()
-    made = [rest.create(image=cloud.image(), flavor=cloud.flavor(), name=PREFIX) for _ in DELETED]
-    for server in made:
+    server_ids = [
+        rest.create(image=cloud.image(), flavor=cloud.flavor(), name=PREFIX) for _ in DELETE_ACTIONS
+    ]
+    for server in server_ids:
         rest.await_status(server, "ACTIVE")
-    yield made
-    for server in made:
+    yield server_ids
+    for server in server_ids:
         rest.insist("DELETE", f"/servers/{server}", fine=(204, 404))
-    for server in made:
+    for server in server_ids:
         rest.await_gone(server)
     for image in cloud.seed.demo.image.images(visibility="private"):
         if image.name.startswith(PREFIX):
@@ -78,8 +90,8 @@ def guests(cloud: Live) -> Iterator[list[str]]:
     cloud.judge()
 
 
-def all_do(rest: Rest, doing: list[tuple[str, tuple[str, str] | None]]) -> None:
-    """Ask each server for its action, and await the status it leads to."""
+def run_and_await(rest: Rest, doing: list[tuple[str, tuple[str, str] | None]]) -> None:
+    """Send an action to each server, and wait for the status of each."""
     wanted = [(server, *what) for server, what in doing if what is not None]
     for server, key, _ in wanted:
         reply = rest.insist("POST", f"/servers/{server}/action", {key: None}, fine=(202,))
@@ -88,15 +100,18 @@ def all_do(rest: Rest, doing: list[tuple[str, tuple[str, str] | None]]) -> None:
         rest.await_status(server, status)
 
 
-def ask(cloud: Live, server: str, action: Struck) -> None:
-    """Ask for the action on a client of its own."""
+def start_action(cloud: Live, server: str, action: InterruptedAction) -> None:
+    """Send the action with a new client, and check that it is accepted."""
     reply = cloud.rest().act(server, action.key, action.body(cloud))
     assert reply.status in (200, 202), reply
 
 
-def stage(cloud: Live, server: str, action: Struck) -> str:
-    """Of the action that was asked for: "doing" while its host is at work, "done" after that, ""
-    before."""
+def read_stage(cloud: Live, server: str, action: InterruptedAction) -> str:
+    """Return the stage of the server's last action.
+
+    Returns:
+        "" before the host executes the step, "doing" during the step, and "done" afterwards.
+    """
     [(state,)] = cloud.rows(
         "SELECT state FROM actions WHERE server_id = ? ORDER BY created_at DESC, rowid DESC "
         "LIMIT 1",
@@ -105,10 +120,12 @@ def stage(cloud: Live, server: str, action: Struck) -> str:
     return "doing" if cloud.doing(server, action.step) else "done" if state == "done" else ""
 
 
-class Still:
-    """The conductor is held (SIGSTOP) while somebody is in the block: hosts work on, and nothing
-    they tell is taken in. It is held outside of its transactions: in one it would let nobody else
-    write."""
+class FrozenConductor:
+    """Freezes the conductor with SIGSTOP while at least one thread is in the with block.
+
+    Hosts continue, and the conductor does not process their reports. The conductor is frozen
+    outside its transactions, because an open transaction would block other writers.
+    """
 
     def __init__(self, cloud: Live) -> None:
         self._cloud, self._lock, self._inside = cloud, threading.Lock(), 0
@@ -128,64 +145,73 @@ class Still:
                 process_control.kill(self._cloud.cloud, "conductor", signal.SIGCONT)
 
     def _hold(self) -> bool:
-        pid, held = process_control.kill(self._cloud.cloud, "conductor", signal.SIGSTOP), False
+        pid, is_held = process_control.kill(self._cloud.cloud, "conductor", signal.SIGSTOP), False
         try:
-            await_true(lambda: stands_still(pid), 5, lambda: "the conductor goes on", pause=0.001)
-            held = self._cloud.is_writable()
+            await_true(lambda: is_stopped(pid), 5, lambda: "the conductor goes on", pause=0.001)
+            is_held = self._cloud.is_writable()
         finally:
-            if not held:
+            if not is_held:
                 process_control.kill(self._cloud.cloud, "conductor", signal.SIGCONT)
-        return held
+        return is_held
 
 
-def stands_still(pid: int) -> bool:
-    """Are all its threads stopped? One that waits for the disk comes to it later."""
+def is_stopped(pid: int) -> bool:
+    """Return whether all threads of the process are stopped.
+
+    A thread that waits for the disk stops later.
+    """
     try:
         return all(
             (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
             for thread in Path(f"/proc/{pid}/task").iterdir()
         )
-    except OSError:  # one has ended
+    # A thread has ended.
+    except OSError:
         return False
 
 
-def whole_images(cloud: Live) -> list[str]:
-    """Names of the images that these tests have made; an image that is not whole is a failure."""
-    found = {name: status for name, status in cloud.images().items() if name.startswith(PREFIX)}
-    assert set(found.values()) <= {"active"}, found
-    return sorted(found)
+def list_images(cloud: Live) -> list[str]:
+    """Return the names of the images of these tests, and check that all are complete."""
+    statuses = {name: status for name, status in cloud.images().items() if name.startswith(PREFIX)}
+    assert set(statuses.values()) <= {"active"}, statuses
+    return sorted(statuses)
 
 
 @pytest.mark.parametrize("turn", [0, 2])
 @pytest.mark.parametrize("victim", ["conductor", "agent"])
-def test_killed_in_the_middle(
+def test_interrupted_actions_complete_after_kill_of_conductor_or_agent(
     cloud: Live, guests: list[str], victim: str, turn: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rest, actions = cloud.rest(), [*KILLED[turn:], *KILLED[:turn]]
+    rest, actions = cloud.rest(), [*KILL_ACTIONS[turn:], *KILL_ACTIONS[:turn]]
     pairs = list(zip(guests, actions, strict=False))
-    snapshots = whole_images(cloud)
-    all_do(rest, [(server, action.before) for server, action in pairs])
-    seen: set[str] = set()
+    snapshots = list_images(cloud)
+    run_and_await(rest, [(server, action.before) for server, action in pairs])
+    seen_servers: set[str] = set()
 
     def all_seen() -> bool:
-        seen.update(server for server, action in pairs[:2] if stage(cloud, server, action))
-        return len(seen) == 2
+        seen_servers.update(
+            server for server, action in pairs[:2] if read_stage(cloud, server, action)
+        )
+        return len(seen_servers) == 2
 
     with ThreadPoolExecutor(len(pairs)) as pool:
-        asked = [pool.submit(ask, cloud, server, action) for server, action in pairs]
-        for one in asked[:2]:  # those that this turn is about
-            one.result()
+        requests = [pool.submit(start_action, cloud, server, action) for server, action in pairs]
+        # The first two requests are for the actions to interrupt.
+        for request in requests[:2]:
+            request.result()
         await_true(all_seen, SETTLE, rest.servers, pause=0.005)
         pid = process_control.kill(cloud.cloud, victim, signal.SIGSTOP)
         try:
-            middle = [action.key for server, action in pairs if cloud.doing(server, action.step)]
+            interrupted = [
+                action.key for server, action in pairs if cloud.doing(server, action.step)
+            ]
         finally:
             process_control.kill(cloud.cloud, victim)
-        for one in asked:
-            one.result()
+        for request in requests:
+            request.result()
     with capsys.disabled():
-        print(f"\n{victim} killed in the middle of {', '.join(middle)}")
-    assert {action.key for _, action in pairs[:2]} & set(middle), (
+        print(f"\n{victim} killed in the middle of {', '.join(interrupted)}")
+    assert {action.key for _, action in pairs[:2]} & set(interrupted), (
         "the actions that this turn is about were over"
     )
     await_true(
@@ -195,31 +221,37 @@ def test_killed_in_the_middle(
     )
     for server, action in pairs:
         rest.await_status(server, action.end)
-    assert len(whole_images(cloud)) == len(snapshots) + 2  # the snapshot and the shelved one
+    # The new images are the snapshot and the image of the shelved server.
+    assert len(list_images(cloud)) == len(snapshots) + 2
     cloud.judge()
 
-    all_do(rest, [(server, action.back) for server, action in pairs])
-    await_true(lambda: len(whole_images(cloud)) == len(snapshots) + 1, SETTLE, cloud.images)
+    run_and_await(rest, [(server, action.back) for server, action in pairs])
+    await_true(lambda: len(list_images(cloud)) == len(snapshots) + 1, SETTLE, cloud.images)
     assert sorted(set(guests) & set(cloud.domains())) == sorted(guests)
 
 
-def test_delete_in_the_middle_wins_and_leaves_nothing(cloud: Live, guests: list[str]) -> None:
-    rest, still, before = cloud.rest(), Still(cloud), whole_images(cloud)
-    pairs = list(zip(guests, DELETED, strict=True))
-    all_do(rest, [(server, action.before) for server, action in pairs])
+def test_delete_supersedes_running_action_and_leaves_no_image(
+    cloud: Live, guests: list[str]
+) -> None:
+    rest, frozen_conductor, before = cloud.rest(), FrozenConductor(cloud), list_images(cloud)
+    pairs = list(zip(guests, DELETE_ACTIONS, strict=True))
+    run_and_await(rest, [(server, action.before) for server, action in pairs])
 
-    def struck(server: str, action: Struck) -> int:
-        mine = cloud.rest()
-        ask(cloud, server, action)
+    def delete_during_action(server: str, action: InterruptedAction) -> int:
+        own_rest = cloud.rest()
+        start_action(cloud, server, action)
         await_true(
-            lambda: stage(cloud, server, action), SETTLE, lambda: mine.server(server), pause=0.005
+            lambda: read_stage(cloud, server, action),
+            SETTLE,
+            lambda: own_rest.server(server),
+            pause=0.005,
         )
-        with still:
-            assert stage(cloud, server, action) == "doing", f"{action.key} was over too soon"
-            return mine.call("DELETE", f"/servers/{server}").status
+        with frozen_conductor:
+            assert read_stage(cloud, server, action) == "doing", f"{action.key} was over too soon"
+            return own_rest.call("DELETE", f"/servers/{server}").status
 
     with ThreadPoolExecutor(len(pairs)) as pool:
-        assert list(pool.map(struck, *zip(*pairs, strict=True))) == [204] * len(pairs)
+        assert list(pool.map(delete_during_action, *zip(*pairs, strict=True))) == [204] * len(pairs)
     for server in guests:
         rest.await_gone(server)
     await_true(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests of Tempest that need no server, against a cloud in memory; ``./deploy/test tempest``
-runs the others."""
+"""The tests of Tempest that need no server, against a cloud with memory hypervisors.
+
+``./deploy/test tempest`` runs the other tests.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +20,25 @@ from tests.tempest.__main__ import LEAST, Tempest
 from tests.tempest.groups import read_lists, sorted_into
 
 GROUP = "A1"
-#: These boot servers all the same, or look for networks that the cloud of these tests does not
-#: have.
+#: Tests of the group that boot servers or need networks, which this cloud does not have.
 LEFT_OUT = re.compile(
     r"test_migrations|compute\.images\.|with_az|quota_is_full|admin\.test_networks"
 )
 
 
 @pytest.mark.slice(TEMPEST_SLICE)
-def test_what_needs_no_server_passes_tempest(keeping: Live, tmp_path: Path) -> None:
+def test_tempest_tests_without_server_pass(keeping: Live, tmp_path: Path) -> None:
     if not environment.tempest_is_there():
         pytest.skip(f"Tempest is not installed: ./deploy/test {TEMPEST_SLICE} installs it")
-    clear(keeping.rest())  # a host with a server does not join another zone
+    # A host with a server cannot join another zone.
+    clear(keeping.rest())
     tempest = Tempest(tmp_path / "tempest")
     configure.write(configure.Cloud.of(keeping.seed, "empty"), tempest.folder, LEAST)
     ids = sorted_into(tempest.ids(), read_lists())[GROUP]
-    outcome = tempest.run([one for one in ids if not LEFT_OUT.search(one)], GROUP)
+    outcome = tempest.run([test_id for test_id in ids if not LEFT_OUT.search(test_id)], GROUP)
     assert outcome.is_well, outcome.line() + "".join(
-        f"\n{one}: {outcome.said.get(one, 'not run')}"
-        for one in (*outcome.failed, *outcome.not_run)
+        f"\n{test_id}: {outcome.said.get(test_id, 'not run')}"
+        for test_id in (*outcome.failed, *outcome.not_run)
     )
     assert len(outcome.passed) > 9 * len(outcome.skipped), outcome.reasons()
     keeping.judge()

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tier 2 of the fault matrix (docs/reliability.md): real guests on a lab's hosts, struck at each
-workflow's point of no return and in the hand-over of their moves.
+"""Tier 2 of the fault matrix (docs/reliability.md): guests on the hosts of a lab, with failures at
+each workflow's pivot and during the hand-over of moves.
 
     KILONOVA_TIER_TWO=all ./deploy/test e2e -- -k tier_two -s
     KILONOVA_TIER_TWO=live_migrate/migrate/kill-agent ./deploy/test e2e -- -k tier_two -s
 
-Of each cell it must hold that its action ends in time, and is done unless the cell says otherwise;
-that no server ran twice, by all hosts' word and by the watcher's; that the guest's disk has what
-was written on it; that the doctor finds nothing; that what failed is done when it is asked for
-again; and that a deleted server leaves nothing. What happens is told as it goes.
+The action of each cell must end in time, and complete unless the cell declares another result. No
+server may run on two hosts. The guest's disk must keep its data, and the doctor must find nothing.
+A failed action must succeed when repeated, and a deleted server must leave no remains. The results
+are printed as they occur.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.e2e.guests import Witness, give_address
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE
 from tests.e2e.strikes import Strikes
-from tests.e2e.test_moves import moved
+from tests.e2e.test_moves import read_migration
 from tests.e2e.tier_two import EVACUATIONS, KEEPING, NOT_HERE, Cell, Holds, cells
 from tests.e2e.tier_two_actions import HOW, OTHERWISE
 from tests.e2e.tier_two_stage import Stage
@@ -36,30 +36,32 @@ from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("moves")
 
-#: "all", or what the ids of the wanted cells begin with, by commas.
-WANTED = os.environ.get("KILONOVA_TIER_TWO", "")
+#: "all", or the first letters of the ids of the selected cells, separated by commas.
+SELECTION = os.environ.get("KILONOVA_TIER_TWO", "")
 #: Seconds after which no further cell begins.
 LIMIT = float(os.environ.get("KILONOVA_TIER_TWO_SECONDS", "7200"))
 #: The host that dies.
 DEAD = "lab2"
 
 
-def test_each_workflow_has_its_cells_or_a_reason() -> None:
-    having = {cell.workflow for cell in cells()}
-    assert having | set(NOT_HERE) == set(WORKFLOWS) and not having & set(NOT_HERE)
-    assert set(HOW) | OTHERWISE == having
+def test_tier_two_has_cells_or_reason_for_each_workflow() -> None:
+    workflows_with_cells = {cell.workflow for cell in cells()}
+    assert workflows_with_cells | set(NOT_HERE) == set(
+        WORKFLOWS
+    ) and not workflows_with_cells & set(NOT_HERE)
+    assert set(HOW) | OTHERWISE == workflows_with_cells
     for cell in cells():
         assert cell.step in {step.name for step in WORKFLOWS[cell.workflow].steps}, cell.id
 
 
-def wanted() -> list[Cell]:
-    starts = ("",) if WANTED == "all" else tuple(WANTED.split(","))
+def select_cells() -> list[Cell]:
+    starts = ("",) if SELECTION == "all" else tuple(SELECTION.split(","))
     return [cell for cell in cells() if cell.id.startswith(starts)]
 
 
 @dataclass
-class Count:
-    """What became of the cells; each is told at once."""
+class CellCount:
+    """The results of the cells, each printed at once."""
 
     cells: list[Cell]
     watcher: Watcher
@@ -72,70 +74,72 @@ class Count:
         return time.monotonic() - self.began > LIMIT
 
     def play(self, stage: Stage, cell: Cell, play: Callable[[Cell], str]) -> None:
-        """One cell; one that fails tells its story, and the next begins with a new guest."""
+        """Run a cell. After a failure, print the state and prepare a new guest."""
         seen, began = len(self.watcher.violations), time.monotonic()
         try:
-            told = play(cell)
+            text = play(cell)
             assert self.watcher.violations[seen:] == []
         except Exception as problem:  # noqa: BLE001  # it is counted, and its story told
             self.failed[cell.id] = f"{type(problem).__name__}: {problem}"
             print(
-                f"FAILED {cell.id}: {self.failed[cell.id]}\n{story(stage)}\nleft: {stage.recover()}"
+                f"FAILED {cell.id}: {self.failed[cell.id]}\n{describe(stage)}\nleft: {stage.recover()}"
             )
         else:
             self.passed.append(cell.id)
-            self._tell(cell, told, time.monotonic() - began)
+            self._print_result(cell, text, time.monotonic() - began)
 
-    def _tell(self, cell: Cell, told: str, took: float) -> None:
+    def _print_result(self, cell: Cell, text: str, seconds: float) -> None:
         number = len(self.passed) + len(self.failed)
-        print(f"{number}/{len(self.cells)} passed {cell.id}: {told} [{took:.0f} s]", flush=True)
+        print(f"{number}/{len(self.cells)} passed {cell.id}: {text} [{seconds:.0f} s]", flush=True)
 
     def close(self) -> None:
-        ran = {*self.passed, *self.failed}
-        left = [cell.id for cell in self.cells if cell.id not in ran]
+        finished = {*self.passed, *self.failed}
+        not_run = [cell.id for cell in self.cells if cell.id not in finished]
         print(
-            f"tier 2: {len(self.passed)} of {len(ran)} cells passed in "
-            f"{time.monotonic() - self.began:.0f} s; not run: {len(left)} {' '.join(left)}"
+            f"tier 2: {len(self.passed)} of {len(finished)} cells passed in "
+            f"{time.monotonic() - self.began:.0f} s; not run: {len(not_run)} {' '.join(not_run)}"
         )
         assert self.failed == {}
 
 
-def story(stage: Stage) -> str:
+def describe(stage: Stage) -> str:
     try:
         return stage.story()
     except Exception as problem:  # noqa: BLE001  # the failure itself is told already
         return f"no story: {problem}"
 
 
-def in_order(stage: Stage, left: list[Cell]) -> Iterator[Cell]:
-    """First what begins where the guest is, of the next few: on the way to others it would pass."""
-    left = list(left)
-    while left:
-        now = stage.rest.server(stage.server)["status"] if stage.guest else ""
-        near = [
-            cell for cell in left[:12] if cell.workflow in HOW and HOW[cell.workflow].begins == now
+def order_by_status(stage: Stage, remaining: list[Cell]) -> Iterator[Cell]:
+    """Yield the cells, preferring among the next 12 those that begin in the server's status."""
+    remaining = list(remaining)
+    while remaining:
+        status = stage.rest.server(stage.server)["status"] if stage.guest else ""
+        nearby = [
+            cell
+            for cell in remaining[:12]
+            if cell.workflow in HOW and HOW[cell.workflow].begins == status
         ]
-        chosen = (near or left)[0]
-        left.remove(chosen)
-        yield chosen
+        next_cell = (nearby or remaining)[0]
+        remaining.remove(next_cell)
+        yield next_cell
 
 
-@pytest.mark.skipif(not WANTED, reason="takes KILONOVA_TIER_TWO, all or the beginning of ids")
+@pytest.mark.skipif(not SELECTION, reason="takes KILONOVA_TIER_TWO, all or the beginning of ids")
 @pytest.mark.timeout(9000)
-def test_tier_two(lab: LiveLab, lab_up: MadeLab) -> None:
-    stage, count = Stage(lab), Count(wanted(), lab_up.watcher)
+def test_tier_two_cells_pass_on_lab(lab: LiveLab, lab_up: MadeLab) -> None:
+    stage, count = Stage(lab), CellCount(select_cells(), lab_up.watcher)
     keeping = {
         "shelved_offload_time": "-1",
         "reclaim_instance_interval": "3600",
     }
     evacuations = [cell for cell in count.cells if cell in EVACUATIONS]
-    kept = [cell for cell in count.cells if cell.workflow in KEEPING]
-    others = [cell for cell in count.cells if cell not in evacuations and cell not in kept]
+    keeping_cells = [cell for cell in count.cells if cell.workflow in KEEPING]
+    others = [cell for cell in count.cells if cell not in evacuations and cell not in keeping_cells]
     moves = [cell for cell in others if cell.workflow == "live_migrate"]
     first: list[tuple[list[Cell], Mapping[str, str]]] = [(moves, {}), (evacuations, {})]
     rest = [cell for cell in others if cell not in moves]
     try:
-        for group, settings in (*first, (rest[:40], {}), (kept, keeping), (rest[40:], {})):
+        for group, settings in (*first, (rest[:40], {}), (keeping_cells, keeping), (rest[40:], {})):
             if group:
                 play_all(stage, count, group, settings)
         stage.remove()
@@ -143,7 +147,9 @@ def test_tier_two(lab: LiveLab, lab_up: MadeLab) -> None:
         count.close()
 
 
-def play_all(stage: Stage, count: Count, group: list[Cell], settings: Mapping[str, str]) -> None:
+def play_all(
+    stage: Stage, count: CellCount, group: list[Cell], settings: Mapping[str, str]
+) -> None:
     configured: AbstractContextManager[None] = nullcontext()
     if settings:
         configured = stage.lab.configured("api", "conductor", DEFAULT=settings)
@@ -151,7 +157,7 @@ def play_all(stage: Stage, count: Count, group: list[Cell], settings: Mapping[st
         evacuate_all(stage, count, group)
         return
     with configured:
-        for cell in in_order(stage, group):
+        for cell in order_by_status(stage, group):
             if count.is_over:
                 return
             count.play(stage, cell, stage.play)
@@ -159,8 +165,8 @@ def play_all(stage: Stage, count: Count, group: list[Cell], settings: Mapping[st
             stage.remove()
 
 
-def evacuate_all(stage: Stage, count: Count, group: list[Cell]) -> None:
-    """One host dies with a guest for each cell."""
+def evacuate_all(stage: Stage, count: CellCount, group: list[Cell]) -> None:
+    """Kill a host with a guest for each cell, and run the evacuations."""
     lab = stage.lab
     stage.remove()
     guests: dict[str, Witness] = {}
@@ -177,14 +183,14 @@ def evacuate_all(stage: Stage, count: Count, group: list[Cell]) -> None:
         stage.guest, stage.there = guests[cell.id], DEAD
         stage.struck = "", None
         path = f"/servers/{stage.server}/action"
-        ended = Strikes(lab, stage.server).at_step(
+        outcome = Strikes(lab, stage.server).at_step(
             "evacuate",
             cell.step,
             lambda host: stage.blow(cell, host),
             lambda: stage.rest.call("POST", path, {"evacuate": {}}, version="2.94").status,
         )
-        wanted = "superseded" if cell.holds is Holds.GONE else "done"
-        assert ended.state == wanted, ended
+        expected_state = "superseded" if cell.holds is Holds.GONE else "done"
+        assert outcome.state == expected_state, outcome
         if cell.holds is Holds.GONE:
             stage.rest.await_gone(stage.server)
             del guests[cell.id]
@@ -192,7 +198,7 @@ def evacuate_all(stage: Stage, count: Count, group: list[Cell]) -> None:
             stage.rest.await_status(stage.server, "ACTIVE", BOOT)
             assert lab.place(stage.server) != DEAD
             stage.is_once()
-        return f"{cell.step} was {ended.seen}, {ended.state} after {ended.seconds:.1f} s"
+        return f"{cell.step} was {outcome.seen}, {outcome.state} after {outcome.seconds:.1f} s"
 
     for cell in group:
         count.play(stage, cell, play)
@@ -204,14 +210,16 @@ def evacuate_all(stage: Stage, count: Count, group: list[Cell]) -> None:
         if cell.id in guests and cell.id in count.passed:
             guest = guests[cell.id]
             await_true(
-                lambda one=guest: DEAD not in lab.where(one.server),  # type: ignore[misc]  # bound here
+                lambda guest_to_check=guest: DEAD not in lab.where(guest_to_check.server),  # type: ignore[misc]  # bound here
                 SETTLE,
-                lambda one=guest: lab.where(one.server),  # type: ignore[misc]  # bound here
+                lambda guest_to_check=guest: lab.where(guest_to_check.server),  # type: ignore[misc]  # bound here
             )
             await_true(
-                lambda one=guest: moved(lab, one)["status"] == "completed",  # type: ignore[misc]  # bound here
+                lambda guest_to_check=guest: (
+                    read_migration(lab, guest_to_check)["status"] == "completed"
+                ),  # type: ignore[misc]  # bound here
                 SETTLE,
-                lambda one=guest: moved(lab, one),  # type: ignore[misc]  # bound here
+                lambda guest_to_check=guest: read_migration(lab, guest_to_check),  # type: ignore[misc]  # bound here
             )
     for guest in guests.values():
         stage.guest = guest

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/up`` and ``./deploy/down``: from nothing to a running guest, again without harm, and
-back to nothing.
+"""``./deploy/up`` and ``./deploy/down``: a new cloud with a guest, a second up, and the end.
 
-The first run is the session's own (conftest.py).
+The first run of up belongs to the session (conftest.py).
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from tests.e2e.live import PROGRAMS, SETTLE, Live
 from tests.services import demand
 from tests.waiting import await_true
 
-#: Seconds of work, and in all, that it may take on a machine that is busy with others; alone it
-#: takes some two.
+#: Limits of a second run on a busy machine: CPU seconds, and seconds. An idle machine needs about
+#: two seconds.
 SECOND_RUN = 10, 60
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[Live]:
-    """A cloud that does not exist, and must not begin to."""
+def absent_cloud() -> Iterator[Live]:
+    """A cloud that does not exist, and whose home must not exist at the end."""
     home = new_home()
     home.rmdir()
     yield Live(home, free_ports(Ports.COUNT))
@@ -44,36 +43,38 @@ def elsewhere() -> Iterator[Live]:
 
 
 @pytest.fixture
-def resting(cloud: Live) -> None:
-    """Nothing that a failed test may have left is on its way somewhere."""
+def settled_cloud(cloud: Live) -> None:
+    """Wait until no server of an earlier test has a running task."""
     rest = cloud.rest()
 
-    def moving() -> list[dict[str, Any]]:
+    def list_busy_servers() -> list[dict[str, Any]]:
         return [
-            one
-            for one in rest.servers()
-            if one["OS-EXT-STS:task_state"] or one["status"] == "BUILD"
+            server
+            for server in rest.servers()
+            if server["OS-EXT-STS:task_state"] or server["status"] == "BUILD"
         ]
 
-    await_true(lambda: moving() == [], SETTLE, moving)
+    await_true(lambda: list_busy_servers() == [], SETTLE, list_busy_servers)
 
 
-def everything(live: Live) -> dict[str, Any]:
-    """What a run of up could double or change."""
+def list_resources(live: Live) -> dict[str, Any]:
+    """Return all resources that a run of up could create twice or change."""
     return {
-        "servers": sorted((one["id"], one["name"]) for one in live.rest().servers()),
-        # others rest
-        "status": [one["status"] for one in live.rest().servers() if one["name"] == "first"],
-        "images": sorted((one.id, one.name) for one in live.seed.admin.image.images()),
-        "flavors": sorted((one.id, one.name) for one in live.seed.admin.compute.flavors()),
-        "projects": sorted(one.name for one in live.seed.admin.identity.projects()),
-        "users": sorted(one.name for one in live.seed.admin.identity.users()),
+        "servers": sorted((item["id"], item["name"]) for item in live.rest().servers()),
+        # Other servers may be in any status.
+        "status": [item["status"] for item in live.rest().servers() if item["name"] == "first"],
+        "images": sorted((item.id, item.name) for item in live.seed.admin.image.images()),
+        "flavors": sorted((item.id, item.name) for item in live.seed.admin.compute.flavors()),
+        "projects": sorted(item.name for item in live.seed.admin.identity.projects()),
+        "users": sorted(item.name for item in live.seed.admin.identity.users()),
         "key pairs": sorted(
-            (one.name, one.fingerprint) for one in live.seed.demo.compute.keypairs()
+            (item.name, item.fingerprint) for item in live.seed.demo.compute.keypairs()
         ),
-        "addresses": sorted((one["name"], str(one["addresses"])) for one in live.rest().servers()),
+        "addresses": sorted(
+            (item["name"], str(item["addresses"])) for item in live.rest().servers()
+        ),
         **{
-            kind: sorted((one.id, one.name) for one in getattr(live.seed.admin.network, kind)())
+            kind: sorted((item.id, item.name) for item in getattr(live.seed.admin.network, kind)())
             for kind in (
                 "networks",
                 "subnets",
@@ -90,71 +91,76 @@ def everything(live: Live) -> dict[str, Any]:
     }
 
 
-def test_up_ends_with_the_guests_own_words_and_how_to_go_on(first_up: First) -> None:
-    live, said = first_up.live, first_up.said.stdout
-    [server] = [one for one in live.rest().servers() if one["name"] == "first"]
-    assert "kilonova tiny guest: booting" in said
-    assert f"kilonova tiny guest: id {server['id']}" in said
-    assert "kilonova tiny guest: hello, this is first" in said
-    assert [line for line in said.splitlines() if line.startswith("[")][-1].startswith("[17/17]")
-    advice = [line.strip() for line in said.splitlines() if line.startswith("  ")]
+def test_up_prints_output_of_guest_and_commands_to_continue(first_up: First) -> None:
+    live, output = first_up.live, first_up.said.stdout
+    [server] = [
+        server_record for server_record in live.rest().servers() if server_record["name"] == "first"
+    ]
+    assert "kilonova tiny guest: booting" in output
+    assert f"kilonova tiny guest: id {server['id']}" in output
+    assert "kilonova tiny guest: hello, this is first" in output
+    assert [line for line in output.splitlines() if line.startswith("[")][-1].startswith("[17/17]")
+    advice = [line.strip() for line in output.splitlines() if line.startswith("  ")]
     [setting] = [line for line in advice if line.startswith("export OS_CLIENT_CONFIG_FILE=")]
     [command] = [line for line in advice if line.endswith("server list")]
-    shown = live.run(
+    listing = live.run(
         PROGRAMS / command.split()[0],
         *command.split()[1:],
         OS_CLOUD="kilonova",
         OS_CLIENT_CONFIG_FILE=setting.partition("=")[2],
     )
-    assert shown.returncode == 0, shown
-    assert server["id"] in shown.stdout
-    assert said_by_guest(live, said) == "first"
+    assert listing.returncode == 0, listing
+    assert server["id"] in listing.stdout
+    assert run_hostname_on_guest(live, output) == "first"
 
 
-def said_by_guest(live: Live, said: str) -> str:
-    """What the guest says to ``hostname``, asked by the line that up has ended with."""
-    [line] = [line.strip() for line in said.splitlines() if line.startswith("  ssh -i ")]
+def run_hostname_on_guest(live: Live, output: str) -> str:
+    """Run ``hostname`` on the guest with the ssh command that up printed."""
+    [line] = [line.strip() for line in output.splitlines() if line.startswith("  ssh -i ")]
     return live.run(*line.split(), "hostname", seconds=30).stdout.strip()
 
 
-def work_of_commands() -> float:
-    """Seconds of CPU time that all commands have had that were run here so far, with what they
-    ran."""
+def measure_child_cpu_seconds() -> float:
+    """Return the CPU seconds of all ended child processes of this test run."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 @pytest.mark.slice("guests")
-@pytest.mark.usefixtures("resting")
-def test_second_run_is_quick_and_changes_nothing(cloud: Live) -> None:
-    before, worked, began = everything(cloud), work_of_commands(), time.monotonic()
+@pytest.mark.usefixtures("settled_cloud")
+def test_second_up_is_quick_and_changes_nothing(cloud: Live) -> None:
+    before, cpu_seconds, began = (
+        list_resources(cloud),
+        measure_child_cpu_seconds(),
+        time.monotonic(),
+    )
     done = cloud.up()
-    worked, took = work_of_commands() - worked, time.monotonic() - began
+    cpu_seconds, seconds = measure_child_cpu_seconds() - cpu_seconds, time.monotonic() - began
     assert done.returncode == 0, done
-    assert 0 < worked < SECOND_RUN[0]
-    assert took < SECOND_RUN[1]
-    assert everything(cloud) == before
+    assert 0 < cpu_seconds < SECOND_RUN[0]
+    assert seconds < SECOND_RUN[1]
+    assert list_resources(cloud) == before
 
 
-def test_wrong_argument_is_said_before_anything_changes(elsewhere: Live) -> None:
-    for ran in (elsewhere.up("--please"), elsewhere.down("--please")):
+def test_up_and_down_refuse_wrong_argument_before_any_change(absent_cloud: Live) -> None:
+    for ran in (absent_cloud.up("--please"), absent_cloud.down("--please")):
         assert ran.returncode == 1
         assert "--please" in ran.stderr
         assert "What to do: " in ran.stderr
 
 
 @pytest.mark.parametrize("base", ["eighty", "80", "99999"])
-def test_wrong_port_base_is_said(elsewhere: Live, base: str) -> None:
-    ran = elsewhere.up(KILONOVA_PORT_BASE=base)
+def test_up_refuses_wrong_port_base(absent_cloud: Live, base: str) -> None:
+    ran = absent_cloud.up(KILONOVA_PORT_BASE=base)
     assert ran.returncode == 1
     assert "KILONOVA_PORT_BASE" in ran.stderr
     assert "1024 to 65000" in ran.stderr
 
 
-def test_port_in_use_is_named_before_anything_changes(elsewhere: Live) -> None:
-    port = elsewhere.cloud.ports.api
+def test_up_names_port_in_use_before_any_change(absent_cloud: Live) -> None:
+    port = absent_cloud.cloud.ports.api
     with socket.create_server(("127.0.0.1", port)):
-        ran = elsewhere.up()
+        ran = absent_cloud.up()
     assert ran.returncode == 1
     assert f"{port} (api)" in ran.stderr
     assert "KILONOVA_PORT_BASE" in ran.stderr
@@ -162,9 +168,8 @@ def test_port_in_use_is_named_before_anything_changes(elsewhere: Live) -> None:
     assert ran.stdout.splitlines()[-1].startswith("[1/17]")
 
 
-def networks_of(live: Live) -> list[str]:
-    """What a process that has just come finds in the network service; [] where the catalogue names
-    none."""
+def list_network_names(live: Live) -> list[str]:
+    """Return the names of the networks for a new client, or [] without a network service."""
     live.seed = Seed(live.cloud)
     try:
         return sorted(network.name for network in live.seed.demo.network.networks())
@@ -173,9 +178,10 @@ def networks_of(live: Live) -> list[str]:
 
 
 @pytest.mark.slice("guests")
-def test_cloud_on_paper_has_networks_when_it_is_started_with_them(elsewhere: Live) -> None:
-    """Needs no privileges. Nobody waits for a guest, and a running cloud keeps what it was started
-    with."""
+def test_up_with_memory_driver_has_networks_only_when_requested(absent_cloud: Live) -> None:
+    """A cloud with the memory driver needs no abilities of the machine except root, and boots no
+    guest. A running cloud keeps its settings.
+    """
     paper, without = (
         {"KILONOVA_DRIVER": "memory"},
         {"KILONOVA_DRIVER": "memory", "KILONOVA_NETWORKS": "no"},
@@ -186,28 +192,28 @@ def test_cloud_on_paper_has_networks_when_it_is_started_with_them(elsewhere: Liv
             (without, []),
             ({**paper, "KILONOVA_NETWORKS": "yes"}, ["private", "public"]),
         ):
-            done = elsewhere.up(**variables)
+            done = absent_cloud.up(**variables)
             assert done.returncode == 0, done
             assert (
                 "[17/17]" in done.stdout
                 and "on paper only" in done.stdout
                 and "ssh -i" not in done.stdout
             )
-            assert networks_of(elsewhere) == networks
-            made = elsewhere.rest().call(
+            assert list_network_names(absent_cloud) == networks
+            reply = absent_cloud.rest().call(
                 "POST",
                 "/servers",
                 {
                     "server": {
                         "name": "other",
-                        "flavorRef": elsewhere.flavor(),
-                        "imageRef": elsewhere.image(),
+                        "flavorRef": absent_cloud.flavor(),
+                        "imageRef": absent_cloud.image(),
                         "networks": "auto",
                     }
                 },
             )
-            assert made.status == 202, made
-            refused = elsewhere.up(
+            assert reply.status == 202, reply
+            refused = absent_cloud.up(
                 **paper, KILONOVA_NETWORKS="no" if networks else "yes", KILONOVA_HOSTS="2"
             )
             assert refused.returncode == 1
@@ -217,23 +223,23 @@ def test_cloud_on_paper_has_networks_when_it_is_started_with_them(elsewhere: Liv
                 in refused.stderr
             )
             assert "./deploy/down" in refused.stderr
-            assert networks_of(elsewhere) == networks
-            assert elsewhere.down().returncode == 0
+            assert list_network_names(absent_cloud) == networks
+            assert absent_cloud.down().returncode == 0
     finally:
-        elsewhere.down("--purge")
-    assert elsewhere.processes() == []
+        absent_cloud.down("--purge")
+    assert absent_cloud.processes() == []
 
 
-def test_down_of_nothing_is_harmless(elsewhere: Live) -> None:
-    ran = elsewhere.down()
+def test_down_without_cloud_succeeds(absent_cloud: Live) -> None:
+    ran = absent_cloud.down()
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "nothing runs" in ran.stdout
 
 
 @pytest.mark.slice("guests")
-@pytest.mark.usefixtures("resting")
-def test_down_stops_everything_and_up_brings_the_same_servers_back(cloud: Live) -> None:
-    before = everything(cloud)
+@pytest.mark.usefixtures("settled_cloud")
+def test_down_stops_all_processes_and_up_restores_same_servers(cloud: Live) -> None:
+    before = list_resources(cloud)
     done = cloud.down()
     assert done.returncode == 0, done
     assert cloud.processes() == []
@@ -244,22 +250,25 @@ def test_down_stops_everything_and_up_brings_the_same_servers_back(cloud: Live) 
     done = cloud.up()
     assert done.returncode == 0, done
     rest = cloud.rest()
-    again = everything(cloud)
+    again = list_resources(cloud)
     assert {**again, "processes": None} == {**before, "processes": None}
     assert None not in again["processes"]
-    [server] = [one for one in rest.servers() if one["name"] == "first"]
+    [server] = [
+        server_record for server_record in rest.servers() if server_record["name"] == "first"
+    ]
     await_true(lambda: cloud.domain_state(server["id"]) == "running", 60, cloud.domains)
-    assert said_by_guest(cloud, done.stdout) == "first"  # at the address that it had before
-    # the part on the host catches up
+    # The guest has the same address as before.
+    assert run_hostname_on_guest(cloud, done.stdout) == "first"
+    # The network host needs some time.
     await_true(lambda: orphans(cloud) == [], SETTLE, lambda: orphans(cloud))
     cloud.judge()
 
 
-def test_purge_wants_the_home_of_a_cloud(tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "letter").write_text("dear")
-    ran = Live(mine, free_ports(Ports.COUNT)).down("--purge")
+def test_down_purge_refuses_folder_not_home_of_cloud(tmp_path: Path) -> None:
+    foreign_folder = tmp_path / "mine"
+    foreign_folder.mkdir()
+    (foreign_folder / "letter").write_text("dear")
+    ran = Live(foreign_folder, free_ports(Ports.COUNT)).down("--purge")
     assert ran.returncode == 1
     assert "nothing is removed" in ran.stderr
-    assert (mine / "letter").read_text() == "dear"
+    assert (foreign_folder / "letter").read_text() == "dear"

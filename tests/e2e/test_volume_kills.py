@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A database-like writer on volumes of a real guest, while agents, the conductor and the volume
-service are killed in the middle of each step of attach, detach, migrate and delete.
+"""Processes are killed during the steps of attach, detach, live migration and delete, while a guest
+writes to its volumes like a database.
 
-The writer numbers its records, each with its checksum, and counts one only when the disk has it.
-When a step stands in the action's journal a process is killed with signal 9. The action must be
-done all the same; then every record that was counted is there, each volume is attached once or not
-at all, and nothing is stuck. A slice has one step of each action; with KILONOVA_VOLUME_KILLS=all
-every process is killed in every step, which takes an hour or more (docs/testing.md).
+The writer numbers its records, adds a checksum to each, and counts a record after the disk has it.
+A process is killed with signal 9 when the step is in the action's journal. The action must complete
+nevertheless. Afterwards every counted record is on the disk, each volume is attached once or not at
+all, and no action is stuck. By default a run has few steps. With KILONOVA_VOLUME_KILLS=all every
+process is killed in every step, which takes an hour or more (docs/testing.md).
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from tests.e2e.live import BOOT, CUT_OFF, SETTLE, Live
 from tests.e2e.strikes import Strikes, await_back, await_debts
 from tests.waiting import await_true
 
-#: "few": over NBD too, and few steps; "all": over NBD too, and every step.
-WANTED = os.environ.get("KILONOVA_VOLUME_KILLS", "")
-RECORD = 512  #: bytes
-#: $1 is a disk. It ends when its file in /run goes, or the disk refuses a record.
+#: "few" and "all" also test NBD, with few or with all steps.
+MODE = os.environ.get("KILONOVA_VOLUME_KILLS", "")
+#: Size of a record in bytes.
+RECORD = 512
+#: A script whose argument is a disk. It ends when its file in /run is deleted, or on a write error.
 WRITER = f"""#!/bin/sh
 name=$(basename $1)
 n=$(cat /run/$name.counted 2> /dev/null || echo 0)
@@ -50,8 +51,7 @@ done
 rm -f /run/$name.goes
 touch /run/$name.ended
 """
-#: The steps of each action, and those that no action here has: of guests without what they are for,
-#: and of the way back.
+#: The tested steps of each action.
 STEPS: dict[str, tuple[str, ...]] = {
     "attach_volume": ("reserve", "connect", "attach", "complete"),
     "detach_volume": ("detach", "end_attachment"),
@@ -68,18 +68,18 @@ NOT_HERE: dict[str, set[str]] = {
         "delete_snapshots",
     },
 }
-#: Who is killed; "source" and "destination" are agents.
+#: The processes to kill in each action. "source" and "destination" are agents.
 VICTIMS: dict[str, tuple[str, ...]] = {
     "live_migrate": ("source", "destination", "conductor", "volume"),
     **dict.fromkeys(
         ("attach_volume", "detach_volume", "delete"), ("source", "conductor", "volume")
     ),
 }
-#: The libvirtds of both hosts speak by the agent of the destination: without it libvirt gives the
-#: migration up, which begins when the operator's word is heeded. The guest runs on where it was,
-#: and a client may ask again.
+#: Steps in which the action may fail. The libvirtds of both hosts communicate through the agent of
+#: the destination, so without it libvirt cancels the migration. The guest continues on the source,
+#: and a client can repeat the request.
 GIVEN_UP = {("live_migrate", step, "destination") for step in ("heed", "migrate")}
-#: What a slice has of them.
+#: The steps and victims of a default run.
 FEW = {
     "attach_volume": [("attach", "source"), ("connect", "volume")],
     "detach_volume": [("detach", "conductor"), ("end_attachment", "volume")],
@@ -88,23 +88,23 @@ FEW = {
 }
 
 
-def cells(action: str) -> list[tuple[str, str]]:
-    """Step and victim of each blow."""
-    if WANTED != "all":
+def list_cells(action: str) -> list[tuple[str, str]]:
+    """Return the step and the victim of each kill."""
+    if MODE != "all":
         return FEW[action]
     return [(step, victim) for step in STEPS[action] for victim in VICTIMS[action]]
 
 
 @dataclass
-class Story:
-    """A guest of this cloud, and what is done to it."""
+class WriterStory:
+    """A guest with a writer, and actions on its volumes."""
 
     live: Live
     guest: Guest
 
     # --- the writer ---
-    def begin(self, disk: str) -> None:
-        """Records are written on this disk from now on, behind those that are there."""
+    def start_writer(self, disk: str) -> None:
+        """Start the writer on a disk, behind the existing records."""
         name = disk.rpartition("/")[2]
         self.guest.run("cat > /run/writer && chmod +x /run/writer", given=WRITER.encode())
         self.guest.run(
@@ -112,64 +112,68 @@ class Story:
             f"setsid /run/writer {disk} < /dev/null > /dev/null 2>&1 &"
         )
 
-    def goes_on(self, disk: str, seconds: float = 60) -> None:
-        """Another record is counted, so that the disk is there and takes it."""
-        before = self.counted(disk)
+    def await_next_record(self, disk: str, seconds: float = 60) -> None:
+        """Wait until the writer counts another record, which shows that the disk works."""
+        before = self.count_records(disk)
         await_true(
-            lambda: self.counted(disk) > before,
+            lambda: self.count_records(disk) > before,
             seconds,
             lambda: f"{disk}: {before} records, {self.guest.ssh('tail /run/*.said; dmesg | tail')}",
         )
 
-    def end(self, disk: str) -> None:
+    def stop_writer(self, disk: str) -> None:
         name = disk.rpartition("/")[2]
         self.guest.run(f"rm -f /run/{name}.goes")
         await_true(lambda: self.guest.does(f"test -e /run/{name}.ended"), 30, "the writer's end")
 
-    def counted(self, disk: str) -> int:
+    def count_records(self, disk: str) -> int:
         name = disk.rpartition("/")[2]
         return int(self.guest.run(f"cat /run/{name}.counted 2> /dev/null || echo 0"))
 
     def verify(self, disk: str) -> int:
-        """Every record that was counted is on the disk, whole; how many there are."""
-        counted = self.counted(disk)
-        said = self.guest.run(
-            f"dd if={disk} bs={RECORD} skip=1 count={counted} iflag=direct 2> /dev/null | base64"
+        """Check that every counted record is complete on the disk, and return their number."""
+        count = self.count_records(disk)
+        output = self.guest.run(
+            f"dd if={disk} bs={RECORD} skip=1 count={count} iflag=direct 2> /dev/null | base64"
         )
-        data = base64.b64decode(said)
-        wrong = [
+        data = base64.b64decode(output)
+        wrong_records = [
             number
-            for number in range(1, counted + 1)
-            if data[(number - 1) * RECORD : number * RECORD].split() != record(number)
+            for number in range(1, count + 1)
+            if data[(number - 1) * RECORD : number * RECORD].split() != make_record(number)
         ]
-        assert counted and not wrong, f"{disk}: of {counted} records these are not there: {wrong}"
-        return counted
+        assert count and not wrong_records, (
+            f"{disk}: of {count} records these are not there: {wrong_records}"
+        )
+        return count
 
-    # --- blows ---
+    # --- kills ---
     def strike(self, action: str, step: str, victim: str, ask: Callable[[], Any]) -> None:
-        """Ask, kill the victim when the action is at the step, and wait for its end."""
+        """Send the request, kill the victim at the step, and wait until the action has ended."""
         names = {"source": self.agent(), "destination": self.agent(elsewhere=True)}
         name = names.get(victim, victim)
         pid = find_process(self.live.cloud, name)
-        found = Strikes(self.live, self.guest.server).at_step(
+        outcome = Strikes(self.live, self.guest.server).at_step(
             action, step, lambda host: process_control.kill(self.live.cloud, name), ask
         )
         await_back(self.live, name, pid)
-        if found.state == "failed" and (action, step, victim) in GIVEN_UP:
-            print(f"{action}: {victim} killed in {step}: {found.message}")
+        if outcome.state == "failed" and (action, step, victim) in GIVEN_UP:
+            print(f"{action}: {victim} killed in {step}: {outcome.message}")
             await_debts(self.live, self.guest.server)
-            found = Strikes(self.live, self.guest.server).at_step(action, step, nothing, ask)
-        assert found.state == "done", f"{victim} killed in {step} of {action}: {found.message}"
-        print(f"{action}: {victim} killed in {step}, which was {found.seen}; {found.answer}")
+            outcome = Strikes(self.live, self.guest.server).at_step(
+                action, step, strike_nothing, ask
+            )
+        assert outcome.state == "done", f"{victim} killed in {step} of {action}: {outcome.message}"
+        print(f"{action}: {victim} killed in {step}, which was {outcome.seen}; {outcome.answer}")
 
     def agent(self, elsewhere: bool = False) -> str:
-        """The agent of the guest's host, or of the other one."""
+        """Return the name of the agent of the guest's host, or of the other host."""
         number = 3 - self.guest.host() if elsewhere else self.guest.host()
         return "agent" if number == 1 else f"agent-{number}"
 
     # --- volumes ---
     def attach(self, volume: str) -> Any:
-        """The API waits for the reservation; a client whose answer is cut off looks for itself."""
+        """Attach a volume, and return the status, or the exception of a lost connection."""
         try:
             return self.guest.rest.call(
                 "POST",
@@ -183,31 +187,31 @@ class Story:
         path = f"/servers/{self.guest.server}/os-volume_attachments/{volume}"
         return self.guest.rest.insist("DELETE", path, fine=(202,)).status
 
-    def has(self, volumes: Sequence[str]) -> None:
-        """These are the guest's, each once: by our API, by the volume service, by its domain."""
-        listed = self.guest.rest.call(
+    def check_volumes(self, volumes: Sequence[str]) -> None:
+        """Check that the guest has exactly these volumes, in API, volume service and domain."""
+        attachments = self.guest.rest.call(
             "GET", f"/servers/{self.guest.server}/os-volume_attachments"
         ).body["volumeAttachments"]
-        assert sorted(one["volumeId"] for one in listed) == sorted(volumes)
+        assert sorted(row["volumeId"] for row in attachments) == sorted(volumes)
         for volume in volumes:
-            shown = self.live.seed.demo.block_storage.get_volume(volume)
-            users = [one["server_id"] for one in shown.attachments]
-            assert (shown.status, users) == ("in-use", [self.guest.server]), shown
-        described = self.live.virsh("dumpxml", self.guest.server, host=self.guest.host())
+            volume_record = self.live.seed.demo.block_storage.get_volume(volume)
+            users = [row["server_id"] for row in volume_record.attachments]
+            assert (volume_record.status, users) == ("in-use", [self.guest.server]), volume_record
+        domain_xml = self.live.virsh("dumpxml", self.guest.server, host=self.guest.host())
         serials = Counter(
             line.strip()[len("<serial>") : -len("</serial>")]
-            for line in described.splitlines()
+            for line in domain_xml.splitlines()
             if line.strip().startswith("<serial>")
         )
         assert serials == Counter(volumes)
 
 
-def nothing(host: str | None) -> None:
-    """No blow."""
+def strike_nothing(host: str | None) -> None:
+    """Kill no process."""
 
 
-def record(number: int) -> list[bytes]:
-    """Its number, and the checksum of what it says."""
+def make_record(number: int) -> list[bytes]:
+    """Return the fields of a record: its number, and the checksum of its text."""
     return [str(number).encode(), sha256(f"record {number}\n".encode()).hexdigest().encode()]
 
 
@@ -223,145 +227,150 @@ def is_free(live: Live, volume: str) -> bool:
 
 @contextmanager
 def volumes(live: Live, *names: str) -> Iterator[list[str]]:
-    """New volumes, which are free again at the end, and go."""
-    made = [make_volume(live, name) for name in names]
-    yield made
-    for volume in made:
-        await_true(lambda one=volume: is_free(live, one), SETTLE, f"{volume} is free")  # type: ignore[misc]  # bound here
+    """Create volumes for a with block. At the end they must be available, and are deleted."""
+    volume_ids = [make_volume(live, name) for name in names]
+    yield volume_ids
+    for volume in volume_ids:
+        await_true(lambda volume_id=volume: is_free(live, volume_id), SETTLE, f"{volume} is free")  # type: ignore[misc]  # bound here
         live.seed.demo.block_storage.delete_volume(volume)
 
 
 @contextmanager
-def story(live: Live, name: str) -> Iterator[Story]:
-    made = guests.make(live, f"{name}-{uuid.uuid4().hex[:6]}")
+def open_story(live: Live, name: str) -> Iterator[WriterStory]:
+    guest = guests.make(live, f"{name}-{uuid.uuid4().hex[:6]}")
     try:
-        made.await_ssh(3 * BOOT, guests.PATIENT)
-        yield Story(live, made)
+        guest.await_ssh(3 * BOOT, guests.PATIENT)
+        yield WriterStory(live, guest)
     finally:
-        guests.remove(made)
+        guests.remove(guest)
 
 
-def test_the_steps_are_those_of_the_workflows() -> None:
+def test_volume_kill_steps_equal_steps_of_workflows() -> None:
     for action, steps in STEPS.items():
-        known = {step.name for step in WORKFLOWS[action].steps}
-        assert known == {*steps, *NOT_HERE.get(action, ())}, action
+        step_names = {step.name for step in WORKFLOWS[action].steps}
+        assert step_names == {*steps, *NOT_HERE.get(action, ())}, action
 
 
-def come_and_go(live: Live) -> None:
-    """One volume is written to all the time, another comes and goes."""
-    with volumes(live, "stays", "comes-and-goes") as (stays, other), story(live, "writes") as one:
-        assert one.attach(stays) == 200
-        await_true(lambda: one.guest.does("test -b /dev/vdb"), 60, "the guest sees it")
-        one.begin("/dev/vdb")
-        coming, going = cells("attach_volume"), cells("detach_volume")
+def attach_and_detach(live: Live) -> None:
+    """Attach and detach a volume repeatedly, while the guest writes to another volume."""
+    with (
+        volumes(live, "stays", "comes-and-goes") as (stays, other),
+        open_story(live, "writes") as writer_story,
+    ):
+        assert writer_story.attach(stays) == 200
+        await_true(lambda: writer_story.guest.does("test -b /dev/vdb"), 60, "the guest sees it")
+        writer_story.start_writer("/dev/vdb")
+        coming, going = list_cells("attach_volume"), list_cells("detach_volume")
         for number in range(max(len(coming), len(going))):
             step, victim = coming[number % len(coming)]
-            one.strike("attach_volume", step, victim, lambda: one.attach(other))
-            await_true(lambda: one.guest.does("test -b /dev/vdc"), 60, "the guest sees it")
-            one.has([stays, other])
+            writer_story.strike("attach_volume", step, victim, lambda: writer_story.attach(other))
+            await_true(lambda: writer_story.guest.does("test -b /dev/vdc"), 60, "the guest sees it")
+            writer_story.check_volumes([stays, other])
             if number:
-                one.verify("/dev/vdc")
-            one.begin("/dev/vdc")
-            one.goes_on("/dev/vdc")
-            one.goes_on("/dev/vdb")
-            one.end("/dev/vdc")
+                writer_story.verify("/dev/vdc")
+            writer_story.start_writer("/dev/vdc")
+            writer_story.await_next_record("/dev/vdc")
+            writer_story.await_next_record("/dev/vdb")
+            writer_story.stop_writer("/dev/vdc")
             step, victim = going[number % len(going)]
-            one.strike("detach_volume", step, victim, lambda: one.detach(other))
-            one.has([stays])
-            assert is_free(live, other) and not one.guest.does("test -b /dev/vdc")
-            one.goes_on("/dev/vdb")
-        one.end("/dev/vdb")
-        one.verify("/dev/vdb")
+            writer_story.strike("detach_volume", step, victim, lambda: writer_story.detach(other))
+            writer_story.check_volumes([stays])
+            assert is_free(live, other) and not writer_story.guest.does("test -b /dev/vdc")
+            writer_story.await_next_record("/dev/vdb")
+        writer_story.stop_writer("/dev/vdb")
+        writer_story.verify("/dev/vdb")
         live.judge()
 
 
 @pytest.mark.slice("guests")
 @pytest.mark.timeout(3600)
-def test_volumes_come_and_go_while_processes_die(cloud: Live) -> None:
-    come_and_go(cloud)
+def test_volume_attach_and_detach_survive_killed_processes(cloud: Live) -> None:
+    attach_and_detach(cloud)
 
 
 @pytest.mark.slice("guests")
 @pytest.mark.timeout(3600)
-def test_a_deleted_server_leaves_its_volumes_whole(cloud: Live) -> None:
-    """Another server finds what it has written."""
-    deletes(cloud)
+def test_volume_keeps_records_after_delete_with_killed_processes(cloud: Live) -> None:
+    """Another server finds the records on the volume."""
+    delete_servers(cloud)
 
 
-def deletes(live: Live) -> None:
-    counted = 0
+def delete_servers(live: Live) -> None:
+    count = 0
     with volumes(live, "outlives") as (volume,):
-        for step, victim in cells("delete"):
-            with story(live, "goes") as one:
-                assert one.attach(volume) == 200
-                await_true(lambda: one.guest.does("test -b /dev/vdb"), 60, "the guest sees it")
-                if counted:
-                    one.guest.run(f"echo {counted} > /run/vdb.counted")
-                    one.verify("/dev/vdb")
-                one.begin("/dev/vdb")
-                one.goes_on("/dev/vdb")
-                counted = one.counted("/dev/vdb")
-                one.strike("delete", step, victim, lambda: delete(one))
+        for step, victim in list_cells("delete"):
+            with open_story(live, "goes") as writer_story:
+                assert writer_story.attach(volume) == 200
+                await_true(
+                    lambda: writer_story.guest.does("test -b /dev/vdb"), 60, "the guest sees it"
+                )
+                if count:
+                    writer_story.guest.run(f"echo {count} > /run/vdb.counted")
+                    writer_story.verify("/dev/vdb")
+                writer_story.start_writer("/dev/vdb")
+                writer_story.await_next_record("/dev/vdb")
+                count = writer_story.count_records("/dev/vdb")
+                writer_story.strike("delete", step, victim, lambda: delete_server(writer_story))
                 await_true(lambda: is_free(live, volume), SETTLE, "the volume is free")
-        with story(live, "finds") as one:
-            assert one.attach(volume) == 200
-            await_true(lambda: one.guest.does("test -b /dev/vdb"), 60, "the guest sees it")
-            one.guest.run(f"echo {counted} > /run/vdb.counted")
-            one.verify("/dev/vdb")
+        with open_story(live, "finds") as writer_story:
+            assert writer_story.attach(volume) == 200
+            await_true(lambda: writer_story.guest.does("test -b /dev/vdb"), 60, "the guest sees it")
+            writer_story.guest.run(f"echo {count} > /run/vdb.counted")
+            writer_story.verify("/dev/vdb")
             live.judge()
 
 
-def delete(one: Story) -> int:
-    path = f"/servers/{one.guest.server}"
-    return one.guest.rest.insist("DELETE", path, fine=(204, 404)).status
+def delete_server(writer_story: WriterStory) -> int:
+    path = f"/servers/{writer_story.guest.server}"
+    return writer_story.guest.rest.insist("DELETE", path, fine=(204, 404)).status
 
 
-AT_LENGTH = pytest.mark.skipif(not WANTED, reason="takes KILONOVA_VOLUME_KILLS, few or all")
-
-
-@AT_LENGTH
-@pytest.mark.slice("moves")
-@pytest.mark.timeout(3600)
-def test_volumes_come_and_go_over_nbd(lab: LiveLab) -> None:
-    come_and_go(lab)
+AT_LENGTH = pytest.mark.skipif(not MODE, reason="takes KILONOVA_VOLUME_KILLS, few or all")
 
 
 @AT_LENGTH
 @pytest.mark.slice("moves")
 @pytest.mark.timeout(3600)
-def test_what_was_written_over_nbd_outlives_its_server(lab: LiveLab) -> None:
-    deletes(lab)
+def test_nbd_volume_attach_and_detach_survive_killed_processes(lab: LiveLab) -> None:
+    attach_and_detach(lab)
+
+
+@AT_LENGTH
+@pytest.mark.slice("moves")
+@pytest.mark.timeout(3600)
+def test_nbd_volume_keeps_records_after_server_delete(lab: LiveLab) -> None:
+    delete_servers(lab)
 
 
 @pytest.mark.slice("moves")
 @pytest.mark.timeout(5400)
-def test_volumes_move_with_their_server_while_processes_die(lab: LiveLab) -> None:
-    """Over NBD, from host to host, while it writes."""
+def test_live_migration_with_nbd_volume_survives_killed_processes(lab: LiveLab) -> None:
+    """The volume is connected over NBD, and the guest writes during the migrations."""
     admin = lab.rest("kilonova-admin")
-    with volumes(lab, "travels") as (volume,), story(lab, "travels") as one:
-        assert one.attach(volume) == 200
-        await_true(lambda: one.guest.does("test -b /dev/vdb"), 60, "the guest sees it")
-        one.begin("/dev/vdb")
-        one.goes_on("/dev/vdb")
-        for step, victim in cells("live_migrate"):
-            before = lab.place(one.guest.server)
-            there = next(host for host in lab.cloud.hosts[:2] if host != before)
-            one.strike(
+    with volumes(lab, "travels") as (volume,), open_story(lab, "travels") as writer_story:
+        assert writer_story.attach(volume) == 200
+        await_true(lambda: writer_story.guest.does("test -b /dev/vdb"), 60, "the guest sees it")
+        writer_story.start_writer("/dev/vdb")
+        writer_story.await_next_record("/dev/vdb")
+        for step, victim in list_cells("live_migrate"):
+            before = lab.place(writer_story.guest.server)
+            new_host = next(host for host in lab.cloud.hosts[:2] if host != before)
+            writer_story.strike(
                 "live_migrate",
                 step,
                 victim,
                 lambda: (
                     admin.act(
-                        one.guest.server,
+                        writer_story.guest.server,
                         "os-migrateLive",
-                        {"host": there, "block_migration": "auto"},  # noqa: B023
+                        {"host": new_host, "block_migration": "auto"},  # noqa: B023
                     ).status
                 ),
             )
-            assert lab.place(one.guest.server) == there
-            assert lab.where(one.guest.server) == {there: "running"}
-            one.has([volume])
-            one.goes_on("/dev/vdb")
-        one.end("/dev/vdb")
-        one.verify("/dev/vdb")
+            assert lab.place(writer_story.guest.server) == new_host
+            assert lab.where(writer_story.guest.server) == {new_host: "running"}
+            writer_story.check_volumes([volume])
+            writer_story.await_next_record("/dev/vdb")
+        writer_story.stop_writer("/dev/vdb")
+        writer_story.verify("/dev/vdb")
         lab.judge()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes as they are typed at a terminal, in a cloud with a volume service."""
+"""Volumes with the ``openstack`` command, in a cloud with the embedded volume service."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JSON, ADMIN = " -f json", "kilonova-admin"
 
 
 @pytest.fixture(scope="module")
-def with_volumes() -> Iterator[Live]:
+def volume_cloud() -> Iterator[Live]:
     with without_guests(hosts=("one",), volumes=True) as live:
         yield live
 
@@ -28,19 +28,19 @@ def await_volume(live: Live, volume: str, status: str) -> None:
     await_true(lambda: storage.get_volume(volume).status == status, 60, f"{volume} {status}")
 
 
-def one(live: Live, command: str, cloud: str = "kilonova") -> Any:
-    [said] = live.openstack(command + JSON, cloud=cloud)
-    return said
+def run_for_json(live: Live, command: str, cloud: str = "kilonova") -> Any:
+    [result] = live.openstack(command + JSON, cloud=cloud)
+    return result
 
 
-def test_volumes_as_they_are_typed(with_volumes: Live) -> None:
-    live = with_volumes
-    key = one(live, "volume create --size 1 --property a=b data")["id"]
+def test_openstack_volume_create_snapshot_resize_and_delete(volume_cloud: Live) -> None:
+    live = volume_cloud
+    key = run_for_json(live, "volume create --size 1 --property a=b data")["id"]
     await_volume(live, key, "available")
     image = live.image("empty")
-    made = one(live, f"volume create --size 1 --image {image} boot")["id"]
-    await_volume(live, made, "available")
-    snapshot = one(live, "volume snapshot create --volume data kept")["id"]
+    boot_volume = run_for_json(live, f"volume create --size 1 --image {image} boot")["id"]
+    await_volume(live, boot_volume, "available")
+    snapshot = run_for_json(live, "volume snapshot create --volume data kept")["id"]
     storage = live.seed.demo.block_storage
     await_true(lambda: storage.get_snapshot(snapshot).status == "available", 60, "the snapshot")
     live.openstack("volume set --size 2 data")
@@ -59,15 +59,15 @@ def test_volumes_as_they_are_typed(with_volumes: Live) -> None:
     await_true(lambda: not list(folder.iterdir()), 60, "no file")
 
 
-def test_the_catalogue_names_the_service_in_each_of_its_names(with_volumes: Live) -> None:
-    session = with_volumes.seed.demo.session
+def test_catalog_has_volume_service_under_three_types(volume_cloud: Live) -> None:
+    session = volume_cloud.seed.demo.session
     for kind in ("block-storage", "volumev3", "volume"):
-        assert session.get_endpoint(service_type=kind) == with_volumes.cloud.volume_url
+        assert session.get_endpoint(service_type=kind) == volume_cloud.cloud.volume_url
 
 
-def test_a_killed_service_is_back_with_its_volumes(with_volumes: Live) -> None:
-    live = with_volumes
-    key = one(live, "volume create --size 1 kept")["id"]
+def test_volume_service_keeps_volumes_after_kill(volume_cloud: Live) -> None:
+    live = volume_cloud
+    key = run_for_json(live, "volume create --size 1 kept")["id"]
     process_control.kill(live.cloud, "volume")
     lifecycle.await_http(live.cloud, "volume", live.cloud.volume_url)
     await_volume(live, key, "available")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.one_machine.connectivity import PRIVATE
 from tests.e2e.live import SETTLE
-from tests.e2e.test_moves import larger
+from tests.e2e.test_moves import ensure_flavor
 from tests.e2e.test_volume_kills import is_free, make_volume
 from tests.e2e.tier_two import NAME
 from tests.waiting import await_true
@@ -46,7 +46,7 @@ def name() -> str:
 
 def resize(stage: Stage) -> Any:
     """To the one of two flavors that it does not have, which has more memory."""
-    other = larger(stage.lab, "pairs.larger", ram=160, vcpus=1, disk=1)
+    other = ensure_flavor(stage.lab, "pairs.larger", ram=160, vcpus=1, disk=1)
     has = stage.rest.server(stage.server)["flavor"]["original_name"]
     flavor = stage.lab.flavor() if has == "pairs.larger" else other
     return stage.act("resize", {"flavorRef": flavor}).status

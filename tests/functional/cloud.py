@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud in one process: the real conductor, scheduler and agents with their threads, a real
-broker and database, memory hypervisors.
+"""A cloud in one process: conductors, schedulers and agents with their threads, a real broker and
+database, and memory hypervisors.
 
-Only the transport is ours: it can lose messages and counts them (``messages``); SQL is counted for
-each part of each process. What the API does for a request is its own ``Creator`` and
-``actions.begin``, and the wakeup message.
+The transports count messages and can lose them (``messages``). SQL statements are counted for each
+part of each process. In place of the API, ``Cloud`` calls ``Creator`` and ``actions.begin``, and
+sends the wakeup message.
 """
 
 from __future__ import annotations
@@ -68,34 +68,41 @@ from tests.workflows.networks import Networks
 
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="req-1")
 FLAVOR = Flavor("1", "m1.nano", 1, 128, 1)
-SECRETS = {Purpose.COMMAND: "conductors' secret", Purpose.QUERY: "everybody's secret"}
-CLOSE_SECONDS = 60  #: for all transports; each waits some seconds for its connections
+KEY_SECRETS = {Purpose.COMMAND: "conductors' secret", Purpose.QUERY: "everybody's secret"}
+#: Limit for closing all transports. Each waits some seconds for its connections.
+CLOSE_SECONDS = 60
 QUOTA = {"instances": -1, "cores": -1, "ram": -1, "server_group_members": -1}
 
 
 def _close_all(transports: Sequence[Any]) -> None:
-    """At once. Raises AssertionError: one does not end, with where it hangs; its thread is left,
-    since nothing else ends it."""
-    threads = [threading.Thread(target=one.close, daemon=True) for one in transports]
+    """Close the transports in parallel.
+
+    Raises:
+        AssertionError: A transport does not close in time. The message has the stack of its thread,
+            which remains.
+    """
+    threads = [threading.Thread(target=transport.close, daemon=True) for transport in transports]
     for thread in threads:
         thread.start()
-    until = time.monotonic() + CLOSE_SECONDS
+    deadline = time.monotonic() + CLOSE_SECONDS
     for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))
     frames = sys._current_frames()
-    hang = [frames[one.ident] for one in threads if one.is_alive() and one.ident in frames]
+    hang = [
+        frames[thread.ident] for thread in threads if thread.is_alive() and thread.ident in frames
+    ]
     assert not hang, "\n".join("".join(traceback.format_stack(frame)) for frame in hang)
 
 
 class NoImages(ImageGatewayAccess):
-    """This cloud has no image service."""
+    """The image access of a cloud without an image service."""
 
     def download(self, access: Access, image: str) -> Iterator[bytes]:
         raise Unavailable("this cloud has no image service")
 
 
 class Cloud:
-    """``start_*`` starts a process's threads; ``close`` ends them all."""
+    """A cloud whose processes are threads. ``start_*`` starts a process, ``close`` ends all."""
 
     def __init__(self, database: str, broker: str, folder: Path) -> None:
         self.conf = config.load()
@@ -124,17 +131,17 @@ class Cloud:
         return transport
 
     def _control_side(self, store: Store) -> Any:
-        keys = AllKeys(SECRETS, lambda: store.read(host_keys.generations), Clock())
+        keys = AllKeys(KEY_SECRETS, lambda: store.read(host_keys.generations), Clock())
         return self._lossy(
             LossyControlSide, ControlSide(opener(self.conf, self._broker), keys, self.network.name)
         )
 
     def _host_side(self, name: str) -> Any:
-        """Of a host, which has its key from now on."""
+        """Create the key of a host, and return its end of the messages with conductors."""
         self.watcher.write(lambda tx: host_keys.ensure(tx, name))
-        keys = AllKeys(SECRETS, lambda: self.watcher.read(host_keys.generations), Clock()).for_host(
-            name
-        )
+        keys = AllKeys(
+            KEY_SECRETS, lambda: self.watcher.read(host_keys.generations), Clock()
+        ).for_host(name)
         return self._lossy(
             LossyHostSide, HostSide(opener(self.conf, self._broker), keys, name, self.network.name)
         )
@@ -144,8 +151,10 @@ class Cloud:
         return self._transports[-1]
 
     def _store(self, process: str) -> Store:
-        """A store whose statements are counted by process and thread; transaction control is
-        none."""
+        """Return a store that counts its statements, except BEGIN.
+
+        A conductor's statements are counted by thread, those of other processes by process.
+        """
         store = Store(self._database)
         self._closers.append(store.close)
 
@@ -159,15 +168,21 @@ class Cloud:
         return store
 
     def start_conductor(
-        self, name: str = "c1", tells: NotificationTransport | None = None
+        self, name: str = "c1", notification_transport: NotificationTransport | None = None
     ) -> Conductor:
-        """``tells``: where its notifications go, in both formats."""
+        """Start a conductor. With ``notification_transport``, send notifications in both formats
+        there.
+        """
         owner = f"{name}/1"
         store, transport = self._store("conductor"), self._transport()
         link = self._control_side(store)
         post = Messages(transport, link, Gateway("http://127.0.0.1:1", Tickets(Vault("key"))))
-        store.notify_with(NotificationSettings(name) if tells else None)
-        teller = NotificationSender(store, Clock(), tells, owner, BOTH, 1000) if tells else None
+        store.notify_with(NotificationSettings(name) if notification_transport else None)
+        sender = (
+            NotificationSender(store, Clock(), notification_transport, owner, BOTH, 1000)
+            if notification_transport
+            else None
+        )
         engine = WorkflowEngine(
             store,
             Clock(),
@@ -179,7 +194,7 @@ class Cloud:
             shutdown_timeout=0,
             networks=self.ports,
         )
-        conductor = Conductor(engine, post, SyncCookies(SECRETS[Purpose.COMMAND]), teller)
+        conductor = Conductor(engine, post, SyncCookies(KEY_SECRETS[Purpose.COMMAND]), sender)
         store.write(lambda tx: services.enrol(tx, name, Binary.CONDUCTOR))
         conductor_rpc.serve(transport, owner, conductor)
         conductor_rpc.listen(link, conductor)
@@ -198,9 +213,9 @@ class Cloud:
     def start_agent(
         self, name: str, journal: Journal | None = None, size: HostInventory | None = None
     ) -> None:
-        """Returns when the database knows the host."""
+        """Start an agent, and wait until the host is registered."""
         self._begin_agent(name, journal, size)
-        self._until_up({name})
+        self._await_up({name})
 
     def _begin_agent(
         self, name: str, journal: Journal | None = None, size: HostInventory | None = None
@@ -214,12 +229,14 @@ class Cloud:
         self._stoppers.append(host.close)
         self._closers += [journal.close, driver.close]
 
-    def _until_up(self, hosts: set[str]) -> None:
-        def up() -> set[str]:
-            found = self.watcher.read(lambda tx: services.list_all(tx, binary=Binary.COMPUTE))
-            return {row.host for row in found if row.up and not row.forced_down}
+    def _await_up(self, hosts: set[str]) -> None:
+        def list_up_hosts() -> set[str]:
+            rows = self.watcher.read(lambda tx: services.list_all(tx, binary=Binary.COMPUTE))
+            return {row.host for row in rows if row.up and not row.forced_down}
 
-        self.until(lambda: hosts <= up(), 20, f"hosts {', '.join(sorted(hosts))} register")
+        self.await_true(
+            lambda: hosts <= list_up_hosts(), 20, f"hosts {', '.join(sorted(hosts))} register"
+        )
 
     def start(
         self,
@@ -228,7 +245,7 @@ class Cloud:
         schedulers: int = 1,
         sizes: Sequence[HostInventory] = (),
     ) -> None:
-        """All of it; ``sizes``: in place of ``hosts``, what each has."""
+        """Start all processes. ``sizes`` replaces ``hosts`` and has the inventory of each host."""
         for number in range(1, conductors + 1):
             self.start_conductor(f"c{number}")
         for number in range(1, schedulers + 1):
@@ -236,18 +253,20 @@ class Cloud:
         names = {f"h{number}": size for number, size in enumerate(sizes or [None] * hosts, 1)}
         for name, size in names.items():
             self._begin_agent(name, size=size)
-        self._until_up(set(names))
+        self._await_up(set(names))
 
     def close(self) -> None:
-        """Stop the threads, newest first; then the transports, all at once as they wait for idle
-        connections; then what both used."""
+        """Stop the threads, newest first, then close the transports, the stores and journals.
+
+        The transports are closed in parallel, because each waits for idle connections.
+        """
         for stop in reversed(self._stoppers):
             stop()
         _close_all(self._transports)
         for close in reversed(self._closers):
             close()
 
-    # --- what the API does ---
+    # --- requests, in place of the API ---
     def create(
         self,
         count: int = 1,
@@ -268,7 +287,7 @@ class Cloud:
                 count,
                 count,
                 "r-1",
-                lambda assignment: _rows(servers, args, flavor, group),
+                lambda assignment: _make_rows(servers, args, flavor, group),
                 group=group,
             )
         )
@@ -276,7 +295,7 @@ class Cloud:
         return servers
 
     def group(self, policy: str, **rules: Any) -> str:
-        """A server group of the project."""
+        """Create a server group of the project, and return its id."""
         return str(
             self.store.write(
                 lambda tx: server_groups.create(
@@ -292,7 +311,7 @@ class Cloud:
             ).id
         )
 
-    def ask(self, server: str, key: str, value: str | None = None) -> None:
+    def begin_action(self, server: str, key: str, value: str | None = None) -> None:
         row = states.action(key, value)
         assert row is not None
         self.store.write(
@@ -300,7 +319,7 @@ class Cloud:
         )
         self.wakeup.wake()
 
-    # --- what a user and an operator see ---
+    # --- views of users and operators ---
     def state(self, server: str) -> tuple[str, str | None]:
         row = self.watcher.read(
             lambda tx: tx.execute(
@@ -311,52 +330,56 @@ class Cloud:
         )
         return row.vm_state, row.task_state
 
-    def until_state(
+    def await_state(
         self,
         servers: list[str],
         vm_state: str,
         seconds: float = 20,
         meanwhile: Callable[[], Any] = lambda: None,
     ) -> float:
-        """Wait until all rest in this state; returns the seconds that it took."""
+        """Wait until all servers have this state and no task, and return the seconds that passed.
+
+        ``meanwhile`` is called before each look.
+        """
         began = time.monotonic()
 
-        def reached() -> bool:
+        def is_reached() -> bool:
             meanwhile()
             return all(self.state(server) == (vm_state, None) for server in servers)
 
-        self.until(reached, seconds, f"{vm_state}; they are {Counter(map(self.state, servers))}")
+        self.await_true(
+            is_reached, seconds, f"{vm_state}; they are {Counter(map(self.state, servers))}"
+        )
         return time.monotonic() - began
 
-    def until(self, happened: Callable[[], Any], seconds: float, what: str) -> None:
+    def await_true(self, happened: Callable[[], Any], seconds: float, what: str) -> None:
         await_true(happened, seconds, what)
 
-    def until_idle(self) -> None:
-        """Wait until no action and no debt is left."""
+    def await_idle(self) -> None:
+        """Wait until no action and no pending guest removal is left."""
 
-        def idle() -> bool:
+        def is_idle() -> bool:
             ages = self.watcher.read(doctor.ages)
             return not ages["actions"] and not ages["debts"]
 
-        self.until(idle, 20, "no action and no debt is left")
+        self.await_true(is_idle, 20, "no action and no debt is left")
 
-    def until_quiet(self) -> None:
-        """Wait until nothing is in hand and nothing was asked of database or broker for a
-        moment."""
-        self.until_idle()
+    def await_quiet(self) -> None:
+        """Wait until the cloud is idle, without statements and messages for 50 ms."""
+        self.await_idle()
         seen, since = None, time.monotonic()
 
-        def quiet() -> bool:
+        def is_quiet() -> bool:
             nonlocal seen, since
             now = (self.statements.total(), self.network.sent.total())
             if now != seen:
                 seen, since = now, time.monotonic()
             return time.monotonic() - since > 0.05
 
-        self.until(quiet, 10, "a quiet moment")
+        self.await_true(is_quiet, 10, "a quiet moment")
 
     def findings(self) -> list[doctor.Finding]:
-        """The oracle's verdict on the records and on what the hypervisors have."""
+        """Return the doctor's findings about the database and the domains of the hypervisors."""
         domains = {
             name: {state.server: state.power_state for state in driver.domains()}
             for name, driver in self.drivers.items()
@@ -365,8 +388,8 @@ class Cloud:
             lambda tx: doctor.compare(domains, tx)
         )
 
-    def made(self, verb: str) -> Counter[str]:
-        """How often each server was told this verb, on all hosts together."""
+    def count_commands(self, verb: str) -> Counter[str]:
+        """Return how often the hosts executed a verb, by server."""
         return Counter(
             server
             for driver in self.drivers.values()
@@ -374,9 +397,9 @@ class Cloud:
             if name == verb
         )
 
-    # --- what a failed test prints: failures.Diagnosable ---
+    # --- the output of a failed test: failures.Diagnosable ---
     def bookmark(self) -> None:
-        """It is made for one test."""
+        """Return no bookmark, because the cloud exists for one test only."""
 
     def diagnosis(self, since: None) -> dict[str, Callable[[], list[str]]]:
         return {
@@ -385,10 +408,10 @@ class Cloud:
         }
 
 
-def _rows(
+def _make_rows(
     ids_of_servers: list[str], args: dict[str, Any], flavor: Flavor, group: str | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What the API writes of these servers and of the actions that build them."""
+    """Return the rows of the servers and of their create actions, as the API writes them."""
     servers, rows = [], []
     for server in ids_of_servers:
         action = ids.new()

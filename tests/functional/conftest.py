@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``new_cloud(kind)`` makes a cloud on an empty store of this kind; it is closed at the test's
-end."""
+"""Fixtures of clouds on an empty database, which are closed at the end of the test."""
 
 from __future__ import annotations
 
@@ -16,22 +15,24 @@ from tests.functional.cloud import Cloud
 def new_cloud(
     upgraded_database: Callable[[str], str], rabbitmq_url: str, tmp_path: Path
 ) -> Iterator[Callable[..., Cloud]]:
-    made: list[Cloud] = []
+    clouds: list[Cloud] = []
 
     def make(kind: str = "sqlite", broker: str = "") -> Cloud:
-        made.append(
-            Cloud(upgraded_database(kind), broker or rabbitmq_url, tmp_path / f"cloud-{len(made)}")
+        clouds.append(
+            Cloud(
+                upgraded_database(kind), broker or rabbitmq_url, tmp_path / f"cloud-{len(clouds)}"
+            )
         )
-        return made[-1]
+        return clouds[-1]
 
     yield make
-    for cloud in made:
+    for cloud in clouds:
         cloud.close()
 
 
 @pytest.fixture
 def cloud(new_cloud: Callable[..., Cloud]) -> Cloud:
-    """One host, one conductor, one scheduler, on SQLite."""
+    """A cloud with a host, a conductor and a scheduler, on SQLite."""
     cloud = new_cloud()
     cloud.start()
     return cloud

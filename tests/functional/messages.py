@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other transport: the same interface over the real one, with topics that no other test uses.
+"""Transports that count messages and lose some of them, around the real transports.
 
-It counts what is sent and loses what a test tells it to lose, at the sender, as a broker that is
-wiped does: a lost cast is gone, a lost call ends in NoAnswer at its full time.
+Topics have a suffix that no other test uses. A message is lost at the sender, as when a broker is
+wiped. A lost cast disappears. A lost call raises NoAnswer after its full timeout.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from common.security.host_keys import Purpose
 Lose = Callable[[str], bool]
 
 
-def nothing(what: str) -> bool:
+def lose_no_message(what: str) -> bool:
     return False
 
 
 @dataclass
 class Network:
-    """What the transports of one cloud share. ``sent`` counts by what it is: a call is two
-    messages.
+    """The data that the transports of one cloud share.
 
-    lose: asked with the method's name before it is sent; with "answer to METHOD" when its answer is
-    there.
+    Attributes:
+        lose: Decides whether a message is lost. The argument is the method before the message is
+            sent, and "answer to METHOD" when the answer has arrived.
+        sent: Number of messages by method. A call counts as two.
     """
 
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
-    lose: Lose = nothing
+    lose: Lose = lose_no_message
     sent: Counter[str] = field(default_factory=Counter)
 
-    def next_one(self, what: str) -> Callable[[], bool]:
-        """Lose the next message of this kind; returns whether that has happened."""
+    def lose_next(self, what: str) -> Callable[[], bool]:
+        """Lose the next message of this kind, and return a function that is true after that."""
         lost: list[str] = []
 
         def lose(sent: str) -> bool:
@@ -53,7 +54,7 @@ class Network:
 
 
 class PrivateTransport:
-    """One process's connection; as ``common.rpc.transport.Transport``."""
+    """The connection of a process, with the interface of ``common.rpc.transport.Transport``."""
 
     def __init__(self, real: Transport, network: Network) -> None:
         self._real, self._network = real, network
@@ -93,13 +94,13 @@ class PrivateTransport:
 
 
 class _Lossy:
-    """What both ends of the messages between hosts and control plane have in common."""
+    """The common part of both ends of the messages between hosts and conductors."""
 
     def __init__(self, real: Any, network: Network) -> None:
         self._real, self._network = real, network
         self.serve, self.refusals = real.serve, real.refusals
 
-    def _asked(self, method: str, timeout: float, ask: Callable[[], Any]) -> Any:
+    def _exchange(self, method: str, timeout: float, ask: Callable[[], Any]) -> Any:
         self._network.sent[method] += 2
         began = time.monotonic()
         if not self._network.lose(method):
@@ -115,7 +116,7 @@ class _Lossy:
 
 
 class LossyControlSide(_Lossy):
-    """As ``common.rpc.host_link.ControlSide``."""
+    """The conductors' end, with the interface of ``common.rpc.host_link.ControlSide``."""
 
     def cast(self, host: str, method: str, purpose: Purpose, content: dict[str, Any]) -> bool:
         self._network.sent[method] += 1
@@ -124,13 +125,15 @@ class LossyControlSide(_Lossy):
     def call(
         self, host: str, method: str, purpose: Purpose, content: dict[str, Any], timeout: float
     ) -> Any:
-        return self._asked(
+        return self._exchange(
             method, timeout, lambda: self._real.call(host, method, purpose, content, timeout)
         )
 
 
 class LossyHostSide(_Lossy):
-    """As ``common.rpc.host_link.HostSide``."""
+    """A host's end, with the interface of ``common.rpc.host_link.HostSide``."""
 
     def ask(self, door: str, method: str, content: dict[str, Any], timeout: float) -> Any:
-        return self._asked(method, timeout, lambda: self._real.ask(door, method, content, timeout))
+        return self._exchange(
+            method, timeout, lambda: self._real.ask(door, method, content, timeout)
+        )

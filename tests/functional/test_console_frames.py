@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consoles in dashboards, in a real Chromium with the real noVNC: in a frame, in a window of their
-own, and at a reload.
+"""Consoles of dashboards in Chromium with noVNC: in a frame, in a window of their own, and after a
+reload.
 
-The screen is that of a QEMU without a machine, which serves VNC like any other. TLS ends in front
-of the console service, as in a deployment. All names lead to this machine.
+The screen is that of a QEMU process without a machine, which serves VNC. As in a deployment, a
+proxy in front of the console service ends TLS. All names resolve to this machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from deploy.one_machine.cloud.authority import Authority
 from deploy.testing.servers import free_ports
 from tests.e2e.browser import ONE_PROCESS, Browser
 from tests.functional.test_console_service import World
-from tests.functional.test_console_users import page
+from tests.functional.test_console_users import page_path
 from tests.waiting import await_true
 
 #: Chromium needs a CPU-second for each test.
@@ -47,8 +47,13 @@ CONNECTED, REFUSED = "Connected to QEMU", "Something went wrong, connection is c
 
 @dataclass(frozen=True)
 class Site:
-    """The console service at the URL ``consoles``, and the URLs of a dashboard on the same site and
-    of one on another."""
+    """The console service and two dashboards.
+
+    Attributes:
+        consoles: URL of the console service.
+        near: URL of a dashboard on the same site.
+        far: URL of a dashboard on another site.
+    """
 
     world: World
     consoles: str
@@ -57,14 +62,14 @@ class Site:
 
     def console(self) -> str:
         """Return a new URL of a console."""
-        return self.consoles + page(self.world.token("novnc"))
+        return self.consoles + page_path(self.world.token("novnc"))
 
 
 class Dashboard(BaseHTTPRequestHandler):
     """A page that shows the URL of its query in a frame."""
 
     def do_GET(self) -> None:
-        """Answer with the page."""
+        """Send the page with the frame."""
         [url] = parse_qs(urlsplit(self.path).query).get("console", [""])
         content = f'<!doctype html><title>Dashboard</title><iframe src="{escape(url)}"></iframe>'
         self.send_response(200)
@@ -73,11 +78,11 @@ class Dashboard(BaseHTTPRequestHandler):
         self.wfile.write(content.encode())
 
     def log_message(self, *args: object) -> None:
-        """Print nothing."""
+        """Discard the log line of the server."""
 
 
 class TlsFront:
-    """Ends TLS in front of a port of this machine."""
+    """A proxy that ends TLS in front of a port of this machine."""
 
     def __init__(self, port: int, target: int, proof: Tls) -> None:
         self._target, self._context = target, proof.for_server(proved=False)
@@ -102,7 +107,7 @@ class TlsFront:
             secured.close()
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting connections."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join(5)
         self._listener.close()
@@ -110,7 +115,7 @@ class TlsFront:
 
 @pytest.fixture(scope="module")
 def screen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., socket.socket]]:
-    """Opens a connection to a screen."""
+    """Function that opens a connection to the VNC server of a QEMU process."""
     path = tmp_path_factory.mktemp("screen") / "vnc"
     qemu = subprocess.Popen(
         [
@@ -187,7 +192,7 @@ def open_in_frame(browser: Browser, dashboard: str, console: str) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "dashboard"), [("http", "near"), ("https", "far")])
-def test_frame_of_dashboard_that_is_not_allowed_names_option(
+def test_console_in_frame_of_unknown_dashboard_names_option(
     make_site: Callable[..., Site], browser: Browser, scheme: str, dashboard: str
 ) -> None:
     site = make_site(scheme)
@@ -204,7 +209,7 @@ def test_frame_of_dashboard_that_is_not_allowed_names_option(
     ("scheme", "dashboard"),
     [("http", "near"), pytest.param("https", "far", marks=pytest.mark.slice("default"))],
 )
-def test_frame_of_allowed_dashboard_shows_console_and_reloads(
+def test_console_in_frame_of_allowed_dashboard_connects_and_reloads(
     make_site: Callable[..., Site], browser: Browser, scheme: str, dashboard: str
 ) -> None:
     site = make_site(scheme, DASHBOARD, ELSEWHERE)
@@ -219,10 +224,10 @@ def test_frame_of_allowed_dashboard_shows_console_and_reloads(
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_console_of_frame_opens_in_window_of_its_own_on_one_site(
+def test_console_of_frame_opens_in_own_window_on_same_site(
     make_site: Callable[..., Site], browser: Browser, scheme: str
 ) -> None:
-    """Horizon's "show only console"."""
+    """This is the link "show only console" of Horizon."""
     site = make_site(scheme, DASHBOARD)
     console = site.console()
     open_in_frame(browser, site.near, console)
@@ -231,7 +236,7 @@ def test_console_of_frame_opens_in_window_of_its_own_on_one_site(
     await_connected(browser)
 
 
-def test_reload_takes_console_over_and_another_browser_is_refused(
+def test_console_reload_takes_over_and_another_browser_is_refused(
     make_site: Callable[..., Site], browser: Browser
 ) -> None:
     site = make_site("http")

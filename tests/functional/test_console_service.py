@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The console service with real sockets on both sides: a websocket client here, an agent's relay
-there."""
+"""The console service between a websocket client and the relay of an agent, with real sockets."""
 
 from __future__ import annotations
 
@@ -74,7 +73,7 @@ class World:
         )
         self.relay = Consoles(open_console or self.driver.console, "127.0.0.1")
         self.silent = False
-        # tokens of users that the identity service does not know any more
+        # Tokens of users that the identity service refuses.
         self.bad: set[str] = set()
         browsers = BrowserCookies(self.store, url, origins, 60)
         self.sessions = ConsoleSessions(
@@ -113,14 +112,14 @@ class World:
     def query(
         self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10
     ) -> dict[str, Any]:
-        """The host's answer, without a broker between."""
+        """Answer for the host, without a broker."""
         if self.silent:
             raise errors.NoAnswer(f"{host} did not answer")
         assert (host, verb) == ("h1", "console")
         return self.relay.offer(arguments["server"], arguments["kind"])
 
     def is_good(self, token: str) -> bool:
-        """What the identity service says of a user's token."""
+        """Return whether the identity service accepts a user's token."""
         if token == "silence":
             raise errors.Unavailable("The identity service does not answer; try again later.")
         return token not in self.bad
@@ -146,12 +145,12 @@ class World:
         )
 
     def closed(self, token: str, **more: Any) -> tuple[int, str]:
-        """With which code and words it was closed."""
+        """Open a console, and return the code and the reason with which the service closes it."""
         with self.open(token, **more) as browser:
-            return ended(browser)
+            return read_close_frame(browser)
 
     def hangs_up(self, token: str, **more: Any) -> bool:
-        """Does it end the connection without a frame: no code, no words?"""
+        """Return whether the service ends the connection without a close frame."""
         with self.open(token, **more) as browser, pytest.raises(ConnectionClosed) as closed:
             browser.recv(timeout=10)
         return closed.value.rcvd is None
@@ -165,9 +164,9 @@ class World:
             connection.putheader(name, value)
         connection.endheaders()
         answer = connection.getresponse()
-        found = answer.status, answer.read(), dict(answer.getheaders())
+        response = answer.status, answer.read(), dict(answer.getheaders())
         connection.close()
-        return found
+        return response
 
     def close(self) -> None:
         self.service.close()
@@ -179,13 +178,13 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.close()
+    new_world = World(tmp_path)
+    yield new_world
+    new_world.close()
 
 
-def ended(browser: ClientConnection) -> tuple[int, str]:
-    """What it was closed with, after whatever was said."""
+def read_close_frame(browser: ClientConnection) -> tuple[int, str]:
+    """Read until the connection is closed, and return the code and the reason."""
     with pytest.raises(ConnectionClosed) as closed:
         while True:
             browser.recv(timeout=10)
@@ -193,14 +192,14 @@ def ended(browser: ClientConnection) -> tuple[int, str]:
     return closed.value.rcvd.code, closed.value.rcvd.reason
 
 
-def echoes(browser: ClientConnection, said: bytes = b"hello") -> bool:
-    browser.send(said)
-    heard = b""
-    while len(heard) < len(said):
+def echoes(browser: ClientConnection, payload: bytes = b"hello") -> bool:
+    browser.send(payload)
+    received = b""
+    while len(received) < len(payload):
         part = browser.recv(timeout=10)
         assert isinstance(part, bytes)
-        heard += part
-    return heard == said
+        received += part
+    return received == payload
 
 
 # --- a session ---
@@ -213,30 +212,30 @@ def echoes(browser: ClientConnection, said: bytes = b"hello") -> bool:
         "/?path=websockify%3Ftoken%3D{}&more=1",
     ],
 )
-def test_bytes_pass_unchanged_both_ways(world: World, path: str) -> None:
+def test_console_passes_bytes_unchanged_both_ways(world: World, path: str) -> None:
     with world.open(world.token(), path) as browser:
         assert echoes(browser, bytes(range(256)) * 500)
     await_true(lambda: len(world.sessions) == 0)
 
 
-def test_text_is_bytes_too(world: World) -> None:
+def test_console_passes_text_frames_as_bytes(world: World) -> None:
     with world.open(world.token()) as browser:
         browser.send("h\N{LATIN SMALL LETTER E WITH ACUTE}")
         assert browser.recv(timeout=10) == "h\N{LATIN SMALL LETTER E WITH ACUTE}".encode()
 
 
-def test_a_screen_greets_first(world: World) -> None:
+def test_novnc_console_starts_with_rfb_greeting(world: World) -> None:
     with world.open(world.token("novnc"), subprotocols=["binary"]) as browser:
         assert browser.subprotocol == "binary"
         assert browser.recv(timeout=10) == b"RFB 003.008\n"
 
 
-def test_unknown_subprotocols_are_passed_over(world: World) -> None:
+def test_console_ignores_unknown_subprotocols(world: World) -> None:
     with world.open(world.token(), subprotocols=["base64"]) as browser:
         assert browser.subprotocol is None and echoes(browser)
 
 
-def test_its_record_goes_with_it(world: World) -> None:
+def test_console_token_record_is_deleted_at_session_end(world: World) -> None:
     with world.open(world.token()) as browser:
         assert echoes(browser)
     await_true(
@@ -247,7 +246,7 @@ def test_its_record_goes_with_it(world: World) -> None:
 
 
 # --- tokens ---
-def test_a_second_use_is_refused_and_the_first_goes_on(world: World) -> None:
+def test_console_token_second_use_is_refused_and_first_continues(world: World) -> None:
     token = world.token()
     with world.open(token) as browser:
         assert echoes(browser)
@@ -260,15 +259,15 @@ def test_a_second_use_is_refused_and_the_first_goes_on(world: World) -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/?token=", "/?token=x", "/?path=x", "/?" + "&".join(["a=b"] * 30)]
 )
-def test_without_a_token_nothing_opens(world: World, path: str) -> None:
+def test_console_without_valid_token_is_closed(world: World, path: str) -> None:
     assert world.hangs_up("", path=path)
 
 
-def test_an_expired_token_is_refused(world: World) -> None:
+def test_console_refuses_expired_token(world: World) -> None:
     assert world.hangs_up(world.token(seconds=0))
 
 
-def test_a_token_after_delete_is_refused(world: World) -> None:
+def test_console_refuses_token_of_deleted_server(world: World) -> None:
     token = world.token()
     world.store.write(lambda tx: guests.add_debt(tx, SERVERS[0], 2))
     assert world.hangs_up(token)
@@ -276,7 +275,7 @@ def test_a_token_after_delete_is_refused(world: World) -> None:
 
 # --- origins ---
 @pytest.mark.parametrize("origin", [OURS, ALLOWED, None])
-def test_origins_that_may(world: World, origin: str | None) -> None:
+def test_console_accepts_own_allowed_and_missing_origin(world: World, origin: str | None) -> None:
     with world.open(world.token(), origin=origin) as browser:
         assert echoes(browser)
 
@@ -296,7 +295,7 @@ def test_origins_that_may(world: World, origin: str | None) -> None:
         "file://",
     ],
 )
-def test_foreign_origins_are_refused_and_the_token_is_still_good(world: World, origin: str) -> None:
+def test_console_refuses_foreign_origin_and_token_stays_valid(world: World, origin: str) -> None:
     token = world.token()
     with (
         pytest.raises(InvalidStatus) as refused,
@@ -308,7 +307,7 @@ def test_foreign_origins_are_refused_and_the_token_is_still_good(world: World, o
         assert echoes(browser)
 
 
-def test_what_a_request_says_of_its_host_decides_nothing(world: World) -> None:
+def test_console_ignores_host_headers_when_checking_origin(world: World) -> None:
     token = world.token()
     for more in ({"Host": "evil.example"}, {"X-Forwarded-Host": "evil.example"}):
         headers = [("Origin", "http://evil.example"), *more.items()]
@@ -322,19 +321,19 @@ def test_what_a_request_says_of_its_host_decides_nothing(world: World) -> None:
 
 
 # --- ends ---
-def test_it_ends_when_the_guest_stops(world: World) -> None:
+def test_console_session_ends_when_guest_stops(world: World) -> None:
     with world.open(world.token()) as browser:
         assert echoes(browser)
         world.driver.host.power_off(SERVERS[0])
-        assert ended(browser) == (parts.DONE, "The guest has ended its console.")
+        assert read_close_frame(browser) == (parts.DONE, "The guest has ended its console.")
 
 
-def test_it_ends_when_the_server_moves_within_seconds(world: World) -> None:
+def test_console_session_ends_within_seconds_when_server_moves(world: World) -> None:
     with world.open(world.token()) as browser, world.open(world.token(server=SERVERS[1])) as other:
         assert echoes(browser) and echoes(other)
         world.store.write(lambda tx: guests.add_debt(tx, SERVERS[0], 2))
         began = time.monotonic()
-        code, words = ended(browser)
+        code, words = read_close_frame(browser)
         assert (
             code == parts.REFUSED
             and "deleted or has moved" in words
@@ -343,25 +342,25 @@ def test_it_ends_when_the_server_moves_within_seconds(world: World) -> None:
         assert echoes(other)
 
 
-def test_whoever_removes_the_record_ends_it(world: World) -> None:
+def test_console_session_ends_when_its_record_is_deleted(world: World) -> None:
     with world.open(world.token()) as browser:
         assert echoes(browser)
         world.store.write(lambda tx: tx.execute(schema.console_tokens.delete()))
-        assert ended(browser)[0] == parts.REFUSED
+        assert read_close_frame(browser)[0] == parts.REFUSED
 
 
-def test_a_restart_tells_the_browsers(world: World) -> None:
+def test_console_service_close_sends_restart_code_to_browsers(world: World) -> None:
     with world.open(world.token()) as browser:
         assert echoes(browser)
         closing = threading.Thread(target=world.service.close)
         closing.start()
-        assert ended(browser)[0] == parts.RESTART
+        assert read_close_frame(browser)[0] == parts.RESTART
         closing.join(10)
 
 
-def test_a_browser_that_does_not_read_holds_nothing_up(world: World) -> None:
-    """It is cut off when its session must end, although not a byte can be sent to it."""
-    with stalled(world) as lazy:
+def test_console_session_of_stalled_browser_ends_and_blocks_no_other(world: World) -> None:
+    """Its session ends in time, although the service cannot send it a byte."""
+    with open_stalled_connection(world) as lazy:
         with world.open(world.token(server=SERVERS[1])) as other:
             assert echoes(other)
         await_true(lambda: len(world.sessions) == 1)
@@ -370,8 +369,8 @@ def test_a_browser_that_does_not_read_holds_nothing_up(world: World) -> None:
         assert lazy.fileno() != -1
 
 
-def stalled(world: World) -> socket.socket:
-    """A browser by hand, which sent until nothing went any more and reads nothing of the echo."""
+def open_stalled_connection(world: World) -> socket.socket:
+    """Open a session by hand, send until the socket blocks, and read no echo."""
     lazy = socket.create_connection(("127.0.0.1", world.port), 5)
     lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     lazy.sendall(
@@ -379,7 +378,8 @@ def stalled(world: World) -> socket.socket:
         "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
     )
     assert b"101 Switching" in lazy.recv(4096)
-    frame = b"\x82\xfe\xff\xff" + bytes(4) + bytes(65535)  # binary, masked with zeros
+    # A binary frame, masked with zeros.
+    frame = b"\x82\xfe\xff\xff" + bytes(4) + bytes(65535)
     lazy.settimeout(0.5)
     with pytest.raises(TimeoutError):
         while True:
@@ -388,7 +388,7 @@ def stalled(world: World) -> socket.socket:
 
 
 # --- limits ---
-def test_so_many_of_a_server_and_in_all(world: World) -> None:
+def test_console_limits_sessions_per_server_and_in_total(world: World) -> None:
     def fill(servers: list[str]) -> None:
         for server in servers:
             browser = opened.enter_context(world.open(world.token("novnc", server)))
@@ -412,17 +412,17 @@ def test_so_many_of_a_server_and_in_all(world: World) -> None:
                     assert closed.rcvd is not None and closed.rcvd.code == parts.BUSY
                     return False
 
-        # A place is free again a moment later. Being turned away uses no token up.
+        # The place is free after a moment, and a refusal does not use the token up.
         await_true(is_accepted)
 
 
-def test_a_message_that_is_too_long_ends_it(world: World) -> None:
+def test_console_session_ends_when_message_is_too_long(world: World) -> None:
     with world.open(world.token()) as browser:
         browser.send(bytes(300 * 1024))
-        assert ended(browser)[0] == 1009
+        assert read_close_frame(browser)[0] == 1009
 
 
-def test_a_silent_host(world: World) -> None:
+def test_console_on_silent_or_failed_host_closes_with_its_code(world: World) -> None:
     world.silent = True
     code, words = world.closed(world.token())
     assert code == parts.BUSY and "did not answer" in words
@@ -434,7 +434,7 @@ def test_a_silent_host(world: World) -> None:
 
 
 # --- pages ---
-def test_pages(world: World) -> None:
+def test_console_pages_have_content_type_and_security_headers(world: World) -> None:
     status, content, headers = world.get("/vnc_lite.html?path=%3Ftoken%3Dabc")
     assert (status, content, headers["Content-Type"]) == (
         200,
@@ -468,7 +468,7 @@ def test_pages(world: World) -> None:
         ("", "", "", False),
     ],
 )
-def test_frame_of_a_page_that_is_not_allowed_names_the_option(
+def test_console_page_in_forbidden_frame_names_option(
     world: World, referer: str, target: str, query: str, is_framed: bool
 ) -> None:
     sent = {"Referer": referer, "Sec-Fetch-Dest": target, "Accept": "text/html"}
@@ -507,19 +507,19 @@ def test_frame_of_a_page_that_is_not_allowed_names_the_option(
         "/" + "a" * 4000,
     ],
 )
-def test_no_other_path_is_a_page_and_nothing_redirects(world: World, path: str) -> None:
+def test_console_page_of_other_path_returns_404_without_redirect(world: World, path: str) -> None:
     status, content, headers = world.get(path)
     assert status == 404 and b"secret" not in content and "Location" not in headers
 
 
-def test_it_says_that_it_is_alive(world: World) -> None:
+def test_console_healthcheck_reports_alive_and_ready(world: World) -> None:
     status, content, headers = world.get("/healthcheck")
     assert (status, content, headers["Cache-Control"]) == (200, b'{"status":"alive"}', "no-store")
     assert json.loads(world.get("/healthcheck/ready")[1]) == {"status": "ready", "dependencies": {}}
     assert world.get("/healthcheck/ready/")[0] == 404
 
 
-def test_noise_is_closed_and_serves_nobody(world: World) -> None:
+def test_console_service_closes_noise_and_keeps_serving(world: World) -> None:
     for noise in (
         b"\x16\x03\x01" * 100,
         b"POST / HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -530,52 +530,53 @@ def test_noise_is_closed_and_serves_nobody(world: World) -> None:
             try:
                 stranger.sendall(noise)
                 stranger.shutdown(socket.SHUT_WR)
-                said = stranger.recv(1000)
+                response = stranger.recv(1000)
             except TimeoutError:
                 raise
-            except OSError:  # it was closed before all of the noise was there
-                said = b""
-            assert b"200 OK" not in said
+            # The service closed the connection before all data was sent.
+            except OSError:
+                response = b""
+            assert b"200 OK" not in response
     with world.open(world.token()) as browser:
         assert echoes(browser)
 
 
-def test_silent_connections_keep_nobody_out(world: World) -> None:
+def test_console_service_accepts_sessions_despite_silent_connections(world: World) -> None:
     patient = socket.create_connection(
         ("127.0.0.1", world.port), 5, source_address=("127.0.0.2", 0)
     )
-    silent = [
+    silent_clients = [
         socket.create_connection(("127.0.0.1", world.port), 5, source_address=("127.0.0.3", 0))
         for _ in range(100)
     ]
-    for client in silent[::2]:
+    for client in silent_clients[::2]:
         client.sendall(b"GET /vnc_lite.html HTTP/1.1\r\n")
-    begun = time.monotonic()
+    began = time.monotonic()
     with world.open(world.token()) as browser:
         for client in [socket.create_connection(("127.0.0.1", world.port), 5) for _ in range(20)]:
             client.close()
         browser.send(b"hello")
-        assert browser.recv(5)  # a session keeps its place
-    assert time.monotonic() - begun < 2
+        # The session keeps its place.
+        assert browser.recv(5)
+    assert time.monotonic() - began < 2
     patient.sendall(b"GET /vnc_lite.html HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert patient.recv(100).startswith(b"HTTP/1.1 200 OK")  # and so has an address with one
-    for client in (patient, *silent):
+    # The only connection of another address keeps its place too.
+    assert patient.recv(100).startswith(b"HTTP/1.1 200 OK")
+    for client in (patient, *silent_clients):
         client.close()
 
 
-def test_tokens_and_secrets_are_never_logged(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_console_tokens_are_not_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     token = world.token()
     with world.open(token) as browser:
         assert echoes(browser)
     assert world.hangs_up(token)
     world.get(f"/vnc_lite.html?path=%3Ftoken%3D{token}")
-    ours = [
+    messages = [
         record.getMessage()
         for record in caplog.records
         if not record.name.startswith("websockets.client")
     ]
-    assert any("console serial of server" in line for line in ours)
-    assert not [line for line in ours if token in line]
+    assert any("console serial of server" in line for line in messages)
+    assert not [line for line in messages if token in line]

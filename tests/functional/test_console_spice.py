@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session of SPICE: several websockets of one browser, for one token."""
+"""SPICE consoles: several websockets of one browser for one token."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.functional.test_console_service import (
     VAULT,
     World,
     echoes,
-    ended,
+    read_close_frame,
 )
 from tests.waiting import await_true
 
@@ -41,14 +41,14 @@ PLAIN = "http://consoles.example"
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., World]]:
-    with ExitStack() as made:
+    with ExitStack() as stack:
 
-        def one(**options: Any) -> World:
+        def make_world(**options: Any) -> World:
             world = World(tmp_path, **{"url": PLAIN, "origins": (), **options})
-            made.callback(world.close)
+            stack.callback(world.close)
             return world
 
-        yield one
+        yield make_world
 
 
 @pytest.fixture
@@ -56,32 +56,33 @@ def world(make: Callable[..., World]) -> World:
     return make()
 
 
-def page(token: str) -> str:
+def page_path(token: str) -> str:
     return f"/spice/spice_auto.html?path=%3Ftoken%3D{token}"
 
 
-def cookie(world: World, token: str, **headers: str) -> str:
-    """What a browser brings after it fetched the page."""
-    status, _, found = world.get(page(token), {**HTML, **headers})
+def fetch_cookie(world: World, token: str, **headers: str) -> str:
+    """Fetch the page, and return the cookie that the response sets, or "" for none."""
+    status, _, headers_of_page = world.get(page_path(token), {**HTML, **headers})
     assert status == 200
-    return found.get("Set-Cookie", "").partition(";")[0]
+    return headers_of_page.get("Set-Cookie", "").partition(";")[0]
 
 
-def join(world: World, token: str, own: str) -> ClientConnection:
-    """One more websocket of who has this cookie; "": of who has none."""
+def open_channel(world: World, token: str, own: str) -> ClientConnection:
+    """Open another websocket with the cookie ``own``, or without a cookie if this is ""."""
     return world.open(token, additional_headers={"Cookie": own} if own else {})
 
 
 class Session:
-    """One that is open: its first websocket and some more."""
+    """An open session: its main websocket and ``more`` further channels."""
 
     def __init__(self, world: World, opened: ExitStack, more: int = 3, **about: Any) -> None:
         self.token = world.token("spice-html5", **about)
-        self.own = cookie(world, self.token)
-        self.main = opened.enter_context(join(world, self.token, self.own))
-        assert echoes(self.main)  # a client has heard from its main channel before it opens others
+        self.own = fetch_cookie(world, self.token)
+        self.main = opened.enter_context(open_channel(world, self.token, self.own))
+        # A client opens further channels only after an answer of the main channel.
+        assert echoes(self.main)
         self.channels = [
-            opened.enter_context(join(world, self.token, self.own)) for _ in range(more)
+            opened.enter_context(open_channel(world, self.token, self.own)) for _ in range(more)
         ]
 
     @property
@@ -89,12 +90,12 @@ class Session:
         return [self.main, *self.channels]
 
 
-def rows(world: World) -> list[Any]:
+def read_tokens(world: World) -> list[Any]:
     return world.store.read(lambda tx: list(tx.execute(schema.console_tokens.select())))
 
 
 # --- one browser ---
-def test_one_address_opens_all_channels_of_the_browser_that_fetched_it(world: World) -> None:
+def test_spice_token_opens_all_channels_of_browser_with_its_cookie(world: World) -> None:
     with ExitStack() as opened:
         session = Session(world, opened)
         for number, channel in enumerate(session.all):
@@ -105,43 +106,45 @@ def test_one_address_opens_all_channels_of_the_browser_that_fetched_it(world: Wo
         assert all(echoes(channel) for channel in session.all)
 
 
-def test_the_session_ends_with_its_first_connection(world: World) -> None:
+def test_spice_session_ends_with_its_main_channel(world: World) -> None:
     with ExitStack() as opened:
         session = Session(world, opened)
         assert all(echoes(channel) for channel in session.all)
         session.main.close()
         for channel in session.channels:
-            assert ended(channel)[0] in (parts.DONE, parts.REFUSED)
-        await_true(lambda: not rows(world))
+            assert read_close_frame(channel)[0] in (parts.DONE, parts.REFUSED)
+        await_true(lambda: not read_tokens(world))
         assert world.hangs_up(session.token, additional_headers={"Cookie": session.own})
     await_true(lambda: len(world.sessions) == 0)
 
 
-def test_a_channel_that_ends_leaves_the_session(world: World) -> None:
+def test_spice_session_continues_when_a_channel_ends(world: World) -> None:
     with ExitStack() as opened:
         session = Session(world, opened)
         session.channels[0].close()
         await_true(lambda: len(world.sessions) == 3)
         assert all(echoes(channel) for channel in (session.main, *session.channels[1:]))
-        with join(world, session.token, session.own) as again:
+        with open_channel(world, session.token, session.own) as again:
             assert echoes(again)
 
 
-def test_a_session_has_so_many_channels(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spice_session_limits_number_of_channels(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parts, "MAX_CHANNELS", 2)
     with ExitStack() as opened:
         session = Session(world, opened, more=2)
         assert all(echoes(channel) for channel in session.all)
-        with join(world, session.token, session.own) as late:
-            code, words = ended(late)
+        with open_channel(world, session.token, session.own) as late:
+            code, words = read_close_frame(late)
         assert code == parts.BUSY and "too many connections" in words
         session.channels[0].close()
         await_true(lambda: len(world.sessions) == 2)
-        with join(world, session.token, session.own) as next_one:
-            assert echoes(next_one)
+        with open_channel(world, session.token, session.own) as next_channel:
+            assert echoes(next_channel)
 
 
-def test_channels_take_no_places_of_sessions_or_pages(make: Callable[..., World]) -> None:
+def test_spice_channels_do_not_count_as_sessions_or_pages(make: Callable[..., World]) -> None:
     world = make(most=2, per_server=2, per_user=2)
     with ExitStack() as opened:
         for _ in range(2):
@@ -154,56 +157,57 @@ def test_channels_take_no_places_of_sessions_or_pages(make: Callable[..., World]
         assert patient.recv(100).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_delete_ends_all_channels(world: World) -> None:
+def test_server_delete_ends_all_spice_channels(world: World) -> None:
     with ExitStack() as opened:
         session = Session(world, opened)
         assert all(echoes(channel) for channel in session.all)
         world.store.write(lambda tx: guests.add_debt(tx, SERVERS[0], 2))
         for channel in session.all:
-            assert ended(channel)[0] in (parts.DONE, parts.REFUSED)
+            assert read_close_frame(channel)[0] in (parts.DONE, parts.REFUSED)
         assert world.hangs_up(session.token, additional_headers={"Cookie": session.own})
 
 
-def test_all_channels_end_with_the_users_rights(world: World) -> None:
+def test_revoked_user_token_ends_all_spice_channels(world: World) -> None:
     with ExitStack() as opened:
         session = Session(world, opened, caller="mine")
         assert all(echoes(channel) for channel in session.all)
         world.bad.add("mine")
         assert world.hangs_up(session.token, additional_headers={"Cookie": session.own})
         for channel in session.all:
-            assert ended(channel)[0] in (parts.DONE, parts.REFUSED)
+            assert read_close_frame(channel)[0] in (parts.DONE, parts.REFUSED)
 
 
-# --- who has no cookie ---
-def test_without_a_cookie_there_is_one_connection(world: World) -> None:
+# --- clients without a cookie ---
+def test_spice_token_without_cookie_allows_one_connection(world: World) -> None:
     token = world.token("spice-html5")
     with world.open(token) as main:
         assert echoes(main)
         assert world.hangs_up(token)
         name = f"console-{console_tokens.hash_token(token)[:16]}"
-        for late in ("", "x"):  # a cookie that the first did not bring
+        # The first connection had no such cookie.
+        for late in ("", "x"):
             assert world.hangs_up(token, additional_headers={"Cookie": f"{name}={late}"})
         assert echoes(main)
 
 
-def test_a_program_brings_a_cookie_of_its_own(world: World) -> None:
+def test_spice_token_accepts_cookie_chosen_by_program(world: World) -> None:
     token = world.token("spice-html5")
     own = f"console-{console_tokens.hash_token(token)[:16]}=chosen-by-me"
-    with join(world, token, own) as main:
+    with open_channel(world, token, own) as main:
         assert echoes(main)
-        with join(world, token, own) as channel:
+        with open_channel(world, token, own) as channel:
             assert echoes(channel)
         assert world.hangs_up(token)
 
 
 @pytest.mark.parametrize("kind", ["novnc", "serial"])
-def test_other_consoles_have_one_connection_at_a_time(world: World, kind: str) -> None:
+def test_novnc_and_serial_console_have_one_connection_at_a_time(world: World, kind: str) -> None:
     token = world.token(kind)
     own = f"console-{console_tokens.hash_token(token)[:16]}=chosen-by-me"
-    with join(world, token, own) as first:
+    with open_channel(world, token, own) as first:
         await_true(lambda: len(world.sessions) == 1)
-        with join(world, token, own):
-            assert ended(first)[0] == parts.DONE
+        with open_channel(world, token, own):
+            assert read_close_frame(first)[0] == parts.DONE
             await_true(lambda: len(world.sessions) == 1)
 
 
@@ -223,34 +227,34 @@ def test_other_consoles_have_one_connection_at_a_time(world: World, kind: str) -
         ),
     ],
 )
-def test_page_in_a_frame_gets_a_cookie_that_a_websocket_binds(
+def test_spice_page_sets_cookie_and_first_websocket_binds_token(
     make: Callable[..., World], url: str, headers: dict[str, str], kept: str
 ) -> None:
     world = make(url=url, origins=(ALLOWED,))
     token = world.token("spice-html5")
-    offered = [world.get(page(token), {**HTML, **headers})[2]["Set-Cookie"] for _ in range(2)]
-    assert all(re.fullmatch(kept, one) for one in offered)
-    lost, own = (one.partition(";")[0] for one in offered)
-    with join(world, token, own) as main:
+    offered = [world.get(page_path(token), {**HTML, **headers})[2]["Set-Cookie"] for _ in range(2)]
+    assert all(re.fullmatch(kept, offer) for offer in offered)
+    lost, own = (offer.partition(";")[0] for offer in offered)
+    with open_channel(world, token, own) as main:
         assert echoes(main)
-        with join(world, token, own) as channel:
+        with open_channel(world, token, own) as channel:
             assert echoes(channel)
         assert world.hangs_up(token, additional_headers={"Cookie": lost})
-    # Who keeps none still has the one connection.
+    # A client that keeps no cookie still has its only connection.
     token = world.token("spice-html5")
-    assert world.get(page(token), {**HTML, **headers})[2]["Set-Cookie"]
+    assert world.get(page_path(token), {**HTML, **headers})[2]["Set-Cookie"]
     with world.open(token) as main:
         assert echoes(main)
 
 
-def test_an_address_for_another_s_proxy_opens_nothing_here(world: World) -> None:
+def test_spice_direct_token_is_refused_by_console_service(world: World) -> None:
     token = world.token("spice-direct")
     assert world.hangs_up(token)
-    assert world.hangs_up(token, additional_headers={"Cookie": cookie(world, token)})
+    assert world.hangs_up(token, additional_headers={"Cookie": fetch_cookie(world, token)})
 
 
 # --- several processes ---
-def test_channels_come_to_another_process_and_end_with_the_first(
+def test_spice_channels_in_another_process_end_with_main_channel(
     world: World, tmp_path: Path
 ) -> None:
     browsers = BrowserCookies(world.store, PLAIN, (), 60)
@@ -272,11 +276,11 @@ def test_channels_come_to_another_process_and_end_with_the_first(
         with ExitStack() as opened:
             session = Session(world, opened, more=1)
             world.port = second
-            there = opened.enter_context(join(world, session.token, session.own))
+            there = opened.enter_context(open_channel(world, session.token, session.own))
             assert echoes(there) and len(sessions) == 1
             assert world.hangs_up(session.token)
             session.main.close()
-            assert ended(there)[0] == parts.REFUSED
+            assert read_close_frame(there)[0] == parts.REFUSED
     finally:
         world.port = first
         other.close()
@@ -285,7 +289,9 @@ def test_channels_come_to_another_process_and_end_with_the_first(
 
 
 # --- pages and logs ---
-def test_the_page_and_its_modules(world: World, tmp_path: Path) -> None:
+def test_spice_page_and_modules_are_served_or_name_missing_package(
+    world: World, tmp_path: Path
+) -> None:
     assert world.get("/spice/spice_auto.html")[:2] == (200, b"<p>spice")
     assert world.get("/spice/main.js")[:2] == (200, b"export default 2;")
     for path in ("/spice_auto.html", "/main.js", "/spice", "/spice/", "/spice/../core/rfb.js"):
@@ -311,30 +317,32 @@ def test_the_page_and_its_modules(world: World, tmp_path: Path) -> None:
             thread.join(5)
 
 
-def test_neither_token_nor_cookie_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_spice_token_and_cookie_are_not_logged(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     with ExitStack() as opened:
         session = Session(world, opened)
         assert all(echoes(channel) for channel in session.all)
         world.hangs_up(session.token)
-    ours = [
+    messages = [
         record.getMessage()
         for record in caplog.records
         if not record.name.startswith("websockets.client")
     ]
-    assert any("console spice-html5 of server" in line for line in ours)
+    assert any("console spice-html5 of server" in line for line in messages)
     secrets = (session.token, session.own.partition("=")[2])
-    assert not [line for line in ours for secret in secrets if secret in line]
+    assert not [line for line in messages for secret in secrets if secret in line]
 
 
-def test_a_page_that_is_loaded_again_opens_nothing(world: World) -> None:
-    """Its first session has ended with the page that was there before."""
+def test_spice_page_reload_after_session_end_opens_no_session(world: World) -> None:
+    """The session of the token ended with the page before the reload."""
     token = world.token("spice-html5")
-    own = cookie(world, token)
-    with join(world, token, own) as main:
+    own = fetch_cookie(world, token)
+    with open_channel(world, token, own) as main:
         assert echoes(main)
-    await_true(lambda: not rows(world))
-    assert cookie(world, token) == ""
-    with join(world, token, own) as late, pytest.raises(ConnectionClosed) as closed:
+    await_true(lambda: not read_tokens(world))
+    assert fetch_cookie(world, token) == ""
+    with open_channel(world, token, own) as late, pytest.raises(ConnectionClosed) as closed:
         late.recv(timeout=10)
     assert closed.value.rcvd is None

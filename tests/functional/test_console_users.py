@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose a console is: it ends with the user's rights, and its address is good in one browser."""
+"""The user and the browser of a console: the session ends with the user's token, and a console
+token is bound to one browser.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from typing import Any
 import pytest
 
 from compute_api.console import sessions as parts
-from tests.functional.test_console_service import ALLOWED, OURS, SERVERS, World, echoes, ended
+from tests.functional.test_console_service import (
+    ALLOWED,
+    OURS,
+    SERVERS,
+    World,
+    echoes,
+    read_close_frame,
+)
 from tests.waiting import await_true
 
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -23,29 +32,29 @@ PLAIN = "http://consoles.example"
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., World]]:
-    with ExitStack() as made:
+    with ExitStack() as stack:
 
-        def one(**options: Any) -> World:
+        def make_world(**options: Any) -> World:
             world = World(tmp_path, **options)
-            made.callback(world.close)
+            stack.callback(world.close)
             return world
 
-        yield one
+        yield make_world
 
 
-def page(token: str) -> str:
+def page_path(token: str) -> str:
     return f"/vnc_lite.html?path=%3Ftoken%3D{token}"
 
 
-def cookie(world: World, token: str, path: str = "", **headers: str) -> str:
-    """What a browser would bring after it fetched the page; "" when it was given no cookie."""
-    status, _, found = world.get(path or page(token), {**HTML, **headers})
+def fetch_cookie(world: World, token: str, path: str = "", **headers: str) -> str:
+    """Fetch the page, and return the cookie that the response sets, or "" for none."""
+    status, _, headers_of_page = world.get(path or page_path(token), {**HTML, **headers})
     assert status == 200
-    return found.get("Set-Cookie", "").partition(";")[0]
+    return headers_of_page.get("Set-Cookie", "").partition(";")[0]
 
 
 # --- users ---
-def test_it_ends_when_the_users_token_is_revoked(make: Callable[..., World]) -> None:
+def test_console_session_ends_when_user_token_is_revoked(make: Callable[..., World]) -> None:
     world = make()
     with (
         world.open(world.token(caller="mine")) as browser,
@@ -54,7 +63,7 @@ def test_it_ends_when_the_users_token_is_revoked(make: Callable[..., World]) -> 
     ):
         assert echoes(browser) and echoes(other) and echoes(old)
         world.bad.add("mine")
-        assert ended(browser) == (
+        assert read_close_frame(browser) == (
             parts.REFUSED,
             "Your token was revoked, or your user or project is disabled.",
         )
@@ -62,14 +71,14 @@ def test_it_ends_when_the_users_token_is_revoked(make: Callable[..., World]) -> 
     await_true(lambda: len(world.sessions) == 0)
 
 
-def test_a_revoked_users_address_opens_nothing(make: Callable[..., World]) -> None:
+def test_console_token_of_revoked_user_is_refused(make: Callable[..., World]) -> None:
     world = make()
     token = world.token(caller="mine")
     world.bad.add("mine")
     assert world.hangs_up(token)
 
 
-def test_a_silent_identity_service_opens_nothing_and_ends_nothing(
+def test_silent_identity_service_refuses_new_consoles_and_keeps_sessions(
     make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make()
@@ -77,18 +86,18 @@ def test_a_silent_identity_service_opens_nothing_and_ends_nothing(
     assert code == parts.BUSY and "identity service does not answer" in words
     with world.open(world.token(caller="mine")) as browser:
         assert echoes(browser)
-        asked: list[str] = []
+        checked_tokens: list[str] = []
 
-        def silent(token: str) -> bool:
-            asked.append(token)
+        def raise_unavailable(token: str) -> bool:
+            checked_tokens.append(token)
             return world.is_good("silence")
 
-        monkeypatch.setattr(world.sessions._callers, "_validate", silent)
-        await_true(lambda: len(asked) >= 2)
+        monkeypatch.setattr(world.sessions._callers, "_validate", raise_unavailable)
+        await_true(lambda: len(checked_tokens) >= 2)
         assert echoes(browser)
 
 
-def test_so_many_of_a_user(make: Callable[..., World]) -> None:
+def test_console_limits_sessions_per_user(make: Callable[..., World]) -> None:
     world = make(most=9, per_user=2)
     with world.open(world.token()) as first, world.open(world.token(server=SERVERS[1])) as second:
         assert echoes(first) and echoes(second)
@@ -99,14 +108,15 @@ def test_so_many_of_a_user(make: Callable[..., World]) -> None:
 
 
 # --- browsers ---
-def test_an_address_belongs_to_the_browser_that_fetched_its_page(
+def test_console_token_is_bound_to_browser_of_its_page(
     make: Callable[..., World],
 ) -> None:
     world = make(url=PLAIN, origins=())
     token = world.token()
-    own = cookie(world, token)
+    own = fetch_cookie(world, token)
     assert re.fullmatch(r"console-[0-9a-f]{16}=[\w-]{43}", own)
-    assert cookie(world, token) == ""  # a second browser sees the page, and that is all
+    # A second browser gets the page, but no cookie.
+    assert fetch_cookie(world, token) == ""
     for stranger in ({}, {"Cookie": own[:-1] + "~"}, {"Cookie": "console-0123456789abcdef=x"}):
         assert world.hangs_up(token, additional_headers=stranger)
         assert world.hangs_up(token, origin=PLAIN, additional_headers=stranger)
@@ -118,12 +128,12 @@ def test_an_address_belongs_to_the_browser_that_fetched_its_page(
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_reload_in_the_same_browser_takes_the_console_over(
+def test_console_reload_in_same_browser_takes_over_session(
     make: Callable[..., World], is_open: bool
 ) -> None:
     world = make(url=PLAIN, origins=())
     token = world.token()
-    own = {"additional_headers": {"Cookie": cookie(world, token)}}
+    own = {"additional_headers": {"Cookie": fetch_cookie(world, token)}}
     with world.open(token, **own) as first:
         assert echoes(first)
         if not is_open:
@@ -132,18 +142,23 @@ def test_reload_in_the_same_browser_takes_the_console_over(
         with world.open(token, **own) as second:
             assert echoes(second)
             if is_open:
-                assert ended(first) == (parts.DONE, "The console was opened again in this browser.")
+                assert read_close_frame(first) == (
+                    parts.DONE,
+                    "The console was opened again in this browser.",
+                )
             assert echoes(second)
             assert world.hangs_up(token), "another browser"
     await_true(lambda: len(world.sessions) == 0)
 
 
-def test_reload_inside_a_page_that_is_allowed_takes_the_console_over(
+def test_console_reload_in_allowed_frame_takes_over_session(
     make: Callable[..., World],
 ) -> None:
     world = make(origins=(ALLOWED,))
     token = world.token()
-    kept = cookie(world, token, **{"Sec-Fetch-Dest": "iframe", "Referer": f"{ALLOWED}/project/"})
+    kept = fetch_cookie(
+        world, token, **{"Sec-Fetch-Dest": "iframe", "Referer": f"{ALLOWED}/project/"}
+    )
     own = {"additional_headers": {"Cookie": kept}}
     with world.open(token, **own) as first:
         assert echoes(first)
@@ -152,12 +167,12 @@ def test_reload_inside_a_page_that_is_allowed_takes_the_console_over(
         assert world.hangs_up(token), "another browser"
 
 
-def test_a_cookie_of_one_address_opens_no_other(make: Callable[..., World]) -> None:
+def test_console_cookie_of_one_token_opens_no_other(make: Callable[..., World]) -> None:
     world = make(url=PLAIN, origins=())
-    mine, theirs = world.token(), world.token()
-    own = cookie(world, mine)
-    assert cookie(world, theirs)
-    assert world.hangs_up(theirs, additional_headers={"Cookie": own})
+    own_token, other_token = world.token(), world.token()
+    own = fetch_cookie(world, own_token)
+    assert fetch_cookie(world, other_token)
+    assert world.hangs_up(other_token, additional_headers={"Cookie": own})
 
 
 @pytest.mark.parametrize(
@@ -170,9 +185,11 @@ def test_a_cookie_of_one_address_opens_no_other(make: Callable[..., World]) -> N
         (PLAIN, r"console-[0-9a-f]{16}=[\w-]{43}; Path=/; Max-Age=60; HttpOnly; SameSite=Strict"),
     ],
 )
-def test_how_the_cookie_is_kept(make: Callable[..., World], url: str, kept: str) -> None:
+def test_console_cookie_has_security_attributes(
+    make: Callable[..., World], url: str, kept: str
+) -> None:
     world = make(url=url, origins=())
-    for path in (page(world.token()), f"/serial.html?token={world.token()}"):
+    for path in (page_path(world.token()), f"/serial.html?token={world.token()}"):
         assert re.fullmatch(kept, world.get(path, HTML)[2]["Set-Cookie"])
 
 
@@ -185,12 +202,12 @@ def test_how_the_cookie_is_kept(make: Callable[..., World], url: str, kept: str)
         {**HTML, "Sec-Fetch-Dest": "empty"},
     ],
 )
-def test_programs_and_pages_inside_others_need_no_cookie(
+def test_console_in_program_or_frame_needs_no_cookie(
     make: Callable[..., World], headers: dict[str, str]
 ) -> None:
     world = make(origins=())
     token = world.token()
-    offered = world.get(page(token), headers)[2].get("Set-Cookie", "")
+    offered = world.get(page_path(token), headers)[2].get("Set-Cookie", "")
     assert ("Partitioned" in offered) == ("iframe" in headers.values())
     with world.open(token) as browser:
         assert echoes(browser)
@@ -198,13 +215,13 @@ def test_programs_and_pages_inside_others_need_no_cookie(
     assert world.hangs_up(token)
 
 
-def test_a_page_inside_another_is_not_bound_where_that_is_allowed(
+def test_console_token_is_bound_only_by_document_when_frames_are_allowed(
     make: Callable[..., World],
 ) -> None:
     world = make(origins=(ALLOWED,))
     for headers, is_bound in (({}, False), ({"Sec-Fetch-Dest": "document"}, True)):
         token = world.token()
-        assert cookie(world, token, **headers)
+        assert fetch_cookie(world, token, **headers)
         if is_bound:
             assert world.hangs_up(token)
         else:
@@ -212,52 +229,59 @@ def test_a_page_inside_another_is_not_bound_where_that_is_allowed(
                 assert echoes(browser)
 
 
-def test_neither_cookie_nor_caller_is_logged(
+def test_console_cookie_and_user_token_are_not_logged(
     make: Callable[..., World], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     world = make(url=PLAIN, origins=())
     token = world.token(caller="a-token-of-mira")
-    own = cookie(world, token)
+    own = fetch_cookie(world, token)
     with world.open(token, additional_headers={"Cookie": own}) as browser:
         assert echoes(browser)
     assert world.hangs_up(token)
-    ours = [
+    messages = [
         record.getMessage()
         for record in caplog.records
         if not record.name.startswith("websockets.client")
     ]
-    assert any("console serial of server" in line for line in ours)
+    assert any("console serial of server" in line for line in messages)
     assert not [
         line
-        for line in ours
+        for line in messages
         if token in line or own.partition("=")[2] in line or "a-token-of-mira" in line
     ]
 
 
-def test_a_page_without_a_good_token_gives_no_cookie(make: Callable[..., World]) -> None:
+def test_console_page_without_valid_token_sets_no_cookie(make: Callable[..., World]) -> None:
     world = make(origins=())
     used = world.token()
     with world.open(used) as browser:
         assert echoes(browser)
-        for path in (page(used), page("x"), page(world.token(seconds=0)), "/vnc_lite.html"):
-            assert cookie(world, "", path) == ""
-        assert cookie(world, "", f"/core/rfb.js?token={world.token()}") == ""
+        for path in (
+            page_path(used),
+            page_path("x"),
+            page_path(world.token(seconds=0)),
+            "/vnc_lite.html",
+        ):
+            assert fetch_cookie(world, "", path) == ""
+        assert fetch_cookie(world, "", f"/core/rfb.js?token={world.token()}") == ""
 
 
-def test_pages_are_shown_while_the_database_is_away(
+def test_console_page_is_shown_without_cookie_when_database_is_down(
     make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make(origins=())
     token = world.token()
     with monkeypatch.context() as away:
-        away.setattr(world.store, "read", lambda question: (_ for _ in ()).throw(world_away()))
-        assert cookie(world, token) == ""
+        away.setattr(
+            world.store, "read", lambda question: (_ for _ in ()).throw(make_unavailable())
+        )
+        assert fetch_cookie(world, token) == ""
     began = time.monotonic()
-    assert cookie(world, token) and time.monotonic() - began < 5
+    assert fetch_cookie(world, token) and time.monotonic() - began < 5
 
 
-def world_away() -> Exception:
+def make_unavailable() -> Exception:
     from common.domain import errors
 
     return errors.Unavailable("no database")

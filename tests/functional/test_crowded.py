@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More servers than there is room for, all at once: no host ever gives out more than it has, all
-that fits is placed, and the rest are told the right reason; a hard group holds under a hundred
-creates in parallel.
+"""Parallel creates of more servers than the hosts have room for.
 
-Two conductors and two schedulers compete on PostgreSQL and MariaDB; SQLite is for one of each.
+No host is ever overcommitted, the hosts are filled, and the other creates fail with the right
+reason. A hard server group holds. On PostgreSQL and MariaDB two conductors and two schedulers
+compete. SQLite allows one of each.
 """
 
 from __future__ import annotations
@@ -22,34 +22,37 @@ from common.domain.models import HostInventory
 from common.store import schema
 from tests.functional.cloud import FLAVOR, Cloud
 
-HOSTS, THERE, ASKED, IN_GROUP, THREADS = 10, 1, 80, 30, 8
+HOSTS, EXISTING_PER_HOST, CREATES, IN_GROUP, THREADS = 10, 1, 80, 30, 8
 PROCESSES = {"sqlite": 1, "postgresql": 2, "mariadb": 2}
 KINDS = [
     pytest.param(kind, marks=pytest.mark.slice("default" if kind == "mariadb" else "operations"))
     for kind in PROCESSES
 ]
-#: servers that fit on each host beside those there
+#: Number of further servers that fit on each host.
 ROOMS = [3 + number % 5 for number in range(HOSTS)]
 
 
-def size(name: str, servers: int) -> HostInventory:
-    """A host whose memory is enough for so many servers."""
+def make_inventory(name: str, servers: int) -> HostInventory:
+    """Return the inventory of a host with memory for ``servers`` servers."""
     return HostInventory("memory", 1, name, 64, servers * FLAVOR.memory_mb, 1000)
 
 
-def start(new_cloud: Callable[..., Cloud], kind: str) -> Cloud:
+def start_cloud(new_cloud: Callable[..., Cloud], kind: str) -> Cloud:
     cloud = new_cloud(kind)
     count = PROCESSES[kind]
     cloud.start(
         conductors=count,
         schedulers=count,
-        sizes=[size(f"h{number}", THERE + room) for number, room in enumerate(ROOMS, 1)],
+        sizes=[
+            make_inventory(f"h{number}", EXISTING_PER_HOST + room)
+            for number, room in enumerate(ROOMS, 1)
+        ],
     )
     return cloud
 
 
-def create(cloud: Cloud, count: int, **more: Any) -> list[str]:
-    """So many requests for one server each, from several threads at the same time."""
+def create_in_parallel(cloud: Cloud, count: int, **more: Any) -> list[str]:
+    """Send ``count`` requests for one server each from several threads, and return the servers."""
     with ThreadPoolExecutor(THREADS) as pool:
         return [
             server
@@ -58,25 +61,25 @@ def create(cloud: Cloud, count: int, **more: Any) -> list[str]:
         ]
 
 
-def until_ended(cloud: Cloud, seconds: float = 180) -> None:
-    """Wait until no action is left, and look all the time whether some host gives out more than it
-    has."""
+def await_creates(cloud: Cloud, seconds: float = 180) -> None:
+    """Wait until no action is left, and check meanwhile that no host is overcommitted."""
     busy = (
         sa.select(sa.func.count())
         .select_from(schema.servers)
         .where(schema.servers.c.action.is_not(None))
     )
 
-    def ended() -> bool:
-        assert cloud.watcher.read(overfull) == []
-        time.sleep(0.05)  # the look above would take the processor from those who are looked at
+    def are_creates_ended() -> bool:
+        assert cloud.watcher.read(find_overused_resources) == []
+        # Without a pause, the query above would slow the cloud down.
+        time.sleep(0.05)
         return not cloud.watcher.read(lambda tx: tx.scalar(busy))
 
-    cloud.until(ended, seconds, "every create has ended")
+    cloud.await_true(are_creates_ended, seconds, "every create has ended")
 
 
-def overfull(tx: sa.Connection) -> list[Any]:
-    """(host, class, used, total) wherever more is used than there is."""
+def find_overused_resources(tx: sa.Connection) -> list[Any]:
+    """Return (host, class, used, total) of resources with allocations above the total."""
     held, stock = schema.allocations.c, schema.inventories.c
     query = sa.select(
         schema.providers.c.name, held.resource_class, sa.func.sum(held.used), stock.total
@@ -97,8 +100,8 @@ def overfull(tx: sa.Connection) -> list[Any]:
     )
 
 
-def placed(cloud: Cloud, servers: list[str]) -> tuple[Counter[str], Counter[str]]:
-    """How many servers each host got, and how many were refused with which words."""
+def count_placements(cloud: Cloud, servers: list[str]) -> tuple[Counter[str], Counter[str]]:
+    """Return the number of servers by host, and the number of failed servers by reason."""
     rows = cloud.watcher.read(
         lambda tx: tx.execute(
             sa.select(schema.servers).where(schema.servers.c.id.in_(servers))
@@ -119,51 +122,53 @@ def placed(cloud: Cloud, servers: list[str]) -> tuple[Counter[str], Counter[str]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_fits_is_placed_and_the_rest_are_told_why(
+def test_parallel_creates_fill_hosts_and_the_rest_fail_with_reason(
     new_cloud: Callable[..., Cloud], kind: str
 ) -> None:
-    cloud = start(new_cloud, kind)
+    cloud = start_cloud(new_cloud, kind)
     for number in range(1, HOSTS + 1):
-        cloud.create(THERE, host=f"h{number}")
-    until_ended(cloud)
+        cloud.create(EXISTING_PER_HOST, host=f"h{number}")
+    await_creates(cloud)
     began = time.monotonic()
-    servers = create(cloud, ASKED)
-    until_ended(cloud)
+    servers = create_in_parallel(cloud, CREATES)
+    await_creates(cloud)
     seconds = time.monotonic() - began
-    hosts, reasons = placed(cloud, servers)
+    hosts, reasons = count_placements(cloud, servers)
     print(
-        f"\n{kind}: {ASKED} creates on {HOSTS} nearly full hosts took {seconds:.1f} s, {hosts.total()} fitted"
+        f"\n{kind}: {CREATES} creates on {HOSTS} nearly full hosts took {seconds:.1f} s, {hosts.total()} fitted"
     )
     assert hosts == {f"h{number}": room for number, room in enumerate(ROOMS, 1)}
     assert reasons == {
-        f"{HOSTS} hosts: {HOSTS} short of MEMORY_MB (need {FLAVOR.memory_mb}, most free 0)": ASKED
+        f"{HOSTS} hosts: {HOSTS} short of MEMORY_MB (need {FLAVOR.memory_mb}, most free 0)": CREATES
         - sum(ROOMS)
     }
-    cloud.until_idle()
+    cloud.await_idle()
     assert cloud.findings() == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", ["anti-affinity", "affinity"])
-def test_a_hard_group_holds(new_cloud: Callable[..., Cloud], kind: str, policy: str) -> None:
-    cloud = start(new_cloud, kind)
+def test_hard_server_group_holds_under_parallel_creates(
+    new_cloud: Callable[..., Cloud], kind: str, policy: str
+) -> None:
+    cloud = start_cloud(new_cloud, kind)
     began = time.monotonic()
-    servers = create(cloud, IN_GROUP, group=cloud.group(policy))
-    until_ended(cloud)
+    servers = create_in_parallel(cloud, IN_GROUP, group=cloud.group(policy))
+    await_creates(cloud)
     seconds = time.monotonic() - began
-    hosts, reasons = placed(cloud, servers)
+    hosts, reasons = count_placements(cloud, servers)
     print(f"\n{kind}: {IN_GROUP} creates in one group of {policy} took {seconds:.1f} s")
     if policy == "anti-affinity":
         assert hosts == {f"h{number}": 1 for number in range(1, HOSTS + 1)}
         assert reasons == {f"{HOSTS} hosts: {HOSTS} with a server of the group": IN_GROUP - HOSTS}
     else:
         ((host, number),) = hosts.items()
-        assert number == THERE + ROOMS[int(host[1:]) - 1], "the host is full"
+        assert number == EXISTING_PER_HOST + ROOMS[int(host[1:]) - 1], "the host is full"
         assert sum(reasons.values()) == IN_GROUP - number
         assert all(
             f"{HOSTS - 1} away from the servers of the group" in reason
             and "1 short of MEMORY_MB" in reason
             for reason in reasons
         ), reasons
-    cloud.until_idle()
+    cloud.await_idle()
     assert cloud.findings() == []

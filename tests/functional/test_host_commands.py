@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host drain`` as a process: a configuration file, messages, a scheduler, and Ctrl-C."""
+"""``kilonova host drain`` with a configuration file, messages, a scheduler, and an interrupt."""
 
 from __future__ import annotations
 
@@ -33,32 +33,35 @@ FLAVOR = Flavor("1", "m1.nano", 1, 128, 1)
 HOST = HostInventory("QEMU", 7002000, "", 4, 8192, 100)
 
 
-class Woken:
-    """A conductor that is only woken."""
+class WakeupReceiver:
+    """A conductor that receives wakeup messages and executes no actions."""
 
     def __init__(self) -> None:
-        self.heard = threading.Event()
+        self.wakeup = threading.Event()
 
     def wake(self, neighbours: bool = False) -> None:
-        self.heard.set()
+        self.wakeup.set()
 
     def loop_back(self) -> None:
-        """Nobody sends it here."""
+        """Ignore the message, which this test does not send."""
 
     def sync(self, request: Sync) -> tuple[SyncAnswer, None]:
-        """No agent is here."""
+        """Fail, because no agent runs."""
         raise AssertionError(request.host)
 
 
 @pytest.fixture
-def conductor(upgraded_database: Callable[[str], str], tmp_path: Path) -> Iterator[Woken]:
-    """Two hosts, a stopped server on the first, a scheduler; the conductor does not move
-    anything."""
+def conductor(upgraded_database: Callable[[str], str], tmp_path: Path) -> Iterator[WakeupReceiver]:
+    """The conductor of a cloud with two hosts, a stopped server on the first, and a scheduler."""
     url = upgraded_database("sqlite")
     (tmp_path / "kilonova.conf").write_text(
         f"[DEFAULT]\ntransport_url = kombu+memory://\n[database]\nurl = {url}\n"
     )
-    conf, store, woken = config.load(str(tmp_path / "kilonova.conf")), Store(url), Woken()
+    conf, store, receiver = (
+        config.load(str(tmp_path / "kilonova.conf")),
+        Store(url),
+        WakeupReceiver(),
+    )
     for name in ("h1", "h2"):
         store.write(lambda tx, name=name: hosts.register(tx, name, "boot", HOST))
     server = ids.new()
@@ -106,30 +109,30 @@ def conductor(upgraded_database: Callable[[str], str], tmp_path: Path) -> Iterat
     scheduler_rpc.serve(
         transport, "s1/1", OneAtATime(Proposals(Hosts(store, Clock()), options(conf)))
     )
-    conductor_rpc.serve(transport, "c1/1", woken)
-    yield woken
+    conductor_rpc.serve(transport, "c1/1", receiver)
+    yield receiver
     transport.close()
     store.close()
 
 
-def test_a_drain_is_begun_watched_and_left_to_the_conductors(
-    conductor: Woken, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_host_drain_continues_in_conductors_after_interrupt(
+    conductor: WakeupReceiver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["--config", str(tmp_path / "kilonova.conf"), "host", "drain", "h1"]
     assert main([*command, "--dry-run"]) == 0
-    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert (
-        said[1].endswith("web stopped cold h2")
-        and said[2] == "1 of 1 would go; nothing was changed"
+        lines[1].endswith("web stopped cold h2")
+        and lines[2] == "1 of 1 would go; nothing was changed"
     )
-    assert not conductor.heard.is_set()
+    assert not conductor.wakeup.is_set()
 
-    def press() -> None:
-        assert conductor.heard.wait(20)
+    def interrupt() -> None:
+        assert conductor.wakeup.wait(20)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=press, daemon=True).start()
-    # what runs behind is begun with it ignored
+    threading.Thread(target=interrupt, daemon=True).start()
+    # A shell starts background jobs with SIGINT ignored, so the test sets the handler.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert main(command) == 1

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host add``, ``kilonova join``, ``kilonova host remove`` with a real RabbitMQ that
-knows each user, a database, and a conductor that answers."""
+"""``kilonova host add``, ``kilonova join`` and ``kilonova host remove`` with RabbitMQ and its
+users, a database, and the messages of a conductor.
+"""
 
 from __future__ import annotations
 
@@ -37,26 +38,26 @@ from deploy.testing.servers import Servers
 from tests.contract.test_rpc import CallRecorder
 
 pytestmark = pytest.mark.slice("operations")
-US = pwd.getpwuid(os.geteuid()).pw_name
+OWN_USER = pwd.getpwuid(os.geteuid()).pw_name
 INVENTORY = HostInventory("QEMU", 7002000, "h1", 4, 8192, 9)
 
 
 @dataclass
-class ByControl:
-    """Does at a broker what its management would."""
+class FakeManagement:
+    """Changes users of a broker with rabbitmqctl in place of the management API."""
 
     broker: Broker
 
     def make(self, identity: Identity, virtual_host: str) -> str:
         self.remove(identity.user)
         self.broker.control("add_user", identity.user, identity.password)
-        where = ("-p", virtual_host, identity.user)
+        broker_address = ("-p", virtual_host, identity.user)
         self.broker.control(
-            "set_permissions", *where, identity.configure, identity.write, identity.read
+            "set_permissions", *broker_address, identity.configure, identity.write, identity.read
         )
         for topic in identity.topics:
             self.broker.control(
-                "set_topic_permissions", *where, topic.exchange, topic.write, topic.read
+                "set_topic_permissions", *broker_address, topic.exchange, topic.write, topic.read
             )
         return ""
 
@@ -72,7 +73,7 @@ class ByControl:
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    """A node of this module's own: what hosts say is not to come to other tests' conductors."""
+    """A broker for this module only, so that messages of hosts do not reach other tests."""
     with tempfile.TemporaryDirectory(prefix="kn-join-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         with Servers(Path(folder)) as servers:
@@ -82,8 +83,10 @@ def broker() -> Iterator[Broker]:
 
 
 class Site:
-    """A controller with its conductor, and the machine that joins; ``said`` and ``complained`` are
-    of the last command."""
+    """A controller with a conductor, and the machine that joins.
+
+    ``output`` and ``error_output`` are the texts of the last command.
+    """
 
     def __init__(
         self, folder: Path, broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
@@ -108,24 +111,24 @@ class Site:
         conductor.listen(self.link, CallRecorder(HeartbeatAnswer(True)), self.joins)
         assert self.link.wait_until_ready(10)
 
-    def gives(self, conf: Path, *words: str) -> int:
+    def run_command(self, conf: Path, *words: str) -> int:
         config.CONF.clear()
         status = main(["--config", str(conf), *words])
-        told = self._capsys.readouterr()
-        self.said, self.complained = told.out, told.err
+        captured = self._capsys.readouterr()
+        self.output, self.error_output = captured.out, captured.err
         return status
 
-    def adds(self) -> str:
-        words = ("host", "add", "h1", "--address", "127.0.0.1", "--broker", self.where)
-        assert self.gives(self.controller, *words) == 0, self.complained
-        return self.said.strip()
+    def add_host(self) -> str:
+        words = ("host", "add", "h1", "--address", "127.0.0.1", "--broker", self.broker_address)
+        assert self.run_command(self.controller, *words) == 0, self.error_output
+        return self.output.strip()
 
     @property
-    def where(self) -> str:
+    def broker_address(self) -> str:
         return f"127.0.0.1:{self._broker.port}"
 
-    def joins_with(self, token: str) -> int:
-        return self.gives(self.agent, "join", token, "--no-start", "--user", US)
+    def join(self, token: str) -> int:
+        return self.run_command(self.agent, "join", token, "--no-start", "--user", OWN_USER)
 
     def files(self) -> set[str]:
         return {path.name for path in self.agent.parent.iterdir()}
@@ -144,19 +147,20 @@ def site(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Site]:
-    monkeypatch.setattr(host_identity, "users", lambda conf: ByControl(broker))
-    # This broker speaks plain text on loopback; the authority is for what hosts say to each other.
+    monkeypatch.setattr(host_identity, "users", lambda conf: FakeManagement(broker))
+    # This broker uses plain text on loopback. The authority signs certificates for connections
+    # between hosts.
     monkeypatch.setenv("OS_OSLO_MESSAGING_RABBIT__SSL", "false")
-    made = Site(tmp_path, broker, upgraded_database("sqlite"), capsys)
-    made.agent.write_text(made.agent.read_text() + "[oslo_messaging_rabbit]\nssl = false\n")
-    yield made
-    made.close()
+    new_site = Site(tmp_path, broker, upgraded_database("sqlite"), capsys)
+    new_site.agent.write_text(new_site.agent.read_text() + "[oslo_messaging_rabbit]\nssl = false\n")
+    yield new_site
+    new_site.close()
 
 
-def test_a_machine_becomes_the_host_and_is_heard(site: Site, broker: Broker) -> None:
-    text = site.adds()
-    assert site.joins_with(text) == 0, site.complained
-    assert "kilonova host prove h1" in site.said
+def test_join_turns_machine_into_host_with_working_keys(site: Site, broker: Broker) -> None:
+    text = site.add_host()
+    assert site.join(text) == 0, site.error_output
+    assert "kilonova host prove h1" in site.output
     config.CONF.clear()
     conf = config.load(str(site.agent), config.AGENT)
     assert (conf.host, conf.migration.live_migration_inbound_addr) == ("h1", "127.0.0.1")
@@ -167,7 +171,7 @@ def test_a_machine_becomes_the_host_and_is_heard(site: Site, broker: Broker) -> 
     )
     cert = x509.load_pem_x509_certificate(Path(conf.tls.cert_file).read_bytes())
     names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert [str(one.value) for one in names] == ["127.0.0.1"]
+    assert [str(entry.value) for entry in names] == ["127.0.0.1"]
     modes = {path.name: path.stat().st_mode & 0o777 for path in site.agent.parent.iterdir()}
     assert modes == {"agent.conf": 0o640, "ca.pem": 0o644}
     assert Path(conf.tls.cert_file).parent == Path(conf.state_dir), "where the agent may replace it"
@@ -178,61 +182,63 @@ def test_a_machine_becomes_the_host_and_is_heard(site: Site, broker: Broker) -> 
     link.close()
     assert beat == HeartbeatAnswer(True)
     secrets = (token.transport_url, *keys.secrets.values(), keys.transport_url)
-    assert not any(one in site.said + site.complained for one in secrets)
+    assert not any(entry in site.output + site.error_output for entry in secrets)
 
 
-def test_a_token_is_used_once(site: Site) -> None:
-    token = site.adds()
-    assert site.joins_with(token) == 0, site.complained
+def test_join_token_is_accepted_only_once(site: Site) -> None:
+    token = site.add_host()
+    assert site.join(token) == 0, site.error_output
     for path in [*site.agent.parent.glob("*.pem"), *(site.folder / "state").iterdir()]:
         path.unlink()
     before = site.files()
-    assert site.joins_with(token) == 1
-    assert "was used at" in site.complained and "kilonova host remove h1" in site.complained
+    assert site.join(token) == 1
+    assert "was used at" in site.error_output and "kilonova host remove h1" in site.error_output
     assert site.files() == before, "nothing is written for who comes second"
-    assert site.joins_with(site.adds()) == 0, "who was cut off is given another"
+    assert site.join(site.add_host()) == 0, "who was cut off is given another"
 
 
-def test_a_token_that_is_over_opens_nothing(site: Site) -> None:
-    token, before = site.adds(), site.files()
+def test_join_with_expired_token_changes_nothing(site: Site) -> None:
+    token, before = site.add_host(), site.files()
     site.store.write(lambda tx: tx.execute(sa.update(schema.host_joins).values(until=1)))
-    assert site.joins_with(token) == 1
-    assert "is over since" in site.complained and "kilonova host add h1" in site.complained
+    assert site.join(token) == 1
+    assert "is over since" in site.error_output and "kilonova host add h1" in site.error_output
     assert site.files() == before
 
 
-def test_a_token_that_was_replaced_opens_nothing(site: Site) -> None:
-    older, _, before = site.adds(), site.adds(), site.files()
-    assert site.joins_with(older) == 1
-    assert "the broker refuses kilonova-join-h1" in site.complained
+def test_join_with_replaced_token_changes_nothing(site: Site) -> None:
+    older, _, before = site.add_host(), site.add_host(), site.files()
+    assert site.join(older) == 1
+    assert "the broker refuses kilonova-join-h1" in site.error_output
     assert site.files() == before
 
 
-def test_what_is_refused_on_the_host_leaves_the_token_good(
+def test_join_token_stays_valid_when_check_on_host_fails(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token = site.adds()
+    token = site.add_host()
     monkeypatch.setattr("deploy.operator.hosts.join_checks.LEAST_GIB", 1 << 40)
-    assert site.joins_with(token) == 1
-    assert "left for guests" in site.complained
+    assert site.join(token) == 1
+    assert "left for guests" in site.error_output
     monkeypatch.undo()
     state = site.folder / "state"
     state.mkdir()
     (state / "host.key").write_text(json.dumps({"host": "h9"}))
-    assert site.joins_with(token) == 1
-    assert "has the keys of host h9" in site.complained
+    assert site.join(token) == 1
+    assert "has the keys of host h9" in site.error_output
     (state / "host.key").unlink()
-    assert site.joins_with(token) == 0, site.complained
+    assert site.join(token) == 0, site.error_output
 
 
-def test_a_host_that_is_removed_is_unknown_everywhere(site: Site, broker: Broker) -> None:
-    token = site.adds()
-    assert site.joins_with(token) == 0, site.complained
+def test_host_remove_deletes_broker_users_and_refuses_join_token(
+    site: Site, broker: Broker
+) -> None:
+    token = site.add_host()
+    assert site.join(token) == 0, site.error_output
     site.store.write(lambda tx: hosts.register(tx, "h1", "boot", INVENTORY))
-    assert site.gives(site.controller, "host", "add", "h1", "--address", "127.0.0.1") == 1
-    assert site.gives(site.controller, "host", "remove", "h1") == 0, site.complained
-    known = broker.control("list_users")
-    assert broker_names.user_of("h1") not in known
-    assert broker_names.user_of_join("h1") not in known
-    assert site.joins_with(token) == 1
-    assert "the broker refuses kilonova-join-h1" in site.complained
+    assert site.run_command(site.controller, "host", "add", "h1", "--address", "127.0.0.1") == 1
+    assert site.run_command(site.controller, "host", "remove", "h1") == 0, site.error_output
+    user_list = broker.control("list_users")
+    assert broker_names.user_of("h1") not in user_list
+    assert broker_names.user_of_join("h1") not in user_list
+    assert site.join(token) == 1
+    assert "the broker refuses kilonova-join-h1" in site.error_output

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request id leads from the request through the conductor's steps to the host's commands."""
+"""The log lines of actions, steps and commands, which carry the request id."""
 
 from __future__ import annotations
 
@@ -15,47 +15,49 @@ from tests.functional.cloud import USER, Cloud
 Lines = dict[str, list[dict[str, Any]]]
 
 
-def lines_of(caplog: pytest.LogCaptureFixture, server: str) -> Lines:
-    """What was logged of a server, by kind."""
-    found: Lines = defaultdict(list)
+def collect_lines(caplog: pytest.LogCaptureFixture, server: str) -> Lines:
+    """Return the fields of the log lines about a server, by event text."""
+    lines: Lines = defaultdict(list)
     for record in caplog.records:
         parts = getattr(record, "parts", {})
         if parts.get("server") == server:
-            found[record.getMessage()].append(parts)
-    return found
+            lines[record.getMessage()].append(parts)
+    return lines
 
 
-def test_a_request_is_followed_to_its_host(cloud: Cloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_have_request_id_from_action_to_host_command(
+    cloud: Cloud, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     [server] = cloud.create()
-    cloud.until_state([server], states.ACTIVE)
-    cloud.ask(server, "os-stop")
-    cloud.until_state([server], states.STOPPED)
-    cloud.until_idle()
-    lines = lines_of(caplog, server)
+    cloud.await_state([server], states.ACTIVE)
+    cloud.begin_action(server, "os-stop")
+    cloud.await_state([server], states.STOPPED)
+    cloud.await_idle()
+    lines = collect_lines(caplog, server)
     [create, stop] = lines["action"]
     assert (create["workflow"], create["state"]) == ("create", "done")
     assert (stop["workflow"], stop["request"]) == ("stop", USER.request_id)
     assert all(0 <= line["ms"] < 60_000 for kind in lines.values() for line in kind)
-    for ended in (create, stop):
+    for action in (create, stop):
         own = {
-            kind: [line for line in lines[kind] if line["action"] == ended["action"]]
+            kind: [line for line in lines[kind] if line["action"] == action["action"]]
             for kind in ("step", "command")
         }
         requests = {line["request"] for kind in own.values() for line in kind}
-        assert requests == {ended["request"]} and "" not in requests
+        assert requests == {action["request"]} and "" not in requests
         [command] = own["command"]
-        [told] = [line for line in own["step"] if line["step"] == command["step"]]
-        assert (told["event"], told["host"], command["event"]) == ("succeeded", "h1", "done")
-        assert told["ms"] >= command["ms"] - 1000
+        [step] = [line for line in own["step"] if line["step"] == command["step"]]
+        assert (step["event"], step["host"], command["event"]) == ("succeeded", "h1", "done")
+        assert step["ms"] >= command["ms"] - 1000
 
 
-def test_a_step_that_fails_says_why(cloud: Cloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_line_of_failed_step_has_reason(cloud: Cloud, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     [server] = cloud.create(host="nowhere")
-    cloud.until_state([server], states.ERROR)
-    cloud.until_idle()
-    lines = lines_of(caplog, server)
+    cloud.await_state([server], states.ERROR)
+    cloud.await_idle()
+    lines = collect_lines(caplog, server)
     assert [line["state"] for line in lines["action"]] == ["failed"]
     [failed] = [line for line in lines["step"] if line["event"] == "failed"]
     assert failed["why"] and failed["step"] == "place"

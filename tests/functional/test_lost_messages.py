@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lost message costs, in seconds beyond the ordinary: wakeup message 2, command 7, report 2
-(docs: the promises)."""
+"""The delay that a lost message causes: at most 2 seconds for a wakeup message, 7 for a command,
+and 2 for a report.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +24,17 @@ from compute_agent.virt.memory.state.script import QUIET
 from tests.functional.cloud import Cloud
 
 WAKEUP, COMMAND, REPORT = 2.0, 7.0, 2.0
-#: seconds that a create may take when nothing is lost, on a machine that is busy with us
+#: Seconds that a create may take without lost messages, on a machine busy with tests.
 ORDINARY = 1.5
-BEAT = 0.05  #: seconds between two looks whether the machine stands still
+#: Seconds between two writes of ``Pulse``.
+BEAT = 0.05
 
 
 class Pulse:
-    """A thread that writes to the disk again and again: it knows how long this machine stood still
-    at the longest. A create may have stood still as long, whatever was lost."""
+    """A thread that writes to the disk again and again, to measure how long this machine stalls.
+
+    A create may be delayed by the longest stall, in addition to a lost message.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._longest, self._last, self._end = (
@@ -43,14 +47,14 @@ class Pulse:
         self._thread.start()
 
     def ordinary(self) -> float:
-        """Seconds that a create may have taken here when nothing was lost."""
-        return ORDINARY + max(self._longest, self._gap())
+        """Return the seconds that a create without lost messages may have taken on this machine."""
+        return ORDINARY + max(self._longest, self._measure_gap())
 
     def close(self) -> None:
         self._end.set()
         self._thread.join(20)
 
-    def _gap(self) -> float:
+    def _measure_gap(self) -> float:
         return time.monotonic() - self._last - BEAT
 
     def _beat(self) -> None:
@@ -58,21 +62,21 @@ class Pulse:
             while not self._end.wait(BEAT):
                 file.write(b".")
                 os.fsync(file.fileno())
-                self._longest = max(self._longest, self._gap())
+                self._longest = max(self._longest, self._measure_gap())
                 self._last = time.monotonic()
 
 
 @pytest.fixture
 def pulse(tmp_path: Path) -> Iterator[Pulse]:
-    """Of the machine, while the test runs."""
+    """The stalls of the machine while the test runs."""
     pulse = Pulse(tmp_path / "pulse")
     yield pulse
     pulse.close()
 
 
-def delays(cloud: Cloud, servers: list[str], vm_state: str) -> list[float]:
-    """Seconds from each server's request to its end, by the database's clock."""
-    cloud.until_state(servers, vm_state, 20)
+def measure_delays(cloud: Cloud, servers: list[str], vm_state: str) -> list[float]:
+    """Return the sorted durations of the servers' actions in seconds, by the database's clock."""
+    cloud.await_state(servers, vm_state, 20)
     rows = cloud.watcher.read(
         lambda tx: tx.execute(
             sa.select(schema.actions.c.created_at, schema.actions.c.finished_at).where(
@@ -83,46 +87,52 @@ def delays(cloud: Cloud, servers: list[str], vm_state: str) -> list[float]:
     return sorted((row.finished_at - row.created_at) / 1e6 for row in rows)
 
 
-def created_one_by_one(cloud: Cloud, count: int, pause: float) -> list[str]:
-    """Creates at different moments of everybody's periods."""
+def create_one_by_one(cloud: Cloud, count: int, pause: float) -> list[str]:
+    """Create servers with pauses, so that requests meet the periodic work at different moments."""
     servers = []
     for _ in range(count):
         servers += cloud.create()
-        time.sleep(pause)  # the moment is what is tried here
+        # The test varies the moment of the request.
+        time.sleep(pause)
     return servers
 
 
-def ordinary(cloud: Cloud, pulse: Pulse) -> None:
-    """The first create is slower: connections are opened."""
+def check_ordinary_delay(cloud: Cloud, pulse: Pulse) -> None:
+    """Create three servers and check their delays.
+
+    The first create is slower, because connections are opened.
+    """
     for _ in range(3):
-        assert delays(cloud, cloud.create(), states.ACTIVE)[-1] < pulse.ordinary()
+        assert measure_delays(cloud, cloud.create(), states.ACTIVE)[-1] < pulse.ordinary()
 
 
-def test_a_lost_doorbell(cloud: Cloud, pulse: Pulse) -> None:
-    ordinary(cloud, pulse)
+def test_lost_wakeup_delays_create_within_bound(cloud: Cloud, pulse: Pulse) -> None:
+    check_ordinary_delay(cloud, pulse)
     cloud.network.lose = lambda what: what in ("wake", "loop_back")
-    found = delays(cloud, created_one_by_one(cloud, 8, 0.37), states.ACTIVE)
-    assert found[-1] <= WAKEUP + pulse.ordinary()
-    assert found[-1] > 0.2, "no wakeup message was lost"
+    seconds = measure_delays(cloud, create_one_by_one(cloud, 8, 0.37), states.ACTIVE)
+    assert seconds[-1] <= WAKEUP + pulse.ordinary()
+    assert seconds[-1] > 0.2, "no wakeup message was lost"
     assert cloud.findings() == []
 
 
-def test_a_lost_command(cloud: Cloud, pulse: Pulse) -> None:
-    ordinary(cloud, pulse)
+def test_lost_command_delays_create_within_bound(cloud: Cloud, pulse: Pulse) -> None:
+    check_ordinary_delay(cloud, pulse)
     cloud.network.lose = lambda what: what == "do"
-    servers = created_one_by_one(cloud, 10, 0.6)
-    found = delays(cloud, servers, states.ACTIVE)
-    assert found[-1] <= COMMAND + pulse.ordinary()
-    assert found[0] > 1.5, "a command came sooner than it was sent again"
-    assert {cloud.made("ensure_guest")[server] for server in servers} == {1}
+    servers = create_one_by_one(cloud, 10, 0.6)
+    seconds = measure_delays(cloud, servers, states.ACTIVE)
+    assert seconds[-1] <= COMMAND + pulse.ordinary()
+    assert seconds[0] > 1.5, "a command came sooner than it was sent again"
+    assert {cloud.count_commands("ensure_guest")[server] for server in servers} == {1}
     assert cloud.findings() == []
 
 
-def test_a_lost_command_while_its_host_always_has_news(cloud: Cloud, pulse: Pulse) -> None:
-    """News of other guests do not put off the question what the host should be doing."""
-    ordinary(cloud, pulse)
+def test_lost_command_delays_create_within_bound_when_guests_change(
+    cloud: Cloud, pulse: Pulse
+) -> None:
+    """Changes of other guests do not postpone the host's request for its lost commands."""
+    check_ordinary_delay(cloud, pulse)
     other, driver = cloud.create()[0], cloud.drivers["h1"]
-    cloud.until_state([other], states.ACTIVE)
+    cloud.await_state([other], states.ACTIVE)
     cloud.network.lose = lambda what: what == "do"
     flips, next_at = (
         itertools.cycle(
@@ -137,34 +147,34 @@ def test_a_lost_command_while_its_host_always_has_news(cloud: Cloud, pulse: Puls
             next_at[0] = time.monotonic() + 0.4
 
     server = cloud.create()[0]
-    assert cloud.until_state([server], states.ACTIVE, 20, flip) <= COMMAND + pulse.ordinary()
+    assert cloud.await_state([server], states.ACTIVE, 20, flip) <= COMMAND + pulse.ordinary()
 
 
-def test_a_lost_report(cloud: Cloud, pulse: Pulse) -> None:
-    ordinary(cloud, pulse)
+def test_lost_report_delays_create_within_bound(cloud: Cloud, pulse: Pulse) -> None:
+    check_ordinary_delay(cloud, pulse)
     turns = itertools.cycle([True, False])
     cloud.network.lose = lambda what: what == "sync" and next(turns)
-    found = delays(cloud, created_one_by_one(cloud, 8, 0.43), states.ACTIVE)
-    assert found[-1] <= REPORT + pulse.ordinary()
-    assert found[-1] > 0.9, "no report was lost"
+    seconds = measure_delays(cloud, create_one_by_one(cloud, 8, 0.43), states.ACTIVE)
+    assert seconds[-1] <= REPORT + pulse.ordinary()
+    assert seconds[-1] > 0.9, "no report was lost"
     assert cloud.findings() == []
 
 
-def test_a_lost_answer_to_a_report_costs_the_tenant_nothing(cloud: Cloud, pulse: Pulse) -> None:
-    ordinary(cloud, pulse)
+def test_lost_answer_to_report_repeats_no_command(cloud: Cloud, pulse: Pulse) -> None:
+    check_ordinary_delay(cloud, pulse)
     turns = itertools.cycle([True, False])
     cloud.network.lose = lambda what: what == "answer to sync" and next(turns)
-    servers = created_one_by_one(cloud, 5, 0.43)
-    assert delays(cloud, servers, states.ACTIVE)[-1] <= REPORT + pulse.ordinary()
-    assert {cloud.made("ensure_guest")[server] for server in servers} == {1}
+    servers = create_one_by_one(cloud, 5, 0.43)
+    assert measure_delays(cloud, servers, states.ACTIVE)[-1] <= REPORT + pulse.ordinary()
+    assert {cloud.count_commands("ensure_guest")[server] for server in servers} == {1}
     assert cloud.findings() == []
 
 
-def test_a_lost_command_while_heartbeats_are_lost_too(cloud: Cloud, pulse: Pulse) -> None:
-    ordinary(cloud, pulse)
+def test_lost_command_and_heartbeats_delay_create_within_bound(cloud: Cloud, pulse: Pulse) -> None:
+    check_ordinary_delay(cloud, pulse)
     cloud.network.lose = lambda what: what in ("do", "heartbeat")
     assert (
-        delays(cloud, created_one_by_one(cloud, 4, 0.6), states.ACTIVE)[-1]
+        measure_delays(cloud, create_one_by_one(cloud, 4, 0.6), states.ACTIVE)[-1]
         <= COMMAND + pulse.ordinary()
     )
     assert cloud.findings() == []
@@ -173,30 +183,30 @@ def test_a_lost_command_while_heartbeats_are_lost_too(cloud: Cloud, pulse: Pulse
 @pytest.mark.parametrize(
     ("key", "vm_state"), [("os-stop", states.STOPPED), ("delete", states.DELETED)]
 )
-def test_a_lost_command_of_other_actions(
+def test_lost_command_delays_stop_and_delete_within_bound(
     cloud: Cloud, pulse: Pulse, key: str, vm_state: str
 ) -> None:
-    ordinary(cloud, pulse)
+    check_ordinary_delay(cloud, pulse)
     servers = cloud.create(3)
-    cloud.until_state(servers, states.ACTIVE)
+    cloud.await_state(servers, states.ACTIVE)
     cloud.network.lose = lambda what: what == "do"
     for server in servers:
-        cloud.ask(server, key)
-    assert cloud.until_state(servers, vm_state, 20) <= COMMAND + pulse.ordinary()
-    cloud.until_idle()
+        cloud.begin_action(server, key)
+    assert cloud.await_state(servers, vm_state, 20) <= COMMAND + pulse.ordinary()
+    cloud.await_idle()
     assert cloud.findings() == []
 
 
-def test_a_scheduler_that_does_not_answer_is_waited_for(cloud: Cloud, pulse: Pulse) -> None:
-    ordinary(cloud, pulse)
-    was_lost = cloud.network.next_one("select")
+def test_create_continues_after_lost_request_to_scheduler(cloud: Cloud, pulse: Pulse) -> None:
+    check_ordinary_delay(cloud, pulse)
+    was_lost = cloud.network.lose_next("select")
     server = cloud.create()[0]
-    assert cloud.until_state([server], states.ACTIVE) < 2 + pulse.ordinary()
+    assert cloud.await_state([server], states.ACTIVE) < 2 + pulse.ordinary()
     assert was_lost()
 
 
 class FullDisk(Journal):
-    """The disk is full when the first result is written."""
+    """A journal that fails with a full disk when the first result is written."""
 
     full = True
 
@@ -207,7 +217,7 @@ class FullDisk(Journal):
         super().end(result)
 
 
-def test_a_result_that_could_not_be_journalled_is_sent_for_again(
+def test_command_is_repeated_when_agent_cannot_journal_its_result(
     new_cloud: Callable[..., Cloud], tmp_path: Path
 ) -> None:
     cloud = new_cloud()
@@ -215,6 +225,6 @@ def test_a_result_that_could_not_be_journalled_is_sent_for_again(
     cloud.start_scheduler()
     cloud.start_agent("h1", FullDisk(tmp_path / "agent.db"))
     server = cloud.create()[0]
-    assert cloud.until_state([server], states.ACTIVE) > 1.5
-    assert cloud.made("ensure_guest")[server] == 2
+    assert cloud.await_state([server], states.ACTIVE) > 1.5
+    assert cloud.count_commands("ensure_guest")[server] == 2
     assert cloud.findings() == []

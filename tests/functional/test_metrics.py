@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the database knows, as metrics: of a cloud that has something of each, on each database; and
-what a life of a server counts."""
+"""The metrics: gauges that are read from each database, and the counters of a server's actions."""
 
 from __future__ import annotations
 
@@ -23,41 +22,52 @@ MAX_STATEMENTS = 10
 
 
 @pytest.fixture
-def counting() -> Iterator[None]:
+def metrics_process() -> Iterator[None]:
     metrics.start(new_conf(1), "conductor")
     yield
     metrics.stop()
 
 
-def values(samples: list[gauges.Sample]) -> dict[tuple[Any, ...], float]:
+def index_samples(samples: list[gauges.Sample]) -> dict[tuple[Any, ...], float]:
     return {(name, *labels): value for name, labels, value in samples}
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "mariadb", "postgresql"])
-def test_gauges_of_each_database(new_cloud: Callable[..., Cloud], kind: str) -> None:
+def test_gauges_are_read_from_each_database_with_ten_statements(
+    new_cloud: Callable[..., Cloud], kind: str
+) -> None:
     cloud = new_cloud(kind)
     cloud.start()
     [server] = cloud.create()
-    cloud.until_state([server], states.ACTIVE)
-    cloud.until_idle()
+    cloud.await_state([server], states.ACTIVE)
+    cloud.await_idle()
     store = cloud.watcher
-    store.write(lambda tx: _add_troubles(tx, server))
+    store.write(lambda tx: _add_stuck_action_and_cleanup(tx, server))
     statements: list[str] = []
     sa.event.listen(store.engine, "before_cursor_execute", lambda *what: statements.append(what[2]))
-    found = values(store.read(lambda tx: list(gauges.read(tx))))
-    assert len([one for one in statements if one.startswith("SELECT")]) == MAX_STATEMENTS
-    assert found["actions", "create", "boot", "stuck"] == 1
-    assert 99 < found["actions_oldest_seconds", "create", "boot", "stuck"] < 200
-    assert found["actions_due_late_seconds",] < 60
-    assert (found["cleanups", "ports"], found["outbox",], found["debts",]) == (1, 0, 0)
-    assert 49 < found["cleanups_oldest_seconds", "ports"] < 150
-    assert found["service_up", "h1", "nova-compute"] == 1
-    assert found["service_silence_seconds", "h1", "nova-compute"] < 60
-    assert found["host_used", "h1", "VCPU"] == 1 < found["host_capacity", "h1", "VCPU"]
-    assert {name for name, *_ in found} <= set(gauges.GAUGES)
+    gauge_values = index_samples(store.read(lambda tx: list(gauges.read(tx))))
+    assert (
+        len([statement for statement in statements if statement.startswith("SELECT")])
+        == MAX_STATEMENTS
+    )
+    assert gauge_values["actions", "create", "boot", "stuck"] == 1
+    assert 99 < gauge_values["actions_oldest_seconds", "create", "boot", "stuck"] < 200
+    assert gauge_values["actions_due_late_seconds",] < 60
+    assert (gauge_values["cleanups", "ports"], gauge_values["outbox",], gauge_values["debts",]) == (
+        1,
+        0,
+        0,
+    )
+    assert 49 < gauge_values["cleanups_oldest_seconds", "ports"] < 150
+    assert gauge_values["service_up", "h1", "nova-compute"] == 1
+    assert gauge_values["service_silence_seconds", "h1", "nova-compute"] < 60
+    assert (
+        gauge_values["host_used", "h1", "VCPU"] == 1 < gauge_values["host_capacity", "h1", "VCPU"]
+    )
+    assert {name for name, *_ in gauge_values} <= set(gauges.GAUGES)
 
 
-def _add_troubles(tx: Any, server: str) -> None:
+def _add_stuck_action_and_cleanup(tx: Any, server: str) -> None:
     old = tx.execute(sa.select(schema.actions).where(schema.actions.c.server_id == server)).first()
     stuck = {"id": ids.new(), "state": "stuck", "step": "boot", "due_at": None}
     row = {**old._mapping, **stuck, "created_at": now() - 100_000_000}
@@ -77,44 +87,46 @@ def _add_troubles(tx: Any, server: str) -> None:
     )
 
 
-def test_a_life_of_a_server_is_counted(counting: None, cloud: Cloud) -> None:
+def test_metrics_count_actions_claims_steps_and_commands_of_create(
+    metrics_process: None, cloud: Cloud
+) -> None:
     [server] = cloud.create()
-    cloud.until_state([server], states.ACTIVE)
-    cloud.until_idle()
-    cloud.until(
+    cloud.await_state([server], states.ACTIVE)
+    cloud.await_idle()
+    cloud.await_true(
         lambda: 'kilonova_host_commands_total{event="done"' in metrics.text(), 10, "a count"
     )
-    read = metrics.text()
+    text = metrics.text()
     for line in (
         'kilonova_actions_ended_total{state="done",workflow="create"} 1.0',
         'kilonova_claims_total{result="taken"} 1.0',
         'kilonova_scheduler_selections_total{result="hosts"} 1.0',
         'kilonova_action_steps_total{event="succeeded",step="place",workflow="create"} 1.0',
     ):
-        assert line in read.splitlines(), line
-    assert 'kilonova_host_exchange_seconds_count{result="answered"}' in read
+        assert line in text.splitlines(), line
+    assert 'kilonova_host_exchange_seconds_count{result="answered"}' in text
 
 
-class Silent:
-    """A database that can be away, and counts who asks."""
+class FakeStore:
+    """A store that can be down, and counts its reads."""
 
     def __init__(self) -> None:
-        self.asked, self.is_away = 0, False
+        self.reads, self.is_away = 0, False
 
     def read(self, work: Callable[[Any], Any]) -> list[gauges.Sample]:
-        self.asked += 1
+        self.reads += 1
         if self.is_away:
             raise errors.NoStore()
         return [("debts", (), 3.0)]
 
 
-def test_the_database_is_asked_rarely_and_may_be_away(counting: None) -> None:
-    store, at = Silent(), [0.0]
-    kept: Store = store  # type: ignore[assignment]  # the same method
-    metrics.collect(DatabaseGauges(kept, lambda: at[0]))
+def test_gauges_are_cached_and_left_out_when_database_is_down(metrics_process: None) -> None:
+    store, at = FakeStore(), [0.0]
+    fake_store: Store = store  # type: ignore[assignment]  # the same method
+    metrics.collect(DatabaseGauges(fake_store, lambda: at[0]))
     for _ in range(5):
         assert "kilonova_debts 3.0" in metrics.text()
-    assert store.asked == 1
+    assert store.reads == 1
     at[0], store.is_away = KEEP_SECONDS, True
     assert "kilonova_debts 3.0" not in metrics.text()
     store.is_away = False

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notifications while everything runs: real conductors and their threads, and a broker that comes
-and goes."""
+"""Notifications of two conductors while the broker for notifications is down for some time."""
 
 from __future__ import annotations
 
@@ -31,11 +30,11 @@ LIFE = [
 
 
 class Broker:
-    """What several conductors send to; away while it is told so."""
+    """The broker of several conductors, which refuses messages while ``is_away``."""
 
     def __init__(self) -> None:
-        self.heard: dict[str, list[str]] = defaultdict(list)
-        self.older: set[str] = set()
+        self.events_by_server: dict[str, list[str]] = defaultdict(list)
+        self.legacy_servers: set[str] = set()
         self.is_away, self._lock = False, Lock()
 
     def send(self, message: Message) -> None:
@@ -44,13 +43,13 @@ class Broker:
         with self._lock:
             if message.is_versioned:
                 server = message.payload["nova_object.data"]["uuid"]
-                self.heard[server].append(message.event.removeprefix("instance."))
+                self.events_by_server[server].append(message.event.removeprefix("instance."))
             else:
-                self.older.add(message.payload["instance_id"])
+                self.legacy_servers.add(message.payload["instance_id"])
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "mariadb", "postgresql"])
-def test_servers_live_and_die_while_the_broker_comes_and_goes(
+def test_notifications_are_sent_in_order_after_broker_outage(
     new_cloud: Callable[..., Cloud], kind: str
 ) -> None:
     cloud, broker = new_cloud(kind), Broker()
@@ -60,22 +59,24 @@ def test_servers_live_and_die_while_the_broker_comes_and_goes(
     cloud.start_scheduler()
     cloud.start_agent("h1")
     servers = cloud.create(8)
-    cloud.until_state(servers, states.ACTIVE)
+    cloud.await_state(servers, states.ACTIVE)
     broker.is_away = True
     for server in servers:
-        cloud.ask(server, "os-stop")
+        cloud.begin_action(server, "os-stop")
     began = time.monotonic()
-    cloud.until_state(servers, states.STOPPED)
+    cloud.await_state(servers, states.STOPPED)
     assert time.monotonic() - began < 15, "a broker that is away holds up nothing"
     for server in servers:
-        cloud.ask(server, "delete")
-    cloud.until_state(servers, states.DELETED)
-    cloud.until_idle()
+        cloud.begin_action(server, "delete")
+    cloud.await_state(servers, states.DELETED)
+    cloud.await_idle()
     assert {row.key for row in read_outbox(cloud.watcher)} >= set(servers), (
         "services are told of too"
     )
     broker.is_away = False
-    cloud.until(lambda: not read_outbox(cloud.watcher), 20, "all is told")
-    assert {server: broker.heard[server] for server in servers} == dict.fromkeys(servers, LIFE)
-    assert broker.older == set(servers)
+    cloud.await_true(lambda: not read_outbox(cloud.watcher), 20, "all is told")
+    assert {server: broker.events_by_server[server] for server in servers} == dict.fromkeys(
+        servers, LIFE
+    )
+    assert broker.legacy_servers == set(servers)
     assert cloud.findings() == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One trace leads from the request over the journal to the host's commands."""
+"""The trace of a request, from the action over its steps to the commands of the host."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from tests.functional.cloud import Cloud
 
 
 @pytest.fixture
-def memory() -> Iterator[InMemorySpanExporter]:
-    """Takes the spans of all processes of this test, which are one."""
+def span_exporter() -> Iterator[InMemorySpanExporter]:
+    """The exporter of the spans of all processes, which are threads of this test."""
     conf = cfg.ConfigOpts()
     config.register(conf)
     conf([], default_config_files=[], default_config_dirs=[])
     conf.set_override("enabled", True, group="tracing")
-    made = InMemorySpanExporter()
-    tracing.start(conf, "all", lambda: made)
-    yield made
+    exporter = InMemorySpanExporter()
+    tracing.start(conf, "all", lambda: exporter)
+    yield exporter
     tracing.stop()
 
 
-def test_a_request_s_trace_has_every_step_and_command(
-    memory: InMemorySpanExporter, cloud: Cloud
+def test_trace_of_request_contains_every_step_and_command(
+    span_exporter: InMemorySpanExporter, cloud: Cloud
 ) -> None:
     [server] = cloud.create()
-    cloud.until_state([server], states.ACTIVE)
-    cloud.until_idle()
+    cloud.await_state([server], states.ACTIVE)
+    cloud.await_idle()
     tracing.stop()
-    spans = list(memory.get_finished_spans())
+    spans = list(span_exporter.get_finished_spans())
     [request] = {span.attributes["kilonova.request_id"] for span in spans}
     assert {f"{span.context.trace_id:032x}" for span in spans} == {
         request.removeprefix("req-").replace("-", "")
@@ -49,12 +49,12 @@ def test_a_request_s_trace_has_every_step_and_command(
     assert action.parent.span_id == tracing.span_id(request)
     assert {step.parent.span_id for step in steps.values()} == {action.context.span_id}
     [command] = commands
-    ran = steps[command.parent.span_id]
-    assert (command.name, ran.attributes["kilonova.step"]) == (
+    step = steps[command.parent.span_id]
+    assert (command.name, step.attributes["kilonova.step"]) == (
         "ensure_guest",
         command.attributes["kilonova.step"],
     )
     assert {span.attributes["kilonova.server"] for span in spans} == {server}
     assert {step.attributes["kilonova.step"] for step in steps.values()} > {
-        ran.attributes["kilonova.step"]
+        step.attributes["kilonova.step"]
     }

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two conductors at once: everything is done once, whoever does it, also when one of them ends in
-the middle."""
+"""Two conductors: each command is executed once, also when a conductor ends during creates."""
 
 from __future__ import annotations
 
@@ -15,24 +14,28 @@ SERVERS = 40
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
-def test_forty_creates_are_done_once_each(new_cloud: Callable[..., Cloud], kind: str) -> None:
+def test_two_conductors_execute_each_command_once(
+    new_cloud: Callable[..., Cloud], kind: str
+) -> None:
     cloud = new_cloud(kind)
     cloud.start(hosts=3, conductors=2)
     servers = [server for _ in range(SERVERS // 2) for server in (*cloud.create(), *cloud.create())]
-    cloud.until_state(servers, states.ACTIVE, 60)
-    assert cloud.made("ensure_guest") == dict.fromkeys(servers, 1)
+    cloud.await_state(servers, states.ACTIVE, 60)
+    assert cloud.count_commands("ensure_guest") == dict.fromkeys(servers, 1)
     for server in servers[::2]:
-        cloud.ask(server, "os-stop")
+        cloud.begin_action(server, "os-stop")
     for server in servers[1::2]:
-        cloud.ask(server, "delete")
-    cloud.until_state(servers[::2], states.STOPPED, 60)
-    cloud.until_state(servers[1::2], states.DELETED, 60)
-    cloud.until_idle()
-    assert cloud.made("ensure_stopped") == dict.fromkeys(servers[::2], 1)
+        cloud.begin_action(server, "delete")
+    cloud.await_state(servers[::2], states.STOPPED, 60)
+    cloud.await_state(servers[1::2], states.DELETED, 60)
+    cloud.await_idle()
+    assert cloud.count_commands("ensure_stopped") == dict.fromkeys(servers[::2], 1)
     assert cloud.findings() == []
 
 
-def test_one_ends_in_the_middle_and_the_other_goes_on(new_cloud: Callable[..., Cloud]) -> None:
+def test_second_conductor_completes_creates_when_first_ends(
+    new_cloud: Callable[..., Cloud],
+) -> None:
     cloud = new_cloud()
     first = cloud.start_conductor("c1")
     cloud.start_conductor("c2")
@@ -42,7 +45,7 @@ def test_one_ends_in_the_middle_and_the_other_goes_on(new_cloud: Callable[..., C
     servers = [server for _ in range(10) for server in cloud.create()]
     first.close()
     servers += [server for _ in range(10) for server in cloud.create()]
-    cloud.until_state(servers, states.ACTIVE, 60)
-    assert cloud.made("ensure_guest") == dict.fromkeys(servers, 1)
-    cloud.until_idle()
+    cloud.await_state(servers, states.ACTIVE, 60)
+    assert cloud.count_commands("ensure_guest") == dict.fromkeys(servers, 1)
+    cloud.await_idle()
     assert cloud.findings() == []

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RabbitMQ loses everything it had, in the middle of work: that work is late, never lost and never
-doubled."""
+"""RabbitMQ loses its queues and messages during actions. These are delayed, and neither lost nor
+repeated.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +20,12 @@ from tests.functional.cloud import Cloud
 
 
 @pytest.fixture
-def servers_of_our_own() -> Iterator[Servers]:
-    """A broker that only this test uses, since it is wiped. Its folder is none of pytest's, which
-    another run of pytest closes to all but root."""
+def own_servers() -> Iterator[Servers]:
+    """Servers of this test only, because the broker is wiped.
+
+    The folder is outside pytest's folders, because another run of pytest closes those to all users
+    except root.
+    """
     with tempfile.TemporaryDirectory(prefix="kn-broker-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         with Servers(Path(folder)) as servers:
@@ -30,37 +34,45 @@ def servers_of_our_own() -> Iterator[Servers]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.slice("operations")
-def test_everything_reaches_its_state_although_the_broker_was_wiped(
-    servers_of_our_own: Servers, new_cloud: Callable[..., Cloud], caplog: pytest.LogCaptureFixture
+def test_servers_reach_their_states_after_broker_is_wiped(
+    own_servers: Servers, new_cloud: Callable[..., Cloud], caplog: pytest.LogCaptureFixture
 ) -> None:
-    cloud = new_cloud(broker=servers_of_our_own.start("rabbitmq"))
-    broker = servers_of_our_own.broker
+    cloud = new_cloud(broker=own_servers.start("rabbitmq"))
+    broker = own_servers.broker
     assert broker is not None
     cloud.start(hosts=2, conductors=2)
     stopped, deleted = cloud.create(4), cloud.create(4)
-    cloud.until_state(stopped + deleted, states.ACTIVE, 30)
+    cloud.await_state(stopped + deleted, states.ACTIVE, 30)
     for driver in cloud.drivers.values():
         driver.host.script["ensure_guest"] = [Slow(1.0, after=True)] * 6
-    created = cloud.create(6)  # their results come while the broker is away
+    # The results of these creates arrive while the broker is down.
+    created = cloud.create(6)
     broker.control("stop_app")
-    created += cloud.create(4)  # wakeups, commands: all in vain
+    # The wakeup messages of these creates are lost.
+    created += cloud.create(4)
     for server in stopped:
-        cloud.ask(server, "os-stop")
+        cloud.begin_action(server, "os-stop")
     broker.control("reset")
     for server in deleted:
-        cloud.ask(server, "delete")
+        cloud.begin_action(server, "delete")
     broker.control("start_app")
-    cloud.until_state(created, states.ACTIVE, 30)
-    cloud.until_state(stopped, states.STOPPED, 30)
-    cloud.until_state(deleted, states.DELETED, 30)
-    cloud.until_idle()
-    # A host that hears no conductor for long begins nothing, and is sent the command again.
-    made = cloud.made("ensure_guest") - waited(caplog, "ensure_guest")
-    assert {made[server] for server in stopped + deleted + created} == {1}
+    cloud.await_state(created, states.ACTIVE, 30)
+    cloud.await_state(stopped, states.STOPPED, 30)
+    cloud.await_state(deleted, states.DELETED, 30)
+    cloud.await_idle()
+    # A host without contact to a conductor postpones commands, and gets them again later.
+    executions = cloud.count_commands("ensure_guest") - count_postponed_commands(
+        caplog, "ensure_guest"
+    )
+    assert {executions[server] for server in stopped + deleted + created} == {1}
     assert cloud.findings() == []
 
 
-def waited(caplog: pytest.LogCaptureFixture, verb: str) -> Counter[str]:
-    """How often an agent put off this verb, by server."""
-    found = [one.args for one in caplog.records if one.msg == WAITS]
-    return Counter(str(one[1]) for one in found if isinstance(one, tuple) and one[0] == verb)
+def count_postponed_commands(caplog: pytest.LogCaptureFixture, verb: str) -> Counter[str]:
+    """Return how often agents postponed a verb, by server."""
+    log_arguments = [arguments.args for arguments in caplog.records if arguments.msg == WAITS]
+    return Counter(
+        str(arguments[1])
+        for arguments in log_arguments
+        if isinstance(arguments, tuple) and arguments[0] == verb
+    )

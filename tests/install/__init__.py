@@ -1,3 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ring ``install``: Debian 12 machines, booted as containers, on which the documentation's own
-commands install Kilonova beside real Keystone, Glance and Neutron."""
+"""The ring ``install``: Debian machines, booted as containers, on which the commands of the
+documentation install Kilonova beside Keystone, Glance and Neutron.
+"""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machines' bridge, and the packages that are installed on them."""
+"""Fixtures of the bridge of the machines, and of the packages to install."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.install import machines
 
 @pytest.fixture(scope="session")
 def bridge() -> Iterator[None]:
-    """All machines of a run are on it."""
+    """The bridge that connects all machines of a run."""
     with machines.network():
         yield
 
 
 @pytest.fixture(scope="session")
 def packages() -> list[Path]:
-    """The packages of this tree, which lintian has found nothing in."""
+    """The Debian packages of this tree, after a check by lintian."""
     run([ROOT / "deploy/deb"], "Mend what the lines above name.", timeout=3600)
     return sorted((ROOT / "build/deb").glob("*.deb"))

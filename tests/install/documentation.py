@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that documentation tells an operator to type, as a shell's script for each heading.
+"""The commands of a page of the documentation, as a shell script for each heading.
 
-A command is an indented block. What a reader replaces is a WORD in capitals, here as in the samples
-of configuration; it is replaced by a value from a table, and a word that has none is an error.
+A command is an indented block. In the page, a WORD in capitals stands for a value of the operator.
 """
 
 from __future__ import annotations
@@ -15,12 +14,13 @@ INDENT = "    "
 
 
 def commands(page: Path, heading: str) -> str:
-    """The indented blocks below this heading, up to the next one of the same or a higher level.
+    """Return the indented blocks below a heading, up to the next heading of the same or a higher
+    level.
 
     Raises:
-        LookupError: the page has no such heading, or no block stands below it.
+        LookupError: The page has no such heading, or no block is below the heading.
     """
-    level, found, inside = 0, [], False
+    level, lines, inside = 0, [], False
     for line in page.read_text().splitlines():
         title = re.match(r"(#+) (.+)$", line)
         if title and inside and len(title[1]) <= level:
@@ -28,12 +28,14 @@ def commands(page: Path, heading: str) -> str:
         if title and title[2] == heading:
             level, inside = len(title[1]), True
         elif inside and line.startswith(INDENT):
-            found.append(line.removeprefix(INDENT))
-    if not found:
+            lines.append(line.removeprefix(INDENT))
+    if not lines:
         raise LookupError(f"{page} has no commands below {heading!r}")
-    return "\n".join(found) + "\n"
+    return "\n".join(lines) + "\n"
 
 
-def filled(script: str, values: Mapping[str, str]) -> str:
-    """The script with values for the reader's words."""
-    return re.sub(rf"\b({'|'.join(map(re.escape, values))})\b", lambda one: values[one[1]], script)
+def fill_words(script: str, values: Mapping[str, str]) -> str:
+    """Return the script with the words of ``values`` replaced. Other words stay."""
+    return re.sub(
+        rf"\b({'|'.join(map(re.escape, values))})\b", lambda match: values[match[1]], script
+    )

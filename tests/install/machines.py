@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines of this machine's release as booted containers (systemd-nspawn) on a bridge.
+"""Booted containers (systemd-nspawn) with the Debian release of this machine, on a bridge.
 
-All machines share one small system below and write to a layer each, so that a machine costs a
-second and what it changes. They reach package mirrors through this machine's address. A program in
-a machine runs in all namespaces of its systemd; nothing of this machine's environment goes along.
+All machines share a minimal system, and each writes to a layer of its own, so a machine boots
+fast and needs little space. They reach package mirrors through this machine's address. A program in
+a machine runs in all namespaces of its systemd, without the environment of this machine.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from deploy.progress import run
 from tests import containers
 from tests.waiting import await_true
 
-RELEASE = release()["VERSION_CODENAME"]  #: the packages are built for it
-TREE = ROOT / "build/install" / RELEASE  #: a minimal Debian, made once
-#: What a minimal installation has beside the essential packages.
+#: The release for which the packages are built.
+RELEASE = release()["VERSION_CODENAME"]
+#: A minimal Debian, made once.
+TREE = ROOT / "build/install" / RELEASE
+#: Packages of a minimal installation, beside the essential packages.
 PACKAGES = (
     "systemd",
     "systemd-sysv",
@@ -37,7 +39,7 @@ PACKAGES = (
     "ca-certificates",
 )
 BRIDGE, NETWORK = "kn-install", "172.31.77"
-#: Every machine's address; each finds the others by name, as DNS would tell it.
+#: The address of each machine. /etc/hosts of every machine has all names.
 ADDRESSES = {
     name: f"{NETWORK}.{number}"
     for number, name in enumerate(("cloud", "controller", "second", "node1", "node2", "debian"), 10)
@@ -53,7 +55,7 @@ ENVIRONMENT = {
 
 @dataclass
 class Machine:
-    """One booted container. ``leader``: its systemd, as this machine counts processes."""
+    """A booted container. ``leader`` is the process id of its systemd on this machine."""
 
     name: str
     address: str
@@ -61,10 +63,11 @@ class Machine:
     leader: int
 
     def run(self, *command: str, check: bool = True) -> str:
-        """What a program prints in the machine.
+        """Run a program in the machine, and return its output.
 
         Raises:
-            AssertionError: it failed, and was not allowed to; with the end of what it said.
+            AssertionError: The program fails, and ``check`` is true. The message has the end of the
+                output.
         """
         done = subprocess.run(
             ["nsenter", f"--target={self.leader}", "--all", "env", "--chdir=/root", *command],
@@ -75,23 +78,23 @@ class Machine:
             check=False,
             env=ENVIRONMENT,
         )
-        said = done.stdout.decode(errors="replace")
-        assert not check or done.returncode == 0, f"{self.name}: {command}: {said[-5000:]}"
-        return said
+        output = done.stdout.decode(errors="replace")
+        assert not check or done.returncode == 0, f"{self.name}: {command}: {output[-5000:]}"
+        return output
 
     def shell(self, script: str) -> str:
-        """What a script of bash prints; it ends with its first failure."""
+        """Run a bash script up to its first failing command, and return the output."""
         return self.run("bash", "-euo", "pipefail", "-c", script)
 
     def apt(self, *arguments: str) -> str:
-        """apt-get, which asks nothing and keeps what an operator has written."""
+        """Run apt-get without questions. Configuration files that an operator changed stay."""
         return self.run(
             *("apt-get", "--quiet", "--yes", "--no-install-recommends"),
             *("-o", "Dpkg::Options::=--force-confold", *arguments),
         )
 
     def install_idle(self, *packages: str) -> None:
-        """Install these, and start nothing yet: what has no configuration fails again and again."""
+        """Install packages without starting their services, which have no configuration yet."""
         policy = "/usr/sbin/policy-rc.d"
         self.write(policy, "#!/bin/sh\nexit 101\n", 0o755)
         self.apt("update")
@@ -99,24 +102,24 @@ class Machine:
         self.run("rm", policy)
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
-        """A file of root's."""
+        """Write a file that root owns."""
         self.run("install", "-D", f"-m{mode:o}", "/dev/null", path)
         Path(f"/proc/{self.leader}/root{path}").write_text(text)
 
 
 def network() -> AbstractContextManager[None]:
-    """Make the machines' bridge."""
+    """Create the bridge of the machines for a with block."""
     return containers.network(BRIDGE, NETWORK)
 
 
 def make_tree() -> None:
-    """Make the root that all machines share, unless it exists."""
+    """Create the system that all machines share, unless it exists."""
     containers.make_tree(TREE, RELEASE, f"--include={','.join(PACKAGES)}")
 
 
 @contextmanager
 def machine(folder: Path, name: str) -> Iterator[Machine]:
-    """Boot one with a layer in this folder, and end it as a power cut would."""
+    """Boot a machine with a layer in ``folder``, and kill it at the end of the with block."""
     make_tree()
     with containers.layer(TREE, folder) as root:
         _configure(root, name)
@@ -127,14 +130,14 @@ def machine(folder: Path, name: str) -> Iterator[Machine]:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
 
-        def story() -> str:
+        def read_console() -> str:
             return console.read_text(errors="replace")[-2000:]
 
         try:
-            leader = await_true(lambda: containers.leader(process), BOOT_SECONDS, story)
-            booted = Machine(name, ADDRESSES[name], root, leader)
-            await_true(lambda: _is_up(booted), BOOT_SECONDS, story)
-            yield booted
+            leader = await_true(lambda: containers.leader(process), BOOT_SECONDS, read_console)
+            new_machine = Machine(name, ADDRESSES[name], root, leader)
+            await_true(lambda: _is_up(new_machine), BOOT_SECONDS, read_console)
+            yield new_machine
         finally:
             if leader := containers.leader(process):
                 os.kill(leader, signal.SIGKILL)
@@ -152,9 +155,9 @@ def _configure(root: Path, name: str) -> None:
     run(["systemctl", f"--root={root}", "enable", "-q", "systemd-networkd"], containers.ADVICE)
 
 
-def _is_up(booted: Machine) -> bool:
-    """Has it booted, and is its address there?"""
-    state = booted.run("systemctl", "is-system-running", check=False).strip()
+def _is_up(new_machine: Machine) -> bool:
+    """Return whether the machine has booted and has an address."""
+    state = new_machine.run("systemctl", "is-system-running", check=False).strip()
     if state not in ("running", "degraded"):
         return False
-    return booted.address in booted.run("ip", "-4", "-br", "address", check=False)
+    return new_machine.address in new_machine.run("ip", "-4", "-br", "address", check=False)

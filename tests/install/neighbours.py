@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keystone, Glance and Neutron as Debian packages them, on one machine: what an operator has before
-Kilonova comes.
+"""Keystone, Glance and Neutron from Debian packages on one machine: the external services of an
+operator before Kilonova is installed.
 
-Networks are Neutron's own by its Linux bridge agents (vxlan), which any kernel with bridges can;
-hosts get an agent each by ``join``. Every service has one worker: two processors serve all
-machines.
+Networks are vxlan networks of Neutron's Linux bridge agents, which need no special kernel. ``join``
+installs an agent on a host. Every service has one worker, because all machines share two
+processors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 from tests.install.machines import ADDRESSES, Machine
 
-CLOUD = ADDRESSES["cloud"]  #: stands in the catalogue
+#: The address of the services in the catalogue.
+CLOUD = ADDRESSES["cloud"]
 PASSWORD = "no-secret-in-a-test"
 PACKAGES = (
     "mariadb-server",
@@ -29,7 +30,7 @@ PACKAGES = (
     "openssh-client",
 )
 HOST_PACKAGES = ("neutron-linuxbridge-agent",)
-#: An admin's way to Keystone; files of it are sourced.
+#: Variables with which an admin's client reaches Keystone.
 ADMIN = {
     "OS_AUTH_URL": f"http://{CLOUD}:5000/v3",
     "OS_USERNAME": "admin",
@@ -44,7 +45,7 @@ Sections = Mapping[str, Mapping[str, str | int]]
 
 
 def install(machine: Machine) -> None:
-    """Packages, databases, configuration, users and endpoints."""
+    """Install the services with their databases, configuration, users and endpoints."""
     machine.install_idle(*PACKAGES)
     machine.shell("systemctl start mariadb rabbitmq-server")
     for name in ("keystone", "glance", "neutron"):
@@ -54,31 +55,31 @@ def install(machine: Machine) -> None:
         )
     machine.shell(f"rabbitmqctl -q add_user neutron {PASSWORD}")
     machine.shell("rabbitmqctl -q set_permissions neutron '.*' '.*' '.*'")
-    machine.write("/root/admin", exported(), 0o600)
-    _keystone(machine)
-    _glance(machine)
-    _neutron(machine)
+    machine.write("/root/admin", format_admin_environment(), 0o600)
+    _install_keystone(machine)
+    _install_glance(machine)
+    _install_neutron(machine)
 
 
-def exported() -> str:
-    """An admin's variables, to be sourced by a shell."""
+def format_admin_environment() -> str:
+    """Return a shell script that exports an admin's variables."""
     return "".join(f"export {name}={value}\n" for name, value in ADMIN.items())
 
 
-def ini(sections: Sections) -> str:
-    """A file in oslo.config's form."""
+def format_ini(sections: Sections) -> str:
+    """Return the text of a configuration file in the format of oslo.config."""
     return "".join(
         f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in options.items())
         for name, options in sections.items()
     )
 
 
-def _database(name: str) -> dict[str, str]:
+def _make_database_options(name: str) -> dict[str, str]:
     socket = "unix_socket=/run/mysqld/mysqld.sock"
     return {"connection": f"mysql+pymysql://{name}:{PASSWORD}@localhost/{name}?{socket}"}
 
 
-def _as_service(name: str) -> dict[str, str]:
+def _make_service_options(name: str) -> dict[str, str]:
     return {
         "auth_url": f"http://{CLOUD}:5000",
         "auth_type": "password",
@@ -90,15 +91,15 @@ def _as_service(name: str) -> dict[str, str]:
     }
 
 
-def _one_worker(machine: Machine, name: str, unit: str) -> None:
+def _set_one_worker(machine: Machine, name: str, unit: str) -> None:
     machine.shell(f"sed -i 's/^processes.*/processes = 1/' /etc/{name}/{unit}-uwsgi.ini")
 
 
-def _keystone(machine: Machine) -> None:
+def _install_keystone(machine: Machine) -> None:
     token = {"provider": "fernet"}
-    text = ini({"database": _database("keystone"), "token": token})
+    text = format_ini({"database": _make_database_options("keystone"), "token": token})
     machine.write("/etc/keystone/keystone.conf", text)
-    _one_worker(machine, "keystone", "keystone")
+    _set_one_worker(machine, "keystone", "keystone")
     machine.shell("su -s /bin/sh keystone -c 'keystone-manage db_sync'")
     for kind in ("fernet_setup", "credential_setup"):
         machine.shell(f"keystone-manage {kind} --keystone-user keystone --keystone-group keystone")
@@ -125,37 +126,37 @@ def _keystone(machine: Machine) -> None:
 
 
 def openstack(machine: Machine, *commands: str) -> str:
-    """What the client prints of these commands, one after the other, as admin."""
+    """Run commands of the OpenStack client as admin in turn, and return their output."""
     lines = "\n".join(f"openstack {command}" for command in commands)
     return machine.shell(f". /root/admin\n{lines}")
 
 
-def _glance(machine: Machine) -> None:
+def _install_glance(machine: Machine) -> None:
     files = {"filesystem_store_datadir": "/var/lib/glance/images"}
-    text = ini(
+    text = format_ini(
         {
             "DEFAULT": {"enabled_backends": "files:file"},
-            "database": _database("glance"),
+            "database": _make_database_options("glance"),
             "glance_store": {"default_backend": "files"},
             "files": files,
             "paste_deploy": {"flavor": "keystone"},
-            "keystone_authtoken": _as_service("glance"),
+            "keystone_authtoken": _make_service_options("glance"),
         }
     )
     machine.write("/etc/glance/glance-api.conf", text)
-    _one_worker(machine, "glance", "glance-api")
+    _set_one_worker(machine, "glance", "glance-api")
     machine.shell("su -s /bin/sh glance -c 'glance-manage db_sync'")
     machine.shell("systemctl restart glance-api")
 
 
-def _neutron(machine: Machine) -> None:
-    _neutron_conf(
+def _install_neutron(machine: Machine) -> None:
+    _write_neutron_conf(
         machine,
         {
-            "database": _database("neutron"),
-            "keystone_authtoken": _as_service("neutron"),
-            "nova": _as_service("neutron"),
-            "placement": _as_service("neutron"),
+            "database": _make_database_options("neutron"),
+            "keystone_authtoken": _make_service_options("neutron"),
+            "nova": _make_service_options("neutron"),
+            "placement": _make_service_options("neutron"),
         },
     )
     plugin = {
@@ -164,19 +165,19 @@ def _neutron(machine: Machine) -> None:
         "mechanism_drivers": "linuxbridge",
         "extension_drivers": "port_security",
     }
-    text = ini({"ml2": plugin, "ml2_type_vxlan": {"vni_ranges": "1:1000"}})
+    text = format_ini({"ml2": plugin, "ml2_type_vxlan": {"vni_ranges": "1:1000"}})
     machine.write("/etc/neutron/plugins/ml2/ml2_conf.ini", text)
     dhcp = {"interface_driver": "linuxbridge", "enable_isolated_metadata": "true"}
-    machine.write("/etc/neutron/dhcp_agent.ini", ini({"DEFAULT": dhcp}))
-    _one_worker(machine, "neutron", "neutron-api")
+    machine.write("/etc/neutron/dhcp_agent.ini", format_ini({"DEFAULT": dhcp}))
+    _set_one_worker(machine, "neutron", "neutron-api")
     files = "--config-file /etc/neutron/neutron.conf"
     files += " --config-file /etc/neutron/plugins/ml2/ml2_conf.ini"
     machine.shell(f"su -s /bin/sh neutron -c 'neutron-db-manage {files} upgrade head'")
     machine.shell("systemctl restart neutron-api neutron-rpc-server neutron-dhcp-agent")
-    _linux_bridges(machine)
+    _configure_linux_bridges(machine)
 
 
-def _neutron_conf(machine: Machine, more: Sections) -> None:
+def _write_neutron_conf(machine: Machine, more: Sections) -> None:
     everywhere: dict[str, Mapping[str, str | int]] = {
         "DEFAULT": {
             "core_plugin": "ml2",
@@ -188,21 +189,21 @@ def _neutron_conf(machine: Machine, more: Sections) -> None:
         "agent": {"root_helper": "sudo neutron-rootwrap /etc/neutron/rootwrap.conf"},
         "experimental": {"linuxbridge": "true"},
     }
-    machine.write("/etc/neutron/neutron.conf", ini({**everywhere, **more}))
+    machine.write("/etc/neutron/neutron.conf", format_ini({**everywhere, **more}))
 
 
-def _linux_bridges(machine: Machine) -> None:
+def _configure_linux_bridges(machine: Machine) -> None:
     vxlan = {"enable_vxlan": "true", "local_ip": machine.address, "vxlan_group": "239.1.1.1"}
     guard = {"enable_security_group": "true", "firewall_driver": "iptables"}
     machine.write(
         "/etc/neutron/plugins/ml2/linuxbridge_agent.ini",
-        ini({"vxlan": vxlan, "securitygroup": guard}),
+        format_ini({"vxlan": vxlan, "securitygroup": guard}),
     )
     machine.shell("systemctl restart neutron-linuxbridge-agent")
 
 
 def join(host: Machine) -> None:
-    """Neutron's part of a host: a Linux bridge agent."""
+    """Install Neutron's Linux bridge agent on a host."""
     host.install_idle(*HOST_PACKAGES)
-    _neutron_conf(host, {})
-    _linux_bridges(host)
+    _write_neutron_conf(host, {})
+    _configure_linux_bridges(host)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud as an operator has it after docs/install.md: the page's own commands on booted Debian 12
-machines, beside Keystone, Glance and Neutron of Debian's packages.
+"""A cloud after the commands of docs/install.md on booted Debian machines, beside Keystone, Glance
+and Neutron from Debian packages.
 
-Where the test differs from the page it says so: Keystone is asked over http here, so its URL has
-to be allowed in plain text.
+Unlike on the page, Keystone's URL is plain HTTP, so the configuration allows plain text.
 """
 
 from __future__ import annotations
@@ -30,62 +29,62 @@ from tests.waiting import await_true
 PAGE = ROOT / "docs/install.md"
 CONTROLLER, SECOND, NODES = "controller", "second", ("node1", "node2")
 PUBLIC = f"http://{ADDRESSES[CONTROLLER]}"
-#: What the page's reader puts in.
-OURS = {
+#: Values of the page -> the values of this cloud.
+REPLACEMENTS = {
     "192.0.2.10": ADDRESSES[CONTROLLER],
     "192.0.2.11": ADDRESSES[SECOND],
     "https://keystone.example:5000/v3": neighbours.ADMIN["OS_AUTH_URL"],
     "https://cloud.example": PUBLIC,
     "auth_url = $KEYSTONE": "auth_url = $KEYSTONE\nallow_plain_text = true",
 }
-#: Suites of our clients that real services pass as the standalone ones do.
+#: Suites of Kilonova's clients, which real services pass like the embedded services.
 SUITES = ("test_image_client.py", "test_revoked_tokens.py")
-#: What runs on both controllers.
+#: Services that run on both controllers.
 PAIRED = ("api", "conductor", "scheduler", "placement")
 START_SECONDS = 300
 pytestmark = pytest.mark.timeout(3600)
 
 
-def typed(heading: str, **words: str) -> str:
-    """The page's commands below this heading, with what its reader puts in."""
+def read_page_commands(heading: str, **words: str) -> str:
+    """Return the commands of the page below a heading, with the values of this cloud."""
     script = commands(PAGE, heading)
-    for word, value in {**OURS, **words}.items():
+    for word, value in {**REPLACEMENTS, **words}.items():
         script = script.replace(word, value)
     return script
 
 
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory: pytest.TempPathFactory, bridge: None) -> Iterator[Machine]:
-    with machine(tmp_path_factory.mktemp("cloud"), "cloud") as booted:
-        neighbours.install(booted)
-        yield booted
+    with machine(tmp_path_factory.mktemp("cloud"), "cloud") as new_machine:
+        neighbours.install(new_machine)
+        yield new_machine
 
 
 @pytest.fixture(scope="module")
 def controller(
     tmp_path_factory: pytest.TempPathFactory, cloud: Machine, packages: list[Path]
 ) -> Iterator[Machine]:
-    with machine(tmp_path_factory.mktemp(CONTROLLER), CONTROLLER) as booted:
-        bring(booted, packages)
-        booted.apt("update")
-        booted.apt("install", "nginx-light", "python3-openstackclient")
-        proxy(booted)
-        booted.write("/root/admin", neighbours.exported(), 0o600)
-        booted.shell(f". /root/admin\n{typed('On the controller')}")
-        yield booted
+    with machine(tmp_path_factory.mktemp(CONTROLLER), CONTROLLER) as new_machine:
+        copy_packages(new_machine, packages)
+        new_machine.apt("update")
+        new_machine.apt("install", "nginx-light", "python3-openstackclient")
+        proxy(new_machine)
+        new_machine.write("/root/admin", neighbours.format_admin_environment(), 0o600)
+        new_machine.shell(f". /root/admin\n{read_page_commands('On the controller')}")
+        yield new_machine
 
 
 @pytest.fixture(scope="module")
 def second(
     tmp_path_factory: pytest.TempPathFactory, controller: Machine, packages: list[Path]
 ) -> Iterator[Machine]:
-    with machine(tmp_path_factory.mktemp(SECOND), SECOND) as booted:
-        bring(booted, packages)
-        controller.shell(typed("On the first"))
-        carry(controller, booted, "root/second")
-        booted.shell(typed("On the second"))
-        proxy(controller, booted.address)
-        yield booted
+    with machine(tmp_path_factory.mktemp(SECOND), SECOND) as new_machine:
+        copy_packages(new_machine, packages)
+        controller.shell(read_page_commands("On the first"))
+        copy_folder(controller, new_machine, "root/second")
+        new_machine.shell(read_page_commands("On the second"))
+        proxy(controller, new_machine.address)
+        yield new_machine
 
 
 @pytest.fixture(scope="module")
@@ -93,26 +92,26 @@ def nodes(
     tmp_path_factory: pytest.TempPathFactory, controller: Machine, packages: list[Path]
 ) -> Iterator[list[Machine]]:
     with ExitStack() as running:
-        booted = [
+        new_machine = [
             running.enter_context(machine(tmp_path_factory.mktemp(name), name)) for name in NODES
         ]
-        for node in booted:
+        for node in new_machine:
             neighbours.join(node)
-            bring(node, packages)
-            said = controller.run("kilonova", "host", "add", node.name, "--address", node.address)
-            [token] = [word for word in said.split() if word.startswith("join1.")]
-            node.shell(typed("On a host", TOKEN=token))
-            # A container may write no groups of the kernel's; a machine may.
+            copy_packages(node, packages)
+            output = controller.run("kilonova", "host", "add", node.name, "--address", node.address)
+            [token] = [word for word in output.split() if word.startswith("join1.")]
+            node.shell(read_page_commands("On a host", TOKEN=token))
+            # Unlike a machine, a container cannot write control groups of the kernel.
             node.shell("echo 'cgroup_controllers = [ ]' >> /etc/libvirt/qemu.conf")
             node.run("systemctl", "restart", "libvirtd")
-        yield booted
+        yield new_machine
 
 
 def proxy(controller: Machine, *others: str) -> None:
-    """The operator's proxy, which ends TLS elsewhere, in front of this controller and others."""
+    """Configure the operator's proxy in front of the controllers, here without TLS."""
     ports = {"api": 8774, "placement": 8778}
     pools = "".join(
-        f"upstream {name} {{ {' '.join(f'server {one}:{port};' for one in ('127.0.0.1', *others))} }}\n"
+        f"upstream {name} {{ {' '.join(f'server {address}:{port};' for address in ('127.0.0.1', *others))} }}\n"
         for name, port in ports.items()
     )
     controller.write(
@@ -129,58 +128,62 @@ def proxy(controller: Machine, *others: str) -> None:
     controller.run("systemctl", "restart", "nginx")
 
 
-def bring(booted: Machine, packages: list[Path]) -> None:
-    folder = booted.root / "root/kilonova"
+def copy_packages(new_machine: Machine, packages: list[Path]) -> None:
+    folder = new_machine.root / "root/kilonova"
     folder.mkdir(parents=True)
     for package in packages:
         shutil.copy(package, folder)
 
 
-def carry(source: Machine, target: Machine, folder: str) -> None:
-    """An operator's way to bring files from one machine to another."""
+def copy_folder(source: Machine, target: Machine, folder: str) -> None:
+    """Copy a folder from a machine to another."""
     shutil.copytree(source.root / folder, target.root / folder)
 
 
-def answers(controller: Machine, *words: str) -> Any:
-    """What the client says in JSON."""
+def run_client_for_json(controller: Machine, *words: str) -> Any:
+    """Run a command of the OpenStack client, and return its JSON output."""
     return json.loads(controller.shell(f". /root/admin\nopenstack {' '.join(words)} -f json"))
 
 
-def client(controller: Machine, words: str) -> None:
+def run_client(controller: Machine, words: str) -> None:
     controller.shell(f". /root/admin\nopenstack {words}")
 
 
-def shown(controller: Machine) -> Any:
-    """The server of the day."""
-    return answers(controller, "server show web")
+def show_server(controller: Machine) -> Any:
+    """Return the server that all tests of the file use."""
+    return run_client_for_json(controller, "server show web")
 
 
-def status(controller: Machine) -> str:
-    found = shown(controller)
-    assert found["status"] != "ERROR", f"{found.get('fault')}\n{explained(controller)}"
-    return str(found["status"])
+def read_status(controller: Machine) -> str:
+    server = show_server(controller)
+    assert server["status"] != "ERROR", f"{server.get('fault')}\n{read_timeline(controller)}"
+    return str(server["status"])
 
 
-def where(controller: Machine) -> str:
-    return str(shown(controller)["OS-EXT-SRV-ATTR:host"])
+def read_host(controller: Machine) -> str:
+    return str(show_server(controller)["OS-EXT-SRV-ATTR:host"])
 
 
-def explained(controller: Machine) -> str:
-    return controller.run("kilonova", "timeline", shown(controller)["id"], check=False)
+def read_timeline(controller: Machine) -> str:
+    return controller.run("kilonova", "timeline", show_server(controller)["id"], check=False)
 
 
-def await_status(controller: Machine, wanted: str) -> None:
+def await_status(controller: Machine, expected_status: str) -> None:
     await_true(
-        lambda: status(controller) == wanted,
+        lambda: read_status(controller) == expected_status,
         START_SECONDS,
-        lambda: f"not {wanted}: {explained(controller)}",
+        lambda: f"not {expected_status}: {read_timeline(controller)}",
         pause=2,
     )
 
 
 def await_ssh(cloud: Machine, controller: Machine, network: str) -> None:
-    """The guest answers at its address, from where Neutron's DHCP server is."""
-    [address] = [one for some in shown(controller)["addresses"].values() for one in some]
+    """Wait until the guest answers ssh from the namespace of Neutron's DHCP server."""
+    [address] = [
+        address_record
+        for some in show_server(controller)["addresses"].values()
+        for address_record in some
+    ]
     options = "-o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
     options += " -o ConnectTimeout=5"
     command = f"ip netns exec qdhcp-{network} ssh -i /root/key {options} root@{address}"
@@ -192,65 +195,74 @@ def await_ssh(cloud: Machine, controller: Machine, network: str) -> None:
     )
 
 
-def test_controller_runs_and_every_neighbour_lets_it_in(controller: Machine) -> None:
+def test_controller_runs_and_external_services_accept_it(controller: Machine) -> None:
     controller.run("kilonova", "config", "check")
-    assert answers(controller, "compute", "service", "list", "-c", "Binary")
-    assert answers(controller, "hypervisor", "list") == []
+    assert run_client_for_json(controller, "compute", "service", "list", "-c", "Binary")
+    assert run_client_for_json(controller, "hypervisor", "list") == []
 
 
-def test_second_controller_shares_the_work(controller: Machine, second: Machine) -> None:
-    def up() -> set[tuple[str, str]]:
-        found = answers(controller, "compute service list -c Binary -c Host -c State")
-        return {(one["Binary"], one["Host"]) for one in found if one["State"] == "up"}
+def test_second_controller_services_are_up(controller: Machine, second: Machine) -> None:
+    def list_up_services() -> set[tuple[str, str]]:
+        rows = run_client_for_json(controller, "compute service list -c Binary -c Host -c State")
+        return {(row["Binary"], row["Host"]) for row in rows if row["State"] == "up"}
 
     kinds = ("nova-conductor", "nova-scheduler")
-    wanted = {(kind, host) for kind in kinds for host in (CONTROLLER, SECOND)}
-    await_true(lambda: wanted <= up(), START_SECONDS, up, pause=2)
+    expected_services = {(kind, host) for kind in kinds for host in (CONTROLLER, SECOND)}
+    await_true(
+        lambda: expected_services <= list_up_services(), START_SECONDS, list_up_services, pause=2
+    )
 
 
-def test_hosts_have_joined(controller: Machine, nodes: list[Machine]) -> None:
-    def states() -> dict[str, str]:
-        found = answers(controller, 'hypervisor list -c "Hypervisor Hostname" -c State')
-        return {one["Hypervisor Hostname"]: one["State"] for one in found}
+def test_joined_hosts_are_up(controller: Machine, nodes: list[Machine]) -> None:
+    def read_states() -> dict[str, str]:
+        rows = run_client_for_json(controller, 'hypervisor list -c "Hypervisor Hostname" -c State')
+        return {row["Hypervisor Hostname"]: row["State"] for row in rows}
 
     for node in nodes:
         assert node.run("systemctl", "is-active", "kilonova-agent") == "active\n"
-    await_true(lambda: states() == dict.fromkeys(NODES, "up"), START_SECONDS, states, pause=2)
+    await_true(
+        lambda: read_states() == dict.fromkeys(NODES, "up"), START_SECONDS, read_states, pause=2
+    )
 
 
-def test_host_is_proved_with_an_image_of_glance(controller: Machine, nodes: list[Machine]) -> None:
+def test_host_prove_with_image_of_glance_succeeds(
+    controller: Machine, nodes: list[Machine]
+) -> None:
     disk = ROOT / "build/images/tiny.qcow2"
     if not disk.exists():
         subprocess.run([ROOT / "deploy/images/tiny/build", disk], check=True)
     shutil.copy(disk, controller.root / "root/tiny.qcow2")
-    client(
+    run_client(
         controller,
         "image create tiny --disk-format qcow2 --container-format bare --file tiny.qcow2",
     )
-    client(controller, "flavor create small --ram 128 --disk 1 --vcpus 1")
-    client(controller, "flavor create larger --ram 160 --disk 1 --vcpus 1")
+    run_client(controller, "flavor create small --ram 128 --disk 1 --vcpus 1")
+    run_client(controller, "flavor create larger --ram 160 --disk 1 --vcpus 1")
     assert "is proved" in controller.run("kilonova", "host", "prove", NODES[0])
 
 
-def test_server_has_a_port_of_neutrons_and_answers_ssh(
+def test_server_with_port_of_neutron_answers_ssh(
     cloud: Machine, controller: Machine, second: Machine, nodes: list[Machine]
 ) -> None:
-    """Its bridge is ours, the tunnel in it Neutron's, its address of Neutron's DHCP server, which
-    runs on another machine."""
-    network = answers(controller, "network create inside")["id"]
-    client(controller, "subnet create inside --network inside --subnet-range 10.9.0.0/24")
-    client(controller, "security group rule create default --protocol tcp --dst-port 22")
+    """Kilonova creates the bridge. Neutron adds the tunnel, and its DHCP server on another machine
+    provides the address.
+    """
+    network = run_client_for_json(controller, "network create inside")["id"]
+    run_client(controller, "subnet create inside --network inside --subnet-range 10.9.0.0/24")
+    run_client(controller, "security group rule create default --protocol tcp --dst-port 22")
     cloud.shell("ssh-keygen -q -t ed25519 -N '' -f /root/key")
     shutil.copy(cloud.root / "root/key.pub", controller.root / "root/key.pub")
-    client(controller, "keypair create --public-key key.pub mine")
-    client(
+    run_client(controller, "keypair create --public-key key.pub mine")
+    run_client(
         controller,
         "server create web --image tiny --flavor small --network inside --key-name mine "
         "--config-drive true",
     )
     await_status(controller, "ACTIVE")
-    [port] = answers(controller, "port list --network inside --device-owner compute:nova")
-    bound, host = answers(controller, f"port show {port['ID']}"), where(controller)
+    [port] = run_client_for_json(
+        controller, "port list --network inside --device-owner compute:nova"
+    )
+    bound, host = run_client_for_json(controller, f"port show {port['ID']}"), read_host(controller)
     assert (bound["binding_host_id"], bound["binding_vif_type"]) == (host, "bridge")
     assert bound["status"] == "ACTIVE"
     [node] = [node for node in nodes if node.name == host]
@@ -258,37 +270,43 @@ def test_server_has_a_port_of_neutrons_and_answers_ssh(
     await_ssh(cloud, controller, network)
 
 
-def test_day_goes_on_when_a_controller_stops(
+def test_server_actions_succeed_when_first_controller_stops(
     cloud: Machine, controller: Machine, second: Machine, nodes: list[Machine]
 ) -> None:
-    network = answers(controller, "network show inside")["id"]
+    network = run_client_for_json(controller, "network show inside")["id"]
     controller.run("systemctl", "stop", *(f"kilonova-{name}" for name in PAIRED))
-    client(controller, "server resize web --flavor larger")
+    run_client(controller, "server resize web --flavor larger")
     await_status(controller, "VERIFY_RESIZE")
-    client(controller, "server resize confirm web")
+    run_client(controller, "server resize confirm web")
     await_status(controller, "ACTIVE")
     await_ssh(cloud, controller, network)
-    before = where(controller)
-    client(controller, "server migrate --live-migration --block-migration web")
+    before = read_host(controller)
+    run_client(controller, "server migrate --live-migration --block-migration web")
     await_true(
-        lambda: where(controller) != before and status(controller) == "ACTIVE",
+        lambda: read_host(controller) != before and read_status(controller) == "ACTIVE",
         START_SECONDS,
-        lambda: f"{status(controller)} on {where(controller)}; {explained(controller)}",
+        lambda: (
+            f"{read_status(controller)} on {read_host(controller)}; {read_timeline(controller)}"
+        ),
         pause=2,
     )
     await_ssh(cloud, controller, network)
-    said = controller.shell(". /root/admin\nopenstack console log show web")
-    assert "guest: booting" not in said  # it went on: this host's log begins with the move
-    url = answers(controller, "console url show web")["url"]
+    console_log = controller.shell(". /root/admin\nopenstack console log show web")
+    # The log of the new host begins with the move, so it shows that the guest did not reboot.
+    assert "guest: booting" not in console_log
+    url = run_client_for_json(controller, "console url show web")["url"]
     assert url.startswith(f"{PUBLIC}/") and "token" in url
     controller.run("systemctl", "start", *(f"kilonova-{name}" for name in PAIRED))
-    client(controller, "server delete --wait web")
-    assert answers(controller, "port list --network inside --device-owner compute:nova") == []
+    run_client(controller, "server delete --wait web")
+    assert (
+        run_client_for_json(controller, "port list --network inside --device-owner compute:nova")
+        == []
+    )
     assert "all is well" in controller.run("kilonova", "doctor")
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_suite_of_a_client_holds_against_the_real_service(
+def test_contract_suite_passes_against_real_services(
     cloud: Machine, controller: Machine, suite: str
 ) -> None:
     own = controller.shell(

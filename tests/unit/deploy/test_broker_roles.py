@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova broker add|remove``: the file of a role, and what is to be done at the broker."""
+"""``kilonova broker add`` and ``remove``: the file of a role, the commands that they print for the
+broker, and the patterns of a role's permissions.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from common.security.broker_names import API, CONDUCTOR, CONSOLE, ROLES, SCHEDUL
 from deploy.operator.main import main
 
 
-def gives(folder: Path, *words: str) -> int:
+def run_broker(folder: Path, *words: str) -> int:
     conf = folder / "kilonova.conf"
     conf.write_text(
         "[DEFAULT]\ntransport_url = rabbit://kilonova:S3CRET@127.0.0.1:5671/cloud\n"
@@ -23,31 +25,31 @@ def gives(folder: Path, *words: str) -> int:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_gets_a_file_and_the_commands_for_its_user(
+def test_broker_add_writes_role_file_and_prints_commands_for_its_user(
     tmp_path: Path, capsys, role: str
 ) -> None:
     path = tmp_path / "file.conf"
-    assert gives(tmp_path, "add", role, "--file", str(path)) == 0
-    told = capsys.readouterr()
-    found = re.fullmatch(
+    assert run_broker(tmp_path, "add", role, "--file", str(path)) == 0
+    output = capsys.readouterr()
+    match = re.fullmatch(
         rf"\[DEFAULT\]\ntransport_url = rabbit://kilonova-{role}:([0-9a-f]{{48}})@127.0.0.1:5671/cloud\n",
         path.read_text(),
     )
-    assert found is not None and path.stat().st_mode & 0o777 == 0o600
-    assert found[1] not in told.out + told.err and "S3CRET" not in told.out + told.err
+    assert match is not None and path.stat().st_mode & 0o777 == 0o600
+    assert match[1] not in output.out + output.err and "S3CRET" not in output.out + output.err
     identity = of_role(
         role, "x", calls="told", notifications="told", topics=("notifications", "mine")
     )
-    assert f"rabbitmqctl add_user kilonova-{role}" in told.err
-    assert "rabbitmqctl set_permissions -p cloud" in told.err and identity.write in told.err
-    assert told.err.count("set_topic_permissions") == len(identity.topics)
-    assert gives(tmp_path, "remove", role) == 0
+    assert f"rabbitmqctl add_user kilonova-{role}" in output.err
+    assert "rabbitmqctl set_permissions -p cloud" in output.err and identity.write in output.err
+    assert output.err.count("set_topic_permissions") == len(identity.topics)
+    assert run_broker(tmp_path, "remove", role) == 0
     assert f"rabbitmqctl delete_user kilonova-{role}" in capsys.readouterr().err
 
 
-def test_a_role_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_broker_add_refuses_unknown_role(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
-        gives(tmp_path, "add", "metadata")
+        run_broker(tmp_path, "add", "metadata")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_a_role_that_is_none_is_refused(tmp_path: Path) -> None:
         (SCHEDULER, "read", "kilonova-schedulers", False),
     ],
 )
-def test_names_are_matched_whole(role: str, kind: str, name: str, may: bool) -> None:
+def test_role_permissions_match_whole_names(role: str, kind: str, name: str, may: bool) -> None:
     identity = of_role(
         role, "x", calls="told", notifications="told", topics=("notifications", "mine")
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who can read the certificates of a cloud on this machine."""
+"""The file modes of the certificates that a cloud on one machine issues for QEMU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deploy.one_machine.cloud.authority import Authority
 from deploy.one_machine.cloud.certificates import lay_for_qemu
 
 
-def test_qemus_user_reads_its_own_and_nobody_else_any(tmp_path: Path) -> None:
+def test_lay_for_qemu_makes_files_readable_by_owner_and_group_only(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         folder = tmp_path / "libvirt-h1"

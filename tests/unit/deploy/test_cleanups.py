@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova cleanup list|retry|drop``, and what the doctor and the status tell of pending
-cleanups.
+"""``kilonova cleanup list``, ``retry`` and ``drop``, and the pending cleanups in the output of
+``doctor`` and ``status``.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def conf(tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(f"sqlite:///{tmp_path}/k.db")
-    upgrade(made)
-    yield made
-    made.close()
+    new_store = Store(f"sqlite:///{tmp_path}/k.db")
+    upgrade(new_store)
+    yield new_store
+    new_store.close()
 
 
-def pending(store: Store) -> list[Any]:
-    """A binding and an image, the first of them tried once."""
+def add_cleanups(store: Store) -> list[Any]:
+    """Add pending cleanups of a binding, which was tried once, and of an image."""
     row = {"args": {}, "server_id": SERVER, "project_id": "p", "place": ""}
     store.write(
         lambda tx: cleanups.add(
@@ -60,47 +60,50 @@ def pending(store: Store) -> list[Any]:
     return store.read(cleanups.list_all)
 
 
-def test_nothing_is_pending(conf: str, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cleanup_list_is_empty_without_pending_cleanups(
+    conf: str, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--config", conf, "cleanup", "list"]) == 0
     assert capsys.readouterr().out == "no neighbour has anything still to remove\n"
     assert main(["--config", conf, "cleanup", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_what_is_pending_and_why(
+def test_cleanup_list_names_target_place_tries_and_reason(
     conf: str, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pending(store)
+    add_cleanups(store)
     assert main(["--config", conf, "cleanup", "list"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert f"binding {PORT} at h1" in lines[1] and SERVER in lines[1]
     assert lines[2].strip() == TRUNK
     assert f"image {IMAGE}" in lines[3] and lines[-1] == "2 pending cleanups"
     assert main(["--config", conf, "cleanup", "list", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
+    entries = json.loads(capsys.readouterr().out)
     assert [
-        (one["kind"], one["target"], one["place"], one["tries"], one["why"]) for one in found
+        (entry["kind"], entry["target"], entry["place"], entry["tries"], entry["why"])
+        for entry in entries
     ] == [("binding", PORT, "h1", 1, TRUNK), ("image", IMAGE, None, 0, "The image is protected.")]
 
 
-def test_status_and_doctor_tell_it_and_find_nothing_wrong(
+def test_status_and_doctor_list_pending_cleanups_without_a_finding(
     conf: str, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pending(store)
+    add_cleanups(store)
     assert main(["--config", conf, "doctor", "--no-hosts"]) == doctor.NO_ANSWER
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        "nothing found; not looked at: " in told
-        and f"server {SERVER}: binding {PORT} at h1, tried 1 times: {TRUNK}" in told
+        "nothing found; not looked at: " in output
+        and f"server {SERVER}: binding {PORT} at h1, tried 1 times: {TRUNK}" in output
     )
     assert main(["--config", conf, "status"]) == 0
     assert "cleanups: 2" in capsys.readouterr().out
 
 
-def test_one_is_hastened_and_one_is_given_up(
+def test_cleanup_retry_makes_it_due_and_drop_removes_it(
     conf: str, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, second = pending(store)
+    first, second = add_cleanups(store)
     assert store.write(lambda tx: cleanups.take(tx, [cleanups.BINDING, cleanups.IMAGE], 9)) == []
     assert main(["--config", conf, "cleanup", "retry", str(first.id)]) == 0
     assert [row.id for row in store.write(lambda tx: cleanups.take(tx, [cleanups.BINDING], 9))] == [

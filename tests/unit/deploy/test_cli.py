@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's command: what it prints and the status it ends with."""
+"""The command ``kilonova``: subcommands, output and exit status.
+
+The database is an SQLite file. No host and no external service answers.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +45,13 @@ def conf(tmp_path: Path) -> Path:
     return path
 
 
-def test_sample_in_the_repository_is_what_the_command_prints() -> None:
+def test_config_sample_prints_sample_file_of_the_repository() -> None:
     assert SAMPLE.read_text() == text(), (
         "run: kilonova config sample > deploy/samples/kilonova.conf"
     )
 
 
-def test_sample_names_every_option_and_is_itself_a_configuration(tmp_path: Path) -> None:
+def test_config_sample_names_every_option_and_loads_when_uncommented(tmp_path: Path) -> None:
     for options in config.OPTIONS.values():
         for option in options:
             assert f"#{option.dest} =" in text()
@@ -66,7 +69,7 @@ def test_sample_names_every_option_and_is_itself_a_configuration(tmp_path: Path)
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_command_can_be_parsed_and_exists(words: tuple[str, ...]) -> None:
+def test_parser_accepts_every_command_and_its_function_exists(words: tuple[str, ...]) -> None:
     import importlib
 
     takes_one = any(
@@ -102,29 +105,29 @@ def test_every_command_can_be_parsed_and_exists(words: tuple[str, ...]) -> None:
     ],
     ids=" ".join,
 )
-def test_who_only_looks_makes_no_database(
+def test_command_on_missing_database_fails_and_creates_no_file(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     conf = tmp_path / "kilonova.conf"
     conf.write_text(f"[database]\nurl = sqlite:///{tmp_path}/not/there/k.db\n")
     assert main(["--config", str(conf), *words]) == 1
     assert not (tmp_path / "not").exists()
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     if words != ["database", "version"]:
         assert (
-            f"sqlite:///{tmp_path}/not/there/k.db" in told.err
-            and "kilonova database upgrade" in told.err
+            f"sqlite:///{tmp_path}/not/there/k.db" in output.err
+            and "kilonova database upgrade" in output.err
         )
 
 
 @pytest.mark.parametrize("words", [["config", "sample"], ["--help"]], ids=" ".join)
-def test_whose_reader_has_gone_ends_without_a_word(words: list[str]) -> None:
+def test_command_ends_with_141_and_no_message_when_its_reader_closes_pipe(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "wb") as gone:
+    with os.fdopen(writer, "wb") as closed_pipe:
         done = subprocess.run(
             [sys.executable, "-m", "deploy.operator.main", *words],
-            stdout=gone,
+            stdout=closed_pipe,
             stderr=subprocess.PIPE,
             text=True,
             check=False,
@@ -134,16 +137,16 @@ def test_whose_reader_has_gone_ends_without_a_word(words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_a_pipe_that_breaks_elsewhere_is_no_quiet_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(options: object) -> int:
+def test_command_raises_broken_pipe_of_other_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_broken_pipe(options: object) -> int:
         raise BrokenPipeError("the broker's socket")
 
-    monkeypatch.setattr("deploy.operator.config.sample", broken)
+    monkeypatch.setattr("deploy.operator.config.sample", raise_broken_pipe)
     with pytest.raises(BrokenPipeError, match="broker"):
         main(["config", "sample"])
 
 
-def test_database_upgrade_is_repeatable_and_version_tells(
+def test_database_upgrade_is_repeatable_and_version_shows_state(
     conf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--config", str(conf), "database", "version"]) == 1
@@ -168,7 +171,7 @@ def test_database_upgrade_seals_user_data_with_the_key(
     assert "user data of 3 servers" in capsys.readouterr().out
 
 
-def test_consoles_are_listed_and_ended(
+def test_consoles_list_shows_sessions_and_consoles_end_closes_them(
     conf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--config", str(conf), "database", "upgrade"]) == 0
@@ -182,8 +185,8 @@ def test_consoles_are_listed_and_ended(
     store.write(lambda tx: console_tokens.use(tx, token))
     capsys.readouterr()
     assert main(["--config", str(conf), "consoles", "list"]) == 0
-    told = capsys.readouterr().out
-    assert server in told and "mira" in told and token not in told
+    output = capsys.readouterr().out
+    assert server in output and "mira" in output and token not in output
     assert main(["--config", str(conf), "consoles", "end"]) == 2
     assert main(["--config", str(conf), "consoles", "end", "--server", server]) == 0
     assert "1 sessions" in capsys.readouterr().out
@@ -199,21 +202,21 @@ def test_status_and_doctor_refuse_an_empty_database(
         assert "kilonova database upgrade" in capsys.readouterr().err
 
 
-def test_doctor_of_an_empty_cloud_finds_nothing(
+def test_doctor_of_empty_cloud_finds_nothing_and_names_missing_services(
     conf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["--config", str(conf), "database", "upgrade"])
     assert main(["--config", str(conf), "doctor", "--no-hosts"]) == NO_ANSWER
-    told = capsys.readouterr()
-    last = told.out.splitlines()[-1]
+    output = capsys.readouterr()
+    last = output.out.splitlines()[-1]
     assert last.startswith("nothing found; not looked at: ") and "the image service" in last
-    # nor any other, which monitoring hears of
-    assert "the image service did not answer" in told.err
+    # The other external services do not answer either, and stderr names them for monitoring.
+    assert "the image service did not answer" in output.err
     assert main(["--config", str(conf), "doctor", "--no-hosts", "--fix", "lock/s"]) == 0
     assert "nothing to mend" in capsys.readouterr().out
 
 
-def test_doctor_has_a_status_for_each_outcome(
+def test_doctor_has_an_exit_status_for_each_outcome(
     conf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finding = doctor.Finding("two-domains", "s", "runs on h1, h2", facts=("h1", "h2"))
@@ -229,14 +232,14 @@ def test_doctor_has_a_status_for_each_outcome(
     assert json.loads(capsys.readouterr().out) == [facts(finding)]
     store.close()
 
-    def away(*anything: object, **more: object) -> Store:
+    def raise_no_store(*anything: object, **more: object) -> Store:
         raise errors.NoStore("The database does not answer.")
 
-    monkeypatch.setattr(Store, "opened", away)
+    monkeypatch.setattr(Store, "opened", raise_no_store)
     assert main(["--config", str(conf), "doctor", "--no-hosts"]) == NO_ANSWER
 
 
-def test_wrong_value_is_refused_with_the_options_name(
+def test_config_check_names_option_with_wrong_value(
     conf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     conf.write_text("[api]\nport = 99999\n")
@@ -244,7 +247,7 @@ def test_wrong_value_is_refused_with_the_options_name(
     assert "port" in capsys.readouterr().err
 
 
-def test_wrong_target_of_vendor_data_is_refused(
+def test_config_check_refuses_wrong_vendor_data_target(
     conf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     conf.write_text("[vendor_data]\nproviders = dynamic\ndynamic_targets = https://cmdb.example/\n")
@@ -252,7 +255,7 @@ def test_wrong_target_of_vendor_data_is_refused(
     assert "[vendor_data] dynamic_targets" in capsys.readouterr().err
 
 
-def test_doctor_believes_only_what_it_sees_twice(tmp_path: Path) -> None:
+def test_doctor_reports_only_findings_seen_twice(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path}/k.db")
     upgrade(store)
     looks = [{"h1": {"s": 1}}, {}]
@@ -264,7 +267,7 @@ def test_doctor_believes_only_what_it_sees_twice(tmp_path: Path) -> None:
     store.close()
 
 
-def test_notifications_that_wait_are_counted_and_found(
+def test_status_counts_waiting_notifications_and_doctor_finds_late_ones(
     conf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["--config", str(conf), "database", "upgrade"])
@@ -288,16 +291,18 @@ def test_notifications_that_wait_are_counted_and_found(
     assert (
         "\nnotifications: 2\n  the oldest, flavor.create of f1, for 34" in capsys.readouterr().out
     )
-    found = findings(store, dict, pause=0)
-    assert [(one.invariant, one.subject) for one in found] == [("notifications-sent", "outbox")]
-    assert "[oslo_messaging_notifications] transport_url" in found[0].text
+    outbox_findings = findings(store, dict, pause=0)
+    assert [(finding.invariant, finding.subject) for finding in outbox_findings] == [
+        ("notifications-sent", "outbox")
+    ]
+    assert "[oslo_messaging_notifications] transport_url" in outbox_findings[0].text
     [first, _second] = store.read(lambda tx: list(tx.execute(sa.select(schema.notifications.c.id))))
     store.write(lambda tx: outbox.strike(tx, [first.id]))
     assert findings(store, dict, pause=0) == []
     store.close()
 
 
-def test_command_on_a_host_without_its_libraries_says_where_they_are() -> None:
+def test_command_without_controller_libraries_names_package_to_install() -> None:
     code = (
         "import sys; sys.modules['sqlalchemy'] = None\n"
         "from deploy.operator.main import main; sys.exit(main(sys.argv[1:]))"
@@ -311,7 +316,7 @@ def test_command_on_a_host_without_its_libraries_says_where_they_are() -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_database_that_is_newer_than_the_code_asks_for_a_newer_release(
+def test_command_on_newer_database_asks_for_newer_release(
     conf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["--config", str(conf), "database", "upgrade"])
@@ -320,6 +325,6 @@ def test_database_that_is_newer_than_the_code_asks_for_a_newer_release(
         tx.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
     store.close()
     assert main(["--config", str(conf), "hosts"]) != 0
-    told = capsys.readouterr().err
-    assert "The database is newer than this code: install the release" in told
-    assert "kilonova database upgrade" not in told
+    output = capsys.readouterr().err
+    assert "The database is newer than this code: install the release" in output
+    assert "kilonova database upgrade" not in output

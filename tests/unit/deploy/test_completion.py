@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shells complete every command, option and choice of ``kilonova``, and the names of files."""
+"""The completion scripts for bash and zsh: commands, options, choices and file names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from deploy.operator.main import parser
 from deploy.packaging import completion
 from deploy.packaging.manual import options, verbs
 
-#: Completes each line of its input, each of whose words ends with a bar; a line for each.
+#: Bash code that reads lines, in which each word ends with a bar, and prints the completions of
+#: each in a line.
 TRY = """
 while IFS='|' read -r -a COMP_WORDS; do
     COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMPREPLY=()
@@ -31,16 +32,17 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def completed(script: Path, *lines: str) -> list[list[str]]:
-    """What may stand in place of the last word of each line; one that ends with a space has an
-    empty last word."""
-    given = "".join(
+def complete_lines(script: Path, *lines: str) -> list[list[str]]:
+    """Return the completions of the last word of each line. A line that ends with a space has an
+    empty last word.
+    """
+    input_lines = "".join(
         "".join(f"{word}|" for word in ("kilonova", *line.split(" "))) + "\n" for line in lines
     )
     done = subprocess.run(
         ["bash", "--norc", script],
         cwd=script.parent,
-        input=given,
+        input=input_lines,
         capture_output=True,
         text=True,
         timeout=120,
@@ -50,44 +52,44 @@ def completed(script: Path, *lines: str) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines()]
 
 
-def test_words_that_may_follow_are_those_of_the_command_line(script: Path) -> None:
+def test_bash_completion_offers_subcommands_of_each_command(script: Path) -> None:
     below = {
         words: sorted(other[-1] for other in COMMANDS if other and other[:-1] == words)
         for words in COMMANDS
     }
     leading = [words for words in COMMANDS if below[words]]
-    offered = completed(script, *(" ".join((*words, "")) for words in leading))
+    offered = complete_lines(script, *(" ".join((*words, "")) for words in leading))
     assert [sorted(words) for words in offered] == [below[words] for words in leading]
 
 
-def test_options_are_those_of_each_command(script: Path) -> None:
+def test_bash_completion_offers_options_of_each_command(script: Path) -> None:
     flags = [
         sorted(flag for action in options(command) for flag in action.option_strings)
         for command in COMMANDS.values()
     ]
-    offered = completed(script, *(" ".join((*words, "-")) for words in COMMANDS))
+    offered = complete_lines(script, *(" ".join((*words, "-")) for words in COMMANDS))
     assert [sorted(words) for words in offered] == flags
 
 
-def test_what_begins_so_is_offered_and_nothing_else(script: Path) -> None:
-    assert completed(script, "host dr", "host drain node1 --pa", "nothing") == [
+def test_bash_completion_offers_only_words_with_prefix(script: Path) -> None:
+    assert complete_lines(script, "host dr", "host drain node1 --pa", "nothing") == [
         ["drain"],
         ["--parallel"],
         [],
     ]
 
 
-def test_choices_are_offered_where_they_are_meant(script: Path) -> None:
-    assert completed(script, "broker add ", "broker add --file x ", "broker add api ") == [
+def test_bash_completion_offers_choices_of_argument(script: Path) -> None:
+    assert complete_lines(script, "broker add ", "broker add --file x ", "broker add api ") == [
         list(ROLES),
         list(ROLES),
         [],
     ]
 
 
-def test_files_are_offered_where_a_file_is_meant(script: Path) -> None:
+def test_bash_completion_offers_files_only_for_file_options(script: Path) -> None:
     (script.parent / "node1.key").touch()
-    assert completed(
+    assert complete_lines(
         script,
         "--config nod",
         "--config node1.key host dr",

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova config check|show``: what works and what does not, and where each value comes from."""
+"""``kilonova config check`` and ``show``: the checks of external services, and the source of each
+value.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,15 @@ Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    def run(text: str, *words: str, name: str = "kilonova.conf") -> tuple[int, str]:
+def run_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    def run_config(text: str, *words: str, name: str = "kilonova.conf") -> tuple[int, str]:
         path = tmp_path / name
         path.write_text(text)
         status = main(["--config", str(path), "config", *words])
-        told = capsys.readouterr()
-        return status, told.out + told.err
+        output = capsys.readouterr()
+        return status, output.out + output.err
 
-    yield run
+    yield run_config
     config.CONF.clear()
 
 
@@ -37,74 +39,78 @@ def control_plane(folder: Path) -> str:
     )
 
 
-def test_each_neighbour_has_a_line(run: Run, tmp_path: Path) -> None:
-    status, told = run(control_plane(tmp_path), "check")
-    lines = told.splitlines()
+def test_config_check_prints_line_for_each_external_service(
+    run_config: Run, tmp_path: Path
+) -> None:
+    status, output = run_config(control_plane(tmp_path), "check")
+    lines = output.splitlines()
     assert status == 1
     assert lines[0] == "the options are fine"
     names = [line.partition(": ")[0] for line in lines[1:]]
     assert names == ["database", "broker", "identity", "image", "network"]
     assert all("does not work: " in line for line in lines[1:])
     assert "Run: kilonova database upgrade" in lines[1]
-    assert "broker-secret" not in told
+    assert "broker-secret" not in output
     assert main(["--config", str(tmp_path / "kilonova.conf"), "database", "upgrade"]) == 0
-    assert "database: works: sqlite, version " in run(control_plane(tmp_path), "check")[1]
+    assert "database: works: sqlite, version " in run_config(control_plane(tmp_path), "check")[1]
 
 
-def test_a_broker_that_is_not_named_is_said(run: Run) -> None:
-    status, told = run("[identity]\nauth_url = http://127.0.0.1:1/v3\n", "check")
+def test_config_check_names_missing_transport_url(run_config: Run) -> None:
+    status, output = run_config("[identity]\nauth_url = http://127.0.0.1:1/v3\n", "check")
     assert status == 1
-    assert "\nbroker: does not work: transport_url names no broker: set [DEFAULT]" in told
+    assert "\nbroker: does not work: transport_url names no broker: set [DEFAULT]" in output
 
 
-def test_only_the_file_is_read_when_that_is_asked(run: Run, tmp_path: Path) -> None:
-    assert run(control_plane(tmp_path), "check", "--no-neighbours") == (
+def test_config_check_with_no_neighbours_reads_only_the_file(
+    run_config: Run, tmp_path: Path
+) -> None:
+    assert run_config(control_plane(tmp_path), "check", "--no-neighbours") == (
         0,
         "the options are fine\n",
     )
 
 
-def test_what_nobody_reads_fails_the_check(run: Run) -> None:
-    status, told = run("[api]\nprot = 1\n", "check")
+def test_config_check_fails_on_unknown_option_and_names_nearest(run_config: Run) -> None:
+    status, output = run_config("[api]\nprot = 1\n", "check")
     assert status == 1
-    assert told.endswith("kilonova.conf:2: [api] has no option prot; the nearest is port\n")
+    assert output.endswith("kilonova.conf:2: [api] has no option prot; the nearest is port\n")
 
 
 @pytest.mark.parametrize("words", [("--agent",), ()])
-def test_of_a_host_its_keys_and_libvirt_are_asked(
-    run: Run, tmp_path: Path, words: tuple[str, ...]
+def test_config_check_of_agent_checks_host_key_and_libvirt(
+    run_config: Run, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     name = "kilonova.conf" if words else "agent.conf"
     text = f"[DEFAULT]\nstate_dir = {tmp_path}\n[agent]\nlibvirt_uri = test:///default\n"
-    status, told = run(text, "check", *words, name=name)
-    broker, libvirt = told.splitlines()[1:]
+    status, output = run_config(text, "check", *words, name=name)
+    broker, libvirt = output.splitlines()[1:]
     assert status == 1
     assert broker.startswith("broker: does not work: ") and str(tmp_path / "host.key") in broker
     assert libvirt.startswith("libvirt: works: test:///default, version ")
 
 
-def test_show_tells_where_each_value_comes_from(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_config_show_names_source_of_each_value_and_hides_secrets(
+    run_config: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "credentials").mkdir()
     (tmp_path / "credentials/identity.password").write_text("hush")
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "credentials"))
     monkeypatch.setenv("OS_API__WORKERS", "3")
     text = "[DEFAULT]\nsecret_key = hush\n\n[api]\nport = 1\nmax_limit = 7\n"
-    status, told = run(text, "show", "--json")
-    assert status == 0 and "hush" not in told
-    found = {row["option"]: (row["value"], row["from"]) for row in json.loads(told)}
+    status, output = run_config(text, "show", "--json")
+    assert status == 0 and "hush" not in output
+    values_by_option = {row["option"]: (row["value"], row["from"]) for row in json.loads(output)}
     path = tmp_path / "kilonova.conf"
-    assert found["[DEFAULT] secret_key"] == ("(set)", f"{path}:2")
-    assert found["[api] port"] == ("1", f"{path}:5")
-    assert found["[api] max_limit"] == ("7", f"{path}:6")
-    assert found["[api] workers"] == ("3", "environment OS_API__WORKERS")
-    assert found["[identity] password"] == ("(set)", "credential identity.password")
-    assert found["[host_keys] query_secret"] == ("", "default")
-    assert found["[api] threads"] == ("16", "default")
+    assert values_by_option["[DEFAULT] secret_key"] == ("(set)", f"{path}:2")
+    assert values_by_option["[api] port"] == ("1", f"{path}:5")
+    assert values_by_option["[api] max_limit"] == ("7", f"{path}:6")
+    assert values_by_option["[api] workers"] == ("3", "environment OS_API__WORKERS")
+    assert values_by_option["[identity] password"] == ("(set)", "credential identity.password")
+    assert values_by_option["[host_keys] query_secret"] == ("", "default")
+    assert values_by_option["[api] threads"] == ("16", "default")
     monkeypatch.delenv("CREDENTIALS_DIRECTORY")
-    told = run(text, "show", "--set")[1]
-    assert [line.split()[:2] for line in told.splitlines()[1:]] == [
+    output = run_config(text, "show", "--set")[1]
+    assert [line.split()[:2] for line in output.splitlines()[1:]] == [
         ["[DEFAULT]", "secret_key"],
         ["[api]", "port"],
         ["[api]", "workers"],

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host debts``: what is left where, what it holds, and what will make it go."""
+"""``kilonova host debts``: the guests that hosts still have to remove, the resources that they
+hold, and the condition of their removal.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +37,20 @@ def conf(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(f"sqlite:///{tmp_path}/k.db")
-    upgrade(made)
+    new_store = Store(f"sqlite:///{tmp_path}/k.db")
+    upgrade(new_store)
     for name in ("a", "b"):
-        made.write(
+        new_store.write(
             lambda tx, name=name: hosts.register(
                 tx, name, "boot", HostInventory("QEMU", 7002000, "", 4, 8192, 9)
             )
         )
-    yield made
-    made.close()
+    yield new_store
+    new_store.close()
 
 
-def owe(store: Store, server: str, host: str, consumer: str) -> None:
-    """The consumer holds one VCPU and 512 MiB there, and the server's guest is a debt."""
+def add_pending_removal(store: Store, server: str, host: str, consumer: str) -> None:
+    """Make the server's guest a pending removal that holds a VCPU and 512 MiB for the consumer."""
     with store.begin() as tx:
         request = allocations.ClaimRequest(
             consumer, "p", "u", {"VCPU": 1, "MEMORY_MB": 512}, [host]
@@ -69,46 +71,52 @@ def owe(store: Store, server: str, host: str, consumer: str) -> None:
         guests.add_debt(tx, server, 2, host=host)
 
 
-def test_nothing_is_owed(conf: Path, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_host_debts_is_empty_without_pending_removals(
+    conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--config", str(conf), "host", "debts"]) == 0
     assert capsys.readouterr().out == "no host has anything still to remove\n"
     assert main(["--config", str(conf), "host", "debts", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_what_is_left_where_and_what_it_holds(
+def test_host_debts_lists_host_resources_and_condition_of_removals(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One by a migration, which holds what the server had on its source."""
-    owe(store, SERVER, "a", SERVER)
-    owe(store, OTHER, "b", MOVE)
+    """The second removal belongs to a migration, which holds the resources at the source."""
+    add_pending_removal(store, SERVER, "a", SERVER)
+    add_pending_removal(store, OTHER, "b", MOVE)
     with store.begin() as tx:
         tx.execute(
             sa.update(schema.heartbeats).where(schema.heartbeats.c.host == "b").values(up=False)
         )
         services.fence(tx, "b")
     assert main(["--config", str(conf), "host", "debts", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert [(one["server"], one["host"], one["host_state"], one["holds"]) for one in found] == [
+    entries = json.loads(capsys.readouterr().out)
+    assert [
+        (entry["server"], entry["host"], entry["host_state"], entry["holds"]) for entry in entries
+    ] == [
         (SERVER, "a", "up", {"VCPU": 1, "MEMORY_MB": 512}),
         (OTHER, "b", "silent, fenced", {"VCPU": 1, "MEMORY_MB": 512}),
     ]
-    assert "within seconds" in found[0]["goes"] and "when the host is back" in found[1]["goes"]
+    assert "within seconds" in entries[0]["goes"] and "when the host is back" in entries[1]["goes"]
     assert main(["--config", str(conf), "host", "debts", "b"]) == 1
-    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert said[0] == "server name host since holds"
-    assert said[1].startswith(f"{OTHER} b 2") and said[1].endswith("512 MEMORY_MB, 1 VCPU")
-    assert said[2] == "1 debts" and said[3].startswith(
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "server name host since holds"
+    assert lines[1].startswith(f"{OTHER} b 2") and lines[1].endswith("512 MEMORY_MB, 1 VCPU")
+    assert lines[2] == "1 debts" and lines[3].startswith(
         "host b is silent, fenced; it is removed when the host is back"
     )
 
 
-def test_a_host_that_is_none(conf: Path, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_host_debts_refuses_unknown_host(
+    conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--config", str(conf), "host", "debts", "c"]) == 1
     assert "There is no host c" in capsys.readouterr().err
 
 
-def test_one_that_is_heard_and_does_not_pay_says_where_to_look() -> None:
+def test_late_removal_on_reachable_host_refers_to_its_agent_log() -> None:
     debt = Debt(SERVER, "web", HostState("a", "uuid", up=True, disabled=True), 0, {})
     assert "kilonova-agent there says why" in goes(debt, LATE)
     assert state(debt.host) == "up, disabled"

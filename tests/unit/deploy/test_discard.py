@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host discard``: what is refused, and what becomes a debt."""
+"""``kilonova host discard``: refused requests and recorded pending removals."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ FILES = "8c1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
 
 
 class Host:
-    """What a host answers: it runs one guest, and has files of another server."""
+    """A host that runs the guest of one server and has files of another."""
 
     def __init__(self, link: ControlSide) -> None:
-        """It needs no link."""
+        """Ignore the link, because ``query`` answers without messages."""
 
     def query(self, host: str, verb: str, arguments: JsonObject, timeout: float = 10) -> JsonObject:
         assert host == "a"
@@ -49,7 +49,7 @@ class Host:
         (["a", FILES, "--yes"], True, ""),
     ],
 )
-def test_what_becomes_a_debt(
+def test_host_discard_records_pending_removal_or_refuses(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -69,10 +69,10 @@ def test_what_becomes_a_debt(
     store.write(lambda tx: hosts.register(tx, "a", "boot", inventory))
     store.write(lambda tx: tx.execute(sa.update(schema.heartbeats).values(up=up)))
     status = main(["--config", str(conf), "host", "discard", *words])
-    told = capsys.readouterr()
-    found = store.read(lambda tx: tx.execute(sa.select(schema.guests)).all())
+    output = capsys.readouterr()
+    guests = store.read(lambda tx: tx.execute(sa.select(schema.guests)).all())
     store.close()
-    assert (status, said in told.out + told.err) == (1 if said else 0, True), told
-    assert [(row.server_id, row.host, row.wanted) for row in found] == (
+    assert (status, said in output.out + output.err) == (1 if said else 0, True), output
+    assert [(row.server_id, row.host, row.wanted) for row in guests] == (
         [] if said else [(words[1], "a", GuestState.ABSENT)]
     )

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova explain``: the request that it makes, the answer that it prints, the status it ends
-with."""
+"""``kilonova explain``: the request to the scheduler, the output, and the exit status.
+
+The database is an SQLite file with three hosts. A test double answers for the scheduler.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,14 @@ FULL = Explanation(
 
 
 class Cloud:
-    """A database with hosts and a flavor, and a scheduler that answers what it was told to."""
+    """A database with hosts and a flavor, and a scheduler that returns ``answer``."""
 
     def __init__(self, folder: Path) -> None:
         self.conf = folder / "kilonova.conf"
         self.conf.write_text(f"[database]\nurl = sqlite:///{folder}/k.db\n")
         self.store = Store(f"sqlite:///{folder}/k.db")
         self.answer: Explanation | errors.Problem = FITS
-        self.asked: list[RequestSpec] = []
+        self.specs: list[RequestSpec] = []
 
     def prepare(self) -> None:
         """Write the tables, the hosts and the flavor."""
@@ -91,20 +93,20 @@ class Cloud:
             )
             tx.execute(sa.insert(schema.aggregate_hosts), {"aggregate_id": 1, "host": "b"})
 
-    def ask(self, spec: RequestSpec) -> Explanation:
-        self.asked.append(spec)
+    def answer_spec(self, spec: RequestSpec) -> Explanation:
+        self.specs.append(spec)
         if isinstance(self.answer, errors.Problem):
             raise self.answer
         return self.answer
 
     def run(self, *words: str) -> int:
         return explain(
-            parser().parse_args(["--config", str(self.conf), "explain", *words]), self.ask
+            parser().parse_args(["--config", str(self.conf), "explain", *words]), self.answer_spec
         )
 
     # fmt: off
     def failed_server(self, **args: Any) -> str:
-        """One that found no host, with its journal."""
+        """Write a server whose create failed, with a journal, and return the id of the server."""
         server, action = ids.new(), ids.new()
         row = {"id": server, "project_id": "p", "user_id": "u", "name": "web", "hostname": "web", "fence": 1,
                "action": None, "vm_state": "error", "task_state": None, "reservation_id": "r-1", "launch_index": 0,
@@ -129,24 +131,24 @@ class Cloud:
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The database of a cloud, to be copied."""
-    made = Cloud(tmp_path_factory.mktemp("explain"))
-    made.prepare()
-    made.store.close()
-    return made.conf.with_name("k.db")
+def database_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The database file of a prepared cloud. Each test copies the file."""
+    new_cloud = Cloud(tmp_path_factory.mktemp("explain"))
+    new_cloud.prepare()
+    new_cloud.store.close()
+    return new_cloud.conf.with_name("k.db")
 
 
 @pytest.fixture
-def cloud(tmp_path: Path, prepared: Path) -> Any:
-    shutil.copy(prepared, tmp_path)
-    made = Cloud(tmp_path)
-    yield made
-    made.store.close()
+def cloud(tmp_path: Path, database_file: Path) -> Any:
+    shutil.copy(database_file, tmp_path)
+    new_cloud = Cloud(tmp_path)
+    yield new_cloud
+    new_cloud.store.close()
 
 
-# --- a server that nobody made ---
-def test_the_answer_in_words(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+# --- a request without a server ---
+def test_explain_prints_room_and_answer(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
     assert cloud.run("--flavor", "m1.small", "--count", "12") == 0
     assert capsys.readouterr().out.splitlines() == [
         "needs 20 DISK_GB, 2048 MEMORY_MB, 2 VCPU",
@@ -163,27 +165,35 @@ def test_the_answer_in_words(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out.splitlines()[-1] == "13 of them: no"
     cloud.answer = FULL
     assert cloud.run("--flavor", "42") == 1
-    said = capsys.readouterr().out.splitlines()
-    assert said[1:4] == [
+    output = capsys.readouterr().out.splitlines()
+    assert output[1:4] == [
         "3 hosts, 0 of them can take one",
         "      2  disabled",
         "      1  forced down",
     ]
-    assert said[-2:] == ["room for 0 more", "1 of them: no"]
+    assert output[-2:] == ["room for 0 more", "1 of them: no"]
 
 
-def test_the_answer_for_programs(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_with_json_prints_answer_and_request(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cloud.run("--flavor", "42", "--count", "12", "--zone", "az1", "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["fits"], said["count"], said["room"], said["by_host"], said["hosts"]) == (
+    output = json.loads(capsys.readouterr().out)
+    assert (
+        output["fits"],
+        output["count"],
+        output["room"],
+        output["by_host"],
+        output["hosts"],
+    ) == (
         True,
         12,
         FITS.room,
         FITS.by_host,
         FITS.hosts,
     )
-    assert said["request"]["resources"] == {"VCPU": 2, "MEMORY_MB": 2048, "DISK_GB": 20}
-    assert said["request"]["availability_zone"] == "az1"
+    assert output["request"]["resources"] == {"VCPU": 2, "MEMORY_MB": 2048, "DISK_GB": 20}
+    assert output["request"]["availability_zone"] == "az1"
 
 
 @pytest.mark.parametrize(
@@ -197,24 +207,24 @@ def test_the_answer_for_programs(cloud: Cloud, capsys: pytest.CaptureFixture[str
         (("--hint", "query=[]", "--hint", "cidr=/24"), {"hints": {"query": "[]", "cidr": "/24"}}),
     ],
 )
-def test_the_request_is_what_the_options_say(
+def test_explain_options_become_fields_of_request(
     cloud: Cloud, words: tuple[str, ...], expected: dict[str, Any]
 ) -> None:
     assert cloud.run("--flavor", "42", *words) == 0
-    [spec] = cloud.asked
+    [spec] = cloud.specs
     assert spec.flavor == FLAVOR and spec.resources["MEMORY_MB"] == 2048
     fields = ("availability_zone", "requested_host", "force_host", "project_id", "hints", "group")
     defaults: dict[str, Any] = {**dict.fromkeys(fields), "project_id": "", "hints": {}}
     assert {name: getattr(spec, name) for name in fields} == {**defaults, **expected}
 
 
-def test_a_group_brings_its_project_and_a_name_given_twice_is_a_list(cloud: Cloud) -> None:
+def test_explain_group_sets_project_and_repeated_hint_becomes_list(cloud: Cloud) -> None:
     group = cloud.store.write(
         lambda tx: server_groups.create(
             tx, {"project_id": "p7", "user_id": "u", "name": "g", "policy": "affinity", "rules": {}}
         )
     ).id
-    one, two = ids.new(), ids.new()
+    first_id, second_id = ids.new(), ids.new()
     assert (
         cloud.run(
             "--flavor",
@@ -222,18 +232,18 @@ def test_a_group_brings_its_project_and_a_name_given_twice_is_a_list(cloud: Clou
             "--group",
             group,
             "--hint",
-            f"same_host={one}",
+            f"same_host={first_id}",
             "--hint",
-            f"same_host={two}",
+            f"same_host={second_id}",
         )
         == 0
     )
-    [spec] = cloud.asked
+    [spec] = cloud.specs
     assert (spec.group, spec.project_id) == (group, "p7")
-    assert spec.hints == {"group": group, "same_host": [one, two]}
+    assert spec.hints == {"group": group, "same_host": [first_id, second_id]}
 
 
-def test_servers_that_must_be_together_fit_where_the_most_room_is(
+def test_explain_affinity_group_is_limited_to_roomiest_host(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
     groups = {
@@ -256,10 +266,10 @@ def test_servers_that_must_be_together_fit_where_the_most_room_is(
     assert "room for 7 more on one host, by zone:" in capsys.readouterr().out
 
 
-def test_where_servers_go_that_name_no_zone(cloud: Cloud) -> None:
+def test_explain_without_zone_uses_default_schedule_zone(cloud: Cloud) -> None:
     cloud.conf.write_text(cloud.conf.read_text() + "[scheduler]\ndefault_schedule_zone = az1\n")
     assert cloud.run("--flavor", "42") == 0
-    assert cloud.asked[0].availability_zone == "az1"
+    assert cloud.specs[0].availability_zone == "az1"
 
 
 @pytest.mark.parametrize(
@@ -285,41 +295,43 @@ def test_where_servers_go_that_name_no_zone(cloud: Cloud) -> None:
     ],
     ids=" ".join,
 )
-def test_a_wrong_option_is_named_and_nobody_is_asked(
+def test_explain_names_wrong_option_and_sends_no_request(
     cloud: Cloud, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], option: str
 ) -> None:
     assert cloud.run(*words) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith(f"kilonova: {option}: "), said.err
-    assert cloud.asked == []
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.startswith(f"kilonova: {option}: "), output.err
+    assert cloud.specs == []
 
 
-def test_a_count_that_is_no_number(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+def test_explain_with_count_not_a_number_exits_with_2(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
         cloud.run("--flavor", "42", "--count", "many")
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     assert "--count" in capsys.readouterr().err
 
 
-def test_nobody_to_ask_is_neither_yes_nor_no(
+def test_explain_without_scheduler_returns_3(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud.answer = errors.NoAnswer("No scheduler answers.")
     assert cloud.run("--flavor", "42") == 3
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "kilonova: No scheduler answers.\n")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "kilonova: No scheduler answers.\n")
 
 
-# --- a server that is there ---
-def test_what_its_placement_said_and_what_is_true_now(
+# --- an existing server ---
+def test_explain_server_prints_failures_and_current_answer(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = cloud.failed_server(zone="az1", host=None, forced=False)
     assert cloud.run(server) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[:9] == [
+    output = capsys.readouterr().out.splitlines()
+    assert output[:9] == [
         f"server {server} (web) of project p: error, on no host",
-        said[1],
+        output[1],
         "  build, attempt 1, on c: The disk is full.",
         "      qemu-img: no space",
         "      on /var",
@@ -328,9 +340,9 @@ def test_what_its_placement_said_and_what_is_true_now(
         "      b: disabled",
         "",
     ]
-    assert said[1].startswith("create of ") and said[1].endswith("(req-1):")
-    assert said[9] == "a server like it now:" and said[-1] == "1 of them: yes"
-    [spec] = cloud.asked
+    assert output[1].startswith("create of ") and output[1].endswith("(req-1):")
+    assert output[9] == "a server like it now:" and output[-1] == "1 of them: yes"
+    [spec] = cloud.specs
     assert (spec.server, spec.availability_zone, spec.force_host, spec.requested_host) == (
         server,
         "az1",
@@ -341,35 +353,39 @@ def test_what_its_placement_said_and_what_is_true_now(
 
 
 @pytest.mark.parametrize(("forced", "expected"), [(True, ("a", None)), (False, (None, "a"))])
-def test_the_host_that_was_asked_for_is_asked_for_again(
-    cloud: Cloud, forced: bool, expected: Any
-) -> None:
+def test_explain_server_requests_its_host_again(cloud: Cloud, forced: bool, expected: Any) -> None:
     cloud.failed_server(zone=None, host="a", forced=forced)
     assert cloud.run("web") == 0
-    assert (cloud.asked[0].force_host, cloud.asked[0].requested_host) == expected
+    assert (cloud.specs[0].force_host, cloud.specs[0].requested_host) == expected
 
 
-def test_it_is_told_to_programs_too(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_server_with_json_prints_failures(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     server = cloud.failed_server(zone=None, host=None, forced=False)
     cloud.answer = FULL
     assert cloud.run("web", "--json") == 1
-    said = json.loads(capsys.readouterr().out)["server"]
-    assert (said["id"], said["action"], said["vm_state"]) == (server, "create", "error")
-    assert [(one["step"], one["attempt"], one["host"]) for one in said["failures"]] == [
+    output = json.loads(capsys.readouterr().out)["server"]
+    assert (output["id"], output["action"], output["vm_state"]) == (server, "create", "error")
+    assert [
+        (failure["step"], failure["attempt"], failure["host"]) for failure in output["failures"]
+    ] == [
         ("build", 1, "c"),
         ("place", 2, None),
     ]
-    assert said["failures"][1]["details"] == "a: disabled\nb: disabled"
+    assert output["failures"][1]["details"] == "a: disabled\nb: disabled"
 
 
-def test_a_name_that_two_servers_have(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_with_ambiguous_server_name_asks_for_id(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     both = [cloud.failed_server() for _ in range(2)]
     assert cloud.run("web") == 2
     assert "several servers of the name web; give its id" in capsys.readouterr().err
     assert cloud.run(both[0]) == 0
 
 
-def test_what_happened_is_told_though_no_scheduler_answers(
+def test_explain_server_prints_failures_when_no_scheduler_answers(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud.answer = errors.NoAnswer("No scheduler answers.")

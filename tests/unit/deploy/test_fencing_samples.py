@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The samples that make Pacemaker's fencing the proof for an evacuation.
+"""The samples that use Pacemaker's fencing as the proof for an evacuation.
 
-The answers of stonith_admin and the variables of the alert are those that Pacemaker 2.1.5 of Debian
-12 gave on a cluster whose fence agent always succeeded for node7 and always failed for stuck9.
+The answers of stonith_admin and the variables of the alert were recorded with Pacemaker 2.1.5 of
+Debian 12. The fence agent of that cluster always succeeded for node7 and always failed for stuck9.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def write_program(path: Path, body: str) -> None:
 
 @pytest.fixture
 def run_hook(tmp_path: Path) -> Hook:
-    """Runs the hook for node7 with an answer of stonith_admin."""
+    """Function that runs the hook for node7 with an answer of stonith_admin."""
 
     def run(
         history: str, heard: str | None = BEFORE, status: int = 0
@@ -90,7 +90,7 @@ def run_hook(tmp_path: Path) -> Hook:
 @pytest.mark.parametrize(
     ("action", "delegate"), [("off", "ctl1"), ("reboot", "ctl1"), ("off", "a human")]
 )
-def test_hook_proves_host_that_pacemaker_fenced_after_its_last_sign(
+def test_fencing_hook_accepts_host_fenced_after_its_last_contact(
     run_hook: Hook, action: str, delegate: str
 ) -> None:
     history = HISTORY.format(action=action, target="node7", status="success", delegate=delegate)
@@ -116,7 +116,7 @@ def test_hook_proves_host_that_pacemaker_fenced_after_its_last_sign(
         ("", BEFORE, 0, "no element found"),
     ],
 )
-def test_hook_names_reason_when_there_is_no_proof(
+def test_fencing_hook_names_reason_without_proof(
     run_hook: Hook, history: str, heard: str, status: int, reason: str
 ) -> None:
     done = run_hook(history, heard, status)
@@ -124,7 +124,7 @@ def test_hook_names_reason_when_there_is_no_proof(
     assert done.stderr.startswith("no proof that node7 is off: ") and reason in done.stderr
 
 
-def test_hook_reads_last_sign_from_kilonova(
+def test_fencing_hook_reads_last_contact_from_kilonova_hosts(
     run_hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite:///{tmp_path}/k.db"
@@ -152,7 +152,7 @@ def test_hook_reads_last_sign_from_kilonova(
         ("node", "0", "off", []),
     ],
 )
-def test_alert_forces_down_only_host_that_was_fenced(
+def test_pacemaker_alert_forces_down_only_fenced_host(
     tmp_path: Path, kind: str, rc: str, action: str, expected: list[str]
 ) -> None:
     calls = tmp_path / "calls"
@@ -168,5 +168,5 @@ def test_alert_forces_down_only_host_that_was_fenced(
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
     }
     subprocess.run([SAMPLES / "pacemaker-forced-down"], env=alert, check=True, timeout=30)
-    found = calls.read_text().splitlines()
-    assert found == [f"/etc/kilonova/clouds.yaml {call}" for call in expected]
+    lines = calls.read_text().splitlines()
+    assert lines == [f"/etc/kilonova/clouds.yaml {call}" for call in expected]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host add|rotate|remove``: the token or the key file, what counts afterwards, and what
-is to be done at the broker.
+"""``kilonova host add``, ``rotate`` and ``remove``: the join token or key file, the keys that are
+valid afterwards, and the commands that they print for the broker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.schemas import upgrade
 
 
 class Operator:
-    """Gives commands; ``said`` and ``complained`` are what the last one printed."""
+    """Runs ``kilonova host``. ``output`` and ``error_output`` are the texts of the last command."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.conf, self.file, self._capsys = folder / "kilonova.conf", folder / "h1.key", capsys
@@ -36,22 +36,22 @@ class Operator:
             "[host_keys]\ncommand_secret = one\nquery_secret = two\n[tls]\nallow_plain_text = true\n"
         )
 
-    def gives(self, *words: str) -> int:
+    def run_host(self, *words: str) -> int:
         status = main(["--config", str(self.conf), "host", *words])
-        told = self._capsys.readouterr()
-        self.said, self.complained = told.out, told.err
+        captured = self._capsys.readouterr()
+        self.output, self.error_output = captured.out, captured.err
         return status
 
-    def issues(self, verb: str, *words: str) -> OwnKeys:
-        assert self.gives(verb, "h1", "--file", str(self.file), *words) == 0, self.complained
+    def issue_key_file(self, verb: str, *words: str) -> OwnKeys:
+        assert self.run_host(verb, "h1", "--file", str(self.file), *words) == 0, self.error_output
         return OwnKeys.read(self.file, "h1")
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    made = upgrade(Store(f"sqlite:///{tmp_path}/k.db"))
-    yield made
-    made.close()
+    new_store = upgrade(Store(f"sqlite:///{tmp_path}/k.db"))
+    yield new_store
+    new_store.close()
 
 
 @pytest.fixture
@@ -59,10 +59,10 @@ def operator(tmp_path: Path, store: Store, capsys: pytest.CaptureFixture[str]) -
     return Operator(tmp_path, capsys)
 
 
-def test_a_host_that_is_added_has_keys_and_a_name_at_the_broker(
+def test_host_add_with_file_writes_keys_and_prints_broker_commands(
     operator: Operator, store: Store
 ) -> None:
-    own = operator.issues("add")
+    own = operator.issue_key_file("add")
     number = own.generation
     assert own.newest("h1", Purpose.COMMAND) == derive("one", "h1", number, Purpose.COMMAND)
     assert own.newest("h1", Purpose.QUERY) == derive("two", "h1", number, Purpose.QUERY)
@@ -72,155 +72,165 @@ def test_a_host_that_is_added_has_keys_and_a_name_at_the_broker(
     assert "S3CRET" not in operator.file.read_text(), "the cloud's own password is no host's"
     assert operator.file.stat().st_mode & 0o777 == 0o600
     assert store.read(host_keys.generations) == {"h1": Generations(number)}
-    assert "rabbitmqctl add_user kilonova-host-h1" in operator.complained
-    assert "rabbitmqctl set_user_limits kilonova-host-h1" in operator.complained
+    assert "rabbitmqctl add_user kilonova-host-h1" in operator.error_output
+    assert "rabbitmqctl set_user_limits kilonova-host-h1" in operator.error_output
     assert all(
-        secret not in operator.said + operator.complained
+        secret not in operator.output + operator.error_output
         for secret in (own.transport_url.split(":")[2].split("@")[0], *own.secrets.values())
     )
-    assert operator.gives("add", "h1", "--file", str(operator.file)) == 1
-    assert "kilonova host rotate h1" in operator.complained
+    assert operator.run_host("add", "h1", "--file", str(operator.file)) == 1
+    assert "kilonova host rotate h1" in operator.error_output
 
 
-def test_keys_that_are_replaced_count_for_an_hour_or_no_more(
+def test_host_rotate_keeps_previous_keys_valid_unless_now_is_set(
     operator: Operator, store: Store
 ) -> None:
-    assert operator.gives("rotate", "h1") == 1
-    assert "kilonova host add h1" in operator.complained
-    first = operator.issues("add")
-    second = operator.issues("rotate")
+    assert operator.run_host("rotate", "h1") == 1
+    assert "kilonova host add h1" in operator.error_output
+    first = operator.issue_key_file("add")
+    second = operator.issue_key_file("rotate")
     assert second.generation == first.generation + 1
     assert second.transport_url != first.transport_url
     assert store.read(host_keys.generations) == {
         "h1": Generations(second.generation, accepts_previous=True)
     }
-    assert "close_all_user_connections" not in operator.complained
-    assert operator.issues("rotate", "--now").generation == first.generation + 2
+    assert "close_all_user_connections" not in operator.error_output
+    assert operator.issue_key_file("rotate", "--now").generation == first.generation + 2
     assert store.read(host_keys.generations) == {"h1": Generations(first.generation + 2)}
-    assert "close_all_user_connections kilonova-host-h1" in operator.complained
+    assert "close_all_user_connections kilonova-host-h1" in operator.error_output
 
 
-def test_a_host_is_removed_when_nothing_is_on_it(operator: Operator, store: Store) -> None:
-    operator.issues("add")
+def test_host_remove_deletes_keys_and_services_of_empty_host(
+    operator: Operator, store: Store
+) -> None:
+    operator.issue_key_file("add")
     store.write(
         lambda tx: hosts.register(
             tx, "h1", "boot", HostInventory("QEMU", 7002000, "h1", 4, 8192, 9)
         )
     )
-    assert operator.gives("remove", "h1") == 0
-    assert "rabbitmqctl delete_user kilonova-host-h1" in operator.complained
+    assert operator.run_host("remove", "h1") == 0
+    assert "rabbitmqctl delete_user kilonova-host-h1" in operator.error_output
     assert store.read(host_keys.generations) == {}
     assert store.read(lambda tx: services.list_all(tx, "h1")) == []
-    assert operator.gives("remove", "h1") == 1
-    assert "has no keys" in operator.complained
+    assert operator.run_host("remove", "h1") == 1
+    assert "has no keys" in operator.error_output
 
 
 @pytest.mark.parametrize("name", ["h1/../h2", "h1\n", "", "h 1", ".*", "h1$", "x" * 300])
-def test_a_name_that_is_none_is_refused(operator: Operator, name: str) -> None:
-    assert operator.gives("add", name) == 1
-    assert "is no name of a host" in operator.complained
+def test_host_add_refuses_invalid_host_name(operator: Operator, name: str) -> None:
+    assert operator.run_host("add", name) == 1
+    assert "is no name of a host" in operator.error_output
 
 
-def test_where_the_secrets_are_not_no_keys_can_be_made(operator: Operator) -> None:
+def test_host_add_without_command_secret_is_refused(operator: Operator) -> None:
     operator.conf.write_text(operator.conf.read_text().replace("command_secret = one\n", ""))
-    assert operator.gives("add", "h1") == 1
-    assert "there is no [host_keys] command_secret" in operator.complained
+    assert operator.run_host("add", "h1") == 1
+    assert "there is no [host_keys] command_secret" in operator.error_output
 
 
 # --- tokens ---
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where files without a folder are written."""
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder of the test, to which the commands write files."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def invited(operator: Operator, *words: str) -> JoinToken:
-    assert operator.gives("add", "h1", *words) == 0, operator.complained
-    return JoinToken.read(operator.said)
+def add_host(operator: Operator, *words: str) -> JoinToken:
+    assert operator.run_host("add", "h1", *words) == 0, operator.error_output
+    return JoinToken.read(operator.output)
 
 
-def test_a_token_has_what_a_host_needs_and_no_identity(
-    operator: Operator, store: Store, here: Path
+def test_host_add_token_contains_join_secret_but_no_host_keys(
+    operator: Operator, store: Store, working_folder: Path
 ) -> None:
-    token = invited(operator)
+    token = add_host(operator)
     number = token.generation
     assert store.read(host_keys.generations) == {"h1": Generations(number)}
     assert (token.host, token.ca, token.allow_plain_text) == ("h1", "", True)
     assert token.secret == derive("one", "h1", number, Purpose.JOIN).secret.hex()
-    joins, own = (line.split() for line in reversed((here / "h1-broker.txt").open().readlines()))
+    joins, own = (
+        line.split() for line in reversed((working_folder / "h1-broker.txt").open().readlines())
+    )
     assert token.transport_url == f"rabbit://kilonova-join-h1:{joins[1]}@broker:5671/"
     assert (joins[0], own[0]) == ("kilonova-join-h1", "kilonova-host-h1")
-    assert (here / "h1-broker.txt").stat().st_mode & 0o777 == 0o600
+    assert (working_folder / "h1-broker.txt").stat().st_mode & 0o777 == 0o600
     for name in (joins[0], own[0]):
-        assert f"rabbitmqctl add_user {name}" in operator.complained
+        assert f"rabbitmqctl add_user {name}" in operator.error_output
     secrets = [own[1]] + [
         derive(secret, "h1", number, purpose).secret.hex()
         for secret, purpose in (("one", Purpose.COMMAND), ("two", Purpose.QUERY))
     ]
     assert all(secret not in repr(dataclasses.asdict(token)) for secret in (*secrets, "S3CRET"))
-    assert all(secret not in operator.said + operator.complained for secret in (*secrets, joins[1]))
-    assert "kilonova join TOKEN" in operator.complained
+    assert all(
+        secret not in operator.output + operator.error_output for secret in (*secrets, joins[1])
+    )
+    assert "kilonova join TOKEN" in operator.error_output
 
 
-def test_another_token_ends_the_one_before_until_the_host_has_joined(
-    operator: Operator, store: Store, here: Path
+def test_host_add_replaces_token_until_host_has_joined(
+    operator: Operator, store: Store, working_folder: Path
 ) -> None:
-    first, second = invited(operator), invited(operator)
+    first, second = add_host(operator), add_host(operator)
     assert second.generation == first.generation + 1
     store.write(
         lambda tx: hosts.register(
             tx, "h1", "boot", HostInventory("QEMU", 7002000, "h1", 4, 8192, 9)
         )
     )
-    assert operator.gives("add", "h1") == 1
-    assert "Host h1 has joined" in operator.complained and operator.said == ""
+    assert operator.run_host("add", "h1") == 1
+    assert "Host h1 has joined" in operator.error_output and operator.output == ""
     assert store.read(host_keys.generations) == {"h1": Generations(second.generation)}
 
 
-def test_a_broker_on_loopback_is_given_to_no_host_silently(
-    operator: Operator, store: Store, here: Path
+def test_host_add_with_broker_on_loopback_requires_broker_option(
+    operator: Operator, store: Store, working_folder: Path
 ) -> None:
     operator.conf.write_text(operator.conf.read_text().replace("broker:5671", "127.0.0.1:5671"))
-    assert operator.gives("add", "h1") == 1
-    assert "--broker HOST[:PORT]" in operator.complained
+    assert operator.run_host("add", "h1") == 1
+    assert "--broker HOST[:PORT]" in operator.error_output
     assert store.read(host_keys.generations) == {}
-    for given, wanted in (
+    for addresses, url_end in (
         (("192.0.2.1",), "@192.0.2.1:5672/"),
         (("a.example:5671", "[2001:db8::1]:5671"), "@[2001:db8::1]:5671/"),
         (("127.0.0.1",), "@127.0.0.1:5672/"),
     ):
-        words = [word for one in given for word in ("--broker", one)]
-        assert invited(operator, *words).transport_url.endswith(wanted)
+        words = [word for address in addresses for word in ("--broker", address)]
+        assert add_host(operator, *words).transport_url.endswith(url_end)
     for wrong in ("a:b", "", "user@a", "a:99999", "a/b"):
-        assert operator.gives("add", "h1", "--broker", wrong) == 1
-        assert "is no address of a broker" in operator.complained
+        assert operator.run_host("add", "h1", "--broker", wrong) == 1
+        assert "is no address of a broker" in operator.error_output
 
 
-def test_a_cloud_with_certificates_gives_its_authority(
-    operator: Operator, here: Path, store: Store
+def test_host_add_token_contains_authority_of_cloud_with_certificates(
+    operator: Operator, working_folder: Path, store: Store
 ) -> None:
-    authority = Authority(here / "tls")
+    authority = Authority(working_folder / "tls")
     files = authority.issue("control", "127.0.0.1")
     text = operator.conf.read_text().replace("[tls]\nallow_plain_text = true\n", "")
     operator.conf.write_text(
         text + f"[tls]\nca_file = {files.ca}\ncert_file = {files.cert}\nkey_file = {files.key}\n"
     )
-    token = invited(operator)
+    token = add_host(operator)
     assert (token.ca, token.allow_plain_text) == (authority.path.read_text(), False)
     operator.conf.write_text(operator.conf.read_text() + f"ca_key_file = {authority.key_path}\n")
-    assert operator.gives("add", "h1") == 1
-    assert "--address IP" in operator.complained
-    invited(operator, "--address", "192.0.2.7")
-    found = store.read(lambda tx: host_joins.look(tx, "h1", host_keys.generations(tx)["h1"].newest))
-    assert found.address == "192.0.2.7"
+    assert operator.run_host("add", "h1") == 1
+    assert "--address IP" in operator.error_output
+    add_host(operator, "--address", "192.0.2.7")
+    join_row = store.read(
+        lambda tx: host_joins.look(tx, "h1", host_keys.generations(tx)["h1"].newest)
+    )
+    assert join_row.address == "192.0.2.7"
     with pytest.raises(SystemExit):
-        operator.gives("add", "h1", "--address", "a name")
+        operator.run_host("add", "h1", "--address", "a name")
 
 
 # --- removal ---
-def test_a_host_with_servers_stays_and_they_are_named(operator: Operator, store: Store) -> None:
-    operator.issues("add")
+def test_host_remove_with_servers_is_refused_and_names_them(
+    operator: Operator, store: Store
+) -> None:
+    operator.issue_key_file("add")
     store.write(
         lambda tx: hosts.register(
             tx, "h1", "boot", HostInventory("QEMU", 7002000, "h1", 4, 8192, 9)
@@ -228,19 +238,21 @@ def test_a_host_with_servers_stays_and_they_are_named(operator: Operator, store:
     )
     names = [f"web{number}" for number in range(7)]
     store.write(lambda tx: servers.insert(tx, [server(name) for name in names]))
-    assert operator.gives("remove", "h1") == 1
-    assert "Host h1 has 7 servers: web0 (" in operator.complained
-    assert "and 2 more" in operator.complained
-    assert "First: kilonova host drain h1" in operator.complained
-    assert "rabbitmqctl" not in operator.complained
+    assert operator.run_host("remove", "h1") == 1
+    assert "Host h1 has 7 servers: web0 (" in operator.error_output
+    assert "and 2 more" in operator.error_output
+    assert "First: kilonova host drain h1" in operator.error_output
+    assert "rabbitmqctl" not in operator.error_output
     assert store.read(lambda tx: services.list_all(tx, "h1")) != []
     [row] = store.read(lambda tx: services.list_all(tx, "h1"))
     store.write(lambda tx: services.set_state(tx, row.uuid, forced_down=True))
-    assert operator.gives("remove", "h1") == 1
-    assert "First: kilonova host evacuate h1" in operator.complained
+    assert operator.run_host("remove", "h1") == 1
+    assert "First: kilonova host evacuate h1" in operator.error_output
 
 
-def test_what_is_removed_leaves_nothing(operator: Operator, store: Store, here: Path) -> None:
+def test_host_remove_leaves_no_rows_and_no_broker_users(
+    operator: Operator, store: Store, working_folder: Path
+) -> None:
     def rows() -> dict[str, int]:
         return store.read(
             lambda tx: {
@@ -250,18 +262,18 @@ def test_what_is_removed_leaves_nothing(operator: Operator, store: Store, here: 
         )
 
     before = rows()
-    invited(operator)
+    add_host(operator)
     store.write(
         lambda tx: hosts.register(
             tx, "h1", "boot", HostInventory("QEMU", 7002000, "h1", 4, 8192, 9)
         )
     )
     assert rows() != before
-    assert operator.gives("remove", "h1") == 0, operator.complained
+    assert operator.run_host("remove", "h1") == 0, operator.error_output
     assert rows() == before
     for name in ("kilonova-host-h1", "kilonova-join-h1"):
-        assert f"rabbitmqctl delete_user {name}" in operator.complained
-        assert f"rabbitmqctl close_all_user_connections {name}" in operator.complained
+        assert f"rabbitmqctl delete_user {name}" in operator.error_output
+        assert f"rabbitmqctl close_all_user_connections {name}" in operator.error_output
 
 
 def server(name: str) -> dict[str, object]:

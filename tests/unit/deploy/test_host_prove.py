@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host prove``: what it asks for, what it takes for proof, and that nothing stays."""
+"""``kilonova host prove`` with a fake cloud: the created server, the accepted proofs, and
+the removal of the server.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,12 @@ FLAVORS = [
 
 
 class FakeCloud:
-    """Compute and image service. ``status``: what a server comes to; ``said``: by its console."""
+    """Compute and image service. New servers get ``status`` and ``host``."""
 
     def __init__(self) -> None:
         self.servers: dict[str, dict[str, Any]] = {}
-        self.asked: list[dict[str, Any]] = []
-        self.status, self.host, self.said = "ACTIVE", "h1", "login:"
+        self.requested_servers: list[dict[str, Any]] = []
+        self.status, self.host, self.console_output = "ACTIVE", "h1", "login:"
         self.consoles = 0
 
     def base(self) -> str:
@@ -56,14 +58,14 @@ class FakeCloud:
 
     def answer(self, method: str, url: str, body: Any) -> tuple[int, Any]:
         if url.startswith("/v2/images/"):
-            return 200, next(one for one in IMAGES if one["id"] == url.split("/")[-1])
+            return 200, next(image for image in IMAGES if image["id"] == url.split("/")[-1])
         if url.startswith("/v2/images"):
             return 200, {"images": IMAGES}
         if url.startswith("/flavors"):
             return 200, {"flavors": FLAVORS}
         if method == "POST" and url == "/servers":
-            self.asked.append(body["server"])
-            return 202, {"server": {"id": self.make(body["server"]["name"])}}
+            self.requested_servers.append(body["server"])
+            return 202, {"server": {"id": self.add_server(body["server"]["name"])}}
         if url.startswith("/servers?"):
             return 200, {"servers": list(self.servers.values())}
         server = url.split("/")[2]
@@ -73,14 +75,14 @@ class FakeCloud:
             del self.servers[server]
             return 204, None
         if url.endswith("/action"):
-            return 200, {"output": self.said}
+            return 200, {"output": self.console_output}
         if url.endswith("/remote-consoles"):
             self.consoles += 1
             return 200, {"remote_console": {"url": "http://x"}}
         return 200, {"server": self.servers[server]}
 
-    def make(self, name: str) -> str:
-        number = f"s{len(self.asked)}-{name}"
+    def add_server(self, name: str) -> str:
+        number = f"s{len(self.requested_servers)}-{name}"
         self.servers[number] = {
             "id": number,
             "name": name,
@@ -94,31 +96,31 @@ class FakeCloud:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    made = upgrade(Store(f"sqlite:///{tmp_path}/k.db"))
-    made.write(
+    new_cloud = upgrade(Store(f"sqlite:///{tmp_path}/k.db"))
+    new_cloud.write(
         lambda tx: hosts.register(
             tx, "h1", "boot", HostInventory("QEMU", 7002000, "h1", 4, 8192, 9)
         )
     )
-    yield made
-    made.close()
+    yield new_cloud
+    new_cloud.close()
 
 
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
-    made = FakeCloud()
+    new_cloud = FakeCloud()
     own = SimpleNamespace(
         token=lambda: "token", compute_url=lambda: "", image_url=lambda: "http://image/v2"
     )
     monkeypatch.setattr(host_prove, "IdentityClient", lambda conf, wait: own)
-    monkeypatch.setattr(host_prove, "Http", lambda name, url, seconds: made)
+    monkeypatch.setattr(host_prove, "Http", lambda name, url, seconds: new_cloud)
     monkeypatch.setattr(host_prove, "PAUSE_SECONDS", 0.01)
-    made.name = "service"  # type: ignore[attr-defined]
-    return made
+    new_cloud.name = "service"  # type: ignore[attr-defined]
+    return new_cloud
 
 
 @pytest.fixture
-def proves(
+def run_prove(
     tmp_path: Path, store: Store, cloud: FakeCloud, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., tuple[int, str, str]]]:
     path = tmp_path / "kilonova.conf"
@@ -126,23 +128,25 @@ def proves(
 
     def run(*words: str) -> tuple[int, str, str]:
         status = main(["--config", str(path), "host", "prove", "h1", "--timeout", "1", *words])
-        told = capsys.readouterr()
-        return status, told.out, told.err
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
 
     yield run
     config.CONF.clear()
 
 
-def test_a_small_server_is_made_there_reached_and_removed(proves: Any, cloud: FakeCloud) -> None:
-    status, said, complained = proves()
-    assert (status, complained) == (0, "")
-    assert [line.split(":")[0] for line in said.splitlines()] == [
+def test_host_prove_creates_smallest_server_reaches_and_removes_it(
+    run_prove: Any, cloud: FakeCloud
+) -> None:
+    status, output, error_output = run_prove()
+    assert (status, error_output) == (0, "")
+    assert [line.split(":")[0] for line in output.splitlines()] == [
         "created",
         "reached",
         "removed",
         "host h1 is proved",
     ]
-    assert cloud.asked == [
+    assert cloud.requested_servers == [
         {
             "name": "kilonova-prove-h1",
             "imageRef": "small",
@@ -154,18 +158,26 @@ def test_a_small_server_is_made_there_reached_and_removed(proves: Any, cloud: Fa
     assert cloud.servers == {}
 
 
-def test_what_an_earlier_proof_left_goes_first(proves: Any, cloud: FakeCloud) -> None:
-    left, other = cloud.make("kilonova-prove-h1"), cloud.make("kilonova-prove-h10")
-    status, _, complained = proves("--image", "large", "--flavor", "huge")
-    assert status == 0 and left in complained
+def test_host_prove_removes_server_of_earlier_proof_first(run_prove: Any, cloud: FakeCloud) -> None:
+    old_server, other = (
+        cloud.add_server("kilonova-prove-h1"),
+        cloud.add_server("kilonova-prove-h10"),
+    )
+    status, _, error_output = run_prove("--image", "large", "--flavor", "huge")
+    assert status == 0 and old_server in error_output
     assert list(cloud.servers) == [other]
-    assert (cloud.asked[0]["imageRef"], cloud.asked[0]["flavorRef"]) == ("large", "huge")
+    assert (cloud.requested_servers[0]["imageRef"], cloud.requested_servers[0]["flavorRef"]) == (
+        "large",
+        "huge",
+    )
 
 
-def test_a_guest_that_says_nothing_has_a_console(proves: Any, cloud: FakeCloud) -> None:
-    cloud.said = ""
-    status, said, _ = proves()
-    assert status == 0 and "its console can be opened" in said and cloud.consoles == 1
+def test_host_prove_opens_console_when_guest_prints_nothing(
+    run_prove: Any, cloud: FakeCloud
+) -> None:
+    cloud.console_output = ""
+    status, output, _ = run_prove()
+    assert status == 0 and "its console can be opened" in output and cloud.consoles == 1
 
 
 @pytest.mark.parametrize(
@@ -176,29 +188,29 @@ def test_a_guest_that_says_nothing_has_a_console(proves: Any, cloud: FakeCloud) 
         ("BUILD", "h1", "its creation took longer than 1 s"),
     ],
 )
-def test_a_server_that_fails_is_no_proof_and_does_not_stay(
-    proves: Any, cloud: FakeCloud, status: str, host: str, says: str
+def test_host_prove_fails_and_removes_server_not_active_on_host(
+    run_prove: Any, cloud: FakeCloud, status: str, host: str, says: str
 ) -> None:
     cloud.status, cloud.host = status, host
-    ended, said, complained = proves()
-    assert ended == 1 and says in complained
-    assert "is proved" not in said and cloud.servers == {}
+    exit_status, output, error_output = run_prove()
+    assert exit_status == 1 and says in error_output
+    assert "is proved" not in output and cloud.servers == {}
 
 
-def test_a_host_that_takes_no_servers_is_refused(
-    proves: Any, cloud: FakeCloud, store: Store
+def test_host_prove_refuses_disabled_or_silent_host(
+    run_prove: Any, cloud: FakeCloud, store: Store
 ) -> None:
     [row] = store.read(lambda tx: services.list_all(tx, "h1"))
     store.write(lambda tx: services.set_state(tx, row.uuid, disabled=True))
-    assert "is disabled (no reason): kilonova host restore h1" in proves()[2]
+    assert "is disabled (no reason): kilonova host restore h1" in run_prove()[2]
     store.write(lambda tx: services.set_state(tx, row.uuid, forced_down=True))
-    assert "Host h1 is not heard; it took longer than 1 s: see journalctl" in proves()[2]
-    assert cloud.asked == []
+    assert "Host h1 is not heard; it took longer than 1 s: see journalctl" in run_prove()[2]
+    assert cloud.requested_servers == []
 
 
 @pytest.mark.parametrize(("greeting", "wanted"), [(b"SSH-2.0-x\r\n", 0), (b"HTTP/1.1", 1)])
-def test_with_a_network_ssh_has_to_greet(
-    proves: Any,
+def test_host_prove_with_network_requires_ssh_greeting(
+    run_prove: Any,
     cloud: FakeCloud,
     monkeypatch: pytest.MonkeyPatch,
     greeting: bytes,
@@ -213,16 +225,17 @@ def test_with_a_network_ssh_has_to_greet(
         )
 
         def greet() -> None:
-            with suppress(OSError):  # the server is closed
+            # The test closes the socket at the end.
+            with suppress(OSError):
                 while True:
                     with server.accept()[0] as guest:
                         guest.sendall(greeting)
 
         threading.Thread(target=greet, daemon=True).start()
-        status, said, complained = proves("--network", "n1")
+        status, output, error_output = run_prove("--network", "n1")
     assert status == wanted
-    assert cloud.asked[0]["networks"] == [{"uuid": "n1"}] and cloud.servers == {}
+    assert cloud.requested_servers[0]["networks"] == [{"uuid": "n1"}] and cloud.servers == {}
     if wanted:
-        assert "An answer of ssh at 127.0.0.1 took longer" in complained
+        assert "An answer of ssh at 127.0.0.1 took longer" in error_output
     else:
-        assert "reached: ssh at 127.0.0.1: SSH-2.0-x" in said
+        assert "reached: ssh at 127.0.0.1: SSH-2.0-x" in output

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova hosts``: what it says of each host, and the status it ends with."""
+"""``kilonova hosts``: the line of each host and the exit status, and the notes about hosts in
+``status`` and ``doctor``.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,13 @@ def conf(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
-    made = Store(f"sqlite:///{tmp_path}/k.db")
-    upgrade(made)
+    new_store = Store(f"sqlite:///{tmp_path}/k.db")
+    upgrade(new_store)
     for name in ("a", "b", "c"):
-        made.write(lambda tx, name=name: hosts.register(tx, name, "boot", HOST))
-        made.write(lambda tx, name=name: host_keys.ensure(tx, name))
-    yield made
-    made.close()
+        new_store.write(lambda tx, name=name: hosts.register(tx, name, "boot", HOST))
+        new_store.write(lambda tx, name=name: host_keys.ensure(tx, name))
+    yield new_store
+    new_store.close()
 
 
 def change(store: Store, table: sa.Table, where: Any, **values: Any) -> None:
@@ -53,19 +55,19 @@ def change(store: Store, table: sa.Table, where: Any, **values: Any) -> None:
         tx.execute(sa.update(table).where(where).values(**values))
 
 
-def told(
+def read_json(
     conf: Path, capsys: pytest.CaptureFixture[str], status: int = 0
 ) -> dict[str, dict[str, Any]]:
     assert main(["--config", str(conf), "hosts", "--json"]) == status
     return {row["name"]: row for row in json.loads(capsys.readouterr().out)}
 
 
-def lines(conf: Path, capsys: pytest.CaptureFixture[str], status: int = 0) -> list[str]:
+def read_lines(conf: Path, capsys: pytest.CaptureFixture[str], status: int = 0) -> list[str]:
     assert main(["--config", str(conf), "hosts"]) == status
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_what_is_free_of_what_there_is(
+def test_hosts_shows_free_and_total_resources_and_zone(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with store.begin() as tx:
@@ -93,16 +95,16 @@ def test_what_is_free_of_what_there_is(
             },
         )
         tx.execute(sa.insert(schema.aggregate_hosts), {"aggregate_id": 1, "host": "b"})
-    found = told(conf, capsys)
-    assert {name: row["zone"] for name, row in found.items()} == {
+    rows_by_host = read_json(conf, capsys)
+    assert {name: row["zone"] for name, row in rows_by_host.items()} == {
         "a": "nova",
         "b": "az1",
         "c": "nova",
     }
-    assert found["b"]["classes"]["MEMORY_MB"] == {"total": 8000, "used": 2048, "free": 5952}
-    assert found["a"]["facts"]["hypervisor_type"] == "QEMU"
-    assert found["a"]["classes"]["VCPU"] == {"total": 16, "used": 0, "free": 16}
-    assert lines(conf, capsys) == [
+    assert rows_by_host["b"]["classes"]["MEMORY_MB"] == {"total": 8000, "used": 2048, "free": 5952}
+    assert rows_by_host["a"]["facts"]["hypervisor_type"] == "QEMU"
+    assert rows_by_host["a"]["classes"]["VCPU"] == {"total": 16, "used": 0, "free": 16}
+    assert read_lines(conf, capsys) == [
         "host zone state servers DISK_GB free/total MEMORY_MB free/total VCPU free/total",
         "a nova up 0 100/100 8000/8000 16/16",
         "b az1 up 0 100/100 5952/8000 16/16",
@@ -111,7 +113,7 @@ def test_what_is_free_of_what_there_is(
     ]
 
 
-def test_why_a_host_takes_no_new_servers(
+def test_hosts_shows_why_host_accepts_no_servers(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [uuid] = [row.uuid for row in store.read(services.list_all) if row.host == "a"]
@@ -120,18 +122,18 @@ def test_why_a_host_takes_no_new_servers(
     )
     change(store, schema.heartbeats, schema.heartbeats.c.host == "b", up=False)
     change(store, schema.services, schema.services.c.host == "c", forced_down=True)
-    found = told(conf, capsys, status=1)
-    assert [(row["state"], row["enabled"], row["open"]) for row in found.values()] == [
+    rows_by_host = read_json(conf, capsys, status=1)
+    assert [(row["state"], row["enabled"], row["open"]) for row in rows_by_host.values()] == [
         ("up", False, False),
         ("down", True, False),
         ("forced down", True, False),
     ]
-    said = lines(conf, capsys, status=1)
-    assert "a nova up, disabled 0 " in said[1] and said[1].endswith(" its fan is loud")
-    assert said[-1] == "3 hosts, 0 of them take new servers"
+    lines = read_lines(conf, capsys, status=1)
+    assert "a nova up, disabled 0 " in lines[1] and lines[1].endswith(" its fan is loud")
+    assert lines[-1] == "3 hosts, 0 of them take new servers"
 
 
-def test_hosts_whose_builds_fail_are_left_out_for_a_while(
+def test_hosts_shows_pause_of_host_after_failed_builds(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = store.now()
@@ -143,41 +145,41 @@ def test_hosts_whose_builds_fail_are_left_out_for_a_while(
             failures=failures,
             failed_at=now - ago * 1_000_000,
         )
-    found = told(conf, capsys)
-    assert 35 <= found["a"]["tried_again_in"] <= 40
-    assert [(row["left_out"], row["open"]) for row in found.values()] == [
+    rows_by_host = read_json(conf, capsys)
+    assert 35 <= rows_by_host["a"]["tried_again_in"] <= 40
+    assert [(row["left_out"], row["open"]) for row in rows_by_host.values()] == [
         (True, False),
         (False, True),
         (False, True),
     ]
-    said = lines(conf, capsys)
-    assert "left out after 3 failed builds in a row, tried again in " in said[1]
-    assert "failed" not in said[2]
-    assert said[3].endswith("5 builds failed in a row; the next server tries it")
+    lines = read_lines(conf, capsys)
+    assert "left out after 3 failed builds in a row, tried again in " in lines[1]
+    assert "failed" not in lines[2]
+    assert lines[3].endswith("5 builds failed in a row; the next server tries it")
 
 
-def test_a_host_without_a_key_is_told_how_it_gets_one(
+def test_hosts_names_command_for_host_without_key(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As every host is after the upgrade that brought keys."""
+    """Every host is in this state after the upgrade that introduced keys."""
     store.write(lambda tx: host_keys.remove(tx, "b"))
-    assert [row["has_key"] for row in told(conf, capsys).values()] == [True, False, True]
-    said = lines(conf, capsys)
-    assert said[2].endswith("it has no key, so nobody hears it: kilonova host add b")
-    assert "key" not in said[1]
+    assert [row["has_key"] for row in read_json(conf, capsys).values()] == [True, False, True]
+    lines = read_lines(conf, capsys)
+    assert lines[2].endswith("it has no key, so nobody hears it: kilonova host add b")
+    assert "key" not in lines[1]
 
 
-def test_a_cloud_without_hosts(
+def test_hosts_of_cloud_without_hosts_fails(
     conf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty = Store(f"sqlite:///{tmp_path}/k.db")
     upgrade(empty)
     empty.close()
-    assert lines(conf, capsys, status=1)[-1] == "0 hosts, 0 of them take new servers"
+    assert read_lines(conf, capsys, status=1)[-1] == "0 hosts, 0 of them take new servers"
 
 
 def fail_build(store: Store, host: str, image: str | None, cause: str, ago: int = 60) -> None:
-    """A server whose build failed on this host so many seconds ago."""
+    """Write a server with a failed build on the host ``ago`` seconds ago."""
     server, action, at = ids.new(), ids.new(), store.now() - ago * 1_000_000
     with store.begin() as tx:
         tx.execute(
@@ -219,7 +221,7 @@ def fail_build(store: Store, host: str, image: str | None, cause: str, ago: int 
         )
 
 
-def test_builds_that_failed_are_told_with_their_causes(
+def test_hosts_lists_failed_builds_of_last_hour_with_causes(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image, another = ids.new(), ids.new()
@@ -227,39 +229,41 @@ def test_builds_that_failed_are_told_with_their_causes(
         fail_build(store, host, image, "The image is damaged.")
     fail_build(store, "a", another, "The disk is full.")
     fail_build(store, "c", another, "That was long ago.", ago=3700)
-    found = told(conf, capsys)
-    assert [sum(one["builds"] for one in row["failed_builds"]) for row in found.values()] == [
+    rows_by_host = read_json(conf, capsys)
+    assert [
+        sum(build["builds"] for build in row["failed_builds"]) for row in rows_by_host.values()
+    ] == [
         3,
         1,
         0,
     ]
-    assert found["b"]["failed_builds"] == [
+    assert rows_by_host["b"]["failed_builds"] == [
         {"host": "b", "image": image, "cause": "The image is damaged.", "builds": 1}
     ]
-    said = lines(conf, capsys)
-    assert said[1].endswith(
+    lines = read_lines(conf, capsys)
+    assert lines[1].endswith(
         "3 builds failed there in the last hour: 2 times: The image is damaged.; The disk is full."
     )
-    assert said[2].endswith("1 builds failed there in the last hour: The image is damaged.")
-    assert "failed" not in said[3]
-    assert said[4:] == [
+    assert lines[2].endswith("1 builds failed there in the last hour: The image is damaged.")
+    assert "failed" not in lines[3]
+    assert lines[4:] == [
         f"image {image}: 3 builds failed on 2 of the hosts in the last hour: "
         "3 times: The image is damaged.",
         "3 hosts, 3 of them take new servers",
     ]
 
 
-def test_host_with_refused_messages_is_named_for_an_hour(
+def test_hosts_shows_refused_messages_of_host_for_an_hour(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in (5, 7):
         store.write(lambda tx, n=number: hosts.note_refusals(tx, {"b": n, "made-up": 1}))
-    row = told(conf, capsys)["b"]
+    row = read_json(conf, capsys)["b"]
     assert (row["refused_messages"], row["refused_ago"] < 60) == (12, True)
-    [line] = [line for line in lines(conf, capsys) if line.startswith("b ")]
+    [line] = [line for line in read_lines(conf, capsys) if line.startswith("b ")]
     assert "refused in its name: 12 messages, the last one" in line
     change(store, schema.hosts, schema.hosts.c.name == "b", refused_at=1)
-    assert not any("refused" in line for line in lines(conf, capsys))
+    assert not any("refused" in line for line in read_lines(conf, capsys))
 
 
 def silence(store: Store, *hosts: str, minutes: int = 3) -> None:
@@ -273,22 +277,22 @@ def silence(store: Store, *hosts: str, minutes: int = 3) -> None:
             )
 
 
-def test_silent_host_that_counts_as_up_is_shown_with_the_reason(
+def test_hosts_shows_reason_for_silent_host_counted_as_up(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     silence(store, "b")
-    [line] = [line for line in lines(conf, capsys) if line.startswith("b ")]
+    [line] = [line for line in read_lines(conf, capsys) if line.startswith("b ")]
     assert "up, silent" in line and "last heard 18" in line
     assert "no conductor has judged it yet" in line
-    assert not any("heard" in line for line in lines(conf, capsys) if line.startswith("a "))
+    assert not any("heard" in line for line in read_lines(conf, capsys) if line.startswith("a "))
     silence(store, "a", "c")
     assert all(
         "not judged, because only 0 of 3 hosts are heard" in line
-        for line in lines(conf, capsys)[1:4]
+        for line in read_lines(conf, capsys)[1:4]
     )
 
 
-def test_status_shows_silent_host_that_counts_as_up(
+def test_status_shows_silent_host_counted_as_up(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--config", str(conf), "status"]) == 0
@@ -305,7 +309,7 @@ def test_hosts_and_doctor_show_a_refused_hypervisor_name(
 ) -> None:
     thief = replace(HOST, hypervisor_hostname="a")
     store.write(lambda tx: hosts.register(tx, "b", "boot", thief))
-    [line] = [line for line in lines(conf, capsys) if line.startswith("b ")]
+    [line] = [line for line in read_lines(conf, capsys) if line.startswith("b ")]
     text = "it reports the hypervisor name a, which another host has, and is shown as b"
     assert line.endswith(text)
     main(["--config", str(conf), "doctor", "--no-hosts"])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guests' images: what their disks and archives hold, what they are made of, when they are made
-anew."""
+"""The images of test guests: their disks and archives, the packages that their builds need, and
+the fingerprint that decides about a rebuild.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ BUILDS = sorted(IMAGES.glob("*/build"))
 MIB = 1 << 20
 
 
-def loaded(script: Path) -> ModuleType:
+def load_script(script: Path) -> ModuleType:
     loader = SourceFileLoader(f"build_{script.parent.name}", str(script))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
@@ -30,11 +31,11 @@ def loaded(script: Path) -> ModuleType:
     return module
 
 
-def entries(archive: bytes) -> dict[str, tuple[int, bytes]]:
-    """Name -> mode and content of a "newc" cpio archive."""
-    found: dict[str, tuple[int, bytes]] = {}
+def read_entries(archive: bytes) -> dict[str, tuple[int, bytes]]:
+    """Return the entries of a "newc" cpio archive: name -> (mode, content)."""
+    contents: dict[str, tuple[int, bytes]] = {}
     at = 0
-    while "TRAILER!!!" not in found:
+    while "TRAILER!!!" not in contents:
         assert archive[at : at + 6] == b"070701"
         numbers = [
             int(archive[at + 6 + 8 * field : at + 14 + 8 * field], 16) for field in range(13)
@@ -43,13 +44,13 @@ def entries(archive: bytes) -> dict[str, tuple[int, bytes]]:
         start = at + 110 + name_size
         name = archive[at + 110 : start - 1].decode()
         start += -start % 4
-        found[name] = (mode, archive[start : start + size])
+        contents[name] = (mode, archive[start : start + size])
         at = start + size + -size % 4
-    return found
+    return contents
 
 
 @pytest.mark.parametrize("script", BUILDS, ids=lambda path: path.parent.name)
-def test_each_build_names_its_packages_and_how_it_is_used(script: Path) -> None:
+def test_image_build_names_its_packages_and_prints_usage(script: Path) -> None:
     assert {"busybox-static", "syslinux", "mtools", "qemu-utils"} <= set(
         packages.image_packages(script.parent.name)
     )
@@ -64,12 +65,12 @@ def test_each_build_names_its_packages_and_how_it_is_used(script: Path) -> None:
     [path for path in IMAGES.glob("*/*") if path.is_file() and b"sh\n" in path.read_bytes()[:20]],
     ids=lambda path: f"{path.parent.name}/{path.name}",
 )
-def test_scripts_of_guests_are_shell(script: Path) -> None:
+def test_guest_scripts_are_valid_shell(script: Path) -> None:
     checked = subprocess.run(["sh", "-n", script], capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_tests_have_all_that_the_commands_have_and_no_package_twice_is_asked_for() -> None:
+def test_packages_for_test_include_packages_for_up_and_more() -> None:
     assert set(packages.for_up()) < set(packages.for_test())
     network = {"dnsmasq-base", "dnsmasq-utils", "nftables", "conntrack", "iproute2"}
     assert network | {"novnc", "dropbear-bin"} <= set(packages.for_up())
@@ -78,7 +79,7 @@ def test_tests_have_all_that_the_commands_have_and_no_package_twice_is_asked_for
     )
 
 
-def test_archive_holds_what_was_given(tmp_path: Path) -> None:
+def test_initramfs_contains_files_and_modules_in_dependency_order(tmp_path: Path) -> None:
     tree = tmp_path / "lib/modules/6.1.0-1-cloud-amd64"
     tree.mkdir(parents=True)
     (tree / "modules.dep").write_text(
@@ -92,28 +93,33 @@ def test_archive_holds_what_was_given(tmp_path: Path) -> None:
     kernel = tmp_path / "boot/vmlinuz-6.1.0-1-cloud-amd64"
     if not boot_disk.BUSYBOX.exists():
         pytest.skip("busybox-static is not installed")
-    held = entries(
+    archive_entries = read_entries(
         boot_disk.initramfs(
             ["bin"], {"init": b"#!/bin/sh\n"}, kernel, ["virtio_net", "nls_x", "isofs", "builtin"]
         )
     )
-    assert held["init"] == (0o100755, b"#!/bin/sh\n")
-    assert held["bin/sh"] == (0o120777, b"busybox") and held["bin"][0] == 0o40755
-    assert held["modules/order"][1] == b"base.ko\nfailover.ko\nvirtio_net.ko\nnls-x.ko\nisofs.ko\n"
-    assert held["modules/isofs.ko"][1] == b"fs/isofs.ko"
-    assert held["modules/failover.ko"][1] == b"net/failover.ko"
+    assert archive_entries["init"] == (0o100755, b"#!/bin/sh\n")
+    assert (
+        archive_entries["bin/sh"] == (0o120777, b"busybox") and archive_entries["bin"][0] == 0o40755
+    )
+    assert (
+        archive_entries["modules/order"][1]
+        == b"base.ko\nfailover.ko\nvirtio_net.ko\nnls-x.ko\nisofs.ko\n"
+    )
+    assert archive_entries["modules/isofs.ko"][1] == b"fs/isofs.ko"
+    assert archive_entries["modules/failover.ko"][1] == b"net/failover.ko"
 
 
 @pytest.mark.skipif(not boot_disk.BOOT_CODE.exists(), reason="syslinux-common is not installed")
-def test_lean_module_has_neither_signature_nor_types() -> None:
+def test_lean_removes_signature_and_types_of_kernel_module() -> None:
     plain = b"\x7fELF code\0.text\0.data\0"
     assert boot_disk.lean(plain) == plain
     signed = b"\x7fELF code\0.text\0.BTF\0.data\0" + b"PKCS7~Module signature appended~\n"
-    made = boot_disk.lean(signed)
-    assert b".BTF\0" not in made and not made.endswith(b"appended~\n")
-    assert made.startswith(b"\x7fELF code\0.text\0") and made.index(b".data") == signed.index(
+    lean_module = boot_disk.lean(signed)
+    assert b".BTF\0" not in lean_module and not lean_module.endswith(b"appended~\n")
+    assert lean_module.startswith(b"\x7fELF code\0.text\0") and lean_module.index(
         b".data"
-    )
+    ) == signed.index(b".data")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +130,7 @@ def test_lean_module_has_neither_signature_nor_types() -> None:
     ],
     ids=["tiny", "debian"],
 )
-def test_partitions_are_in_the_first_sector(
+def test_master_boot_record_contains_partitions(
     root_size: int, partitions: list[tuple[int, ...]]
 ) -> None:
     record = boot_disk.master_boot_record(root_size)
@@ -142,18 +148,18 @@ def test_partitions_are_in_the_first_sector(
     ] == partitions
 
 
-def test_libraries_are_put_where_the_guest_looks() -> None:
-    told = (
+def test_libraries_are_placed_at_paths_of_ldd() -> None:
+    ldd_output = (
         "\tlinux-vdso.so.1 (0x00007f)\n\tlibz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x00007f)\n"
         "\t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n"
     )
-    assert boot_disk.libraries(told) == {
+    assert boot_disk.libraries(ldd_output) == {
         "lib/libz.so.1": Path("/lib/x86_64-linux-gnu/libz.so.1"),
         "lib64/ld-linux-x86-64.so.2": Path("/lib64/ld-linux-x86-64.so.2"),
     }
 
 
-def test_fingerprint_follows_every_part(tmp_path: Path) -> None:
+def test_fingerprint_changes_with_every_file(tmp_path: Path) -> None:
     own, installed = tmp_path / "own", tmp_path / "installed"
     own.write_text("a")
     installed.write_text("a")
@@ -165,30 +171,30 @@ def test_fingerprint_follows_every_part(tmp_path: Path) -> None:
     assert len({first, second, boot_disk.fingerprint([own], [installed])}) == 3
 
 
-def test_debian_comes_from_the_mirrors_and_by_the_proxy_of_this_machine() -> None:
-    build = loaded(IMAGES / "debian/build")
-    told = (
+def test_debian_build_uses_mirrors_and_proxy_of_this_machine() -> None:
+    build = load_script(IMAGES / "debian/build")
+    sources = (
         "http://a/debian/ bookworm main\nhttp://a/debian/ bookworm main\nhttp://a/debian/ bookworm contrib\n"
         "http://a/security/ bookworm-security main\nhttp://b/tools cloud-bookworm main\nhttp://c/ trixie main\n"
     )
-    assert build.mirrors(told, "bookworm") == [
+    assert build.mirrors(sources, "bookworm") == [
         "deb http://a/debian/ bookworm main",
         "deb http://a/security/ bookworm-security main",
     ]
-    assert build.mirrors(told, "trixie") == ["deb http://c/ bookworm main"]
+    assert build.mirrors(sources, "trixie") == ["deb http://c/ bookworm main"]
     assert build.mirrors("", "bookworm") == []
-    dumped = (
+    apt_config = (
         'Acquire "";\nAcquire::http::Proxy "http://p:3128";\nAcquire::https::CaInfo "/ca";\n'
         'Acquire::http::Proxy "";\nAcquire::http::Timeout "9";\n'
     )
-    assert build.apt_options(dumped) == [
+    assert build.apt_options(apt_config) == [
         'Acquire::http::Proxy "http://p:3128";',
         'Acquire::https::CaInfo "/ca";',
     ]
 
 
-def test_debian_image_keeps_nothing_of_the_machine_that_made_it(tmp_path: Path) -> None:
-    build = loaded(IMAGES / "debian/build")
+def test_debian_image_has_no_keys_or_configuration_of_build_machine(tmp_path: Path) -> None:
+    build = load_script(IMAGES / "debian/build")
     for name in (
         "etc/ssh/ssh_host_rsa_key",
         "etc/apt/sources.list",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``pip install`` puts into a virtual environment, which the units expect, has all that
-programs read beside their modules."""
+"""The files that ``pip install`` puts into a virtual environment: all data files that programs
+read at run time.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pytest
 from setuptools import Distribution
 
 ROOT = Path(__file__).resolve().parents[3]
-#: Read by programs that units start, or by ``kilonova``.
+#: Data files that the programs of units, or ``kilonova``, read at run time.
 READ = (
     "common/store/upgrades/versions/*.py",
     "compute_api/console/*.html",
@@ -24,13 +25,14 @@ READ = (
 
 
 @cache
-def installed() -> set[str]:
-    """All files, relative to the folder of packages."""
-    made = Distribution({"script_name": "setup.py"})
-    made.parse_config_files([str(ROOT / "setup.cfg")])
-    made.include_package_data = False  # which would ask a manifest, and write one
-    made.get_command_obj("build").build_lib = "lib"
-    build = made.get_command_obj("build_py")
+def list_installed_files() -> set[str]:
+    """Return all installed files, relative to the folder of packages."""
+    distribution = Distribution({"script_name": "setup.py"})
+    distribution.parse_config_files([str(ROOT / "setup.cfg")])
+    # With this option setuptools would read a manifest, and write one.
+    distribution.include_package_data = False
+    distribution.get_command_obj("build").build_lib = "lib"
+    build = distribution.get_command_obj("build_py")
     build.ensure_finalized()
     return {
         str(Path(name).relative_to(build.build_lib))
@@ -39,8 +41,10 @@ def installed() -> set[str]:
 
 
 @pytest.mark.parametrize("form", READ)
-def test_what_programs_read_is_installed(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_install_includes_data_files_of_programs(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     needed = {str(path.relative_to(ROOT)) for path in ROOT.glob(form)}
     assert needed, "the folder has another name now"
-    assert needed - installed() == set()
+    assert needed - list_installed_files() == set()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova join``: what it finds of the machine and refuses before the token is used, and the
-files that it writes."""
+"""``kilonova join``: the checks of the machine before it uses the token, the files that it writes,
+and the start of the agent.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ from deploy.operator.hosts.join_files import HEAD, Owner, merged
 from deploy.operator.main import main
 from tests.unit.common.test_host_joins import TOKEN
 
-#: Of a broker that is not there.
-NOBODY = JoinToken("h1", 1, "ab" * 32, "rabbit://u:p@127.0.0.1:1/")
-US = pwd.getpwuid(os.geteuid()).pw_name
+#: A valid token with the address of a broker that does not exist.
+UNREACHABLE_BROKER_TOKEN = JoinToken("h1", 1, "ab" * 32, "rabbit://u:p@127.0.0.1:1/")
+OWN_USER = pwd.getpwuid(os.geteuid()).pw_name
 
 
 def broker(name: str = "127.0.0.1") -> Any:
@@ -48,23 +49,23 @@ def conf(tmp_path: Path) -> Iterator[cfg.ConfigOpts]:
 
 
 def token_state(seconds: float = 0, is_heard: bool = False) -> TokenState:
-    """A conductor's answer; its clock is so many seconds ahead."""
+    """Return a conductor's answer. The conductor's clock is ``seconds`` ahead of the host's."""
     return TokenState(int((time.time() + seconds) * 1e6), "", "192.0.2.7", False, is_heard)
 
 
 # --- checks ---
 @pytest.mark.parametrize(("seconds", "way"), [(30, "ahead of"), (-4000, "behind")])
-def test_a_clock_that_is_wrong_is_refused(seconds: int, way: str) -> None:
+def test_join_refuses_wrong_clock(seconds: int, way: str) -> None:
     with pytest.raises(ConfigError, match=rf"{abs(seconds)} s {way} the cloud's: .*NTP"):
         join_checks.clock(lambda: token_state(-seconds))
 
 
-def test_a_clock_that_is_right_is_told() -> None:
+def test_join_reports_clock_difference() -> None:
     state, difference = join_checks.clock(lambda: token_state(0))
     assert state.address == "192.0.2.7" and difference == "0.0 s from the cloud's"
 
 
-def test_loopback_is_nobodys_address_unless_somebody_says_so() -> None:
+def test_join_accepts_loopback_address_only_when_configured() -> None:
     with pytest.raises(ConfigError, match=r"by 127\.0\.0\.1, .*--address IP"):
         join_checks.address(None, "", None, broker())
     for given, invited, configured in (
@@ -85,40 +86,38 @@ def test_loopback_is_nobodys_address_unless_somebody_says_so() -> None:
         ("127.0.0.1", "127.0.0.2", "--address is 127.0.0.1, and kilonova host add was told"),
     ],
 )
-def test_an_address_that_is_not_this_hosts_is_refused(
+def test_join_refuses_address_not_of_this_machine(
     given: str | None, invited: str, says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         join_checks.address(given, invited, None, broker())
 
 
-def test_without_a_way_to_the_broker_there_is_no_address() -> None:
+def test_join_without_route_to_broker_finds_no_address() -> None:
     with pytest.raises(ConfigError, match="no way leads to the broker"):
         join_checks.address(None, "", None, broker("no-such-name.invalid"))
 
 
-def test_a_hypervisor_that_is_silent_is_refused(
-    conf: cfg.ConfigOpts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def silent(conf: cfg.ConfigOpts) -> str:
+def test_join_refuses_silent_libvirt(conf: cfg.ConfigOpts, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_unavailable(conf: cfg.ConfigOpts) -> str:
         raise errors.Unavailable("libvirt does not answer.")
 
-    monkeypatch.setattr(config_check, "libvirt", silent)
+    monkeypatch.setattr(config_check, "libvirt", raise_unavailable)
     with pytest.raises(ConfigError, match="does not answer. Install libvirt-daemon-system"):
         join_checks.libvirt(conf)
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_whether_guests_are_emulated_is_told(
+def test_join_reports_kvm_or_emulation(
     conf: cfg.ConfigOpts, monkeypatch: pytest.MonkeyPatch, works: bool
 ) -> None:
-    asked: list[Path] = []
+    checked_folders: list[Path] = []
     monkeypatch.setattr(
         "compute_agent.virt.libvirt.host.host.kvm_works",
-        lambda folder: asked.append(folder) or works,
+        lambda folder: checked_folders.append(folder) or works,
     )
-    said = join_checks.acceleration(conf)
-    assert said.startswith("KVM works" if works else "emulation, ten times slower")
+    text = join_checks.acceleration(conf)
+    assert text.startswith("KVM works" if works else "emulation, ten times slower")
     conf.set_override("virt_type", "qemu", group="agent")
     assert join_checks.acceleration(conf) == "emulation, as [agent] virt_type says"
     conf.set_override("virt_type", "kvm", group="agent")
@@ -127,75 +126,79 @@ def test_whether_guests_are_emulated_is_told(
             join_checks.acceleration(conf)
     conf.set_override("driver", "memory", group="agent")
     assert join_checks.acceleration(conf).startswith("no guests run")
-    assert len(asked) == (1 if works else 2)
+    assert len(checked_folders) == (1 if works else 2)
     conf.clear_override("virt_type", group="agent")
     conf.clear_override("driver", group="agent")
 
 
-def test_a_disk_without_room_is_refused(
+def test_join_refuses_disk_without_space(
     conf: cfg.ConfigOpts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def free(gib: float) -> None:
+    def set_free_gib(gib: float) -> None:
         monkeypatch.setattr(
             "shutil.disk_usage",
-            lambda folder: SimpleNamespace(free=gib * 2**30) if folder == tmp_path else None,
+            lambda folder: (
+                SimpleNamespace(set_free_gib=gib * 2**30) if folder == tmp_path else None
+            ),
         )
 
-    free(40)
+    set_free_gib(40)
     assert join_checks.space(conf) == f"40 GiB for guests in {tmp_path}/not/yet"
-    free(1.5)
+    set_free_gib(1.5)
     with pytest.raises(ConfigError, match=r"has 1\.5 GiB left for guests: make room"):
         join_checks.space(conf)
-    free(40)
+    set_free_gib(40)
     conf.set_override("reserved_disk_gb", 39, group="agent")
     with pytest.raises(ConfigError, match=r"has 1\.0 GiB left"):
         join_checks.space(conf)
     conf.clear_override("reserved_disk_gb", group="agent")
 
 
-def test_a_certificate_is_this_hosts_and_the_clouds(tmp_path: Path) -> None:
+def test_join_accepts_only_certificate_of_this_host_and_cloud(tmp_path: Path) -> None:
     ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
     good = ours.issue("h1", "192.0.2.7")
-    said = join_checks.certificate(good.cert, good.key, good.ca, "192.0.2.7")
-    assert said.startswith(f"{good.cert}, for 192.0.2.7, until 20")
+    text = join_checks.certificate(good.cert, good.key, good.ca, "192.0.2.7")
+    assert text.startswith(f"{good.cert}, for 192.0.2.7, until 20")
     with pytest.raises(ConfigError, match=r"names 192\.0\.2\.7, and not 192\.0\.2\.8"):
         join_checks.certificate(good.cert, good.key, good.ca, "192.0.2.8")
     named = ours.issue("h2", "node7.example")
     with pytest.raises(ConfigError, match="names no address"):
         join_checks.certificate(named.cert, named.key, named.ca, "192.0.2.7")
-    foreign = others.issue("h1", "192.0.2.7")
+    foreign_certificate = others.issue("h1", "192.0.2.7")
     with pytest.raises(ConfigError, match="not signed by the authority of this cloud"):
-        join_checks.certificate(foreign.cert, foreign.key, good.ca, "192.0.2.7")
+        join_checks.certificate(
+            foreign_certificate.cert, foreign_certificate.key, good.ca, "192.0.2.7"
+        )
     with pytest.raises(ConfigError, match="--cert-file .*--key-file"):
         join_checks.certificate(good.cert, named.key, good.ca, "192.0.2.7")
 
 
 # --- files ---
-WANTED = {"DEFAULT": {"host": "h1"}, "tls": {"ca_file": "/etc/ca.pem", "cert_file": "/etc/h.pem"}}
+OPTIONS = {"DEFAULT": {"host": "h1"}, "tls": {"ca_file": "/etc/ca.pem", "cert_file": "/etc/h.pem"}}
 
 
-def test_a_configuration_that_is_new_has_what_is_wanted(tmp_path: Path) -> None:
-    assert merged(tmp_path / "agent.conf", WANTED) == (
+def test_join_writes_options_to_new_configuration_file(tmp_path: Path) -> None:
+    assert merged(tmp_path / "agent.conf", OPTIONS) == (
         HEAD + "[DEFAULT]\nhost = h1\n[tls]\nca_file = /etc/ca.pem\ncert_file = /etc/h.pem\n"
     )
 
 
-def test_what_an_operator_has_written_stays(tmp_path: Path) -> None:
+def test_join_keeps_lines_of_operator_in_configuration_file(tmp_path: Path) -> None:
     path = tmp_path / "agent.conf"
     path.write_text("# ours\n[agent]\nworkers = 4\n[tls]\n# theirs\nca_file = /etc/ca.pem\n")
-    assert merged(path, WANTED) == (
+    assert merged(path, OPTIONS) == (
         "# ours\n[agent]\nworkers = 4\n[tls]\ncert_file = /etc/h.pem\n# theirs\n"
         "ca_file = /etc/ca.pem\n[DEFAULT]\nhost = h1\n"
     )
-    path.write_text(merged(path, WANTED))
-    assert merged(path, WANTED) == path.read_text()
+    path.write_text(merged(path, OPTIONS))
+    assert merged(path, OPTIONS) == path.read_text()
     with pytest.raises(
         ConfigError, match=r"has \[DEFAULT\] host = h1, and this host is to have h2"
     ):
         merged(path, {"DEFAULT": {"host": "h2"}})
 
 
-def test_a_file_is_there_as_a_whole_for_its_owner(tmp_path: Path) -> None:
+def test_join_replaces_file_atomically_with_its_owner_and_mode(tmp_path: Path) -> None:
     path = tmp_path / "host.key"
     path.write_text("older")
     private_files.replace(path, "newer", 0o640, (os.geteuid(), os.getegid()))
@@ -203,46 +206,54 @@ def test_a_file_is_there_as_a_whole_for_its_owner(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_user_that_is_missing_is_named() -> None:
-    assert Owner.named(US).is_us
+def test_join_names_missing_user() -> None:
+    assert Owner.named(OWN_USER).is_us
     with pytest.raises(ConfigError, match="there is no user kilonova-x: .*--user"):
         Owner.named("kilonova-x")
 
 
-# --- the command, before it asks anybody ---
+# --- the command, before the token is used ---
 @pytest.mark.parametrize(
     ("token", "says"),
     [
         ("", "this is no token of a host"),
         (TOKEN.text()[:-8], "the token is not whole"),
-        (NOBODY.text(), "the broker does not answer"),
+        (UNREACHABLE_BROKER_TOKEN.text(), "the broker does not answer"),
     ],
 )
-def test_a_token_that_opens_nothing_changes_nothing(
+def test_join_with_invalid_token_or_dead_broker_changes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], token: str, says: str
 ) -> None:
     path = tmp_path / "etc/agent.conf"
-    words = ["--config", str(path), "join", token, "--no-start", "--user", US]
+    words = ["--config", str(path), "join", token, "--no-start", "--user", OWN_USER]
     assert main(words) == 1
     assert says in capsys.readouterr().err.lower()
     assert not path.parent.exists()
     config.CONF.clear()
 
 
-def test_another_hosts_configuration_is_left_alone(
+def test_join_refuses_configuration_of_another_host(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "agent.conf"
     path.write_text("[DEFAULT]\nhost = h9\n")
-    words = ["--config", str(path), "join", NOBODY.text(), "--no-start", "--user", US]
+    words = [
+        "--config",
+        str(path),
+        "join",
+        UNREACHABLE_BROKER_TOKEN.text(),
+        "--no-start",
+        "--user",
+        OWN_USER,
+    ]
     assert main(words) == 1
     assert "[DEFAULT] host = h9, and this host is to have h1" in capsys.readouterr().err
     assert path.read_text() == "[DEFAULT]\nhost = h9\n"
 
 
 # --- the unit ---
-class Asked:
-    """A control plane that hears the agent at the third look, or never."""
+class FakeControlPlane:
+    """A control plane that has contact with the agent from the third look on, or never."""
 
     def __init__(self, hears: bool = True) -> None:
         self.looks, self._hears = 0, hears
@@ -255,40 +266,40 @@ class Asked:
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """What systemctl was told; it complains of nothing."""
-    told: list[tuple[str, ...]] = []
-    monkeypatch.setattr(join_checks, "systemctl", lambda *words: told.append(words) or "")
+def systemctl_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The arguments of the calls of systemctl, which all succeed."""
+    commands: list[tuple[str, ...]] = []
+    monkeypatch.setattr(join_checks, "systemctl", lambda *words: commands.append(words) or "")
     monkeypatch.setattr(join, "PAUSE_SECONDS", 0.01)
-    return told
+    return commands
 
 
-def test_the_agent_is_started_until_it_is_heard(
-    given: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+def test_join_starts_agent_and_waits_for_its_contact(
+    systemctl_calls: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = Asked()
-    join.start_agent(asked)  # type: ignore[arg-type]  # all that it asks
-    assert given == [("enable", "kilonova-agent"), ("restart", "kilonova-agent")]
-    assert asked.looks == 3 and "the cloud hears it" in capsys.readouterr().out
+    control_plane = FakeControlPlane()
+    join.start_agent(control_plane)  # type: ignore[arg-type]  # all that it asks
+    assert systemctl_calls == [("enable", "kilonova-agent"), ("restart", "kilonova-agent")]
+    assert control_plane.looks == 3 and "the cloud hears it" in capsys.readouterr().out
 
 
-def test_an_agent_that_is_not_heard_is_told(
-    given: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+def test_join_reports_agent_without_contact_or_masked_unit(
+    systemctl_calls: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(join, "HEARD_SECONDS", 0.1)
     with pytest.raises(ConfigError, match="has not heard it .*journalctl -u kilonova-agent"):
-        join.start_agent(Asked(hears=False))  # type: ignore[arg-type]  # all that it asks
+        join.start_agent(FakeControlPlane(hears=False))  # type: ignore[arg-type]  # all that it asks
     monkeypatch.setattr(join_checks, "systemctl", lambda *words: "Unit is masked.")
     with pytest.raises(ConfigError, match="systemctl enable kilonova-agent: Unit is masked"):
-        join.start_agent(Asked())  # type: ignore[arg-type]  # all that it asks
+        join.start_agent(FakeControlPlane())  # type: ignore[arg-type]  # all that it asks
 
 
-def test_where_it_cannot_be_started_nothing_is_begun(
-    given: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+def test_join_requires_systemd_and_unit_before_start(
+    systemctl_calls: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Path, "is_dir", lambda self: str(self) == "/run/systemd/system")
     join_checks.unit()
-    assert given == [("cat", "kilonova-agent.service")]
+    assert systemctl_calls == [("cat", "kilonova-agent.service")]
     monkeypatch.setattr(join_checks, "systemctl", lambda *words: "No files found.")
     with pytest.raises(ConfigError, match="systemd knows no kilonova-agent.service: .*--no-start"):
         join_checks.unit()
@@ -297,7 +308,7 @@ def test_where_it_cannot_be_started_nothing_is_begun(
         join_checks.unit()
 
 
-def test_a_program_that_complains_or_is_missing_is_heard(
+def test_join_systemctl_returns_error_of_failed_or_missing_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "systemctl"
@@ -310,8 +321,8 @@ def test_a_program_that_complains_or_is_missing_is_heard(
     assert "systemctl" in join_checks.systemctl("start", "x")
 
 
-def test_a_host_needs_nothing_of_the_control_planes_packages() -> None:
-    """What is installed with the extra agent is enough."""
+def test_join_runs_without_packages_of_control_plane() -> None:
+    """The packages of the extra ``agent`` suffice."""
     blocked = ("sqlalchemy", "alembic", "falcon", "gunicorn", "numpy", "keystonemiddleware")
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked!r}));"

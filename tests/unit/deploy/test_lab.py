@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``deploy/lab`` says before anything runs: its facts, its hosts, and what to do about each
-mistake. The lab itself is in tests/e2e/test_lab.py."""
+"""``deploy/lab`` before any process runs: stored facts, arguments, and the advice after
+mistakes. tests/e2e/test_lab.py tests the running lab.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from deploy.progress import Failure
 FACTS = Facts(3, False, 20000)
 
 
-def test_lab_knows_what_it_is_made_of(tmp_path: Path) -> None:
-    made = Lab.make(tmp_path / "home", FACTS)
+def test_lab_open_reads_facts_of_made_lab(tmp_path: Path) -> None:
+    new_lab = Lab.make(tmp_path / "home", FACTS)
     again = Lab.open(tmp_path / "home")
     assert (tmp_path / "home/lab.json").stat().st_mode & 0o077 == 0
-    assert again.cloud == made.cloud == Lab.make(tmp_path / "home", FACTS).cloud
+    assert again.cloud == new_lab.cloud == Lab.make(tmp_path / "home", FACTS).cloud
     assert (
         again.cloud.hosts == ("lab1", "lab2", "lab3")
         and again.cloud.apart
@@ -30,20 +31,20 @@ def test_lab_knows_what_it_is_made_of(tmp_path: Path) -> None:
     assert again.cloud.ports.identity == 20000
 
 
-def test_another_lab_and_foreign_folders_are_left_alone(tmp_path: Path) -> None:
+def test_lab_make_and_open_refuse_other_lab_and_foreign_folder(tmp_path: Path) -> None:
     Lab.make(tmp_path / "home", FACTS)
     with pytest.raises(
         Failure, match="3 hosts with storage of their own, ports from 20000"
-    ) as told:
+    ) as failure:
         Lab.make(tmp_path / "home", Facts(3, True, 20000))
-    assert "lab down" in told.value.todo
+    assert "lab down" in failure.value.todo
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").touch()
     with pytest.raises(Failure, match="is no lab, and not empty"):
         Lab.make(tmp_path / "mine", FACTS)
-    with pytest.raises(Failure, match="There is no lab in") as told:
+    with pytest.raises(Failure, match="There is no lab in") as failure:
         Lab.open(tmp_path / "mine")
-    assert "lab up 3" in told.value.todo
+    assert "lab up 3" in failure.value.todo
 
 
 @pytest.mark.parametrize(
@@ -66,30 +67,30 @@ def test_another_lab_and_foreign_folders_are_left_alone(tmp_path: Path) -> None:
         ["status"],
     ],
 )
-def test_mistake_is_said_with_what_to_do(
+def test_lab_command_with_wrong_arguments_fails_with_advice(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KILONOVA_HOME", str(tmp_path / "home"))
     Lab.make(tmp_path / "home", FACTS)
-    with pytest.raises(Failure) as told:
+    with pytest.raises(Failure) as failure:
         lab.command(arguments)
-    assert told.value.what and told.value.todo
+    assert failure.value.what and failure.value.todo
 
 
-def test_unknown_host_is_told_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="no host 'rack1'") as told:
+def test_lab_kill_of_unknown_host_lists_known_hosts(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="no host 'rack1'") as failure:
         Lab.make(tmp_path / "home", FACTS).kill("rack1")
-    assert "lab1, lab2, lab3" in told.value.todo
+    assert "lab1, lab2, lab3" in failure.value.todo
 
 
 @pytest.mark.parametrize("base", ["80", "many"])
-def test_wrong_port_base_is_refused(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lab_refuses_wrong_port_base(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KILONOVA_PORT_BASE", base)
     with pytest.raises(Failure, match=f"KILONOVA_PORT_BASE is '{base}'"):
         lab_hosts.facts("3", False)
 
 
-def test_down_without_a_lab_is_harmless_and_leaves_other_folders(
+def test_lab_down_without_lab_succeeds_and_keeps_other_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KILONOVA_HOME", str(tmp_path / "none"))
@@ -101,25 +102,28 @@ def test_down_without_a_lab_is_harmless_and_leaves_other_folders(
     assert (tmp_path / "letter").exists()
 
 
-def test_hook_is_a_program_that_takes_a_hosts_name(tmp_path: Path) -> None:
-    made = Lab.make(tmp_path / "a home", FACTS)
-    made.write_hook()
-    ran = subprocess.run(
-        [made.cloud.fencing_hook, "rack1"], capture_output=True, text=True, check=False
+def test_lab_fencing_hook_is_program_and_refuses_unknown_host(tmp_path: Path) -> None:
+    new_lab = Lab.make(tmp_path / "a home", FACTS)
+    new_lab.write_hook()
+    result = subprocess.run(
+        [new_lab.cloud.fencing_hook, "rack1"], capture_output=True, text=True, check=False
     )
     assert (
-        ran.returncode == 1 and "no host 'rack1'" in ran.stderr and "lab1, lab2, lab3" in ran.stderr
+        result.returncode == 1
+        and "no host 'rack1'" in result.stderr
+        and "lab1, lab2, lab3" in result.stderr
     )
     assert json.loads((tmp_path / "a home/lab.json").read_text())["hosts"] == 3
 
 
-def test_guests_are_all_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One question to virsh: a guest that goes on between two questions was neither paused nor
-    running."""
-    folder, asked = tmp_path / "bin", tmp_path / "asked"
+def test_lab_guests_reads_all_states_with_one_virsh_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two calls, a guest that is resumed between them would be missing from both answers."""
+    folder, calls_file = tmp_path / "bin", tmp_path / "asked"
     folder.mkdir()
     (folder / "virsh").write_text(
-        f'#!/bin/sh\necho "$*" >> {asked}\ncase "$*" in *domstats*)\n'
+        f'#!/bin/sh\necho "$*" >> {calls_file}\ncase "$*" in *domstats*)\n'
         + "".join(
             f"printf \"Domain: '{name}'\\n  state.state={state}\\n  state.reason=1\\n\\n\"\n"
             for name, state in (
@@ -140,4 +144,4 @@ def test_guests_are_all_of_one_moment(tmp_path: Path, monkeypatch: pytest.Monkey
         Guest("c", "running"),
         Guest("somebody's", "other"),
     ]
-    assert len(asked.read_text().splitlines()) == 1
+    assert len(calls_file.read_text().splitlines()) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a libvirtd of our own is configured."""
+"""The configuration files that the embedded cloud writes for its own libvirtd."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from deploy.one_machine.machine import libvirtd
 
 
-def test_configure_keeps_lines_of_an_operator(tmp_path: Path) -> None:
+def test_libvirtd_configure_keeps_lines_of_operator(tmp_path: Path) -> None:
     before = {"libvirtd.conf": "max_clients = 7\n", "qemu.conf": 'max_files = 9\nuser = "kvm"\n'}
     (tmp_path / "etc").mkdir()
     for name, text in before.items():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine that allows less: what ``up`` says of it, and that tests which need more are skipped
-with its reason."""
+"""Machines that lack an ability, such as network namespaces: the failure of ``up``, and the reason
+with which tests are skipped.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +23,10 @@ from deploy.one_machine.machine.abilities import FOR_GUESTS, FOR_HOSTS, FOR_NETW
 from deploy.packages import ROOT
 from deploy.progress import Failure
 
-#: Tests that need namespaces, mounts and bridges by each of the fixtures that make them.
+#: Tests that need namespaces, mounts or bridges. Each fixture that creates these is used at least
+#: once.
 NEEDY = (
-    "tests/unit/deploy/test_underlay.py::test_hosts_reach_each_other_and_what_is_broken_is_mended",
+    "tests/unit/deploy/test_underlay.py::test_underlay_connects_hosts_and_repairs_deleted_namespace",
     "tests/unit/compute_agent/test_images.py::test_image_fetch_on_full_disk_fails_retryably_and_leaves_no_file[announced]",
     "tests/contract/test_network_host.py",
     "tests/contract/test_network_host_leases.py",
@@ -34,21 +36,21 @@ NEEDY = (
     "tests/e2e/test_network.py",
     "tests/e2e/test_lab.py",
 )
-PLAIN = "tests/unit/deploy/test_underlay.py::test_addresses_of_one_cloud_are_together"
+PLAIN = "tests/unit/deploy/test_underlay.py::test_underlay_addresses_of_one_cloud_are_adjacent"
 
 
 @pytest.fixture
-def allowed(monkeypatch: pytest.MonkeyPatch) -> set[Ability]:
-    """The abilities of the machine, all of them at first."""
-    found = set(Ability)
+def machine_abilities(monkeypatch: pytest.MonkeyPatch) -> set[Ability]:
+    """The abilities of the machine. A test removes those that the machine lacks."""
+    remaining = set(Ability)
     monkeypatch.setattr(
         machine,
         "_lack",
         lambda ability: (
-            None if ability in found else machine.Lack(f"No {ability.name}.", "Get it.")
+            None if ability in remaining else machine.Lack(f"No {ability.name}.", "Get it.")
         ),
     )
-    return found
+    return remaining
 
 
 @pytest.mark.parametrize(
@@ -60,12 +62,16 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> set[Ability]:
         (Ability.TAPS, ["KILONOVA_NETWORKS=no", "KILONOVA_DRIVER=memory"], ""),
     ],
 )
-def test_up_names_the_settings_that_work_where_something_is_lacking(
-    tmp_path: Path, allowed: set[Ability], lacking: Ability, works: list[str], does_not: str
+def test_up_on_machine_lacking_ability_names_working_settings(
+    tmp_path: Path,
+    machine_abilities: set[Ability],
+    lacking: Ability,
+    works: list[str],
+    does_not: str,
 ) -> None:
     cloud = Cloud(tmp_path)
     preflight.check_abilities(cloud)
-    allowed.remove(lacking)
+    machine_abilities.remove(lacking)
     with pytest.raises(Failure, match=f"No {lacking.name}.") as caught:
         preflight.check_abilities(cloud)
     assert [word for word in works if word not in caught.value.todo] == []
@@ -78,27 +84,33 @@ def test_up_names_the_settings_that_work_where_something_is_lacking(
         preflight.check_abilities(settings[setting])
 
 
-def test_lab_has_no_setting_that_would_do_without(tmp_path: Path, allowed: set[Ability]) -> None:
-    allowed.remove(Ability.BRIDGES)
+def test_lab_on_machine_lacking_ability_names_no_setting(
+    tmp_path: Path, machine_abilities: set[Ability]
+) -> None:
+    machine_abilities.remove(Ability.BRIDGES)
     with pytest.raises(Failure) as caught:
         preflight.check_abilities(Cloud(tmp_path, hosts=("a", "b"), apart=True))
     assert caught.value.todo == "Get it."
 
 
-def test_first_lack_is_told_and_none_where_nothing_is_lacking(allowed: set[Ability]) -> None:
+def test_lack_of_returns_first_missing_ability_or_none(machine_abilities: set[Ability]) -> None:
     assert machine.lack_of(*FOR_NETWORKS) is None
-    allowed -= {Ability.BRIDGES, Ability.TAPS}
+    machine_abilities -= {Ability.BRIDGES, Ability.TAPS}
     assert machine.lack_of(*FOR_GUESTS) is None
     lack = machine.lack_of(*FOR_NETWORKS)
     assert lack is not None and lack.what == "No BRIDGES."
     assert machine.lack_of(*FOR_HOSTS) == lack
 
 
-def without_privileges(command: Sequence[str]) -> list[str]:
-    """The command as a root that may neither make namespaces nor mount nor change networks, as in
-    most containers."""
+def drop_privileges(command: Sequence[str]) -> list[str]:
+    """Return a command that runs as root without CAP_SYS_ADMIN and CAP_NET_ADMIN.
+
+    In most containers root lacks these capabilities, so namespaces, mounts and networks are
+    unavailable.
+    """
     if machine.lack_of(Ability.NAMESPACES) is not None:
-        return list(command)  # this one may not either
+        # This machine lacks the capabilities already.
+        return list(command)
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv (package util-linux) is not installed")
     return [
@@ -112,11 +124,11 @@ def without_privileges(command: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.slice("operations")
-def test_unprivileged_machine_skips_with_its_reason_and_fails_nothing(tmp_path: Path) -> None:
+def test_suite_on_unprivileged_machine_skips_with_reason_and_passes(tmp_path: Path) -> None:
     pytest.importorskip("libvirt")  # Files of the ring contract import it.
     report = tmp_path / "report.xml"
     done = subprocess.run(
-        without_privileges(
+        drop_privileges(
             [
                 sys.executable,
                 "-m",
@@ -145,11 +157,13 @@ def test_unprivileged_machine_skips_with_its_reason_and_fails_nothing(tmp_path: 
         for case in cases
     }
     assert done.returncode == 0, done.stdout[-3000:]
-    passed = [name for name, found in outcomes.items() if not found]
-    skipped = {name: found[0] for name, found in outcomes.items() if found}
-    assert passed == ["tests.unit.deploy.test_underlay::test_addresses_of_one_cloud_are_together"]
+    passed = [name for name, reports in outcomes.items() if not reports]
+    skipped = {name: reports[0] for name, reports in outcomes.items() if reports}
+    assert passed == [
+        "tests.unit.deploy.test_underlay::test_underlay_addresses_of_one_cloud_are_adjacent"
+    ]
     assert {tag for tag, _ in skipped.values()} == {"skipped"}
     reason = "This is not root." if os.geteuid() else "cannot be made here"
     assert all(reason in why for _, why in skipped.values()), skipped
-    asked = {name.split("::")[0].replace("/", ".").removesuffix(".py") for name in NEEDY}
-    assert {name.split("::")[0] for name in skipped} == asked
+    expected_files = {name.split("::")[0].replace("/", ".").removesuffix(".py") for name in NEEDY}
+    assert {name.split("::")[0] for name in skipped} == expected_files

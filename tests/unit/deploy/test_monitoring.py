@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files for Prometheus and Grafana name metrics and labels that there are, and all of them.
+"""The files for Prometheus and Grafana: every metric is used, and every name and label exists.
 
-promtool itself judges the rules, and tries each, in the ring lint (deploy/testing/lint.py); here
-it is that no alert is left out of these trials, and that they are made of series that we have."""
+The ring lint (deploy/testing/lint.py) runs promtool, which checks the rules and runs the trials of
+the alerts. The tests here check that the trials cover every alert and use existing series.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +23,12 @@ FOLDER = Path(__file__).resolve().parents[3] / "deploy/monitoring"
 NAME = re.compile(r"kilonova_[a-z_]+")
 LABELS = re.compile(r"by \(([a-z_, ]+)\)|\{([^{}]*)\}")
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
-ADDED = {"instance", "job", "le"}  #: by Prometheus, by histograms
+#: Labels that Prometheus and histograms add.
+ADDED = {"instance", "job", "le"}
 
 
-def exposed() -> dict[str, set[str]]:
-    """Names as Prometheus reads them, with their labels."""
+def list_metrics() -> dict[str, set[str]]:
+    """Return the names of all metrics as Prometheus reads them, with their labels."""
     own = {
         metric.name + suffix: set(metric.labels)
         for metric in metrics.Metric.known
@@ -36,64 +38,71 @@ def exposed() -> dict[str, set[str]]:
     return own | {metrics.PREFIX + name: set(labels) for name, (_, labels) in read.items()}
 
 
-def rules() -> list[dict[str, Any]]:
+def read_rules() -> list[dict[str, Any]]:
     [group] = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
     return list(group["rules"])
 
 
-def panels() -> list[dict[str, Any]]:
+def read_panels() -> list[dict[str, Any]]:
     return list(json.loads((FOLDER / "dashboard.json").read_text())["panels"])
 
 
-def expressions() -> list[str]:
-    drawn = [target["expr"] for panel in panels() for target in panel["targets"]]
-    return [*drawn, *(rule["expr"] for rule in rules())]
+def list_expressions() -> list[str]:
+    drawn_metrics = [target["expr"] for panel in read_panels() for target in panel["targets"]]
+    return [*drawn_metrics, *(rule["expr"] for rule in read_rules())]
 
 
-@pytest.mark.parametrize("expression", expressions())
-def test_an_expression_names_what_there_is(expression: str) -> None:
-    known, named = exposed(), NAME.findall(expression)
-    assert named and set(named) <= set(known)
-    labels = set().union(*(known[name] for name in named)) | ADDED
-    for by, chosen in LABELS.findall(expression):
+@pytest.mark.parametrize("expression", list_expressions())
+def test_monitoring_expression_uses_existing_metrics_and_labels(expression: str) -> None:
+    metrics_by_name, metric_names = list_metrics(), NAME.findall(expression)
+    assert metric_names and set(metric_names) <= set(metrics_by_name)
+    labels = set().union(*(metrics_by_name[name] for name in metric_names)) | ADDED
+    for by, selected_labels in LABELS.findall(expression):
         used = (
-            by.split(",") if by else [part.split("=")[0].rstrip("!") for part in chosen.split(",")]
+            by.split(",")
+            if by
+            else [part.split("=")[0].rstrip("!") for part in selected_labels.split(",")]
         )
         assert {label.strip() for label in used} <= labels, expression
     assert expression.count("(") == expression.count(")")
 
 
-def test_every_metric_is_drawn() -> None:
-    drawn = {
-        name for panel in panels() for one in panel["targets"] for name in NAME.findall(one["expr"])
+def test_dashboard_draws_every_metric() -> None:
+    drawn_metrics = {
+        name
+        for panel in read_panels()
+        for entry in panel["targets"]
+        for name in NAME.findall(entry["expr"])
     }
     for metric in metrics.Metric.known:
-        assert any(metric.name + suffix in drawn for suffix in SUFFIXES[metric.kind]), metric.name
+        assert any(metric.name + suffix in drawn_metrics for suffix in SUFFIXES[metric.kind]), (
+            metric.name
+        )
     for name in GAUGES | metrics.OF_FILES:
-        assert metrics.PREFIX + name in drawn, name
+        assert metrics.PREFIX + name in drawn_metrics, name
 
 
-def test_every_alert_says_what_to_do() -> None:
-    names = [rule["alert"] for rule in rules()]
+def test_alerts_have_severity_summary_and_description() -> None:
+    names = [rule["alert"] for rule in read_rules()]
     assert len(names) == len(set(names))
-    for rule in rules():
+    for rule in read_rules():
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"] and rule["annotations"]["description"].endswith(".")
-        placed = re.findall(r"\$labels\.([a-z_]+)", str(rule["annotations"]))
-        kept = {
+        template_labels = re.findall(r"\$labels\.([a-z_]+)", str(rule["annotations"]))
+        rule_labels = {
             label.strip() for by, _ in LABELS.findall(rule["expr"]) for label in by.split(",") if by
         }
-        assert set(placed) <= (kept or {"instance"}), rule["alert"]
+        assert set(template_labels) <= (rule_labels or {"instance"}), rule["alert"]
 
 
-def test_panels_stand_side_by_side() -> None:
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels()]
+def test_dashboard_panels_have_distinct_places_and_ids() -> None:
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in read_panels()]
     assert len(places) == len(set(places))
-    assert len({panel["id"] for panel in panels()}) == len(places)
+    assert len({panel["id"] for panel in read_panels()}) == len(places)
 
 
-def test_each_process_is_read_on_its_port() -> None:
+def test_prometheus_reads_each_process_on_its_port() -> None:
     jobs = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
     read = {job["job_name"]: job["static_configs"][0]["targets"] for job in jobs}
     ports = {
@@ -105,23 +114,23 @@ def test_each_process_is_read_on_its_port() -> None:
     assert set(ports) >= metrics.WITH_WORKERS
 
 
-def trials() -> list[dict[str, Any]]:
+def read_trials() -> list[dict[str, Any]]:
     return list(yaml.safe_load(ALERT_TRIALS.read_text())["tests"])
 
 
-def test_each_alert_is_tried_quiet_and_firing() -> None:
-    tried = [
-        (one["alertname"], bool(one.get("exp_alerts")))
-        for trial in trials()
-        for one in trial["alert_rule_test"]
+def test_alert_trials_cover_each_alert_quiet_and_firing() -> None:
+    cases = [
+        (entry["alertname"], bool(entry.get("exp_alerts")))
+        for trial in read_trials()
+        for entry in trial["alert_rule_test"]
     ]
-    assert sorted(tried) == sorted((rule["alert"], way) for rule in rules() for way in (0, 1))
+    assert sorted(cases) == sorted((rule["alert"], way) for rule in read_rules() for way in (0, 1))
 
 
-def test_trials_are_made_of_series_that_there_are() -> None:
-    known = exposed()
-    for trial in trials():
-        for one in trial["input_series"]:
-            name, _, labels = one["series"].rstrip("}").partition("{")
-            chosen = {label.partition("=")[0].strip() for label in labels.split(",")}
-            assert chosen <= known[name] | ADDED, one
+def test_alert_trials_use_existing_series() -> None:
+    metrics_by_name = list_metrics()
+    for trial in read_trials():
+        for entry in trial["input_series"]:
+            name, _, labels = entry["series"].rstrip("}").partition("{")
+            selected_labels = {label.partition("=")[0].strip() for label in labels.split(",")}
+            assert selected_labels <= metrics_by_name[name] | ADDED, entry

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian packages: what goes into which, and that deploy/debian has all of it.
+"""The contents and dependencies of the Debian packages, as deploy/debian declares them.
 
-They are built, judged by lintian, installed and purged in tests/contract/test_debian_packages.py.
+tests/contract/test_debian_packages.py builds, checks, installs and purges the packages.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ STANZAS = {
 }
 
 
-def depends(package: str) -> set[str]:
-    """The names of the packages that one depends on."""
-    found = re.search(r"^Depends:\n((?: .+\n)+)", STANZAS[package], re.MULTILINE)
-    assert found
-    return {line.split()[0].rstrip(",") for line in found[1].splitlines()}
+def read_dependencies(package: str) -> set[str]:
+    """Return the names of the packages that a package depends on."""
+    match = re.search(r"^Depends:\n((?: .+\n)+)", STANZAS[package], re.MULTILINE)
+    assert match
+    return {line.split()[0].rstrip(",") for line in match[1].splitlines()}
 
 
 @pytest.fixture(scope="module")
-def divided() -> dict[str, list[str]]:
+def libraries_by_package() -> dict[str, list[str]]:
     return bundle.divide(distribution("kilonova"))
 
 
-def test_every_service_and_every_part_of_the_libraries_is_a_package() -> None:
+def test_debian_control_has_package_for_each_service_and_library_part() -> None:
     services = {f"kilonova-{name}" for name in manual.services()}
     assert STANZAS.keys() == services | bundle.EXTRAS.keys()
 
 
-def test_every_unit_but_the_standalone_services_is_in_a_package() -> None:
+def test_debian_packages_contain_all_units_except_standalone_services() -> None:
     packed = {f"kilonova-{name}.service" for name in manual.services()}
     packed |= {unit for units in bundle.HELPERS.values() for unit in units}
     standalone = ("identity", "image.", "network")
@@ -56,9 +56,9 @@ def test_every_unit_but_the_standalone_services_is_in_a_package() -> None:
         assert bundle.UNITS_PREFIX not in bundle.unit_text(name)
 
 
-def test_what_a_package_needs_of_the_others_has_its_own_version() -> None:
+def test_debian_packages_depend_on_each_other_in_same_version() -> None:
     for package, stanza in STANZAS.items():
-        needed = {name for name in depends(package) if name.startswith("kilonova-")}
+        needed = {name for name in read_dependencies(package) if name.startswith("kilonova-")}
         expected = {"kilonova-common": set(), "kilonova-control": {"kilonova-common"}}
         default = {"kilonova-common" if package == "kilonova-agent" else "kilonova-control"}
         assert needed == expected.get(package, default)
@@ -66,13 +66,15 @@ def test_what_a_package_needs_of_the_others_has_its_own_version() -> None:
             assert f" {name} (= ${{binary:Version}}),\n" in stanza
 
 
-def test_agent_brings_what_a_hypervisor_is() -> None:
-    assert set(packages.HYPERVISOR) <= depends("kilonova-agent")
-    assert set(packages.CONSOLE) <= depends("kilonova-console")
+def test_debian_agent_and_console_packages_depend_on_their_programs() -> None:
+    assert set(packages.HYPERVISOR) <= read_dependencies("kilonova-agent")
+    assert set(packages.CONSOLE) <= read_dependencies("kilonova-console")
 
 
-def test_libraries_are_where_they_are_needed_and_once(divided: dict[str, list[str]]) -> None:
-    common, control, agent = (set(divided[name]) for name in bundle.EXTRAS)
+def test_debian_libraries_are_divided_once_between_packages(
+    libraries_by_package: dict[str, list[str]],
+) -> None:
+    common, control, agent = (set(libraries_by_package[name]) for name in bundle.EXTRAS)
     assert not common & control and not common & agent and not control & agent
     assert {"oslo-messaging", "cryptography"} <= common
     assert {"sqlalchemy", "falcon", "numpy", "pymysql", "psycopg", "psycopg-binary"} <= control
@@ -80,7 +82,7 @@ def test_libraries_are_where_they_are_needed_and_once(divided: dict[str, list[st
     assert not {"pytest", "python-openstackclient", "uv"} & (common | control)
 
 
-def test_only_what_works_without_the_tree_is_packed() -> None:
+def test_debian_bundle_keeps_only_files_usable_without_source_tree() -> None:
     kept = (
         "deploy/operator/main.py",
         "deploy/samples/agent.conf",
@@ -95,7 +97,7 @@ def test_only_what_works_without_the_tree_is_packed() -> None:
     assert not any(map(bundle.is_kept, left))
 
 
-def test_library_that_was_changed_is_not_packed(
+def test_debian_bundle_refuses_modified_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = tmp_path / "thing-1.dist-info"
@@ -109,7 +111,7 @@ def test_library_that_was_changed_is_not_packed(
         bundle.copy("thing", tmp_path / "to")
 
 
-def test_library_is_packed_without_tests_and_programs(
+def test_debian_bundle_copies_library_without_tests_and_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = tmp_path / "thing-1.dist-info"
@@ -134,7 +136,7 @@ def test_library_is_packed_without_tests_and_programs(
     ],
 )
 @pytest.mark.parametrize("release", ["12", "13"])
-def test_version_is_as_dpkg_orders_them(
+def test_debian_version_marks_prerelease_and_release_for_dpkg_order(
     monkeypatch: pytest.MonkeyPatch, version: str, expected: str, release: str
 ) -> None:
     system = {"ID": "debian", "VERSION_ID": release, "VERSION_CODENAME": CODENAMES[release]}
@@ -143,7 +145,7 @@ def test_version_is_as_dpkg_orders_them(
 
 
 @pytest.mark.parametrize(("release", "version"), [("12", "15"), ("13", "17")])
-def test_packages_are_those_of_the_release(
+def test_packages_for_test_follow_debian_release(
     monkeypatch: pytest.MonkeyPatch, release: str, version: str
 ) -> None:
     system = {"ID": "debian", "VERSION_ID": release, "VERSION_CODENAME": CODENAMES[release]}
@@ -151,21 +153,21 @@ def test_packages_are_those_of_the_release(
     assert f"postgresql-{version}" in packages.for_test()
 
 
-def test_release_without_known_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_for_test_refuses_unknown_release(monkeypatch: pytest.MonkeyPatch) -> None:
     system = {"PRETTY_NAME": "Debian GNU/Linux 11 (bullseye)", "VERSION_CODENAME": "bullseye"}
     monkeypatch.setattr("platform.freedesktop_os_release", lambda: system)
     with pytest.raises(Failure, match="Debian GNU/Linux 11"):
         packages.for_test()
 
 
-def test_libraries_depend_on_the_python_that_they_are_built_for() -> None:
+def test_debian_libraries_depend_on_python_of_build() -> None:
     minor = sys.version_info.minor
     assert bundle.python_dependency() == (
         f"kilonova:Python=python3 (>= 3.{minor}~), python3 (<< 3.{minor + 1}~)\n"
     )
-    assert "${kilonova:Python}" in depends(bundle.COMMON)
+    assert "${kilonova:Python}" in read_dependencies(bundle.COMMON)
 
 
-def test_overrides_of_lintian_have_reasons() -> None:
+def test_lintian_overrides_have_reasons() -> None:
     for file in DEBIAN.glob("lintian-overrides.*"):
         assert re.fullmatch(r"((#.*\n)+([^#\n].*\n)+)+", file.read_text()), file.name

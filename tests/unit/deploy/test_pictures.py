@@ -23,7 +23,7 @@ EDGE = re.compile(r'^  "?([\w-]+)"? -> "?([\w-]+)"? \[label="([^"]+)"', re.MULTI
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_svg_shows_the_text_and_the_edges_of_its_source(source: Path) -> None:
+def test_svg_has_texts_and_edges_of_its_dot_source(source: Path) -> None:
     dot = source.read_text()
     root = ElementTree.parse(source.with_suffix(".svg")).getroot()
     shown = "|".join(text for text in root.itertext() if text.strip())
@@ -46,22 +46,22 @@ def test_svg_shows_the_text_and_the_edges_of_its_source(source: Path) -> None:
     )
 
 
-def test_life_shows_every_state_except_building() -> None:
+def test_life_picture_shows_every_state_except_building() -> None:
     nodes = set(re.findall(r'^  "?([\w-]+)"?(?: ->| \[fill|;$)', LIFE, re.MULTILINE))
     nodes |= {end for _, end, _ in EDGE.findall(LIFE)}
     assert nodes - {"node", "edge"} == {*states.VM_STATES} - {states.BUILDING}
 
 
-def test_life_shows_only_edges_of_actions() -> None:
+def test_life_picture_shows_only_edges_of_actions() -> None:
     edges = states_diagram.edges()
     shown = [
         (start, end, name) for start, end, names in EDGE.findall(LIFE) for name in names.split(", ")
     ]
     assert shown
-    assert [one for one in shown if one[2] not in edges.get(one[:2], [])] == []
+    assert [edge for edge in shown if edge[2] not in edges.get(edge[:2], [])] == []
 
 
-def test_create_shows_the_steps_of_the_workflow() -> None:
+def test_create_picture_shows_steps_of_workflow() -> None:
     dot = (ROOT / "docs/pictures/create.dot").read_text()
     _, *steps = re.search(r"^  (request -> .+);$", dot, re.MULTILINE)[1].split(" -> ")
     assert steps == [step.name for step in CREATE.steps]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova policy``: what it prints and the status it ends with."""
+"""``kilonova policy list`` and ``explain``: their output and exit status."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOP = "os_compute_api:servers:stop"
 
 
 class Command:
-    """The command over a configuration in a folder of its own."""
+    """Runs ``kilonova`` with a policy file that overrides one rule and adds another."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.policy, self.conf, self._capsys = (
@@ -30,8 +30,8 @@ class Command:
 
     def run(self, *words: str) -> tuple[int, str, str]:
         status = main(["--config", str(self.conf), *words])
-        told = self._capsys.readouterr()
-        return status, told.out, told.err
+        captured = self._capsys.readouterr()
+        return status, captured.out, captured.err
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(tmp_path, capsys)
 
 
-def test_list_shows_every_rule_and_who_says_it(command: Command) -> None:
+def test_policy_list_shows_every_rule_and_its_source(command: Command) -> None:
     status, out, _ = command.run("policy", "list", "--json")
     rules = {row["rule"]: row for row in json.loads(out)}
     assert status == 0 and set(rules) == {*BASES, *RULES, *PLACEMENT, "mine"}
@@ -56,7 +56,7 @@ def test_list_shows_every_rule_and_who_says_it(command: Command) -> None:
     ]
 
 
-def test_explain_says_what_a_rule_is_made_of(command: Command) -> None:
+def test_policy_explain_shows_parts_of_rule_and_permissions(command: Command) -> None:
     status, out, _ = command.run("policy", "explain", STOP, "--as", "Boss")
     assert status == 0
     assert out.splitlines() == [
@@ -83,25 +83,25 @@ def test_explain_says_what_a_rule_is_made_of(command: Command) -> None:
         ("placement:usages", ["x", "service"], [True, True, True]),
     ],
 )
-def test_explain_says_whose_things(
+def test_policy_explain_shows_permissions_by_role_and_owner(
     command: Command, rule: str, roles: list[str], may: list[bool]
 ) -> None:
-    asked = [word for role in roles for word in ("--as", role)]
-    status, out, _ = command.run("policy", "explain", rule, "--json", *asked)
-    told = json.loads(out)
-    assert list(told["may"].values()) == may and status == (0 if may[0] else 1)
-    assert set(roles) <= set(told["roles"])
+    as_options = [word for role in roles for word in ("--as", role)]
+    status, out, _ = command.run("policy", "explain", rule, "--json", *as_options)
+    explanation = json.loads(out)
+    assert list(explanation["may"].values()) == may and status == (0 if may[0] else 1)
+    assert set(roles) <= set(explanation["roles"])
 
 
-def test_explain_names_the_operations(command: Command) -> None:
-    told = json.loads(
+def test_policy_explain_names_guarded_operations(command: Command) -> None:
+    explanation = json.loads(
         command.run("policy", "explain", "os_compute_api:servers:show", "--as", "x", "--json")[1]
     )
-    assert "GET /servers/{server_id}" in told["guards"]
-    told = json.loads(
+    assert "GET /servers/{server_id}" in explanation["guards"]
+    explanation = json.loads(
         command.run("policy", "explain", "placement:traits:list", "--as", "x", "--json")[1]
     )
-    assert told["guards"] == ["GET /traits"]
+    assert explanation["guards"] == ["GET /traits"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,9 @@ def test_explain_names_the_operations(command: Command) -> None:
         (["zzz", "--as", "x"], "there is no rule zzz\n"),
     ],
 )
-def test_what_cannot_be_asked_is_said(command: Command, words: list[str], said: str) -> None:
+def test_policy_explain_with_wrong_arguments_exits_with_2_and_hint(
+    command: Command, words: list[str], said: str
+) -> None:
     status, _, err = command.run("policy", "explain", *words)
     assert status == 2 and said in err
 
@@ -124,13 +126,15 @@ def test_what_cannot_be_asked_is_said(command: Command, words: list[str], said: 
     [["policy", "list"], ["policy", "explain", STOP, "--as", "x"], ["config", "check"]],
     ids=" ".join,
 )
-def test_a_broken_file_is_named(command: Command, words: list[str]) -> None:
+def test_policy_and_config_check_name_line_of_broken_policy_file(
+    command: Command, words: list[str]
+) -> None:
     command.policy.write_text('\n"a": "role:x or"\n')
     status, _, err = command.run(*words)
     assert status == 1 and err.startswith(f"kilonova: [api] policy_file {command.policy}:2: ")
 
 
-def test_config_check_warns_of_what_has_no_effect(
+def test_config_check_warns_of_unknown_rule_in_policy_file(
     command: Command, caplog: pytest.LogCaptureFixture
 ) -> None:
     command.policy.write_text('"os_compute_api:servers:stpo": "@"\n')

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands say before they touch anything, and when a step fails."""
+"""The checks of ``up``, ``down`` and ``test`` before they change the machine, the messages of
+failed steps, and the files that ``up`` prepares.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def cloud(tmp_path: Path) -> Cloud:
     return Cloud(tmp_path / "home", Ports.from_base(free_ports(Ports.COUNT)))
 
 
-def test_taken_port_is_named_with_what_it_is_for(cloud: Cloud) -> None:
+def test_preflight_names_taken_port_and_its_purpose(cloud: Cloud) -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", cloud.ports.image))
@@ -43,17 +45,17 @@ def test_taken_port_is_named_with_what_it_is_for(cloud: Cloud) -> None:
     preflight.check_ports(cloud)
 
 
-def test_home_that_is_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
+def test_preflight_refuses_home_path_too_long_for_sockets(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="sockets below it allow"):
         preflight.check_space(Cloud(tmp_path / ("x" * 60)))
 
 
-def test_only_root_may_go_on() -> None:
+def test_preflight_requires_root() -> None:
     with pytest.raises(Failure, match="must run as root"):
         preflight.check_machine(1000)
 
 
-def test_nothing_is_made_by_looking(cloud: Cloud) -> None:
+def test_preflight_checks_create_no_files(cloud: Cloud) -> None:
     home = Path(f"/tmp/kn-looking-{os.getpid()}")
     preflight.check_space(replace(cloud, home=home))
     preflight.check_ports(cloud)
@@ -61,23 +63,23 @@ def test_nothing_is_made_by_looking(cloud: Cloud) -> None:
     assert not home.exists() and not cloud.home.exists()
 
 
-def test_failing_step_says_its_number_what_failed_and_what_to_do(
+def test_failing_step_prints_its_number_failure_and_advice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def broken() -> str:
+    def raise_failure() -> str:
         raise Failure("The disk is full.", "Make room.")
 
     def work() -> int:
-        steps([("Fine", lambda: "a note"), ("Disk", broken)], first=3, total=9)
+        steps([("Fine", lambda: "a note"), ("Disk", raise_failure)], first=3, total=9)
         return 0
 
     assert main(work) == 1
-    said = capsys.readouterr()
-    assert said.out == "[3/9] Fine …\n        a note\n[4/9] Disk …\n"
-    assert "Step 4 (Disk) failed: The disk is full.\nWhat to do: Make room." in said.err
+    captured = capsys.readouterr()
+    assert captured.out == "[3/9] Fine …\n        a note\n[4/9] Disk …\n"
+    assert "Step 4 (Disk) failed: The disk is full.\nWhat to do: Make room." in captured.err
 
 
-def test_failing_program_shows_the_end_of_its_output_and_where_the_rest_is(tmp_path: Path) -> None:
+def test_run_of_failing_program_shows_end_of_output_and_log_path(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="ended with 2") as caught:
         run(["ls", "/nonexistent/folder"], "Look.", log=tmp_path / "log")
     assert "  | ls: " in caught.value.what and str(tmp_path / "log") in caught.value.todo
@@ -86,7 +88,7 @@ def test_failing_program_shows_the_end_of_its_output_and_where_the_rest_is(tmp_p
         run(["/nonexistent/program"], "Install it.")
 
 
-def test_waiting_ends_with_advice_of_that_moment() -> None:
+def test_wait_timeout_fails_with_advice_computed_at_timeout() -> None:
     with pytest.raises(Failure, match="It is late") as caught:
         wait(lambda: False, 0.01, "It is late", lambda: "advice", pause=0.001)
     assert caught.value.todo == "advice"
@@ -96,7 +98,7 @@ def test_waiting_ends_with_advice_of_that_moment() -> None:
     ("command", "arguments"),
     [(up.command, ["now"]), (down.command, ["--all"]), (test.run, ["nonsense"])],
 )
-def test_unknown_arguments_are_refused_with_those_that_are_known(
+def test_up_down_and_test_refuse_unknown_arguments_with_advice(
     command: Callable[[list[str]], int], arguments: list[str]
 ) -> None:
     with pytest.raises(Failure) as caught:
@@ -104,52 +106,54 @@ def test_unknown_arguments_are_refused_with_those_that_are_known(
     assert arguments[0] in caught.value.what and caught.value.todo
 
 
-def test_packages_of_the_image_are_read_from_its_build() -> None:
+def test_image_packages_are_read_from_build_and_missing_are_listed() -> None:
     assert "busybox-static" in packages.image_packages()
     assert packages.missing(["no-such-package-in-debian"]) == ["no-such-package-in-debian"]
     assert packages.missing(["dpkg"]) == []
 
 
-def test_broker_that_hosts_in_namespaces_do_not_reach_is_refused(tmp_path: Path) -> None:
+def test_preflight_refuses_loopback_broker_for_hosts_in_namespaces(tmp_path: Path) -> None:
     url = "rabbit://guest:guest@127.0.0.1:1/"
     with pytest.raises(Failure, match="do not reach a broker of yours") as caught:
         preflight.check_broker(Cloud(tmp_path, hosts=("h1", "h2"), broker_url=url))
     assert "KILONOVA_TRANSPORT_URL" in caught.value.todo
-    for fine in (
+    for allowed_cloud in (
         Cloud(tmp_path, hosts=("h1",), broker_url=url),
         Cloud(tmp_path, hosts=("h1", "h2")),
         Cloud(tmp_path, hosts=("h1", "h2"), broker_url=url, networks=False),
     ):
-        preflight.check_broker(fine)
+        preflight.check_broker(allowed_cloud)
 
 
-def test_ports_are_given_once_and_seen_at_every_address() -> None:
-    given = [free_ports(1) for _ in range(100)]
-    assert len(set(given)) == 100 and all(port % STEP == 0 for port in given)
-    with socket.create_server(("127.0.0.77", given[0])):
+def test_free_ports_are_distinct_and_is_taken_checks_every_address() -> None:
+    ports = [free_ports(1) for _ in range(100)]
+    assert len(set(ports)) == 100 and all(port % STEP == 0 for port in ports)
+    with socket.create_server(("127.0.0.77", ports[0])):
         assert [
-            is_taken(given[0], address) for address in (EVERYWHERE, "127.0.0.77", "127.0.0.1")
+            is_taken(ports[0], address) for address in (EVERYWHERE, "127.0.0.77", "127.0.0.1")
         ] == [True, True, False]
-    assert not is_taken(given[0], EVERYWHERE)
-    assert not is_taken(given[0], "192.0.2.1"), "an address that is nobody's here"
+    assert not is_taken(ports[0], EVERYWHERE)
+    assert not is_taken(ports[0], "192.0.2.1"), "an address that is nobody's here"
 
 
-def test_ports_are_given_to_one_process_of_the_machine() -> None:
-    mine = {free_ports(1) for _ in range(50)}
-    ask = "from deploy.testing.servers import free_ports\nfor _ in range(200): print(free_ports(1))"
+def test_free_ports_gives_each_port_to_one_process() -> None:
+    own_ports = {free_ports(1) for _ in range(50)}
+    script = (
+        "from deploy.testing.servers import free_ports\nfor _ in range(200): print(free_ports(1))"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", ask],
+        [sys.executable, "-c", script],
         cwd=packages.ROOT,
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
-    theirs = {int(port) for port in done.stdout.split()}
-    assert len(theirs) == 200 and mine.isdisjoint(theirs)
+    other_ports = {int(port) for port in done.stdout.split()}
+    assert len(other_ports) == 200 and own_ports.isdisjoint(other_ports)
 
 
-def test_dollar_in_an_address_of_the_operator_is_kept(tmp_path: Path) -> None:
+def test_prepare_keeps_dollar_in_urls_of_operator(tmp_path: Path) -> None:
     url = "mysql+pymysql://u:p$word$$x${host}@127.0.0.1:1/kilonova"
     cloud = Cloud(
         tmp_path,
@@ -163,7 +167,7 @@ def test_dollar_in_an_address_of_the_operator_is_kept(tmp_path: Path) -> None:
     assert "transport_url = rabbit://a:b$$c@127.0.0.1:1/" in cloud.config().read_text()
 
 
-def test_further_options_stand_beside_those_that_follow(tmp_path: Path) -> None:
+def test_prepare_writes_further_options_beside_generated_options(tmp_path: Path) -> None:
     cloud = Cloud(
         tmp_path,
         hosts=("h1",),
@@ -176,10 +180,10 @@ def test_further_options_stand_beside_those_that_follow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("hosts", "driver"), [(("h1",), "memory"), (("h1", "h2"), "libvirt")])
-def test_own_processes_may_ask_the_stand_ins(
+def test_prepare_lets_own_processes_use_embedded_services(
     tmp_path: Path, hosts: tuple[str, ...], driver: str
 ) -> None:
-    """Which speak HTTP, in a lab at an address of this machine that is not loopback."""
+    """The embedded services use HTTP, and in a lab their address is not loopback."""
     cloud = Cloud(
         tmp_path, hosts=hosts, driver=driver, broker_url="rabbit://guest:guest@127.0.0.1:1/"
     )
@@ -192,7 +196,7 @@ def test_own_processes_may_ask_the_stand_ins(
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_what_makes_commands_and_tickets_is_in_no_other_roles_file(
+def test_prepare_keeps_command_and_ticket_secrets_out_of_role_files(
     tmp_path: Path, role: str
 ) -> None:
     cloud = Cloud(
@@ -205,7 +209,7 @@ def test_what_makes_commands_and_tickets_is_in_no_other_roles_file(
     assert cloud.password("queries") in others
 
 
-def test_configuration_and_secrets_are_for_their_owner_only(tmp_path: Path) -> None:
+def test_prepare_writes_files_for_owner_only_and_keeps_secrets(tmp_path: Path) -> None:
     cloud = Cloud(
         tmp_path,
         hosts=("h1", "h2"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova database purge``: what it says, and that --dry-run removes nothing."""
+"""``kilonova database purge``: the rows that it removes, its output, and ``--dry-run``."""
 
 from __future__ import annotations
 
@@ -29,30 +29,32 @@ def conf(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """An Idempotency-Key of 40 days, and one of 10."""
-    made = Store(f"sqlite:///{tmp_path}/k.db")
-    upgrade(made)
+    """A database with an Idempotency-Key of 40 days and another of 10 days."""
+    new_store = Store(f"sqlite:///{tmp_path}/k.db")
+    upgrade(new_store)
     row = {"project_id": "p", "digest": "d", "reservation_id": "r", "server_id": "s"}
-    made.write(lambda tx: servers.remember(tx, [{**row, "key": "old"}, {**row, "key": "young"}]))
-    with made.begin() as tx:
+    new_store.write(
+        lambda tx: servers.remember(tx, [{**row, "key": "old"}, {**row, "key": "young"}])
+    )
+    with new_store.begin() as tx:
         table, at = schema.idempotency_keys, moment(tx)
         for key, days in (("old", 40), ("young", 10)):
             change = sa.update(table).where(table.c.key == key)
             tx.execute(change.values(created_at=at - days * DAY))
-    yield made
-    made.close()
+    yield new_store
+    new_store.close()
 
 
 def keys(store: Store) -> set[str]:
     return set(store.read(lambda tx: tx.scalars(sa.select(schema.idempotency_keys.c.key)).all()))
 
 
-def test_dry_run_counts_and_removes_nothing(
+def test_database_purge_dry_run_counts_and_removes_no_rows(
     store: Store, conf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--config", str(conf), *PURGE, "--dry-run"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
         "servers: nothing, over for more than 90 days",
         "host-actions: nothing, over for more than 90 days",
         "console-tokens: nothing, over for more than 1 days",
@@ -72,7 +74,7 @@ def test_dry_run_counts_and_removes_nothing(
         (["--kind", "idempotency-keys"], {"young"}),
     ],
 )
-def test_what_goes(
+def test_database_purge_removes_rows_by_age_and_kind(
     store: Store,
     conf: Path,
     capsys: pytest.CaptureFixture[str],
@@ -84,32 +86,33 @@ def test_what_goes(
     assert keys(store) == left
 
 
-def test_a_kind_that_is_not_there_is_refused(
+def test_database_purge_refuses_unknown_kind(
     conf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main(["--config", str(conf), *PURGE, "--kind", "guests"])
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     assert "'guests' is not one of servers, migrations, actions" in capsys.readouterr().err
 
 
-def test_help_names_every_kind() -> None:
+def test_database_purge_help_names_every_kind() -> None:
     text = dict(ARGUMENTS[PURGE])["--kind"]["help"]
-    assert [one.name for one in KINDS if one.name not in text] == []
+    assert [kind.name for kind in KINDS if kind.name not in text] == []
 
 
-def test_every_kind_says_what_hangs_on_it_by_columns_that_are_there() -> None:
-    """Whatever table gets a server_id has to be told what becomes of its rows with a server."""
-    told = {one.column.table.name for kind in KINDS for one in kind.hanging}
-    # a server that has such a row is kept
-    judged = {
+def test_purge_kinds_cover_every_table_with_server_id() -> None:
+    """A new table with a column server_id must declare how its rows are purged with a server."""
+    handled_tables = {reference.column.table.name for kind in KINDS for reference in kind.hanging}
+    # The purge keeps a server with a row in these tables.
+    kept_with_server = {
         "guests",
         "cleanups",
         "share_mappings",
         "block_devices",
     }
-    noted = {"host_action_events"}  # only says which server was meant
+    # The column only names the server of the event.
+    informational = {"host_action_events"}
     of_servers = {
         table.name for table in schema.metadata.sorted_tables if "server_id" in table.columns
     }
-    assert of_servers - judged - noted <= told
+    assert of_servers - kept_with_server - informational <= handled_tables

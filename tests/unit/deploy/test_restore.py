@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host restore`` takes back what was done to a host, and says what; when an evacuation
-is refused."""
+"""``kilonova host restore``, the arguments of ``host drain`` and ``evacuate``, and the refusal of
+evacuations while many hosts are down.
+"""
 
 from __future__ import annotations
 
@@ -49,50 +50,50 @@ DRAINED = HostState(
         (HostState("h1", "uuid", up=False), {}, "it is silent"),
     ],
 )
-def test_what_is_taken_back_and_what_is_not(
+def test_host_restore_undoes_only_drain_and_forced_down(
     state: HostState, changes: dict[str, object], stays: str
 ) -> None:
-    found = host_restore.plan_restoration(state)
-    assert found.changes == changes and bool(found.said) == bool(changes)
-    assert [stays in one for one in found.stays] == ([True] if stays else [])
+    restoration = host_restore.plan_restoration(state)
+    assert restoration.changes == changes and bool(restoration.said) == bool(changes)
+    assert [stays in text for text in restoration.stays] == ([True] if stays else [])
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     (tmp_path / "kilonova.conf").write_text(f"[database]\nurl = sqlite:///{tmp_path}/k.db\n")
-    made = Store(f"sqlite:///{tmp_path}/k.db")
-    upgrade(made)
-    made.write(
+    new_store = Store(f"sqlite:///{tmp_path}/k.db")
+    upgrade(new_store)
+    new_store.write(
         lambda tx: hosts.register(tx, "h1", "boot", HostInventory("QEMU", 7002000, "", 4, 8192, 9))
     )
-    yield made
-    made.close()
+    yield new_store
+    new_store.close()
 
 
-def drain(store: Store) -> str:
-    """Begin a drain, which ends at once; what the command says at its beginning."""
-    said: list[str] = []
-    begin(store, "h1", Name.DRAIN, Arguments(), said.append)
-    end(store)
-    return said[0]
+def run_drain(store: Store) -> str:
+    """Begin and end a drain, and return the first message of the command."""
+    messages: list[str] = []
+    begin(store, "h1", Name.DRAIN, Arguments(), messages.append)
+    end_drain(store)
+    return messages[0]
 
 
-def end(store: Store) -> None:
-    """As a conductor would that finds the host empty."""
+def end_drain(store: Store) -> None:
+    """End the drain like a conductor that finds the host empty."""
     [action] = store.write(lambda tx: host_actions.take(tx, "c1"))
     assert store.write(
         lambda tx: host_actions.record(tx, action.id, "c1", [], Progress(), ended=State.DONE)
     )
 
 
-def test_drained_and_restored(
+def test_host_restore_enables_drained_host(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def state() -> HostState:
         return store.read(lambda tx: host_status.host_state(tx, "h1"))
 
     command = ["--config", str(tmp_path / "kilonova.conf"), "host", "restore"]
-    assert "restore h1 takes that back" in drain(store)
+    assert "restore h1 takes that back" in run_drain(store)
     assert state().reason.startswith("drained by kilonova host drain since 20")
     begin(store, "h1", Name.DRAIN, Arguments(), lambda text: None)
     assert main(["--config", str(tmp_path / "kilonova.conf"), "status"]) == 0
@@ -100,8 +101,8 @@ def test_drained_and_restored(
         "host actions: 1\n  drain of h1, running: 0 moved, 0 under way, 0 to go\n"
         in capsys.readouterr().out
     )
-    end(store)
-    assert "is disabled already: drained by" in drain(store)
+    end_drain(store)
+    assert "is disabled already: drained by" in run_drain(store)
     assert main([*command, "h1"]) == 0
     assert capsys.readouterr().out.startswith(
         "host h1: enabled (was: drained by kilonova host drain since 20"
@@ -113,47 +114,53 @@ def test_drained_and_restored(
     assert "There is no host h9" in capsys.readouterr().err
 
 
-def test_what_somebody_else_disabled_stays_disabled(
+def test_host_restore_keeps_host_disabled_for_another_reason(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     uuid = store.read(lambda tx: host_status.host_state(tx, "h1")).service
     store.write(lambda tx: services.set_state(tx, uuid, disabled=True, disabled_reason="new disk"))
-    assert drain(store) == "host h1 is disabled already: new disk"
+    assert run_drain(store) == "host h1 is disabled already: new disk"
     assert main(["--config", str(tmp_path / "kilonova.conf"), "host", "restore", "h1"]) == 1
     assert "openstack compute service set --enable h1 nova-compute" in capsys.readouterr().out
     with store.begin() as tx:
         assert tx.scalar(sa.select(schema.services.c.disabled_reason)) == "new disk"
 
 
-# --- evacuations that are likely a mistake ---
-def cloud(number: int, silent: int = 0, forced: int = 0, late: int = 0) -> list[HostState]:
-    made = [
+# --- evacuations of several hosts, which are likely a mistake ---
+def make_host_states(
+    number: int, silent: int = 0, forced: int = 0, late: int = 0
+) -> list[HostState]:
+    host_states = [
         HostState(f"h{n}", "uuid", up=True, seen_at=100 * SECOND)
         for n in range(number - silent - forced - late)
     ]
-    made += [HostState(f"s{n}", "uuid", up=False, seen_at=0) for n in range(silent)]
-    made += [
+    host_states += [HostState(f"s{n}", "uuid", up=False, seen_at=0) for n in range(silent)]
+    host_states += [
         HostState(f"f{n}", "uuid", up=True, forced_down=True, seen_at=100 * SECOND)
         for n in range(forced)
     ]
-    return made + [HostState(f"l{n}", "uuid", up=True, seen_at=60 * SECOND) for n in range(late)]
+    return host_states + [
+        HostState(f"l{n}", "uuid", up=True, seen_at=60 * SECOND) for n in range(late)
+    ]
 
 
 @pytest.mark.parametrize(
     ("hosts", "refused"),
     [
-        (cloud(5, silent=1), False),
-        (cloud(5, silent=2), True),
-        (cloud(4, silent=3), False),
-        (cloud(10, silent=2), False),
-        (cloud(10, silent=2, forced=1), True),
-        (cloud(10, silent=1, late=2), True),
-        (cloud(1, silent=1), False),
+        (make_host_states(5, silent=1), False),
+        (make_host_states(5, silent=2), True),
+        (make_host_states(4, silent=3), False),
+        (make_host_states(10, silent=2), False),
+        (make_host_states(10, silent=2, forced=1), True),
+        (make_host_states(10, silent=1, late=2), True),
+        (make_host_states(1, silent=1), False),
     ],
 )
-def test_many_hosts_at_once_are_our_network(hosts: list[HostState], refused: bool) -> None:
-    told = too_many_down(hosts, 100 * SECOND, 30)
-    assert bool(told) is refused and (not refused or "--yes" in told)
+def test_evacuation_is_refused_when_too_many_hosts_are_down(
+    hosts: list[HostState], refused: bool
+) -> None:
+    refusal = too_many_down(hosts, 100 * SECOND, 30)
+    assert bool(refusal) is refused and (not refused or "--yes" in refusal)
 
 
 # --- the command line ---
@@ -168,16 +175,16 @@ def test_many_hosts_at_once_are_our_network(hosts: list[HostState], refused: boo
     ],
     ids=" ".join,
 )
-def test_a_wrong_command_line_is_refused(
+def test_host_commands_refuse_wrong_arguments(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         parser().parse_args(["host", *words])
-    assert ended.value.code == 2 and "usage: kilonova" in capsys.readouterr().err
+    assert exit_info.value.code == 2 and "usage: kilonova" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", ["x", "0", "-1", "1.5", ""])
-def test_a_number_that_is_none_is_refused_by_its_option(
+def test_host_drain_refuses_invalid_parallel(
     number: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -185,7 +192,7 @@ def test_a_number_that_is_none_is_refused_by_its_option(
     assert f"argument --parallel: {number!r} is not a number from 1 on" in capsys.readouterr().err
 
 
-def test_live_is_the_default() -> None:
+def test_host_drain_is_live_by_default() -> None:
     assert [
         parser().parse_args(["host", "drain", "h1", *words]).cold
         for words in ([], ["--live"], ["--cold"])

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shortest files that an operator can write: their length, and that processes take them."""
+"""The sample configurations deploy/samples/controller.conf and agent.conf: processes accept
+them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def load(tmp_path: Path) -> Iterator[object]:
     config.CONF.clear()
 
 
-def test_processes_of_a_controller_take_theirs(load) -> None:
+def test_controller_sample_is_accepted_by_its_processes(load) -> None:
     conf = load("controller.conf", "conductor", KEYSTONE="keystone.example")
     conductor.service.check_options(conf)
     scheduler.service.options(conf)
@@ -51,7 +53,9 @@ def test_processes_of_a_controller_take_theirs(load) -> None:
     assert conf.state_dir == config.STATE
 
 
-def test_an_agent_takes_its_own(load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_sample_is_accepted_by_agent(
+    load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = Authority(tmp_path).issue("own", "127.0.0.1")
     whole = Path(files.cert).read_text() + Path(files.key).read_text()
     (tmp_path / "host.pem").write_text(whole)
@@ -64,6 +68,6 @@ def test_an_agent_takes_its_own(load, tmp_path: Path, monkeypatch: pytest.Monkey
     assert conf.state_dir == config.AGENT_STATE
     conf.set_override("state_dir", str(tmp_path))
     driver = assembly.make_driver(conf)
-    made = assembly.make_transfer(conf, driver)[0]
-    made.close()
+    transfer = assembly.make_transfer(conf, driver)[0]
+    transfer.close()
     assert tls.of(conf) is not None

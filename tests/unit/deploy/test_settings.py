@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running cloud keeps the settings that it was started with; what was set otherwise is told by
-name."""
+"""The settings of a running cloud, which ``up`` refuses to change."""
 
 from __future__ import annotations
 
@@ -21,16 +20,16 @@ SECRET = "mysql+pymysql://kilonova:secret@127.0.0.1/kilonova"
 
 @pytest.fixture
 def cloud(tmp_path: Path) -> Cloud:
-    """One that has been started, with a database of its own."""
-    made = Cloud(tmp_path, hosts=("h1",), database_url=SECRET)
-    made.run.mkdir()
-    settings.remember(made)
-    return made
+    """A cloud with an external database and with stored settings, as after a start."""
+    new_cloud = Cloud(tmp_path, hosts=("h1",), database_url=SECRET)
+    new_cloud.run.mkdir()
+    settings.remember(new_cloud)
+    return new_cloud
 
 
 @pytest.fixture
 def running(cloud: Cloud) -> Iterator[Cloud]:
-    """It runs: somebody holds the lock of its supervisor."""
+    """The cloud while the lock of the supervisor is held, as by a running supervisor."""
     with (cloud.run / "supervise.lock").open("w") as lock:
         lock.write("1\n")
         lock.flush()
@@ -38,8 +37,8 @@ def running(cloud: Cloud) -> Iterator[Cloud]:
         yield cloud
 
 
-def others(cloud: Cloud) -> dict[str, Cloud]:
-    """How it is told -> the cloud with that one set otherwise."""
+def make_variants(cloud: Cloud) -> dict[str, Cloud]:
+    """Return the cloud with one setting changed, by the variable that ``up`` names."""
     return {
         "KILONOVA_NETWORKS=yes": replace(cloud, networks=False),
         "KILONOVA_VOLUMES=no": replace(cloud, volumes=True),
@@ -51,31 +50,33 @@ def others(cloud: Cloud) -> dict[str, Cloud]:
     }
 
 
-def test_each_variable_that_differs_is_told_by_name(running: Cloud) -> None:
-    for told, other in others(running).items():
-        assert settings.changed(other) == [told]
+def test_up_on_running_cloud_refuses_and_names_changed_variable(running: Cloud) -> None:
+    for variable, other in make_variants(running).items():
+        assert settings.changed(other) == [variable]
         with pytest.raises(Failure) as caught:
             preflight.check_settings(other)
-        assert told in caught.value.what and "./deploy/down" in caught.value.todo
-    assert settings.of(running).keys() == {told.partition("=")[0] for told in others(running)}
+        assert variable in caught.value.what and "./deploy/down" in caught.value.todo
+    assert settings.of(running).keys() == {
+        variable.partition("=")[0] for variable in make_variants(running)
+    }
 
 
-def test_same_settings_and_other_facts_of_the_cloud_are_fine(running: Cloud) -> None:
+def test_up_on_running_cloud_accepts_same_settings_and_other_options(running: Cloud) -> None:
     other = (("DEFAULT", "shelved_offload_time", 5),)
     for same in (running, replace(running, networks=True), replace(running, options=other)):
         preflight.check_settings(same)
 
 
-def test_stopped_cloud_takes_any_settings(cloud: Cloud) -> None:
-    for other in others(cloud).values():
+def test_up_on_stopped_cloud_accepts_any_settings(cloud: Cloud) -> None:
+    for other in make_variants(cloud).values():
         preflight.check_settings(other)
 
 
-def test_cloud_started_before_settings_were_remembered_is_let_be(running: Cloud) -> None:
+def test_up_on_running_cloud_without_settings_file_accepts_changes(running: Cloud) -> None:
     (running.run / settings.FILE).unlink()
-    for other in others(running).values():
+    for other in make_variants(running).values():
         preflight.check_settings(other)
 
 
-def test_password_in_a_url_is_not_written(cloud: Cloud) -> None:
+def test_settings_file_has_no_password_of_url(cloud: Cloud) -> None:
     assert "secret" not in (cloud.run / settings.FILE).read_text()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page about states is what the table says today, and leaves nothing out."""
+"""docs/states.md: equal to the page generated from the table of actions, and complete."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from deploy.site import states_diagram
 PAGE = Path(__file__).resolve().parents[3] / "docs/states.md"
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_states_page_equals_generated_page() -> None:
     assert PAGE.read_text() == states_diagram.page(), (
         "run: python -m deploy.site.states_diagram > docs/states.md"
     )
 
 
-def test_it_has_every_state_and_every_action() -> None:
+def test_states_page_has_every_state_and_action() -> None:
     text = states_diagram.page()
     for vm_state in states.VM_STATES:
         assert f'state "{vm_state}" as ' in text
@@ -26,7 +26,7 @@ def test_it_has_every_state_and_every_action() -> None:
             assert f"| `{row.key}" in text
 
 
-def test_arrows_are_what_actions_do() -> None:
+def test_states_diagram_edges_are_actions() -> None:
     edges = states_diagram.edges()
     assert edges["active", "paused"] == ["pause"]
     assert edges["paused", "active"] == ["reboot HARD", "unpause"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sets and jobs of ./deploy/test: every test is in one of each, what ran is counted, and
-nothing runs on."""
+"""The sets and jobs of ./deploy/test: the assignment of tests, the results of jobs, and the end of
+interrupted runs.
+"""
 
 from __future__ import annotations
 
@@ -42,18 +43,18 @@ GUEST = {"kvm_or_tcg"}
 
 @pytest.fixture
 def items(request: pytest.FixtureRequest) -> list[pytest.Item]:
-    """What this run has collected, and is therefore in a slice and in a job."""
+    """The tests that this run collected."""
     return request.session.items
 
 
-def test_every_collected_test_is_in_one_slice_and_one_job(items: list[pytest.Item]) -> None:
+def test_slices_and_jobs_contain_each_collected_test_once(items: list[pytest.Item]) -> None:
     assert {slice_of(item) for item in items} <= set(Slice)
     assert {job_of_item(item) for item in items} <= {*JOBS}
     assert len({item.nodeid for item in items}) == len(items)
 
 
 @pytest.mark.parametrize("ring", sorted({*RINGS} - {job.ring for job in ALONE}))
-def test_jobs_of_a_ring_leave_no_test_out_and_share_none(ring: str) -> None:
+def test_jobs_of_ring_divide_its_tests_completely(ring: str) -> None:
     jobs = [job for job in JOBS if job.ring == ring]
     uses: list[tuple[Collection[str], Collection[str]]] = [(set(), set()), (set(), GUEST)]
     uses += [(job.fixtures, {job.mark}) for job in jobs] + [(job.fixtures, set()) for job in jobs]
@@ -62,8 +63,8 @@ def test_jobs_of_a_ring_leave_no_test_out_and_share_none(ring: str) -> None:
     assert len({job.name for job in JOBS}) == len(JOBS)
 
 
-def test_job_of_a_guest_that_moves_is_not_that_of_others() -> None:
-    found = [
+def test_job_of_moving_guest_differs_from_job_of_other_guests() -> None:
+    job_names = [
         job_of("contract", fixtures, marks).name
         for fixtures, marks in (
             ({"pair", "tmp_path"}, GUEST),
@@ -72,10 +73,15 @@ def test_job_of_a_guest_that_moves_is_not_that_of_others() -> None:
             ({"store", "servers"}, set()),
         )
     ]
-    assert found == ["contract-moves", "contract-guests", "contract-services", "contract-databases"]
+    assert job_names == [
+        "contract-moves",
+        "contract-guests",
+        "contract-services",
+        "contract-databases",
+    ]
 
 
-def test_guests_that_boot_for_minutes_have_a_cloud_of_their_own() -> None:
+def test_job_of_debian_guests_has_its_own_cloud() -> None:
     assert [
         job_of("e2e", fixtures, set()).name
         for fixtures in ({"debians", "cloud", "first_up"}, {"cloud", "first_up"})
@@ -90,7 +96,7 @@ def test_job_of_network_hosts_reads_only_their_files() -> None:
     ]
 
 
-def test_jobs_are_started_the_longest_first() -> None:
+def test_jobs_start_longest_first() -> None:
     assert {*longest_first(JOBS)} == {*JOBS} and all(job.seconds for job in JOBS)
     assert [
         job.name
@@ -100,8 +106,8 @@ def test_jobs_are_started_the_longest_first() -> None:
     ] == ["c", "a", "b"]
 
 
-class Marked:
-    """A test with this mark."""
+class MarkedItem:
+    """A collected test with the mark ``slice``."""
 
     nodeid = "tests/api/test_x.py::test_x"
 
@@ -113,18 +119,18 @@ class Marked:
         return self._mark
 
 
-def test_mark_that_names_no_slice_ends_the_collection() -> None:
-    assert slice_of(Marked("guests")) is Slice.GUESTS  # type: ignore[arg-type]
+def test_mark_with_unknown_slice_ends_collection() -> None:
+    assert slice_of(MarkedItem("guests")) is Slice.GUESTS  # type: ignore[arg-type]
     for names in ((), ("gests",), ("guests", "moves")):
         with pytest.raises(pytest.UsageError, match=r"test_x: slice.* is none of default, guests"):
-            slice_of(Marked(*names))  # type: ignore[arg-type]
+            slice_of(MarkedItem(*names))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "words",
     [["frobnicate"], ["all", "unit"], ["guests", "moves"], ["ci"], ["moves", "--", "-k", "x"]],
 )
-def test_words_that_mean_nothing_together_are_refused(words: list[str]) -> None:
+def test_test_command_refuses_conflicting_words(words: list[str]) -> None:
     with pytest.raises(Failure, match="Not understood"):
         command.run(words)
 
@@ -145,8 +151,8 @@ def job(name: str) -> Job:
     return Job("unit", name)
 
 
-def running(folder: Path, code: dict[str, str]) -> Jobs:
-    """Jobs that run this Python."""
+def make_jobs(folder: Path, code: dict[str, str]) -> Jobs:
+    """Return Jobs that run the Python code given for each job's name."""
 
     def line(job: Job, report: Path) -> Sequence[str]:
         return [sys.executable, "-c", code[job.name], str(report)]
@@ -154,13 +160,13 @@ def running(folder: Path, code: dict[str, str]) -> Jobs:
     return Jobs(folder, line, lambda job: {**os.environ, "MINE": job.name})
 
 
-def results(jobs: Jobs, *names: str) -> dict[str, Result]:
+def run_jobs(jobs: Jobs, *names: str) -> dict[str, Result]:
     return {result.job.name: result for result in jobs.run([job(name) for name in names])}
 
 
-def test_jobs_end_with_their_status_and_their_words(tmp_path: Path) -> None:
-    found = results(
-        running(
+def test_jobs_results_have_word_status_and_log(tmp_path: Path) -> None:
+    outcomes = run_jobs(
+        make_jobs(
             tmp_path,
             {
                 "good": "import os; print('I am', os.environ['MINE'])",
@@ -172,19 +178,23 @@ def test_jobs_end_with_their_status_and_their_words(tmp_path: Path) -> None:
         "bad",
         "empty",
     )
-    assert {name: (one.word, one.is_well) for name, one in found.items()} == {
+    assert {name: (outcome.word, outcome.is_well) for name, outcome in outcomes.items()} == {
         "good": ("passed", True),
         "bad": ("FAILED", False),
         "empty": ("no tests", True),
     }
-    assert found["good"].log.read_text() == "I am good\n" and found["bad"].failures() == "no\n"
-    assert (found["bad"].passed, found["bad"].failed) == (0, 1)
-    assert found["bad"].failed_tests() == [FailedTest("bad (status 1: no)", "./deploy/test unit")]
+    assert (
+        outcomes["good"].log.read_text() == "I am good\n" and outcomes["bad"].failures() == "no\n"
+    )
+    assert (outcomes["bad"].passed, outcomes["bad"].failed) == (0, 1)
+    assert outcomes["bad"].failed_tests() == [
+        FailedTest("bad (status 1: no)", "./deploy/test unit")
+    ]
 
 
 def test_job_cpu_seconds_include_its_process(tmp_path: Path) -> None:
     code = "import time\nwhile time.process_time() < 0.5: pass"
-    busy = results(running(tmp_path, {"busy": code}), "busy")["busy"]
+    busy = run_jobs(make_jobs(tmp_path, {"busy": code}), "busy")["busy"]
     assert 0.5 <= busy.cpu_seconds < 2
 
 
@@ -203,7 +213,7 @@ class TestMany:
 
 
 def test_report_lists_each_failed_test_with_its_command(tmp_path: Path) -> None:
-    mixed = _run_file(tmp_path, CASES)
+    mixed = _run_test_file(tmp_path, CASES)
     assert (mixed.passed, mixed.failed, [case.skipped for case in mixed.skipped]) == (
         1,
         2,
@@ -225,7 +235,7 @@ def test_report_lists_each_failed_test_with_its_command(tmp_path: Path) -> None:
 
 
 def test_report_lists_uncollectable_file_as_failed(tmp_path: Path) -> None:
-    broken = _run_file(tmp_path, "import nowhere_to_be_found")
+    broken = _run_test_file(tmp_path, "import nowhere_to_be_found")
     assert not broken.is_well
     assert broken.failed_tests() == [
         FailedTest("test_cases.py", "./deploy/test unit -- test_cases.py")
@@ -238,7 +248,7 @@ def test_named_test_runs_instead_of_its_whole_ring() -> None:
     assert pytest_command(job("one"), None, "-k", "y")[3:] == ["-q", "tests/unit", "-k", "y"]
 
 
-def _run_file(folder: Path, text: str) -> Result:
+def _run_test_file(folder: Path, text: str) -> Result:
     (folder / "test_cases.py").write_text(text)
     options = ["-q", "-p", "no:cacheprovider", "-o", REPORT_FORMAT, "--rootdir", str(folder)]
     code = f"import sys, pytest; sys.exit(pytest.main([*{options!r}, '--junitxml', sys.argv[1]]))"
@@ -246,10 +256,10 @@ def _run_file(folder: Path, text: str) -> Result:
         f"import os; os.chdir({str(folder)!r}); os.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'; "
         + code
     )
-    return results(running(folder, {"mixed": code}), "mixed")["mixed"]
+    return run_jobs(make_jobs(folder, {"mixed": code}), "mixed")["mixed"]
 
 
-def test_job_that_cannot_be_prepared_ends_the_run(tmp_path: Path) -> None:
+def test_jobs_run_ends_when_environment_of_job_fails(tmp_path: Path) -> None:
     def refuse(job: Job) -> dict[str, str]:
         raise Failure("no server", "start one")
 
@@ -258,8 +268,8 @@ def test_job_that_cannot_be_prepared_ends_the_run(tmp_path: Path) -> None:
         list(jobs.run([job("one")]))
 
 
-def test_run_that_is_given_up_interrupts_its_jobs_and_begins_no_more(tmp_path: Path) -> None:
-    waits = (
+def test_jobs_close_interrupts_running_jobs_and_starts_no_more(tmp_path: Path) -> None:
+    waiting_code = (
         "import sys, signal, pathlib\n"
         "def tidy(*_): pathlib.Path(sys.argv[1]).write_text('tidied'); sys.exit(2)\n"
         "signal.signal(signal.SIGINT, tidy)\n"
@@ -267,11 +277,11 @@ def test_run_that_is_given_up_interrupts_its_jobs_and_begins_no_more(tmp_path: P
         "while True: signal.pause()\n"
     )
     names = [f"waits-{number}" for number in range(2 * SIDE_BY_SIDE)]
-    # A job of its own process, which nobody can tell that another has begun.
-    jobs = running(
+    # The quick job is a process of its own, so it watches for the files of the others.
+    jobs = make_jobs(
         tmp_path,
         {
-            **dict.fromkeys(names, waits),
+            **dict.fromkeys(names, waiting_code),
             "quick": "import pathlib, time\n"
             f"while not list(pathlib.Path({str(tmp_path)!r}).glob('*.begun')): time.sleep(0.01)",
         },
@@ -279,11 +289,11 @@ def test_run_that_is_given_up_interrupts_its_jobs_and_begins_no_more(tmp_path: P
     run = jobs.run([job("quick"), *map(job, names)])
     assert next(run).job.name == "quick"
 
-    def begun() -> list[Path]:
+    def list_begun() -> list[Path]:
         return list(tmp_path.glob("*.begun"))
 
-    # an interpreter that only starts may miss a signal
-    await_true(lambda: len(begun()) == SIDE_BY_SIDE, 60, begun)
+    # A Python interpreter can miss a signal while it starts.
+    await_true(lambda: len(list_begun()) == SIDE_BY_SIDE, 60, list_begun)
     run.close()
     tidied = [path for path in tmp_path.glob("*.xml") if path.read_text() == "tidied"]
-    assert len(tidied) == len(begun()) == SIDE_BY_SIDE
+    assert len(tidied) == len(list_begun()) == SIDE_BY_SIDE

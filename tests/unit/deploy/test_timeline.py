@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova timeline``: a server's and a request's steps, with hosts, durations and retries."""
+"""``kilonova timeline``: the steps of a server or a request, with hosts, durations and retries."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from tests.unit.deploy.test_actions import Operator
 
 @pytest.fixture
 def operator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    made = Operator(tmp_path, capsys)
-    yield made
-    made.cloud.store.close()
+    instance = Operator(tmp_path, capsys)
+    yield instance
+    instance.cloud.store.close()
 
 
-def types(operator: Operator, *words: str) -> tuple[int, str]:
+def run_timeline(operator: Operator, *words: str) -> tuple[int, str]:
     status = main(["--config", str(operator.conf), "timeline", *words])
-    told = operator._capsys.readouterr()
-    return status, told.out + told.err
+    captured = operator._capsys.readouterr()
+    return status, captured.out + captured.err
 
 
-def test_steps_of_a_server_with_hosts_and_durations(operator: Operator) -> None:
+def test_timeline_of_server_shows_steps_hosts_and_durations(operator: Operator) -> None:
     [server] = operator.cloud.create(networks=[])
     operator.cloud.settle()
     stop = operator.cloud.ask(server, "os-stop")
     operator.time.micros += 2_000_000
     operator.cloud.settle()
-    status, told = types(operator, server, "--json")
-    create, stopped = json.loads(told)
+    status, output = run_timeline(operator, server, "--json")
+    create, stopped = json.loads(output)
     assert status == 0 and (create["name"], stopped["name"]) == ("create", "stop")
     assert (stopped["action"], stopped["state"], stopped["user"]) == (
         stop,
         "done",
-        operator.row(stop).user_id,
+        operator.read_action(stop).user_id,
     )
     assert stopped["seconds"] >= 2
     began, ended = stopped["steps"]
@@ -50,12 +50,12 @@ def test_steps_of_a_server_with_hosts_and_durations(operator: Operator) -> None:
     assert ended["after"] >= began["after"] and ended["host"] in ("h1", "h2", "h3")
     assert ended["seconds"] == pytest.approx(ended["after"] - began["after"], abs=0.01)
     assert "args" not in stopped
-    status, told = types(operator, server)
-    assert status == 0 and f"stop of server {server}: done, " in told
-    assert stopped["request"] in told and began["step"] in told
+    status, output = run_timeline(operator, server)
+    assert status == 0 and f"stop of server {server}: done, " in output
+    assert stopped["request"] in output and began["step"] in output
 
 
-def test_a_request_by_its_id_and_a_server_by_its_name(operator: Operator) -> None:
+def test_timeline_accepts_request_id_and_server_name(operator: Operator) -> None:
     [server] = operator.cloud.create(networks=[])
     operator.cloud.settle()
     stop = operator.cloud.ask(server, "os-stop")
@@ -70,25 +70,27 @@ def test_a_request_by_its_id_and_a_server_by_its_name(operator: Operator) -> Non
         )
 
     operator.cloud.store.write(work)
-    [found] = json.loads(types(operator, request, "--json")[1])
-    assert (found["action"], found["seconds"]) == (stop, None)
-    assert [one["name"] for one in json.loads(types(operator, "alone", "--json")[1])] == [
+    [timeline] = json.loads(run_timeline(operator, request, "--json")[1])
+    assert (timeline["action"], timeline["seconds"]) == (stop, None)
+    assert [
+        action["name"] for action in json.loads(run_timeline(operator, "alone", "--json")[1])
+    ] == [
         "create",
         "stop",
     ]
 
 
-def test_what_is_stuck_says_how_often_it_was_tried(operator: Operator) -> None:
-    server, _ = operator.stuck(step="renamed")
-    status, told = types(operator, server)
-    assert status == 0 and "failed 10 times in a row: an unforeseen failure" in told
+def test_timeline_of_stuck_action_shows_number_of_failures(operator: Operator) -> None:
+    server, _ = operator.create_stuck_action(step="renamed")
+    status, output = run_timeline(operator, server)
+    assert status == 0 and "failed 10 times in a row: an unforeseen failure" in output
 
 
-def test_what_is_not_there(operator: Operator) -> None:
-    status, told = types(operator, ids.new_request())
-    assert status == 1 and "the API's log" in told
-    status, told = types(operator, "nobody")
-    assert status == 1 and "give its id" in told
+def test_timeline_of_unknown_or_ambiguous_name_fails(operator: Operator) -> None:
+    status, output = run_timeline(operator, ids.new_request())
+    assert status == 1 and "the API's log" in output
+    status, output = run_timeline(operator, "nobody")
+    assert status == 1 and "give its id" in output
     operator.cloud.create(networks=[])
     operator.cloud.create(networks=[])
 
@@ -96,15 +98,15 @@ def test_what_is_not_there(operator: Operator) -> None:
         tx.execute(sa.update(schema.servers).values(name="twin"))
 
     operator.cloud.store.write(same_name)
-    status, told = types(operator, "twin")
-    assert status == 1 and "Several servers" in told
+    status, output = run_timeline(operator, "twin")
+    assert status == 1 and "Several servers" in output
 
 
 FORGED = "E:\x1b]0;PWNED\x07\x1b[31mRED\x1b[2J\r\nFAKE LINE \x9b31m \u202e"
 
 
-def test_terminal_shows_no_control_characters_of_a_host(operator: Operator) -> None:
-    """The rows are those of a release that did not clean texts when they came in."""
+def test_operator_commands_print_no_control_characters_of_host(operator: Operator) -> None:
+    """The rows are as written by a release that stored texts of hosts without cleaning them."""
     [server] = operator.cloud.create(networks=[])
     operator.cloud.settle()
     with operator.cloud.store.begin() as tx:

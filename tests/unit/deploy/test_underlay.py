@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses and names of clouds side by side; as root, the wire itself: made twice, broken,
-removed."""
+"""The underlay: the addresses and names of several clouds on a machine and, as root, the bridges
+and namespaces themselves.
+"""
 
 from __future__ import annotations
 
@@ -25,38 +26,45 @@ from deploy.progress import Failure
 from deploy.testing.servers import free_ports
 from tests.services import demand
 
-NEAR = 7  #: ports between the first ports of two clouds that mean the same part
+#: A distance between the first ports of two clouds at which both get the same addresses.
+NEAR = 7
 NO_BROKER = "rabbit://guest:guest@127.0.0.1:1/"
 
 
-def test_clouds_whose_ports_differ_share_nothing() -> None:
+def test_underlays_of_different_ports_share_no_addresses_or_names() -> None:
     bases = (1024, 5000, *range(20000, 25000, Ports.COUNT), 65000)
     clouds = [Underlay(Path("/var/lib") / str(base), base) for base in bases]
     for part in (
-        [one.external for one in clouds],
-        [one.address(1) for one in clouds],
-        [one.tag for one in clouds],
-        [one.first_identifier for one in clouds],
+        [underlay.external for underlay in clouds],
+        [underlay.address(1) for underlay in clouds],
+        [underlay.tag for underlay in clouds],
+        [underlay.first_identifier for underlay in clouds],
     ):
         assert len(set(part)) == len(clouds)
-    assert all(one.external.subnet_of(EXTERNAL) and one.address(9) in TUNNELS for one in clouds)
+    assert all(
+        underlay.external.subnet_of(EXTERNAL) and underlay.address(9) in TUNNELS
+        for underlay in clouds
+    )
     assert Ports.COUNT >= PORTS and 65535 // PORTS < PARTS
 
 
-def test_addresses_of_one_cloud_are_together(tmp_path: Path) -> None:
-    one, next_one = Underlay(tmp_path, 5000), Underlay(tmp_path, 5000 + PORTS)
-    assert str(one.external) == "172.24.156.64/26"
-    assert str(one.address(2)) == "198.18.39.18"
-    assert one.external[-1] < next_one.external[0] and one.address(14) < next_one.address(1)
-    assert next_one.first_identifier - one.first_identifier == 2048
-    assert (one.namespace(1), one.namespace(2)) == (None, f"{one.bridge}-2")
+def test_underlay_addresses_of_one_cloud_are_adjacent(tmp_path: Path) -> None:
+    underlay, next_underlay = Underlay(tmp_path, 5000), Underlay(tmp_path, 5000 + PORTS)
+    assert str(underlay.external) == "172.24.156.64/26"
+    assert str(underlay.address(2)) == "198.18.39.18"
+    assert underlay.external[-1] < next_underlay.external[0] and underlay.address(
+        14
+    ) < next_underlay.address(1)
+    assert next_underlay.first_identifier - underlay.first_identifier == 2048
+    assert (underlay.namespace(1), underlay.namespace(2)) == (None, f"{underlay.bridge}-2")
 
 
-def test_names_fit_into_the_kernels_limit(tmp_path: Path) -> None:
-    assert len(Underlay(tmp_path, 5000).bridge) <= 13  # and two more for a host's number
+def test_underlay_bridge_name_fits_kernel_limit(tmp_path: Path) -> None:
+    # The suffix with the host's number has two more characters.
+    assert len(Underlay(tmp_path, 5000).bridge) <= 13
 
 
-def test_route_that_would_be_hidden_is_told(
+def test_preflight_finds_route_hidden_by_external_network(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = tmp_path / "bin"
@@ -77,7 +85,7 @@ def test_route_that_would_be_hidden_is_told(
     ("variable", "value"),
     [("KILONOVA_HOSTS", "0"), ("KILONOVA_HOSTS", "many"), ("KILONOVA_NETWORKS", "perhaps")],
 )
-def test_wrong_variable_is_refused(
+def test_cloud_from_environment_refuses_wrong_variable(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     monkeypatch.setenv(variable, value)
@@ -85,7 +93,7 @@ def test_wrong_variable_is_refused(
         Cloud.from_environment()
 
 
-def test_hosts_and_networks_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cloud_from_environment_reads_hosts_and_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Cloud.from_environment().has_networks and len(Cloud.from_environment().hosts) == 1
     monkeypatch.setenv("KILONOVA_HOSTS", "2")
     monkeypatch.setenv("KILONOVA_NETWORKS", "no")
@@ -94,7 +102,7 @@ def test_hosts_and_networks_of_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert not Cloud(driver="memory").has_networks
 
 
-def test_processes_of_a_cloud_with_networks(tmp_path: Path) -> None:
+def test_programs_of_cloud_with_networks_use_namespaces_and_gateway(tmp_path: Path) -> None:
     cloud = Cloud(tmp_path, hosts=("h1", "h2"), broker_url=NO_BROKER)
     lifecycle.prepare(cloud)
     programs = {program.name: program.command for program in processes.programs(cloud)}
@@ -148,7 +156,7 @@ def test_processes_of_a_cloud_with_networks(tmp_path: Path) -> None:
     )
 
 
-def test_single_host_listens_on_this_machine_alone(tmp_path: Path) -> None:
+def test_cloud_with_one_host_or_without_networks_uses_loopback(tmp_path: Path) -> None:
     for cloud in (
         Cloud(tmp_path, hosts=("h1",)),
         Cloud(tmp_path, hosts=("h1", "h2"), networks=False),
@@ -169,7 +177,7 @@ def test_single_host_listens_on_this_machine_alone(tmp_path: Path) -> None:
     assert "live_migration_port" not in cloud.config("h1").read_text()
 
 
-def test_process_is_another_one_with_another_configuration(tmp_path: Path) -> None:
+def test_programs_differ_when_configuration_differs(tmp_path: Path) -> None:
     def programs(*options: tuple[str, str, object]) -> list[Program]:
         cloud = Cloud(tmp_path, hosts=("h1",), broker_url=NO_BROKER, options=options)
         lifecycle.prepare(cloud)
@@ -179,7 +187,7 @@ def test_process_is_another_one_with_another_configuration(tmp_path: Path) -> No
     assert before == programs() != programs(("DEFAULT", "shelved_offload_time", 5))
 
 
-def test_lab_has_no_host_on_the_machine_but_a_gateway(tmp_path: Path) -> None:
+def test_lab_runs_gateway_but_no_host_in_machine_namespace(tmp_path: Path) -> None:
     cloud = Cloud(
         tmp_path, hosts=("a", "b"), apart=True, shared=True, networks=True, broker_url=NO_BROKER
     )
@@ -206,29 +214,28 @@ def test_lab_has_no_host_on_the_machine_but_a_gateway(tmp_path: Path) -> None:
 @pytest.fixture
 def wire(tmp_path: Path) -> Iterator[Underlay]:
     demand(*FOR_HOSTS, programs=("ip", "nft"), ring="unit")
-    made = Underlay(tmp_path, free_ports(NEAR + Ports.COUNT))
-    yield made
-    made.remove()
-    assert made.namespaces() == []
+    new_wire = Underlay(tmp_path, free_ports(NEAR + Ports.COUNT))
+    yield new_wire
+    new_wire.remove()
+    assert new_wire.namespaces() == []
     assert (
-        made.tag
+        new_wire.tag
         not in subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
     )
 
 
-def await_true(question: Callable[[], bool]) -> None:
-    """Also for a wire that is new: a bridge forwards nothing until it knows of a link, and a busy
-    machine is late."""
+def await_true(condition: Callable[[], bool]) -> None:
+    """Wait up to 10 seconds, because a new bridge does not forward packets at once."""
     deadline = time.monotonic() + 10
-    while not question():
+    while not condition():
         assert time.monotonic() < deadline
 
 
-def listening(address: str, port: int) -> socket.socket:
+def listen(address: str, port: int) -> socket.socket:
     return socket.create_server((address, port))
 
 
-def reaches(wire: Underlay, number: int, other: int) -> bool:
+def can_reach(wire: Underlay, number: int, other: int) -> bool:
     command = [
         "nsenter",
         f"--net=/run/netns/{wire.namespace(number)}",
@@ -240,45 +247,48 @@ def reaches(wire: Underlay, number: int, other: int) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def test_hosts_reach_each_other_and_what_is_broken_is_mended(wire: Underlay) -> None:
+def test_underlay_connects_hosts_and_repairs_deleted_namespace(wire: Underlay) -> None:
     wire.make(1)
     assert wire.namespaces() == []
     wire.make(3)
     wire.make(3)
-    await_true(lambda: reaches(wire, 2, 1) and reaches(wire, 3, 2))
+    await_true(lambda: can_reach(wire, 2, 1) and can_reach(wire, 3, 2))
     subprocess.run(["ip", "netns", "delete", f"{wire.bridge}-2"], check=True)
     wire.make(3)
-    await_true(lambda: reaches(wire, 2, 1) and reaches(wire, 3, 2))
+    await_true(lambda: can_reach(wire, 2, 1) and can_reach(wire, 3, 2))
     wire.remove()
     wire.remove()
 
 
-def test_cloud_that_would_have_another_one_s_addresses_is_refused(
+def test_preflight_refuses_cloud_with_addresses_of_another_cloud(
     tmp_path: Path, wire: Underlay
 ) -> None:
-    """Ports that begin less than eight apart may mean the same part; that there are ten of a cloud
-    shows it."""
+    """Clouds with first ports fewer than eight apart can have the same addresses. Their port
+    ranges then overlap, so the check of ports detects this.
+    """
     wire.make(2)
     second = Cloud(tmp_path / "second", Ports.from_base(wire.port + NEAR), hosts=("h1", "h2"))
     assert second.address == str(wire.machine)
     preflight.check_ports(second)
     with (
-        listening(second.address, Ports.from_base(wire.port).metadata),
+        listen(second.address, Ports.from_base(wire.port).metadata),
         pytest.raises(Failure, match=rf"needed: {second.ports.identity} \(identity\)"),
     ):
         preflight.check_ports(second)
 
 
-def test_each_boot_has_a_name_and_a_cable_can_be_pulled(tmp_path: Path, wire: Underlay) -> None:
+def test_underlay_boot_id_changes_with_host_and_plug_cuts_its_cable(
+    tmp_path: Path, wire: Underlay
+) -> None:
     wire = replace(wire, apart=True)
     wire.make(2)
     first = [wire.boot_id(number).read_text() for number in (1, 2)]
     assert len(set(first)) == 2
-    await_true(lambda: reaches(wire, 1, 2))
+    await_true(lambda: can_reach(wire, 1, 2))
     wire.plug(1, False)
-    assert (wire.is_plugged(1), wire.is_plugged(2), reaches(wire, 2, 1)) == (False, True, False)
+    assert (wire.is_plugged(1), wire.is_plugged(2), can_reach(wire, 2, 1)) == (False, True, False)
     wire.plug(1, True)
-    await_true(lambda: reaches(wire, 2, 1))
+    await_true(lambda: can_reach(wire, 2, 1))
     wire.remove_host(2)
     assert (wire.exists(1), wire.exists(2), wire.is_plugged(2)) == (True, False, False)
     wire.make(2)
@@ -286,12 +296,13 @@ def test_each_boot_has_a_name_and_a_cable_can_be_pulled(tmp_path: Path, wire: Un
         True,
         False,
     ]
-    await_true(lambda: reaches(wire, 1, 2))
+    await_true(lambda: can_reach(wire, 1, 2))
 
 
-def test_only_hosts_reach_hosts(wire: Underlay) -> None:
+def test_underlay_drops_packets_of_strangers_to_hosts(wire: Underlay) -> None:
     wire.make(2)
-    stranger = f"{wire.bridge}-9"  # goes with the others
+    # The fixture removes this namespace with those of the hosts.
+    stranger = f"{wire.bridge}-9"
     for command in (
         f"ip netns add {stranger}",
         f"ip link add klv{wire.tag}-9 type veth peer name out netns {stranger}",
@@ -309,16 +320,16 @@ def test_only_hosts_reach_hosts(wire: Underlay) -> None:
         "sys.exit(s.connect_ex((sys.argv[1], int(sys.argv[2]))))",
     ]
 
-    def meets(address: str, port: int, *before: str) -> str:
+    def probe(address: str, port: int, *before: str) -> str:
         done = subprocess.run([*before, *knock, address, str(port)], check=False)
         return {0: "open", errno.ECONNREFUSED: "refused"}.get(done.returncode, "silence")
 
     inside = ("nsenter", f"--net=/run/netns/{stranger}")
-    with listening(str(wire.address(1)), 16598), listening("203.0.113.1", 16598):
-        assert meets("203.0.113.1", 16598, *inside) == "open"
-        assert meets(str(wire.address(1)), 16598, *inside) == "silence"
+    with listen(str(wire.address(1)), 16598), listen("203.0.113.1", 16598):
+        assert probe("203.0.113.1", 16598, *inside) == "open"
+        assert probe(str(wire.address(1)), 16598, *inside) == "silence"
         assert (
-            meets(str(wire.address(1)), 16598, "nsenter", f"--net=/run/netns/{wire.namespace(2)}")
+            probe(str(wire.address(1)), 16598, "nsenter", f"--net=/run/netns/{wire.namespace(2)}")
             == "open"
         )
-        assert meets(str(wire.address(1)), 16598) == "open"
+        assert probe(str(wire.address(1)), 16598) == "open"

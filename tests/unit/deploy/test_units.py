@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The systemd units start programs that exist, tell when they are ready, and are hardened."""
+"""The systemd units: their programs, users, readiness notifications and hardening."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ HARDENED = (
     "RestrictSUIDSGID=yes",
     "LockPersonality=yes",
     "Restart=always",
-    "RestartSec=1",  # what is killed is back in seconds (tests/e2e/test_storm.py), however often
+    # A killed process is back within seconds, however often it dies (tests/e2e/test_storm.py).
+    "RestartSec=1",
     "StartLimitIntervalSec=0",
     "UMask=0077",
 )
@@ -32,26 +33,26 @@ APART = (
     "ProtectKernelModules=yes",
     "ProtectSystem=strict",
 )
-#: It mounts network namespaces that its successor must see, so it has the machine's own mounts.
-AMONG_OTHERS = "kilonova-network-helper"
-#: What can serve as soon as it runs, or when it has asked others.
+#: This helper mounts network namespaces that its successor must see, so it shares the machine's
+#: mounts.
+NETWORK_HELPER = "kilonova-network-helper"
+#: Units without readiness notification.
 WITHOUT_NOTICE = ("kilonova-network-host", "kilonova-bridges", "kilonova-volumes")
-#: Who others than the user kilonova run as; None is root, or nobody
-#: else: a user of systemd's making.
+#: Units that do not run as the user kilonova -> their user. None: the unit names no user.
 USERS = {
     "kilonova-agent": "kilonova-agent",
     "kilonova-network-host": "kilonova-network",
-    AMONG_OTHERS: None,
+    NETWORK_HELPER: None,
     "kilonova-bridges": None,
     "kilonova-volumes": None,
 }
 
 
-def lines(unit: Path) -> list[str]:
+def read_lines(unit: Path) -> list[str]:
     return unit.read_text().splitlines()
 
 
-def test_every_process_has_a_unit() -> None:
+def test_units_exist_for_every_process() -> None:
     assert {unit.stem for unit in UNITS} == {
         f"kilonova-{name}"
         for name in (
@@ -75,43 +76,43 @@ def test_every_process_has_a_unit() -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_unit_tells_when_ready_comes_back_and_is_hardened(unit: Path) -> None:
-    for wanted in (*HARDENED, *(APART if unit.stem != AMONG_OTHERS else ())):
-        assert wanted in lines(unit) or (wanted == "Type=notify" and unit.stem in WITHOUT_NOTICE)
+def test_unit_notifies_readiness_restarts_and_is_hardened(unit: Path) -> None:
+    for line in (*HARDENED, *(APART if unit.stem != NETWORK_HELPER else ())):
+        assert line in read_lines(unit) or (line == "Type=notify" and unit.stem in WITHOUT_NOTICE)
     user = USERS.get(unit.stem, "kilonova")
-    assert [line for line in lines(unit) if line.startswith("User=")] == (
+    assert [line for line in read_lines(unit) if line.startswith("User=")] == (
         [f"User={user}"] if user else []
     )
 
 
-def test_users_of_units_are_made() -> None:
-    made = {
+def test_sysusers_create_users_of_units() -> None:
+    users = {
         line.split()[1]
         for file in (ROOT / "deploy/sysusers.d").iterdir()
-        for line in lines(file)
+        for line in read_lines(file)
         if line.startswith("u ")
     }
-    named = {
+    users_of_units = {
         line.partition("=")[2]
         for unit in (ROOT / "deploy/systemd").iterdir()
-        for line in lines(unit)
+        for line in read_lines(unit)
         if line.startswith(("User=", "Group=", "SocketUser="))
     }
-    kept = {
+    owners_of_files = {
         line.split()[4]
         for file in (ROOT / "deploy/tmpfiles.d").iterdir()
-        for line in lines(file)
+        for line in read_lines(file)
         if line[0] in "dz"
     }
-    assert named == made
-    assert kept <= made | {"root"}
+    assert users_of_units == users
+    assert owners_of_files <= users | {"root"}
 
 
-def test_secrets_are_their_readers_alone() -> None:
+def test_tmpfiles_keep_secrets_unreadable_for_others() -> None:
     files = [
         line.split()
         for file in (ROOT / "deploy/tmpfiles.d").iterdir()
-        for line in lines(file)
+        for line in read_lines(file)
         if line.startswith("z ")
     ]
     assert files
@@ -119,60 +120,62 @@ def test_secrets_are_their_readers_alone() -> None:
     assert [words for words in files if int(words[2], 8) & 0o040 and words[4] == "root"] == []
 
 
-def test_lint_refuses_a_unit_that_leaves_more_open(tmp_path: Path) -> None:
+def test_lint_refuses_unit_with_less_protection(tmp_path: Path) -> None:
     unit = next(unit for unit in UNITS if unit.stem == "kilonova-conductor")
-    opened = tmp_path / unit.name
-    opened.write_text(
+    opened_unit = tmp_path / unit.name
+    opened_unit.write_text(
         "".join(
-            f"{line}\n" for line in lines(unit) if not line.startswith(("Protect", "Capability"))
+            f"{line}\n"
+            for line in read_lines(unit)
+            if not line.startswith(("Protect", "Capability"))
         )
     )
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
-    said = [
-        subprocess.run(list(map(str, _scored(one))), capture_output=True, check=False)
-        for one in (unit, opened)
+    results = [
+        subprocess.run(list(map(str, _scored(path))), capture_output=True, check=False)
+        for path in (unit, opened_unit)
     ]
-    assert [done.returncode for done in said] == [0, 1], said
+    assert [result.returncode for result in results] == [0, 1], results
 
 
-def test_each_unit_has_a_score() -> None:
+def test_lint_has_score_of_each_unit() -> None:
     assert sorted(SCORES) == sorted(unit.stem.removeprefix("kilonova-") for unit in UNITS)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_a_unit_may_score_what_it_does_and_no_more(unit: Path) -> None:
-    """The highest score that is allowed passes, a tenth less does not."""
+def test_lint_threshold_of_unit_equals_its_score(unit: Path) -> None:
+    """The unit passes with its threshold, and fails with a threshold that is lower by one."""
     *command, _ = map(str, _scored(unit))
     [highest] = [word for word in command if word.startswith("--threshold=")]
     lower = f"--threshold={int(highest.partition('=')[2]) - 1}"
-    asked = {
+    commands = {
         word: [word if one == highest else one for one in command] for word in (highest, lower)
     }
-    told = [
+    statuses = [
         subprocess.run([*words, str(unit)], capture_output=True, check=False).returncode
-        for words in asked.values()
+        for words in commands.values()
     ]
-    assert told == [0, 1]
+    assert statuses == [0, 1]
 
 
-def test_helper_shares_the_machines_mounts() -> None:
-    unit = ROOT / f"deploy/systemd/{AMONG_OTHERS}.service"
+def test_network_helper_unit_shares_mounts_of_machine() -> None:
+    unit = ROOT / f"deploy/systemd/{NETWORK_HELPER}.service"
     forbidden = ("Protect", "Private", "ReadOnly", "Mount", "Dynamic")
-    # by system calls and a name, without mounts
+    # These options do not use mounts of their own.
     allowed = (
         "ProtectClock=yes",
         "ProtectHostname=yes",
         "PrivateMounts=no",
     )
     assert [
-        line for line in lines(unit) if line.startswith(forbidden) and line not in allowed
+        line for line in read_lines(unit) if line.startswith(forbidden) and line not in allowed
     ] == []
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_unit_starts_a_program_of_the_package(unit: Path) -> None:
+def test_unit_starts_program_of_package(unit: Path) -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     programs = {
@@ -180,7 +183,7 @@ def test_unit_starts_a_program_of_the_package(unit: Path) -> None:
         for line in setup["options.entry_points"]["console_scripts"].split("\n")
     }
     start = (
-        next(line for line in lines(unit) if line.startswith("ExecStart="))
+        next(line for line in read_lines(unit) if line.startswith("ExecStart="))
         .removeprefix("ExecStart=")
         .split()
     )
@@ -191,25 +194,25 @@ def test_unit_starts_a_program_of_the_package(unit: Path) -> None:
         assert module.with_suffix(".py").exists() or (module / "__main__.py").exists()
 
 
-def test_agent_has_a_configuration_of_its_own_without_the_database() -> None:
+def test_agent_unit_reads_its_own_configuration_file() -> None:
     unit = ROOT / "deploy/systemd/kilonova-agent.service"
-    assert "Environment=KILONOVA_CONF=/etc/kilonova/agent.conf" in lines(unit)
+    assert "Environment=KILONOVA_CONF=/etc/kilonova/agent.conf" in read_lines(unit)
 
 
 OWN = [unit for unit in UNITS if "KILONOVA_CONF" in unit.read_text()]
 
 
 @pytest.mark.parametrize("unit", OWN, ids=lambda unit: unit.stem)
-def test_state_is_where_the_process_looks_for_it(unit: Path) -> None:
+def test_unit_state_directory_is_state_dir_of_process(unit: Path) -> None:
     folder = config.AGENT_STATE if unit.stem == "kilonova-agent" else config.STATE
-    assert f"StateDirectory={folder.removeprefix('/var/lib/')}" in lines(unit)
+    assert f"StateDirectory={folder.removeprefix('/var/lib/')}" in read_lines(unit)
 
 
 @pytest.mark.parametrize("unit", OWN, ids=lambda unit: unit.stem)
-def test_reload_has_the_configuration_read_again(unit: Path) -> None:
-    assert "ExecReload=/bin/kill -HUP $MAINPID" in lines(unit)
+def test_unit_reload_sends_sighup(unit: Path) -> None:
+    assert "ExecReload=/bin/kill -HUP $MAINPID" in read_lines(unit)
 
 
 @pytest.mark.parametrize("unit", OWN, ids=lambda unit: unit.stem)
-def test_what_has_to_be_mended_first_is_not_started_again(unit: Path) -> None:
-    assert f"RestartPreventExitStatus={service.EX_CONFIG}" in lines(unit)
+def test_unit_is_not_restarted_after_configuration_error(unit: Path) -> None:
+    assert f"RestartPreventExitStatus={service.EX_CONFIG}" in read_lines(unit)
