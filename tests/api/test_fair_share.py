@@ -57,7 +57,7 @@ Server("test", "127.0.0.1", int(sys.argv[1]), lambda: fair_share.limit_projects(
 
 @dataclass
 class Process:
-    """A process of four threads. One project has a place for reads, and two for changes."""
+    """A process of four threads. Each project has one thread for reads, and two for changes."""
 
     port: int
     go: Path
@@ -139,11 +139,11 @@ def test_api_lists_servers_while_another_project_waits_for_images(tmp_path: Path
         busy = connect(cloud, "kilonova", cloud.service_password, "service").auth_token
         other = connect(cloud, "admin", cloud.admin_password, "admin").auth_token
         with running_api(cloud, store.url, "threads = 2") as url, ThreadPoolExecutor(12) as pool:
-            waiting = [pool.submit(_status, f"{url}/images/{n}", busy) for n in range(12)]
+            waiting = [pool.submit(get_status, f"{url}/images/{n}", busy) for n in range(12)]
             silent.settimeout(30)
             accepted, _ = silent.accept()
             try:
-                assert [_status(f"{url}/servers", other) for _ in range(5)] == [200] * 5
+                assert [get_status(f"{url}/servers", other) for _ in range(5)] == [200] * 5
                 assert not any(each.done() for each in waiting)
             finally:
                 accepted.close()
@@ -151,7 +151,7 @@ def test_api_lists_servers_while_another_project_waits_for_images(tmp_path: Path
             assert {each.result(60) for each in waiting} == {503}
 
 
-def _status(url: str, token: str) -> int:
+def get_status(url: str, token: str) -> int:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(

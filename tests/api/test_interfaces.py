@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/servers/{id}/os-interface: shown, attached, detached; what waits for what, and every refusal."""
+"""/servers/{id}/os-interface: list, show, attach and detach, with waits and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.api.test_networks import UNSUPPORTED, add_unsupported_port
 
 UNKNOWN = "deadbeef-dead-dead-dead-deaddeadbeef"
 NETWORK, PORT, SUBNET = (f"{number}0000000-0000-4000-8000-000000000000" for number in range(1, 4))
-MADE = Interface(
+INTERFACE = Interface(
     PORT,
     NETWORK,
     "red",
@@ -45,8 +45,7 @@ MADE = Interface(
 
 
 class Conductor:
-    """Woken for an attachment, it writes what the real one would: the interface, or why there is
-    none."""
+    """A conductor that ends an attachment when woken, with an interface or with a failure."""
 
     def __init__(self, cloud: Cloud, failure: str | None = None) -> None:
         self.cloud, self.failure, self.woken = cloud, failure, 0
@@ -70,7 +69,7 @@ class Conductor:
             schema.actions.c.id == action.id,
             message=self.failure,
             state="failed" if self.failure else "done",
-            data={"interface": to_wire(MADE)},
+            data={"interface": to_wire(INTERFACE)},
         )
 
 
@@ -81,39 +80,41 @@ def red(networks: Networks) -> str:
 
 @pytest.fixture
 def server(wired: Cloud) -> str:
-    found = wired.create(mv="2.37")
-    wired.rest(found)
-    return found
+    server_id = wired.create(mv="2.37")
+    wired.rest(server_id)
+    return server_id
 
 
-def plug(cloud: Cloud, networks: Networks, server: str, network: str, tag: str = "") -> str:
-    """Give the server a port, as the conductor does."""
+def add_server_port(
+    cloud: Cloud, networks: Networks, server: str, network: str, tag: str = ""
+) -> str:
+    """Add a port to the server in the network service and in the server's record."""
     port = networks.add_port(network, PROJECT, device_id=server, status="ACTIVE")
     cloud.rest(server, interfaces=[to_wire(Interface(port, network, "red", tag=tag))])
     return port
 
 
-def attach(cloud: Cloud, server: str, mv: str = "2.49", token: str = "user", **given: Any) -> Any:
+def attach(cloud: Cloud, server: str, mv: str = "2.49", token: str = "user", **fields: Any) -> Any:
     return cloud.call(
         "POST",
         f"/servers/{server}/os-interface",
-        {"interfaceAttachment": given},
+        {"interfaceAttachment": fields},
         mv=mv,
         token=token,
     )
 
 
-def begun(cloud: Cloud, name: str) -> list[Any]:
+def find_actions(cloud: Cloud, name: str) -> list[Any]:
     return [action for action in cloud.rows(schema.actions) if action.name == name]
 
 
-def test_interfaces_as_the_network_service_tells_them(
+def test_list_and_show_interfaces_return_ports_of_network_service(
     wired: Cloud, networks: Networks, server: str, red: str
 ) -> None:
-    port = plug(wired, networks, server, red, "data")
+    port = add_server_port(wired, networks, server, red, "data")
     networks.add_port(red, PROJECT, device_id="another")
     subnet = networks.networks_by_id[red]["subnets"][0]
-    shown = {
+    attachment = {
         "port_id": port,
         "net_id": red,
         "mac_addr": "fa:16:3e:00:00:00",
@@ -121,17 +122,17 @@ def test_interfaces_as_the_network_service_tells_them(
         "fixed_ips": [{"ip_address": "10.0.0.10", "subnet_id": subnet}],
     }
     path = f"/servers/{server}/os-interface"
-    assert wired.call("GET", path).json == {"interfaceAttachments": [shown]}
-    assert wired.call("GET", f"{path}/{port}").json == {"interfaceAttachment": shown}
+    assert wired.call("GET", path).json == {"interfaceAttachments": [attachment]}
+    assert wired.call("GET", f"{path}/{port}").json == {"interfaceAttachment": attachment}
     assert wired.call("GET", path, mv="2.70").json == {
-        "interfaceAttachments": [{**shown, "tag": "data"}]
+        "interfaceAttachments": [{**attachment, "tag": "data"}]
     }
     assert wired.call("GET", f"{path}/{port}", mv="2.70").json == {
-        "interfaceAttachment": {**shown, "tag": "data"}
+        "interfaceAttachment": {**attachment, "tag": "data"}
     }
 
 
-def test_what_cannot_be_the_id_of_a_port_is_never_asked_for(
+def test_show_interface_with_malformed_port_id_sends_no_request(
     wired: Cloud, networks: Networks, server: str
 ) -> None:
     networks.asked.clear()
@@ -140,7 +141,7 @@ def test_what_cannot_be_the_id_of_a_port_is_never_asked_for(
     assert not networks.asked
 
 
-def test_a_port_of_another_server_is_not_shown(
+def test_show_interface_of_foreign_or_unknown_port_returns_404(
     wired: Cloud, networks: Networks, server: str, red: str
 ) -> None:
     other = networks.add_port(red, PROJECT, device_id="another")
@@ -154,7 +155,7 @@ def test_a_port_of_another_server_is_not_shown(
         }
 
 
-def test_an_attachment_is_answered_with_what_the_guest_has_got(
+def test_attach_interface_returns_interface_of_completed_action(
     wired: Cloud, server: str, red: str
 ) -> None:
     wired.services.wakeup = Conductor(wired)
@@ -172,14 +173,16 @@ def test_an_attachment_is_answered_with_what_the_guest_has_got(
             "fixed_ips": [{"ip_address": "10.0.0.9", "subnet_id": SUBNET}],
         }
     }
-    [action] = begun(wired, "attach_interface")
+    [action] = find_actions(wired, "attach_interface")
     assert (action.workflow, action.args["security_groups"]) == ("attach_interface", [])
     assert action.args["networks"] == [
         {"network": red, "label": "red", "fixed_ip": "10.0.0.9", "tag": "data"}
     ]
 
 
-def test_an_attachment_that_fails_says_why(wired: Cloud, server: str, red: str) -> None:
+def test_attach_interface_returns_409_with_reason_when_action_fails(
+    wired: Cloud, server: str, red: str
+) -> None:
     wired.services.wakeup = Conductor(wired, "the bridge is not there")
     answer = attach(wired, server, net_id=red)
     assert answer.json == {
@@ -187,12 +190,14 @@ def test_an_attachment_that_fails_says_why(wired: Cloud, server: str, red: str) 
     }
 
 
-def test_an_attachment_that_takes_long_is_accepted(wired: Cloud, server: str, red: str) -> None:
+def test_attach_interface_returns_202_when_action_outlasts_wait(
+    wired: Cloud, server: str, red: str
+) -> None:
     answer = attach(wired, server, net_id=red)
     assert (answer.status_code, answer.text) == (202, "")
 
 
-def test_a_port_or_the_only_network(
+def test_attach_interface_accepts_port_or_defaults_to_only_network(
     wired: Cloud, networks: Networks, server: str, red: str
 ) -> None:
     port = networks.add_port(red, PROJECT)
@@ -202,7 +207,7 @@ def test_a_port_or_the_only_network(
     wired.rest(server)
     assert wired.call("POST", f"/servers/{server}/os-interface", {}).status_code == 202
     assert sorted(
-        (one.args["networks"] for one in begun(wired, "attach_interface")), key=str
+        (action.args["networks"] for action in find_actions(wired, "attach_interface")), key=str
     ) == sorted(
         [
             [{"port": port, "label": "red", "tag": "t"}],
@@ -213,7 +218,7 @@ def test_a_port_or_the_only_network(
     )
 
 
-def test_a_second_attachment_waits_for_its_turn(
+def test_attach_interface_waits_for_busy_server_then_returns_409(
     make_cloud: Callable[..., Cloud], networks: Networks, red: str
 ) -> None:
     cloud = make_cloud(networks=networks, answer_timeout_seconds=0.3)
@@ -226,35 +231,37 @@ def test_a_second_attachment_waits_for_its_turn(
             "message": f"Instance {server} is busy with another action; try again when it has ended.",
         }
     }
-    assert begun(cloud, "attach_interface") == []
+    assert find_actions(cloud, "attach_interface") == []
     free = threading.Timer(0.05, cloud.rest, (server,))
     free.start()
     assert attach(cloud, server, net_id=red).status_code == 202
     free.join()
-    assert len(begun(cloud, "attach_interface")) == 1
+    assert len(find_actions(cloud, "attach_interface")) == 1
 
 
-def test_when_too_many_wait_nothing_is_begun(wired: Cloud, server: str, red: str) -> None:
+def test_attach_interface_returns_503_when_wait_slots_are_in_use(
+    wired: Cloud, server: str, red: str
+) -> None:
     while wired.services.wait_slots.acquire(blocking=False):
         pass
     answer = attach(wired, server, net_id=red)
     assert answer.status_code == 503
-    assert begun(wired, "attach_interface") == []
+    assert find_actions(wired, "attach_interface") == []
 
 
-def test_detaching_is_begun_and_answered(
+def test_detach_interface_begins_action_and_returns_202(
     wired: Cloud, networks: Networks, server: str, red: str
 ) -> None:
-    port = plug(wired, networks, server, red)
+    port = add_server_port(wired, networks, server, red)
     answer = wired.call("DELETE", f"/servers/{server}/os-interface/{port}")
     assert (answer.status_code, answer.text) == (202, "")
-    [action] = begun(wired, "detach_interface")
+    [action] = find_actions(wired, "detach_interface")
     assert (action.workflow, action.args) == ("detach_interface", {"was": "active", "port": port})
     busy = wired.call("DELETE", f"/servers/{server}/os-interface/{port}")
     assert busy.status_code == 409
 
 
-def test_detaching_what_is_not_there(wired: Cloud, server: str) -> None:
+def test_detach_interface_of_unknown_port_returns_404(wired: Cloud, server: str) -> None:
     answer = wired.call("DELETE", f"/servers/{server}/os-interface/{UNKNOWN}")
     assert answer.json == {
         "itemNotFound": {
@@ -265,21 +272,23 @@ def test_detaching_what_is_not_there(wired: Cloud, server: str) -> None:
 
 
 @pytest.mark.parametrize("vm_state", states.VM_STATES)
-def test_the_states_in_which_interfaces_change(
+def test_interface_changes_need_active_paused_or_stopped_server(
     wired: Cloud, networks: Networks, server: str, red: str, vm_state: str
 ) -> None:
     if vm_state == states.DELETED:
         return
-    port = plug(wired, networks, server, red)
-    wanted = 202 if vm_state in ("active", "paused", "stopped") else 409
+    port = add_server_port(wired, networks, server, red)
+    expected = 202 if vm_state in ("active", "paused", "stopped") else 409
     wired.rest(server, vm_state)
-    assert attach(wired, server, net_id=red).status_code == wanted
+    assert attach(wired, server, net_id=red).status_code == expected
     wired.rest(server, vm_state)
-    assert wired.call("DELETE", f"/servers/{server}/os-interface/{port}").status_code == wanted
+    assert wired.call("DELETE", f"/servers/{server}/os-interface/{port}").status_code == expected
 
 
-def test_a_lock_holds_interfaces(wired: Cloud, networks: Networks, server: str, red: str) -> None:
-    port = plug(wired, networks, server, red)
+def test_interface_changes_of_locked_server_return_409_except_to_admin(
+    wired: Cloud, networks: Networks, server: str, red: str
+) -> None:
+    port = add_server_port(wired, networks, server, red)
     wired.rest(server, locked=True, locked_by="owner")
     assert attach(wired, server, net_id=red).status_code == 409
     assert wired.call("DELETE", f"/servers/{server}/os-interface/{port}").status_code == 409
@@ -287,7 +296,7 @@ def test_a_lock_holds_interfaces(wired: Cloud, networks: Networks, server: str, 
 
 
 @pytest.mark.parametrize(
-    ("token", "shown", "changed"),
+    ("token", "read_status", "change_status"),
     [
         ("user", 200, 202),
         ("reader", 200, 403),
@@ -296,28 +305,36 @@ def test_a_lock_holds_interfaces(wired: Cloud, networks: Networks, server: str, 
         ("admin", 200, 202),
     ],
 )
-def test_who_may(
-    wired: Cloud, networks: Networks, server: str, red: str, token: str, shown: int, changed: int
+def test_interface_status_depends_on_role(
+    wired: Cloud,
+    networks: Networks,
+    server: str,
+    red: str,
+    token: str,
+    read_status: int,
+    change_status: int,
 ) -> None:
-    port = plug(wired, networks, server, red)
+    port = add_server_port(wired, networks, server, red)
     path = f"/servers/{server}/os-interface"
-    assert wired.call("GET", path, token=token).status_code == shown
-    assert wired.call("GET", f"{path}/{port}", token=token).status_code == shown
-    assert wired.call("DELETE", f"{path}/{port}", token=token).status_code == changed
+    assert wired.call("GET", path, token=token).status_code == read_status
+    assert wired.call("GET", f"{path}/{port}", token=token).status_code == read_status
+    assert wired.call("DELETE", f"{path}/{port}", token=token).status_code == change_status
     wired.rest(server)
-    assert attach(wired, server, token=token, net_id=red).status_code == changed
+    assert attach(wired, server, token=token, net_id=red).status_code == change_status
 
 
-def test_attach_of_port_without_address_is_begun(
+def test_attach_interface_of_port_with_ip_allocation_none_begins_action(
     wired: Cloud, networks: Networks, server: str, red: str
 ) -> None:
     port = networks.add_port(red, PROJECT, "", ip_allocation="none")
     attach(wired, server, port_id=port)
-    assert [one.args["networks"][0]["port"] for one in begun(wired, "attach_interface")] == [port]
+    assert [
+        action.args["networks"][0]["port"] for action in find_actions(wired, "attach_interface")
+    ] == [port]
 
 
 @pytest.mark.parametrize("case", UNSUPPORTED)
-def test_attach_of_unsupported_port_returns_400_by_name(
+def test_attach_interface_of_unsupported_port_returns_400_with_reason(
     wired: Cloud, networks: Networks, server: str, red: str, case: str
 ) -> None:
     port, reason = add_unsupported_port(networks, red, case)
@@ -325,10 +342,10 @@ def test_attach_of_unsupported_port_returns_400_by_name(
     assert answer.status_code == 400
     message = f"Port {port} cannot be used: no host supports its {reason}."
     assert answer.json["badRequest"]["message"] == message
-    assert begun(wired, "attach_interface") == []
+    assert find_actions(wired, "attach_interface") == []
 
 
-def test_what_is_wrong_with_an_attachment(
+def test_attach_interface_refuses_unusable_networks_ports_and_addresses(
     wired: Cloud, networks: Networks, server: str, red: str
 ) -> None:
     used, dry = (
@@ -339,7 +356,7 @@ def test_what_is_wrong_with_an_attachment(
         networks.add_network("public", OTHER, external=True),
         networks.add_network("bare", PROJECT, None),
     )
-    wrong: list[tuple[int, str, dict[str, Any]]] = [
+    cases: list[tuple[int, str, dict[str, Any]]] = [
         (400, "Must not input both net_id and port_id", {"net_id": red, "port_id": used}),
         (
             400,
@@ -368,8 +385,8 @@ def test_what_is_wrong_with_an_attachment(
         ),
         (400, "Multiple possible networks found, use a Network ID to be more specific.", {}),
     ]
-    for status, message, given in wrong:
-        answer = attach(wired, server, **given)
+    for status, message, fields in cases:
+        answer = attach(wired, server, **fields)
         assert [answer.status_code, [fault["message"] for fault in answer.json.values()]] == [
             status,
             [message],
@@ -379,12 +396,13 @@ def test_what_is_wrong_with_an_attachment(
         attach(wired, server, net_id=red).json["forbidden"]["message"]
         == "Maximum number of ports exceeded"
     )
-    assert begun(wired, "attach_interface") == []
-    assert wired.wakeup.woken == 1  # for the create
+    assert find_actions(wired, "attach_interface") == []
+    # Only the create woke a conductor.
+    assert wired.wakeup.woken == 1
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {"colour": "red"},
         {"net_id": "red"},
@@ -396,16 +414,20 @@ def test_what_is_wrong_with_an_attachment(
         {"fixed_ips": [{"ip_address": "10.0.0.1"}, {"ip_address": "10.0.0.2"}]},
     ],
 )
-def test_bodies_that_do_not_fit(wired: Cloud, server: str, given: Any) -> None:
-    assert attach(wired, server, **given).status_code == 400
+def test_attach_interface_with_invalid_body_returns_400(
+    wired: Cloud, server: str, fields: Any
+) -> None:
+    assert attach(wired, server, **fields).status_code == 400
 
 
-def test_tags_come_with_2_49(wired: Cloud, server: str, red: str) -> None:
+def test_attach_interface_accepts_tag_from_2_49(wired: Cloud, server: str, red: str) -> None:
     assert attach(wired, server, "2.48", net_id=red, tag="t").status_code == 400
     assert attach(wired, server, "2.49", net_id=red, tag="t").status_code == 202
 
 
-def test_no_network_is_there_for_an_attachment(wired: Cloud, server: str) -> None:
+def test_attach_interface_returns_400_when_project_has_no_network(
+    wired: Cloud, server: str
+) -> None:
     assert attach(wired, server).json == {
         "badRequest": {
             "code": 400,
@@ -416,7 +438,7 @@ def test_no_network_is_there_for_an_attachment(wired: Cloud, server: str) -> Non
     }
 
 
-def test_a_cloud_without_a_network_service(cloud: Cloud) -> None:
+def test_interfaces_without_network_service_are_empty_and_attach_is_501(cloud: Cloud) -> None:
     server = cloud.create()
     cloud.rest(server)
     path = f"/servers/{server}/os-interface"

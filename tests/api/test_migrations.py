@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Migrations as they are listed, shown below their server, aborted and forced to their end."""
+"""Migrations: lists, the migrations of a server, abort and force complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ from common.store.hosts import hosts
 from conductor.engine import lost_commands
 from conductor.workflows import WORKFLOWS
 from tests.api.conftest import OTHER, PROJECT, Cloud
-from tests.api.moves import act, begun, furnish, rested
+from tests.api.moves import (
+    act,
+    find_action_and_migration,
+    add_host2_and_large_flavor,
+    create_resting_server,
+)
 from tests.told import all_told
 
 OLD = {"id": "2", "name": "m1.small", "number": 2}
@@ -31,23 +36,23 @@ FIRST_FIELDS = {"id", "status", "source_compute", "source_node", "dest_compute",
                 "updated_at", "instance_uuid", "old_instance_type_id", "new_instance_type_id"}
 # fmt: on
 HOST_FIELDS = ("source_compute", "source_node", "dest_compute", "dest_host", "dest_node")
-NOBODYS = "00000000-0000-4000-8000-000000000000"
+UNKNOWN = "00000000-0000-4000-8000-000000000000"
 BYTES = {
-    f"{what}_{how}_bytes"
-    for what in ("memory", "disk")
-    for how in ("total", "processed", "remaining")
+    f"{kind}_{count}_bytes"
+    for kind in ("memory", "disk")
+    for count in ("total", "processed", "remaining")
 }
 
 
 @pytest.fixture
 def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
-    return make_cloud(furnish, max_limit=5)
+    return make_cloud(add_host2_and_large_flavor, max_limit=5)
 
 
-def add(
+def add_migration(
     cloud: Cloud, kind: str = "resize", status: str = "finished", at: int = 1, **values: Any
 ) -> str:
-    """A migration on record, made ``at`` seconds; its uuid."""
+    """Insert a migration that was created ``at`` seconds after 1970, and return its uuid."""
     row = {
         "uuid": ids.new(),
         "server_id": ids.new(),
@@ -70,14 +75,14 @@ def add(
     return str(row["uuid"])
 
 
-def listed(cloud: Cloud, query: str = "", mv: str = "2.80", token: str = "admin") -> Any:
+def list_migrations(cloud: Cloud, query: str = "", mv: str = "2.80", token: str = "admin") -> Any:
     answer = cloud.call("GET", f"/os-migrations{query}", mv=mv, token=token)
     assert answer.status_code == 200, answer.text
     return answer.json
 
 
-def uuids(cloud: Cloud, query: str = "", **more: Any) -> list[str]:
-    return [one["uuid"] for one in listed(cloud, query, **more)["migrations"]]
+def list_uuids(cloud: Cloud, query: str = "", **more: Any) -> list[str]:
+    return [one["uuid"] for one in list_migrations(cloud, query, **more)["migrations"]]
 
 
 # --- the list ---
@@ -96,8 +101,8 @@ def uuids(cloud: Cloud, query: str = "", **more: Any) -> list[str]:
 )
 def test_what_is_shown_of_a_migration(cloud: Cloud, mv: str, more: set[str]) -> None:
     server = ids.new()
-    add(cloud, server_id=server)
-    [shown] = listed(cloud, mv=mv)["migrations"]
+    add_migration(cloud, server_id=server)
+    [shown] = list_migrations(cloud, mv=mv)["migrations"]
     assert set(shown) == FIRST_FIELDS | more
     assert {**shown, **dict.fromkeys(more)} == {
         "id": 1,
@@ -124,7 +129,7 @@ def test_the_flavors_of_a_migration_outlive_their_deletion(cloud: Cloud) -> None
     assert cloud.call("POST", f"/servers/{server}/action", resize).status_code == 202
     for flavor in ("1", "2"):
         assert cloud.call("DELETE", f"/flavors/{flavor}", token="admin").status_code == 202
-    [shown] = listed(cloud)["migrations"]
+    [shown] = list_migrations(cloud)["migrations"]
     assert (shown["old_instance_type_id"], shown["new_instance_type_id"]) == (
         numbers["1"],
         numbers["2"],
@@ -132,8 +137,8 @@ def test_the_flavors_of_a_migration_outlive_their_deletion(cloud: Cloud) -> None
 
 
 def test_what_is_not_known_yet_or_not_any_more_is_null(cloud: Cloud) -> None:
-    add(cloud, dest_host=None, new_flavor={"id": "gone", "name": "m1.gone"})
-    [shown] = listed(cloud)["migrations"]
+    add_migration(cloud, dest_host=None, new_flavor={"id": "gone", "name": "m1.gone"})
+    [shown] = list_migrations(cloud)["migrations"]
     assert [
         shown[name] for name in ("dest_compute", "dest_node", "dest_host", "new_instance_type_id")
     ] == [None] * 4
@@ -154,9 +159,9 @@ def test_live_migrations_on_their_way_have_links(
     cloud: Cloud, kind: str, status: str, linked: bool
 ) -> None:
     server = ids.new()
-    add(cloud, kind, status, server_id=server)
-    assert "links" not in listed(cloud, mv="2.22")["migrations"][0]
-    [shown] = listed(cloud, mv="2.23")["migrations"]
+    add_migration(cloud, kind, status, server_id=server)
+    assert "links" not in list_migrations(cloud, mv="2.22")["migrations"][0]
+    [shown] = list_migrations(cloud, mv="2.23")["migrations"]
     links = [
         {"rel": "self", "href": f"http://falconframework.org/v2.1/servers/{server}/migrations/1"},
         {"rel": "bookmark", "href": f"http://falconframework.org/servers/{server}/migrations/1"},
@@ -165,7 +170,7 @@ def test_live_migrations_on_their_way_have_links(
 
 
 def test_managers_see_those_of_their_project_without_hosts(cloud: Cloud) -> None:
-    mine, _ = add(cloud), add(cloud, project_id=OTHER)
+    mine, _ = add_migration(cloud), add_migration(cloud, project_id=OTHER)
     for query in ("", f"?project_id={OTHER}"):
         answer = cloud.call("GET", f"/os-migrations{query}", mv="2.80", token="manager")
         assert answer.json["forbidden"]["message"] == (
@@ -177,7 +182,7 @@ def test_managers_see_those_of_their_project_without_hosts(cloud: Cloud) -> None
         ).status_code
         == 403
     )
-    [shown] = listed(cloud, f"?project_id={PROJECT}", token="manager")["migrations"]
+    [shown] = list_migrations(cloud, f"?project_id={PROJECT}", token="manager")["migrations"]
     assert (shown["uuid"], [shown[name] for name in HOST_FIELDS]) == (mine, [None] * 5)
     assert (
         cloud.call(
@@ -185,7 +190,7 @@ def test_managers_see_those_of_their_project_without_hosts(cloud: Cloud) -> None
         ).status_code
         == 403
     )
-    assert len(uuids(cloud)) == 2
+    assert len(list_uuids(cloud)) == 2
 
 
 @pytest.mark.parametrize(
@@ -216,13 +221,13 @@ def test_managers_see_those_of_their_project_without_hosts(cloud: Cloud) -> None
 def test_filters(cloud: Cloud, query: str, found: str) -> None:
     server = ids.new()
     names = {
-        add(cloud, server_id=server): "a",
-        add(cloud, "live-migration", "error", 2, dest_host="host3", project_id=OTHER): "b",
-        add(
+        add_migration(cloud, server_id=server): "a",
+        add_migration(cloud, "live-migration", "error", 2, dest_host="host3", project_id=OTHER): "b",
+        add_migration(
             cloud, "evacuation", "done", 3, source_host="host2", dest_host="host3", user_id="u2"
         ): "c",
     }
-    got = uuids(cloud, "?" + query.replace("INSTANCE", server))
+    got = list_uuids(cloud, "?" + query.replace("INSTANCE", server))
     assert "".join(sorted(names[uuid] for uuid in got)) == found
     assert got == sorted(got, key=lambda uuid: names[uuid], reverse=True), "newest first"
 
@@ -237,7 +242,7 @@ def test_filters(cloud: Cloud, query: str, found: str) -> None:
         ("2.59", "limit=x"),
         ("2.59", "limit=1&limit=2"),
         ("2.59", "marker=a&marker=b"),
-        ("2.59", f"marker={NOBODYS}"),
+        ("2.59", f"marker={UNKNOWN}"),
         ("2.66", "changes-since=yesterday"),
         ("2.80", "changes-since=1970-01-01T00:00:03Z&changes-before=1970-01-01T00:00:02Z"),
     ],
@@ -256,31 +261,31 @@ def test_queries_that_are_refused(cloud: Cloud, mv: str, query: str) -> None:
     ],
 )
 def test_what_a_version_does_not_know_yet_is_passed_over(cloud: Cloud, mv: str, query: str) -> None:
-    add(cloud), add(cloud)
-    assert len(listed(cloud, f"?{query}", mv=mv)["migrations"]) == 2
+    add_migration(cloud), add_migration(cloud)
+    assert len(list_migrations(cloud, f"?{query}", mv=mv)["migrations"]) == 2
 
 
 def test_pages(cloud: Cloud) -> None:
-    made = [add(cloud, at=number // 2) for number in range(7)][::-1]
-    assert uuids(cloud) == made[:5], "the operator's limit"
-    first = listed(cloud, "?limit=3&status=finished", mv="2.59")
+    made = [add_migration(cloud, at=number // 2) for number in range(7)][::-1]
+    assert list_uuids(cloud) == made[:5], "the operator's limit"
+    first = list_migrations(cloud, "?limit=3&status=finished", mv="2.59")
     assert [one["uuid"] for one in first["migrations"]] == made[:3]
     [link] = first["migrations_links"]
     assert link["href"].endswith(f"/v2.1/os-migrations?limit=3&status=finished&marker={made[2]}")
-    rest = listed(cloud, f"?limit=5&marker={made[2]}", mv="2.59")
+    rest = list_migrations(cloud, f"?limit=5&marker={made[2]}", mv="2.59")
     assert ([one["uuid"] for one in rest["migrations"]], "migrations_links" in rest) == (
         made[3:],
         False,
     )
-    assert listed(cloud, "?limit=0") == {"migrations": []}
-    assert "migrations_links" not in listed(cloud, mv="2.58")
+    assert list_migrations(cloud, "?limit=0") == {"migrations": []}
+    assert "migrations_links" not in list_migrations(cloud, mv="2.58")
 
 
 # --- below a server ---
 @pytest.fixture
 def moving(cloud: Cloud) -> str:
     """A server whose live migration runs at host1."""
-    server = rested(cloud)
+    server = create_resting_server(cloud)
     act(
         cloud,
         server,
@@ -295,7 +300,7 @@ def moving(cloud: Cloud) -> str:
 
 
 def runs(cloud: Cloud, server: str, status: str = "running", **values: Any) -> None:
-    action, move = begun(cloud, server)
+    action, move = find_action_and_migration(cloud, server)
     cloud.change(
         schema.migrations,
         schema.migrations.c.id == move.id,
@@ -387,7 +392,7 @@ def test_a_migration_that_there_is_not(cloud: Cloud, moving: str, number: str) -
         ).status_code
         == 400
     )
-    other = rested(cloud)
+    other = create_resting_server(cloud)
     assert (
         cloud.call("GET", f"/servers/{other}/migrations/1", mv="2.23", token="admin").status_code
         == 404
@@ -416,7 +421,7 @@ def test_a_wish_is_written_down_and_told_to_the_host_at_once(
     answer = request(cloud, moving, word, mv, token)
     assert (answer.status_code, answer.content) == (202, b"")
     [move] = cloud.rows(schema.migrations)
-    action, _ = begun(cloud, moving)
+    action, _ = find_action_and_migration(cloud, moving)
     session = cloud.store.read(lambda tx: hosts.sessions(tx, ["host1"]))["host1"]
     assert move.requested_control == word
     assert cloud.agents.told == [
@@ -489,7 +494,7 @@ def test_the_states_in_which_it_can_be_wished(
 
 def test_one_that_no_host_has_in_hand_is_for_the_conductor_alone(cloud: Cloud, moving: str) -> None:
     runs(cloud, moving, "preparing")
-    action, _ = begun(cloud, moving)
+    action, _ = find_action_and_migration(cloud, moving)
     cloud.change(
         schema.actions, schema.actions.c.id == action.id, state="due", step="prepare", host=None
     )
@@ -517,7 +522,7 @@ def test_who_is_refused(cloud: Cloud, moving: str, word: str, name: str) -> None
         for token in ("user", "reader", "stranger")
     }
     assert statuses == {"user": 403, "reader": 403, "stranger": 404}
-    action, _ = begun(cloud, moving)
+    action, _ = find_action_and_migration(cloud, moving)
     cloud.rest(moving, task_state="migrating", action=action.id, locked=True, locked_by="admin")
     assert (
         request(cloud, moving, word, token="manager")
@@ -572,9 +577,9 @@ def test_lists_cost_the_same_whatever_they_hold(cloud: Cloud) -> None:
     )
     counts = []
     for _ in range(2):
-        add(cloud, at=cloud.store.read(lambda tx: tx.scalar(sa.select(now()))) // SECOND)
+        add_migration(cloud, at=cloud.store.read(lambda tx: tx.scalar(sa.select(now()))) // SECOND)
         seen.clear()
-        listed(cloud)
+        list_migrations(cloud)
         counts.append(sum(text.startswith("SELECT") for text in seen))
     assert counts == [1, 1]
 
@@ -586,7 +591,7 @@ def test_a_server_that_is_being_moved_is_not_pinned(cloud: Cloud, status: str, w
     """Where it will be is not known yet; giving its pin up is fine."""
     server = cloud.create()
     cloud.rest(server)
-    add(cloud, "live-migration", status, server_id=server)
+    add_migration(cloud, "live-migration", status, server_id=server)
     put = [
         cloud.call(
             "PUT", f"/servers/{server}", {"server": {"pinned_availability_zone": zone}}, mv="2.104"

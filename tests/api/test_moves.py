@@ -13,26 +13,37 @@ from common.clients.image import Image
 from common.domain.models import Flavor, ImageRef
 from common.store import schema
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
-from tests.api.moves import KEY, LARGE, TINY, act, asked, begun, down, finished, furnish, rested
+from tests.api.moves import (
+    KEY,
+    LARGE,
+    TINY,
+    act,
+    requested_args,
+    find_action_and_migration,
+    mark_host_down,
+    finish_resize,
+    add_host2_and_large_flavor,
+    create_resting_server,
+)
 
 
 @pytest.fixture
 def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
     """Two hosts, and flavors to choose from; servers are made of the second, m1.small."""
-    return make_cloud(furnish, secret_key=KEY)
+    return make_cloud(add_host2_and_large_flavor, secret_key=KEY)
 
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    return rested(cloud)
+    return create_resting_server(cloud)
 
 
 # --- resize ---
 def test_a_resize_is_begun_and_its_move_is_on_record(cloud: Cloud, server: str) -> None:
     act(cloud, server, "resize", {"flavorRef": LARGE}, status=202)
-    action, move = begun(cloud, server)
+    action, move = find_action_and_migration(cloud, server)
     [row] = cloud.rows(schema.servers)
-    assert (action.workflow, action.name, asked(action.args)) == (
+    assert (action.workflow, action.name, requested_args(action.args)) == (
         "resize",
         "resize",
         {"host": None, "forced": False},
@@ -155,7 +166,7 @@ def test_resize_during_the_image_lookup_is_checked_again(
 
     def resized() -> None:
         act(cloud, server, "resize", {"flavorRef": flavor}, status=202)
-        new = begun(cloud, server)[0].args["new_flavor"]
+        new = find_action_and_migration(cloud, server)[0].args["new_flavor"]
         cloud.change(schema.migrations, schema.migrations.c.server_id == server, status="confirmed")
         cloud.rest(server, flavor=new, flavor_id=new["id"])
 
@@ -202,7 +213,7 @@ def test_a_server_that_shrinks_needs_no_quota(cloud: Cloud, server: str) -> None
 def test_a_server_does_not_leave_a_host_that_is_down(
     cloud: Cloud, server: str, key: str, given: Any
 ) -> None:
-    down(cloud, "host1")
+    mark_host_down(cloud, "host1")
     said = act(cloud, server, key, given, token="admin", status=409)
     assert said.startswith(f"Instance {server} is on a host that is down; try again when it is up.")
     assert cloud.rows(schema.migrations) == []
@@ -221,7 +232,7 @@ def test_a_resize_is_confirmed_or_reverted(
 ) -> None:
     act(cloud, server, "resize", {"flavorRef": LARGE}, status=202)
     act(cloud, server, key, status=409)
-    finished(cloud, server)
+    finish_resize(cloud, server)
     shown = cloud.call("GET", f"/servers/{server}", mv="2.96", token="admin").json["server"]
     assert (shown["status"], shown["flavor"]["original_name"], shown["OS-EXT-SRV-ATTR:host"]) == (
         "VERIFY_RESIZE",
@@ -230,7 +241,7 @@ def test_a_resize_is_confirmed_or_reverted(
     )
     woken = cloud.wakeup.woken
     act(cloud, server, key, status=status)
-    action, _ = begun(cloud, server)
+    action, _ = find_action_and_migration(cloud, server)
     [move] = cloud.rows(schema.migrations)
     assert (action.workflow, cloud.rows(schema.servers)[0].task_state, cloud.wakeup.woken) == (
         workflow,
@@ -279,8 +290,8 @@ def test_revert_needs_both_hosts_or_proof_confirm_neither(
     cloud: Cloud, server: str, host: str, forced: bool, text: str | None
 ) -> None:
     act(cloud, server, "resize", {"flavorRef": LARGE}, status=202)
-    finished(cloud, server)
-    down(cloud, host, forced)
+    finish_resize(cloud, server)
+    mark_host_down(cloud, host, forced)
     if text is not None:
         assert act(cloud, server, "revertResize", token="admin", status=409).startswith(text)
         assert host not in act(cloud, server, "revertResize", status=409), (
@@ -312,9 +323,9 @@ def test_a_migration_to_any_or_to_a_named_host(
     cloud: Cloud, server: str, given: Any, mv: str, host: str | None
 ) -> None:
     act(cloud, server, "migrate", given, mv, "admin", status=202)
-    action, move = begun(cloud, server)
+    action, move = find_action_and_migration(cloud, server)
     assert (action.name, action.workflow, move.type) == ("migrate", "migrate", "migration")
-    assert asked(action.args) == {"host": host, "forced": False}
+    assert requested_args(action.args) == {"host": host, "forced": False}
     assert move.old_flavor == move.new_flavor
     assert cloud.rows(schema.servers)[0].task_state == "resize_prep"
 

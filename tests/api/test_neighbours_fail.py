@@ -39,21 +39,21 @@ INTERFACES = {
 @dataclass(frozen=True)
 class Asked(Operation):
     """An operation with a body of its own, so that it makes calls that its simplest one does not.
-    ``rests``: the state of its server; ``boots``: it boots from its volume."""
+    ``vm_state``: the state of its server; ``boots_from_volume``: it boots_from_volume from its volume."""
 
-    given: Any = None
-    rests: str = ""
-    boots: bool = False
+    content: Any = None
+    vm_state: str = ""
+    boots_from_volume: bool = False
 
     def body(self, site: Site, owner: str = "own") -> Any:
-        return self.given
+        return self.content
 
 
 def boot(**mapping: Any) -> Asked:
     disk = {"boot_index": 0, "volume_size": 5, "destination_type": "volume", **mapping}
     server = {"name": "s", "flavorRef": "1", "networks": "none", "block_device_mapping_v2": [disk]}
     wanted = {"server": server}
-    return Asked("compute", "POST", "/servers", version="2.103", success=202, given=wanted)
+    return Asked("compute", "POST", "/servers", version="2.103", success=202, content=wanted)
 
 
 MORE = [
@@ -66,8 +66,8 @@ MORE = [
         "/servers/{server_id}/shares",
         version="2.103",
         success=201,
-        given={"share": {"share_id": SHARE}},
-        rests="stopped",
+        content={"share": {"share_id": SHARE}},
+        vm_state="stopped",
     ),
     Asked(
         "compute",
@@ -75,9 +75,9 @@ MORE = [
         "/servers/{server_id}/action",
         version="2.103",
         success=202,
-        given={"createImage": {"name": "i"}},
-        rests="active",
-        boots=True,
+        content={"createImage": {"name": "i"}},
+        vm_state="active",
+        boots_from_volume=True,
     ),
 ]
 HOW = (*REFUSALS, *UNKNOWN)
@@ -121,10 +121,10 @@ class Neighbours:
         self.site.set_back()
 
     def arrange(self, operation: Operation) -> None:
-        if isinstance(operation, Asked) and operation.rests:
+        if isinstance(operation, Asked) and operation.vm_state:
             cloud, server = self.world.compute.cloud, self.site.ids["own"]["servers"]
-            cloud.rest(server, operation.rests, volumes=int(operation.boots))
-            if operation.boots:
+            cloud.rest(server, operation.vm_state, volumes=int(operation.boots_from_volume))
+            if operation.boots_from_volume:
                 devices = schema.block_devices
                 cloud.change(devices, devices.c.server_id == server, boot_index=0)
 

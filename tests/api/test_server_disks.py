@@ -12,7 +12,7 @@ import pytest
 from common.domain.models import Flavor
 from common.store import schema
 from tests.api.conftest import IMAGE, Cloud
-from tests.api.moves import KEY, act, furnish
+from tests.api.moves import KEY, act, add_host2_and_large_flavor
 
 BOOT: dict[str, Any] = {
     "uuid": IMAGE,
@@ -33,7 +33,7 @@ FIELD = "block_device_mapping_v2"
 
 def add_flavors(cloud: Cloud) -> None:
     """Add flavors with ephemeral disks, with swap, with both and with neither."""
-    furnish(cloud)
+    add_host2_and_large_flavor(cloud)
     for name, ephemeral_gb, swap_mb in (
         ("both", 10, 512),
         ("more", 20, 1024),
