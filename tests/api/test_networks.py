@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""POST /servers with networks: the arguments of the create, the interfaces in the row, and
-refusals.
-"""
+"""POST /servers with networks: arguments of the create, interfaces in the row, and refusals."""
 
 from __future__ import annotations
 

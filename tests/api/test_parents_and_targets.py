@@ -66,7 +66,7 @@ def nested_operations(world: World) -> list[Operation]:
 
 
 def test_nested_record_is_found_below_its_own_parent_only(world: World) -> None:
-    """A foreign server's port, action or migration below an own server is refused like a missing
+    """A foreign server's port, action or migration is refused below an own server like a missing
     one.
 
     The refusal is the same for admins, and no record changes.
@@ -232,7 +232,7 @@ def test_identity_headers_of_client_are_ignored_in_every_spelling(
             )
 
 
-def test_keypairs_of_user_in_query_need_that_user_as_caller(world: World) -> None:
+def test_keypairs_of_user_in_query_are_for_this_user_only(world: World) -> None:
     """The user id is the only policy target that a request contains."""
     site = world.sites["compute"]
     owner = world.users["member"]
