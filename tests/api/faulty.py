@@ -32,7 +32,7 @@ class Faulty:
         return partial(self._call, name, attribute) if name in self.interface_calls else attribute
 
     def begin(self, **outcomes: Answer) -> None:
-        """Forget the recorded calls and set new outcomes, for example ``n2``."""
+        """Forget the recorded calls and set new outcomes. For example, ``n2`` is call 2."""
         self.asked.clear()
         self.script = {int(number[1:]): answer for number, answer in outcomes.items()}
 

@@ -66,8 +66,7 @@ def nested_operations(world: World) -> list[Operation]:
 
 
 def test_nested_record_is_found_below_its_own_parent_only(world: World) -> None:
-    """A foreign server's port, action or migration is refused below an own server like a missing
-    one.
+    """A foreign server's port or migration below an own server is refused like a missing one.
 
     The refusal is the same for admins, and no record changes.
     """

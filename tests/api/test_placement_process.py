@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process kilonova-placement: authentication, health and metrics at its sockets, and SIGTERM."""
+"""The process kilonova-placement: authentication, health, metrics and its end on SIGTERM."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ def test_request_with_invalid_body_to_foreign_server_returns_404(cloud: Cloud) -
         assert [answer.status_code for answer in answers] == [404, 404]
 
 
-#: Bodies of nearly 1 MiB that the schema of a create refuses, by their expensive part. They are built
-#: when needed. Otherwise the garbage collector would visit them in the measurements of the others.
+#: Bodies of nearly 1 MiB that the schema of a create refuses, by their expensive part. They are
+#: built when needed. Otherwise the garbage collector would visit them in other measurements.
 LARGE: dict[str, Callable[[], Any]] = {
     "lists": lambda: {"server": [[]] * 340_000},
     "fewer lists": lambda: {"server": [[]] * 65_000},
