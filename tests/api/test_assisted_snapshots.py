@@ -13,7 +13,15 @@ import pytest
 from common.store import schema
 from tests.api.conftest import Cloud
 from tests.api.test_volume_attachments import attach, begun
-from tests.api.volumes import OTHER, SHARED, SNAPSHOT, VOLUME, Volumes, done, storing
+from tests.api.volumes import (
+    OTHER,
+    SHARED,
+    SNAPSHOT,
+    VOLUME,
+    Volumes,
+    finish_attachments,
+    add_volume_service,
+)
 
 PATH = "/os-assisted-volume-snapshots"
 FILE = f"volume-{VOLUME}.{SNAPSHOT}"
@@ -26,7 +34,7 @@ def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
 
 @pytest.fixture
 def volumes(cloud: Cloud) -> Volumes:
-    return storing(cloud)
+    return add_volume_service(cloud)
 
 
 @pytest.fixture
@@ -35,7 +43,7 @@ def server(cloud: Cloud, volumes: Volumes) -> str:
     server_id = cloud.create()
     cloud.rest(server_id, host="host1")
     attach(cloud, server_id)
-    done(cloud, server_id)
+    finish_attachments(cloud, server_id)
     connect_volumes(cloud)
     return server_id
 
@@ -178,6 +186,6 @@ def test_assisted_snapshot_of_volume_of_several_servers_returns_400(
     other = cloud.create()
     cloud.rest(other, host="host1")
     assert attach(cloud, other, SHARED, mv="2.60").status_code == 200
-    done(cloud, other)
+    finish_attachments(cloud, other)
     answer = create_snapshot(cloud, SHARED)
     assert answer.status_code == 400 and "several servers" in answer.text

@@ -14,7 +14,7 @@ import pytest
 from common.store.servers import guests
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
 from tests.api.networks import Networks
-from tests.api.volumes import VOLUME, storing
+from tests.api.volumes import VOLUME, add_volume_service
 from tests.nova import known, schemas
 
 SHOW = "/v2.1/servers/70a599e0-31e7-49b7-b260-868f441e862b"
@@ -108,7 +108,7 @@ def policies_of_later_versions(cloud: Cloud, networks: Networks, server: str) ->
 
 
 def volumes_at_once(cloud: Cloud, networks: Networks, server: str) -> Differences:
-    storing(cloud)
+    add_volume_service(cloud)
     body = {"volumeAttachment": {"volumeId": VOLUME}}
     cloud.rest(server)
     yield differences(cloud, "POST", f"/servers/{server}/os-volume_attachments", body, 101)

@@ -14,7 +14,7 @@ import pytest
 from common.domain import errors, ids
 from common.store import schema
 from tests.api.conftest import Cloud
-from tests.api.volumes import OTHER, SHARED, VOLUME, Volumes, done, storing
+from tests.api.volumes import OTHER, SHARED, VOLUME, Volumes, finish_attachments, add_volume_service
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
 
 @pytest.fixture
 def volumes(cloud: Cloud) -> Volumes:
-    return storing(cloud)
+    return add_volume_service(cloud)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_answers_say_what_their_version_knows(
     answer = attach(cloud, server, mv=mv, **more)
     plain = {"id": VOLUME, "volumeId": VOLUME, "serverId": server, "device": "/dev/vdb"}
     assert answer.json == {"volumeAttachment": plain | shown}
-    done(cloud, server)
+    finish_attachments(cloud, server)
     one = cloud.call("GET", path(server, VOLUME), mv=mv).json["volumeAttachment"]
     assert cloud.call("GET", path(server), mv=mv).json == {"volumeAttachments": [one]}
     [row] = cloud.rows(schema.block_devices)
@@ -105,7 +105,7 @@ def test_a_new_client_is_answered_at_once(cloud: Cloud, server: str) -> None:
 def test_a_server_shows_its_volumes(cloud: Cloud, server: str) -> None:
     name = "os-extended-volumes:volumes_attached"
     attach(cloud, server)
-    done(cloud, server)
+    finish_attachments(cloud, server)
     for mv, shown in (("2.1", {}), ("2.3", {"delete_on_termination": False})):
         expected = [{"id": VOLUME, **shown}]
         assert cloud.call("GET", f"/servers/{server}", mv=mv).json["server"][name] == expected
@@ -119,7 +119,7 @@ def test_a_server_shows_its_volumes(cloud: Cloud, server: str) -> None:
 def test_several_volumes_come_in_turn(cloud: Cloud, server: str) -> None:
     attach(cloud, server)
     assert attach(cloud, server, OTHER).status_code == 409, "the first is still being attached"
-    done(cloud, server)
+    finish_attachments(cloud, server)
     assert attach(cloud, server, OTHER).json["volumeAttachment"]["device"] == "/dev/vdc"
     listed = cloud.call("GET", path(server)).json["volumeAttachments"]
     assert [one["id"] for one in listed] == [VOLUME, OTHER]
@@ -136,7 +136,7 @@ def refused(answer: Any, status: int) -> str:
 
 def test_a_volume_that_the_server_has_is_refused(cloud: Cloud, server: str) -> None:
     attach(cloud, server)
-    done(cloud, server)
+    finish_attachments(cloud, server)
     assert refused(attach(cloud, server), 400) == (
         f"Invalid volume: volume {VOLUME} already attached"
     )
@@ -152,7 +152,7 @@ def test_attach_volume_with_device_answers_device_of_guest(
     for volume, name in ((VOLUME, "/dev/vdb"), (OTHER, "/dev/vdc")):
         answer = attach(cloud, server, volume, device=device)
         assert answer.json["volumeAttachment"]["device"] == name
-        done(cloud, server)
+        finish_attachments(cloud, server)
         shown = cloud.call("GET", path(server, volume)).json["volumeAttachment"]
         assert shown["device"] == name
 
@@ -190,7 +190,7 @@ def test_a_volume_that_is_not_there_is_not_found(cloud: Cloud, server: str, toke
 
 def test_a_server_stays_in_its_zone(make_cloud: Callable[..., Cloud]) -> None:
     cloud = make_cloud(cross_az_attach=False)
-    volumes = storing(cloud)
+    volumes = add_volume_service(cloud)
     server = cloud.create()
     cloud.rest(server)
     volumes.change(VOLUME, availability_zone="elsewhere")
@@ -203,7 +203,7 @@ def test_a_server_stays_in_its_zone(make_cloud: Callable[..., Cloud]) -> None:
 @pytest.mark.parametrize("state", ["suspended", "error", "rescued"])
 def test_states_that_forbid_it_are_refused(cloud: Cloud, server: str, state: str) -> None:
     attach(cloud, server)
-    done(cloud, server, vm_state=state)
+    finish_attachments(cloud, server, vm_state=state)
     assert refused(attach(cloud, server, OTHER), 409).startswith("Cannot 'attach_volume'")
     answer = cloud.call("DELETE", path(server, VOLUME))
     assert refused(answer, 409).startswith("Cannot 'detach_volume'")
@@ -217,7 +217,7 @@ def test_shelved_servers_change_since_their_version(
     cloud.rest(server, state, host=host)
     assert refused(attach(cloud, server, mv="2.19"), 409).startswith("Cannot 'attach_volume'")
     assert attach(cloud, server, mv="2.20").status_code == 200
-    done(cloud, server, vm_state=state, host=host)
+    finish_attachments(cloud, server, vm_state=state, host=host)
     assert cloud.call("DELETE", path(server, VOLUME), mv="2.19").status_code == 409
     assert cloud.call("DELETE", path(server, VOLUME), mv="2.20").status_code == 202
     if host is None:
@@ -228,7 +228,7 @@ def test_shelved_servers_change_since_their_version(
 
 def test_a_volume_is_being_detached(cloud: Cloud, server: str) -> None:
     attach(cloud, server)
-    done(cloud, server)
+    finish_attachments(cloud, server)
     assert cloud.call("DELETE", path(server, VOLUME)).status_code == 202
     [row], [action] = cloud.rows(schema.block_devices), begun(cloud, "detach_volume")
     assert row.status == "detaching"
@@ -252,7 +252,7 @@ def test_what_the_server_does_not_have_is_not_found(cloud: Cloud, server: str, m
 
 def test_what_a_server_boots_from_stays(cloud: Cloud, server: str) -> None:
     attach(cloud, server)
-    done(cloud, server)
+    finish_attachments(cloud, server)
     table = schema.block_devices
     cloud.change(table, table.c.server_id == server, boot_index=0)
     answer = cloud.call("DELETE", path(server, VOLUME))
@@ -261,7 +261,7 @@ def test_what_a_server_boots_from_stays(cloud: Cloud, server: str) -> None:
 
 def test_what_goes_with_the_server_is_changed(cloud: Cloud, server: str) -> None:
     attach(cloud, server, mv="2.49", tag="t")
-    done(cloud, server)
+    finish_attachments(cloud, server)
     same = {"id": VOLUME, "serverId": server, "device": "/dev/vdb", "tag": "t"}
     for wanted in (True, False):
         body = {"volumeAttachment": {"volumeId": VOLUME, "delete_on_termination": wanted, **same}}
@@ -279,7 +279,7 @@ def test_what_goes_with_the_server_is_changed(cloud: Cloud, server: str) -> None
 def migrating(cloud: Cloud, volumes: Volumes, server: str) -> str:
     """A server whose volume is being migrated to OTHER."""
     attach(cloud, server)
-    done(cloud, server)
+    finish_attachments(cloud, server)
     volumes.change(VOLUME, status="in-use", servers=(server,), migration="migrating")
     volumes.change(OTHER, migration=f"target:{VOLUME}")
     return server
@@ -368,7 +368,7 @@ def test_an_attachment_is_there_since_2_89_when_it_has_an_id(cloud: Cloud, serve
         assert bool(cloud.call("GET", path(server), mv=mv).json["volumeAttachments"]) is there
         answer = cloud.call("GET", path(server, VOLUME), mv=mv)
         assert answer.status_code == (200 if there else 404)
-    done(cloud, server)
+    finish_attachments(cloud, server)
     [row] = cloud.rows(schema.block_devices)
     shown = cloud.call("GET", path(server, VOLUME), mv="2.89").json["volumeAttachment"]
     assert shown["attachment_id"] == row.attachment_id
@@ -395,7 +395,7 @@ def fail(cloud: Cloud) -> None:
 
 def test_what_the_service_refuses_is_the_answer(make_cloud: Callable[..., Cloud]) -> None:
     cloud = make_cloud(answer_timeout_seconds=5)
-    storing(cloud)
+    add_volume_service(cloud)
     server = cloud.create()
     cloud.rest(server)
     fail(cloud)
@@ -428,7 +428,7 @@ def test_a_volume_that_has_grown_is_seen(cloud: Cloud, server: str) -> None:
         return [one["code"] for one in answer.json["events"]]
 
     assert codes() == [422], "it is still being attached"
-    done(cloud, server, locked=True)
+    finish_attachments(cloud, server, locked=True)
     assert codes(tag=OTHER) == [404] and codes() == [200]
     [action], [row] = begun(cloud, "extend_volume"), cloud.rows(schema.block_devices)
     assert action.args == {"was": "active", "block_device": row.uuid, "volume_id": VOLUME}
@@ -444,7 +444,7 @@ def busy(make_cloud: Callable[..., Cloud]) -> Iterator[tuple[Cloud, str]]:
     def conduct() -> None:
         while not ended.wait(0.02):
             if any(row.action for row in cloud.rows(schema.servers)):
-                done(cloud, server)
+                finish_attachments(cloud, server)
 
     conductor = threading.Thread(target=conduct)
     conductor.start()
@@ -455,7 +455,7 @@ def busy(make_cloud: Callable[..., Cloud]) -> Iterator[tuple[Cloud, str]]:
 
 def test_parallel_attachments_to_one_server_take_turns(busy: tuple[Cloud, str]) -> None:
     cloud, server = busy
-    service, volumes = storing(cloud), [ids.new() for _ in range(20)]
+    service, volumes = add_volume_service(cloud), [ids.new() for _ in range(20)]
     for volume in volumes:
         service.held[volume] = replace(service.held[VOLUME], id=volume)
     with ThreadPoolExecutor(len(volumes)) as pool:
@@ -466,7 +466,7 @@ def test_parallel_attachments_to_one_server_take_turns(busy: tuple[Cloud, str]) 
 
 def test_action_waits_for_attachment_that_shows_no_task_state(busy: tuple[Cloud, str]) -> None:
     cloud, server = busy
-    storing(cloud)
+    add_volume_service(cloud)
     assert attach(cloud, server, mv="2.101").status_code == 202
     answer = cloud.call("POST", f"/servers/{server}/action", {"pause": None})
     assert answer.status_code == 202, answer.text

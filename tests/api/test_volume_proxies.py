@@ -10,7 +10,7 @@ import pytest
 from common.domain import ids
 from compute_api.compute.routes import ROUTES
 from tests.api.conftest import Cloud
-from tests.api.volumes import Volumes, storing
+from tests.api.volumes import Volumes, add_volume_service
 
 PROXIES = [
     route
@@ -27,7 +27,7 @@ BODIES = {
 
 @pytest.fixture
 def volumes(cloud: Cloud) -> Volumes:
-    return storing(cloud)
+    return add_volume_service(cloud)
 
 
 def ask(cloud: Cloud, route: Any, **more: Any) -> Any:

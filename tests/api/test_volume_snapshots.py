@@ -18,8 +18,23 @@ from common.domain.models import Flavor, ImageRef
 from common.store import schema
 from compute_api.compute.servers.disks import volume_snapshots
 from tests.api.conftest import IMAGE, Cloud
-from tests.api.test_server_volumes import BLANK, BOOT, LOCAL, SWAP, made, post, refused
-from tests.api.volumes import OTHER, SNAPSHOT, VOLUME, Volumes, done, storing
+from tests.api.test_server_volumes import (
+    BLANK,
+    BOOT,
+    LOCAL,
+    SWAP,
+    create_and_read_volumes,
+    post_server,
+    read_refusal,
+)
+from tests.api.volumes import (
+    OTHER,
+    SNAPSHOT,
+    VOLUME,
+    Volumes,
+    finish_attachments,
+    add_volume_service,
+)
 
 
 @pytest.fixture
@@ -34,7 +49,7 @@ def volumes(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Volumes:
     monkeypatch.setattr(volume_snapshots, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(volume_snapshots, "WAIT_SECONDS", 0.05)
     monkeypatch.setattr(volume_snapshots, "GIVE_UP_SECONDS", 0.05)
-    volumes = storing(cloud)
+    volumes = add_volume_service(cloud)
     volumes.snapshots.clear()
     return volumes
 
@@ -42,10 +57,10 @@ def volumes(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Volumes:
 @pytest.fixture
 def server(cloud: Cloud, volumes: Volumes) -> str:
     """One that boots from a volume, and has another."""
-    rows = made(
+    rows = create_and_read_volumes(
         cloud, {**BOOT, "delete_on_termination": True}, {**BOOT, "uuid": OTHER, "boot_index": 1}
     )
-    done(cloud, rows[0].server_id, host="host1", power_state=1)
+    finish_attachments(cloud, rows[0].server_id, host="host1", power_state=1)
     cloud.agents.asked.clear()
     return str(rows[0].server_id)
 
@@ -197,7 +212,7 @@ OF_SNAPSHOT = {
 @pytest.mark.parametrize("asked", [[], [LOCAL], [LOCAL, BLANK]])
 def test_a_server_of_an_image_of_snapshots(cloud: Cloud, volumes: Volumes, asked: Any) -> None:
     imaged(cloud, volumes, OF_SNAPSHOT, root_device_name="/dev/vda", hw_video_model="vga")
-    root, *others = made(cloud, *asked, image=IMAGE)
+    root, *others = create_and_read_volumes(cloud, *asked, image=IMAGE)
     assert (root.source_id, root.source_type, root.boot_index) == (SNAPSHOT, "snapshot", 0)
     assert (root.device_name, root.size_gb, root.delete_on_termination) == ("/dev/vda", 3, True)
     assert len(others) == (BLANK in asked)
@@ -210,7 +225,7 @@ def test_a_server_of_an_image_of_snapshots(cloud: Cloud, volumes: Volumes, asked
 def test_what_is_asked_for_replaces_what_the_image_names(cloud: Cloud, volumes: Volumes) -> None:
     second = {**OF_SNAPSHOT, "boot_index": -1, "device_name": "/dev/vdb"}
     imaged(cloud, volumes, OF_SNAPSHOT, second)
-    rows = made(cloud, {**BLANK, "device_name": "vdb"}, image=IMAGE)
+    rows = create_and_read_volumes(cloud, {**BLANK, "device_name": "vdb"}, image=IMAGE)
     assert [(row.device_name, row.source_type, row.size_gb) for row in rows] == [
         ("/dev/vda", "snapshot", 3),
         ("/dev/vdb", "blank", 5),
@@ -219,7 +234,7 @@ def test_what_is_asked_for_replaces_what_the_image_names(cloud: Cloud, volumes: 
 
 def test_local_disks_that_an_image_names(cloud: Cloud, volumes: Volumes) -> None:
     imaged(cloud, volumes, OF_SNAPSHOT, SWAP)
-    made(cloud, image=IMAGE, flavorRef="swap")
+    create_and_read_volumes(cloud, image=IMAGE, flavorRef="swap")
     [server] = cloud.rows(schema.servers)
     assert server.disks == {"swap_mb": 64}
 
@@ -227,7 +242,7 @@ def test_local_disks_that_an_image_names(cloud: Cloud, volumes: Volumes) -> None
 def test_an_image_of_the_first_version(cloud: Cloud, volumes: Volumes) -> None:
     old = {"snapshot_id": SNAPSHOT, "device_name": "vda", "volume_size": 4}
     imaged(cloud, volumes, old, bdm_v2="")
-    [row] = made(cloud, image=IMAGE)
+    [row] = create_and_read_volumes(cloud, image=IMAGE)
     assert (row.source_type, row.boot_index, row.size_gb) == ("snapshot", 0, 4)
 
 
@@ -237,11 +252,11 @@ def test_mappings_that_cannot_be_read(cloud: Cloud, volumes: Volumes, text: str)
     found = cloud.images.images[IMAGE]
     said = {**found.ref.properties, "block_device_mapping": text}
     cloud.images.images[IMAGE] = replace(found, ref=replace(found.ref, properties=said))
-    assert "is no list of mappings" in refused(cloud, image=IMAGE)
+    assert "is no list of mappings" in read_refusal(cloud, image=IMAGE)
 
 
 def test_a_snapshot_of_another_project_is_refused(cloud: Cloud, volumes: Volumes) -> None:
     imaged(cloud, volumes, OF_SNAPSHOT)
     volumes.snapshots.clear()
-    assert f"failed to get snapshot {SNAPSHOT}" in refused(cloud, image=IMAGE)
-    assert post(cloud, image=IMAGE).status_code == 400
+    assert f"failed to get snapshot {SNAPSHOT}" in read_refusal(cloud, image=IMAGE)
+    assert post_server(cloud, image=IMAGE).status_code == 400
