@@ -12,7 +12,7 @@ import pytest
 
 from common.store import schema
 from tests.api.conftest import Cloud
-from tests.api.test_volume_attachments import attach, begun
+from tests.api.test_volume_attachments import attach, find_actions
 from tests.api.volumes import (
     OTHER,
     SHARED,
@@ -76,7 +76,10 @@ def test_assisted_snapshot_create_begins_volume_snapshot_create(
         200,
         {"snapshot": {"id": SNAPSHOT, "volumeId": VOLUME}},
     )
-    [row], [action] = cloud.rows(schema.block_devices), begun(cloud, "volume_snapshot_create")
+    [row], [action] = (
+        cloud.rows(schema.block_devices),
+        find_actions(cloud, "volume_snapshot_create"),
+    )
     assert (action.server_id, action.args) == (
         server,
         {
@@ -106,7 +109,7 @@ def test_assisted_snapshot_delete_begins_volume_snapshot_delete(
 ) -> None:
     answer = delete_snapshot(cloud, mv="2.104", **merge)
     assert (answer.status_code, answer.text) == (204, "")
-    [action] = begun(cloud, "volume_snapshot_delete")
+    [action] = find_actions(cloud, "volume_snapshot_delete")
     arguments = (action.args["snapshot_id"], action.args["file"], action.args["into"])
     assert (action.server_id, *arguments) == (server, SNAPSHOT, file, into)
 
@@ -138,7 +141,7 @@ def test_assisted_snapshot_create_with_invalid_create_info_returns_400(
     cloud: Cloud, server: str, changes: dict[str, str]
 ) -> None:
     assert create_snapshot(cloud, **changes).status_code == 400
-    assert begun(cloud, "volume_snapshot_create") == []
+    assert find_actions(cloud, "volume_snapshot_create") == []
 
 
 @pytest.mark.parametrize(
@@ -156,7 +159,7 @@ def test_assisted_snapshot_delete_with_invalid_delete_info_returns_400(
     cloud: Cloud, server: str, changes: dict[str, Any]
 ) -> None:
     assert delete_snapshot(cloud, **changes).status_code == 400
-    assert begun(cloud, "volume_snapshot_delete") == []
+    assert find_actions(cloud, "volume_snapshot_delete") == []
 
 
 @pytest.mark.parametrize("query", ["", "?delete_info=x", "?delete_info=[]", "?delete_info={}"])
