@@ -51,7 +51,7 @@ def test_body_is_not_read_when_policy_refuses_the_caller(
         extras={"wsgi.input": body},
     )
     assert answer.status_code == status
-    assert body.taken == 0
+    assert body.requested_bytes == 0
 
 
 @pytest.mark.parametrize("key", ["rebuild", "resize", "createImage", "os-resetState", "reboot"])

@@ -335,9 +335,7 @@ def test_metadata_and_files_over_keystone_limit_return_403(
 
 
 # --- Keystone without an answer ---
-def test_requests_that_need_limits_return_503_without_keystone(
-    cloud: Cloud, keystone: Keystone
-) -> None:
+def test_requests_with_limits_return_503_without_keystone(cloud: Cloud, keystone: Keystone) -> None:
     server = cloud.create(metadata={"a": "1"})
     cloud.rest(server)
     keystone.down = True
