@@ -23,7 +23,7 @@ class Faulty:
     def __init__(self, name: str, inner: Any, interface: type) -> None:
         self.name, self.inner = name, inner
         self.interface_calls = [call for call in calls_of(interface) if call not in LOCAL]
-        self.asked: list[str] = []
+        self.queries: list[str] = []
         self.script: dict[int, Answer] = {}
         self.late: list[Any] = []
 
@@ -33,12 +33,12 @@ class Faulty:
 
     def begin(self, **outcomes: Answer) -> None:
         """Forget the recorded calls and set new outcomes. For example, ``n2`` is call 2."""
-        self.asked.clear()
+        self.queries.clear()
         self.script = {int(number[1:]): answer for number, answer in outcomes.items()}
 
     def _call(self, name: str, method: Any, *arguments: Any, **more: Any) -> Any:
-        self.asked.append(name)
-        answer = self.script.get(len(self.asked))
+        self.queries.append(name)
+        answer = self.script.get(len(self.queries))
         if answer in REFUSALS:
             raise type(REFUSALS[answer])(REFUSALS[answer].text)
         if answer in (Answer.SILENT, Answer.LATE):

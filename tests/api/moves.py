@@ -20,7 +20,7 @@ def add_host2_and_large_flavor(cloud: Cloud) -> None:
 
 def create_resting_server(cloud: Cloud, **values: Any) -> str:
     server = cloud.create(flavorRef="2")
-    cloud.rest(server, **values)
+    cloud.set_state(server, **values)
     return server
 
 
@@ -74,4 +74,4 @@ def finish_resize(cloud: Cloud, server: str) -> None:
     )
     cloud.change(schema.actions, schema.actions.c.id == action.id, state="done")
     new = move.new_flavor
-    cloud.rest(server, "resized", host="host2", flavor=new, flavor_id=new["id"])
+    cloud.set_state(server, "resized", host="host2", flavor=new, flavor_id=new["id"])

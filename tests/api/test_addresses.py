@@ -39,7 +39,7 @@ BARE = Interface("p4", "n4", "bare", "fa:16:3e:00:00:04")
 
 def create_server(cloud: Cloud, *interfaces: Interface, name: str = "vm") -> str:
     server = cloud.create(name)
-    cloud.rest(server, interfaces=[to_wire(interface) for interface in interfaces])
+    cloud.set_state(server, interfaces=[to_wire(interface) for interface in interfaces])
     return server
 
 

@@ -103,8 +103,8 @@ def test_aggregate_has_the_fields_of_each_microversion(admin: Admin, mv: str, uu
         {"set_metadata": {"metadata": {"ssd": "true"}}},
         {"remove_host": {"host": "host1"}},
     ):
-        changed = admin.act(number, mv=mv, **body)["aggregate"]
-        assert set(changed) == keys
+        updated = admin.act(number, mv=mv, **body)["aggregate"]
+        assert set(updated) == keys
     renamed = admin.call("PUT", f"/{number}", {"aggregate": {"name": " row "}}, mv=mv)["aggregate"]
     assert (set(renamed), renamed["name"]) == (keys, "row")
     assert renamed["metadata"] == {"availability_zone": "az1", "ssd": "true"}
@@ -119,10 +119,10 @@ def test_aggregate_has_the_fields_of_each_microversion(admin: Admin, mv: str, uu
 def test_aggregate_set_metadata_adds_changes_and_removes_keys(admin: Admin) -> None:
     number = admin.create()
     admin.act(number, set_metadata={"metadata": {"a": "1", "b": "2"}})
-    changed = admin.act(number, set_metadata={"metadata": {"b": "3", "a": None, "unknown": None}})[
+    updated = admin.act(number, set_metadata={"metadata": {"b": "3", "a": None, "unknown": None}})[
         "aggregate"
     ]
-    assert changed["metadata"] == {"b": "3"}
+    assert updated["metadata"] == {"b": "3"}
 
 
 def test_aggregate_add_host_and_remove_host_change_its_hosts(admin: Admin) -> None:
@@ -312,7 +312,7 @@ def test_aggregates_refuse_second_availability_zone_for_host(admin: Admin) -> No
 
 
 def _put_server_on_host1(cloud: Cloud) -> None:
-    cloud.rest(cloud.create())
+    cloud.set_state(cloud.create())
 
 
 def _put_guest_on_host1(cloud: Cloud) -> None:
@@ -400,15 +400,15 @@ def test_aggregate_allocation_ratio_applies_to_inventories_of_hosts(admin: Admin
 
 def test_aggregate_updated_at_rises_with_every_change(admin: Admin) -> None:
     number = admin.create("a", "az1")
-    aggregates, seen = schema.aggregates, 0
+    aggregates, updated_at = schema.aggregates, 0
 
     def has_risen() -> bool:
-        nonlocal seen
+        nonlocal updated_at
         [row] = admin.cloud.store.read(
             lambda tx: tx.execute(sa.select(aggregates.c.updated_at)).all()
         )
-        before, seen = seen, row.updated_at
-        return bool(seen > before)
+        before, updated_at = updated_at, row.updated_at
+        return bool(updated_at > before)
 
     for body in (
         {"add_host": {"host": "host1"}},

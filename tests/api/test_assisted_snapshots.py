@@ -19,8 +19,8 @@ from tests.api.volumes import (
     SNAPSHOT,
     VOLUME,
     Volumes,
-    finish_attachments,
     add_volume_service,
+    finish_attachments,
 )
 
 PATH = "/os-assisted-volume-snapshots"
@@ -41,7 +41,7 @@ def volumes(cloud: Cloud) -> Volumes:
 def server(cloud: Cloud, volumes: Volumes) -> str:
     """Return the id of a server with VOLUME attached and connected."""
     server_id = cloud.create()
-    cloud.rest(server_id, host="host1")
+    cloud.set_state(server_id, host="host1")
     attach(cloud, server_id)
     finish_attachments(cloud, server_id)
     connect_volumes(cloud)
@@ -177,9 +177,9 @@ def test_assisted_snapshot_needs_volume_connected_on_a_host(cloud: Cloud, server
     answer = create_snapshot(cloud)
     assert answer.status_code == 400 and "on no host just now" in answer.text
     connect_volumes(cloud)
-    cloud.rest(server, vm_state="shelved_offloaded")
+    cloud.set_state(server, vm_state="shelved_offloaded")
     assert create_snapshot(cloud).status_code == 400
-    cloud.rest(server, vm_state="stopped")
+    cloud.set_state(server, vm_state="stopped")
     assert (delete_snapshot(cloud).status_code, create_snapshot(cloud).status_code) == (400, 200)
 
 
@@ -187,7 +187,7 @@ def test_assisted_snapshot_of_volume_of_several_servers_returns_400(
     cloud: Cloud, server: str
 ) -> None:
     other = cloud.create()
-    cloud.rest(other, host="host1")
+    cloud.set_state(other, host="host1")
     assert attach(cloud, other, SHARED, mv="2.60").status_code == 200
     finish_attachments(cloud, other)
     answer = create_snapshot(cloud, SHARED)

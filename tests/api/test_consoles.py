@@ -25,7 +25,7 @@ class Hosts:
     """Hosts that open consoles unless they are silent."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str, dict[str, Any]]] = []
+        self.queries: list[tuple[str, str, dict[str, Any]]] = []
         self.silent = False
         self.kinds = ["vnc", "spice", "serial"]
         self.tls_port: int | None = None
@@ -33,7 +33,7 @@ class Hosts:
     def query(
         self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10
     ) -> dict[str, Any]:
-        self.asked.append((host, verb, arguments))
+        self.queries.append((host, verb, arguments))
         if self.silent:
             raise errors.NoAnswer(f"{host} did not answer")
         if verb == "console_kinds":
@@ -63,7 +63,7 @@ def switch_spice(cloud: Cloud, on: bool) -> None:
 def server(cloud: Cloud) -> str:
     """Return the id of a server that runs on host1, with the guest's record."""
     server_id = cloud.create()
-    cloud.rest(server_id)
+    cloud.set_state(server_id)
     cloud.store.write(
         lambda tx: guests.add(tx, [{"server_id": server_id, "host": "host1", "fence": 1}])
     )
@@ -113,7 +113,7 @@ def test_create_remote_console_returns_url_and_stores_its_token(
 def test_console_token_stores_encrypted_token_of_caller(make_cloud: Callable[..., Cloud]) -> None:
     cloud = make_cloud(secret_key="a long random text")
     server_id = cloud.create()
-    cloud.rest(server_id)
+    cloud.set_state(server_id)
     cloud.store.write(
         lambda tx: guests.add(tx, [{"server_id": server_id, "host": "host1", "fence": 1}])
     )
@@ -187,7 +187,7 @@ def test_spice_console_returns_url_when_guest_has_spice(
     assert url.startswith("http://127.0.0.1:6080/spice/spice_auto.html?path=%3Ftoken%3D")
     row = cloud.store.read(lambda tx: console_tokens.find(tx, token_in(url)))
     assert row is not None and (row.server_id, row.kind) == (server, "spice-html5")
-    assert hosts.asked == [("host1", "console_kinds", {"server": server})]
+    assert hosts.queries == [("host1", "console_kinds", {"server": server})]
 
 
 def test_spice_console_token_shows_access_path_of_channel(
@@ -195,7 +195,7 @@ def test_spice_console_token_shows_access_path_of_channel(
 ) -> None:
     token = token_in(create_console(cloud, server, SPICE).json["remote_console"]["url"])
     assert show(cloud, token, "2.99").json["console"]["internal_access_path"] == "s" * 43
-    assert hosts.asked[-1] == ("host1", "console", {"server": server, "kind": "spice"})
+    assert hosts.queries[-1] == ("host1", "console", {"server": server, "kind": "spice"})
 
 
 def test_spice_console_returns_400_when_guest_has_no_spice(
@@ -215,11 +215,11 @@ def test_spice_console_returns_400_when_host_does_not_enable_spice(
     if on is not None:
         switch_spice(cloud, on)
     for values in ({}, {"power_state": 4}):
-        cloud.rest(server, **values)
+        cloud.set_state(server, **values)
         answer = create_console(cloud, server, SPICE)
         assert answer.status_code == 400
         assert answer.json["badRequest"]["message"] == "Unavailable console type spice-html5."
-    assert hosts.asked == []
+    assert hosts.queries == []
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_spice_console_status_depends_on_server_state_and_host(
     silent: bool,
     status: int,
 ) -> None:
-    cloud.rest(server, **values)
+    cloud.set_state(server, **values)
     hosts.silent = silent
     assert create_console(cloud, server, SPICE).status_code == status
 
@@ -257,7 +257,7 @@ def test_spice_direct_console_returns_url_of_configured_proxy(
     hosts.tls_port = tls_port
     switch_spice(cloud, True)
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     cloud.store.write(
         lambda tx: guests.add(tx, [{"server_id": server, "host": "host1", "fence": 1}])
     )
@@ -272,7 +272,7 @@ def test_spice_direct_console_returns_url_of_configured_proxy(
         "internal_access_path": None,
     }
     assert "tls_port" not in show(cloud, token_in(console["url"]), "2.98").json["console"]
-    assert hosts.asked[-1] == ("host1", "console", {"server": server, "kind": "spice-direct"})
+    assert hosts.queries[-1] == ("host1", "console", {"server": server, "kind": "spice-direct"})
     switch_spice(cloud, False)
     assert create_console(cloud, server, DIRECT, "2.99").status_code == 400
 
@@ -364,7 +364,7 @@ def test_remote_consoles_begin_and_console_actions_end_with_2_6(cloud: Cloud, se
 def test_console_of_server_without_running_guest_returns_409(
     cloud: Cloud, server: str, values: dict[str, Any]
 ) -> None:
-    cloud.rest(server, **values)
+    cloud.set_state(server, **values)
     for answer in (
         create_console(cloud, server, VNC),
         create_console_by_action(cloud, server, "os-getVNCConsole", "novnc"),
@@ -390,7 +390,7 @@ def test_console_of_guest_pending_removal_returns_409(cloud: Cloud, server: str)
 def test_console_of_server_with_running_guest_returns_200(
     cloud: Cloud, server: str, values: dict[str, Any]
 ) -> None:
-    cloud.rest(server, **values)
+    cloud.set_state(server, **values)
     assert create_console(cloud, server, VNC).status_code == 200
 
 
@@ -427,7 +427,7 @@ def test_show_console_token_returns_address_of_console(
     for _ in range(2):
         answer = show(cloud, token, mv)
         assert (answer.status_code, answer.json) == (200, {"console": expected})
-    assert hosts.asked[0] == ("host1", "console", {"server": server, "kind": "vnc"})
+    assert hosts.queries[0] == ("host1", "console", {"server": server, "kind": "vnc"})
 
 
 @pytest.mark.parametrize("mv", ["2.1", "2.30"])
@@ -445,7 +445,7 @@ def test_show_unknown_or_used_console_token_returns_404(
     assert show(cloud, token, "2.31", caller="user").status_code == 403
     cloud.store.write(lambda tx: console_tokens.use(tx, token))
     assert show(cloud, token, "2.31").json["itemNotFound"]["message"] == "Token not found"
-    assert hosts.asked == []
+    assert hosts.queries == []
 
 
 def test_show_console_token_after_server_delete_returns_404(

@@ -55,7 +55,7 @@ DAMAGES = [
 def full_cloud(cloud: Cloud) -> Cloud:
     """Return a cloud with at least one row in every listed table."""
     server = cloud.create()
-    cloud.rest(server, launched_at=1)
+    cloud.set_state(server, launched_at=1)
     group = {"server_group": {"name": "g", "policy": "affinity"}}
     for path, body, token in (
         ("/os-aggregates", {"aggregate": {"name": "a"}}, "admin"),
@@ -93,7 +93,7 @@ def full_cloud(cloud: Cloud) -> Cloud:
 def test_lists_keep_all_items_when_a_column_is_damaged(full_cloud: Cloud) -> None:
     database = Database(Path(full_cloud.store.url.database or ""))
     database.keep()
-    before, changed = _count_items(full_cloud), {}
+    before, differences = _count_items(full_cloud), {}
     for table, column in DAMAGES:
         with full_cloud.store.begin() as tx:
             tx.execute(sa.text(f"UPDATE {table} SET {column} = '[1,2'"))
@@ -102,10 +102,10 @@ def test_lists_keep_all_items_when_a_column_is_damaged(full_cloud: Cloud) -> Non
         if column == "launched_at":
             after |= {key: count for key, count in before.items() if "usage" in key[0]}
         if after != before:
-            changed[table, column] = set(after.items()) - set(before.items())
+            differences[table, column] = set(after.items()) - set(before.items())
         database.set_back()
     database.close()
-    assert changed == {}
+    assert differences == {}
 
 
 def _count_items(cloud: Cloud) -> dict[tuple[str, str, str], int]:

@@ -84,7 +84,7 @@ FLAT = {
 @pytest.fixture
 def server(cloud: Cloud) -> str:
     server_id = cloud.create()
-    cloud.rest(server_id)
+    cloud.set_state(server_id)
     cloud.agents.diagnostics = dict(DIAGNOSTICS)
     return server_id
 
@@ -97,7 +97,7 @@ def test_server_diagnostics_have_the_format_of_each_microversion(
 ) -> None:
     answer = cloud.call("GET", f"/servers/{server}/diagnostics", token="admin", mv=mv)
     assert (answer.status_code, answer.json) == (200, body)
-    assert cloud.agents.asked == [("host1", "diagnostics", {"server": server})]
+    assert cloud.agents.queries == [("host1", "diagnostics", {"server": server})]
 
 
 def test_server_diagnostics_complete_and_filter_partial_answer_of_host(
@@ -129,7 +129,7 @@ def test_server_diagnostics_need_admin_running_guest_and_reachable_host(
     assert cloud.call("GET", path).status_code == 403
     cloud.change(schema.servers, schema.servers.c.id == server, power_state=4)
     assert cloud.call("GET", path, token="admin").status_code == 409
-    cloud.rest(server)
+    cloud.set_state(server)
     cloud.agents.output = None
     assert cloud.call("GET", path, token="admin").json["conflictingRequest"]["message"] == (
         f"The host of instance {server} does not answer; try again."

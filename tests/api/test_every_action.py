@@ -61,7 +61,7 @@ def furnished_cloud(make_cloud: Callable[..., Cloud], networks: Networks) -> tup
     port = networks.add_port(
         red, PROJECT, device_id=server, security_groups=[networks.add_group("web", PROJECT)]
     )
-    cloud.rest(server, interfaces=[to_wire(Interface(port, red))])
+    cloud.set_state(server, interfaces=[to_wire(Interface(port, red))])
     [action] = cloud.rows(schema.actions)
     with cloud.store.begin() as tx:
         tx.execute(
@@ -88,7 +88,7 @@ def furnished_cloud(make_cloud: Callable[..., Cloud], networks: Networks) -> tup
 
 def prepare(cloud: Cloud, server: str, name: str, vm_state: str, **values: Any) -> None:
     """Create the prerequisites of the rules: a migration to end, and a dead host for evacuate."""
-    cloud.rest(server, vm_state, **values)
+    cloud.set_state(server, vm_state, **values)
     cloud.change(schema.migrations, schema.migrations.c.source_host == "host2", status="finished")
     cloud.change(schema.services, schema.services.c.host == "host1", forced_down=name == "evacuate")
 
@@ -169,7 +169,7 @@ def test_two_concurrent_actions_on_a_server_give_one_success_and_one_409(
     cloud: Cloud = make_cloud(secret_key="k")
     server = cloud.create()
     for _ in range(5):
-        cloud.rest(server)
+        cloud.set_state(server)
         start, answers = threading.Barrier(2), []
 
         def request_at_start(

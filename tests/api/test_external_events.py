@@ -42,22 +42,24 @@ def codes(answer: Any) -> list[int]:
 
 
 @pytest.fixture
-def plugged_server(wired: Cloud, networks: Networks) -> tuple[str, str]:
+def plugged_server(networked_cloud: Cloud, networks: Networks) -> tuple[str, str]:
     """Return the id of a resting server with one port, and the port's id."""
-    server, red = wired.create(mv="2.37"), networks.add_network("red", PROJECT)
+    server, red = networked_cloud.create(mv="2.37"), networks.add_network("red", PROJECT)
     port = networks.add_port(red, PROJECT, device_id=server)
-    wired.rest(server, interfaces=[to_wire(Interface(port, red, "red", tag="t"))])
+    networked_cloud.set_state(server, interfaces=[to_wire(Interface(port, red, "red", tag="t"))])
     return server, port
 
 
-def test_vif_plugged_event_wakes_action_waiting_for_ports(wired: Cloud) -> None:
-    waiting, building = wired.create(mv="2.37"), wired.create(mv="2.37")
+def test_vif_plugged_event_wakes_action_waiting_for_ports(networked_cloud: Cloud) -> None:
+    waiting, building = networked_cloud.create(mv="2.37"), networked_cloud.create(mv="2.37")
     for server, step in ((waiting, "plug"), (building, "build")):
-        wired.change(schema.servers, schema.servers.c.id == server, host="host1")
-        wired.change(schema.actions, schema.actions.c.server_id == server, step=step, due_at=2**60)
-    woken = wired.wakeup.woken
+        networked_cloud.change(schema.servers, schema.servers.c.id == server, host="host1")
+        networked_cloud.change(
+            schema.actions, schema.actions.c.server_id == server, step=step, due_at=2**60
+        )
+    woken = networked_cloud.wakeup.count
     answer = send(
-        wired,
+        networked_cloud,
         event("network-vif-plugged", waiting, "p1"),
         event("network-vif-unplugged", building, "p2"),
     )
@@ -79,14 +81,14 @@ def test_vif_plugged_event_wakes_action_waiting_for_ports(wired: Cloud) -> None:
             },
         ]
     }
-    due = {row.server_id: row.due_at for row in wired.rows(schema.actions)}
-    assert due[waiting] <= wired.store.now()
+    due = {row.server_id: row.due_at for row in networked_cloud.rows(schema.actions)}
+    assert due[waiting] <= networked_cloud.store.now()
     assert due[building] == 2**60
-    assert wired.wakeup.woken > woken
+    assert networked_cloud.wakeup.count > woken
 
 
 def test_network_changed_event_refreshes_interfaces_with_callers_token(
-    wired: Cloud, networks: Networks, plugged_server: tuple[str, str]
+    networked_cloud: Cloud, networks: Networks, plugged_server: tuple[str, str]
 ) -> None:
     server, port = plugged_server
     networks.floating_ips.append(
@@ -94,24 +96,26 @@ def test_network_changed_event_refreshes_interfaces_with_callers_token(
     )
     networks.ports_by_id[port]["status"] = "ACTIVE"
     assert codes(
-        send(wired, event("network-changed", server), event("network-changed", server, "x"))
+        send(
+            networked_cloud, event("network-changed", server), event("network-changed", server, "x")
+        )
     ) == [200, 200]
-    [row] = wired.rows(schema.servers)
+    [row] = networked_cloud.rows(schema.servers)
     assert (row.interfaces[0]["active"], row.interfaces[0]["mtu"], row.interfaces[0]["tag"]) == (
         True,
         1450,
         "t",
     )
-    addresses = wired.call("GET", f"/servers/{server}/ips/red").json["red"]
+    addresses = networked_cloud.call("GET", f"/servers/{server}/ips/red").json["red"]
     assert [address["addr"] for address in addresses] == ["10.0.0.10", "172.24.4.9"]
-    assert networks.asked["ports"] == 1
+    assert networks.queries["ports"] == 1
 
 
 def test_network_changed_event_returns_503_when_network_service_is_down(
-    wired: Cloud, networks: Networks, plugged_server: tuple[str, str]
+    networked_cloud: Cloud, networks: Networks, plugged_server: tuple[str, str]
 ) -> None:
     networks.down = True
-    answer = send(wired, event("network-changed", plugged_server[0]))
+    answer = send(networked_cloud, event("network-changed", plugged_server[0]))
     assert answer.status_code == 503
     assert answer.headers["Retry-After"] == "1"
 
@@ -128,30 +132,30 @@ def test_network_changed_event_returns_503_when_network_service_is_down(
     ],
 )
 def test_vif_deleted_event_detaches_port_now_or_by_pending_cleanup(
-    wired: Cloud, plugged_server: tuple[str, str], state: dict[str, Any], begins: bool
+    networked_cloud: Cloud, plugged_server: tuple[str, str], state: dict[str, Any], begins: bool
 ) -> None:
     server, port = plugged_server
-    wired.rest(server, **state)
-    assert codes(send(wired, event("network-vif-deleted", server, port))) == [200]
+    networked_cloud.set_state(server, **state)
+    assert codes(send(networked_cloud, event("network-vif-deleted", server, port))) == [200]
     detachments = [
         (row.workflow, row.args["port"])
-        for row in wired.rows(schema.actions)
+        for row in networked_cloud.rows(schema.actions)
         if row.name == "detach_interface"
     ]
     assert detachments == ([("detach_interface", port)] if begins else [])
-    assert pending_cleanups(wired) == ([] if begins else [("gone-port", port, server)])
+    assert pending_cleanups(networked_cloud) == ([] if begins else [("gone-port", port, server)])
 
 
 def test_vif_deleted_event_during_attach_records_pending_cleanup(
-    wired: Cloud, plugged_server: tuple[str, str]
+    networked_cloud: Cloud, plugged_server: tuple[str, str]
 ) -> None:
     """The server's row contains the port only after the guest has the interface."""
     server, arriving = plugged_server[0], str(uuid.uuid4())
-    wired.rest(server, action="another")
+    networked_cloud.set_state(server, action="another")
     assert (
         codes(
             send(
-                wired,
+                networked_cloud,
                 event("network-vif-deleted", server, arriving),
                 event("network-vif-deleted", server, arriving),
                 event("network-vif-deleted", server, "no id " * 40),
@@ -159,19 +163,19 @@ def test_vif_deleted_event_during_attach_records_pending_cleanup(
         )
         == [200] * 3
     )
-    assert pending_cleanups(wired) == [("gone-port", arriving, server)]
+    assert pending_cleanups(networked_cloud) == [("gone-port", arriving, server)]
 
 
 def test_vif_deleted_event_during_detach_or_delete_records_no_cleanup(
-    wired: Cloud, plugged_server: tuple[str, str]
+    networked_cloud: Cloud, plugged_server: tuple[str, str]
 ) -> None:
     server, port = plugged_server
-    answer = wired.call("DELETE", f"/servers/{server}/os-interface/{port}")
+    answer = networked_cloud.call("DELETE", f"/servers/{server}/os-interface/{port}")
     assert answer.status_code == 202
-    assert codes(send(wired, event("network-vif-deleted", server, port))) == [200]
-    assert wired.call("DELETE", f"/servers/{server}").status_code == 204
-    assert codes(send(wired, event("network-vif-deleted", server, port))) == [200]
-    assert pending_cleanups(wired) == []
+    assert codes(send(networked_cloud, event("network-vif-deleted", server, port))) == [200]
+    assert networked_cloud.call("DELETE", f"/servers/{server}").status_code == 204
+    assert codes(send(networked_cloud, event("network-vif-deleted", server, port))) == [200]
+    assert pending_cleanups(networked_cloud) == []
 
 
 def pending_cleanups(cloud: Cloud) -> list[tuple[str, str, str]]:
@@ -179,19 +183,21 @@ def pending_cleanups(cloud: Cloud) -> list[tuple[str, str, str]]:
 
 
 def test_vif_deleted_event_for_foreign_port_begins_no_action(
-    wired: Cloud, plugged_server: tuple[str, str]
+    networked_cloud: Cloud, plugged_server: tuple[str, str]
 ) -> None:
-    assert codes(send(wired, event("network-vif-deleted", plugged_server[0], "another"))) == [200]
-    assert [row.name for row in wired.rows(schema.actions)] == ["create"]
+    assert codes(
+        send(networked_cloud, event("network-vif-deleted", plugged_server[0], "another"))
+    ) == [200]
+    assert [row.name for row in networked_cloud.rows(schema.actions)] == ["create"]
 
 
 def test_external_events_return_a_code_for_each_event_and_207(
-    wired: Cloud, plugged_server: tuple[str, str]
+    networked_cloud: Cloud, plugged_server: tuple[str, str]
 ) -> None:
     server, _ = plugged_server
-    unplaced = wired.create(mv="2.37")
+    unplaced = networked_cloud.create(mv="2.37")
     answer = send(
-        wired,
+        networked_cloud,
         event("network-vif-plugged", server, "p"),
         event("network-vif-plugged", UNKNOWN, "p"),
         event("network-vif-plugged", unplaced, "p", status="in-progress"),
@@ -217,28 +223,31 @@ def test_external_events_return_a_code_for_each_event_and_207(
     ],
 )
 def test_external_event_for_unknown_server_returns_404_before_400(
-    wired: Cloud, name: str, tag: str | None
+    networked_cloud: Cloud, name: str, tag: str | None
 ) -> None:
-    unplaced = wired.create(mv="2.37")
-    assert codes(send(wired, event(name, UNKNOWN, tag), event(name, unplaced, tag))) == [404, 400]
+    unplaced = networked_cloud.create(mv="2.37")
+    assert codes(send(networked_cloud, event(name, UNKNOWN, tag), event(name, unplaced, tag))) == [
+        404,
+        400,
+    ]
 
 
 def test_external_event_for_deleted_server_has_code_404(
-    wired: Cloud, plugged_server: tuple[str, str]
+    networked_cloud: Cloud, plugged_server: tuple[str, str]
 ) -> None:
-    wired.change(schema.servers, schema.servers.c.id == plugged_server[0], deleted=1)
-    assert codes(send(wired, event("network-changed", plugged_server[0]))) == [404]
+    networked_cloud.change(schema.servers, schema.servers.c.id == plugged_server[0], deleted=1)
+    assert codes(send(networked_cloud, event("network-changed", plugged_server[0]))) == [404]
 
 
 @pytest.mark.parametrize("since", sorted(NAMES))
 def test_external_event_names_are_accepted_from_their_microversion(
-    wired: Cloud, plugged_server: tuple[str, str], since: int
+    networked_cloud: Cloud, plugged_server: tuple[str, str], since: int
 ) -> None:
     for name in NAMES[since]:
         body = event(name, plugged_server[0], "POWER_ON")
-        assert send(wired, body, mv=f"2.{since}").status_code in (200, 207)
+        assert send(networked_cloud, body, mv=f"2.{since}").status_code in (200, 207)
         if since > 1:
-            assert send(wired, body, mv=f"2.{since - 1}").status_code == 400
+            assert send(networked_cloud, body, mv=f"2.{since - 1}").status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -256,8 +265,8 @@ def test_external_event_names_are_accepted_from_their_microversion(
         {"events": [{"name": "network-changed", "server_uuid": UNKNOWN, "code": 200}]},
     ],
 )
-def test_external_events_with_invalid_body_return_400(wired: Cloud, body: Any) -> None:
-    answer = wired.call("POST", "/os-server-external-events", body, token="service")
+def test_external_events_with_invalid_body_return_400(networked_cloud: Cloud, body: Any) -> None:
+    answer = networked_cloud.call("POST", "/os-server-external-events", body, token="service")
     assert answer.status_code == 400
 
 
@@ -266,34 +275,36 @@ def test_external_events_with_invalid_body_return_400(wired: Cloud, body: Any) -
     [("service", 207), ("admin", 207), ("user", 403), ("manager", 403), ("reader", 403)],
 )
 def test_external_events_return_403_unless_sent_by_service_or_admin(
-    wired: Cloud, token: str, status: int
+    networked_cloud: Cloud, token: str, status: int
 ) -> None:
-    assert send(wired, event("network-changed", UNKNOWN), token=token).status_code == status
+    assert (
+        send(networked_cloud, event("network-changed", UNKNOWN), token=token).status_code == status
+    )
 
 
 def test_network_changed_event_has_code_422_without_network_service(cloud: Cloud) -> None:
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     assert codes(
         send(cloud, event("network-changed", server), event("network-vif-plugged", server, "p"))
     ) == [422, 200]
 
 
 def test_inject_network_info_by_admin_refreshes_interfaces(
-    wired: Cloud, networks: Networks, plugged_server: tuple[str, str]
+    networked_cloud: Cloud, networks: Networks, plugged_server: tuple[str, str]
 ) -> None:
     server, port = plugged_server
 
     def inject(token: str = "admin", body: Any = None) -> int:
-        answer = wired.call(
+        answer = networked_cloud.call(
             "POST", f"/servers/{server}/action", {"injectNetworkInfo": body}, token=token
         )
         return int(answer.status_code)
 
     assert inject("user") == 403
-    assert not wired.rows(schema.servers)[0].interfaces[0]["addresses"]
+    assert not networked_cloud.rows(schema.servers)[0].interfaces[0]["addresses"]
     assert inject() == 202 and inject(body={}) == 202
-    [interface] = wired.rows(schema.servers)[0].interfaces
+    [interface] = networked_cloud.rows(schema.servers)[0].interfaces
     assert interface["addresses"] and interface["port"] == port and interface["tag"] == "t"
-    networks.there = False
+    networks.has_endpoint = False
     assert inject() == 202, "a cloud without a network service has nothing to read"

@@ -54,7 +54,7 @@ def test_drain_host_begins_and_shows_progress_and_events(cloud: Cloud) -> None:
         "arguments": {"cold": True, "parallel": 3, "wait": False},
         "progress": {"moved": 0, "under_way": 0, "waiting": 0, "seconds_left": None},
     }
-    assert cloud.wakeup.woken
+    assert cloud.wakeup.count
     [service] = cloud.call("GET", "/os-services", mv="2.53", token="admin").json["services"]
     assert service["status"] == "disabled"
     assert call_host_actions(cloud, "GET") == {"host_actions": [drain]}

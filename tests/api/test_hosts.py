@@ -248,7 +248,7 @@ def test_delete_service_returns_409_while_host_has_resources_in_use(cloud: Cloud
     service = get(cloud, "/os-services", "2.53")["services"][0]["id"]
     [provider] = cloud.rows(schema.providers)
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     assert "hosting instances" in delete_service(cloud, service, "2.53", 409)
     cloud.change(schema.servers, schema.servers.c.id == server, host=None)
     cloud.store.write(
@@ -380,13 +380,13 @@ def test_hypervisors_have_the_fields_of_each_microversion(
     brief = get(cloud, "/os-hypervisors", mv)["hypervisors"][0]
     assert set(brief) == NAMES
     detailed = get(cloud, "/os-hypervisors/detail", mv)["hypervisors"][0]
-    shown = get(cloud, f"/os-hypervisors/{brief['id']}", mv)["hypervisor"]
+    hypervisor = get(cloud, f"/os-hypervisors/{brief['id']}", mv)["hypervisor"]
     assert set(detailed) == keys
-    assert shown == detailed
-    assert isinstance(shown["id"], ident)
-    assert isinstance(shown["service"]["id"], ident)
-    assert shown["service"]["host"] == "host1"
-    assert cpu is None or isinstance(shown["cpu_info"], cpu)
+    assert hypervisor == detailed
+    assert isinstance(hypervisor["id"], ident)
+    assert isinstance(hypervisor["service"]["id"], ident)
+    assert hypervisor["service"]["host"] == "host1"
+    assert cpu is None or isinstance(hypervisor["cpu_info"], cpu)
     get(cloud, "/os-hypervisors/detail", mv, 403, "user")
     get(cloud, f"/os-hypervisors/{99 if ident is int else ids.new()}", mv, 404)
     if ident is str:
@@ -405,8 +405,11 @@ def test_hypervisor_id_is_uuid_of_its_resource_provider(cloud: Cloud, mv: str) -
     first, second = hypervisors
     [rest] = get(cloud, f"/os-hypervisors?marker={first['id']}", mv)["hypervisors"]
     assert rest["id"] == second["id"]
-    shown = get(cloud, f"/os-hypervisors/{second['id']}", mv)["hypervisor"]
-    assert (shown["id"], shown["service"]["id"]) == (providers["host2"], services["host2"])
+    hypervisor = get(cloud, f"/os-hypervisors/{second['id']}", mv)["hypervisor"]
+    assert (hypervisor["id"], hypervisor["service"]["id"]) == (
+        providers["host2"],
+        services["host2"],
+    )
     for path in ("", "/uptime"):
         get(cloud, f"/os-hypervisors/{services['host2']}{path}", mv, 404)
 
@@ -414,7 +417,7 @@ def test_hypervisor_id_is_uuid_of_its_resource_provider(cloud: Cloud, mv: str) -
 # fmt: off
 def test_hypervisor_shows_inventory_and_usage(cloud: Cloud) -> None:
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     with cloud.store.begin() as tx:
         provider = tx.scalar(sa.select(schema.providers.c.id))
         tx.execute(sa.insert(schema.allocations), [
@@ -422,8 +425,8 @@ def test_hypervisor_shows_inventory_and_usage(cloud: Cloud) -> None:
             for name, used in (("VCPU", 1), ("MEMORY_MB", 512), ("DISK_GB", 1))])
         stock = schema.inventories
         tx.execute(sa.update(stock).where(stock.c.resource_class == "MEMORY_MB").values(reserved=384))
-    shown = get(cloud, "/os-hypervisors/1")["hypervisor"]
-    assert {key: shown[key] for key in USAGE - {"cpu_info"}} == {
+    hypervisor = get(cloud, "/os-hypervisors/1")["hypervisor"]
+    assert {key: hypervisor[key] for key in USAGE - {"cpu_info"}} == {
         "vcpus": 8, "vcpus_used": 1, "memory_mb": 16384, "memory_mb_used": 896, "free_ram_mb": 15488, "local_gb": 100,
         "local_gb_used": 1, "free_disk_gb": 99, "disk_available_least": 99, "running_vms": 1, "current_workload": 0}
     statistics = get(cloud, "/os-hypervisors/statistics", "2.87")["hypervisor_statistics"]
@@ -433,7 +436,7 @@ def test_hypervisor_shows_inventory_and_usage(cloud: Cloud) -> None:
 
 def test_hypervisors_show_servers_in_the_format_of_each_microversion(cloud: Cloud) -> None:
     server = cloud.create("vm")
-    cloud.rest(server)
+    cloud.set_state(server)
     cloud.add_host("host2")
     servers = [{"name": "vm", "uuid": server}]
     hypervisors = get(cloud, "/os-hypervisors/detail?with_servers=true", "2.53")["hypervisors"]
@@ -500,11 +503,11 @@ def test_hypervisor_uptime_is_queried_only_from_hosts_in_state_up(cloud: Cloud) 
         ("up", UPTIME),
     ]
     get(cloud, "/os-hypervisors/1/uptime", "2.1", 400)
-    assert [host for host, _, _ in cloud.agents.asked] == ["host2"]
+    assert [host for host, _, _ in cloud.agents.queries] == ["host2"]
     get(cloud, "/os-hypervisors", "2.104")
     get(cloud, "/os-hypervisors/detail", "2.87")
     # Without an uptime in the answer the hosts get no query.
-    assert len(cloud.agents.asked) == 1
+    assert len(cloud.agents.queries) == 1
 
 
 def test_hypervisor_list_has_null_uptime_for_silent_host_only(cloud: Cloud) -> None:
@@ -588,14 +591,14 @@ def test_baremetal_node_changes_return_400_and_404_from_2_36(cloud: Cloud) -> No
 
 
 def test_extensions_are_listed_and_shown_by_alias(cloud: Cloud) -> None:
-    listed = get(cloud, "/extensions", token="user")["extensions"]
-    assert {"os-keypairs", "OS-EXT-STS"} <= {extension["alias"] for extension in listed}
+    extensions = get(cloud, "/extensions", token="user")["extensions"]
+    assert {"os-keypairs", "OS-EXT-STS"} <= {extension["alias"] for extension in extensions}
     assert get(cloud, "/extensions/os-keypairs", token="user")["extension"]["name"] == "Keypairs"
     get(cloud, "/extensions/nonsense", status=404)
 
 
 def test_extensions_without_routes_are_not_listed(cloud: Cloud) -> None:
-    listed = {
+    aliases = {
         extension["alias"] for extension in get(cloud, "/extensions", token="user")["extensions"]
     }
     routed = {route.path.split("/")[1] for route in ROUTES}
@@ -608,9 +611,9 @@ def test_extensions_without_routes_are_not_listed(cloud: Cloud) -> None:
         "os-assisted-volume-snapshots",
     ):
         is_listed = alias not in ("os-volumes", "os-assisted-volume-snapshots") or alias in routed
-        assert (alias in listed) is is_listed, alias
+        assert (alias in aliases) is is_listed, alias
         get(cloud, f"/extensions/{alias}", token="user", status=200 if is_listed else 404)
-    announced = set(extensions.announced([*listed, "GET /os-volumes/x"]))
+    announced = set(extensions.announced([*aliases, "GET /os-volumes/x"]))
     assert {"OS-EXT-STS", "os-user-data"} <= announced and announced.isdisjoint(
         {"os-volumes", "os-hosts", "os-shelve", "NMN"}
     )

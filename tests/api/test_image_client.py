@@ -48,11 +48,11 @@ class Glance(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.status, self.asked, self.data, self.cut_bytes = 200, [], b"", 0
+        self.status, self.queries, self.data, self.cut_bytes = 200, [], b"", 0
         self.record, self.refusal_text, self.received = dict(BODY), "", b""
 
     status: int
-    asked: list[tuple[str, str]]
+    queries: list[tuple[str, str]]
     data: bytes
     cut_bytes: int
     #: The image that a GET returns.
@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Glance
 
     def do_GET(self) -> None:
-        self.server.asked.append((self.path, self.headers["X-Auth-Token"]))
+        self.server.queries.append((self.path, self.headers["X-Auth-Token"]))
         if self.path.startswith("/v2/images?"):
             body = self._page()
         else:
@@ -88,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
         return json.dumps({"images": [{"id": "a"}], "next": "/v2/images?marker=a"}).encode()
 
     def do_POST(self) -> None:
-        self.server.asked.append((f"{self.command} {self.path}", self.headers["X-Auth-Token"]))
+        self.server.queries.append((f"{self.command} {self.path}", self.headers["X-Auth-Token"]))
         self.server.received = self._body()
         self._answer(self.server.status, self.server.refusal_text.encode())
 
@@ -127,7 +127,7 @@ def glance() -> Iterator[Glance]:
 
 def test_image_show_returns_parsed_record(glance: Glance) -> None:
     record = image.ImageClient(glance.url + "/v2/").show(ID, "token")
-    assert glance.asked == [(f"/v2/images/{ID}", "token")]
+    assert glance.queries == [(f"/v2/images/{ID}", "token")]
     assert record == image.Image(
         image.ImageRef(
             ID,
@@ -164,7 +164,7 @@ def test_image_show_sends_a_request_each_time_and_keeps_no_token(glance: Glance)
     client = image.ImageClient(glance.url)
     for _ in range(2):
         client.show(ID, "a")
-    assert len(glance.asked) == 2
+    assert len(glance.queries) == 2
     assert "'a'" not in repr(client), "no token is kept in plain"
 
 
@@ -193,13 +193,13 @@ def test_image_show_shares_one_request_among_concurrent_calls_of_a_token(
         assert started.wait(30)
         others = [pool.submit(show, "a") for _ in range(7)]
         stranger = pool.submit(show, "b")
-        await_true(lambda: len(glance.asked) == 2, 30, "the stranger asks for itself")
+        await_true(lambda: len(glance.queries) == 2, 30, "the stranger asks for itself")
         assert not wait(others, 0.2).done
         go.set()
         answers = [call.result(30) for call in (first, *others, stranger)]
     assert answers == ["No host gets it." if fails else ID] * 9
     # The first request may have ended before the other calls, so those share a second request.
-    assert sorted(token for _, token in glance.asked) == ["a", "a", "b"]
+    assert sorted(token for _, token in glance.queries) == ["a", "a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_image_download_yields_chunks_of_limited_size(glance: Glance) -> None:
     chunks = list(image.ImageClient(glance.url).download(ID, "token"))
     assert b"".join(chunks) == glance.data
     assert max(map(len, chunks)) <= image.CHUNK
-    assert glance.asked == [(f"/v2/images/{ID}/file", "token")]
+    assert glance.queries == [(f"/v2/images/{ID}/file", "token")]
 
 
 def test_image_download_raises_unavailable_when_transfer_breaks_off(glance: Glance) -> None:
@@ -254,7 +254,7 @@ RECORD = {"id": ID, "name": "snap", "disk_format": "qcow2", "min_disk": 1, "inst
 def test_image_create_posts_record(glance: Glance) -> None:
     glance.status = 201
     image.ImageClient(glance.url).create(RECORD, "token")
-    assert glance.asked == [("POST /v2/images", "token")]
+    assert glance.queries == [("POST /v2/images", "token")]
     assert json.loads(glance.received) == RECORD
 
 
@@ -298,13 +298,13 @@ def test_image_changes_raise_error_with_text_of_the_service(
 def test_image_delete_succeeds_when_image_is_already_gone(glance: Glance, status: int) -> None:
     glance.status = status
     image.ImageClient(glance.url).delete(ID, "token")
-    assert glance.asked == [(f"DELETE /v2/images/{ID}", "token")]
+    assert glance.queries == [(f"DELETE /v2/images/{ID}", "token")]
 
 
 def test_image_find_reads_all_pages_newest_first(glance: Glance) -> None:
     records = image.ImageClient(glance.url).find({"owner": "p", "image_type": "backup"}, "token")
     assert [record["id"] for record in records] == ["a", "b"]
-    assert [path for path, _ in glance.asked] == [
+    assert [path for path, _ in glance.queries] == [
         "/v2/images?owner=p&image_type=backup&sort_key=created_at&sort_dir=desc",
         "/v2/images?marker=a",
     ]
@@ -331,7 +331,7 @@ def upload(glance: Glance) -> None:
 def test_image_upload_sends_chunks_and_checks_stored_record(glance: Glance) -> None:
     glance.record.update(STORED)
     upload(glance)
-    assert glance.asked == [(f"PUT /v2/images/{ID}/file", "token"), (f"/v2/images/{ID}", "token")]
+    assert glance.queries == [(f"PUT /v2/images/{ID}/file", "token"), (f"/v2/images/{ID}", "token")]
     assert glance.received == SENT
 
 

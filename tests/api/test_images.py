@@ -88,7 +88,7 @@ def test_list_images_translates_filters_for_image_service(cloud: Cloud) -> None:
         f"&changes-since=2026-01-01T00:00:00Z&marker={OTHER_IMAGE}&limit=7&colour=red"
     )
     call_images(cloud, "GET", query)
-    assert cloud.images.asked[-1] == {
+    assert cloud.images.queries[-1] == {
         "status": "active",
         "instance_uuid": SERVER,
         "min_ram": "64",

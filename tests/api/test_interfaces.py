@@ -48,10 +48,10 @@ class Conductor:
     """A conductor that ends an attachment when woken, with an interface or with a failure."""
 
     def __init__(self, cloud: Cloud, failure: str | None = None) -> None:
-        self.cloud, self.failure, self.woken = cloud, failure, 0
+        self.cloud, self.failure, self.count = cloud, failure, 0
 
     def wake(self, neighbours: bool = False) -> None:
-        self.woken += 1
+        self.count += 1
         action = next(
             row for row in self.cloud.rows(schema.actions) if row.name == "attach_interface"
         )
@@ -79,9 +79,9 @@ def red(networks: Networks) -> str:
 
 
 @pytest.fixture
-def server(wired: Cloud) -> str:
-    server_id = wired.create(mv="2.37")
-    wired.rest(server_id)
+def server(networked_cloud: Cloud) -> str:
+    server_id = networked_cloud.create(mv="2.37")
+    networked_cloud.set_state(server_id)
     return server_id
 
 
@@ -90,7 +90,7 @@ def add_server_port(
 ) -> str:
     """Add a port to the server in the network service and in the server's record."""
     port = networks.add_port(network, PROJECT, device_id=server, status="ACTIVE")
-    cloud.rest(server, interfaces=[to_wire(Interface(port, network, "red", tag=tag))])
+    cloud.set_state(server, interfaces=[to_wire(Interface(port, network, "red", tag=tag))])
     return port
 
 
@@ -109,9 +109,9 @@ def find_actions(cloud: Cloud, name: str) -> list[Any]:
 
 
 def test_list_and_show_interfaces_return_ports_of_network_service(
-    wired: Cloud, networks: Networks, server: str, red: str
+    networked_cloud: Cloud, networks: Networks, server: str, red: str
 ) -> None:
-    port = add_server_port(wired, networks, server, red, "data")
+    port = add_server_port(networked_cloud, networks, server, red, "data")
     networks.add_port(red, PROJECT, device_id="another")
     subnet = networks.networks_by_id[red]["subnets"][0]
     attachment = {
@@ -122,31 +122,33 @@ def test_list_and_show_interfaces_return_ports_of_network_service(
         "fixed_ips": [{"ip_address": "10.0.0.10", "subnet_id": subnet}],
     }
     path = f"/servers/{server}/os-interface"
-    assert wired.call("GET", path).json == {"interfaceAttachments": [attachment]}
-    assert wired.call("GET", f"{path}/{port}").json == {"interfaceAttachment": attachment}
-    assert wired.call("GET", path, mv="2.70").json == {
+    assert networked_cloud.call("GET", path).json == {"interfaceAttachments": [attachment]}
+    assert networked_cloud.call("GET", f"{path}/{port}").json == {"interfaceAttachment": attachment}
+    assert networked_cloud.call("GET", path, mv="2.70").json == {
         "interfaceAttachments": [{**attachment, "tag": "data"}]
     }
-    assert wired.call("GET", f"{path}/{port}", mv="2.70").json == {
+    assert networked_cloud.call("GET", f"{path}/{port}", mv="2.70").json == {
         "interfaceAttachment": {**attachment, "tag": "data"}
     }
 
 
 def test_show_interface_with_malformed_port_id_sends_no_request(
-    wired: Cloud, networks: Networks, server: str
+    networked_cloud: Cloud, networks: Networks, server: str
 ) -> None:
-    networks.asked.clear()
+    networks.queries.clear()
     for text in ("%3Fname=x", "%2E%2E", "eth0"):
-        assert wired.call("GET", f"/servers/{server}/os-interface/{text}").status_code == 404
-    assert not networks.asked
+        assert (
+            networked_cloud.call("GET", f"/servers/{server}/os-interface/{text}").status_code == 404
+        )
+    assert not networks.queries
 
 
 def test_show_interface_of_foreign_or_unknown_port_returns_404(
-    wired: Cloud, networks: Networks, server: str, red: str
+    networked_cloud: Cloud, networks: Networks, server: str, red: str
 ) -> None:
     other = networks.add_port(red, PROJECT, device_id="another")
     for port in (other, UNKNOWN):
-        answer = wired.call("GET", f"/servers/{server}/os-interface/{port}")
+        answer = networked_cloud.call("GET", f"/servers/{server}/os-interface/{port}")
         assert answer.json == {
             "itemNotFound": {
                 "code": 404,
@@ -156,11 +158,16 @@ def test_show_interface_of_foreign_or_unknown_port_returns_404(
 
 
 def test_attach_interface_returns_interface_of_completed_action(
-    wired: Cloud, server: str, red: str
+    networked_cloud: Cloud, server: str, red: str
 ) -> None:
-    wired.services.wakeup = Conductor(wired)
+    networked_cloud.services.wakeup = Conductor(networked_cloud)
     answer = attach(
-        wired, server, "2.70", net_id=red, fixed_ips=[{"ip_address": "10.0.0.9"}], tag="data"
+        networked_cloud,
+        server,
+        "2.70",
+        net_id=red,
+        fixed_ips=[{"ip_address": "10.0.0.9"}],
+        tag="data",
     )
     assert answer.status_code == 200
     assert answer.json == {
@@ -173,7 +180,7 @@ def test_attach_interface_returns_interface_of_completed_action(
             "fixed_ips": [{"ip_address": "10.0.0.9", "subnet_id": SUBNET}],
         }
     }
-    [action] = find_actions(wired, "attach_interface")
+    [action] = find_actions(networked_cloud, "attach_interface")
     assert (action.workflow, action.args["security_groups"]) == ("attach_interface", [])
     assert action.args["networks"] == [
         {"network": red, "label": "red", "fixed_ip": "10.0.0.9", "tag": "data"}
@@ -181,33 +188,34 @@ def test_attach_interface_returns_interface_of_completed_action(
 
 
 def test_attach_interface_returns_409_with_reason_when_action_fails(
-    wired: Cloud, server: str, red: str
+    networked_cloud: Cloud, server: str, red: str
 ) -> None:
-    wired.services.wakeup = Conductor(wired, "the bridge is not there")
-    answer = attach(wired, server, net_id=red)
+    networked_cloud.services.wakeup = Conductor(networked_cloud, "the bridge is not there")
+    answer = attach(networked_cloud, server, net_id=red)
     assert answer.json == {
         "conflictingRequest": {"code": 409, "message": "the bridge is not there"}
     }
 
 
 def test_attach_interface_returns_202_when_action_outlasts_wait(
-    wired: Cloud, server: str, red: str
+    networked_cloud: Cloud, server: str, red: str
 ) -> None:
-    answer = attach(wired, server, net_id=red)
+    answer = attach(networked_cloud, server, net_id=red)
     assert (answer.status_code, answer.text) == (202, "")
 
 
 def test_attach_interface_accepts_port_or_defaults_to_only_network(
-    wired: Cloud, networks: Networks, server: str, red: str
+    networked_cloud: Cloud, networks: Networks, server: str, red: str
 ) -> None:
     port = networks.add_port(red, PROJECT)
-    assert attach(wired, server, port_id=port, tag="t").status_code == 202
-    wired.rest(server)
-    assert attach(wired, server, tag="u").status_code == 202
-    wired.rest(server)
-    assert wired.call("POST", f"/servers/{server}/os-interface", {}).status_code == 202
+    assert attach(networked_cloud, server, port_id=port, tag="t").status_code == 202
+    networked_cloud.set_state(server)
+    assert attach(networked_cloud, server, tag="u").status_code == 202
+    networked_cloud.set_state(server)
+    assert networked_cloud.call("POST", f"/servers/{server}/os-interface", {}).status_code == 202
     assert sorted(
-        (action.args["networks"] for action in find_actions(wired, "attach_interface")), key=str
+        (action.args["networks"] for action in find_actions(networked_cloud, "attach_interface")),
+        key=str,
     ) == sorted(
         [
             [{"port": port, "label": "red", "tag": "t"}],
@@ -223,7 +231,7 @@ def test_attach_interface_waits_for_busy_server_then_returns_409(
 ) -> None:
     cloud = make_cloud(networks=networks, answer_timeout_seconds=0.3)
     server = cloud.create(mv="2.37")
-    cloud.rest(server, action="another")
+    cloud.set_state(server, action="another")
     answer = attach(cloud, server, net_id=red)
     assert answer.json == {
         "conflictingRequest": {
@@ -232,7 +240,7 @@ def test_attach_interface_waits_for_busy_server_then_returns_409(
         }
     }
     assert find_actions(cloud, "attach_interface") == []
-    free = threading.Timer(0.05, cloud.rest, (server,))
+    free = threading.Timer(0.05, cloud.set_state, (server,))
     free.start()
     assert attach(cloud, server, net_id=red).status_code == 202
     free.join()
@@ -240,29 +248,29 @@ def test_attach_interface_waits_for_busy_server_then_returns_409(
 
 
 def test_attach_interface_returns_503_when_wait_slots_are_in_use(
-    wired: Cloud, server: str, red: str
+    networked_cloud: Cloud, server: str, red: str
 ) -> None:
-    while wired.services.wait_slots.acquire(blocking=False):
+    while networked_cloud.services.wait_slots.acquire(blocking=False):
         pass
-    answer = attach(wired, server, net_id=red)
+    answer = attach(networked_cloud, server, net_id=red)
     assert answer.status_code == 503
-    assert find_actions(wired, "attach_interface") == []
+    assert find_actions(networked_cloud, "attach_interface") == []
 
 
 def test_detach_interface_begins_action_and_returns_202(
-    wired: Cloud, networks: Networks, server: str, red: str
+    networked_cloud: Cloud, networks: Networks, server: str, red: str
 ) -> None:
-    port = add_server_port(wired, networks, server, red)
-    answer = wired.call("DELETE", f"/servers/{server}/os-interface/{port}")
+    port = add_server_port(networked_cloud, networks, server, red)
+    answer = networked_cloud.call("DELETE", f"/servers/{server}/os-interface/{port}")
     assert (answer.status_code, answer.text) == (202, "")
-    [action] = find_actions(wired, "detach_interface")
+    [action] = find_actions(networked_cloud, "detach_interface")
     assert (action.workflow, action.args) == ("detach_interface", {"was": "active", "port": port})
-    busy = wired.call("DELETE", f"/servers/{server}/os-interface/{port}")
+    busy = networked_cloud.call("DELETE", f"/servers/{server}/os-interface/{port}")
     assert busy.status_code == 409
 
 
-def test_detach_interface_of_unknown_port_returns_404(wired: Cloud, server: str) -> None:
-    answer = wired.call("DELETE", f"/servers/{server}/os-interface/{UNKNOWN}")
+def test_detach_interface_of_unknown_port_returns_404(networked_cloud: Cloud, server: str) -> None:
+    answer = networked_cloud.call("DELETE", f"/servers/{server}/os-interface/{UNKNOWN}")
     assert answer.json == {
         "itemNotFound": {
             "code": 404,
@@ -273,26 +281,31 @@ def test_detach_interface_of_unknown_port_returns_404(wired: Cloud, server: str)
 
 @pytest.mark.parametrize("vm_state", states.VM_STATES)
 def test_interface_changes_need_active_paused_or_stopped_server(
-    wired: Cloud, networks: Networks, server: str, red: str, vm_state: str
+    networked_cloud: Cloud, networks: Networks, server: str, red: str, vm_state: str
 ) -> None:
     if vm_state == states.DELETED:
         return
-    port = add_server_port(wired, networks, server, red)
+    port = add_server_port(networked_cloud, networks, server, red)
     expected = 202 if vm_state in ("active", "paused", "stopped") else 409
-    wired.rest(server, vm_state)
-    assert attach(wired, server, net_id=red).status_code == expected
-    wired.rest(server, vm_state)
-    assert wired.call("DELETE", f"/servers/{server}/os-interface/{port}").status_code == expected
+    networked_cloud.set_state(server, vm_state)
+    assert attach(networked_cloud, server, net_id=red).status_code == expected
+    networked_cloud.set_state(server, vm_state)
+    assert (
+        networked_cloud.call("DELETE", f"/servers/{server}/os-interface/{port}").status_code
+        == expected
+    )
 
 
 def test_interface_changes_of_locked_server_return_409_except_to_admin(
-    wired: Cloud, networks: Networks, server: str, red: str
+    networked_cloud: Cloud, networks: Networks, server: str, red: str
 ) -> None:
-    port = add_server_port(wired, networks, server, red)
-    wired.rest(server, locked=True, locked_by="owner")
-    assert attach(wired, server, net_id=red).status_code == 409
-    assert wired.call("DELETE", f"/servers/{server}/os-interface/{port}").status_code == 409
-    assert attach(wired, server, token="admin", net_id=red).status_code == 202
+    port = add_server_port(networked_cloud, networks, server, red)
+    networked_cloud.set_state(server, locked=True, locked_by="owner")
+    assert attach(networked_cloud, server, net_id=red).status_code == 409
+    assert (
+        networked_cloud.call("DELETE", f"/servers/{server}/os-interface/{port}").status_code == 409
+    )
+    assert attach(networked_cloud, server, token="admin", net_id=red).status_code == 202
 
 
 @pytest.mark.parametrize(
@@ -306,7 +319,7 @@ def test_interface_changes_of_locked_server_return_409_except_to_admin(
     ],
 )
 def test_interface_status_depends_on_role(
-    wired: Cloud,
+    networked_cloud: Cloud,
     networks: Networks,
     server: str,
     red: str,
@@ -314,39 +327,42 @@ def test_interface_status_depends_on_role(
     read_status: int,
     change_status: int,
 ) -> None:
-    port = add_server_port(wired, networks, server, red)
+    port = add_server_port(networked_cloud, networks, server, red)
     path = f"/servers/{server}/os-interface"
-    assert wired.call("GET", path, token=token).status_code == read_status
-    assert wired.call("GET", f"{path}/{port}", token=token).status_code == read_status
-    assert wired.call("DELETE", f"{path}/{port}", token=token).status_code == change_status
-    wired.rest(server)
-    assert attach(wired, server, token=token, net_id=red).status_code == change_status
+    assert networked_cloud.call("GET", path, token=token).status_code == read_status
+    assert networked_cloud.call("GET", f"{path}/{port}", token=token).status_code == read_status
+    assert (
+        networked_cloud.call("DELETE", f"{path}/{port}", token=token).status_code == change_status
+    )
+    networked_cloud.set_state(server)
+    assert attach(networked_cloud, server, token=token, net_id=red).status_code == change_status
 
 
 def test_attach_interface_of_port_with_ip_allocation_none_begins_action(
-    wired: Cloud, networks: Networks, server: str, red: str
+    networked_cloud: Cloud, networks: Networks, server: str, red: str
 ) -> None:
     port = networks.add_port(red, PROJECT, "", ip_allocation="none")
-    attach(wired, server, port_id=port)
+    attach(networked_cloud, server, port_id=port)
     assert [
-        action.args["networks"][0]["port"] for action in find_actions(wired, "attach_interface")
+        action.args["networks"][0]["port"]
+        for action in find_actions(networked_cloud, "attach_interface")
     ] == [port]
 
 
 @pytest.mark.parametrize("case", UNSUPPORTED)
 def test_attach_interface_of_unsupported_port_returns_400_with_reason(
-    wired: Cloud, networks: Networks, server: str, red: str, case: str
+    networked_cloud: Cloud, networks: Networks, server: str, red: str, case: str
 ) -> None:
     port, reason = add_unsupported_port(networks, red, case)
-    answer = attach(wired, server, port_id=port)
+    answer = attach(networked_cloud, server, port_id=port)
     assert answer.status_code == 400
     message = f"Port {port} cannot be used: no host supports its {reason}."
     assert answer.json["badRequest"]["message"] == message
-    assert find_actions(wired, "attach_interface") == []
+    assert find_actions(networked_cloud, "attach_interface") == []
 
 
 def test_attach_interface_refuses_unusable_networks_ports_and_addresses(
-    wired: Cloud, networks: Networks, server: str, red: str
+    networked_cloud: Cloud, networks: Networks, server: str, red: str
 ) -> None:
     used, dry = (
         networks.add_port(red, PROJECT, "10.0.0.7", device_id="x"),
@@ -386,19 +402,19 @@ def test_attach_interface_refuses_unusable_networks_ports_and_addresses(
         (400, "Multiple possible networks found, use a Network ID to be more specific.", {}),
     ]
     for status, message, fields in cases:
-        answer = attach(wired, server, **fields)
+        answer = attach(networked_cloud, server, **fields)
         assert [answer.status_code, [fault["message"] for fault in answer.json.values()]] == [
             status,
             [message],
         ]
     networks.limit = 2
     assert (
-        attach(wired, server, net_id=red).json["forbidden"]["message"]
+        attach(networked_cloud, server, net_id=red).json["forbidden"]["message"]
         == "Maximum number of ports exceeded"
     )
-    assert find_actions(wired, "attach_interface") == []
+    assert find_actions(networked_cloud, "attach_interface") == []
     # Only the create woke a conductor.
-    assert wired.wakeup.woken == 1
+    assert networked_cloud.wakeup.count == 1
 
 
 @pytest.mark.parametrize(
@@ -415,20 +431,22 @@ def test_attach_interface_refuses_unusable_networks_ports_and_addresses(
     ],
 )
 def test_attach_interface_with_invalid_body_returns_400(
-    wired: Cloud, server: str, fields: Any
+    networked_cloud: Cloud, server: str, fields: Any
 ) -> None:
-    assert attach(wired, server, **fields).status_code == 400
+    assert attach(networked_cloud, server, **fields).status_code == 400
 
 
-def test_attach_interface_accepts_tag_from_2_49(wired: Cloud, server: str, red: str) -> None:
-    assert attach(wired, server, "2.48", net_id=red, tag="t").status_code == 400
-    assert attach(wired, server, "2.49", net_id=red, tag="t").status_code == 202
+def test_attach_interface_accepts_tag_from_2_49(
+    networked_cloud: Cloud, server: str, red: str
+) -> None:
+    assert attach(networked_cloud, server, "2.48", net_id=red, tag="t").status_code == 400
+    assert attach(networked_cloud, server, "2.49", net_id=red, tag="t").status_code == 202
 
 
 def test_attach_interface_returns_400_when_project_has_no_network(
-    wired: Cloud, server: str
+    networked_cloud: Cloud, server: str
 ) -> None:
-    assert attach(wired, server).json == {
+    assert attach(networked_cloud, server).json == {
         "badRequest": {
             "code": 400,
             "message": (
@@ -440,7 +458,7 @@ def test_attach_interface_returns_400_when_project_has_no_network(
 
 def test_interfaces_without_network_service_are_empty_and_attach_is_501(cloud: Cloud) -> None:
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     path = f"/servers/{server}/os-interface"
     assert cloud.call("GET", path).json == {"interfaceAttachments": []}
     assert cloud.call("GET", f"{path}/{UNKNOWN}").status_code == 404

@@ -33,16 +33,16 @@ def test_create_keypair_returns_private_key_and_does_not_store_it(
     assert pair["private_key"].startswith("-----BEGIN RSA PRIVATE KEY-----")
     assert len(pair["fingerprint"].split(":")) == 16
     assert pair["private_key"] not in str(cloud.rows(schema.keypairs))
-    shown = cloud.call("GET", "/os-keypairs/k", mv=mv).json["keypair"]
-    assert set(shown) == keys - {"private_key"} | {
+    shown_pair = cloud.call("GET", "/os-keypairs/k", mv=mv).json["keypair"]
+    assert set(shown_pair) == keys - {"private_key"} | {
         "id",
         "created_at",
         "updated_at",
         "deleted",
         "deleted_at",
     }
-    listed = cloud.call("GET", "/os-keypairs", mv=mv).json["keypairs"]
-    assert [set(item["keypair"]) for item in listed] == [keys - {"private_key", "user_id"}]
+    list_items = cloud.call("GET", "/os-keypairs", mv=mv).json["keypairs"]
+    assert [set(item["keypair"]) for item in list_items] == [keys - {"private_key", "user_id"}]
     assert cloud.call("DELETE", "/os-keypairs/k", mv=mv).status_code == (
         202 if mv == "2.1" else 204
     )

@@ -17,11 +17,11 @@ from tests.api.moves import (
     KEY,
     LARGE,
     act,
-    requested_args,
-    find_action_and_migration,
-    mark_host_down,
     add_host2_and_large_flavor,
     create_resting_server,
+    find_action_and_migration,
+    mark_host_down,
+    requested_args,
 )
 
 
@@ -303,8 +303,8 @@ def test_evacuate_at_2_53_is_accepted_after_forced_down_and_disable(
     ):
         answer = cloud.call("PUT", path, body, mv="2.53", token="admin")
         assert answer.status_code == 200, answer.text
-        shown = answer.json["service"]
-        assert (shown["status"], shown["forced_down"]) == expected
+        response = answer.json["service"]
+        assert (response["status"], response["forced_down"]) == expected
     act(cloud, server, "evacuate", {}, "2.53", "admin", status=200)
     [migration] = cloud.rows(schema.migrations)
     assert migration.source_host == "host1"
@@ -335,7 +335,7 @@ def test_evacuate_from_silent_host_is_accepted_with_fencing_hook(
 def test_moves_of_server_without_host_return_409(
     cloud: Cloud, server: str, key: str, body: Any, mv: str
 ) -> None:
-    cloud.rest(server, host=None)
+    cloud.set_state(server, host=None)
     message = act(cloud, server, key, body, mv, "admin", status=409)
     assert message == f"Instance {server} is on no host; there is nothing to move."
 

@@ -15,7 +15,7 @@ from tests.api.conftest import IMAGE, Cloud
 @pytest.fixture
 def server(cloud: Cloud) -> str:
     server_id = cloud.create("vm")
-    cloud.rest(server_id)
+    cloud.set_state(server_id)
     return server_id
 
 
@@ -38,8 +38,8 @@ def read_lock(cloud: Cloud) -> tuple[bool, str | None, str | None]:
 def test_lock_stores_reason_from_2_73_and_unlock_clears_it(cloud: Cloud, server: str) -> None:
     assert act(cloud, server, "lock", {"locked_reason": "why"}, "2.73").status_code == 202
     assert read_lock(cloud) == (True, "owner", "why")
-    shown = cloud.call("GET", f"/servers/{server}", mv="2.73").json["server"]
-    assert (shown["locked"], shown["locked_reason"]) == (True, "why")
+    view = cloud.call("GET", f"/servers/{server}", mv="2.73").json["server"]
+    assert (view["locked"], view["locked_reason"]) == (True, "why")
     for body in (None, {}):
         assert act(cloud, server, "unlock", body, "2.73").status_code == 202
         assert read_lock(cloud) == (False, None, None)
@@ -89,7 +89,7 @@ def test_unlock_override_policy_lets_owner_unlock_admins_lock(
     file.write_text('"os_compute_api:os-lock-server:unlock:unlock_override": "role:member"\n')
     cloud = make_cloud(policy_file=str(file))
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     act(cloud, server, "lock", token="admin")
     assert act(cloud, server, "unlock").status_code == 202
     assert not read_lock(cloud)[0]
@@ -146,7 +146,7 @@ def test_locked_server_refuses_delete_by_owner_and_accepts_admin(cloud: Cloud, s
 def test_host_bound_actions_of_server_without_host_return_409(
     cloud: Cloud, server: str, vm_state: str, key: str, body: Any
 ) -> None:
-    cloud.rest(server, vm_state, host=None)
+    cloud.set_state(server, vm_state, host=None)
     before = len(cloud.rows(schema.actions))
     answer = act(cloud, server, key, body)
     assert answer.status_code == 409
@@ -174,7 +174,7 @@ def test_reset_state_supersedes_open_action_and_raises_fence(
 # --- unshelve to a zone or host ---
 @pytest.fixture
 def shelved_server(cloud: Cloud, server: str) -> str:
-    cloud.rest(
+    cloud.set_state(
         server,
         "shelved_offloaded",
         host=None,
@@ -289,7 +289,7 @@ def test_unshelve_to_host_outside_zone_returns_409(cloud: Cloud, shelved_server:
 def test_unshelve_to_zone_of_server_still_on_its_host_returns_409(
     cloud: Cloud, server: str
 ) -> None:
-    cloud.rest(server, "shelved")
+    cloud.set_state(server, "shelved")
     assert act(cloud, server, "unshelve", {"availability_zone": "nova"}, "2.77").status_code == 409
     assert act(cloud, server, "unshelve", None, "2.77").status_code == 202
     assert newest_action(cloud).workflow == "unshelve_here"
@@ -322,38 +322,38 @@ def test_delete_is_soft_for_resting_servers_and_immediate_for_others(
     soft_delete_cloud: Cloud, vm_state: str, values: dict[str, Any], workflow: str
 ) -> None:
     server = soft_delete_cloud.create()
-    soft_delete_cloud.rest(server, vm_state, **values)
+    soft_delete_cloud.set_state(server, vm_state, **values)
     assert soft_delete_cloud.call("DELETE", f"/servers/{server}").status_code == 204
     assert newest_action(soft_delete_cloud).workflow == workflow
 
 
 def test_delete_after_failed_soft_delete_is_immediate(soft_delete_cloud: Cloud) -> None:
     server = soft_delete_cloud.create()
-    soft_delete_cloud.rest(server, "error", launched_at=1)
+    soft_delete_cloud.set_state(server, "error", launched_at=1)
     assert soft_delete_cloud.call("DELETE", f"/servers/{server}").status_code == 204
     soft_delete_cloud.change(
         schema.actions, schema.actions.c.id == newest_action(soft_delete_cloud).id, state="failed"
     )
-    soft_delete_cloud.rest(server, "error", launched_at=1)
+    soft_delete_cloud.set_state(server, "error", launched_at=1)
     assert soft_delete_cloud.call("DELETE", f"/servers/{server}").status_code == 204
     assert newest_action(soft_delete_cloud).workflow == "delete"
 
 
 def test_soft_deleted_server_ignores_delete_and_accepts_restore(soft_delete_cloud: Cloud) -> None:
     server = soft_delete_cloud.create()
-    soft_delete_cloud.rest(server, "soft-delete")
+    soft_delete_cloud.set_state(server, "soft-delete")
     before = soft_delete_cloud.rows(schema.servers), len(soft_delete_cloud.rows(schema.actions))
     assert soft_delete_cloud.call("DELETE", f"/servers/{server}").status_code == 204
     assert (
         soft_delete_cloud.rows(schema.servers),
         len(soft_delete_cloud.rows(schema.actions)),
     ) == before
-    soft_delete_cloud.rest(server, "soft-delete", locked=True)
+    soft_delete_cloud.set_state(server, "soft-delete", locked=True)
     assert soft_delete_cloud.call("DELETE", f"/servers/{server}").status_code == 409
-    soft_delete_cloud.rest(server, "soft-delete", locked=False)
+    soft_delete_cloud.set_state(server, "soft-delete", locked=False)
     assert act(soft_delete_cloud, server, "restore").status_code == 202
     assert newest_action(soft_delete_cloud).workflow == "restore"
-    soft_delete_cloud.rest(server, "soft-delete")
+    soft_delete_cloud.set_state(server, "soft-delete")
     assert act(soft_delete_cloud, server, "forceDelete").status_code == 202
     assert newest_action(soft_delete_cloud).workflow == "delete"
 
@@ -362,7 +362,7 @@ def test_list_servers_includes_soft_deleted_server_only_on_request(
     soft_delete_cloud: Cloud,
 ) -> None:
     server = soft_delete_cloud.create()
-    soft_delete_cloud.rest(server, "soft-delete")
+    soft_delete_cloud.set_state(server, "soft-delete")
 
     def list_ids(query: str, token: str = "user") -> list[str]:
         return [
@@ -385,7 +385,7 @@ def test_list_servers_includes_soft_deleted_server_only_on_request(
 @pytest.mark.parametrize("letter", ["n", "\u6f22", "\U0001f600"])
 def test_shelve_of_longest_server_name_gives_image_name_of_255(cloud: Cloud, letter: str) -> None:
     server = cloud.create(letter * 255)
-    cloud.rest(server)
+    cloud.set_state(server)
     assert act(cloud, server, "shelve").status_code == 202
     name = newest_action(cloud).args["name"]
     assert len(name) == 255
@@ -395,13 +395,13 @@ def test_shelve_of_longest_server_name_gives_image_name_of_255(cloud: Cloud, let
 def test_shelved_offloaded_server_shows_empty_zone_and_pinned_zone(
     cloud: Cloud, server: str
 ) -> None:
-    cloud.rest(
+    cloud.set_state(
         server,
         "shelved_offloaded",
         host=None,
         availability_zone=None,
         pinned_availability_zone="zA",
     )
-    shown = cloud.call("GET", f"/servers/{server}", mv="2.96").json["server"]
-    assert shown["OS-EXT-AZ:availability_zone"] == ""
-    assert shown["pinned_availability_zone"] == "zA"
+    view = cloud.call("GET", f"/servers/{server}", mv="2.96").json["server"]
+    assert view["OS-EXT-AZ:availability_zone"] == ""
+    assert view["pinned_availability_zone"] == "zA"

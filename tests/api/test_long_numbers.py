@@ -101,7 +101,7 @@ def test_long_number_in_request_body_causes_no_500(
     cloud = make_cloud(networks=networks)
     cloud.services.volumes = Volumes()
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     for method, path, body, token, mv in _requests(server, text):
         answer = cloud.call(method, path, body, token=token, mv=mv)
         assert answer.status_code < 500, (path, body, answer.text)

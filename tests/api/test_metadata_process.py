@@ -29,7 +29,7 @@ class Process:
     def __init__(self, cloud: Cloud, folder: Path) -> None:
         self.cloud, self.port = cloud, free_ports(1)
         server = cloud.create()
-        cloud.rest(
+        cloud.set_state(
             server,
             interfaces=[to_wire(Interface("p", addresses=[{"address": "10.0.0.5", "version": 4}]))],
         )

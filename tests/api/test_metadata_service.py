@@ -100,7 +100,7 @@ class Service:
                 for address in addresses
             ],
         )
-        self.cloud.rest(server, interfaces=[to_wire(port)])
+        self.cloud.set_state(server, interfaces=[to_wire(port)])
         return server
 
     def request(
@@ -184,26 +184,43 @@ def test_metadata_paths_return_lists_and_values(service: Service, path: str, tex
     assert (answer.status_code, answer.text, answer.headers["content-type"]) == (200, text, TEXT)
 
 
-# fmt: off
 def test_metadata_documents_contain_data_of_server(service: Service) -> None:
-    metadata = service.request("/openstack/latest/meta_data.json")
-    assert metadata.headers["content-type"] == "application/json"
-    assert metadata.json.pop("random_seed") != service.request("/openstack/latest/meta_data.json").json["random_seed"]
-    assert {name: metadata.json[name] for name in ("uuid", "name", "hostname", "project_id", "meta", "availability_zone")} \
-        == {"uuid": service.server, "name": "Web <1>", "hostname": "web-1", "project_id": PROJECT, "meta": {"a": "b"},
-            "availability_zone": "nova"}
-    assert metadata.json["devices"][0]["tags"] == ["blue"]
-    assert "files" not in metadata.json and "admin_pass" not in metadata.json
+    answer = service.request("/openstack/latest/meta_data.json")
+    assert answer.headers["content-type"] == "application/json"
+    assert (
+        answer.json.pop("random_seed")
+        != service.request("/openstack/latest/meta_data.json").json["random_seed"]
+    )
+    assert {
+        name: answer.json[name]
+        for name in ("uuid", "name", "hostname", "project_id", "meta", "availability_zone")
+    } == {
+        "uuid": service.server,
+        "name": "Web <1>",
+        "hostname": "web-1",
+        "project_id": PROJECT,
+        "meta": {"a": "b"},
+        "availability_zone": "nova",
+    }
+    assert answer.json["devices"][0]["tags"] == ["blue"]
+    assert "files" not in answer.json and "admin_pass" not in answer.json
     assert service.request("/openstack/latest/vendor_data.json").json == {"ntp": "n1"}
     assert service.request("/openstack/latest/vendor_data2.json").json == {"static": {"ntp": "n1"}}
     networks = service.request("/openstack/latest/network_data.json").json
     assert networks["links"][0]["ethernet_mac_address"] == "fa:16:3e:00:00:01"
     assert [network["type"] for network in networks["networks"]] == ["ipv4_dhcp", "ipv6_dhcp"]
-    for path in ("/openstack/2012-08-10/user_data", "/openstack/latest/user_data", "/latest/user-data"):
+    for path in (
+        "/openstack/2012-08-10/user_data",
+        "/openstack/latest/user_data",
+        "/latest/user-data",
+    ):
         assert service.request(path).content == USER_DATA
     head = service.request("/latest/user-data", "HEAD")
-    assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(len(USER_DATA)))
-# fmt: on
+    assert (head.status_code, head.content, head.headers["content-length"]) == (
+        200,
+        b"",
+        str(len(USER_DATA)),
+    )
 
 
 def test_metadata_decrypts_user_data_and_returns_503_for_another_key(service: Service) -> None:
@@ -243,8 +260,7 @@ def test_metadata_of_unknown_path_returns_404(service: Service, path: str) -> No
 
 
 def status_for_host(service: Service, host: str, key_of: str = "") -> int:
-    """Return the status for the proxy of a host that signs with the key of ``key_of`` or its own.
-    """
+    """Return the status for the proxy of a host. The proxy signs with the key of ``key_of``."""
     key = host_key(SECRET, key_of or host)
     return service.request(
         "/latest/user-data",
@@ -278,7 +294,11 @@ def test_metadata_is_served_to_both_hosts_during_a_move(service: Service) -> Non
         source_host=home,
         dest_host="another",
     )
-    assert (status_for_host(service, home), status_for_host(service, "another"), status_for_host(service, "third")) == (
+    assert (
+        status_for_host(service, home),
+        status_for_host(service, "another"),
+        status_for_host(service, "third"),
+    ) == (
         200,
         200,
         404,
@@ -317,7 +337,9 @@ def test_metadata_with_forged_headers_is_refused_and_logged(
     answer = service.request("/openstack/latest/password", method, b"stolen", **headers)
     assert answer.status_code == status
     assert service.password() is None
-    messages = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    messages = [
+        record.getMessage() for record in caplog.records if "refused" in record.getMessage()
+    ]
     assert len(messages) == 1 and len(messages[0]) < 600
     for text in (*messages, answer.text):
         assert SECRET not in text and signature(SECRET, service.server) not in text
@@ -344,7 +366,9 @@ def test_metadata_is_served_to_each_address_of_a_port(service: Service, address:
     assert service.request("/latest/meta-data/hostname", X_Forwarded_For=address).text == "web-1"
 
 
-def test_metadata_without_configured_secret_returns_403(make_service: Callable[..., Service]) -> None:
+def test_metadata_without_configured_secret_returns_403(
+    make_service: Callable[..., Service],
+) -> None:
     service = make_service(secret="")
     for headers in (
         {},
@@ -428,7 +452,9 @@ def test_metadata_shows_user_data_of_rebuild_at_once(service: Service) -> None:
 
 def test_metadata_is_refused_to_other_host_at_once_when_move_ends(service: Service) -> None:
     home, cloud = service.find_host(), service.cloud
-    add_migration(cloud, status="running", server_id=service.server, source_host=home, dest_host="another")
+    add_migration(
+        cloud, status="running", server_id=service.server, source_host=home, dest_host="another"
+    )
     assert status_for_host(service, "another") == 200
     cloud.change(schema.migrations, schema.migrations.c.server_id == service.server, status="error")
     assert status_for_host(service, "another") == 404
@@ -454,7 +480,9 @@ def test_metadata_accepts_address_of_new_interface_at_once(service: Service) -> 
     assert service.request("/", X_Forwarded_For=ADDRESS).status_code == 404
 
 
-def test_metadata_reads_server_at_each_request_without_cache(make_service: Callable[..., Service]) -> None:
+def test_metadata_reads_server_at_each_request_without_cache(
+    make_service: Callable[..., Service],
+) -> None:
     service = make_service(seconds=0)
     service.statements = 0
     assert [service.request("/").status_code for _ in range(3)] == [200] * 3
@@ -465,9 +493,9 @@ def test_metadata_cache_evicts_guest_when_full(make_service: Callable[..., Servi
     service = make_service(most=2)
     servers = [service.create_server(ADDRESS) for _ in range(3)]
     service.read = []
-    assert [service.request("/", server=server).status_code for server in servers + servers[1:]] == [
-        200
-    ] * 5
+    assert [
+        service.request("/", server=server).status_code for server in servers + servers[1:]
+    ] == [200] * 5
     assert service.reads == 3
     assert service.request("/", server=servers[0]).status_code == 200
     # The third guest evicted the first.
@@ -504,7 +532,9 @@ def test_metadata_password_can_be_posted_once_until_cleared(service: Service) ->
         (b"x" * 1_000_000, 400),
     ],
 )
-def test_metadata_password_limits_length_and_characters(service: Service, body: bytes, status: int) -> None:
+def test_metadata_password_limits_length_and_characters(
+    service: Service, body: bytes, status: int
+) -> None:
     assert service.request("/openstack/latest/password", "POST", body).status_code == status
     assert service.password() == (body.decode() if status == 200 else None)
 
@@ -520,7 +550,9 @@ def test_metadata_password_limits_length_and_characters(service: Service, body: 
         ("/openstack/latest/password", "DELETE", "GET, HEAD, POST"),
     ],
 )
-def test_metadata_method_not_allowed_returns_405_with_allow(service: Service, path: str, method: str, allowed: str) -> None:
+def test_metadata_method_not_allowed_returns_405_with_allow(
+    service: Service, path: str, method: str, allowed: str
+) -> None:
     answer = service.request(path, method)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
@@ -549,7 +581,9 @@ def test_metadata_rate_limit_of_one_guest_does_not_affect_others(
     assert service.request("/").status_code == 200
 
 
-def test_metadata_with_wrong_signature_does_not_use_rate_of_guest(make_service: Callable[..., Service]) -> None:
+def test_metadata_with_wrong_signature_does_not_use_rate_of_guest(
+    make_service: Callable[..., Service],
+) -> None:
     service = make_service(rate=1)
     for _ in range(5):
         assert service.request("/", X_Instance_ID_Signature="0" * 64).status_code == 403
@@ -567,7 +601,9 @@ def test_rate_limiter_drops_idle_keys() -> None:
     assert len(rate) == 1
 
 
-def test_metadata_returns_503_when_database_fails_and_500_for_bad_row(service: Service, tmp_path: Path) -> None:
+def test_metadata_returns_503_when_database_fails_and_500_for_bad_row(
+    service: Service, tmp_path: Path
+) -> None:
     service.cloud.change(
         schema.servers, schema.servers.c.id == service.server, flavor="not a flavor"
     )
@@ -578,7 +614,9 @@ def test_metadata_returns_503_when_database_fails_and_500_for_bad_row(service: S
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
 
-def test_metadata_refusal_is_logged_as_warning(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+def test_metadata_refusal_is_logged_as_warning(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         service.request("/", X_Tenant_ID=OTHER)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -593,16 +631,16 @@ class Services:
     """Vendor data services of the operator. They answer when ``go`` is set."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.queries: list[dict[str, Any]] = []
         self.is_down, self.go = False, threading.Event()
         self.go.set()
 
     def of(self, facts: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append(facts)
+        self.queries.append(facts)
         assert self.go.wait(30)
         if self.is_down:
             raise errors.Unavailable("The vendor data of cmdb cannot be had.")
-        return {"cmdb": {"rack": len(self.asked)}}
+        return {"cmdb": {"rack": len(self.queries)}}
 
 
 def test_vendor_data_is_fetched_once_per_cached_guest(
@@ -611,11 +649,11 @@ def test_vendor_data_is_fetched_once_per_cached_guest(
     services = Services()
     service = make_service(dynamic=services)
     assert service.request("/openstack/latest/meta_data.json").status_code == 200
-    assert services.asked == []
+    assert services.queries == []
     for _ in range(2):
         assert service.request(VENDOR_DATA).json == {"static": {"ntp": "n1"}, "cmdb": {"rack": 1}}
     assert service.request("/openstack/2018-08-27/vendor_data2.json").json["cmdb"] == {"rack": 1}
-    [facts] = services.asked
+    [facts] = services.queries
     assert facts == {
         "project-id": PROJECT,
         "instance-id": service.server,
@@ -640,13 +678,15 @@ def test_vendor_data_returns_503_and_is_fetched_again_after_failure(
     assert service.request(VENDOR_DATA).json["cmdb"] == {"rack": 2}
 
 
-def test_vendor_data_of_one_guest_is_fetched_by_one_thread_only(make_service: Callable[..., Service]) -> None:
+def test_vendor_data_of_one_guest_is_fetched_by_one_thread_only(
+    make_service: Callable[..., Service],
+) -> None:
     services = Services()
     service = make_service(dynamic=services)
     services.go.clear()
     first = threading.Thread(target=service.request, args=(VENDOR_DATA,))
     first.start()
-    await_true(lambda: services.asked, 10, "the services are asked")
+    await_true(lambda: services.queries, 10, "the services are asked")
     assert service.request(VENDOR_DATA).status_code == 503
     assert service.request("/openstack/latest/meta_data.json").status_code == 200
     services.go.set()

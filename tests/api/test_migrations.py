@@ -126,7 +126,7 @@ def test_migrations_have_the_fields_of_each_microversion(
 def test_migration_shows_flavor_numbers_after_flavors_are_deleted(cloud: Cloud) -> None:
     numbers = {row.flavorid: row.id for row in cloud.rows(schema.flavors)}
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     resize = {"resize": {"flavorRef": "2"}}
     assert cloud.call("POST", f"/servers/{server}/action", resize).status_code == 202
     for flavor in ("1", "2"):
@@ -232,9 +232,9 @@ def test_list_migrations_filters_newest_first(cloud: Cloud, query: str, expected
             cloud, "evacuation", "done", 3, source_host="host2", dest_host="host3", user_id="u2"
         ): "c",
     }
-    listed = list_uuids(cloud, "?" + query.replace("INSTANCE", server))
-    assert "".join(sorted(names[uuid] for uuid in listed)) == expected
-    assert listed == sorted(listed, key=lambda uuid: names[uuid], reverse=True), "newest first"
+    uuids = list_uuids(cloud, "?" + query.replace("INSTANCE", server))
+    assert "".join(sorted(names[uuid] for uuid in uuids)) == expected
+    assert uuids == sorted(uuids, key=lambda uuid: names[uuid], reverse=True), "newest first"
 
 
 @pytest.mark.parametrize(
@@ -468,7 +468,7 @@ def test_migration_control_is_stored_and_sent_to_host_at_once(
     action, _ = find_action_and_migration(cloud, migrating_server)
     session = cloud.store.read(lambda tx: hosts.sessions(tx, ["host1"]))["host1"]
     assert move.requested_control == control
-    assert cloud.agents.told == [
+    assert cloud.agents.commands == [
         (
             "host1",
             control_command(
@@ -480,13 +480,13 @@ def test_migration_control_is_stored_and_sent_to_host_at_once(
             ),
         )
     ]
-    assert cloud.agents.told[0][1] in cloud.store.read(
+    assert cloud.agents.commands[0][1] in cloud.store.read(
         lambda tx: lost_commands.control_commands(tx, WORKFLOWS, "host1", session)
     ), "repeated"
-    listed = cloud.call("GET", f"/servers/{migrating_server}/os-instance-actions", mv="2.58").json[
+    log = cloud.call("GET", f"/servers/{migrating_server}/os-instance-actions", mv="2.58").json[
         "instanceActions"
     ]
-    assert [item["action"] for item in listed] == [journal, "live-migration", "create"]
+    assert [item["action"] for item in log] == [journal, "live-migration", "create"]
 
 
 @pytest.mark.parametrize(("control", "name"), [("abort", "abort"), ("complete", "force_complete")])
@@ -527,7 +527,7 @@ def test_migration_control_is_accepted_by_status_and_microversion(
     set_status(cloud, migrating_server, status)
     response = request_control(cloud, migrating_server, control, mv)
     assert response.status_code == expected
-    assert len(cloud.agents.told) == (expected == 202)
+    assert len(cloud.agents.commands) == (expected == 202)
     if expected == 400:
         description = {"abort": "abort live migration", "complete": "force complete"}[control]
         assert response.json["badRequest"]["message"] == (
@@ -546,7 +546,10 @@ def test_migration_abort_before_host_has_command_is_stored_only(
         schema.actions, schema.actions.c.id == action.id, state="due", step="prepare", host=None
     )
     assert request_control(cloud, migrating_server, "abort").status_code == 202
-    assert (cloud.agents.told, cloud.rows(schema.migrations)[0].requested_control) == ([], "abort")
+    assert (cloud.agents.commands, cloud.rows(schema.migrations)[0].requested_control) == (
+        [],
+        "abort",
+    )
 
 
 def test_force_complete_after_abort_returns_400(cloud: Cloud, migrating_server: str) -> None:
@@ -572,7 +575,7 @@ def test_migration_control_is_refused_by_role_lock_and_task_state(
     }
     assert statuses == {"user": 403, "reader": 403, "stranger": 404}
     action, _ = find_action_and_migration(cloud, migrating_server)
-    cloud.rest(
+    cloud.set_state(
         migrating_server, task_state="migrating", action=action.id, locked=True, locked_by="admin"
     )
     assert (
@@ -580,11 +583,11 @@ def test_migration_control_is_refused_by_role_lock_and_task_state(
         .json["conflictingRequest"]["message"]
         .endswith("is locked")
     )
-    cloud.rest(migrating_server)
+    cloud.set_state(migrating_server)
     assert request_control(cloud, migrating_server, control).json["conflictingRequest"][
         "message"
     ] == (f"Cannot '{name}' instance {migrating_server} while it is in task_state None")
-    assert (cloud.agents.told, cloud.rows(schema.migrations)[0].requested_control) == ([], None)
+    assert (cloud.agents.commands, cloud.rows(schema.migrations)[0].requested_control) == ([], None)
 
 
 @pytest.mark.parametrize(
@@ -646,7 +649,7 @@ def test_update_pinned_zone_during_migration_returns_409(
 ) -> None:
     """The future zone of the server is still open. Removing the pin is accepted."""
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     add_migration(cloud, "live-migration", status, server_id=server)
     statuses = [
         cloud.call(

@@ -168,9 +168,9 @@ def test_resize_returns_409_when_server_is_resized_during_image_lookup(
         act(cloud, server, "resize", {"flavorRef": flavor}, status=202)
         new = find_action_and_migration(cloud, server)[0].args["new_flavor"]
         cloud.change(schema.migrations, schema.migrations.c.server_id == server, status="confirmed")
-        cloud.rest(server, flavor=new, flavor_id=new["id"])
+        cloud.set_state(server, flavor=new, flavor_id=new["id"])
 
-    cloud.meanwhile("SELECT flavors", resize_meanwhile)
+    cloud.run_after_statement("SELECT flavors", resize_meanwhile)
     assert "try again" in act(cloud, server, "resize", {"flavorRef": "thin"}, status=409)
     assert [row.status for row in cloud.rows(schema.migrations)] == ["confirmed"]
     act(cloud, server, "resize", {"flavorRef": "thin"}, status=400)
@@ -249,11 +249,11 @@ def test_confirm_and_revert_begin_their_workflow_for_resized_server(
         "m1.large",
         "host2",
     )
-    woken = cloud.wakeup.woken
+    woken = cloud.wakeup.count
     act(cloud, server, key, status=status)
     action, _ = find_action_and_migration(cloud, server)
     [move] = cloud.rows(schema.migrations)
-    assert (action.workflow, cloud.rows(schema.servers)[0].task_state, cloud.wakeup.woken) == (
+    assert (action.workflow, cloud.rows(schema.servers)[0].task_state, cloud.wakeup.count) == (
         workflow,
         task,
         woken + 1,
@@ -271,7 +271,7 @@ def test_confirm_and_revert_begin_their_workflow_for_resized_server(
 def test_confirm_and_revert_without_migration_return_400(
     cloud: Cloud, server: str, key: str
 ) -> None:
-    cloud.rest(server, "resized")
+    cloud.set_state(server, "resized")
     assert act(cloud, server, key, status=400) == "Instance has not been resized."
 
 

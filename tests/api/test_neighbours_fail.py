@@ -98,7 +98,7 @@ class FailingServices:
         self.original_doubles = {name: getattr(services, name) for name in INTERFACES}
         volumes, shares = Volumes(), Shares()
         attached = world.compute.ids["own"]["os-volume_attachments"]
-        volumes.held[attached] = replace(volumes.held[VOLUME], id=attached)
+        volumes.by_id[attached] = replace(volumes.by_id[VOLUME], id=attached)
         inner = {**self.original_doubles, "volumes": volumes, "shares": shares}
         self.faulty = {
             name: Faulty(name, inner[name], interface) for name, interface in INTERFACES.items()
@@ -127,7 +127,7 @@ class FailingServices:
     def prepare(self, operation: Operation) -> None:
         if isinstance(operation, RequestWithBody) and operation.vm_state:
             cloud, server = self.world.compute.cloud, self.site.ids["own"]["servers"]
-            cloud.rest(server, operation.vm_state, volumes=int(operation.boots_from_volume))
+            cloud.set_state(server, operation.vm_state, volumes=int(operation.boots_from_volume))
             if operation.boots_from_volume:
                 devices = schema.block_devices
                 cloud.change(devices, devices.c.server_id == server, boot_index=0)
@@ -159,7 +159,7 @@ def iterate_calls(failing_services: FailingServices) -> Iterator[tuple[Call, str
         for persona in PERSONAS:
             failing_services.prepare(operation)
             answer = failing_services.request(persona, operation)
-            calls = {name: list(double.asked) for name, double in failing_services.faulty.items()}
+            calls = {name: list(double.queries) for name, double in failing_services.faulty.items()}
             if operation.method != "GET":
                 failing_services.restore()
             assert answer.status_code not in (500, 503), (operation.name, answer.text)
@@ -179,7 +179,7 @@ def describe_difference(failing_services: FailingServices, call: Call, outcome: 
         f"{persona}, {operation.name}, call {number} of {name} {outcome.name}: "
         f"{answer.status_code} {answer.text[:160]}"
     )
-    if len(failing_services.faulty[name].asked) < number:
+    if len(failing_services.faulty[name].queries) < number:
         return f"{description}: its call was not made"
     after = database.content()
     if operation.method != "GET":

@@ -46,11 +46,11 @@ def call_route(cloud: Cloud, route: Any, **more: Any) -> Any:
 
 @pytest.mark.parametrize("route", PROXIES, ids=lambda route: f"{route.method} {route.path}")
 def test_network_proxies_check_version_role_and_network_service(
-    wired: Cloud, cloud: Cloud, networks: Networks, route: Any
+    networked_cloud: Cloud, cloud: Cloud, networks: Networks, route: Any
 ) -> None:
-    assert call_route(wired, route, mv="2.36").status_code == 404
-    assert call_route(wired, route, mv="2.104", token="admin").status_code == 404
-    assert call_route(wired, route, token="reader").status_code == (
+    assert call_route(networked_cloud, route, mv="2.36").status_code == 404
+    assert call_route(networked_cloud, route, mv="2.104", token="admin").status_code == 404
+    assert call_route(networked_cloud, route, token="reader").status_code == (
         403 if route.method != "GET" else 404 if "{" in route.path else 200
     )
     answer = call_route(cloud, route)
@@ -62,7 +62,7 @@ def test_network_proxies_check_version_role_and_network_service(
     else:
         assert (answer.status_code, list(answer.json.values())) == (200, [[]])
     networks.down = True
-    assert call_route(wired, route, mv="2.35").status_code == 503
+    assert call_route(networked_cloud, route, mv="2.35").status_code == 503
 
 
 # --- networks ---
@@ -72,7 +72,7 @@ SHOWN = """bridge bridge_interface broadcast cidr cidr_v6 created_at deleted del
 
 
 def test_networks_are_listed_and_shown_by_id_in_both_formats(
-    wired: Cloud, networks: Networks
+    networked_cloud: Cloud, networks: Networks
 ) -> None:
     red, blue = (
         networks.add_network("red", PROJECT),
@@ -82,27 +82,29 @@ def test_networks_are_listed_and_shown_by_id_in_both_formats(
         networks.add_network("foreign", OTHER),
         networks.add_network("public", OTHER, external=True),
     )
-    listed = wired.call("GET", "/os-networks").json["networks"]
-    assert [(network["id"], network["label"]) for network in listed] == [
+    items = networked_cloud.call("GET", "/os-networks").json["networks"]
+    assert [(network["id"], network["label"]) for network in items] == [
         (red, "red"),
         (blue, "blue"),
         (public, "public"),
     ]
-    assert set(listed[0]) == set(SHOWN.split())
-    assert {value for key, value in listed[0].items() if key not in ("id", "label")} == {None}
-    assert wired.call("GET", f"/os-networks/{red}").json == {"network": listed[0]}
-    tenants = wired.call("GET", "/os-tenant-networks").json["networks"]
+    assert set(items[0]) == set(SHOWN.split())
+    assert {value for key, value in items[0].items() if key not in ("id", "label")} == {None}
+    assert networked_cloud.call("GET", f"/os-networks/{red}").json == {"network": items[0]}
+    tenants = networked_cloud.call("GET", "/os-tenant-networks").json["networks"]
     assert tenants == [
         {"id": network, "label": name, "cidr": "None"}
         for network, name in ((red, "red"), (blue, "blue"), (public, "public"))
     ]
-    assert wired.call("GET", f"/os-tenant-networks/{blue}").json == {"network": tenants[1]}
+    assert networked_cloud.call("GET", f"/os-tenant-networks/{blue}").json == {
+        "network": tenants[1]
+    }
     for noun in ("os-networks", "os-tenant-networks"):
         for missing in (foreign, "red", "a%3Fb"):
-            assert wired.call("GET", f"/{noun}/{missing}").status_code == 404
+            assert networked_cloud.call("GET", f"/{noun}/{missing}").status_code == 404
 
 
-def test_network_changes_return_410(wired: Cloud) -> None:
+def test_network_changes_return_410(networked_cloud: Cloud) -> None:
     for method, path in (
         ("POST", "/os-networks"),
         ("DELETE", f"/os-networks/{NOWHERE}"),
@@ -112,7 +114,7 @@ def test_network_changes_return_410(wired: Cloud) -> None:
         ("DELETE", f"/os-tenant-networks/{NOWHERE}"),
     ):
         for mv in ("2.1", "2.104"):
-            assert wired.call(method, path, {}, mv=mv).status_code == 410, (method, path)
+            assert networked_cloud.call(method, path, {}, mv=mv).status_code == 410, (method, path)
 
 
 # --- security groups ---
@@ -126,9 +128,9 @@ def add_group(cloud: Cloud, name: str = "web", **more: Any) -> Any:
 
 
 def test_security_group_is_created_updated_and_deleted_by_its_project(
-    wired: Cloud, networks: Networks
+    networked_cloud: Cloud, networks: Networks
 ) -> None:
-    answer = add_group(wired, mv="2.35")
+    answer = add_group(networked_cloud, mv="2.35")
     assert answer.status_code == 200
     group = answer.json["security_group"]
     assert group == {
@@ -139,30 +141,30 @@ def test_security_group_is_created_updated_and_deleted_by_its_project(
         "rules": [],
     }
     path = f"/os-security-groups/{group['id']}"
-    assert wired.call("GET", path).json == {"security_group": group}
-    answer_to_update = wired.call(
+    assert networked_cloud.call("GET", path).json == {"security_group": group}
+    answer_to_update = networked_cloud.call(
         "PUT", path, {"security_group": {"name": "www", "description": "e", "more": 1}}
     )
     assert answer_to_update.json == {"security_group": {**group, "name": "www", "description": "e"}}
     for method in ("GET", "DELETE"):
-        assert wired.call(method, path, token="stranger").status_code == 404
-    assert wired.call("DELETE", path).status_code == 202
+        assert networked_cloud.call(method, path, token="stranger").status_code == 404
+    assert networked_cloud.call("DELETE", path).status_code == 202
     for method, body in (
         ("GET", None),
         ("DELETE", None),
         ("PUT", {"security_group": {"name": "x", "description": ""}}),
     ):
-        assert wired.call(method, path, body).status_code == 404
+        assert networked_cloud.call(method, path, body).status_code == 404
 
 
 def test_list_security_groups_by_project_all_tenants_and_page(
-    wired: Cloud, networks: Networks
+    networked_cloud: Cloud, networks: Networks
 ) -> None:
     for name, project in (("web", PROJECT), ("db", PROJECT), ("theirs", OTHER)):
         networks.add_group(name, project)
 
     def list_names(query: str = "", token: str = "user") -> list[str]:
-        answer = wired.call("GET", f"/os-security-groups{query}", token=token)
+        answer = networked_cloud.call("GET", f"/os-security-groups{query}", token=token)
         assert answer.status_code == 200, answer.text
         return [group["name"] for group in answer.json["security_groups"]]
 
@@ -176,18 +178,18 @@ def test_list_security_groups_by_project_all_tenants_and_page(
         [],
     )
     assert list_names("?limit=0&other=x") == ["db", "web"]
-    assert wired.call("GET", "/os-security-groups?offset=x").status_code == 400
+    assert networked_cloud.call("GET", "/os-security-groups?offset=x").status_code == 400
 
 
 def test_security_group_requests_refuse_invalid_names_ids_and_quota(
-    wired: Cloud, networks: Networks
+    networked_cloud: Cloud, networks: Networks
 ) -> None:
     used = networks.add_group("used", PROJECT)
     networks.add_port(networks.add_network("red", PROJECT), PROJECT, security_groups=[used])
-    assert wired.call("DELETE", f"/os-security-groups/{used}").status_code == 400
-    assert add_group(wired, "default").status_code == 400
+    assert networked_cloud.call("DELETE", f"/os-security-groups/{used}").status_code == 400
+    assert add_group(networked_cloud, "default").status_code == 400
     assert (
-        wired.call(
+        networked_cloud.call(
             "PUT",
             f"/os-security-groups/{used}",
             {"security_group": {"name": "default", "description": ""}},
@@ -195,7 +197,9 @@ def test_security_group_requests_refuse_invalid_names_ids_and_quota(
         == 400
     )
     for method in ("GET", "PUT", "DELETE"):
-        answer = wired.call(method, "/os-security-groups/web", body_of("/os-security-groups"))
+        answer = networked_cloud.call(
+            method, "/os-security-groups/web", body_of("/os-security-groups")
+        )
         assert answer.status_code == 400
         assert "web is not a UUID" in answer.json["badRequest"]["message"]
     for body in (
@@ -204,9 +208,9 @@ def test_security_group_requests_refuse_invalid_names_ids_and_quota(
         {"security_group": {"name": "x"}},
         {"security_group": {"name": "x" * 256, "description": ""}},
     ):
-        assert wired.call("POST", "/os-security-groups", body).status_code == 400
+        assert networked_cloud.call("POST", "/os-security-groups", body).status_code == 400
     networks.limits["security-groups"] = 1
-    assert add_group(wired).status_code == 403
+    assert add_group(networked_cloud).status_code == 403
 
 
 # --- their rules ---
@@ -260,10 +264,10 @@ SSH = {"ip_protocol": "tcp", "from_port": 22, "to_port": 22, "cidr": "10.0.0.0/8
     ],
 )
 def test_create_security_group_rule_for_addresses(
-    wired: Cloud, networks: Networks, fields: Any, stored: Any, shown_fields: Any
+    networked_cloud: Cloud, networks: Networks, fields: Any, stored: Any, shown_fields: Any
 ) -> None:
     group = networks.add_group("web", PROJECT)
-    answer = add_rule(wired, group, **fields)
+    answer = add_rule(networked_cloud, group, **fields)
     assert answer.status_code == 200, answer.text
     [rule] = networks.groups[0]["security_group_rules"]
     assert (
@@ -286,13 +290,13 @@ def test_create_security_group_rule_for_addresses(
         **{key: shown_fields[key] for key in ("ip_protocol", "from_port", "to_port")},
     }
     assert answer.json == {"security_group_rule": expected}
-    assert wired.call("GET", f"/os-security-groups/{group}").json["security_group"]["rules"] == [
-        expected
-    ]
+    assert networked_cloud.call("GET", f"/os-security-groups/{group}").json["security_group"][
+        "rules"
+    ] == [expected]
     # The rule exists already.
-    assert add_rule(wired, group, **fields).status_code == 400
+    assert add_rule(networked_cloud, group, **fields).status_code == 400
     path = f"/os-security-group-rules/{rule['id']}"
-    assert [wired.call("DELETE", path).status_code for _ in range(2)] == [202, 404]
+    assert [networked_cloud.call("DELETE", path).status_code for _ in range(2)] == [202, 404]
 
 
 @pytest.mark.parametrize(
@@ -305,10 +309,10 @@ def test_create_security_group_rule_for_addresses(
     ],
 )
 def test_create_security_group_rule_for_members_of_group(
-    wired: Cloud, networks: Networks, fields: Any, stored: Any, ports: Any
+    networked_cloud: Cloud, networks: Networks, fields: Any, stored: Any, ports: Any
 ) -> None:
     web, db = networks.add_group("web", PROJECT), networks.add_group("db", PROJECT)
-    shown_rule = add_rule(wired, db, group_id=web, **fields).json["security_group_rule"]
+    shown_rule = add_rule(networked_cloud, db, group_id=web, **fields).json["security_group_rule"]
     [rule] = networks.groups[1]["security_group_rules"]
     assert (rule["protocol"], rule["port_range_min"], rule["port_range_max"]) == stored
     assert (rule["remote_group_id"], rule["remote_ip_prefix"]) == (web, None)
@@ -317,9 +321,9 @@ def test_create_security_group_rule_for_members_of_group(
         {},
     )
     assert (shown_rule["from_port"], shown_rule["to_port"]) == ports
-    assert wired.call("GET", f"/os-security-groups/{db}").json["security_group"]["rules"] == [
-        shown_rule
-    ]
+    assert networked_cloud.call("GET", f"/os-security-groups/{db}").json["security_group"][
+        "rules"
+    ] == [shown_rule]
 
 
 @pytest.mark.parametrize(
@@ -348,27 +352,27 @@ def test_create_security_group_rule_for_members_of_group(
     ],
 )
 def test_create_security_group_rule_with_invalid_fields_returns_400(
-    wired: Cloud, networks: Networks, change: dict[str, Any]
+    networked_cloud: Cloud, networks: Networks, change: dict[str, Any]
 ) -> None:
     web = networks.add_group("web", PROJECT)
     group_ids = {"there": web}
     rule = {"parent_group_id": web, **SSH, **change}
     rule["group_id"] = group_ids.get(rule.get("group_id"), rule.get("group_id"))
-    answer = wired.call("POST", "/os-security-group-rules", {"security_group_rule": rule})
+    answer = networked_cloud.call("POST", "/os-security-group-rules", {"security_group_rule": rule})
     assert answer.status_code == 400, answer.text
     assert networks.groups[0]["security_group_rules"] == []
 
 
 def test_security_group_rules_of_unknown_foreign_or_full_group_are_refused(
-    wired: Cloud, networks: Networks
+    networked_cloud: Cloud, networks: Networks
 ) -> None:
     web, foreign = networks.add_group("web", PROJECT), networks.add_group("theirs", OTHER)
-    assert add_rule(wired, NOWHERE, **SSH).status_code == 404
-    assert add_rule(wired, foreign, **SSH).status_code == 404
-    assert add_rule(wired, web, group_id=foreign).status_code == 404
-    assert wired.call("DELETE", "/os-security-group-rules/5").status_code == 400
+    assert add_rule(networked_cloud, NOWHERE, **SSH).status_code == 404
+    assert add_rule(networked_cloud, foreign, **SSH).status_code == 404
+    assert add_rule(networked_cloud, web, group_id=foreign).status_code == 404
+    assert networked_cloud.call("DELETE", "/os-security-group-rules/5").status_code == 400
     networks.limits["security-group-rules"] = 0
-    assert add_rule(wired, web, **SSH).status_code == 403
+    assert add_rule(networked_cloud, web, **SSH).status_code == 403
 
 
 # --- floating IPs ---
@@ -379,12 +383,12 @@ def public(networks: Networks) -> str:
 
 
 def test_floating_ip_is_allocated_shown_with_server_and_released(
-    wired: Cloud, networks: Networks, public: str
+    networked_cloud: Cloud, networks: Networks, public: str
 ) -> None:
-    assert wired.call("GET", "/os-floating-ip-pools", token="nobody").json == {
+    assert networked_cloud.call("GET", "/os-floating-ip-pools", token="nobody").json == {
         "floating_ip_pools": [{"name": "public"}]
     }
-    answer = wired.call("POST", "/os-floating-ips", {"pool": "public"}, mv="2.35")
+    answer = networked_cloud.call("POST", "/os-floating-ips", {"pool": "public"}, mv="2.35")
     assert answer.status_code == 200, answer.text
     floating_ip = answer.json["floating_ip"]
     assert floating_ip == {
@@ -400,20 +404,24 @@ def test_floating_ip_is_allocated_shown_with_server_and_released(
     networks.floating_ips[0].update(port_id=port, fixed_ip_address="10.0.0.9")
     associated = {**floating_ip, "fixed_ip": "10.0.0.9", "instance_id": SERVER}
     path = f"/os-floating-ips/{floating_ip['id']}"
-    assert wired.call("GET", path).json == {"floating_ip": associated}
-    assert wired.call("GET", "/os-floating-ips").json == {"floating_ips": [associated]}
-    assert wired.call("GET", "/os-floating-ips", token="admin").json == {"floating_ips": []}
+    assert networked_cloud.call("GET", path).json == {"floating_ip": associated}
+    assert networked_cloud.call("GET", "/os-floating-ips").json == {"floating_ips": [associated]}
+    assert networked_cloud.call("GET", "/os-floating-ips", token="admin").json == {
+        "floating_ips": []
+    }
     for method in ("GET", "DELETE"):
-        assert wired.call(method, path, token="stranger").status_code == 404
-    assert [wired.call("DELETE", path).status_code for _ in range(2)] == [202, 404]
-    assert wired.call("GET", "/os-floating-ips/5").status_code == 404
+        assert networked_cloud.call(method, path, token="stranger").status_code == 404
+    assert [networked_cloud.call("DELETE", path).status_code for _ in range(2)] == [202, 404]
+    assert networked_cloud.call("GET", "/os-floating-ips/5").status_code == 404
 
 
 def test_allocate_floating_ip_chooses_pool_by_name_id_or_default(
-    wired: Cloud, networks: Networks, public: str
+    networked_cloud: Cloud, networks: Networks, public: str
 ) -> None:
     def allocate(body: Any) -> Any:
-        answer = wired.call("POST", "/os-floating-ips", body, raw=b"null" if body is None else None)
+        answer = networked_cloud.call(
+            "POST", "/os-floating-ips", body, raw=b"null" if body is None else None
+        )
         return (
             answer.json["floating_ip"]["pool"] if answer.status_code == 200 else answer.status_code
         )
@@ -439,6 +447,6 @@ def test_allocate_floating_ip_chooses_pool_by_name_id_or_default(
     assert allocate(None) == 403
 
 
-def test_floating_ip_pools_without_external_network_are_empty(wired: Cloud) -> None:
-    assert wired.call("GET", "/os-floating-ip-pools").json == {"floating_ip_pools": []}
-    assert wired.call("POST", "/os-floating-ips", {}).status_code == 404
+def test_floating_ip_pools_without_external_network_are_empty(networked_cloud: Cloud) -> None:
+    assert networked_cloud.call("GET", "/os-floating-ip-pools").json == {"floating_ip_pools": []}
+    assert networked_cloud.call("POST", "/os-floating-ips", {}).status_code == 404

@@ -39,17 +39,19 @@ def assert_refused(cloud: Cloud, status: int, message: str, **change: Any) -> No
     answer = request_create(cloud, **change)
     assert answer.json == {KINDS[status]: {"code": status, "message": message}}
     assert cloud.rows(schema.servers) == cloud.rows(schema.actions) == []
-    assert cloud.wakeup.woken == 0
+    assert cloud.wakeup.count == 0
 
 
-def test_create_server_keeps_order_of_networks_and_ports(wired: Cloud, networks: Networks) -> None:
+def test_create_server_keeps_order_of_networks_and_ports(
+    networked_cloud: Cloud, networks: Networks
+) -> None:
     red, blue = (
         networks.add_network("red", PROJECT),
         networks.add_network("blue", OTHER, "10.1.0.0/24", shared=True),
     )
     port = networks.add_port(blue, PROJECT, "10.1.0.77")
     server, action = create_and_read(
-        wired,
+        networked_cloud,
         networks=[
             {"uuid": red, "fixed_ip": "10.0.0.9"},
             {"port": port, "tag": "data"},
@@ -64,12 +66,14 @@ def test_create_server_keeps_order_of_networks_and_ports(wired: Cloud, networks:
     assert action.args["security_groups"] == []
     mac = networks.ports_by_id[port]["mac_address"]
     assert server.interfaces == [to_wire(Interface(port, blue, "blue", mac, own=False, tag="data"))]
-    assert wired.call("GET", f"/servers/{server.id}").json["server"]["addresses"] == {}
+    assert networked_cloud.call("GET", f"/servers/{server.id}").json["server"]["addresses"] == {}
 
 
-def test_create_server_with_port_ignores_network_uuid(wired: Cloud, networks: Networks) -> None:
+def test_create_server_with_port_ignores_network_uuid(
+    networked_cloud: Cloud, networks: Networks
+) -> None:
     port = networks.add_port(networks.add_network("red", PROJECT), PROJECT)
-    assert create_and_read(wired, networks=[{"uuid": UNKNOWN, "port": port}])[1].args[
+    assert create_and_read(networked_cloud, networks=[{"uuid": UNKNOWN, "port": port}])[1].args[
         "networks"
     ] == [{"port": port, "label": "red"}]
 
@@ -77,23 +81,25 @@ def test_create_server_with_port_ignores_network_uuid(wired: Cloud, networks: Ne
 @pytest.mark.parametrize(
     "change", [{"networks": "none"}, {"networks": [], "mv": "2.1"}, {"mv": "2.36"}]
 )
-def test_create_server_without_networks_has_no_interfaces(wired: Cloud, change: Any) -> None:
-    server, action = create_and_read(wired, **change)
+def test_create_server_without_networks_has_no_interfaces(
+    networked_cloud: Cloud, change: Any
+) -> None:
+    server, action = create_and_read(networked_cloud, **change)
     assert action.args["networks"] == []
     assert server.interfaces is None
 
 
 @pytest.mark.parametrize("change", [{"networks": "auto"}, {"mv": "2.36"}, {"networks": []}])
 def test_create_server_auto_uses_only_network_and_refuses_several(
-    wired: Cloud, networks: Networks, change: Any
+    networked_cloud: Cloud, networks: Networks, change: Any
 ) -> None:
     networks.add_network("foreign", OTHER)
     red = networks.add_network("red", PROJECT)
-    assert create_and_read(wired, **change)[1].args["networks"] == [
+    assert create_and_read(networked_cloud, **change)[1].args["networks"] == [
         {"network": red, "label": "red"}
     ]
     networks.add_network("blue", OTHER, shared=True)
-    answer = request_create(wired, **change)
+    answer = request_create(networked_cloud, **change)
     assert answer.status_code == 409
     assert answer.json["conflictingRequest"]["message"] == (
         "Multiple possible networks found, use a Network ID to be more specific."
@@ -101,70 +107,87 @@ def test_create_server_auto_uses_only_network_and_refuses_several(
 
 
 def test_create_server_with_network_stores_empty_interface_list(
-    wired: Cloud, networks: Networks
+    networked_cloud: Cloud, networks: Networks
 ) -> None:
     """With NULL a delete during the create would not look for ports."""
     red = networks.add_network("red", PROJECT)
-    assert create_and_read(wired, networks=[{"uuid": red}])[0].interfaces == []
+    assert create_and_read(networked_cloud, networks=[{"uuid": red}])[0].interfaces == []
 
 
 def test_create_server_resolves_security_groups_by_name_and_id(
-    wired: Cloud, networks: Networks
+    networked_cloud: Cloud, networks: Networks
 ) -> None:
     networks.add_network("red", PROJECT)
     web, db = networks.add_group("web", PROJECT), networks.add_group("db", PROJECT)
     networks.add_group("web", OTHER)
     server, action = create_and_read(
-        wired, networks="auto", security_groups=[{"name": "web"}, {"name": db}, {"name": web}]
+        networked_cloud,
+        networks="auto",
+        security_groups=[{"name": "web"}, {"name": db}, {"name": web}],
     )
     assert action.args["security_groups"] == [web, db]
     assert server.security_groups == [{"name": "web"}, {"name": "db"}]
 
 
 def test_create_server_with_default_security_group_sends_no_lookup(
-    wired: Cloud, networks: Networks
+    networked_cloud: Cloud, networks: Networks
 ) -> None:
     networks.add_network("red", PROJECT)
-    server, action = create_and_read(wired, networks="auto", security_groups=[{"name": "default"}])
+    server, action = create_and_read(
+        networked_cloud, networks="auto", security_groups=[{"name": "default"}]
+    )
     assert action.args["security_groups"] == []
     assert server.security_groups == [{"name": "default"}]
-    assert networks.asked["groups"] == 0
+    assert networks.queries["groups"] == 0
 
 
-def test_create_servers_are_limited_by_port_quota(wired: Cloud, networks: Networks) -> None:
+def test_create_servers_are_limited_by_port_quota(
+    networked_cloud: Cloud, networks: Networks
+) -> None:
     red, networks.limit = networks.add_network("red", PROJECT), 5
     assert_refused(
-        wired, 403, "Maximum number of ports exceeded", networks=[{"uuid": red}] * 2, min_count=3
+        networked_cloud,
+        403,
+        "Maximum number of ports exceeded",
+        networks=[{"uuid": red}] * 2,
+        min_count=3,
     )
     assert (
-        request_create(wired, networks=[{"uuid": red}] * 2, min_count=1, max_count=4).status_code
+        request_create(
+            networked_cloud, networks=[{"uuid": red}] * 2, min_count=1, max_count=4
+        ).status_code
         == 202
     )
-    assert len(wired.rows(schema.servers)) == 2
+    assert len(networked_cloud.rows(schema.servers)) == 2
 
 
-def test_create_server_on_external_network_needs_admin(wired: Cloud, networks: Networks) -> None:
+def test_create_server_on_external_network_needs_admin(
+    networked_cloud: Cloud, networks: Networks
+) -> None:
     public = networks.add_network("public", OTHER, external=True)
     assert_refused(
-        wired,
+        networked_cloud,
         403,
         f"It is not allowed to create an interface on external network {public}",
         networks=[{"uuid": public}],
     )
-    assert request_create(wired, networks=[{"uuid": public}], token="admin").status_code == 202
+    assert (
+        request_create(networked_cloud, networks=[{"uuid": public}], token="admin").status_code
+        == 202
+    )
 
 
 def test_create_server_returns_503_when_network_service_is_down(
-    wired: Cloud, networks: Networks
+    networked_cloud: Cloud, networks: Networks
 ) -> None:
     networks.down = True
     assert_refused(
-        wired,
+        networked_cloud,
         503,
         "The network service does not answer; try again later.",
         networks=[{"uuid": UNKNOWN}],
     )
-    assert request_create(wired, networks="none").status_code == 202
+    assert request_create(networked_cloud, networks="none").status_code == 202
 
 
 def test_create_server_with_networks_forbidden_by_policy_returns_403(
@@ -184,7 +207,7 @@ def test_create_server_with_networks_forbidden_by_policy_returns_403(
 
 
 # fmt: off
-def test_create_server_with_unusable_networks_is_refused(wired: Cloud, networks: Networks) -> None:
+def test_create_server_with_unusable_networks_is_refused(networked_cloud: Cloud, networks: Networks) -> None:
     red, foreign = networks.add_network("red", PROJECT), networks.add_network("foreign", OTHER)
     bare = networks.add_network("bare", PROJECT, None)
     used, foreign_port = networks.add_port(red, PROJECT, "10.0.0.7", device_id="x"), networks.add_port(red, OTHER)
@@ -225,7 +248,7 @@ def test_create_server_with_unusable_networks_is_refused(wired: Cloud, networks:
          {**without_networks, "security_groups": [{"name": "twice"}]}),
     ]
     for status, message, change in cases:
-        assert_refused(wired, status, message, **change)
+        assert_refused(networked_cloud, status, message, **change)
 # fmt: on
 
 
@@ -253,37 +276,37 @@ def add_unsupported_port(networks: Networks, network_id: str, case: str) -> tupl
 
 @pytest.mark.parametrize("case", UNSUPPORTED)
 def test_create_server_with_unsupported_port_returns_400_with_reason(
-    wired: Cloud, networks: Networks, case: str
+    networked_cloud: Cloud, networks: Networks, case: str
 ) -> None:
     port, reason = add_unsupported_port(networks, networks.add_network("red", PROJECT), case)
     message = f"Port {port} cannot be used: no host supports its {reason}."
-    assert_refused(wired, 400, message, networks=[{"port": port}])
+    assert_refused(networked_cloud, 400, message, networks=[{"port": port}])
 
 
 def test_create_server_on_network_with_minimum_bandwidth_returns_400(
-    wired: Cloud, networks: Networks
+    networked_cloud: Cloud, networks: Networks
 ) -> None:
     red = networks.add_network("red", PROJECT)
     policy = networks.add_qos_policy(PROJECT, {"type": "minimum_bandwidth", "min_kbps": 1000})
     networks.networks_by_id[red]["qos_policy_id"] = policy
     reason = f"minimum_bandwidth of QoS policy {policy}"
     message = f"Network {red} cannot be used: no host supports its {reason}."
-    assert_refused(wired, 400, message, networks=[{"uuid": red}])
+    assert_refused(networked_cloud, 400, message, networks=[{"uuid": red}])
 
 
 def test_create_server_with_ip_allocation_none_or_deferred_is_accepted(
-    wired: Cloud, networks: Networks
+    networked_cloud: Cloud, networks: Networks
 ) -> None:
     bare = networks.add_network("bare", PROJECT, None)
     ports = [
         networks.add_port(bare, PROJECT, "", ip_allocation=kind) for kind in ("none", "deferred")
     ]
-    _, action = create_and_read(wired, networks=[{"port": port} for port in ports])
+    _, action = create_and_read(networked_cloud, networks=[{"port": port} for port in ports])
     assert [network["port"] for network in action.args["networks"]] == ports
 
 
 def test_create_server_with_limiting_or_invisible_qos_policy_is_accepted(
-    wired: Cloud, networks: Networks
+    networked_cloud: Cloud, networks: Networks
 ) -> None:
     """The conductor checks the policy that the tenant may not read."""
     red = networks.add_network("red", PROJECT)
@@ -291,13 +314,13 @@ def test_create_server_with_limiting_or_invisible_qos_policy_is_accepted(
     foreign = networks.add_qos_policy(OTHER, {"type": "minimum_bandwidth", "min_kbps": 1000})
     ports = [networks.add_port(red, PROJECT, qos_policy_id=policy) for policy in (limit, foreign)]
     ports.append(networks.add_port(red, PROJECT, **{"binding:vnic_type": "normal"}))
-    _, action = create_and_read(wired, networks=[{"port": port} for port in ports])
+    _, action = create_and_read(networked_cloud, networks=[{"port": port} for port in ports])
     assert [network["port"] for network in action.args["networks"]] == ports
 
 
-def test_create_server_auto_without_any_network_returns_400(wired: Cloud) -> None:
+def test_create_server_auto_without_any_network_returns_400(networked_cloud: Cloud) -> None:
     assert_refused(
-        wired,
+        networked_cloud,
         400,
         f"networks: unable to automatically allocate a network for project {PROJECT}; make one, or ask "
         'for "none".',
@@ -310,27 +333,28 @@ def test_create_server_auto_without_any_network_returns_400(wired: Cloud) -> Non
     [("2.31", 400), ("2.32", 202), ("2.36", 202), ("2.37", 400), ("2.41", 400), ("2.42", 202)],
 )
 def test_create_server_accepts_network_tags_by_microversion(
-    wired: Cloud, networks: Networks, mv: str, status: int
+    networked_cloud: Cloud, networks: Networks, mv: str, status: int
 ) -> None:
     red = networks.add_network("red", PROJECT)
     assert (
-        request_create(wired, mv=mv, networks=[{"uuid": red, "tag": "nic"}]).status_code == status
+        request_create(networked_cloud, mv=mv, networks=[{"uuid": red, "tag": "nic"}]).status_code
+        == status
     )
 
 
-def test_create_server_requires_networks_from_2_37(wired: Cloud) -> None:
-    assert request_create(wired, mv="2.37").status_code == 400
-    assert request_create(wired, mv="2.37", networks="some").status_code == 400
+def test_create_server_requires_networks_from_2_37(networked_cloud: Cloud) -> None:
+    assert request_create(networked_cloud, mv="2.37").status_code == 400
+    assert request_create(networked_cloud, mv="2.37", networks="some").status_code == 400
 
 
 def test_create_server_without_network_service_refuses_networks(
-    wired: Cloud, networks: Networks
+    networked_cloud: Cloud, networks: Networks
 ) -> None:
-    networks.there = False
+    networks.has_endpoint = False
     assert_refused(
-        wired,
+        networked_cloud,
         400,
         'networks: this cloud has no network service; leave networks out, or ask for "none" or "auto".',
         networks=[{"uuid": UNKNOWN}],
     )
-    assert create_and_read(wired, networks="auto")[1].args["networks"] == []
+    assert create_and_read(networked_cloud, networks="auto")[1].args["networks"] == []

@@ -121,8 +121,10 @@ def test_request_without_proof_is_refused_for_every_spelling_of_path(
             accepted.append(f"{operation.service} {operation.method} {path}: {answer.status}")
     assert not accepted, f"{len(accepted)} of {count}:\n" + "\n".join(accepted[:100])
     assert count > minimum
-    changed = [name for name in before if before[name] != world.sites[name].database.content()]
-    assert changed == ["identity"], "the identity service accepts the password of a login"
+    changed_services = [
+        name for name in before if before[name] != world.sites[name].database.content()
+    ]
+    assert changed_services == ["identity"], "the identity service accepts the password of a login"
 
 
 @pytest.mark.parametrize("path", ["/flavors", "/os-keypairs"])

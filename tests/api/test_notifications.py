@@ -81,7 +81,7 @@ def test_server_request_emits_one_event(
     notifying_cloud: Cloud, method: str, path: str, body: Any, event: str
 ) -> None:
     server = notifying_cloud.create()
-    notifying_cloud.rest(server)
+    notifying_cloud.set_state(server)
     before = len(events(notifying_cloud))
     answer = notifying_cloud.call(method, f"/servers/{server}{path}", body, mv="2.26")
     assert answer.status_code < 300, answer.text
@@ -91,7 +91,7 @@ def test_server_request_emits_one_event(
 
 def test_refused_request_emits_no_event(notifying_cloud: Cloud) -> None:
     server = notifying_cloud.create()
-    notifying_cloud.rest(server)
+    notifying_cloud.set_state(server)
     before = events(notifying_cloud)
     assert (
         notifying_cloud.call("POST", f"/servers/{server}/action", {"os-start": None}).status_code

@@ -110,7 +110,7 @@ def policies_of_later_versions(cloud: Cloud, networks: Networks, server: str) ->
 def volumes_at_once(cloud: Cloud, networks: Networks, server: str) -> Differences:
     add_volume_service(cloud)
     body = {"volumeAttachment": {"volumeId": VOLUME}}
-    cloud.rest(server)
+    cloud.set_state(server)
     yield differences(cloud, "POST", f"/servers/{server}/os-volume_attachments", body, 101)
 
 
@@ -123,11 +123,13 @@ CASES = (
 )
 
 
-def test_nova_schemas_find_every_known_difference(wired: Cloud, networks: Networks) -> None:
-    server = wired.create(mv="2.37")
-    wired.rest(server)
+def test_nova_schemas_find_every_known_difference(
+    networked_cloud: Cloud, networks: Networks
+) -> None:
+    server = networked_cloud.create(mv="2.37")
+    networked_cloud.set_state(server)
     assert set().union(
-        *(difference for case in CASES for difference in case(wired, networks, server))
+        *(difference for case in CASES for difference in case(networked_cloud, networks, server))
     ) == set(known.ANSWERS)
 
 

@@ -42,7 +42,9 @@ def test_os_hosts_show_returns_usage_by_project(cloud: Cloud) -> None:
         ("c", "stranger", "2"),
         ("gone", "user", "1"),
     ):
-        cloud.rest(cloud.create(name, token=token, flavorRef=flavor), deleted=int(name == "gone"))
+        cloud.set_state(
+            cloud.create(name, token=token, flavorRef=flavor), deleted=int(name == "gone")
+        )
     resources = [resource["resource"] for resource in call_os_hosts(cloud, "GET", "/host1")["host"]]
     assert all(resource["host"] == "host1" for resource in resources)
     by_project = {

@@ -253,8 +253,8 @@ def create_body(**more: Any) -> Any:
     }
 
 
-#: Records that a tenant can name in a request about an own server: kind, path, and the body with the
-#: record's id.
+#: Records that a tenant can name in a request about an own server: kind, path, and the body with
+#: the record's id.
 NAMED: list[tuple[str, str, Any]] = [
     ("flavors", "/servers", lambda one: create_body(flavorRef=one)),
     ("images", "/servers", lambda one: create_body(imageRef=one)),

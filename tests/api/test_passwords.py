@@ -97,7 +97,7 @@ def test_rescue_and_rebuild_return_password_and_store_it_encrypted(
     password_field: dict[str, str],
 ) -> None:
     server = encrypting_cloud.create()
-    encrypting_cloud.rest(server)
+    encrypting_cloud.set_state(server)
     answer = encrypting_cloud.call(
         "POST", f"/servers/{server}/action", {key: {**fields, **password_field}}
     )
@@ -114,7 +114,7 @@ def test_rescue_and_rebuild_return_password_and_store_it_encrypted(
 
 def test_change_password_stores_password_encrypted(encrypting_cloud: Cloud) -> None:
     server = encrypting_cloud.create()
-    encrypting_cloud.rest(server)
+    encrypting_cloud.set_state(server)
     answer = encrypting_cloud.call(
         "POST", f"/servers/{server}/action", {"changePassword": {"adminPass": SECRET}}
     )
@@ -125,7 +125,7 @@ def test_change_password_stores_password_encrypted(encrypting_cloud: Cloud) -> N
 
 def test_change_password_without_secret_key_returns_501(cloud: Cloud) -> None:
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     answer = cloud.call(
         "POST", f"/servers/{server}/action", {"changePassword": {"adminPass": SECRET}}
     )
@@ -158,7 +158,7 @@ def test_files_and_user_data_are_stored_encrypted(encrypting_cloud: Cloud) -> No
         encrypting_cloud
     ) and "Zm9ybWVy" not in dump_database(encrypting_cloud)
     server = answer.json["server"]["id"]
-    encrypting_cloud.rest(server)
+    encrypting_cloud.set_state(server)
     encrypting_cloud.images.images[OTHER_IMAGE] = Image(ImageRef(OTHER_IMAGE, "raw", 10))
     body = {"rebuild": {"imageRef": OTHER_IMAGE, "user_data": None}}
     answer = encrypting_cloud.call("POST", f"/servers/{server}/action", body, mv="2.57")
@@ -196,7 +196,7 @@ def test_create_server_with_files_without_secret_key_returns_501(cloud: Cloud) -
 )
 def test_refused_request_does_not_repeat_password(cloud: Cloud, body: dict[str, Any]) -> None:
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     answer = cloud.call("POST", f"/servers/{server}/action", body)
     assert answer.status_code == 400
     assert SECRET not in answer.text
@@ -225,11 +225,11 @@ def test_encrypted_user_data_is_shown_in_plain_text(encrypting_cloud: Cloud) -> 
             ][key]
             == user_data
         )
-    listed = encrypting_cloud.call(
+    items = encrypting_cloud.call(
         "GET", "/servers/detail?all_tenants=1", mv="2.3", token="admin"
     ).json["servers"]
-    assert {item["id"]: item[key] for item in listed} == {server: "Zm9ybWVy", old: "b2xk"}
-    encrypting_cloud.rest(server)
+    assert {item["id"]: item[key] for item in items} == {server: "Zm9ybWVy", old: "b2xk"}
+    encrypting_cloud.set_state(server)
     rebuilt = encrypting_cloud.call(
         "POST",
         f"/servers/{server}/action",

@@ -27,7 +27,7 @@ def test_policy_context_is_admin_decides_admin_rights(
     path.write_text('"context_is_admin": "role:service"\n')
     cloud = make_cloud(policy_file=str(path))
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     assert cloud.call("GET", f"/servers/{server}", token="admin").status_code == 404
     assert cloud.call("GET", f"/servers/{server}", token="service").status_code == 200
     act = f"/servers/{server}/action"

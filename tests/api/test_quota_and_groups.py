@@ -164,7 +164,7 @@ def test_quota_set_has_the_resources_of_each_microversion(
     ]
     assert set(detail) == set(quota)
     assert detail["cores"] == {"limit": 20, "in_use": 0, "reserved": 0}
-    for resource, refused in (
+    for resource, is_refused in (
         ("floating_ips", version > 35),
         ("injected_files", version > 56),
         ("ram", False),
@@ -176,7 +176,7 @@ def test_quota_set_has_the_resources_of_each_microversion(
             mv=f"2.{version}",
             token="admin",
         )
-        assert answer.status_code == (400 if refused else 200), resource
+        assert answer.status_code == (400 if is_refused else 200), resource
 
 
 def test_quota_limit_below_usage_needs_force(cloud: Cloud) -> None:

@@ -31,8 +31,8 @@ def test_http_request_of_ambiguous_length_is_refused(port: int) -> None:
 def test_http_request_of_clear_length_is_read_to_its_end(port: int) -> None:
     after = b"GET /after HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     for name, request in raw.TAKEN.items():
-        documents = [json.loads(one.body) for one in raw.ask(port, request + after)]
-        assert [(one["path"], one["body"]) for one in documents] == [
+        documents = [json.loads(document.body) for document in raw.ask(port, request + after)]
+        assert [(document["path"], document["body"]) for document in documents] == [
             ("/asked", len(raw.SMUGGLED)),
             ("/after", 0),
         ], name

@@ -38,7 +38,7 @@ EDGES = sorted({1, 104} | {edge for since in NEW for edge in (since - 1, since)}
 @pytest.fixture
 def server(cloud: Cloud) -> str:
     server_id = cloud.create(metadata={"a": "1"}, user_data="b2xk")
-    cloud.rest(server_id)
+    cloud.set_state(server_id)
     cloud.images.images[OTHER_IMAGE] = Image(
         ImageRef(OTHER_IMAGE, "raw", 10, properties={"os_distro": "debian"})
     )
@@ -57,7 +57,7 @@ def rebuild(cloud: Cloud, server: str, mv: str = "2.1", token: str = "user", **b
 
 def test_rebuild_returns_server_in_format_of_microversion(cloud: Cloud, server: str) -> None:
     for version in EDGES:
-        cloud.rest(server, interfaces=GUARDED)
+        cloud.set_state(server, interfaces=GUARDED)
         answer = rebuild(cloud, server, f"2.{version}")
         assert answer.status_code == 202, answer.text
         expected = (BASE | {"adminPass"}).union(
@@ -137,7 +137,7 @@ def test_rebuild_changes_named_fields_only(cloud: Cloud, server: str) -> None:
 
 
 def test_rebuild_stores_server_as_read_in_its_transaction(cloud: Cloud, server: str) -> None:
-    cloud.meanwhile(
+    cloud.run_after_statement(
         "SELECT servers",
         lambda: cloud.change(schema.servers, schema.servers.c.id == server, meta={"a": "2"}),
     )
@@ -152,7 +152,7 @@ def test_rebuild_stores_server_as_read_in_its_transaction(cloud: Cloud, server: 
 def test_rebuild_returns_409_when_server_changes_during_checks(
     cloud: Cloud, server: str, change: dict[str, Any]
 ) -> None:
-    cloud.meanwhile(
+    cloud.run_after_statement(
         "SELECT servers",
         lambda: cloud.change(schema.servers, schema.servers.c.id == server, **change),
     )
@@ -189,7 +189,7 @@ def test_rebuild_with_null_clears_field_and_omitted_field_stays(cloud: Cloud, se
         "b2xk",
         {"a": "1"},
     )
-    cloud.rest(server, "stopped")
+    cloud.set_state(server, "stopped")
     assert (
         rebuild(
             cloud,
@@ -218,7 +218,7 @@ def test_rebuild_with_files_sets_config_drive_and_encrypts_files(
 ) -> None:
     files, cloud = [{"path": "/etc/motd", "contents": "aGk="}], make_cloud(secret_key="k")
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     cloud.images.images[OTHER_IMAGE] = Image(ImageRef(OTHER_IMAGE, "raw", 10))
     assert rebuild(cloud, server, personality=files).status_code == 202
     assert cloud.rows(schema.servers)[0].config_drive
@@ -298,11 +298,11 @@ def test_rebuild_with_disk_config_disabled_by_image_returns_400(cloud: Cloud, se
 
 
 def test_rebuild_checks_state_before_request_to_image_service(cloud: Cloud, server: str) -> None:
-    cloud.rest(server, "paused")
+    cloud.set_state(server, "paused")
     cloud.images.down = True
     answer = rebuild(cloud, server)
     assert answer.json["conflictingRequest"]["message"] == (
         f"Cannot 'rebuild' instance {server} while it is in vm_state paused"
     )
-    cloud.rest(server)
+    cloud.set_state(server)
     assert rebuild(cloud, server).status_code == 503

@@ -150,7 +150,7 @@ def test_body_over_64_kib_returns_413_on_routes_with_small_bodies(cloud: Cloud) 
 def test_body_over_64_kib_is_accepted_on_routes_with_large_bodies(cloud: Cloud) -> None:
     """For example, 128 items of metadata with 255 escaped characters each."""
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     words = {f"{number:03}{'k' * 252}": "\U0001f600" * 255 for number in range(128)}
     for method, path, body, token in (
         ("POST", "/servers", {"server": {**GOOD, "metadata": words}}, "user"),

@@ -38,7 +38,7 @@ def create_server_with_port(cloud: Cloud, networks: Networks, *groups: str) -> s
     """Create a server with one port in these groups, and return the server's id."""
     server, red = cloud.create(mv="2.37"), networks.add_network("red", PROJECT)
     port = networks.add_port(red, PROJECT, device_id=server, security_groups=list(groups))
-    cloud.rest(server, interfaces=[to_wire(Interface(port, red, "red"))])
+    cloud.set_state(server, interfaces=[to_wire(Interface(port, red, "red"))])
     return server
 
 
@@ -46,7 +46,9 @@ def change_group(cloud: Cloud, server: str, key: str, name: str, token: str = "u
     return cloud.call("POST", f"/servers/{server}/action", {key: {"name": name}}, token=token)
 
 
-def test_server_security_groups_show_ingress_rules(wired: Cloud, networks: Networks) -> None:
+def test_server_security_groups_show_ingress_rules(
+    networked_cloud: Cloud, networks: Networks
+) -> None:
     db = networks.add_group("db", PROJECT)
     web = networks.add_group("web", PROJECT)
     networks.groups[-1]["security_group_rules"] = [
@@ -64,7 +66,7 @@ def test_server_security_groups_show_ingress_rules(wired: Cloud, networks: Netwo
         rule(web, 5, direction="egress"),
         rule(web, 6, ethertype="IPv6"),
     ]
-    server = create_server_with_port(wired, networks, web)
+    server = create_server_with_port(networked_cloud, networks, web)
 
     def rule_view(
         number: int,
@@ -83,7 +85,7 @@ def test_server_security_groups_show_ingress_rules(wired: Cloud, networks: Netwo
             "group": {} if cidr else {"name": "db", "tenant_id": PROJECT},
         }
 
-    answer = wired.call("GET", f"/servers/{server}/os-security-groups")
+    answer = networked_cloud.call("GET", f"/servers/{server}/os-security-groups")
     assert answer.json == {
         "security_groups": [
             {
@@ -102,13 +104,17 @@ def test_server_security_groups_show_ingress_rules(wired: Cloud, networks: Netwo
         ]
     }
     assert (
-        wired.call("GET", f"/servers/{server}/os-security-groups", token="stranger").status_code
+        networked_cloud.call(
+            "GET", f"/servers/{server}/os-security-groups", token="stranger"
+        ).status_code
         == 404
     )
 
 
-def test_server_security_groups_without_ports_are_empty(wired: Cloud, cloud: Cloud) -> None:
-    for any_cloud in (wired, cloud):
+def test_server_security_groups_without_ports_are_empty(
+    networked_cloud: Cloud, cloud: Cloud
+) -> None:
+    for any_cloud in (networked_cloud, cloud):
         answer = any_cloud.call("GET", f"/servers/{any_cloud.create()}/os-security-groups")
         assert answer.json == {"security_groups": []}
 
@@ -124,12 +130,15 @@ def test_server_security_groups_without_ports_are_empty(wired: Cloud, cloud: Clo
     ],
 )
 def test_server_shows_security_groups_of_its_ports(
-    wired: Cloud, networks: Networks, port_groups: list[list[str] | None], names: list[str] | None
+    networked_cloud: Cloud,
+    networks: Networks,
+    port_groups: list[list[str] | None],
+    names: list[str] | None,
 ) -> None:
     networks.add_group("asked", PROJECT)
-    server = wired.create(mv="2.37", networks="none", security_groups=[{"name": "asked"}])
-    assert "security_groups" not in wired.call("GET", f"/servers/{server}").json["server"]
-    wired.rest(
+    server = networked_cloud.create(mv="2.37", networks="none", security_groups=[{"name": "asked"}])
+    assert "security_groups" not in networked_cloud.call("GET", f"/servers/{server}").json["server"]
+    networked_cloud.set_state(
         server,
         interfaces=[
             to_wire(Interface(str(number), groups=groups))
@@ -137,11 +146,11 @@ def test_server_shows_security_groups_of_its_ports(
         ],
     )
     views = [
-        wired.call("GET", f"/servers/{server}").json["server"],
-        wired.call("GET", "/servers/detail").json["servers"][0],
-        wired.call("PUT", f"/servers/{server}", {"server": {"name": "n"}}, mv="2.75").json[
-            "server"
-        ],
+        networked_cloud.call("GET", f"/servers/{server}").json["server"],
+        networked_cloud.call("GET", "/servers/detail").json["servers"][0],
+        networked_cloud.call(
+            "PUT", f"/servers/{server}", {"server": {"name": "n"}}, mv="2.75"
+        ).json["server"],
     ]
     for view in views:
         assert view.get("security_groups") == (names and [{"name": name} for name in names])
@@ -151,26 +160,29 @@ def test_server_shows_security_groups_of_its_ports(
 @pytest.mark.parametrize("key", ["addSecurityGroup", "removeSecurityGroup"])
 @pytest.mark.parametrize("by_id", [True, False])
 def test_security_group_action_accepts_name_or_id(
-    wired: Cloud, networks: Networks, key: str, by_id: bool
+    networked_cloud: Cloud, networks: Networks, key: str, by_id: bool
 ) -> None:
     web = networks.add_group("web", PROJECT)
-    server = create_server_with_port(wired, networks, web)
-    answer = change_group(wired, server, key, web if by_id else "web")
+    server = create_server_with_port(networked_cloud, networks, web)
+    answer = change_group(networked_cloud, server, key, web if by_id else "web")
     assert (answer.status_code, answer.text) == (202, "")
-    action = wired.rows(schema.actions)[-1]
+    action = networked_cloud.rows(schema.actions)[-1]
     assert (action.name, action.args) == (key, {"was": "active", "group": web, "name": "web"})
 
 
 @pytest.mark.parametrize("key", ["addSecurityGroup", "removeSecurityGroup"])
 def test_security_group_action_refuses_unknown_foreign_or_ambiguous_group(
-    wired: Cloud, networks: Networks, key: str
+    networked_cloud: Cloud, networks: Networks, key: str
 ) -> None:
     (
         networks.add_group("twice", PROJECT),
         networks.add_group("twice", PROJECT),
         networks.add_group("foreign", OTHER),
     )
-    server, before = create_server_with_port(wired, networks), len(wired.rows(schema.actions))
+    server, before = (
+        create_server_with_port(networked_cloud, networks),
+        len(networked_cloud.rows(schema.actions)),
+    )
     for status, name, message in [
         (404, "nope", "Security group nope not found."),
         (404, "foreign", "Security group foreign not found."),
@@ -180,21 +192,23 @@ def test_security_group_action_refuses_unknown_foreign_or_ambiguous_group(
             "Multiple security_group matches found for name 'twice', use an ID to be more specific.",
         ),
     ]:
-        answer = change_group(wired, server, key, name)
+        answer = change_group(networked_cloud, server, key, name)
         assert [answer.status_code, [fault["message"] for fault in answer.json.values()]] == [
             status,
             [message],
         ]
-    assert change_group(wired, server, key, "").status_code == 400
-    assert change_group(wired, server, key, "nope", "stranger").status_code == 404
-    assert change_group(wired, server, key, "nope", "reader").status_code == 403
-    assert len(wired.rows(schema.actions)) == before
+    assert change_group(networked_cloud, server, key, "").status_code == 400
+    assert change_group(networked_cloud, server, key, "nope", "stranger").status_code == 404
+    assert change_group(networked_cloud, server, key, "nope", "reader").status_code == 403
+    assert len(networked_cloud.rows(schema.actions)) == before
 
 
-def test_remove_security_group_of_no_port_returns_404(wired: Cloud, networks: Networks) -> None:
+def test_remove_security_group_of_no_port_returns_404(
+    networked_cloud: Cloud, networks: Networks
+) -> None:
     networks.add_group("web", PROJECT)
-    server = create_server_with_port(wired, networks)
-    answer = change_group(wired, server, "removeSecurityGroup", "web")
+    server = create_server_with_port(networked_cloud, networks)
+    answer = change_group(networked_cloud, server, "removeSecurityGroup", "web")
     assert (
         answer.json["itemNotFound"]["message"]
         == f"Security group web is not associated with server {server}."
@@ -202,12 +216,12 @@ def test_remove_security_group_of_no_port_returns_404(wired: Cloud, networks: Ne
 
 
 def test_add_security_group_to_server_without_ports_returns_404(
-    wired: Cloud, networks: Networks
+    networked_cloud: Cloud, networks: Networks
 ) -> None:
     networks.add_group("web", PROJECT)
-    server = wired.create()
-    wired.rest(server)
-    assert change_group(wired, server, "addSecurityGroup", "web").json["itemNotFound"][
+    server = networked_cloud.create()
+    networked_cloud.set_state(server)
+    assert change_group(networked_cloud, server, "addSecurityGroup", "web").json["itemNotFound"][
         "message"
     ] == (
         f"Server {server} has no port that a security group could apply to; attach an interface first."
@@ -216,5 +230,5 @@ def test_add_security_group_to_server_without_ports_returns_404(
 
 def test_add_security_group_without_network_service_returns_404(cloud: Cloud) -> None:
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     assert change_group(cloud, server, "addSecurityGroup", "web").status_code == 404

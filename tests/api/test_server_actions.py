@@ -23,7 +23,7 @@ def act(cloud: Cloud, server: str, body: Any, mv: str = "2.1", token: str = "use
 @pytest.fixture
 def server(cloud: Cloud) -> str:
     server_id = cloud.create()
-    cloud.rest(server_id)
+    cloud.set_state(server_id)
     return server_id
 
 
@@ -39,15 +39,15 @@ def server(cloud: Cloud) -> str:
 def test_server_action_is_recorded_and_wakes_conductor(
     cloud: Cloud, server: str, body: Any, vm_state: str, workflow: str, task_state: str
 ) -> None:
-    cloud.rest(server, vm_state)
-    woken = cloud.wakeup.woken
+    cloud.set_state(server, vm_state)
+    woken = cloud.wakeup.count
     answer = act(cloud, server, body)
     assert (answer.status_code, answer.content) == (202, b"")
     [row] = cloud.rows(schema.servers)
     action = next(row for row in cloud.rows(schema.actions) if row.name != "create")
     assert (action.workflow, action.state, action.fence) == (workflow, "due", 2)
     assert (row.action, row.fence, row.task_state) == (action.id, 2, task_state)
-    assert cloud.wakeup.woken == woken + 1
+    assert cloud.wakeup.count == woken + 1
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_server_action_is_recorded_and_wakes_conductor(
 def test_server_action_in_wrong_state_returns_409_with_the_state(
     cloud: Cloud, server: str, body: Any, values: dict[str, Any], text: str
 ) -> None:
-    cloud.rest(server, **values)
+    cloud.set_state(server, **values)
     answer = act(cloud, server, body)
     assert answer.json == {"conflictingRequest": {"code": 409, "message": text.format(server)}}
     assert len(cloud.rows(schema.actions)) == 1
@@ -166,7 +166,7 @@ def test_console_output_returns_requested_number_of_lines(
 ) -> None:
     answer = act(cloud, server, {"os-getConsoleOutput": {"length": length}})
     assert (answer.status_code, answer.json) == (200, {"output": output})
-    assert cloud.agents.asked == [
+    assert cloud.agents.queries == [
         ("host1", "console_output", {"server": server, "length_bytes": 102400})
     ]
 
@@ -198,8 +198,8 @@ def test_console_output_of_host_down_or_silent_returns_409(cloud: Cloud, server:
     assert act(cloud, server, body).json["conflictingRequest"]["message"] == (
         f"Instance {server} is on a host that is down; try again when it is up."
     )
-    assert len(cloud.agents.asked) == 1, "a host that is down gets no query"
-    cloud.rest(server, "building", host=None)
+    assert len(cloud.agents.queries) == 1, "a host that is down gets no query"
+    cloud.set_state(server, "building", host=None)
     assert (
         act(cloud, server, body).json["conflictingRequest"]["message"]
         == f"Instance {server} is not ready"
@@ -209,8 +209,8 @@ def test_console_output_of_host_down_or_silent_returns_409(cloud: Cloud, server:
 def test_console_output_of_silent_hosts_uses_at_most_half_the_threads(make_cloud: Any) -> None:
     cloud: Cloud = make_cloud(threads=4)
     server = cloud.create()
-    cloud.rest(server)
-    cloud.agents.hold = threading.Event()
+    cloud.set_state(server)
+    cloud.agents.release = threading.Event()
     answers: list[Any] = []
     waiting = [
         threading.Thread(
@@ -220,14 +220,14 @@ def test_console_output_of_silent_hosts_uses_at_most_half_the_threads(make_cloud
     ]
     for thread in waiting:
         thread.start()
-    while len(cloud.agents.asked) < 2:
+    while len(cloud.agents.queries) < 2:
         threading.Event().wait(0.01)
     answer = act(cloud, server, {"os-getConsoleOutput": {}})
     assert answer.status_code == 503
     assert answer.json["serviceUnavailable"]["message"] == (
         "Too many requests are waiting for hosts to answer; try again."
     )
-    cloud.agents.hold.set()
+    cloud.agents.release.set()
     for thread in waiting:
         thread.join(10)
     assert [answer.status_code for answer in answers] == [200, 200]
@@ -282,11 +282,11 @@ def test_list_instance_actions_has_the_fields_of_each_microversion(
     cloud: Cloud, server: str, mv: str, keys: set[str]
 ) -> None:
     act(cloud, server, {"os-stop": None})
-    listed = cloud.call("GET", f"/servers/{server}/os-instance-actions", mv=mv).json[
+    action_list = cloud.call("GET", f"/servers/{server}/os-instance-actions", mv=mv).json[
         "instanceActions"
     ]
-    assert [action["action"] for action in listed] == ["stop", "create"]
-    assert all(set(action) == keys for action in listed)
+    assert [action["action"] for action in action_list] == ["stop", "create"]
+    assert all(set(action) == keys for action in action_list)
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_instance_action_shows_failed_undo_as_error(cloud: Cloud, server: str) -
 
 def test_list_instance_actions_pages_and_filters_by_time(cloud: Cloud, server: str) -> None:
     act(cloud, server, {"os-stop": None})
-    cloud.rest(server)
+    cloud.set_state(server)
     act(cloud, server, {"reboot": {"type": "SOFT"}})
     path, names = f"/servers/{server}/os-instance-actions?limit=1", []
     while path:
@@ -431,7 +431,7 @@ def test_list_instance_actions_pages_and_filters_by_time(cloud: Cloud, server: s
 
 def test_instance_actions_of_deleted_server_are_shown_from_2_21(cloud: Cloud, server: str) -> None:
     request = cloud.rows(schema.actions)[0].request_id
-    cloud.rest(server, "deleted", deleted=1)
+    cloud.set_state(server, "deleted", deleted=1)
     for path in ("", "/" + request):
         assert (
             cloud.call("GET", f"/servers/{server}/os-instance-actions{path}", mv="2.20").status_code
@@ -482,7 +482,7 @@ def test_server_metadata_is_added_replaced_deleted_and_limited(cloud: Cloud, ser
     assert cloud.call("PUT", path + "/a", {"meta": {"a": "1", "b": "1"}}).status_code == 400
     over = cloud.call("PUT", path, {"metadata": {str(number): "" for number in range(129)}})
     assert over.json["forbidden"]["message"] == "Maximum number of metadata items exceeds 128"
-    cloud.rest(server, locked=True)
+    cloud.set_state(server, locked=True)
     assert cloud.call("PUT", path, {"metadata": {}}).status_code == 409
 
 

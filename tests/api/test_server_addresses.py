@@ -33,18 +33,18 @@ def act(
 
 
 @pytest.fixture
-def scene(wired: Cloud, networks: Networks) -> tuple[Cloud, Networks, str]:
+def scene(networked_cloud: Cloud, networks: Networks) -> tuple[Cloud, Networks, str]:
     """Return a cloud, its network service and a server.
 
     The server has the address 10.0.0.9. A router leads to it, and 172.24.4.2 is a free floating IP.
     """
-    server, red = wired.create(mv="2.37"), networks.add_network("red", PROJECT)
+    server, red = networked_cloud.create(mv="2.37"), networks.add_network("red", PROJECT)
     public = networks.add_network("public", OTHER, "172.24.4.0/29", external=True)
     networks.add_router(public, red)
     networks.add_port(red, PROJECT, "10.0.0.9", device_id=server)
     networks.create("user", "floatingips", {"floating_network_id": public})
-    wired.rest(server)
-    return wired, networks, server
+    networked_cloud.set_state(server)
+    return networked_cloud, networks, server
 
 
 def find_fixed_address(networks: Networks) -> str | None:
@@ -64,46 +64,48 @@ def list_fixed_addresses(networks: Networks, server: str) -> list[str]:
 def test_address_actions_check_version_role_body_and_network_service(
     scene: tuple[Cloud, Networks, str], cloud: Cloud, name: str
 ) -> None:
-    wired, networks, server = scene
-    assert act(wired, server, name, mv="2.44").status_code == 404
-    assert act(wired, server, name, token="reader").status_code == 403
-    assert act(wired, server, name, token="stranger").status_code == 404
-    assert act(wired, ids.new(), name).status_code == 404
-    assert act(wired, server, name, more="x").status_code == 400
-    assert act(wired, server, name, more="x", **ACTIONS[name]).status_code == 400
+    networked_cloud, networks, server = scene
+    assert act(networked_cloud, server, name, mv="2.44").status_code == 404
+    assert act(networked_cloud, server, name, token="reader").status_code == 403
+    assert act(networked_cloud, server, name, token="stranger").status_code == 404
+    assert act(networked_cloud, ids.new(), name).status_code == 404
+    assert act(networked_cloud, server, name, more="x").status_code == 400
+    assert act(networked_cloud, server, name, more="x", **ACTIONS[name]).status_code == 400
     assert act(cloud, cloud.create(), name).status_code == 404
     networks.down = True
-    assert act(wired, server, name).status_code == 503
+    assert act(networked_cloud, server, name).status_code == 503
 
 
 def test_add_and_remove_floating_ip_change_network_service_at_once(
     scene: tuple[Cloud, Networks, str],
 ) -> None:
-    wired, networks, server = scene
-    before, woken = wired.rows(schema.actions), wired.wakeup.woken
+    networked_cloud, networks, server = scene
+    before, woken = networked_cloud.rows(schema.actions), networked_cloud.wakeup.count
     for mv in ("2.1", "2.43"):
-        answer = act(wired, server, "addFloatingIp", mv=mv)
+        answer = act(networked_cloud, server, "addFloatingIp", mv=mv)
         assert (answer.status_code, answer.text) == (202, "")
         assert find_fixed_address(networks) == "10.0.0.9"
-        assert act(wired, server, "removeFloatingIp", mv=mv).status_code == 202
+        assert act(networked_cloud, server, "removeFloatingIp", mv=mv).status_code == 202
         assert find_fixed_address(networks) is None
-        assert act(wired, server, "removeFloatingIp", mv=mv).status_code == 409
-    assert (wired.rows(schema.actions), wired.wakeup.woken) == (before, woken)
+        assert act(networked_cloud, server, "removeFloatingIp", mv=mv).status_code == 409
+    assert (networked_cloud.rows(schema.actions), networked_cloud.wakeup.count) == (before, woken)
 
 
 def test_add_floating_ip_ignores_lock_and_running_action(
     scene: tuple[Cloud, Networks, str],
 ) -> None:
-    wired, networks, server = scene
-    wired.rest(server, task_state="rebooting", action="held", locked=True, locked_by="admin")
-    assert act(wired, server, "addFloatingIp").status_code == 202
+    networked_cloud, networks, server = scene
+    networked_cloud.set_state(
+        server, task_state="rebooting", action="held", locked=True, locked_by="admin"
+    )
+    assert act(networked_cloud, server, "addFloatingIp").status_code == 202
     assert find_fixed_address(networks) == "10.0.0.9"
 
 
 def test_add_floating_ip_uses_first_ipv4_or_requested_fixed_address(
     scene: tuple[Cloud, Networks, str],
 ) -> None:
-    wired, networks, server = scene
+    networked_cloud, networks, server = scene
     six = networks.add_network("six", PROJECT, "fd00::/64")
     port = networks.ports("user", device_id=server)[0]
     port["fixed_ips"] = [
@@ -111,57 +113,59 @@ def test_add_floating_ip_uses_first_ipv4_or_requested_fixed_address(
         *port["fixed_ips"],
         {"subnet_id": port["fixed_ips"][0]["subnet_id"], "ip_address": "10.0.0.8"},
     ]
-    assert act(wired, server, "addFloatingIp").status_code == 202
+    assert act(networked_cloud, server, "addFloatingIp").status_code == 202
     assert find_fixed_address(networks) == "10.0.0.9"
     assert (
         act(
-            wired, server, "addFloatingIp", address="172.24.4.2", fixed_address="10.0.0.8"
+            networked_cloud, server, "addFloatingIp", address="172.24.4.2", fixed_address="10.0.0.8"
         ).status_code
         == 202
     )
     assert find_fixed_address(networks) == "10.0.0.8"
-    answer = act(wired, server, "addFloatingIp", address="172.24.4.2", fixed_address="10.0.0.7")
+    answer = act(
+        networked_cloud, server, "addFloatingIp", address="172.24.4.2", fixed_address="10.0.0.7"
+    )
     assert answer.status_code == 400
     assert "10.0.0.7 is not a fixed address of server" in answer.json["badRequest"]["message"]
     port["fixed_ips"] = port["fixed_ips"][:1]
     # Only an IPv6 address is left.
-    assert act(wired, server, "addFloatingIp").status_code == 400
+    assert act(networked_cloud, server, "addFloatingIp").status_code == 400
     port["fixed_ips"] = []
-    assert act(wired, server, "addFloatingIp").status_code == 400
+    assert act(networked_cloud, server, "addFloatingIp").status_code == 400
 
 
 def test_floating_ip_actions_refuse_unusable_addresses(scene: tuple[Cloud, Networks, str]) -> None:
-    wired, networks, server = scene
+    networked_cloud, networks, server = scene
     for name in ("addFloatingIp", "removeFloatingIp"):
-        assert act(wired, server, name, address="172.24.4.6").status_code == 404
-        assert act(wired, server, name, address="nowhere").status_code == 400
+        assert act(networked_cloud, server, name, address="172.24.4.6").status_code == 404
+        assert act(networked_cloud, server, name, address="nowhere").status_code == 400
     networks.create(
         "user",
         "floatingips",
         {"floating_network_id": networks.floating_ips[0]["floating_network_id"]},
     )
-    assert act(wired, server, "addFloatingIp").status_code == 202
+    assert act(networked_cloud, server, "addFloatingIp").status_code == 202
     # The fixed address has a floating IP already.
-    assert act(wired, server, "addFloatingIp", address="172.24.4.3").status_code == 400
-    other = wired.create(mv="2.37")
-    wired.rest(other)
-    assert act(wired, other, "removeFloatingIp").status_code == 409
+    assert act(networked_cloud, server, "addFloatingIp", address="172.24.4.3").status_code == 400
+    other = networked_cloud.create(mv="2.37")
+    networked_cloud.set_state(other)
+    assert act(networked_cloud, other, "removeFloatingIp").status_code == 409
     assert find_fixed_address(networks) == "10.0.0.9"
-    networks.routed.clear()
-    assert act(wired, server, "addFloatingIp").status_code == 400
+    networks.routes.clear()
+    assert act(networked_cloud, server, "addFloatingIp").status_code == 400
     networks.floating_ips[1]["floating_ip_address"] = "172.24.4.2"
-    assert act(wired, server, "addFloatingIp").status_code == 409
+    assert act(networked_cloud, server, "addFloatingIp").status_code == 409
 
 
 def test_add_and_remove_fixed_ip_change_port(scene: tuple[Cloud, Networks, str]) -> None:
-    wired, networks, server = scene
+    networked_cloud, networks, server = scene
     [port] = networks.ports("user", device_id=server)
-    answer = act(wired, server, "addFixedIp", networkId=port["network_id"])
+    answer = act(networked_cloud, server, "addFixedIp", networkId=port["network_id"])
     assert (answer.status_code, answer.text) == (202, "")
     assert list_fixed_addresses(networks, server) == ["10.0.0.9", "10.0.0.2"]
-    assert act(wired, server, "removeFixedIp", address="10.0.0.9").status_code == 202
+    assert act(networked_cloud, server, "removeFixedIp", address="10.0.0.9").status_code == 202
     assert list_fixed_addresses(networks, server) == ["10.0.0.2"]
-    answer = act(wired, server, "removeFixedIp", address="10.0.0.9")
+    answer = act(networked_cloud, server, "removeFixedIp", address="10.0.0.9")
     assert answer.status_code == 400
     assert "10.0.0.9 is not a fixed address of server" in answer.json["badRequest"]["message"]
 
@@ -169,14 +173,14 @@ def test_add_and_remove_fixed_ip_change_port(scene: tuple[Cloud, Networks, str])
 def test_add_fixed_ip_refuses_other_network_and_full_subnet(
     scene: tuple[Cloud, Networks, str],
 ) -> None:
-    wired, networks, server = scene
+    networked_cloud, networks, server = scene
     for network in (networks.add_network("blue", PROJECT), "red", 5):
-        answer = act(wired, server, "addFixedIp", networkId=network)
+        answer = act(networked_cloud, server, "addFixedIp", networkId=network)
         assert answer.status_code == 404
         assert "attach an interface instead" in answer.json["itemNotFound"]["message"]
-    assert act(wired, server, "addFixedIp", networkId="x" * 37).status_code == 400
+    assert act(networked_cloud, server, "addFixedIp", networkId="x" * 37).status_code == 400
     small = networks.add_network("small", PROJECT, "10.9.0.0/30")
     networks.add_port(small, PROJECT, "10.9.0.2", device_id=server)
     # No address is left.
-    assert act(wired, server, "addFixedIp", networkId=small).status_code == 400
+    assert act(networked_cloud, server, "addFixedIp", networkId=small).status_code == 400
     assert list_fixed_addresses(networks, server) == ["10.0.0.9", "10.9.0.2"]

@@ -89,7 +89,7 @@ def test_create_server_commits_server_and_action(cloud: Cloud) -> None:
         "networks": [],
         "roles": ["member", "reader"],
     }
-    assert cloud.wakeup.woken == 1
+    assert cloud.wakeup.count == 1
 
 
 def test_create_server_accepts_bodies_of_common_clients(cloud: Cloud) -> None:
@@ -139,8 +139,8 @@ def test_create_server_stores_fields_of_later_microversions(cloud: Cloud) -> Non
 def test_create_server_stores_certificates_and_refuses_signed_image(cloud: Cloud) -> None:
     certificates = {"networks": "none", "trusted_image_certificates": ["a", "b"]}
     server = post_server(cloud, "2.63", **certificates).json["server"]["id"]
-    shown = cloud.call("GET", f"/servers/{server}", mv="2.63").json["server"]
-    assert shown["trusted_image_certificates"] == ["a", "b"]
+    view = cloud.call("GET", f"/servers/{server}", mv="2.63").json["server"]
+    assert view["trusted_image_certificates"] == ["a", "b"]
     cloud.images.images[IMAGE].ref.properties["img_signature"] = "c2lnbmVk"
     answer = post_server(cloud, "2.63", **certificates)
     assert answer.status_code == 400
@@ -183,8 +183,10 @@ def test_create_several_servers_numbers_them_and_shares_reservation(cloud: Cloud
         ("web-3", "web-3", 2),
     ]
     assert {row.reservation_id for row in rows} == {rows[0].reservation_id}
-    listed = cloud.call("GET", f"/servers?reservation_id={rows[0].reservation_id}").json["servers"]
-    assert {server["id"] for server in listed} == {row.id for row in rows}
+    list_items = cloud.call("GET", f"/servers?reservation_id={rows[0].reservation_id}").json[
+        "servers"
+    ]
+    assert {server["id"] for server in list_items} == {row.id for row in rows}
 
 
 def test_create_several_servers_with_long_name_gives_unique_hostnames(cloud: Cloud) -> None:
@@ -246,7 +248,7 @@ def test_create_server_quota_ignores_deleted_servers_and_minus_one(cloud: Cloud)
     cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"instances": 1}}, token="admin")
     server = cloud.create()
     assert post_server(cloud).status_code == 403
-    cloud.rest(server, "deleted", deleted=1)
+    cloud.set_state(server, "deleted", deleted=1)
     assert post_server(cloud).status_code == 202
     cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"instances": -1}}, token="admin")
     assert post_server(cloud, min_count=15).status_code == 202
@@ -280,7 +282,7 @@ def test_create_server_with_repeated_idempotency_key_creates_once(
     assert first.status_code == second.status_code == 202
     assert first.json == second.json
     assert len(cloud.rows(schema.servers)) == len(cloud.rows(schema.actions)) == 1
-    assert cloud.wakeup.woken == 1
+    assert cloud.wakeup.count == 1
     answers = [
         post_server(
             cloud, headers={"Idempotency-Key": "k2"}, min_count=2, return_reservation_id=True
@@ -299,7 +301,7 @@ def test_idempotent_create_repeats_answer_after_image_and_flavor_are_gone(
     first = post_server(cloud, headers=headers)
     cloud.images.images.clear()
     cloud.call("DELETE", "/flavors/1", token="admin")
-    cloud.rest(first.json["server"]["id"], "deleted", deleted=1)
+    cloud.set_state(first.json["server"]["id"], "deleted", deleted=1)
     second = post_server(cloud, headers=headers)
     assert (second.status_code, second.json) == (202, first.json)
 
@@ -368,7 +370,7 @@ def test_list_servers_statement_count_is_independent_of_rows(cloud: Cloud) -> No
     empty = [count_statements("user"), count_statements("admin")]
     post_server(cloud, min_count=5)
     for row in cloud.rows(schema.servers):
-        cloud.rest(row.id)
+        cloud.set_state(row.id)
     assert [count_statements("user"), count_statements("admin")] == empty == [1, 2]
 
 

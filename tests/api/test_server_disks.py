@@ -267,7 +267,7 @@ def test_resize_to_flavor_with_less_ephemeral_space_returns_400(
     cloud: Cloud, mappings: list[dict[str, Any]], flavor: str, used_gb: int
 ) -> None:
     server = post_server(cloud, "both", *mappings).json["server"]["id"]
-    cloud.rest(server)
+    cloud.set_state(server)
     message = act(cloud, server, "resize", {"flavorRef": flavor}, status=400)
     assert message.startswith(
         "flavorRef: Server disk was unable to be resized because: its ephemeral disks have "
@@ -284,7 +284,7 @@ def test_resize_to_flavor_with_other_local_disks_is_accepted(
     cloud: Cloud, mappings: list[dict[str, Any]], flavor: str
 ) -> None:
     server = post_server(cloud, "both", *mappings).json["server"]["id"]
-    cloud.rest(server)
+    cloud.set_state(server)
     act(cloud, server, "resize", {"flavorRef": flavor}, status=202)
 
 
@@ -297,13 +297,13 @@ def two_disk_cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
 @pytest.mark.parametrize("flavor", ["eph", "swap"])
 def test_resize_to_max_local_disks_is_accepted(two_disk_cloud: Cloud, flavor: str) -> None:
     server = post_server(two_disk_cloud, "bare").json["server"]["id"]
-    two_disk_cloud.rest(server)
+    two_disk_cloud.set_state(server)
     act(two_disk_cloud, server, "resize", {"flavorRef": flavor}, status=202)
 
 
 def test_resize_over_max_local_disks_returns_400(two_disk_cloud: Cloud) -> None:
     server = post_server(two_disk_cloud, "eph").json["server"]["id"]
-    two_disk_cloud.rest(server)
+    two_disk_cloud.set_state(server)
     message = act(two_disk_cloud, server, "resize", {"flavorRef": "both"}, status=400)
     assert message == (
         "flavorRef: Server disk was unable to be resized because: with flavor m1.both the server would "
@@ -314,7 +314,7 @@ def test_resize_over_max_local_disks_returns_400(two_disk_cloud: Cloud) -> None:
 
 def test_resize_of_server_over_max_local_disks_may_keep_its_disks(two_disk_cloud: Cloud) -> None:
     server = post_server(two_disk_cloud, "eph").json["server"]["id"]
-    two_disk_cloud.rest(server)
+    two_disk_cloud.set_state(server)
     two_disk_cloud.change(
         schema.servers,
         schema.servers.c.id == server,

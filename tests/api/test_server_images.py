@@ -21,7 +21,7 @@ OTHER_IMAGE = "0f2f8fd4-3f0f-4c9e-8d5e-0f6f0a4b7a11"
 @pytest.fixture
 def server(cloud: Cloud) -> str:
     server_id = cloud.create("vm")
-    cloud.rest(server_id)
+    cloud.set_state(server_id)
     return server_id
 
 
@@ -92,7 +92,7 @@ def test_create_image_limits_metadata_and_refuses_image_fields(
     many = {"name": "img", "metadata": {str(number): "" for number in range(129)}, **more}
     assert act(cloud, server, key, many, "2.38").status_code == 403
     assert act(cloud, server, key, many, "2.39").status_code == 202
-    cloud.rest(server)
+    cloud.set_state(server)
     for field in ("id", "owner", "visibility", "status", "locations"):
         answer = act(cloud, server, key, {"name": "img", "metadata": {field: "x"}, **more})
         assert answer.status_code == 400, field
@@ -176,7 +176,7 @@ def test_create_image_waits_for_record_step_and_returns_its_failure(
     """The test plays the conductor and writes the outcome of the step while the request waits."""
     cloud: Cloud = make_cloud(answer_timeout_seconds=10)
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
 
     class Conductor:
         """A conductor that does the step as soon as a wake-up arrives."""
@@ -217,7 +217,7 @@ def test_create_image_waits_for_record_step_and_returns_its_failure(
 def test_create_image_does_not_wait_when_wait_slots_are_in_use(make_cloud: Any) -> None:
     cloud: Cloud = make_cloud(answer_timeout_seconds=0.1, threads=4)
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     while cloud.services.wait_slots.acquire(blocking=False):
         pass
     assert act(cloud, server, "createImage", {"name": "img"}, "2.45").status_code == 202
@@ -284,7 +284,7 @@ def test_image_is_checked_anew_for_each_request(
 ) -> None:
     cloud.images.images[OTHER_IMAGE] = cloud.images.images[IMAGE]
     assert request_with_image(cloud, server, key).status_code == 202
-    cloud.rest(server)
+    cloud.set_state(server)
     cloud.images.images[OTHER_IMAGE] = dataclasses.replace(cloud.images.images[IMAGE], **change)
     assert request_with_image(cloud, server, key).status_code == 400
 

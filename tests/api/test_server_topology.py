@@ -23,7 +23,7 @@ NUMA_NODES = HardwareAssignment(
 
 def put_on_host1(cloud: Cloud, server: str, assignment: HardwareAssignment | None) -> None:
     """Record the server's guest on host1, and an older guest elsewhere that is pending removal."""
-    cloud.rest(server)
+    cloud.set_state(server)
     cloud.store.write(
         lambda tx: guests.add(
             tx,

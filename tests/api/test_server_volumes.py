@@ -103,7 +103,7 @@ def test_create_server_from_volume_reserves_volume_and_uses_its_image(
     assert view["os-extended-volumes:volumes_attached"] == [
         {"id": VOLUME, "delete_on_termination": True}
     ]
-    assert volumes.made == []
+    assert volumes.created == []
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_create_server_creates_boot_volume_from_image_or_snapshot(
     cloud: Cloud, volumes: Volumes, mapping: Any, size: int, expected: Any
 ) -> None:
     [row] = create_and_read_volumes(cloud, {**mapping, "volume_type": "fast"}, mv="2.67")
-    [request] = volumes.made
+    [request] = volumes.created
     assert request == {
         "id": row.volume_id,
         "token": "user",
@@ -253,14 +253,14 @@ def test_create_server_accepts_snapshot_in_legacy_block_device_mapping(
     mapping = {"snapshot_id": SNAPSHOT, "device_name": "vda", "volume_size": 7}
     body = {"name": "vm", "flavorRef": "1", "block_device_mapping": [mapping]}
     assert cloud.call("POST", "/servers", {"server": body}).status_code == 202
-    [request] = volumes.made
+    [request] = volumes.created
     assert (request["snapshot_id"], request["size_gb"]) == (SNAPSHOT, 7)
 
 
 def test_create_several_servers_creates_volumes_for_each(cloud: Cloud, volumes: Volumes) -> None:
     assert post_server(cloud, FROM_IMAGE, BLANK, max_count=3).status_code == 202
     rows = cloud.rows(schema.block_devices)
-    assert len({row.volume_id for row in rows}) == len(volumes.made) == 6
+    assert len({row.volume_id for row in rows}) == len(volumes.created) == 6
     assert len({row.server_id for row in rows}) == 3 and volumes.deleted == []
     assert {row.volumes for row in cloud.rows(schema.servers)} == {2}
 
@@ -269,17 +269,17 @@ def test_create_several_servers_creates_volumes_within_quota_only(
     cloud: Cloud, volumes: Volumes
 ) -> None:
     assert post_server(cloud, FROM_IMAGE, min_count=1, max_count=20).status_code == 202
-    assert len(cloud.rows(schema.servers)) == len(volumes.made) == 10
+    assert len(cloud.rows(schema.servers)) == len(volumes.created) == 10
     assert post_server(cloud, FROM_IMAGE).status_code == 403
-    assert len(volumes.made) == 10
+    assert len(volumes.created) == 10
 
 
 def test_create_server_over_volume_quota_returns_403_and_deletes_volumes(
     cloud: Cloud, volumes: Volumes
 ) -> None:
-    volumes.allowed = 2
+    volumes.volume_quota = 2
     assert "VolumeLimitExceeded" in read_refusal(cloud, FROM_IMAGE, max_count=3, status=403)
-    assert volumes.deleted == [volume["id"] for volume in volumes.made]
+    assert volumes.deleted == [volume["id"] for volume in volumes.created]
 
 
 def test_refused_create_server_deletes_new_volumes(
@@ -290,7 +290,10 @@ def test_refused_create_server_deletes_new_volumes(
 
     monkeypatch.setattr(cloud.services.creator, "create", refuse)
     read_refusal(cloud, FROM_IMAGE, BLANK, status=403)
-    assert volumes.deleted == [volume["id"] for volume in volumes.made] and len(volumes.made) == 2
+    assert (
+        volumes.deleted == [volume["id"] for volume in volumes.created]
+        and len(volumes.created) == 2
+    )
 
 
 def test_create_server_with_uncertain_commit_keeps_new_volumes(
@@ -301,7 +304,7 @@ def test_create_server_with_uncertain_commit_keeps_new_volumes(
 
     monkeypatch.setattr(cloud.services.creator, "create", fail_uncertain)
     assert post_server(cloud, FROM_IMAGE).status_code == 503
-    assert len(volumes.made) == 1 and volumes.deleted == []
+    assert len(volumes.created) == 1 and volumes.deleted == []
 
 
 def test_refused_create_server_logs_volume_not_deleted(
@@ -311,12 +314,12 @@ def test_refused_create_server_logs_volume_not_deleted(
         raise errors.BadRequest("Invalid volume: Volume status must be available")
 
     monkeypatch.setattr(volumes, "delete", refuse_delete)
-    volumes.allowed = 1
+    volumes.volume_quota = 1
     read_refusal(cloud, FROM_IMAGE, BLANK, status=403)
     [message] = [
         record.getMessage() for record in caplog.records if "cannot be deleted" in record.message
     ]
-    assert volumes.made[0]["id"] in message
+    assert volumes.created[0]["id"] in message
 
 
 def test_repeated_idempotent_create_creates_volume_once(cloud: Cloud, volumes: Volumes) -> None:
@@ -326,7 +329,7 @@ def test_repeated_idempotent_create_creates_volume_once(cloud: Cloud, volumes: V
         for _ in range(2)
     ]
     assert answers[0].json["server"]["id"] == answers[1].json["server"]["id"]
-    assert len(volumes.made) == len(cloud.rows(schema.block_devices)) == 1
+    assert len(volumes.created) == len(cloud.rows(schema.block_devices)) == 1
 
 
 BLANK_BOOT = {**BLANK, "boot_index": 0}
@@ -368,7 +371,7 @@ def test_create_server_with_invalid_block_device_mapping_returns_400(
     cloud: Cloud, volumes: Volumes, mappings: Any, more: Any, text: str
 ) -> None:
     assert text in read_refusal(cloud, *mappings, **more)
-    assert volumes.made == []
+    assert volumes.created == []
 
 
 @pytest.mark.parametrize(
@@ -405,7 +408,7 @@ def test_create_server_with_new_encrypted_volume_returns_400(
         cloud, *mappings[:-1], {**mappings[-1], "volume_type": "fast"}, mv="2.67"
     )
     assert "is encrypted there (its type is fast)" in message and "without encryption" in message
-    assert [volume["id"] for volume in volumes.made] == volumes.deleted
+    assert [volume["id"] for volume in volumes.created] == volumes.deleted
 
 
 @pytest.mark.parametrize("mapping", [LOCAL, FROM_IMAGE])
@@ -417,7 +420,7 @@ def test_create_server_from_image_of_encrypted_volume_returns_400(
     cloud.images.images[IMAGE] = replace(image, ref=replace(image.ref, properties=properties))
     image_ref = IMAGE if mapping is LOCAL else ""
     assert "uploaded from an encrypted volume" in read_refusal(cloud, mapping, image=image_ref)
-    assert volumes.made == []
+    assert volumes.created == []
 
 
 def test_create_server_from_volume_with_stale_encryption_key_is_accepted(
@@ -468,7 +471,7 @@ def test_create_server_without_cross_az_attach_stays_in_zone_of_volumes(
     rows = create_and_read_volumes(cloud, BOOT, BLANK)
     [server] = cloud.rows(schema.servers)
     assert server.pinned_availability_zone == "nova" and len(rows) == 2
-    [request] = volumes.made
+    [request] = volumes.created
     assert request["zone"] == "nova"
 
 

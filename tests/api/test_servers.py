@@ -94,7 +94,7 @@ def expected_keys(version: int, admin: bool) -> set[str]:
 
 def test_show_and_list_servers_have_the_keys_of_each_microversion(cloud: Cloud) -> None:
     server = cloud.create()
-    cloud.rest(server, interfaces=GUARDED)
+    cloud.set_state(server, interfaces=GUARDED)
     for version, token in itertools.product(EDGES, ("user", "admin")):
         admin = token == "admin"
         server_view = cloud.call("GET", f"/servers/{server}", mv=f"2.{version}", token=token).json[
@@ -112,7 +112,7 @@ def test_show_and_list_servers_have_the_keys_of_each_microversion(cloud: Cloud) 
 
 def test_show_server_returns_values_of_row_flavor_and_image(cloud: Cloud) -> None:
     server = cloud.create(metadata={"a": "b"}, accessIPv6="80fe::1", config_drive=True)
-    cloud.rest(server, launched_at=1_700_000_000_123_456)
+    cloud.set_state(server, launched_at=1_700_000_000_123_456)
     view = cloud.call("GET", f"/servers/{server}", mv="2.100", token="admin").json["server"]
     assert view["status"] == "ACTIVE"
     assert view["metadata"] == {"a": "b"}
@@ -160,7 +160,7 @@ def test_show_server_has_status_of_host(cloud: Cloud, changes: dict[str, Any], s
         ]
         == ""
     )
-    cloud.rest(server)
+    cloud.set_state(server)
     cloud.change(schema.services, schema.services.c.host == "host1", **changes)
     assert (
         cloud.call("GET", f"/servers/{server}", mv="2.16", token="admin").json["server"][
@@ -178,9 +178,9 @@ def test_show_server_has_fault_in_error_and_details_for_admins(cloud: Cloud) -> 
         "details": "step place",
         "created": 1_700_000_000_000_000,
     }
-    cloud.rest(server, fault=fault)
+    cloud.set_state(server, fault=fault)
     assert "fault" not in cloud.call("GET", f"/servers/{server}").json["server"]
-    cloud.rest(server, "error", fault=fault)
+    cloud.set_state(server, "error", fault=fault)
     expected = {"code": 500, "message": "No valid host", "created": "2023-11-14T22:13:20Z"}
     assert cloud.call("GET", f"/servers/{server}").json["server"]["fault"] == expected
     assert cloud.call("GET", f"/servers/{server}", token="admin").json["server"]["fault"] == {
@@ -201,7 +201,7 @@ def test_show_server_has_fault_while_its_action_is_stuck(cloud: Cloud) -> None:
         "action": "a1",
         "before": None,
     }
-    cloud.rest(server, task_state="powering-off", action="a1", fault=fault)
+    cloud.set_state(server, task_state="powering-off", action="a1", fault=fault)
     view = cloud.call("GET", f"/servers/{server}").json["server"]
     assert view["fault"] == {
         "code": 500,
@@ -210,7 +210,7 @@ def test_show_server_has_fault_while_its_action_is_stuck(cloud: Cloud) -> None:
     }
     assert (view["status"], view["OS-EXT-STS:task_state"]) == ("ACTIVE", "powering-off")
     for action in ("a2", None):
-        cloud.rest(server, action=action, fault=fault)
+        cloud.set_state(server, action=action, fault=fault)
         assert "fault" not in cloud.call("GET", f"/servers/{server}").json["server"]
 
 
@@ -234,7 +234,7 @@ def test_show_server_has_server_group_and_scheduler_hints(cloud: Cloud) -> None:
 @pytest.mark.parametrize("version", [1, 8, 9, 19, 26, 46, 47, 63, 71, 73, 74, 75, 90, 96, 104])
 def test_update_server_returns_all_keys_from_2_75(cloud: Cloud, version: int) -> None:
     server = cloud.create()
-    cloud.rest(server, interfaces=GUARDED)
+    cloud.set_state(server, interfaces=GUARDED)
     answer = cloud.call("PUT", f"/servers/{server}", {"server": {"name": "new"}}, mv=f"2.{version}")
     assert answer.status_code == 200
     assert answer.json["server"]["name"] == "new"
@@ -296,7 +296,7 @@ def test_update_hostname_is_validated_by_microversion(
 
 def test_update_pinned_zone_accepts_null_and_own_zone_only(cloud: Cloud) -> None:
     server = cloud.create(availability_zone="nova")
-    cloud.rest(server)
+    cloud.set_state(server)
 
     def put_zone(zone: str | None) -> int:
         return int(
@@ -313,8 +313,10 @@ def test_update_pinned_zone_accepts_null_and_own_zone_only(cloud: Cloud) -> None
 
 def test_update_pinned_zone_returns_409_when_server_moves_meanwhile(cloud: Cloud) -> None:
     server = cloud.create()
-    cloud.rest(server)
-    cloud.meanwhile("SELECT servers", lambda: cloud.rest(server, availability_zone="az1"))
+    cloud.set_state(server)
+    cloud.run_after_statement(
+        "SELECT servers", lambda: cloud.set_state(server, availability_zone="az1")
+    )
     answer = cloud.call(
         "PUT", f"/servers/{server}", {"server": {"pinned_availability_zone": "nova"}}, mv="2.104"
     )
@@ -338,15 +340,15 @@ def test_delete_server_supersedes_running_create(cloud: Cloud) -> None:
         cloud.call("GET", f"/servers/{server}").json["server"]["OS-EXT-STS:task_state"]
         == "deleting"
     )
-    assert cloud.wakeup.woken == 2
-    cloud.rest(server, "deleted", deleted=1)
+    assert cloud.wakeup.count == 2
+    cloud.set_state(server, "deleted", deleted=1)
     assert cloud.call("GET", f"/servers/{server}").status_code == 404
     assert cloud.call("DELETE", f"/servers/{server}").status_code == 404
 
 
 def test_delete_locked_server_returns_409_except_to_admin(cloud: Cloud) -> None:
     server = cloud.create()
-    cloud.rest(server, locked=True)
+    cloud.set_state(server, locked=True)
     answer = cloud.call("DELETE", f"/servers/{server}")
     assert answer.json == {
         "conflictingRequest": {"code": 409, "message": f"Instance {server} is locked"}
@@ -363,13 +365,13 @@ def fleet(cloud: Cloud) -> dict[str, str]:
         server_ids[name] = cloud.create(
             name, mv="2.52", tags=[name, "all"], flavorRef="2" if name == "gamma" else "1"
         )
-        cloud.rest(
+        cloud.set_state(
             server_ids[name],
             created_at=1_700_000_000 * SECOND + number * SECOND,
             updated_at=1_700_000_000 * SECOND + number * SECOND,
         )
-    cloud.rest(server_ids["beta"], "stopped")
-    cloud.rest(server_ids["delta"], "active", task_state="rebooting", locked=True)
+    cloud.set_state(server_ids["beta"], "stopped")
+    cloud.set_state(server_ids["delta"], "active", task_state="rebooting", locked=True)
     cloud.create("foreign", token="stranger")
     return server_ids
 
@@ -437,7 +439,7 @@ def test_list_servers_with_invalid_or_forbidden_query_is_refused(
 
 def test_list_servers_changes_filters_include_the_shown_second(cloud: Cloud) -> None:
     server = cloud.create("late")
-    cloud.rest(server, updated_at=1_700_000_000_900_000)
+    cloud.set_state(server, updated_at=1_700_000_000_900_000)
     updated = cloud.call("GET", f"/servers/{server}").json["server"]["updated"]
     assert list_names(cloud, f"?changes-since={updated}&changes-before={updated}") == ["late"]
     assert list_names(cloud, "?changes-before=2023-11-14T22:13:19Z") == []
@@ -472,11 +474,11 @@ DOCUMENTS = ("meta", "tags", "trusted_image_certificates", "scheduler_hints", "f
 def test_list_servers_shows_unreadable_server_as_unknown(
     cloud: Cloud, fleet: dict[str, str], damage: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    cloud.rest(fleet["beta"], **damage)
-    listed = cloud.call("GET", "/servers/detail", mv="2.100").json["servers"]
-    assert [server.get("name") for server in listed] == ["delta", "gamma", None, "alpha"]
-    assert (listed[2]["id"], listed[2]["status"]) == (fleet["beta"], "UNKNOWN")
-    assert set(listed[2]) == {"id", "status", "tenant_id", "created", "links"}
+    cloud.set_state(fleet["beta"], **damage)
+    items = cloud.call("GET", "/servers/detail", mv="2.100").json["servers"]
+    assert [server.get("name") for server in items] == ["delta", "gamma", None, "alpha"]
+    assert (items[2]["id"], items[2]["status"]) == (fleet["beta"], "UNKNOWN")
+    assert set(items[2]) == {"id", "status", "tenant_id", "created", "links"}
     assert f"the record of server {fleet['beta']} cannot be shown" in caplog.text
 
 
@@ -520,7 +522,7 @@ def test_list_servers_by_admin_covers_all_tenants_and_filters(
 def test_list_servers_includes_deleted_for_admins_and_changes_since(
     cloud: Cloud, fleet: dict[str, str]
 ) -> None:
-    cloud.rest(fleet["beta"], "deleted", deleted=1)
+    cloud.set_state(fleet["beta"], "deleted", deleted=1)
     assert "beta" not in list_names(cloud, "")
     assert "beta" not in list_names(cloud, "?deleted=True")
     assert list_names(cloud, "?all_tenants=1&deleted=True", token="admin") == ["beta"]
@@ -594,7 +596,7 @@ def test_os_volumes_boot_serves_servers_up_to_2_102(cloud: Cloud) -> None:
     )
     assert answer.status_code == 202
     server = answer.json["server"]["id"]
-    cloud.rest(server)
+    cloud.set_state(server)
     for path in ("", "/detail"):
         assert (
             cloud.call("GET", f"/os-volumes_boot{path}").json
@@ -614,7 +616,7 @@ def test_os_volumes_boot_serves_servers_up_to_2_102(cloud: Cloud) -> None:
 
 def test_server_access_ipv6_is_shown_in_short_form(cloud: Cloud) -> None:
     server = cloud.create(accessIPv6="80FE:0:0::0001")
-    cloud.rest(server)
+    cloud.set_state(server)
 
     def show_address() -> str:
         return str(cloud.call("GET", f"/servers/{server}").json["server"]["accessIPv6"])

@@ -22,17 +22,17 @@ class Shares:
     """A shared file system service in memory with the shares of a test."""
 
     def __init__(self) -> None:
-        self.there, self.asked = True, 0
-        self.held = {share: Share(share, "available", "NFS", LOCATION) for share in (SHARE, OTHER)}
+        self.has_endpoint, self.queries = True, 0
+        self.by_id = {share: Share(share, "available", "NFS", LOCATION) for share in (SHARE, OTHER)}
 
     def has_service(self) -> bool:
-        return self.there
+        return self.has_endpoint
 
     def share(self, token: str, share_id: str) -> Share:
-        self.asked += 1
-        if share_id not in self.held or token == "stranger":
+        self.queries += 1
+        if share_id not in self.by_id or token == "stranger":
             raise errors.NotFound(f"Share {share_id} could not be found.")
-        return self.held[share_id]
+        return self.by_id[share_id]
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def cloud_with_shares(make_cloud: Callable[..., Cloud], shares: Shares) -> Cloud
 @pytest.fixture
 def server(cloud_with_shares: Cloud) -> str:
     server_id = cloud_with_shares.create(mv="2.37")
-    cloud_with_shares.rest(server_id, "stopped", power_state=4)
+    cloud_with_shares.set_state(server_id, "stopped", power_state=4)
     return server_id
 
 
@@ -76,7 +76,7 @@ def attach(
 def finish_attachment(cloud: Cloud, server: str, status: str = "inactive", **values: Any) -> None:
     """Bring the share's mapping to a status, as a conductor does."""
     cloud.change(schema.share_mappings, schema.share_mappings.c.server_id == server, status=status)
-    cloud.rest(server, **{"vm_state": "stopped", "power_state": 4, **values})
+    cloud.set_state(server, **{"vm_state": "stopped", "power_state": 4, **values})
 
 
 def find_actions(cloud: Cloud, name: str) -> list[Any]:
@@ -101,7 +101,7 @@ def test_attach_share_begins_action_and_shows_attachment(
         "uuid": row.uuid,
         "access_to": "192.0.2.1",
     }
-    assert cloud_with_shares.wakeup.woken and [
+    assert cloud_with_shares.wakeup.count and [
         server_row.shares for server_row in cloud_with_shares.rows(schema.servers)
     ] == [1]
     path = f"/servers/{server}/shares"
@@ -183,11 +183,11 @@ def test_share_changes_in_wrong_state_return_409_without_lookup(
 ) -> None:
     attach(cloud_with_shares, server)
     finish_attachment(cloud_with_shares, server, vm_state=vm_state)
-    shares.asked = 0
+    shares.queries = 0
     body = {"share": {"share_id": OTHER}} if method == "POST" else None
     path = f"/servers/{server}/shares" + ("" if body else f"/{SHARE}")
     answer = cloud_with_shares.call(method, path, body, mv="2.97")
-    assert (answer.status_code, shares.asked) == (status, 0)
+    assert (answer.status_code, shares.queries) == (status, 0)
     assert f"while it is in vm_state {vm_state}" in answer.json["conflictingRequest"]["message"]
 
 
@@ -223,14 +223,14 @@ def test_attach_unusable_share_returns_409(
         "export_location": LOCATION,
         **changes,
     }
-    shares.held[SHARE] = Share(**facts)
+    shares.by_id[SHARE] = Share(**facts)
     answer = attach(cloud_with_shares, server)
     assert answer.status_code == 409 and message in answer.json["conflictingRequest"]["message"]
     assert cloud_with_shares.rows(schema.share_mappings) == []
 
 
 def test_unknown_share_returns_404(cloud_with_shares: Cloud, shares: Shares, server: str) -> None:
-    shares.held.clear()
+    shares.by_id.clear()
     assert attach(cloud_with_shares, server).status_code == 404
     for method in ("GET", "DELETE"):
         assert (
@@ -261,7 +261,7 @@ def test_attach_share_names_missing_trait_of_host(
 def test_attach_share_without_share_service_returns_501(
     cloud_with_shares: Cloud, shares: Shares, server: str
 ) -> None:
-    shares.there = False
+    shares.has_endpoint = False
     assert (
         "no shared file system service"
         in attach(cloud_with_shares, server).json["notImplemented"]["message"]

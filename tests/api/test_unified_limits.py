@@ -114,8 +114,8 @@ def test_quota_sets_and_limits_show_values_of_keystone(cloud: Cloud, keystone: K
         ("/os-quota-class-sets/default", "quota_class_set"),
         ("/os-quota-class-sets/x", "quota_class_set"),
     ):
-        shown = cloud.call("GET", path, token="admin", mv="2.57").json[name]
-        assert (shown["cores"], shown["server_groups"]) == (20, 11), path
+        defaults = cloud.call("GET", path, token="admin", mv="2.57").json[name]
+        assert (defaults["cores"], defaults["server_groups"]) == (20, 11), path
     for query in ("", "?user_id=nobody"):
         detail = cloud.call("GET", f"/os-quota-sets/{PROJECT}/detail{query}").json["quota_set"]
         assert detail["cores"] == {"limit": 7, "in_use": 1, "reserved": 0}
@@ -255,7 +255,7 @@ def test_resize_counts_larger_flavor_until_confirmed_or_reverted(
 ) -> None:
     keystone.own[PROJECT] = {"class:DISK_GB": 16, "class:VCPU": 5}
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     resize = {"resize": {"flavorRef": "big"}}
 
     def act(body: Any) -> Any:
@@ -270,7 +270,7 @@ def test_resize_counts_larger_flavor_until_confirmed_or_reverted(
         "the larger flavor counts during the resize"
     )
     cloud.change(schema.migrations, sa.true(), status="finished")
-    cloud.rest(server, "resized", flavor=to_wire(Flavor("1", "m1.tiny", 1, 512, 1)))
+    cloud.set_state(server, "resized", flavor=to_wire(Flavor("1", "m1.tiny", 1, 512, 1)))
     assert is_over(post_server(cloud), "class:DISK_GB"), (
         "and until the resize is confirmed or reverted"
     )
@@ -325,7 +325,7 @@ def test_metadata_and_files_over_keystone_limit_return_403(
         {"personality": [{**file, "contents": "YWJjZA=="}]},
     ):
         assert post_server(cloud, **fields).status_code == 403, fields
-    cloud.rest(server)
+    cloud.set_state(server)
     path = f"/servers/{server}/metadata"
     assert cloud.call("POST", path, {"metadata": {"b": "2"}}).status_code == 403
     rebuild = {"rebuild": {"imageRef": IMAGE, "metadata": {"a": "1", "b": "2"}}}
@@ -337,7 +337,7 @@ def test_metadata_and_files_over_keystone_limit_return_403(
 # --- Keystone without an answer ---
 def test_requests_with_limits_return_503_without_keystone(cloud: Cloud, keystone: Keystone) -> None:
     server = cloud.create(metadata={"a": "1"})
-    cloud.rest(server)
+    cloud.set_state(server)
     keystone.down = True
     action = f"/servers/{server}/action"
     for method, path, body in (

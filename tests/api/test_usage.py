@@ -38,7 +38,7 @@ def fleet(cloud: Cloud) -> dict[str, str]:
             name, token="stranger" if name == "foreign" else "user", flavorRef=flavor
         )
         deletion = {"vm_state": "deleted", "deleted": 1} if terminated is not None else {}
-        cloud.rest(
+        cloud.set_state(
             server_ids[name],
             **deletion,
             launched_at=None if launched is None else T0 + launched * HOUR,

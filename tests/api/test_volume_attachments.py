@@ -30,7 +30,7 @@ def volumes(cloud: Cloud) -> Volumes:
 @pytest.fixture
 def server(cloud: Cloud, volumes: Volumes) -> str:
     server_id = cloud.create()
-    cloud.rest(server_id)
+    cloud.set_state(server_id)
     return server_id
 
 
@@ -196,7 +196,7 @@ def test_attach_volume_of_other_zone_without_cross_az_attach_returns_400(
     cloud = make_cloud(cross_az_attach=False)
     volumes = add_volume_service(cloud)
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     volumes.change(VOLUME, availability_zone="elsewhere")
     assert "not in the same availability_zone. Instance is in nova" in read_refusal(
         attach(cloud, server), 400
@@ -218,14 +218,14 @@ def test_volume_changes_of_shelved_server_need_2_20(
     cloud: Cloud, volumes: Volumes, server: str, state: str
 ) -> None:
     host = None if state == "shelved_offloaded" else "host1"
-    cloud.rest(server, state, host=host)
+    cloud.set_state(server, state, host=host)
     assert read_refusal(attach(cloud, server, mv="2.19"), 409).startswith("Cannot 'attach_volume'")
     assert attach(cloud, server, mv="2.20").status_code == 200
     finish_attachments(cloud, server, vm_state=state, host=host)
     assert cloud.call("DELETE", path(server, VOLUME), mv="2.19").status_code == 409
     assert cloud.call("DELETE", path(server, VOLUME), mv="2.20").status_code == 202
     if host is None:
-        cloud.rest(server, state, host=host)
+        cloud.set_state(server, state, host=host)
         assert "Tagged" in read_refusal(attach(cloud, server, OTHER, mv="2.49", tag="t"), 400)
         assert "multiattach" in read_refusal(attach(cloud, server, SHARED, mv="2.60"), 400)
 
@@ -371,14 +371,14 @@ def test_swap_volume_refuses_multiattach_missing_volume_and_wrong_state(
     volumes.change(VOLUME, servers=(migrating_server, OTHER))
     assert "multi-attach" in read_refusal(swap_volume(cloud, migrating_server), 400)
     volumes.change(VOLUME, servers=(migrating_server,))
-    volume = volumes.held.pop(OTHER)
+    volume = volumes.by_id.pop(OTHER)
     assert "could not be found" in read_refusal(swap_volume(cloud, migrating_server), 400)
-    volumes.held[OTHER] = volume
-    cloud.rest(migrating_server, vm_state="stopped")
+    volumes.by_id[OTHER] = volume
+    cloud.set_state(migrating_server, vm_state="stopped")
     assert read_refusal(swap_volume(cloud, migrating_server), 409).startswith(
         "Cannot 'swap_volume'"
     )
-    del volumes.held[VOLUME]
+    del volumes.by_id[VOLUME]
     assert "could not be found" in read_refusal(swap_volume(cloud, migrating_server), 404)
 
 
@@ -397,7 +397,7 @@ def test_volume_attachment_without_id_is_hidden_from_2_89(cloud: Cloud, server: 
 def test_attach_volume_without_volume_service_returns_501(
     cloud: Cloud, volumes: Volumes, server: str
 ) -> None:
-    volumes.there = False
+    volumes.has_endpoint = False
     assert "no block storage service" in read_refusal(attach(cloud, server), 501)
     cloud.services.volumes = None
     assert "no block storage service" in read_refusal(attach(cloud, server), 501)
@@ -419,7 +419,7 @@ def test_attach_volume_returns_refusal_of_volume_service(make_cloud: Callable[..
     cloud = make_cloud(answer_timeout_seconds=5)
     add_volume_service(cloud)
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     fail_next_attachment(cloud)
     assert "taken" in read_refusal(attach(cloud, server), 400)
 
@@ -461,7 +461,7 @@ def conducted_cloud(make_cloud: Callable[..., Cloud]) -> Iterator[tuple[Cloud, s
     """Yield a cloud and a server. A thread completes each action after a moment."""
     cloud, is_ended = make_cloud(answer_timeout_seconds=30), threading.Event()
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
 
     def complete_actions() -> None:
         while not is_ended.wait(0.02):
@@ -481,7 +481,7 @@ def test_concurrent_attachments_to_one_server_all_succeed(
     cloud, server = conducted_cloud
     service, volumes = add_volume_service(cloud), [ids.new() for _ in range(20)]
     for volume in volumes:
-        service.held[volume] = replace(service.held[VOLUME], id=volume)
+        service.by_id[volume] = replace(service.by_id[VOLUME], id=volume)
     with ThreadPoolExecutor(len(volumes)) as pool:
         answers = list(pool.map(lambda volume: attach(cloud, server, volume, mv="2.101"), volumes))
     assert [answer.status_code for answer in answers] == [202] * len(volumes)

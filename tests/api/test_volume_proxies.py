@@ -45,7 +45,7 @@ def test_volume_proxies_check_version_role_and_volume_service(
         403 if route.method != "GET" else 404 if "{" in route.path else 200
     )
     assert call_route(cloud, route, mv="2.35").status_code == (404 if "{" in route.path else 200)
-    volumes.there = False
+    volumes.has_endpoint = False
     answer = call_route(cloud, route)
     if route.method == "POST":
         assert answer.status_code == 501
@@ -80,9 +80,9 @@ def test_volume_proxy_creates_shows_and_deletes_volume(cloud: Cloud, volumes: Vo
     path = f"/os-volumes/{volume['id']}"
     assert cloud.call("GET", path).json == answer.json
     attachments = [{"server_id": SERVER, "device": "/dev/vdb"}, {"server_id": NOWHERE}]
-    volumes.shown["volumes"][volume["id"]]["attachments"] = attachments
-    [listed] = cloud.call("GET", "/os-volumes/detail").json["volumes"]
-    assert listed["attachments"] == [
+    volumes.proxy_records["volumes"][volume["id"]]["attachments"] = attachments
+    [item] = cloud.call("GET", "/os-volumes/detail").json["volumes"]
+    assert item["attachments"] == [
         {"id": volume["id"], "volumeId": volume["id"], "serverId": SERVER, "device": "/dev/vdb"}
     ]
     assert cloud.call("DELETE", path).status_code == 202
@@ -92,7 +92,7 @@ def test_volume_proxy_creates_shows_and_deletes_volume(cloud: Cloud, volumes: Vo
 def test_volume_proxy_creates_lists_and_deletes_snapshot(cloud: Cloud, volumes: Volumes) -> None:
     answer = create_record(cloud, "snapshot", volume_id=VOLUME, display_name="then", force="True")
     snapshot = answer.json["snapshot"]
-    assert volumes.shown["snapshots"][snapshot["id"]]["force"] is True
+    assert volumes.proxy_records["snapshots"][snapshot["id"]]["force"] is True
     assert snapshot == {
         "id": snapshot["id"],
         "status": "creating",
@@ -119,6 +119,6 @@ def test_volume_proxy_pages_and_returns_403_over_quota(cloud: Cloud, volumes: Vo
     volume_ids = [create_record(cloud, "volume", size=1).json["volume"]["id"] for _ in range(3)]
     page = cloud.call("GET", "/os-volumes?limit=1&offset=1").json["volumes"]
     assert [volume["id"] for volume in page] == volume_ids[1:2]
-    volumes.allowed = 3
+    volumes.volume_quota = 3
     answer = create_record(cloud, "volume", size=1)
     assert answer.status_code == 403 and "LimitExceeded" in answer.text

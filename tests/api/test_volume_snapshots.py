@@ -63,7 +63,7 @@ def server(cloud: Cloud, volumes: Volumes) -> str:
         cloud, {**BOOT, "delete_on_termination": True}, {**BOOT, "uuid": OTHER, "boot_index": 1}
     )
     finish_attachments(cloud, rows[0].server_id, host="host1", power_state=1)
-    cloud.agents.asked.clear()
+    cloud.agents.queries.clear()
     return str(rows[0].server_id)
 
 
@@ -105,11 +105,13 @@ def test_create_image_of_server_on_volume_quiesces_guest(
     cloud: Cloud, volumes: Volumes, server: str
 ) -> None:
     create_image(cloud, server)
-    assert [(host, verb, arguments["server"]) for host, verb, arguments in cloud.agents.asked] == [
+    assert [
+        (host, verb, arguments["server"]) for host, verb, arguments in cloud.agents.queries
+    ] == [
         ("host1", "quiesce", server),
         ("host1", "unquiesce", server),
     ]
-    seconds = cloud.agents.asked[0][2]["seconds"]
+    seconds = cloud.agents.queries[0][2]["seconds"]
     assert seconds > volume_snapshots.WAIT_SECONDS
 
 
@@ -117,25 +119,25 @@ def test_create_image_unquiesces_guest_after_last_snapshot(
     cloud: Cloud, volumes: Volumes, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The API polls the service until all snapshots are available."""
-    volumes.becomes = "creating"
+    volumes.new_snapshot_status = "creating"
     get_snapshot = volumes.snapshot
 
     def record_and_get(token: str, snapshot_id: str) -> VolumeSnapshot:
-        cloud.agents.asked.append(("", "looks", {}))
+        cloud.agents.queries.append(("", "looks", {}))
         return replace(get_snapshot(token, snapshot_id), status="available")
 
     monkeypatch.setattr(volumes, "snapshot", record_and_get)
     assert create_image(cloud, server).status_code == 202
-    verbs = [verb for _, verb, _ in cloud.agents.asked]
+    verbs = [verb for _, verb, _ in cloud.agents.queries]
     assert verbs == ["quiesce", "looks", "looks", "unquiesce"]
 
 
 def test_create_image_does_not_quiesce_stopped_guest(
     cloud: Cloud, volumes: Volumes, server: str
 ) -> None:
-    cloud.rest(server, "stopped", power_state=4)
+    cloud.set_state(server, "stopped", power_state=4)
     assert create_image(cloud, server).status_code == 202
-    assert cloud.agents.asked == [] and len(volumes.snapshots) == 2
+    assert cloud.agents.queries == [] and len(volumes.snapshots) == 2
 
 
 @pytest.mark.parametrize(("required", "status"), [("yes", 409), ("no", 202)])
@@ -155,12 +157,12 @@ def test_create_image_without_quiesce_fails_when_image_requires_quiesce(
 def test_create_image_deletes_snapshots_when_service_refuses_or_fails(
     cloud: Cloud, volumes: Volumes, server: str
 ) -> None:
-    volumes.allowed_snapshots = 0
+    volumes.snapshot_quota = 0
     answer = create_image(cloud, server)
     assert answer.status_code == 403 and "SnapshotLimitExceeded" in answer.text
     assert volumes.snapshots == {}
-    assert cloud.agents.asked[-1][1] == "unquiesce"
-    volumes.allowed_snapshots, volumes.becomes = 100, "error"
+    assert cloud.agents.queries[-1][1] == "unquiesce"
+    volumes.snapshot_quota, volumes.new_snapshot_status = 100, "error"
     answer = create_image(cloud, server)
     assert answer.status_code == 409 and "shows it as error" in answer.text
     assert volumes.snapshots == {}
@@ -192,7 +194,7 @@ def test_create_image_deletes_snapshots_when_action_did_not_begin(
 def test_create_image_includes_snapshot_still_in_creation(
     cloud: Cloud, volumes: Volumes, server: str
 ) -> None:
-    volumes.becomes = "creating"
+    volumes.new_snapshot_status = "creating"
     assert create_image(cloud, server).status_code == 202
     assert find_action(cloud).args["snapshots"] == list(volumes.snapshots)
 
@@ -200,7 +202,7 @@ def test_create_image_includes_snapshot_still_in_creation(
 def test_create_image_of_server_on_volume_returns_503_without_service(
     cloud: Cloud, volumes: Volumes, server: str
 ) -> None:
-    volumes.there = False
+    volumes.has_endpoint = False
     assert create_image(cloud, server).status_code == 503
 
 
@@ -241,7 +243,7 @@ def test_create_server_from_image_of_snapshots_boots_from_volume(
     [server] = cloud.rows(schema.servers)
     assert (server.image_id, server.image["id"]) == (None, "")
     assert server.image["properties"] == {"hw_video_model": "vga"}
-    assert volumes.made[0]["snapshot_id"] == SNAPSHOT
+    assert volumes.created[0]["snapshot_id"] == SNAPSHOT
 
 
 def test_create_server_mapping_replaces_mapping_of_image(cloud: Cloud, volumes: Volumes) -> None:

@@ -298,7 +298,7 @@ def test_server_group_omits_deleted_servers_and_can_be_deleted(cloud: Cloud) -> 
     first, second = (
         post_server(cloud, hints={"group": group}).json["server"]["id"] for _ in range(2)
     )
-    cloud.rest(first, "deleted", deleted=1)
+    cloud.set_state(first, "deleted", deleted=1)
     assert cloud.call("GET", f"/os-server-groups/{group}").json["server_group"]["members"] == [
         second
     ]
@@ -405,7 +405,7 @@ def test_rebuild_with_image_of_other_hardware_needs_returns_400(
     cloud: Cloud, properties: dict[str, str], difference: str | None
 ) -> None:
     server = post_server(cloud, flavorRef=add_flavor_with_specs(cloud)).json["server"]["id"]
-    cloud.rest(server)
+    cloud.set_state(server)
     other = ids.new()
     cloud.images.images[other] = Image(ImageRef(other, "qcow2", 1024, properties=properties))
     answer = cloud.call("POST", f"/servers/{server}/action", {"rebuild": {"imageRef": other}})

@@ -109,7 +109,7 @@ def test_create_server_with_invalid_field_is_refused_with_reason(
     assert answer.json == {KINDS[status]: {"code": status, "message": message}}
     assert answer.status_code == status
     assert cloud.rows(schema.servers) == cloud.rows(schema.actions) == []
-    assert cloud.wakeup.woken == 0
+    assert cloud.wakeup.count == 0
 
 
 def test_create_server_with_name_of_256_returns_400_with_short_message(cloud: Cloud) -> None:

@@ -22,31 +22,31 @@ SNAPSHOT, TYPE = "e8debdc0-447a-4376-a10a-4cd9122d7986", "70a599e0-31e7-49b7-b26
 class Volumes:
     """The volumes, snapshots and quotas that the API finds at the block storage service.
 
-    A test changes ``held`` (the volumes), ``allowed`` (the quota of new volumes), ``becomes`` (the
-    status of a new snapshot) and ``encrypts`` (True to encrypt new volumes). ``made`` and
-    ``deleted`` record the requests.
+    A test changes ``by_id`` (the volumes), the quotas, ``new_snapshot_status`` and ``encrypts``
+    (True to encrypt new volumes). ``created`` and ``deleted`` record the requests. The proxies use
+    the separate ``proxy_records``.
     """
 
     def __init__(self) -> None:
-        self.there, self.allowed, self.encrypts = True, 100, False
-        self.held = {
+        self.has_endpoint, self.volume_quota, self.encrypts = True, 100, False
+        self.by_id = {
             volume: Volume(volume, "available", 2, availability_zone="nova", bootable=True)
             for volume in (VOLUME, OTHER)
         }
-        self.held[SHARED] = Volume(SHARED, "in-use", 1, multiattach=True, availability_zone="nova")
+        self.by_id[SHARED] = Volume(SHARED, "in-use", 1, multiattach=True, availability_zone="nova")
         self.snapshots = {SNAPSHOT: VolumeSnapshot(SNAPSHOT, "available", 3, VOLUME)}
-        self.allowed_snapshots, self.becomes = 100, "available"
-        self.made: list[dict[str, Any]] = []
+        self.snapshot_quota, self.new_snapshot_status = 100, "available"
+        self.created: list[dict[str, Any]] = []
         self.deleted: list[str] = []
-        self.shown: dict[str, dict[str, dict[str, Any]]] = {"volumes": {}, "snapshots": {}}
+        self.proxy_records: dict[str, dict[str, dict[str, Any]]] = {"volumes": {}, "snapshots": {}}
 
     def has_service(self) -> bool:
-        return self.there
+        return self.has_endpoint
 
     def volume(self, token: str, volume_id: str) -> Volume:
-        if volume_id not in self.held or token == "stranger":
+        if volume_id not in self.by_id or token == "stranger":
             raise errors.NotFound(f"Volume {volume_id} could not be found.")
-        return self.held[volume_id]
+        return self.by_id[volume_id]
 
     def snapshot(self, token: str, snapshot_id: str) -> VolumeSnapshot:
         if snapshot_id not in self.snapshots:
@@ -54,12 +54,12 @@ class Volumes:
         return self.snapshots[snapshot_id]
 
     def make_snapshot(self, token: str, volume_id: str, name: str) -> VolumeSnapshot:
-        if len(self.snapshots) > self.allowed_snapshots:
+        if len(self.snapshots) > self.snapshot_quota:
             raise errors.TooLarge("The block storage service says: SnapshotLimitExceeded")
         snapshot = VolumeSnapshot(
             ids.new(), "creating", self.volume("", volume_id).size_gb, volume_id, token
         )
-        self.snapshots[snapshot.id] = replace(snapshot, status=self.becomes)
+        self.snapshots[snapshot.id] = replace(snapshot, status=self.new_snapshot_status)
         return snapshot
 
     def delete_snapshot(self, token: str, snapshot_id: str) -> None:
@@ -69,7 +69,7 @@ class Volumes:
         return [VolumeType(TYPE, "fast")]
 
     def create(self, token: str, **values: Any) -> Volume:
-        if len(self.made) >= self.allowed:
+        if len(self.created) >= self.volume_quota:
             raise errors.TooLarge("The block storage service says: VolumeLimitExceeded")
         volume = Volume(
             ids.new(),
@@ -78,39 +78,39 @@ class Volumes:
             encrypted=self.encrypts,
             volume_type=values["volume_type"],
         )
-        self.made.append({**values, "id": volume.id, "token": token})
-        self.held[volume.id] = volume
+        self.created.append({**values, "id": volume.id, "token": token})
+        self.by_id[volume.id] = volume
         return volume
 
     def delete(self, token: str, volume_id: str) -> None:
         self.deleted.append(volume_id)
 
-    # --- records of the proxies, which are separate from the volumes above ---
+    # --- methods of the client for the proxies ---
     def records(self, token: str, resource: str) -> list[dict[str, Any]]:
-        return [*self.shown[resource].values()]
+        return [*self.proxy_records[resource].values()]
 
     def record(self, token: str, resource: str, record_id: str) -> dict[str, Any]:
-        if record_id not in self.shown[resource]:
+        if record_id not in self.proxy_records[resource]:
             raise errors.NotFound(f"{record_id} could not be found.")
-        return self.shown[resource][record_id]
+        return self.proxy_records[resource][record_id]
 
     def make(self, token: str, resource: str, values: dict[str, Any]) -> dict[str, Any]:
-        if len(self.shown[resource]) >= self.allowed:
+        if len(self.proxy_records[resource]) >= self.volume_quota:
             raise errors.TooLarge("The block storage service says: LimitExceeded")
         identity = {
             "id": ids.new(),
             "status": "creating",
             "created_at": "2026-11-23T10:00:00.000001",
         }
-        self.shown[resource][identity["id"]] = identity | {"size": 1} | values
+        self.proxy_records[resource][identity["id"]] = identity | {"size": 1} | values
         return self.record(token, resource, identity["id"])
 
     def remove(self, token: str, resource: str, record_id: str) -> None:
         self.record(token, resource, record_id)
-        del self.shown[resource][record_id]
+        del self.proxy_records[resource][record_id]
 
     def change(self, volume_id: str, **values: Any) -> None:
-        self.held[volume_id] = replace(self.held[volume_id], **values)
+        self.by_id[volume_id] = replace(self.by_id[volume_id], **values)
 
 
 def add_volume_service(cloud: Cloud) -> Volumes:
@@ -130,4 +130,4 @@ def finish_attachments(cloud: Cloud, server: str, status: str = "attached", **va
                 status=status,
                 attachment_id=row.attachment_id or ids.new(),
             )
-    cloud.rest(server, **values)
+    cloud.set_state(server, **values)
