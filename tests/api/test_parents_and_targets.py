@@ -292,7 +292,7 @@ NAMED: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "url", "body"), NAMED, ids=[f"{url} {kind}" for kind, url, _ in NAMED]
+    ("kind", "path", "body"), NAMED, ids=[f"{path} {kind}" for kind, path, _ in NAMED]
 )
 @pytest.mark.parametrize("persona", ["member", "manager"])
 def test_foreign_record_named_in_request_is_refused_like_missing_one(
