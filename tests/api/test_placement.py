@@ -148,7 +148,7 @@ def claim(store: Store, host: str = "host1", **resources: int) -> str:
     """Claim resources on a host for a new server, and return the server's id."""
     request = allocations.ClaimRequest(ids.new(), PROJECT, "u1", resources, [host])
     store.write(lambda tx: allocations.claim(tx, [request]))
-    assert request.provider_path == host
+    assert request.host == host
     return request.consumer
 
 
@@ -357,13 +357,13 @@ def test_placement_write_raises_generation_and_change_time(placement: Placement)
     before = placement.store.read(lambda tx: tx.execute(sa.select(schema.providers)).one())
     placement.set_class(path, "VCPU", total=8, reserved=1)
     after = placement.store.read(lambda tx: tx.execute(sa.select(schema.providers)).one())
-    assert (after.read_generation, after.changed_at > before.changed_at) == (
-        before.read_generation + 1,
+    assert (after.generation, after.changed_at > before.changed_at) == (
+        before.generation + 1,
         True,
     )
     stale = placement.put(
         f"{path}/inventories/VCPU",
-        {"resource_provider_generation": before.read_generation, "total": 8},
+        {"resource_provider_generation": before.generation, "total": 8},
         409,
     )
     assert stale["errors"][0]["code"] == "placement.concurrent_update"
