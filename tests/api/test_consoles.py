@@ -231,7 +231,7 @@ def test_spice_console_returns_400_when_host_does_not_enable_spice(
         ({}, True, 409),
     ],
 )
-def test_spice_console_status_depends_on_server_state_and_host(
+def test_spice_console_of_server_off_or_on_silent_host_returns_409(
     cloud: Cloud,
     server: str,
     hosts: Hosts,
@@ -397,7 +397,7 @@ def test_console_of_server_with_running_guest_returns_200(
 @pytest.mark.parametrize(
     ("token", "status"), [("reader", 403), ("stranger", 404), ("admin", 200), ("nobody", 403)]
 )
-def test_create_remote_console_status_depends_on_role(
+def test_create_remote_console_returns_403_to_readers_and_404_to_strangers(
     cloud: Cloud, server: str, token: str, status: int
 ) -> None:
     assert create_console(cloud, server, VNC, token=token).status_code == status

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A project that keeps an API process busy does not delay other projects."""
+"""Fair shares of the API's threads: a busy project does not delay other projects."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def process(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Process]
 
 
 @pytest.mark.parametrize(("method", "body", "places"), [("GET", b"", 1), ("POST", b"abc", 2)])
-def test_project_is_served_while_another_fills_its_places(
+def test_fair_share_serves_project_while_another_fills_its_threads(
     process: Process, method: str, body: bytes, places: int
 ) -> None:
     with ThreadPoolExecutor(40) as pool:
@@ -113,7 +113,7 @@ def test_project_is_served_while_another_fills_its_places(
 
 
 @pytest.mark.parametrize("process", [0.5], indirect=True)
-def test_request_without_a_place_returns_503_after_its_wait(process: Process) -> None:
+def test_fair_share_request_without_free_thread_returns_503_after_wait(process: Process) -> None:
     with ThreadPoolExecutor(3) as pool:
         busy = [pool.submit(process.send, "busy") for _ in range(3)]
         try:
@@ -128,7 +128,7 @@ def test_request_without_a_place_returns_503_after_its_wait(process: Process) ->
             assert json.loads(body)["serviceUnavailable"]["code"] == 503
 
 
-def test_api_lists_servers_while_another_project_waits_for_images(tmp_path: Path) -> None:
+def test_fair_share_lists_servers_while_other_project_waits_for_images(tmp_path: Path) -> None:
     """An image service that does not answer keeps the requests of the busy project running."""
     with (
         running(tmp_path, with_image=False) as cloud,

@@ -83,7 +83,7 @@ def test_drain_host_begins_and_shows_progress_and_events(cloud: Cloud) -> None:
     assert "has ended already: it is done" in fault["conflictingRequest"]["message"]
 
 
-def test_second_open_action_on_a_host_returns_409(cloud: Cloud) -> None:
+def test_create_second_host_action_on_a_host_returns_409(cloud: Cloud) -> None:
     evacuation = call_host_actions(cloud, "POST", body={"evacuate": {}}, status=202)["host_action"]
     assert evacuation["arguments"] == {"parallel": 2, "force": False}
     fault = call_host_actions(cloud, "POST", body={"drain": {}}, status=409)
@@ -139,7 +139,7 @@ def test_show_host_action_below_another_host_returns_404(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     ("version", "status"), [("1.0", 200), ("latest", 200), ("1.1", 406), ("2.53", 406)]
 )
-def test_host_actions_check_microversion_of_the_extension(
+def test_host_actions_with_unsupported_extension_version_return_406(
     cloud: Cloud, version: str, status: int
 ) -> None:
     call_host_actions(

@@ -84,7 +84,7 @@ def put_service(cloud: Cloud, path: str, body: Any, mv: str, status: int = 200) 
     return answer.json
 
 
-def test_update_service_by_host_and_binary_before_2_53(cloud: Cloud) -> None:
+def test_update_service_by_host_changes_status_and_state_before_2_53(cloud: Cloud) -> None:
     body = {"host": "host1", "binary": "nova-compute"}
     assert put_service(cloud, "disable", body, "2.1") == {"service": {**body, "status": "disabled"}}
     assert get(cloud, "/os-services")["services"][0]["status"] == "disabled"
@@ -110,7 +110,7 @@ def test_update_service_by_host_and_binary_before_2_53(cloud: Cloud) -> None:
         put_service(cloud, path, fields, mv, status)
 
 
-def test_update_service_by_uuid_from_2_53(cloud: Cloud) -> None:
+def test_update_service_by_uuid_changes_status_and_state_from_2_53(cloud: Cloud) -> None:
     uuid = get(cloud, "/os-services", "2.53")["services"][0]["id"]
     service = put_service(cloud, uuid, {"status": "disabled", "disabled_reason": "fire"}, "2.53")[
         "service"

@@ -125,7 +125,7 @@ def glance() -> Iterator[Glance]:
     server.server_close()
 
 
-def test_image_show_returns_parsed_record(glance: Glance) -> None:
+def test_image_client_show_returns_parsed_record(glance: Glance) -> None:
     record = image.ImageClient(glance.url + "/v2/").show(ID, "token")
     assert glance.queries == [(f"/v2/images/{ID}", "token")]
     assert record == image.Image(
@@ -146,7 +146,7 @@ def test_image_show_returns_parsed_record(glance: Glance) -> None:
     )
 
 
-def test_image_show_checks_requirement_on_each_call(glance: Glance) -> None:
+def test_image_client_show_checks_requirement_on_each_call(glance: Glance) -> None:
     checked: list[image.Image] = []
     client = image.ImageClient(glance.url, require=checked.append)
     assert [client.show(ID, "a"), client.show(ID, "a")] == checked
@@ -160,7 +160,7 @@ def test_image_show_checks_requirement_on_each_call(glance: Glance) -> None:
             client.show(ID, "a")
 
 
-def test_image_show_sends_a_request_each_time_and_keeps_no_token(glance: Glance) -> None:
+def test_image_client_show_sends_a_request_each_time_and_keeps_no_token(glance: Glance) -> None:
     client = image.ImageClient(glance.url)
     for _ in range(2):
         client.show(ID, "a")
@@ -169,7 +169,7 @@ def test_image_show_sends_a_request_each_time_and_keeps_no_token(glance: Glance)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_image_show_shares_one_request_among_concurrent_calls_of_a_token(
+def test_image_client_show_shares_request_of_concurrent_calls_of_token(
     glance: Glance, fails: bool
 ) -> None:
     go, started = threading.Event(), threading.Event()
@@ -213,7 +213,7 @@ def test_image_show_shares_one_request_among_concurrent_calls_of_a_token(
         (300, errors.Unavailable),
     ],
 )
-def test_image_show_maps_error_status_to_exception(
+def test_image_client_show_maps_error_status_to_exception(
     glance: Glance, status: int, kind: type[errors.Problem]
 ) -> None:
     glance.status = status
@@ -222,12 +222,12 @@ def test_image_show_maps_error_status_to_exception(
     assert type(raised.value) is kind
 
 
-def test_image_show_without_a_service_raises_unavailable() -> None:
+def test_image_client_show_without_a_service_raises_unavailable() -> None:
     with pytest.raises(errors.Unavailable, match="does not answer"):
         image.ImageClient("http://127.0.0.1:9", timeout=2).show(ID, "token")
 
 
-def test_image_download_yields_chunks_of_limited_size(glance: Glance) -> None:
+def test_image_client_download_yields_chunks_of_limited_size(glance: Glance) -> None:
     glance.data = bytes(range(256)) * 10_000
     chunks = list(image.ImageClient(glance.url).download(ID, "token"))
     assert b"".join(chunks) == glance.data
@@ -235,13 +235,13 @@ def test_image_download_yields_chunks_of_limited_size(glance: Glance) -> None:
     assert glance.queries == [(f"/v2/images/{ID}/file", "token")]
 
 
-def test_image_download_raises_unavailable_when_transfer_breaks_off(glance: Glance) -> None:
+def test_image_client_download_raises_unavailable_when_transfer_breaks_off(glance: Glance) -> None:
     glance.data, glance.cut_bytes = b"x" * 3_000_000, 1
     with pytest.raises(errors.Unavailable, match="broke off"):
         list(image.ImageClient(glance.url).download(ID, "token"))
 
 
-def test_image_download_without_data_raises_not_found(glance: Glance) -> None:
+def test_image_client_download_without_data_raises_not_found(glance: Glance) -> None:
     glance.status = 204
     with pytest.raises(errors.NotFound):
         list(image.ImageClient(glance.url).download(ID, "token"))
@@ -251,14 +251,14 @@ def test_image_download_without_data_raises_not_found(glance: Glance) -> None:
 RECORD = {"id": ID, "name": "snap", "disk_format": "qcow2", "min_disk": 1, "instance_uuid": "i"}
 
 
-def test_image_create_posts_record(glance: Glance) -> None:
+def test_image_client_create_posts_record(glance: Glance) -> None:
     glance.status = 201
     image.ImageClient(glance.url).create(RECORD, "token")
     assert glance.queries == [("POST /v2/images", "token")]
     assert json.loads(glance.received) == RECORD
 
 
-def test_image_create_repeats_own_record_and_refuses_foreign_one(glance: Glance) -> None:
+def test_image_client_create_repeats_own_record_and_refuses_foreign_one(glance: Glance) -> None:
     client, glance.status = image.ImageClient(glance.url), 409
     glance.record = {**RECORD, "min_disk": 1, "status": "queued"}
     client.create(RECORD, "token")
@@ -278,7 +278,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("status", "kind"), REFUSALS)
-def test_image_changes_raise_error_with_text_of_the_service(
+def test_image_client_changes_raise_error_with_text_of_the_service(
     glance: Glance, status: int, kind: type[errors.Problem]
 ) -> None:
     glance.status, glance.refusal_text = status, "<html><h1>No</h1>\n quota  is used up</html>"
@@ -295,13 +295,15 @@ def test_image_changes_raise_error_with_text_of_the_service(
 
 
 @pytest.mark.parametrize("status", [204, 404, 410])
-def test_image_delete_succeeds_when_image_is_already_gone(glance: Glance, status: int) -> None:
+def test_image_client_delete_succeeds_when_image_is_already_gone(
+    glance: Glance, status: int
+) -> None:
     glance.status = status
     image.ImageClient(glance.url).delete(ID, "token")
     assert glance.queries == [(f"DELETE /v2/images/{ID}", "token")]
 
 
-def test_image_find_reads_all_pages_newest_first(glance: Glance) -> None:
+def test_image_client_find_reads_all_pages_newest_first(glance: Glance) -> None:
     records = image.ImageClient(glance.url).find({"owner": "p", "image_type": "backup"}, "token")
     assert [record["id"] for record in records] == ["a", "b"]
     assert [path for path, _ in glance.queries] == [
@@ -328,7 +330,7 @@ def upload(glance: Glance) -> None:
     )
 
 
-def test_image_upload_sends_chunks_and_checks_stored_record(glance: Glance) -> None:
+def test_image_client_upload_sends_chunks_and_checks_stored_record(glance: Glance) -> None:
     glance.record.update(STORED)
     upload(glance)
     assert glance.queries == [(f"PUT /v2/images/{ID}/file", "token"), (f"/v2/images/{ID}", "token")]
@@ -340,7 +342,7 @@ def test_image_upload_sends_chunks_and_checks_stored_record(glance: Glance) -> N
     [{"size": len(SENT) - 1}, {"status": "queued"}, {"os_hash_value": "ab" * 64}],
     ids=["size", "status", "checksum"],
 )
-def test_image_upload_raises_conflict_when_stored_record_differs(
+def test_image_client_upload_raises_conflict_when_stored_record_differs(
     glance: Glance, changes: dict[str, Any]
 ) -> None:
     glance.record.update(STORED | changes)
@@ -348,7 +350,7 @@ def test_image_upload_raises_conflict_when_stored_record_differs(
         upload(glance)
 
 
-def test_image_upload_does_not_compare_checksum_of_other_algorithm(glance: Glance) -> None:
+def test_image_client_upload_does_not_compare_checksum_of_other_algorithm(glance: Glance) -> None:
     glance.record.update(STORED, os_hash_algo="blake2b", os_hash_value="ab" * 64)
     upload(glance)
 
@@ -356,7 +358,7 @@ def test_image_upload_does_not_compare_checksum_of_other_algorithm(glance: Glanc
 @pytest.mark.parametrize(
     ("status", "kind"), [(404, errors.NotFound), (410, errors.NotFound), (409, errors.Conflict)]
 )
-def test_image_upload_maps_refusal_to_exception(
+def test_image_client_upload_maps_refusal_to_exception(
     glance: Glance, status: int, kind: type[errors.Problem]
 ) -> None:
     glance.status = status
@@ -364,7 +366,7 @@ def test_image_upload_maps_refusal_to_exception(
         image.ImageClient(glance.url).upload(ID, "token", [b"x"])
 
 
-def test_image_upload_passes_on_exception_of_chunk_source(glance: Glance) -> None:
+def test_image_client_upload_passes_on_exception_of_chunk_source(glance: Glance) -> None:
     class Cancelled(Exception):
         """The exception of a cancelled verb."""
 
@@ -376,5 +378,5 @@ def test_image_upload_passes_on_exception_of_chunk_source(glance: Glance) -> Non
         image.ImageClient(glance.url).upload(ID, "token", chunks())
 
 
-def test_image_url_is_below_v2_images() -> None:
+def test_image_client_url_is_below_v2_images() -> None:
     assert image.ImageClient("http://images/v2/").url(ID) == f"http://images/v2/images/{ID}"

@@ -318,7 +318,7 @@ def test_interface_changes_of_locked_server_return_409_except_to_admin(
         ("admin", 200, 202),
     ],
 )
-def test_interface_status_depends_on_role(
+def test_interface_changes_return_403_to_readers_and_404_to_strangers(
     networked_cloud: Cloud,
     networks: Networks,
     server: str,

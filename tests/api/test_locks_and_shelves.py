@@ -318,7 +318,7 @@ def soft_delete_cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
         ("resized", {"launched_at": 1}, "delete"),
     ],
 )
-def test_delete_is_soft_for_resting_servers_and_immediate_for_others(
+def test_delete_server_is_soft_in_resting_state_and_immediate_otherwise(
     soft_delete_cloud: Cloud, vm_state: str, values: dict[str, Any], workflow: str
 ) -> None:
     server = soft_delete_cloud.create()
@@ -327,7 +327,7 @@ def test_delete_is_soft_for_resting_servers_and_immediate_for_others(
     assert newest_action(soft_delete_cloud).workflow == workflow
 
 
-def test_delete_after_failed_soft_delete_is_immediate(soft_delete_cloud: Cloud) -> None:
+def test_delete_server_after_failed_soft_delete_is_immediate(soft_delete_cloud: Cloud) -> None:
     server = soft_delete_cloud.create()
     soft_delete_cloud.set_state(server, "error", launched_at=1)
     assert soft_delete_cloud.call("DELETE", f"/servers/{server}").status_code == 204

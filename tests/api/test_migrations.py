@@ -521,7 +521,7 @@ def test_migration_abort_is_stored_when_host_is_silent(cloud: Cloud, migrating_s
         ("preparing", "2.65", "complete", 400),
     ],
 )
-def test_migration_control_is_accepted_by_status_and_microversion(
+def test_migration_control_in_wrong_status_or_before_2_65_returns_400(
     cloud: Cloud, migrating_server: str, status: str, mv: str, control: str, expected: int
 ) -> None:
     set_status(cloud, migrating_server, status)
@@ -566,7 +566,7 @@ def test_force_complete_after_abort_returns_400(cloud: Cloud, migrating_server: 
 @pytest.mark.parametrize(
     ("control", "name"), [("abort", "abort live migration"), ("complete", "force_complete")]
 )
-def test_migration_control_is_refused_by_role_lock_and_task_state(
+def test_migration_control_is_refused_by_role_lock_or_task_state(
     cloud: Cloud, migrating_server: str, control: str, name: str
 ) -> None:
     statuses = {

@@ -45,7 +45,7 @@ def call_route(cloud: Cloud, route: Any, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("route", PROXIES, ids=lambda route: f"{route.method} {route.path}")
-def test_network_proxies_check_version_role_and_network_service(
+def test_network_proxies_end_with_2_36_and_need_role_and_network_service(
     networked_cloud: Cloud, cloud: Cloud, networks: Networks, route: Any
 ) -> None:
     assert call_route(networked_cloud, route, mv="2.36").status_code == 404
@@ -157,7 +157,7 @@ def test_security_group_is_created_updated_and_deleted_by_its_project(
         assert networked_cloud.call(method, path, body).status_code == 404
 
 
-def test_list_security_groups_by_project_all_tenants_and_page(
+def test_list_security_groups_filters_by_project_and_pages(
     networked_cloud: Cloud, networks: Networks
 ) -> None:
     for name, project in (("web", PROJECT), ("db", PROJECT), ("theirs", OTHER)):
@@ -263,7 +263,7 @@ SSH = {"ip_protocol": "tcp", "from_port": 22, "to_port": 22, "cidr": "10.0.0.0/8
         ),
     ],
 )
-def test_create_security_group_rule_for_addresses(
+def test_create_security_group_rule_for_addresses_stores_and_shows_cidr(
     networked_cloud: Cloud, networks: Networks, fields: Any, stored: Any, shown_fields: Any
 ) -> None:
     group = networks.add_group("web", PROJECT)
@@ -308,7 +308,7 @@ def test_create_security_group_rule_for_addresses(
         ({"ip_protocol": "udp", "from_port": 53, "to_port": 53}, ("udp", 53, 53), (53, 53)),
     ],
 )
-def test_create_security_group_rule_for_members_of_group(
+def test_create_security_group_rule_for_group_stores_and_shows_remote_group(
     networked_cloud: Cloud, networks: Networks, fields: Any, stored: Any, ports: Any
 ) -> None:
     web, db = networks.add_group("web", PROJECT), networks.add_group("db", PROJECT)

@@ -136,7 +136,7 @@ def test_rebuild_changes_named_fields_only(cloud: Cloud, server: str) -> None:
     }
 
 
-def test_rebuild_stores_server_as_read_in_its_transaction(cloud: Cloud, server: str) -> None:
+def test_rebuild_stores_previous_values_as_of_its_transaction(cloud: Cloud, server: str) -> None:
     cloud.run_after_statement(
         "SELECT servers",
         lambda: cloud.change(schema.servers, schema.servers.c.id == server, meta={"a": "2"}),

@@ -61,7 +61,7 @@ def list_fixed_addresses(networks: Networks, server: str) -> list[str]:
 
 
 @EACH_ACTION
-def test_address_actions_check_version_role_body_and_network_service(
+def test_address_actions_refuse_2_44_wrong_roles_bodies_and_silent_service(
     scene: tuple[Cloud, Networks, str], cloud: Cloud, name: str
 ) -> None:
     networked_cloud, networks, server = scene

@@ -244,7 +244,7 @@ def test_create_server_over_quota_returns_403_with_each_resource(
     assert cloud.rows(schema.servers) == []
 
 
-def test_create_server_quota_ignores_deleted_servers_and_minus_one(cloud: Cloud) -> None:
+def test_create_server_quota_ignores_deleted_servers_and_limit_minus_1(cloud: Cloud) -> None:
     cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"instances": 1}}, token="admin")
     server = cloud.create()
     assert post_server(cloud).status_code == 403

@@ -82,7 +82,9 @@ def test_server_topology_without_numa_nodes_is_empty(cloud: Cloud) -> None:
     assert get_topology(cloud, server, "admin") == {"nodes": [], "pagesize_kb": None}
 
 
-def test_server_topology_status_depends_on_role_and_microversion(cloud: Cloud, server: str) -> None:
+def test_server_topology_returns_404_to_strangers_and_before_2_78(
+    cloud: Cloud, server: str
+) -> None:
     get_topology(cloud, server, mv="2.77", status=404)
     get_topology(cloud, server, token="stranger", status=404)
     assert get_topology(cloud, server, token="reader")

@@ -168,7 +168,9 @@ def test_create_server_gives_device_names_to_volumes_and_disks(
     ]
 
 
-def test_create_server_from_image_with_additional_volumes(cloud: Cloud, volumes: Volumes) -> None:
+def test_create_server_from_image_names_additional_volumes_from_vdb(
+    cloud: Cloud, volumes: Volumes
+) -> None:
     rows = create_and_read_volumes(cloud, LOCAL, BLANK, {**BOOT, "boot_index": None}, image=IMAGE)
     assert [row.device_name for row in rows] == ["/dev/vdb", "/dev/vdc"]
     [server] = cloud.rows(schema.servers)

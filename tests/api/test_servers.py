@@ -285,7 +285,7 @@ def test_update_server_changes_fields_by_microversion(cloud: Cloud) -> None:
         ("2.94", "h e", 400),
     ],
 )
-def test_update_hostname_is_validated_by_microversion(
+def test_update_hostname_allows_dots_from_2_94_and_refuses_invalid_names(
     cloud: Cloud, mv: str, hostname: str, status: int
 ) -> None:
     answer = cloud.call(

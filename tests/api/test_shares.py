@@ -272,7 +272,7 @@ def test_attach_share_without_share_service_returns_501(
 
 
 @pytest.mark.parametrize(("token", "status"), [("reader", 403), ("stranger", 404), ("admin", 201)])
-def test_attach_share_status_depends_on_role(
+def test_attach_share_returns_403_to_readers_and_404_to_strangers(
     cloud_with_shares: Cloud, server: str, token: str, status: int
 ) -> None:
     assert attach(cloud_with_shares, server, token=token).status_code == status

@@ -118,7 +118,7 @@ def test_show_usage_of_project_without_servers_is_empty(
     ) == {"tenant_usage": {}}
 
 
-def test_list_usage_without_period_is_empty_at_present(cloud: Cloud, fleet: dict[str, str]) -> None:
+def test_list_usage_without_period_covers_no_time(cloud: Cloud, fleet: dict[str, str]) -> None:
     [usage] = get_usages(cloud, "")["tenant_usages"]
     assert usage["start"] == usage["stop"] and usage["total_hours"] == 0
 
@@ -183,7 +183,9 @@ def test_list_usage_accepts_time_formats(cloud: Cloud, fleet: dict[str, str], te
     )
 
 
-def test_usage_status_depends_on_role_and_project(cloud: Cloud, fleet: dict[str, str]) -> None:
+def test_usage_of_other_projects_returns_403_except_to_admin(
+    cloud: Cloud, fleet: dict[str, str]
+) -> None:
     assert cloud.call("GET", BASE).status_code == 403
     assert cloud.call("GET", f"{BASE}/{PROJECT}").status_code == 200
     assert cloud.call("GET", f"{BASE}/{PROJECT}", token="reader").status_code == 200

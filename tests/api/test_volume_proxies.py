@@ -37,7 +37,7 @@ def call_route(cloud: Cloud, route: Any, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("route", PROXIES, ids=lambda route: f"{route.method} {route.path}")
-def test_volume_proxies_check_version_role_and_volume_service(
+def test_volume_proxies_end_with_2_36_and_need_role_and_volume_service(
     cloud: Cloud, volumes: Volumes, route: Any
 ) -> None:
     assert call_route(cloud, route, mv="2.36").status_code == 404

@@ -263,7 +263,9 @@ def test_create_server_gets_local_disks_of_image_mappings(cloud: Cloud, volumes:
     assert server.disks == {"swap_mb": 64}
 
 
-def test_create_server_from_image_with_legacy_mapping(cloud: Cloud, volumes: Volumes) -> None:
+def test_create_server_from_image_with_legacy_mapping_boots_from_snapshot(
+    cloud: Cloud, volumes: Volumes
+) -> None:
     legacy = {"snapshot_id": SNAPSHOT, "device_name": "vda", "volume_size": 4}
     set_image_mappings(cloud, volumes, legacy, bdm_v2="")
     [row] = create_and_read_volumes(cloud, image=IMAGE)

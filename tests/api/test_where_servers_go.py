@@ -143,7 +143,7 @@ def test_create_server_with_unknown_host_or_zone_returns_400(
         {"hypervisor_hostname": "nowhere"},
     ],
 )
-def test_create_server_with_host_by_user_returns_403_for_any_host(
+def test_create_server_with_host_by_user_returns_403_even_for_unknown_host(
     cloud: Cloud, change: dict[str, Any]
 ) -> None:
     answer = post_server(cloud, "2.74", **change)

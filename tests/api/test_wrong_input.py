@@ -396,7 +396,7 @@ def test_foreign_server_returns_404_like_missing_one(
     ("token", "status"),
     [("user", 202), ("manager", 202), ("admin", 202), ("reader", 403), ("nobody", 403)],
 )
-def test_create_and_list_servers_status_depends_on_role(
+def test_create_server_needs_member_role_and_list_servers_any_role(
     cloud: Cloud, token: str, status: int
 ) -> None:
     assert cloud.call("POST", "/servers", {"server": GOOD}, token=token).status_code == status
