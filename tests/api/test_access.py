@@ -96,7 +96,7 @@ def test_all_operations_return_statuses_of_access_table(world: World) -> None:
 
 
 def test_foreign_record_is_refused_like_missing_record(world: World) -> None:
-    """Status, headers and body are equal, except for the id in the body."""
+    """Status, header names and body are equal, except for the id in the body."""
     lines, table, compared = [], access.rows(), 0
     for operation in world.operations:
         row, site = table[access.name_of(operation)], world.sites[operation.service]

@@ -25,7 +25,7 @@ from tests.schemas import upgrade
 from tests.standalone import connect, running, running_api
 from tests.waiting import await_true
 
-#: Requests of the project "busy" are answered when a file is there. Each response has the number of
+#: Requests of the project "busy" are answered when a file exists. Each response has the number of
 #: that project's requests that ran at the same time.
 APPLICATION = """
 import pathlib, sys, threading, time
@@ -63,7 +63,7 @@ class Process:
     go: Path
 
     def send(self, project: str, method: str = "GET", body: bytes = b"") -> tuple[int, bytes, Any]:
-        """Send a request; return status, body and headers."""
+        """Send a request, and return status, body and headers of the answer."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/",

@@ -40,7 +40,8 @@ INTERFACES = {
 class RequestWithBody(Operation):
     """An operation with a body of its own, which leads to more calls than the simplest body.
 
-    ``rests`` is the state of the server. With ``boots`` the server boots from its volume.
+    ``vm_state`` is the state of the server. With ``boots_from_volume`` the server boots from a
+    volume.
     """
 
     content: Any = None
@@ -206,11 +207,13 @@ def test_undisturbed_requests_make_every_call_of_every_interface(
         if method not in LOCAL
     }
     rollback_calls = {("volumes", "delete"), ("volumes", "delete_snapshot")}
-    assert expected - calls == rollback_calls  # of what a refused request has made
+    # Only the rollback of a refused request makes these calls.
+    assert expected - calls == rollback_calls
     assert {name for name in vars(dependencies) if name.startswith("Tenant")} == {
         interface.__name__ for interface in INTERFACES.values()
     }
-    assert calls_of(KeystoneLimits) == ["of"]  # tests/api/test_unified_limits.py
+    # tests/api/test_unified_limits.py covers this call.
+    assert calls_of(KeystoneLimits) == ["of"]
 
 
 @pytest.mark.slice("guests")

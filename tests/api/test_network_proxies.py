@@ -308,7 +308,7 @@ def test_create_security_group_rule_for_addresses_stores_and_shows_cidr(
         ({"ip_protocol": "udp", "from_port": 53, "to_port": 53}, ("udp", 53, 53), (53, 53)),
     ],
 )
-def test_create_security_group_rule_for_group_stores_and_shows_remote_group(
+def test_create_security_group_rule_for_group_stores_and_shows_group(
     networked_cloud: Cloud, networks: Networks, fields: Any, stored: Any, ports: Any
 ) -> None:
     web, db = networks.add_group("web", PROJECT), networks.add_group("db", PROJECT)

@@ -82,7 +82,7 @@ def iterate_answers(world: World, is_whole: bool) -> Iterator[tuple[Operation, s
         yield from every if is_whole or shape not in shapes else (path,)
         shapes.add(shape)
 
-    # Versions and actions of one path share its endpoint.
+    # Versions and actions of one path share an endpoint.
     paths = {
         (each.service, each.method, each.path): each for each in world.operations + world.signed
     }

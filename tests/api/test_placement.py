@@ -41,7 +41,7 @@ PARTS = HostInventory(
 def with_content_type(application: Any) -> Any:
     """Add a content type to answers without a body, for the checker of the test client.
 
-    Placement's own tests send such answers without a type.
+    Placement's own tests expect no type for such answers.
     """
 
     def entry(environ: dict[str, Any], start_response: Any) -> Any:

@@ -63,7 +63,7 @@ def request_environ(port: int) -> Any:
 
 
 def test_proxy_headers_are_ignored_by_default(tmp_path: Path) -> None:
-    """Without this the server gunicorn would accept them from this machine."""
+    """By itself the HTTP server gunicorn accepts such headers from this machine."""
     with run_application(tmp_path) as port:
         assert request_environ(port) == ["http", f"127.0.0.1:{port}", "", "/a", "127.0.0.1"]
 
