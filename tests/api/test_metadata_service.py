@@ -490,7 +490,7 @@ def test_metadata_reads_server_at_each_request_without_cache(
 
 
 def test_metadata_cache_evicts_guest_when_full(make_service: Callable[..., Service]) -> None:
-    service = make_service(most=2)
+    service = make_service(max_guests=2)
     servers = [service.create_server(ADDRESS) for _ in range(3)]
     service.read = []
     assert [
