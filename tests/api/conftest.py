@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API in one process: the real application over SQLite, with in-memory neighbours and callers
-by header."""
+"""The real API application in one process over SQLite, with in-memory services and test tokens."""
 
 from __future__ import annotations
 
@@ -43,38 +42,42 @@ PROJECT, OTHER = "p" * 32, "q" * 32
 
 
 class ConductorWakeup:
-    """Counts how often conductors were woken."""
+    """A wake-up of conductors that only counts the calls."""
 
     def __init__(self) -> None:
-        self.woken = 0
+        self.count = 0
 
     def wake(self, neighbours: bool = False) -> None:
-        self.woken += 1
+        self.count += 1
 
 
 class Agents:
-    """Hosts that answer what they were told to, or not at all."""
+    """Hosts with configurable answers. A silent host does not answer.
+
+    ``queries`` and ``commands`` record the messages to hosts. A query waits for ``release`` if a
+    test sets this event.
+    """
 
     def __init__(self) -> None:
         self.output: str | None = "one\ntwo\nthree"
         self.diagnostics: dict[str, Any] = {}
-        self.asked: list[tuple[str, str, dict[str, Any]]] = []
-        self.told: list[tuple[str, Command]] = []
-        self.hold: threading.Event | None = None
+        self.queries: list[tuple[str, str, dict[str, Any]]] = []
+        self.commands: list[tuple[str, Command]] = []
+        self.release: threading.Event | None = None
         self.silent: set[str] = set()
-        #: hosts whose driver does not tell it, as long as it is None
+        #: None for hosts with a driver that does not report the uptime.
         self.uptime: str | None = None
 
     def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
-        self.told += [(host, command) for command in commands]
+        self.commands += [(host, command) for command in commands]
         return host not in self.silent
 
     def query(
         self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10
     ) -> dict[str, Any]:
-        self.asked.append((host, verb, arguments))
-        if self.hold is not None:
-            self.hold.wait(10)
+        self.queries.append((host, verb, arguments))
+        if self.release is not None:
+            self.release.wait(10)
         if self.output is None or host in self.silent:
             raise errors.NoAnswer(f"{host} did not answer")
         if verb == "uptime":
@@ -85,12 +88,12 @@ class Agents:
 
 
 class Images:
-    """An image service with the images that a test puts into it."""
+    """An image service in memory with the images and records of a test."""
 
     def __init__(self) -> None:
         self.down = False
         self.records: dict[str, dict[str, Any]] = {}
-        self.asked: list[dict[str, str]] = []
+        self.queries: list[dict[str, str]] = []
         self.images = {
             IMAGE: Image(ImageRef(IMAGE, "qcow2", 1024**2, properties={"architecture": "x86_64"}))
         }
@@ -113,7 +116,7 @@ class Images:
         return self.records[image_id]
 
     def page(self, query: Mapping[str, str], token: str) -> list[dict[str, Any]]:
-        self.asked.append(dict(query))
+        self.queries.append(dict(query))
         return list(self.records.values())[: int(query["limit"])]
 
     def change(self, image_id: str, properties: Mapping[str, str | None], token: str) -> None:
@@ -124,7 +127,7 @@ class Images:
         del self.records[image_id]
 
 
-#: token -> user, project, roles
+#: User, project and roles of each token.
 TOKENS = {
     "user": ("u1", PROJECT, "member,reader"),
     "admin": ("a1", "admins", "admin"),
@@ -137,37 +140,36 @@ TOKENS = {
 
 
 class Callers:
-    """What the middleware for tokens says of a request, from a table instead of the identity
-    service."""
+    """A middleware that identifies callers by a table instead of the identity service."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
-        known = TOKENS.get(environ.get("HTTP_X_AUTH_TOKEN", ""))
-        if known:
+        identity = TOKENS.get(environ.get("HTTP_X_AUTH_TOKEN", ""))
+        if identity:
             environ |= {
                 "HTTP_X_IDENTITY_STATUS": "Confirmed",
-                "HTTP_X_USER_ID": known[0],
-                "HTTP_X_PROJECT_ID": known[1],
-                "HTTP_X_ROLES": known[2],
+                "HTTP_X_USER_ID": identity[0],
+                "HTTP_X_PROJECT_ID": identity[1],
+                "HTTP_X_ROLES": identity[2],
             }
         return self.inner(environ, start_response)
 
 
-def _version(answer: falcon.testing.Result) -> int:
-    """The microversion that an answer has; under the old root the lowest."""
+def answer_version(answer: falcon.testing.Result) -> int:
+    """Return the microversion number of an answer. Without a header this is 2.1."""
     return microversions.number(answer.headers.get(HEADER, "compute 2.1"))
 
 
 @cache
 def default_policy() -> Policy:
-    """Without a file the rules are the same for all, and a tenth of a second's work."""
+    """Return the default policy, cached because parsing the rules takes a tenth of a second."""
     return Policy(COMPUTE_RULES)
 
 
 class Cloud:
-    """The application and everything around it, with shortcuts for requests."""
+    """The application and its services, with shortcuts for requests and database changes."""
 
     def __init__(
         self,
@@ -195,7 +197,7 @@ class Cloud:
         self.client = falcon.testing.TestClient(Callers(app.create(self.services, policy)))
 
     def furnish(self) -> None:
-        """Tables, two flavors and a host."""
+        """Create the tables, two flavors and host1."""
         upgrade(self.store)
         for number, (name, vcpus, memory, disk) in enumerate(
             (("m1.tiny", 1, 512, 1), ("m1.small", 1, 2048, 20)), 1
@@ -233,12 +235,12 @@ class Cloud:
         )
 
     def change(self, table: sa.Table, where: Any, **values: Any) -> None:
-        """Write rows as the conductor would."""
+        """Update rows directly, as a conductor does."""
         with self.store.begin() as tx:
             tx.execute(sa.update(table).where(where).values(**values))
 
-    def rest(self, server_id: str, vm_state: str = "active", **values: Any) -> None:
-        """Let a server rest in a state on host1, as when its create is done."""
+    def set_state(self, server_id: str, vm_state: str = "active", **values: Any) -> None:
+        """Set the state of a server on host1 without a task, as after a completed create."""
         self.change(
             schema.servers,
             schema.servers.c.id == server_id,
@@ -256,16 +258,18 @@ class Cloud:
     def rows(self, table: sa.Table) -> list[Any]:
         return self.store.read(lambda tx: list(tx.execute(sa.select(table))))
 
-    def meanwhile(self, read: str, work: Callable[[], None]) -> None:
-        """Let others' ``work`` be committed once, right after the next statement that begins like
-        this has read."""
-        left = [work]
+    def run_after_statement(self, read: str, work: Callable[[], None]) -> None:
+        """Call ``work`` once, right after the next statement that begins with ``read``.
 
-        def executed(_: Any, __: Any, statement: str, *rest: Any) -> None:
-            if left and statement.startswith(read):
-                left.pop()()
+        The call commits a change of another client between two statements of a request.
+        """
+        pending = [work]
 
-        sa.event.listen(self.store.engine, "after_cursor_execute", executed)
+        def run_pending(_: Any, __: Any, statement: str, *rest: Any) -> None:
+            if pending and statement.startswith(read):
+                pending.pop()()
+
+        sa.event.listen(self.store.engine, "after_cursor_execute", run_pending)
 
     def call(
         self,
@@ -279,33 +283,33 @@ class Cloud:
         headers: dict[str, str] | None = None,
         raw: bytes | None = None,
     ) -> falcon.testing.Result:
-        sent = {"X-Auth-Token": token} if token else {}
-        sent |= {"OpenStack-API-Version": f"compute {mv}"} if mv else {}
-        sent |= headers or {}
+        sent_headers = {"X-Auth-Token": token} if token else {}
+        sent_headers |= {"OpenStack-API-Version": f"compute {mv}"} if mv else {}
+        sent_headers |= headers or {}
         path, _, query = path.partition("?")
         content = {"json": body} if raw is None else {"body": raw}
         if raw is not None:
-            sent = {"Content-Type": "application/json", **sent}
+            sent_headers = {"Content-Type": "application/json", **sent_headers}
         answer = self.client.simulate_request(
-            method, root + path, headers=sent, query_string=query, **content
+            method, root + path, headers=sent_headers, query_string=query, **content
         )
         unsendable = [
             item for item in answer.headers.items() if not HEADER_VALUE_RE.fullmatch(item[1])
         ]
-        assert unsendable == [], "the server would refuse to send it"
+        assert unsendable == [], "the HTTP server refuses such headers"
         if root:
             nova.judge(
                 method,
                 root + path,
                 body,
-                _version(answer),
+                answer_version(answer),
                 answer.status_code,
                 answer.json if answer.text else None,
             )
         return answer
 
     def create(self, name: str = "vm", token: str = "user", mv: str = "2.1", **more: Any) -> str:
-        """A server's id."""
+        """Create a server, and return its id."""
         body: dict[str, Any] = {
             "server": {"name": name, "imageRef": IMAGE, "flavorRef": "1", **more}
         }
@@ -316,13 +320,16 @@ class Cloud:
         return str(answer.json["server"]["id"])
 
 
-#: Writes rows into a cloud.
+#: A function that writes rows into a new cloud.
 Prepare = Callable[[Cloud], None]
 
 
 @pytest.fixture(scope="session")
-def database_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Prepare | None], Path]:
-    """Returns a database with tables, flavors, a host and the rows of a function, to be copied."""
+def prepare_database(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Prepare | None], Path]:
+    """Return a function that prepares a database and returns its path, for copies.
+
+    The database has tables, flavors and a host, and the rows of the function ``prepare``.
+    """
 
     @cache
     def make(prepare: Prepare | None) -> Path:
@@ -339,26 +346,28 @@ def database_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Prepare |
 
 @pytest.fixture
 def make_cloud(
-    database_of: Callable[[Prepare | None], Path], tmp_path: Path
+    prepare_database: Callable[[Prepare | None], Path], tmp_path: Path
 ) -> Iterator[Callable[..., Cloud]]:
-    """Makes the cloud of a test, with settings of its own and the rows of a function."""
-    made: list[Cloud] = []
+    """Yield a function that creates a cloud with settings and prepared rows.
+
+    At the end of the test the arguments of all recorded actions are checked.
+    """
+    clouds: list[Cloud] = []
 
     def make(prepare: Prepare | None = None, **settings: Any) -> Cloud:
-        path = tmp_path / f"api{len(made)}.db"
-        shutil.copy(database_of(prepare), path)
-        made.append(Cloud(f"sqlite:///{path}", **settings))
-        return made[-1]
+        path = tmp_path / f"api{len(clouds)}.db"
+        shutil.copy(prepare_database(prepare), path)
+        clouds.append(Cloud(f"sqlite:///{path}", **settings))
+        return clouds[-1]
 
     yield make
-    for cloud in made:
-        arguments_are_declared(cloud)
+    for cloud in clouds:
+        assert_arguments_are_declared(cloud)
         cloud.store.close()
 
 
-def arguments_are_declared(cloud: Cloud) -> None:
-    """Whatever the API has asked for in a test: each workflow declares the arguments that it was
-    given."""
+def assert_arguments_are_declared(cloud: Cloud) -> None:
+    """Check that each workflow declares the arguments of the actions that the API recorded."""
     rows = cloud.store.read(
         lambda tx: list(
             tx.execute(
@@ -370,12 +379,12 @@ def arguments_are_declared(cloud: Cloud) -> None:
     )
     for row in rows:
         kind = WORKFLOWS[row.workflow].args
-        assert row.args.keys() <= {one.name for one in dataclasses.fields(kind)}, row.workflow
+        assert row.args.keys() <= {field.name for field in dataclasses.fields(kind)}, row.workflow
 
 
 @pytest.fixture
 def networks() -> Networks:
-    """An empty network service, which admins and services see all of."""
+    """Return an empty network service. Admins and services see all its records."""
     return Networks(
         {
             token: None if roles in ("admin", "service") else project
@@ -385,29 +394,30 @@ def networks() -> Networks:
 
 
 @pytest.fixture
-def wired(make_cloud: Callable[..., Cloud], networks: Networks) -> Cloud:
-    """A cloud with that network service."""
+def networked_cloud(make_cloud: Callable[..., Cloud], networks: Networks) -> Cloud:
+    """Return a cloud with this network service."""
     return make_cloud(networks=networks)
 
 
 @pytest.fixture
 def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
-    """The cloud of a test."""
+    """Return a cloud with default settings and without a network service."""
     return make_cloud()
 
 
 @pytest.fixture(scope="session")
-def whole_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """All services behind their middleware."""
-    from tests.surface.world import World  # which needs this file
+def session_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Yield all services behind their middleware, shared by the tests of a session."""
+    # tests.surface.world imports this module.
+    from tests.surface.world import World
 
-    with World(tmp_path_factory.mktemp("world")) as made:
-        yield made
+    with World(tmp_path_factory.mktemp("world")) as shared_world:
+        yield shared_world
 
 
 @pytest.fixture
-def world(whole_world: World) -> World:
-    """That, as it was when it was made."""
-    for site in whole_world.sites.values():
+def world(session_world: World) -> World:
+    """Return the shared services with their databases restored."""
+    for site in session_world.sites.values():
         site.set_back()
-    return whole_world
+    return session_world

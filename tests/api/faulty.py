@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A neighbour of the API, each call of which can go wrong as tests/answers.py says."""
+"""A double of an external service whose calls can fail as tests/answers.py describes."""
 
 from __future__ import annotations
 
@@ -9,40 +9,43 @@ from typing import Any
 from common.domain import errors
 from tests.answers import REFUSALS, Answer, calls_of, half
 
-#: Not a request to the neighbour: it tells where something is.
+#: Methods that send no request to the external service.
 LOCAL = ("url",)
 
 
 class Faulty:
-    """Another double's calls; those of the interface are counted. ``script``: what becomes of the
-    call of this number, beginning with 1."""
+    """A wrapper of another double that counts its calls and lets some of them fail.
+
+    Only calls of the interface count. ``script`` maps the number of a call, beginning with 1, to
+    its outcome.
+    """
 
     def __init__(self, name: str, inner: Any, interface: type) -> None:
         self.name, self.inner = name, inner
-        self.calls_known = [call for call in calls_of(interface) if call not in LOCAL]
-        self.asked: list[str] = []
+        self.interface_calls = [call for call in calls_of(interface) if call not in LOCAL]
+        self.queries: list[str] = []
         self.script: dict[int, Answer] = {}
         self.late: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        return partial(self._call, name, found) if name in self.calls_known else found
+        attribute = getattr(self.inner, name)
+        return partial(self._call, name, attribute) if name in self.interface_calls else attribute
 
-    def begin(self, **script: Answer) -> None:
-        """Forget what was asked."""
-        self.asked.clear()
-        self.script = {int(number[1:]): how for number, how in script.items()}
+    def begin(self, **outcomes: Answer) -> None:
+        """Forget the recorded calls and set new outcomes. For example, ``n2`` is call 2."""
+        self.queries.clear()
+        self.script = {int(number[1:]): answer for number, answer in outcomes.items()}
 
     def _call(self, name: str, method: Any, *arguments: Any, **more: Any) -> Any:
-        self.asked.append(name)
-        how = self.script.get(len(self.asked))
-        if how in REFUSALS:
-            raise type(REFUSALS[how])(REFUSALS[how].text)
-        if how in (Answer.SILENT, Answer.LATE):
+        self.queries.append(name)
+        answer = self.script.get(len(self.queries))
+        if answer in REFUSALS:
+            raise type(REFUSALS[answer])(REFUSALS[answer].text)
+        if answer in (Answer.SILENT, Answer.LATE):
             raise errors.NoAnswer(f"The {self.name} does not answer; try again later.")
-        made = method(*arguments, **more)
-        if how is Answer.HALF:
+        result = method(*arguments, **more)
+        if answer is Answer.HALF:
             half(self.name)
-        if how is Answer.LOST:
+        if answer is Answer.LOST:
             raise errors.NoAnswer(f"The {self.name} does not answer; try again later.")
-        return made
+        return result

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of servers that move share: a cloud of two hosts, and what was begun in it."""
+"""Helpers for tests of server moves: a second host, and the state of moves."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ LARGE, TINY = "large", "1"
 KEY = "k"
 
 
-def furnish(cloud: Cloud) -> None:
+def add_host2_and_large_flavor(cloud: Cloud) -> None:
     cloud.add_host("host2")
     cloud.add_flavor(Flavor(LARGE, "m1.large", 4, 8192, 80))
 
 
-def rested(cloud: Cloud, **values: Any) -> str:
-    made = cloud.create(flavorRef="2")
-    cloud.rest(made, **values)
-    return made
+def create_resting_server(cloud: Cloud, **values: Any) -> str:
+    server = cloud.create(flavorRef="2")
+    cloud.set_state(server, **values)
+    return server
 
 
 def act(
     cloud: Cloud,
     server: str,
     key: str,
-    given: Any = None,
+    body: Any = None,
     mv: str = "2.1",
     token: str = "user",
     status: int | None = None,
 ) -> Any:
-    answer = cloud.call("POST", f"/servers/{server}/action", {key: given}, mv=mv, token=token)
+    answer = cloud.call("POST", f"/servers/{server}/action", {key: body}, mv=mv, token=token)
     if status is not None:
         assert answer.status_code == status, answer.text
         return next(iter(answer.json.values()))["message"] if status >= 400 else answer
     return answer
 
 
-def down(cloud: Cloud, host: str, forced: bool = False) -> None:
-    """Silent, or declared dead."""
+def mark_host_down(cloud: Cloud, host: str, forced: bool = False) -> None:
+    """Let a host be silent, or with ``forced`` declare the host dead."""
     if forced:
         cloud.change(schema.services, schema.services.c.host == host, forced_down=True)
     else:
         cloud.change(schema.heartbeats, schema.heartbeats.c.host == host, up=False)
 
 
-def begun(cloud: Cloud, server: str) -> tuple[Any, Any]:
-    """The action that holds the server, and its migration."""
+def find_action_and_migration(cloud: Cloud, server: str) -> tuple[Any, Any]:
+    """Return the open action of a server and its migration, or None without a migration."""
     [row] = [row for row in cloud.rows(schema.servers) if row.id == server]
     action = next(action for action in cloud.rows(schema.actions) if action.id == row.action)
     return action, next(
@@ -57,8 +57,8 @@ def begun(cloud: Cloud, server: str) -> tuple[Any, Any]:
     )
 
 
-def asked(args: dict[str, Any]) -> dict[str, Any]:
-    """What the API alone has put into an action's args."""
+def requested_args(args: dict[str, Any]) -> dict[str, Any]:
+    """Return the action's arguments that come from the request."""
     return {
         key: value
         for key, value in args.items()
@@ -66,12 +66,12 @@ def asked(args: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def finished(cloud: Cloud, server: str) -> None:
-    """As when its resize is done: it waits on host2 to be confirmed or reverted."""
-    action, move = begun(cloud, server)
+def finish_resize(cloud: Cloud, server: str) -> None:
+    """Bring a server to host2, resized, so that the user can confirm or revert."""
+    action, move = find_action_and_migration(cloud, server)
     cloud.change(
         schema.migrations, schema.migrations.c.id == move.id, status="finished", dest_host="host2"
     )
     cloud.change(schema.actions, schema.actions.c.id == action.id, state="done")
     new = move.new_flavor
-    cloud.rest(server, "resized", host="host2", flavor=new, flavor_id=new["id"])
+    cloud.set_state(server, "resized", host="host2", flavor=new, flavor_id=new["id"])

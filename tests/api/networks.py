@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network service in memory, with the methods of the network client that the API uses.
 
-Like the real one it shows a token only what is its project's or shared, and admins everything. A
-test puts networks, ports and groups into it with ``add_network`` and the like; ``down`` makes it
-silent, ``asked`` counts questions, and ``limits`` says how many security groups, rules and floating
-IPs there may be.
+Like the real service it shows records of the token's project and shared records, and all records to
+admins. A test adds networks, ports and groups with ``add_network`` and similar methods. ``down``
+makes the service silent, ``queries`` counts the requests, ``limit`` is the port quota, and
+``limits`` has the quotas of security groups, rules and floating IPs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from common.domain import errors, ids
 from common.domain.models import Interface
 
 JSON = dict[str, Any]
-_OF_LISTS = {
+_LIST_FILTERS = {
     "fixed_ips": lambda port, text: (
         text.partition("=")[2] in [ip["ip_address"] for ip in port["fixed_ips"]]
     )
@@ -27,22 +27,22 @@ _OF_LISTS = {
 
 
 class Networks:
-    """``projects``: token -> project, None for one that sees all."""
+    """A network service. ``projects`` maps a token to its project, or to None for all projects."""
 
     def __init__(self, projects: dict[str, str | None]) -> None:
         self.projects = projects
-        self.down, self.there, self.limit = False, True, -1
-        self.asked: Counter[str] = Counter()
+        self.down, self.has_endpoint, self.limit = False, True, -1
+        self.queries: Counter[str] = Counter()
         self.networks_by_id: dict[str, JSON] = {}
         self.subnets_by_id: dict[str, JSON] = {}
         self.ports_by_id: dict[str, JSON] = {}
         self.qos_policies: dict[str, JSON] = {}
         self.groups: list[JSON] = []
         self.floating_ips: list[JSON] = []
-        self.routed: set[tuple[str, str]] = set()
+        self.routes: set[tuple[str, str]] = set()
         self.limits: dict[str, int] = {}
 
-    # --- what a test puts in ---
+    # --- records of a test ---
     def add_network(
         self,
         name: str,
@@ -52,7 +52,7 @@ class Networks:
         shared: bool = False,
         external: bool = False,
     ) -> str:
-        """A network with one subnet; without a cidr none."""
+        """Add a network with one subnet, or without a subnet if ``cidr`` is None. Return its id."""
         network_id, subnet_id = ids.new(), ids.new()
         self.networks_by_id[network_id] = {
             "id": network_id,
@@ -80,13 +80,13 @@ class Networks:
         return network_id
 
     def add_port(
-        self, network_id: str, project_id: str, address: str | None = None, **more: Any
+        self, network_id: str, project_id: str, address: str | None = None, **fields: Any
     ) -> str:
-        """A port with one address; with "" none."""
+        """Add a port with one address, or without one if ``address`` is "". Return its id."""
         [subnet] = [
-            one for one in self.subnets_by_id.values() if one["network_id"] == network_id
+            subnet for subnet in self.subnets_by_id.values() if subnet["network_id"] == network_id
         ] or [None]
-        fixed = (
+        fixed_ips = (
             []
             if subnet is None or address == ""
             else [
@@ -106,15 +106,15 @@ class Networks:
             "device_id": "",
             "device_owner": "",
             "mac_address": f"fa:16:3e:00:00:{len(self.ports_by_id):02x}",
-            "fixed_ips": fixed,
+            "fixed_ips": fixed_ips,
             "status": "DOWN",
             "security_groups": [],
-            **more,
+            **fields,
         }
         return port_id
 
     def add_group(self, name: str, project_id: str, *rules: JSON) -> str:
-        """A security group."""
+        """Add a security group with these rules, and return its id."""
         self.groups.append(
             {
                 "id": ids.new(),
@@ -128,7 +128,7 @@ class Networks:
         return str(self.groups[-1]["id"])
 
     def add_qos_policy(self, project_id: str, *rules: JSON) -> str:
-        """A QoS policy with these rules."""
+        """Add a QoS policy with these rules, and return its id."""
         policy_id = ids.new()
         self.qos_policies[policy_id] = {
             "id": policy_id,
@@ -138,171 +138,166 @@ class Networks:
         return policy_id
 
     def add_router(self, external: str, inside: str) -> None:
-        """A way from an external network into another one."""
-        self.routed.add((external, inside))
+        """Add a router between an external and an inner network."""
+        self.routes.add((external, inside))
 
-    # --- what the API asks ---
+    # --- methods of the client: reads ---
     def has_service(self) -> bool:
-        """As the client's."""
-        return self.there
+        return self.has_endpoint
 
     def networks(self, token: str, project_id: str, ids: Sequence[str] = ()) -> list[JSON]:
-        """As the client's."""
-        seen = self._seen("networks", token, self.networks_by_id.values(), shared=True)
+        networks = self._list_visible("networks", token, self.networks_by_id.values(), shared=True)
         if ids:
-            return [one for one in seen if one["id"] in ids]
-        return [one for one in seen if one["shared"] or one["project_id"] == project_id]
+            return [network for network in networks if network["id"] in ids]
+        return [
+            network
+            for network in networks
+            if network["shared"] or network["project_id"] == project_id
+        ]
 
     def subnets(self, token: str, network_ids: Sequence[str]) -> list[JSON]:
-        """As the client's."""
         visible = {
-            one["id"]
-            for one in self._seen("networks", token, self.networks_by_id.values(), shared=True)
+            network["id"]
+            for network in self._list_visible(
+                "networks", token, self.networks_by_id.values(), shared=True
+            )
         }
         return [
-            one
-            for one in self.subnets_by_id.values()
-            if one["network_id"] in visible.intersection(network_ids)
+            network
+            for network in self.subnets_by_id.values()
+            if network["network_id"] in visible.intersection(network_ids)
         ]
 
     def ports(self, token: str, **filters: Any) -> list[JSON]:
-        """As the client's."""
         return [
             port
-            for port in self._seen("ports", token, self.ports_by_id.values())
+            for port in self._list_visible("ports", token, self.ports_by_id.values())
             if all(
-                self._fits(port, name, value) for name, value in filters.items() if name != "fields"
+                self._matches(port, name, value)
+                for name, value in filters.items()
+                if name != "fields"
             )
         ]
 
-    def _fits(self, port: JSON, name: str, value: Any) -> bool:
-        if name in _OF_LISTS:
-            return bool(_OF_LISTS[name](port, value))
+    def _matches(self, port: JSON, name: str, value: Any) -> bool:
+        if name in _LIST_FILTERS:
+            return bool(_LIST_FILTERS[name](port, value))
         return port[name] in value if isinstance(value, list) else bool(port[name] == value)
 
     def port(self, token: str, port_id: str) -> JSON:
-        """As the client's."""
-        found = self.ports(token, id=[port_id])
-        if not found:
+        ports = self.ports(token, id=[port_id])
+        if not ports:
             raise errors.NotFound(f"The network service says: Port {port_id} could not be found.")
-        return found[0]
+        return ports[0]
 
     def ports_left(self, token: str, project_id: str) -> int:
-        """As the client's."""
         used = [
             port
-            for port in self._seen("quotas", token, self.ports_by_id.values())
+            for port in self._list_visible("quotas", token, self.ports_by_id.values())
             if port["project_id"] == project_id
         ]
         return -1 if self.limit < 0 else max(0, self.limit - len(used))
 
     def security_groups(self, token: str, project_id: str, whole: bool = False) -> list[JSON]:
-        """As the client's."""
         return [
             group if whole else {"id": group["id"], "name": group["name"]}
-            for group in self._seen("groups", token, self.groups)
+            for group in self._list_visible("groups", token, self.groups)
             if group["project_id"] == project_id
         ]
 
     def interfaces(self, token: str, server_id: str) -> list[Interface]:
-        """As the client's."""
-        floating: dict[str, dict[str, list[str]]] = {}
-        for one in self.floating_ips:
-            floating.setdefault(one["port_id"], {}).setdefault(one["fixed_ip_address"], []).append(
-                one["floating_ip_address"]
-            )
+        addresses: dict[str, dict[str, list[str]]] = {}
+        for floating_ip in self.floating_ips:
+            addresses.setdefault(floating_ip["port_id"], {}).setdefault(
+                floating_ip["fixed_ip_address"], []
+            ).append(floating_ip["floating_ip_address"])
         groups = {group["id"]: group["name"] for group in self.groups}
         return [
             interface_of(
                 port,
                 self.networks_by_id,
                 self.subnets_by_id,
-                floating=floating.get(port["id"]),
+                floating=addresses.get(port["id"]),
                 groups=groups,
             )
             for port in self.ports(token, device_id=server_id)
         ]
 
-    # --- what users change through the API ---
+    # --- methods of the client: changes by users ---
     def records(self, token: str, noun: str, **filters: Any) -> list[JSON]:
-        """As the client's."""
         return [
             row
-            for row in self._of(noun, token)
-            if all(self._fits(row, *one) for one in filters.items())
+            for row in self._rows_of(noun, token)
+            if all(self._matches(row, *condition) for condition in filters.items())
         ]
 
     def record(self, token: str, noun: str, record_id: str) -> JSON:
-        """As the client's."""
-        found = self.records(token, noun, id=record_id)
-        if not found:
+        records = self.records(token, noun, id=record_id)
+        if not records:
             raise errors.NotFound(
                 f"The network service says: {noun} {record_id} could not be found."
             )
-        return found[0]
+        return records[0]
 
     def create(self, token: str, noun: str, values: JSON) -> JSON:
-        """As the client's."""
-        made = {"id": ids.new(), "project_id": self.projects[token] or "admins", **values}
-        if len(self._of(noun, token)) >= self.limits.get(noun, 99):
+        record = {"id": ids.new(), "project_id": self.projects[token] or "admins", **values}
+        if len(self._rows_of(noun, token)) >= self.limits.get(noun, 99):
             raise errors.Forbidden("The network service says: Quota exceeded for resources.")
         if noun == "security-groups":
-            self._check_name(made["name"])
-            self.groups.append({**made, "security_group_rules": []})
+            self._check_name(record["name"])
+            self.groups.append({**record, "security_group_rules": []})
         elif noun == "security-group-rules":
-            made = {
+            record = {
                 "protocol": None,
                 "port_range_min": None,
                 "port_range_max": None,
                 "remote_ip_prefix": None,
                 "remote_group_id": None,
-                **made,
+                **record,
             }
-            rules = self.record(token, "security-groups", made["security_group_id"])[
+            rules = self.record(token, "security-groups", record["security_group_id"])[
                 "security_group_rules"
             ]
-            if any({**made, "id": rule["id"]} == rule for rule in rules):
+            if any({**record, "id": rule["id"]} == rule for rule in rules):
                 raise errors.Conflict(
                     "The network service says: Security group rule already exists."
                 )
-            rules.append(made)
+            rules.append(record)
         else:
             assert noun == "floatingips"
-            network = self.record(token, "networks", made["floating_network_id"])
-            made |= {
-                "floating_ip_address": self._free(network["subnets"][0]),
+            network = self.record(token, "networks", record["floating_network_id"])
+            record |= {
+                "floating_ip_address": self._find_free_address(network["subnets"][0]),
                 "port_id": None,
                 "fixed_ip_address": None,
             }
-            self.floating_ips.append(made)
-        return self.record(token, noun, made["id"])
+            self.floating_ips.append(record)
+        return self.record(token, noun, record["id"])
 
     def update(self, token: str, noun: str, record_id: str, values: JSON) -> JSON:
-        """As the client's."""
         row = self.record(token, noun, record_id)
         if noun == "security-groups":
             self._check_name(values["name"])
         elif noun == "floatingips":
             values = {"fixed_ip_address": None, **values}
             if values["port_id"]:
-                self._check_way(
+                self._check_route(
                     self.port(token, values["port_id"]), row, values["fixed_ip_address"]
                 )
         else:
             assert noun == "ports"
             values = {
                 "fixed_ips": [
-                    {"ip_address": self._free(one["subnet_id"]), **one}
-                    if "ip_address" not in one
-                    else one
-                    for one in values["fixed_ips"]
+                    {"ip_address": self._find_free_address(fixed_ip["subnet_id"]), **fixed_ip}
+                    if "ip_address" not in fixed_ip
+                    else fixed_ip
+                    for fixed_ip in values["fixed_ips"]
                 ]
             }
         row.update(values)
         return row
 
     def delete(self, token: str, noun: str, record_id: str) -> None:
-        """As the client's."""
         row = self.record(token, noun, record_id)
         if any(record_id in port["security_groups"] for port in self.ports_by_id.values()):
             raise errors.Conflict(f"The network service says: Security Group {record_id} in use.")
@@ -315,7 +310,7 @@ class Networks:
             ]
         holder.remove(row)
 
-    def _of(self, noun: str, token: str) -> list[JSON]:
+    def _rows_of(self, noun: str, token: str) -> list[JSON]:
         rows = {
             "networks": self.networks_by_id.values(),
             "ports": self.ports_by_id.values(),
@@ -326,7 +321,7 @@ class Networks:
                 rule for group in self.groups for rule in group["security_group_rules"]
             ],
         }
-        return self._seen(noun, token, rows[noun], shared=noun == "networks")
+        return self._list_visible(noun, token, rows[noun], shared=noun == "networks")
 
     def _check_name(self, name: str) -> None:
         if name == "default":
@@ -334,45 +329,48 @@ class Networks:
                 "The network service says: Default security group already exists."
             )
 
-    def _free(self, subnet_id: str) -> str:
-        """An address of the subnet that nobody has."""
+    def _find_free_address(self, subnet_id: str) -> str:
+        """Return a free address of the subnet."""
         subnet = self.subnets_by_id[subnet_id]
-        taken = {subnet["gateway_ip"], *(one["floating_ip_address"] for one in self.floating_ips)}
-        taken |= {
+        used = {
+            subnet["gateway_ip"],
+            *(candidate["floating_ip_address"] for candidate in self.floating_ips),
+        }
+        used |= {
             fixed["ip_address"] for port in self.ports_by_id.values() for fixed in port["fixed_ips"]
         }
-        found = next(
+        address = next(
             (
-                str(one)
-                for one in ipaddress.ip_network(subnet["cidr"]).hosts()
-                if str(one) not in taken
+                str(candidate)
+                for candidate in ipaddress.ip_network(subnet["cidr"]).hosts()
+                if str(candidate) not in used
             ),
             None,
         )
-        if found is None:
+        if address is None:
             raise errors.Conflict("The network service says: No more IP addresses available.")
-        return found
+        return address
 
-    def _check_way(self, port: JSON, floating: JSON, fixed: str) -> None:
-        """Can this floating address lead to the port's address?"""
-        if fixed not in [one["ip_address"] for one in port["fixed_ips"]]:
+    def _check_route(self, port: JSON, floating_ip: JSON, address: str) -> None:
+        """Check that the floating IP can be associated with this address of the port."""
+        if address not in [other["ip_address"] for other in port["fixed_ips"]]:
             raise errors.BadRequest(
-                f"The network service says: Port {port['id']} does not have fixed ip {fixed}."
+                f"The network service says: Port {port['id']} does not have fixed ip {address}."
             )
-        if (floating["floating_network_id"], port["network_id"]) not in self.routed:
+        if (floating_ip["floating_network_id"], port["network_id"]) not in self.routes:
             raise errors.NotFound("The network service says: External network is not reachable.")
         if any(
-            one["port_id"] == port["id"]
-            and one["fixed_ip_address"] == fixed
-            and one is not floating
-            for one in self.floating_ips
+            other["port_id"] == port["id"]
+            and other["fixed_ip_address"] == address
+            and other is not floating_ip
+            for other in self.floating_ips
         ):
             raise errors.Conflict(
                 "The network service says: That fixed IP already has a floating IP."
             )
 
-    def _seen(self, noun: str, token: str, rows: Any, shared: bool = False) -> list[JSON]:
-        self.asked[noun] += 1
+    def _list_visible(self, kind: str, token: str, rows: Any, shared: bool = False) -> list[JSON]:
+        self.queries[kind] += 1
         if self.down:
             raise errors.Unavailable("The network service does not answer; try again later.")
         project = self.projects[token]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is answered what: every operation of every service, for each persona, on own, foreign and
-missing records.
+"""Status of every operation of every service, for each persona and owner of the record.
 
-What is expected is data, tests/surface/access.txt. A route that has no row there fails. The default
-set asks each operation as the least role that may, as the next below it, and as another project.
+The expected statuses are in tests/surface/access.txt, and a route without a row fails. The default
+set calls each operation with the least privileged permitted role, with the role below, and from
+another project.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tests.surface.world import World
 
 RANKS = ("reader", "member", "manager", "admin")
 READS = ("GET", "HEAD")
-#: What is not asked for records of some owner, and why.
+#: Operations that are not called for every owner, with the reason.
 NOT_ASKED = {
     "POST /v3/users/{key}/password": "of a user who is not there it is a guess, and guesses are slowed down"
 }
 
 
-def ask(site: Site, operation: Operation, persona: str, owner: str) -> Any:
-    """Ask, and let nothing remain of it."""
+def call_and_restore(site: Site, operation: Operation, persona: str, owner: str) -> Any:
+    """Call an operation, and restore the databases if the call changed a record."""
     answer = site.ask(
         persona,
         operation.method,
@@ -40,9 +40,11 @@ def ask(site: Site, operation: Operation, persona: str, owner: str) -> Any:
     return answer
 
 
-def numa_nodes(row: access.Row, whole: bool) -> Iterator[tuple[str, str]]:
-    """(owner, persona) of a row; of a sample the least role that may, the next below it, and
-    another project."""
+def cases(row: access.Row, whole: bool) -> Iterator[tuple[str, str]]:
+    """Yield the (owner, persona) pairs of a row.
+
+    A sample contains the least privileged permitted role, the role below, and another project.
+    """
     if whole:
         yield from row.words
         return
@@ -53,26 +55,28 @@ def numa_nodes(row: access.Row, whole: bool) -> Iterator[tuple[str, str]]:
         yield "own", persona
 
 
-def wrong(world: World, whole: bool) -> list[str]:
-    found, table = [], access.rows()
+def differences(world: World, whole: bool) -> list[str]:
+    """Return a line for each answer that differs from the table."""
+    lines, table = [], access.rows()
     for operation in world.operations:
         row = table[access.name_of(operation)]
         if not whole and operation.path.startswith("/os-volumes_boot"):
-            continue  # the same endpoints again
-        for owner, persona in numa_nodes(row, whole):
-            answer = ask(world.sites[operation.service], operation, persona, owner)
+            # These are the endpoints of /servers again.
+            continue
+        for owner, persona in cases(row, whole):
+            answer = call_and_restore(world.sites[operation.service], operation, persona, owner)
             if not row.fits(operation, owner, persona, answer.status_code):
-                found.append(
+                lines.append(
                     f"{operation.service} {operation.name}: {persona} on {owner}: {answer.status_code}, not "
                     f"{row.words[owner, persona]}: {answer.text[:200]}"
                 )
-    return found
+    return lines
 
 
-def test_every_operation_stands_in_the_table(world: World) -> None:
-    asked = {access.name_of(operation) for operation in world.operations}
-    assert asked - set(access.rows()) == set(), "no row"
-    assert set(access.rows()) - asked == set(), "no such operation"
+def test_access_table_has_one_row_for_every_operation(world: World) -> None:
+    names = {access.name_of(operation) for operation in world.operations}
+    assert names - set(access.rows()) == set(), "no row"
+    assert set(access.rows()) - names == set(), "no such operation"
     for operation in world.operations:
         owners = {owner for owner, _ in access.rows()[access.name_of(operation)].words}
         assert (
@@ -81,36 +85,39 @@ def test_every_operation_stands_in_the_table(world: World) -> None:
         )
 
 
-def test_a_sample_is_answered_as_the_table_says(world: World) -> None:
-    assert not (found := wrong(world, whole=False)), "\n".join(found)
+def test_sampled_operations_return_statuses_of_access_table(world: World) -> None:
+    assert not (lines := differences(world, whole=False)), "\n".join(lines)
 
 
-@pytest.mark.slice("guests")  # half a minute
-def test_all_is_answered_as_the_table_says(world: World) -> None:
-    assert not (found := wrong(world, whole=True)), "\n".join(found)
+# This takes half a minute.
+@pytest.mark.slice("guests")
+def test_all_operations_return_statuses_of_access_table(world: World) -> None:
+    assert not (lines := differences(world, whole=True)), "\n".join(lines)
 
 
-def test_foreign_record_is_refused_as_a_missing_one(world: World) -> None:
-    """By its status, its body but for the id that was asked for, and its headers."""
-    told, table, compared = [], access.rows(), 0
+def test_foreign_record_is_refused_like_missing_record(world: World) -> None:
+    """Status, header names and body are equal, except for the id in the body."""
+    lines, table, compared = [], access.rows(), 0
     for operation in world.operations:
         row, site = table[access.name_of(operation)], world.sites[operation.service]
         word = row.words.get(("foreign", "manager"), "ok")
         if word != row.words.get(("missing", "manager")) or not word.startswith("4"):
             continue
-        said = [
-            shown(site, operation, ask(site, operation, "manager", owner), owner)
+        refusals = [
+            comparable(site, operation, call_and_restore(site, operation, "manager", owner), owner)
             for owner in access.OWNERS[1:]
         ]
         compared += 1
-        if said[0] != said[1]:
-            told.append(f"{operation.service} {operation.name}: {said}")
-    assert not told, "\n".join(told)
+        if refusals[0] != refusals[1]:
+            lines.append(f"{operation.service} {operation.name}: {refusals}")
+    assert not lines, "\n".join(lines)
     assert compared > 300
 
 
-def shown(site: Site, operation: Operation, answer: Any, owner: str) -> tuple[int, str, set[str]]:
-    """What a refusal tells, without the id that was asked for and the request's own."""
+def comparable(
+    site: Site, operation: Operation, answer: Any, owner: str
+) -> tuple[int, str, set[str]]:
+    """Return status, text and header names of a refusal without the ids of the request."""
     text = answer.text
     for kind in operation.kinds:
         text = text.replace(site.id_of(owner, kind), MISSING)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's addresses as they are shown and searched."""
+"""The addresses of a server in its record, and filters by address."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ RED_TOO = Interface("p3", "n1", "red", "fa:16:3e:00:00:03", [address("10.0.0.7")
 BARE = Interface("p4", "n4", "bare", "fa:16:3e:00:00:04")
 
 
-def plugged(cloud: Cloud, *interfaces: Interface, name: str = "vm") -> str:
+def create_server(cloud: Cloud, *interfaces: Interface, name: str = "vm") -> str:
     server = cloud.create(name)
-    cloud.rest(server, interfaces=[to_wire(one) for one in interfaces])
+    cloud.set_state(server, interfaces=[to_wire(interface) for interface in interfaces])
     return server
 
 
-def test_addresses_by_network_the_floating_ones_last(cloud: Cloud) -> None:
-    server = plugged(cloud, RED, BLUE, RED_TOO, BARE)
+def test_server_addresses_are_grouped_by_network_with_floating_last(cloud: Cloud) -> None:
+    server = create_server(cloud, RED, BLUE, RED_TOO, BARE)
 
-    def shown(version: int, text: str, kind: str, mac: str) -> dict[str, Any]:
+    def address_of(version: int, text: str, kind: str, mac: str) -> dict[str, Any]:
         return {
             "version": version,
             "addr": text,
@@ -54,27 +54,27 @@ def test_addresses_by_network_the_floating_ones_last(cloud: Cloud) -> None:
             "OS-EXT-IPS-MAC:mac_addr": mac,
         }
 
-    found = cloud.call("GET", f"/servers/{server}").json["server"]["addresses"]
-    assert found == {
+    addresses = cloud.call("GET", f"/servers/{server}").json["server"]["addresses"]
+    assert addresses == {
         "red": [
-            shown(4, "10.0.0.5", "fixed", RED.mac),
-            shown(4, "10.0.0.6", "fixed", RED.mac),
-            shown(4, "10.0.0.7", "fixed", RED_TOO.mac),
-            shown(4, "172.24.4.9", "floating", RED.mac),
+            address_of(4, "10.0.0.5", "fixed", RED.mac),
+            address_of(4, "10.0.0.6", "fixed", RED.mac),
+            address_of(4, "10.0.0.7", "fixed", RED_TOO.mac),
+            address_of(4, "172.24.4.9", "floating", RED.mac),
         ],
-        "blue": [shown(6, "2001:db8::5", "fixed", BLUE.mac)],
+        "blue": [address_of(6, "2001:db8::5", "fixed", BLUE.mac)],
     }
-    assert cloud.call("GET", "/servers/detail").json["servers"][0]["addresses"] == found
+    assert cloud.call("GET", "/servers/detail").json["servers"][0]["addresses"] == addresses
     plain = {
-        label: [{"version": one["version"], "addr": one["addr"]} for one in each]
-        for label, each in found.items()
+        label: [{"version": item["version"], "addr": item["addr"]} for item in items]
+        for label, items in addresses.items()
     }
     assert cloud.call("GET", f"/servers/{server}/ips").json == {"addresses": plain}
     assert cloud.call("GET", f"/servers/{server}/ips/red").json == {"red": plain["red"]}
 
 
-def test_a_network_that_the_server_is_not_on(cloud: Cloud) -> None:
-    answer = cloud.call("GET", f"/servers/{plugged(cloud, RED)}/ips/blue")
+def test_server_ips_of_network_without_the_server_returns_404(cloud: Cloud) -> None:
+    answer = cloud.call("GET", f"/servers/{create_server(cloud, RED)}/ips/blue")
     assert answer.json == {
         "itemNotFound": {"code": 404, "message": "Network blue is not one of the server's."}
     }
@@ -102,22 +102,22 @@ def test_a_network_that_the_server_is_not_on(cloud: Cloud) -> None:
         ("ip=10.0.0.5&name=b", []),
     ],
 )
-def test_servers_by_address(cloud: Cloud, query: str, names: list[str]) -> None:
-    plugged(cloud, RED, name="a")
-    plugged(cloud, Interface("p5", "n1", "red", "m", [address("10.0.0.17")]), name="b")
-    plugged(cloud, BLUE, name="c")
+def test_list_servers_filters_by_ip_pattern(cloud: Cloud, query: str, names: list[str]) -> None:
+    create_server(cloud, RED, name="a")
+    create_server(cloud, Interface("p5", "n1", "red", "m", [address("10.0.0.17")]), name="b")
+    create_server(cloud, BLUE, name="c")
     cloud.create("d")
     answer = cloud.call("GET", f"/servers?{query}", mv="2.5")
     assert [server["name"] for server in answer.json["servers"]] == names
 
 
-def test_ip6_is_for_everybody_from_2_5_on(cloud: Cloud) -> None:
-    plugged(cloud, BLUE)
+def test_list_servers_ip6_filter_applies_to_users_from_2_5(cloud: Cloud) -> None:
+    create_server(cloud, BLUE)
     assert len(cloud.call("GET", "/servers?ip6=::9", mv="2.4").json["servers"]) == 1
     assert len(cloud.call("GET", "/servers?ip6=::9", mv="2.5").json["servers"]) == 0
 
 
-def test_only_what_the_network_service_decides_is_refreshed(cloud: Cloud) -> None:
+def test_refresh_interfaces_updates_only_fields_of_network_service(cloud: Cloud) -> None:
     old = Interface(
         "p1",
         "n1",
@@ -131,7 +131,7 @@ def test_only_what_the_network_service_decides_is_refreshed(cloud: Cloud) -> Non
         device="tap",
         bridge="brq",
     )
-    server = plugged(cloud, old, RED_TOO)
+    server = create_server(cloud, old, RED_TOO)
     before = cloud.rows(schema.servers)[0]
     cloud.store.write(lambda tx: refresh_interfaces(tx, server, [old, RED_TOO]))
     assert cloud.rows(schema.servers)[0] == before
@@ -181,9 +181,11 @@ def test_only_what_the_network_service_decides_is_refreshed(cloud: Cloud) -> Non
         ("2.75", {"version", "addr", "OS-EXT-IPS:type", "OS-EXT-IPS-MAC:mac_addr"}),
     ],
 )
-def test_update_shows_whole_addresses_since_2_75(cloud: Cloud, mv: str, keys: set[str]) -> None:
-    server = plugged(cloud, BLUE)
-    found = cloud.call("PUT", f"/servers/{server}", {"server": {"name": "new"}}, mv=mv).json[
+def test_update_server_shows_whole_addresses_from_2_75(
+    cloud: Cloud, mv: str, keys: set[str]
+) -> None:
+    server = create_server(cloud, BLUE)
+    addresses = cloud.call("PUT", f"/servers/{server}", {"server": {"name": "new"}}, mv=mv).json[
         "server"
     ]["addresses"]
-    assert set(found["blue"][0]) == keys
+    assert set(addresses["blue"][0]) == keys

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aggregates: groups of hosts that admins make, the zones among them, and images that their hosts
-fetch ahead."""
+"""Aggregates of hosts, their availability zones, and the images that their hosts cache."""
 
 from __future__ import annotations
 
@@ -38,38 +37,38 @@ class Admin:
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
 
-    def ask(
+    def call(
         self, method: str, path: str, body: Any = None, status: int = 200, mv: str = "2.1"
     ) -> Any:
         answer = self.cloud.call(method, "/os-aggregates" + path, body, mv=mv, token="admin")
         assert answer.status_code == status, answer.text
         return answer.json if answer.content else None
 
-    def make(self, name: str = "rack", zone: str | None = None, *hosts: str) -> int:
-        made = self.ask("POST", "", {"aggregate": {"name": name, "availability_zone": zone}})[
+    def create(self, name: str = "rack", zone: str | None = None, *hosts: str) -> int:
+        aggregate = self.call("POST", "", {"aggregate": {"name": name, "availability_zone": zone}})[
             "aggregate"
         ]
         for host in hosts:
-            self.act(made["id"], add_host={"host": host})
-        return int(made["id"])
+            self.act(aggregate["id"], add_host={"host": host})
+        return int(aggregate["id"])
 
     def act(self, number: int | str, status: int = 200, mv: str = "2.1", **body: Any) -> Any:
-        return self.ask("POST", f"/{number}/action", body, status, mv)
+        return self.call("POST", f"/{number}/action", body, status, mv)
 
     def show(self, number: int) -> Any:
-        return self.ask("GET", f"/{number}")["aggregate"]
+        return self.call("GET", f"/{number}")["aggregate"]
 
     def ratio(self, host: str, resource_class: str) -> float:
         stock, providers = schema.inventories, schema.providers
-        found = self.cloud.store.read(
+        ratio = self.cloud.store.read(
             lambda tx: tx.scalar(
                 sa.select(stock.c.allocation_ratio)
                 .join(providers, providers.c.id == stock.c.provider_id)
                 .where(providers.c.host == host, stock.c.resource_class == resource_class)
             )
         )
-        assert found is not None
-        return float(found)
+        assert ratio is not None
+        return float(ratio)
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def admin(cloud: Cloud) -> Admin:
     return Admin(cloud)
 
 
-def says(answer: Any, text: str) -> None:
+def assert_message_contains(answer: Any, text: str) -> None:
     [fault] = answer.values()
     assert text in fault["message"]
 
@@ -87,72 +86,78 @@ def says(answer: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("mv", "uuid"), [("2.1", False), ("2.40", False), ("2.41", True), ("2.104", True)]
 )
-def test_an_aggregate_at_each_version(admin: Admin, mv: str, uuid: bool) -> None:
+def test_aggregate_has_the_fields_of_each_microversion(admin: Admin, mv: str, uuid: bool) -> None:
     keys = KEYS | {"uuid"} if uuid else KEYS
-    made = admin.ask(
+    aggregate = admin.call(
         "POST", "", {"aggregate": {"name": "rack", "availability_zone": "az1"}}, mv=mv
     )["aggregate"]
-    assert set(made) == keys - {"hosts", "metadata"}
-    assert (made["name"], made["availability_zone"], made["updated_at"]) == ("rack", "az1", None)
-    number = made["id"]
+    assert set(aggregate) == keys - {"hosts", "metadata"}
+    assert (aggregate["name"], aggregate["availability_zone"], aggregate["updated_at"]) == (
+        "rack",
+        "az1",
+        None,
+    )
+    number = aggregate["id"]
     for body in (
         {"add_host": {"host": "host1"}},
         {"set_metadata": {"metadata": {"ssd": "true"}}},
         {"remove_host": {"host": "host1"}},
     ):
-        changed = admin.act(number, mv=mv, **body)["aggregate"]
-        assert set(changed) == keys
-    renamed = admin.ask("PUT", f"/{number}", {"aggregate": {"name": " row "}}, mv=mv)["aggregate"]
+        updated = admin.act(number, mv=mv, **body)["aggregate"]
+        assert set(updated) == keys
+    renamed = admin.call("PUT", f"/{number}", {"aggregate": {"name": " row "}}, mv=mv)["aggregate"]
     assert (set(renamed), renamed["name"]) == (keys, "row")
     assert renamed["metadata"] == {"availability_zone": "az1", "ssd": "true"}
     assert renamed["updated_at"] is not None
-    assert admin.ask("GET", "", mv=mv)["aggregates"] == [
-        admin.ask("GET", f"/{number}", mv=mv)["aggregate"]
+    assert admin.call("GET", "", mv=mv)["aggregates"] == [
+        admin.call("GET", f"/{number}", mv=mv)["aggregate"]
     ]
-    assert admin.ask("DELETE", f"/{number}", mv=mv) is None
-    assert admin.ask("GET", "")["aggregates"] == []
+    assert admin.call("DELETE", f"/{number}", mv=mv) is None
+    assert admin.call("GET", "")["aggregates"] == []
 
 
-def test_metadata_is_added_changed_and_taken_out(admin: Admin) -> None:
-    number = admin.make()
+def test_aggregate_set_metadata_adds_changes_and_removes_keys(admin: Admin) -> None:
+    number = admin.create()
     admin.act(number, set_metadata={"metadata": {"a": "1", "b": "2"}})
-    changed = admin.act(number, set_metadata={"metadata": {"b": "3", "a": None, "unknown": None}})[
+    updated = admin.act(number, set_metadata={"metadata": {"b": "3", "a": None, "unknown": None}})[
         "aggregate"
     ]
-    assert changed["metadata"] == {"b": "3"}
+    assert updated["metadata"] == {"b": "3"}
 
 
-def test_hosts_that_join_and_leave(admin: Admin) -> None:
-    number, other = admin.make("rack"), admin.make("row")
+def test_aggregate_add_host_and_remove_host_change_its_hosts(admin: Admin) -> None:
+    number, other = admin.create("rack"), admin.create("row")
     for aggregate in (number, other):
         assert admin.act(aggregate, add_host={"host": "host1"})["aggregate"]["hosts"] == ["host1"]
     assert admin.act(number, add_host={"host": "host2"})["aggregate"]["hosts"] == ["host1", "host2"]
-    says(
+    assert_message_contains(
         admin.act(number, 409, add_host={"host": "host1"}),
         f"Aggregate {number} already has host host1.",
     )
-    says(
+    assert_message_contains(
         admin.act(number, 404, add_host={"host": "nowhere"}),
         "Compute host nowhere could not be found.",
     )
     admin.cloud.store.write(lambda tx: services.enrol(tx, "ctl", Binary.CONDUCTOR))
     admin.act(number, 404, add_host={"host": "ctl"})
-    says(admin.ask("DELETE", f"/{number}", status=400), "Host aggregate is not empty")
+    assert_message_contains(
+        admin.call("DELETE", f"/{number}", status=400), "Host aggregate is not empty"
+    )
     for host in ("host1", "host2"):
         admin.act(number, remove_host={"host": host})
-    says(
+    assert_message_contains(
         admin.act(number, 404, remove_host={"host": "host1"}),
         f"Cannot remove host host1 in aggregate {number}",
     )
-    admin.ask("DELETE", f"/{number}")
+    admin.call("DELETE", f"/{number}")
     assert admin.show(other)["hosts"] == ["host1"]
 
 
 # --- wrong input ---
-def test_what_is_not_an_aggregate_is_refused(admin: Admin) -> None:
-    admin.make("rack")
+def test_create_aggregate_with_invalid_body_or_taken_name_is_refused(admin: Admin) -> None:
+    admin.create("rack")
     good = {"name": "row"}
-    for given in (
+    for fields in (
         {},
         {"name": ""},
         {"name": " row"},
@@ -164,16 +169,18 @@ def test_what_is_not_an_aggregate_is_refused(admin: Admin) -> None:
         {**good, "availability_zone": "z" * 256},
         {"availability_zone": "az1"},
     ):
-        admin.ask("POST", "", {"aggregate": given}, 400)
-    says(admin.ask("POST", "", {"aggregate": {**good, "availability_zone": "az:1"}}, 400), "no ':'")
-    admin.ask("POST", "", {"aggregate": {"name": "rack"}}, 409)
-    admin.ask("POST", "", {"aggregate": good, "more": 1}, 400)
-    assert [row["name"] for row in admin.ask("GET", "")["aggregates"]] == ["rack"]
+        admin.call("POST", "", {"aggregate": fields}, 400)
+    assert_message_contains(
+        admin.call("POST", "", {"aggregate": {**good, "availability_zone": "az:1"}}, 400), "no ':'"
+    )
+    admin.call("POST", "", {"aggregate": {"name": "rack"}}, 409)
+    admin.call("POST", "", {"aggregate": good, "more": 1}, 400)
+    assert [row["name"] for row in admin.call("GET", "")["aggregates"]] == ["rack"]
 
 
-def test_a_change_that_cannot_be_is_refused(admin: Admin) -> None:
-    number = admin.make("rack")
-    admin.make("row")
+def test_aggregate_change_with_invalid_body_returns_400(admin: Admin) -> None:
+    number = admin.create("rack")
+    admin.create("row")
     path = f"/{number}"
     for body in (
         {},
@@ -182,12 +189,13 @@ def test_a_change_that_cannot_be_is_refused(admin: Admin) -> None:
         {"availability_zone": ""},
         {"availability_zone": "a:b"},
     ):
-        admin.ask("PUT", path, {"aggregate": body}, 400)
-    says(
-        admin.ask("PUT", path, {"aggregate": {"name": "row"}}, 409), "Aggregate row already exists."
+        admin.call("PUT", path, {"aggregate": body}, 400)
+    assert_message_contains(
+        admin.call("PUT", path, {"aggregate": {"name": "row"}}, 409),
+        "Aggregate row already exists.",
     )
-    says(
-        admin.ask("PUT", path, {"aggregate": {"availability_zone": None}}, 400),
+    assert_message_contains(
+        admin.call("PUT", path, {"aggregate": {"availability_zone": None}}, 400),
         "does not support empty named",
     )
     for meta in (
@@ -215,16 +223,16 @@ def test_a_change_that_cannot_be_is_refused(admin: Admin) -> None:
     assert (admin.show(number)["metadata"], admin.show(number)["hosts"]) == ({}, [])
 
 
-def test_below_the_legacy_root_unknown_keys_are_dropped(admin: Admin) -> None:
-    def ask(path: str, body: Any) -> Any:
+def test_aggregate_bodies_below_v2_root_drop_unknown_keys(admin: Admin) -> None:
+    def post(path: str, body: Any) -> Any:
         answer = admin.cloud.call(
             "POST", "/os-aggregates" + path, body, mv=None, token="admin", root="/v2"
         )
         assert answer.status_code == 200, answer.text
         return answer.json["aggregate"]
 
-    made = ask("", {"aggregate": {"name": "rack", "colour": "red"}})
-    assert ask(f"/{made['id']}/action", {"add_host": {"host": "host1", "colour": "red"}})[
+    aggregate = post("", {"aggregate": {"name": "rack", "colour": "red"}})
+    assert post(f"/{aggregate['id']}/action", {"add_host": {"host": "host1", "colour": "red"}})[
         "hosts"
     ] == ["host1"]
 
@@ -232,23 +240,25 @@ def test_below_the_legacy_root_unknown_keys_are_dropped(admin: Admin) -> None:
 @pytest.mark.parametrize(
     ("ident", "status"), [("x", 400), ("-1", 404), ("-x", 400), ("1" * 30, 400), ("99", 404)]
 )
-def test_what_names_no_aggregate(admin: Admin, ident: str, status: int) -> None:
+def test_aggregate_operations_refuse_malformed_or_unknown_id(
+    admin: Admin, ident: str, status: int
+) -> None:
     path = f"/{ident}"
-    admin.ask("GET", path, status=status)
-    admin.ask("PUT", path, {"aggregate": {"name": "x"}}, status)
-    admin.ask("DELETE", path, status=status)
+    admin.call("GET", path, status=status)
+    admin.call("PUT", path, {"aggregate": {"name": "x"}}, status)
+    admin.call("DELETE", path, status=status)
     for body in (
         {"add_host": {"host": "host1"}},
         {"remove_host": {"host": "host1"}},
         {"set_metadata": {"metadata": {}}},
     ):
         admin.act(ident, status, **body)
-    admin.ask("POST", path + "/images", {"cache": [{"id": IMAGE}]}, status, "2.81")
+    admin.call("POST", path + "/images", {"cache": [{"id": IMAGE}]}, status, "2.81")
 
 
 @pytest.mark.parametrize("token", ["user", "manager", "reader", "service"])
-def test_aggregates_are_for_admins(admin: Admin, token: str) -> None:
-    number = admin.make("rack", None, "host1")
+def test_aggregate_operations_return_403_to_non_admins(admin: Admin, token: str) -> None:
+    number = admin.create("rack", None, "host1")
     bodies: list[tuple[str, str, Any]] = [
         ("GET", "", None),
         ("POST", "", {"aggregate": {"name": "x"}}),
@@ -271,25 +281,25 @@ def test_aggregates_are_for_admins(admin: Admin, token: str) -> None:
 
 
 # --- zones ---
-def test_a_host_is_in_one_zone(admin: Admin) -> None:
+def test_aggregates_refuse_second_availability_zone_for_host(admin: Admin) -> None:
     first, second, plain = (
-        admin.make("a", "az1", "host1"),
-        admin.make("b", "az2"),
-        admin.make("c", None, "host1"),
+        admin.create("a", "az1", "host1"),
+        admin.create("b", "az2"),
+        admin.create("c", None, "host1"),
     )
-    says(
+    assert_message_contains(
         admin.act(second, 409, add_host={"host": "host1"}),
         "One or more hosts already in availability zone(s) ['az1']",
     )
-    for refused in (
-        admin.ask(
+    for answer in (
+        admin.call(
             "PUT", f"/{plain}", {"aggregate": {"availability_zone": "az2", "name": "new"}}, 400
         ),
         admin.act(plain, 400, set_metadata={"metadata": {"availability_zone": "az2", "more": "x"}}),
     ):
-        says(refused, "One or more hosts already in availability zone(s) ['az1']")
+        assert_message_contains(answer, "One or more hosts already in availability zone(s) ['az1']")
     assert (admin.show(plain)["name"], admin.show(plain)["metadata"]) == ("c", {})
-    admin.ask("PUT", f"/{plain}", {"aggregate": {"availability_zone": "az1"}})
+    admin.call("PUT", f"/{plain}", {"aggregate": {"availability_zone": "az1"}})
     admin.act(first, 400, set_metadata={"metadata": {"availability_zone": "az2"}})
     admin.act(plain, remove_host={"host": "host1"})
     assert (
@@ -301,70 +311,76 @@ def test_a_host_is_in_one_zone(admin: Admin) -> None:
     admin.act(second, add_host={"host": "host1"})
 
 
-def _server_on_host1(cloud: Cloud) -> None:
-    cloud.rest(cloud.create())
+def _put_server_on_host1(cloud: Cloud) -> None:
+    cloud.set_state(cloud.create())
 
 
-def _guest_on_host1(cloud: Cloud) -> None:
-    """Claimed, and nothing more yet."""
+def _put_guest_on_host1(cloud: Cloud) -> None:
+    """Record a claimed guest on host1 that has no server record yet."""
     cloud.store.write(
         lambda tx: guests.add(tx, [{"server_id": ids.new(), "host": "host1", "fence": 1}])
     )
 
 
-@pytest.mark.parametrize("put_one", [_server_on_host1, _guest_on_host1])
-def test_a_host_does_not_change_its_zone_under_servers(
-    admin: Admin, put_one: Callable[[Cloud], None]
+@pytest.mark.parametrize("put_guest", [_put_server_on_host1, _put_guest_on_host1])
+def test_aggregate_change_is_refused_when_servers_would_change_zone(
+    admin: Admin, put_guest: Callable[[Cloud], None]
 ) -> None:
-    home, other = admin.make("a", "az1", "host1"), admin.make("b", "az2")
-    plain, same = admin.make("c", None, "host1"), admin.make("d", "az1")
-    put_one(admin.cloud)
+    home, other = admin.create("a", "az1", "host1"), admin.create("b", "az2")
+    plain, same = admin.create("c", None, "host1"), admin.create("d", "az1")
+    put_guest(admin.cloud)
     contain = "One or more hosts contain instances in this zone"
-    says(admin.act(home, 409, remove_host={"host": "host1"}), contain)
-    says(admin.act(home, 400, set_metadata={"metadata": {"availability_zone": "az9"}}), contain)
-    says(admin.ask("PUT", f"/{home}", {"aggregate": {"availability_zone": "az9"}}, 400), contain)
-    # what leaves its zone as it is can be done
+    assert_message_contains(admin.act(home, 409, remove_host={"host": "host1"}), contain)
+    assert_message_contains(
+        admin.act(home, 400, set_metadata={"metadata": {"availability_zone": "az9"}}), contain
+    )
+    assert_message_contains(
+        admin.call("PUT", f"/{home}", {"aggregate": {"availability_zone": "az9"}}, 400), contain
+    )
+    # Changes that leave the zone of host1 as it is are accepted.
     admin.act(plain, set_metadata={"metadata": {"ssd": "true"}})
     admin.act(plain, remove_host={"host": "host1"})
     admin.act(same, add_host={"host": "host1"})
     admin.act(home, remove_host={"host": "host1"})
-    says(admin.act(same, 409, remove_host={"host": "host1"}), contain)
-    # another host of the zone goes where it likes
+    assert_message_contains(admin.act(same, 409, remove_host={"host": "host1"}), contain)
+    # A host without servers may change its zone.
     admin.act(other, add_host={"host": "host2"})
     admin.act(other, remove_host={"host": "host2"})
 
 
-def test_host_with_servers_cannot_leave_the_default_zone(admin: Admin) -> None:
+def test_aggregate_cannot_take_host_with_servers_out_of_default_zone(admin: Admin) -> None:
     zone, default, plain = (
-        admin.make("a", "az1"),
-        admin.make("b", "nova"),
-        admin.make("c", None, "host1"),
+        admin.create("a", "az1"),
+        admin.create("b", "nova"),
+        admin.create("c", None, "host1"),
     )
-    _server_on_host1(admin.cloud)
+    _put_server_on_host1(admin.cloud)
     admin.act(zone, 409, add_host={"host": "host1"})
     admin.act(plain, 400, set_metadata={"metadata": {"availability_zone": "az1"}})
     admin.act(default, add_host={"host": "host1"})
     admin.act(default, remove_host={"host": "host1"})
 
 
-def test_guest_to_be_removed_does_not_hold_a_host_in_its_zone(admin: Admin) -> None:
-    home = admin.make("a", "az1", "host1")
-    _guest_on_host1(admin.cloud)
+def test_aggregate_remove_host_ignores_guests_pending_removal(admin: Admin) -> None:
+    home = admin.create("a", "az1", "host1")
+    _put_guest_on_host1(admin.cloud)
     admin.cloud.change(schema.guests, schema.guests.c.host == "host1", wanted="absent")
     admin.act(home, remove_host={"host": "host1"})
 
 
-def test_zones_are_those_of_aggregates(make_cloud: Callable[..., Cloud]) -> None:
+def test_availability_zones_are_those_of_aggregates_and_the_default(
+    make_cloud: Callable[..., Cloud],
+) -> None:
     admin = Admin(make_cloud(default_zone="home"))
-    admin.make("a", "az1", "host1")
+    admin.create("a", "az1", "host1")
     admin.cloud.add_host("host2")
-    found = admin.cloud.call("GET", "/os-availability-zone").json["availabilityZoneInfo"]
-    assert [zone["zoneName"] for zone in found] == ["az1", "home"]
+    zones = admin.cloud.call("GET", "/os-availability-zone").json["availabilityZoneInfo"]
+    assert [zone["zoneName"] for zone in zones] == ["az1", "home"]
 
 
-# --- what schedulers and claims see ---
-def test_ratios_of_an_aggregate_are_those_of_its_hosts(admin: Admin) -> None:
-    number, tight = admin.make("a", None, "host1"), admin.make("b")
+# --- allocation ratios and change times ---
+def test_aggregate_allocation_ratio_applies_to_inventories_of_hosts(admin: Admin) -> None:
+    number, tight = admin.create("a", None, "host1"), admin.create("b")
     before = admin.ratio("host1", "VCPU")
     admin.act(
         number,
@@ -374,24 +390,25 @@ def test_ratios_of_an_aggregate_are_those_of_its_hosts(admin: Admin) -> None:
     assert admin.ratio("host1", "MEMORY_MB") == 1
     admin.act(tight, set_metadata={"metadata": {"cpu_allocation_ratio": "2"}})
     admin.act(tight, add_host={"host": "host1"})
-    assert admin.ratio("host1", "VCPU") == 2  # the smallest of several
+    # The smallest ratio of several aggregates applies.
+    assert admin.ratio("host1", "VCPU") == 2
     admin.act(tight, remove_host={"host": "host1"})
     assert admin.ratio("host1", "VCPU") == 8
     admin.act(number, set_metadata={"metadata": {"cpu_allocation_ratio": None}})
     assert admin.ratio("host1", "VCPU") == before
 
 
-def test_every_change_can_be_seen_by_its_time(admin: Admin) -> None:
-    number = admin.make("a", "az1")
-    aggregates, seen = schema.aggregates, 0
+def test_aggregate_updated_at_rises_with_every_change(admin: Admin) -> None:
+    number = admin.create("a", "az1")
+    aggregates, updated_at = schema.aggregates, 0
 
-    def moved() -> bool:
-        nonlocal seen
+    def has_risen() -> bool:
+        nonlocal updated_at
         [row] = admin.cloud.store.read(
             lambda tx: tx.execute(sa.select(aggregates.c.updated_at)).all()
         )
-        before, seen = seen, row.updated_at
-        return bool(seen > before)
+        before, updated_at = updated_at, row.updated_at
+        return bool(updated_at > before)
 
     for body in (
         {"add_host": {"host": "host1"}},
@@ -399,42 +416,47 @@ def test_every_change_can_be_seen_by_its_time(admin: Admin) -> None:
         {"remove_host": {"host": "host1"}},
     ):
         admin.act(number, **body)
-        assert moved(), body
-    admin.ask("PUT", f"/{number}", {"aggregate": {"name": "z"}})
-    assert moved()
+        assert has_risen(), body
+    admin.call("PUT", f"/{number}", {"aggregate": {"name": "z"}})
+    assert has_risen()
 
 
 # --- images ---
-def cached(cloud: Cloud) -> list[tuple[str, str]]:
+def cached_images(cloud: Cloud) -> list[tuple[str, str]]:
     return sorted((row.host, row.image_id) for row in cloud.rows(schema.host_images))
 
 
-def test_images_that_the_hosts_of_an_aggregate_shall_fetch(admin: Admin) -> None:
-    number, other = admin.make("a", None, "host1", "host2"), ids.new()
+def test_aggregate_cache_images_records_images_for_each_host(admin: Admin) -> None:
+    number, other = admin.create("a", None, "host1", "host2"), ids.new()
     admin.cloud.images.images[other] = Image(ImageRef(other, "raw", 5))
     body = {"cache": [{"id": IMAGE}, {"id": other}]}
-    assert admin.ask("POST", f"/{number}/images", body, 202, "2.81") is None
+    assert admin.call("POST", f"/{number}/images", body, 202, "2.81") is None
     everywhere = sorted((host, image) for host in ("host1", "host2") for image in (IMAGE, other))
-    assert cached(admin.cloud) == everywhere
+    assert cached_images(admin.cloud) == everywhere
     assert {
         row.image["size"] for row in admin.cloud.rows(schema.host_images) if row.image_id == other
     } == {5}
+    # A repeated request sends the image to the hosts again.
     admin.cloud.change(schema.host_images, sa.true(), sent_at=1, error="broken")
-    admin.ask("POST", f"/{number}/images", {"cache": [{"id": IMAGE}]}, 202, "2.104")
-    assert cached(admin.cloud) == everywhere
+    admin.call("POST", f"/{number}/images", {"cache": [{"id": IMAGE}]}, 202, "2.104")
+    assert cached_images(admin.cloud) == everywhere
     assert {
         row.image_id: (row.sent_at, row.error) for row in admin.cloud.rows(schema.host_images)
-    } == {IMAGE: (None, None), other: (1, "broken")}  # what is asked again is told again
+    } == {IMAGE: (None, None), other: (1, "broken")}
 
 
-def test_images_that_cannot_be_fetched_are_refused(admin: Admin) -> None:
-    number, queued, unknown = admin.make("a", None, "host1"), ids.new(), ids.new()
+def test_aggregate_cache_images_refuses_unusable_images_and_bodies(admin: Admin) -> None:
+    number, queued, unknown = admin.create("a", None, "host1"), ids.new(), ids.new()
     admin.cloud.images.images[queued] = Image(ImageRef(queued, "raw"), status="queued")
     path = f"/{number}/images"
-    says(admin.ask("POST", path, {"cache": [{"id": IMAGE}, {"id": unknown}]}, 400, "2.81"), unknown)
-    says(admin.ask("POST", path, {"cache": [{"id": queued}]}, 400, "2.81"), queued)
-    says(
-        admin.ask("POST", path, {"cache": [{"id": IMAGE}, {"id": IMAGE}]}, 400, "2.81"),
+    assert_message_contains(
+        admin.call("POST", path, {"cache": [{"id": IMAGE}, {"id": unknown}]}, 400, "2.81"), unknown
+    )
+    assert_message_contains(
+        admin.call("POST", path, {"cache": [{"id": queued}]}, 400, "2.81"), queued
+    )
+    assert_message_contains(
+        admin.call("POST", path, {"cache": [{"id": IMAGE}, {"id": IMAGE}]}, 400, "2.81"),
         "Duplicate images",
     )
     for body in (
@@ -446,21 +468,21 @@ def test_images_that_cannot_be_fetched_are_refused(admin: Admin) -> None:
         {"cache": [IMAGE]},
         {"cache": [{"id": IMAGE}], "more": 1},
     ):
-        admin.ask("POST", path, body, 400, "2.81")
-    admin.ask("POST", path, {"cache": [{"id": IMAGE}]}, 404, "2.80")
+        admin.call("POST", path, body, 400, "2.81")
+    admin.call("POST", path, {"cache": [{"id": IMAGE}]}, 404, "2.80")
     admin.cloud.images.down = True
-    admin.ask("POST", path, {"cache": [{"id": IMAGE}]}, 503, "2.81")
-    assert cached(admin.cloud) == []
+    admin.call("POST", path, {"cache": [{"id": IMAGE}]}, 503, "2.81")
+    assert cached_images(admin.cloud) == []
 
 
-def test_an_aggregate_without_hosts_has_nobody_to_fetch(admin: Admin) -> None:
-    admin.ask("POST", f"/{admin.make()}/images", {"cache": [{"id": IMAGE}]}, 202, "2.81")
-    assert cached(admin.cloud) == []
+def test_aggregate_cache_images_without_hosts_records_no_image(admin: Admin) -> None:
+    admin.call("POST", f"/{admin.create()}/images", {"cache": [{"id": IMAGE}]}, 202, "2.81")
+    assert cached_images(admin.cloud) == []
 
 
-def test_digits_of_other_scripts_are_no_number(admin: Admin) -> None:
-    assert admin.make() == 1
-    says(admin.ask("GET", "/%D9%A1", status=400), "give its number")
-    refused = admin.cloud.call("DELETE", "/os-services/%D9%A1", token="admin")
-    assert refused.status_code == 400, refused.text
+def test_numeric_ids_in_digits_of_other_scripts_are_refused(admin: Admin) -> None:
+    assert admin.create() == 1
+    assert_message_contains(admin.call("GET", "/%D9%A1", status=400), "give its number")
+    answer = admin.cloud.call("DELETE", "/os-services/%D9%A1", token="admin")
+    assert answer.status_code == 400, answer.text
     assert admin.cloud.call("GET", "/os-hypervisors/%D9%A1", token="admin").status_code == 404

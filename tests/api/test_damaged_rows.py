@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A document or a time in the database that is damaged takes no list with it, and no other row."""
+"""A damaged document or time in the database hides no other row, and every list still works."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ DAMAGES = [
 
 
 @pytest.fixture
-def full(cloud: Cloud) -> Cloud:
-    """A cloud with a row of everything."""
+def full_cloud(cloud: Cloud) -> Cloud:
+    """Return a cloud with at least one row in every listed table."""
     server = cloud.create()
-    cloud.rest(server, launched_at=1)
+    cloud.set_state(server, launched_at=1)
     group = {"server_group": {"name": "g", "policy": "affinity"}}
     for path, body, token in (
         ("/os-aggregates", {"aggregate": {"name": "a"}}, "admin"),
@@ -90,25 +90,26 @@ def full(cloud: Cloud) -> Cloud:
     return cloud
 
 
-def test_damaged_column_takes_no_list_with_it(full: Cloud) -> None:
-    database = Database(Path(full.store.url.database or ""))
+def test_lists_keep_all_items_when_a_column_is_damaged(full_cloud: Cloud) -> None:
+    database = Database(Path(full_cloud.store.url.database or ""))
     database.keep()
-    before, changed = _counts(full), {}
+    before, differences = _count_items(full_cloud), {}
     for table, column in DAMAGES:
-        with full.store.begin() as tx:
+        with full_cloud.store.begin() as tx:
             tx.execute(sa.text(f"UPDATE {table} SET {column} = '[1,2'"))
-        after = _counts(full)
-        if column == "launched_at":  # what is not known to have run has no usage
+        after = _count_items(full_cloud)
+        # A server without a launch time has no usage.
+        if column == "launched_at":
             after |= {key: count for key, count in before.items() if "usage" in key[0]}
         if after != before:
-            changed[table, column] = set(after.items()) - set(before.items())
+            differences[table, column] = set(after.items()) - set(before.items())
         database.set_back()
     database.close()
-    assert changed == {}
+    assert differences == {}
 
 
-def _counts(cloud: Cloud) -> dict[tuple[str, str, str], int]:
-    """Return how many items each list has, by path, version and caller."""
+def _count_items(cloud: Cloud) -> dict[tuple[str, str, str], int]:
+    """Return the number of items in each list, by path, microversion and caller."""
     counts = {}
     for path, mv in LISTS:
         for token in ("user", "admin"):
@@ -127,21 +128,26 @@ def _counts(cloud: Cloud) -> dict[tuple[str, str, str], int]:
         ("POST", "/os-aggregates/1/action", {"set_metadata": {"metadata": {"ssd": "true"}}}),
     ],
 )
-def test_update_of_damaged_aggregate_keeps_the_damage(
-    full: Cloud, method: str, path: str, body: dict[str, object]
+def test_aggregate_update_returns_409_when_metadata_is_damaged(
+    full_cloud: Cloud, method: str, path: str, body: dict[str, object]
 ) -> None:
-    """A document that is written anew without its filter_tenant_id would open its hosts to all."""
-    with full.store.begin() as tx:
+    """New metadata without filter_tenant_id would open the hosts to all projects.
+
+    The host can still be removed and the aggregate deleted.
+    """
+    with full_cloud.store.begin() as tx:
         tx.execute(sa.text("UPDATE aggregates SET meta = '{\"filter_tenant_id' WHERE id = 1"))
-    answer = full.call(method, path, body, token="admin")
+    answer = full_cloud.call(method, path, body, token="admin")
     assert answer.status_code == 409 and "damaged" in answer.text
     remove = {"remove_host": {"host": "host1"}}
-    assert full.call("POST", "/os-aggregates/1/action", remove, token="admin").status_code == 200
-    assert full.call("DELETE", "/os-aggregates/1", token="admin").status_code == 200
+    assert (
+        full_cloud.call("POST", "/os-aggregates/1/action", remove, token="admin").status_code == 200
+    )
+    assert full_cloud.call("DELETE", "/os-aggregates/1", token="admin").status_code == 200
 
 
-def test_doctor_names_each_damaged_document_and_goes_on(full: Cloud) -> None:
-    with full.store.begin() as tx:
+def test_doctor_reports_each_damaged_document_and_other_findings(full_cloud: Cloud) -> None:
+    with full_cloud.store.begin() as tx:
         for table, column in (
             ("aggregates", "meta"),
             ("flavors", "extra_specs"),
@@ -153,15 +159,18 @@ def test_doctor_names_each_damaged_document_and_goes_on(full: Cloud) -> None:
             tx.execute(sa.text(f"UPDATE {table} SET {column} = '[1,2'"))
         tx.execute(sa.insert(schema.aggregate_hosts).values(aggregate_id=9, host="host9"))
         tx.execute(sa.update(schema.servers).values(task_state="pausing"))
-    found = {(one.kind, one.subject.partition("/")[0]) for one in full.store.read(doctor.check)}
+    findings = {
+        (finding.kind, finding.subject.partition("/")[0])
+        for finding in full_cloud.store.read(doctor.check)
+    }
     tables = ("aggregates", "flavors", "hosts", "migrations", "server_groups", "servers")
-    assert {("document", table) for table in tables} <= found
-    assert "task-state" in {kind for kind, _ in found}
+    assert {("document", table) for table in tables} <= findings
+    assert "task-state" in {kind for kind, _ in findings}
 
 
-def test_list_of_live_migrations_bears_damaged_progress(full: Cloud) -> None:
-    [server] = full.rows(schema.servers)
-    with full.store.begin() as tx:
+def test_list_server_migrations_includes_migration_with_damaged_progress(full_cloud: Cloud) -> None:
+    [server] = full_cloud.rows(schema.servers)
+    with full_cloud.store.begin() as tx:
         tx.execute(sa.text("UPDATE migrations SET progress = '[1,2'"))
-    answer = full.call("GET", f"/servers/{server.id}/migrations", token="admin", mv="2.80")
+    answer = full_cloud.call("GET", f"/servers/{server.id}/migrations", token="admin", mv="2.80")
     assert answer.status_code == 200 and len(answer.json["migrations"]) == 1

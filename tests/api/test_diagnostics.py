@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Diagnostics of a guest in both shapes, and the password that guests would publish."""
+"""Diagnostics of a guest in both formats, and the password that a guest publishes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from common.store import schema
 from tests.api.conftest import Cloud
 
-FOUND: dict[str, Any] = {
+DIAGNOSTICS: dict[str, Any] = {
     "state": "running",
     "driver": "libvirt",
     "hypervisor": "qemu",
@@ -83,29 +83,33 @@ FLAT = {
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    made = cloud.create()
-    cloud.rest(made)
-    cloud.agents.diagnostics = dict(FOUND)
-    return made
+    server_id = cloud.create()
+    cloud.set_state(server_id)
+    cloud.agents.diagnostics = dict(DIAGNOSTICS)
+    return server_id
 
 
 @pytest.mark.parametrize(
-    ("mv", "body"), [("2.1", FLAT), ("2.47", FLAT), ("2.48", FOUND), ("2.104", FOUND)]
+    ("mv", "body"), [("2.1", FLAT), ("2.47", FLAT), ("2.48", DIAGNOSTICS), ("2.104", DIAGNOSTICS)]
 )
-def test_diagnostics(cloud: Cloud, server: str, mv: str, body: dict[str, Any]) -> None:
+def test_server_diagnostics_have_the_format_of_each_microversion(
+    cloud: Cloud, server: str, mv: str, body: dict[str, Any]
+) -> None:
     answer = cloud.call("GET", f"/servers/{server}/diagnostics", token="admin", mv=mv)
     assert (answer.status_code, answer.json) == (200, body)
-    assert cloud.agents.asked == [("host1", "diagnostics", {"server": server})]
+    assert cloud.agents.queries == [("host1", "diagnostics", {"server": server})]
 
 
-def test_diagnostics_have_one_shape_whatever_a_host_answers(cloud: Cloud, server: str) -> None:
+def test_server_diagnostics_complete_and_filter_partial_answer_of_host(
+    cloud: Cloud, server: str
+) -> None:
     cloud.agents.diagnostics = {
         "state": "running",
         "secret": 1,
         "disk_details": [{"path": "/x", "read_bytes": 1}],
     }
     answer = cloud.call("GET", f"/servers/{server}/diagnostics", token="admin", mv="2.48").json
-    assert set(answer) == set(FOUND)
+    assert set(answer) == set(DIAGNOSTICS)
     assert (answer["driver"], answer["config_drive"], answer["uptime"]) == ("libvirt", False, None)
     assert answer["disk_details"] == [
         {
@@ -118,19 +122,21 @@ def test_diagnostics_have_one_shape_whatever_a_host_answers(cloud: Cloud, server
     ]
 
 
-def test_only_admins_ask_and_only_of_a_guest_that_runs(cloud: Cloud, server: str) -> None:
+def test_server_diagnostics_need_admin_running_guest_and_reachable_host(
+    cloud: Cloud, server: str
+) -> None:
     path = f"/servers/{server}/diagnostics"
     assert cloud.call("GET", path).status_code == 403
     cloud.change(schema.servers, schema.servers.c.id == server, power_state=4)
     assert cloud.call("GET", path, token="admin").status_code == 409
-    cloud.rest(server)
+    cloud.set_state(server)
     cloud.agents.output = None
     assert cloud.call("GET", path, token="admin").json["conflictingRequest"]["message"] == (
         f"The host of instance {server} does not answer; try again."
     )
 
 
-def test_the_password_that_a_guest_has_posted(cloud: Cloud, server: str) -> None:
+def test_server_password_is_shown_and_cleared_by_permitted_roles(cloud: Cloud, server: str) -> None:
     path = f"/servers/{server}/os-server-password"
     assert cloud.call("GET", path, token="reader").json == {"password": ""}
     cloud.change(schema.servers, schema.servers.c.id == server, password="c2VhbGVk")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sample of every action over HTTP, against the hand-written rules; two at the same instant; the
-same one again."""
+"""A sample of all actions over HTTP, against hand-written rules.
+
+Further tests send two actions at the same time, and repeat each action.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,18 @@ from tests import allowed
 from tests.api.conftest import PROJECT, Cloud
 from tests.api.networks import Networks
 
-#: Beside each action of a member on a resting server, every so many cases are tried. The default
-#: set tries a member's actions on an active server, and in every third of the other states.
+#: The sample contains each action of a member on a resting server, and one of so many other cases.
+#: The default set contains a member's actions on an active server, and a third of those on servers
+#: in other resting states.
 ONE_OF, ONE_OF_BY_DEFAULT = 23, 101
 TASKS = (None, "rebooting", "spawning", "image_uploading", "deleting")
 
 
 def cases(one_of: int, one_of_resting: int = 1) -> list[tuple[Any, ...]]:
-    """Return (action, vm_state, task_state, locked, persona) of the sample. Each case has a number
-    of its own, so that the sample stays when cases are added."""
+    """Return the sampled cases as (action, vm_state, task_state, locked, persona).
+
+    Each case is chosen by a hash of itself, so new cases do not change the sample.
+    """
     every = itertools.product(
         sorted(allowed.ALL), states.VM_STATES, TASKS, (False, True), sorted(allowed.PERSONAS)
     )
@@ -45,15 +50,18 @@ def cases(one_of: int, one_of_resting: int = 1) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def furnished_cloud(make_cloud: Callable[..., Cloud], networks: Networks) -> tuple[Cloud, str]:
-    """A cloud that refuses no action for what it lacks, and a server with a port in the group
-    "web", that was moved."""
+    """Return a cloud without missing prerequisites, and a server.
+
+    The server has a finished migration and a port in the security group "web", so no action is
+    refused for a missing prerequisite.
+    """
     cloud: Cloud = make_cloud(secret_key="k", networks=networks)
     cloud.add_host("host2")
     server, red = cloud.create(), networks.add_network("red", PROJECT)
     port = networks.add_port(
         red, PROJECT, device_id=server, security_groups=[networks.add_group("web", PROJECT)]
     )
-    cloud.rest(server, interfaces=[to_wire(Interface(port, red))])
+    cloud.set_state(server, interfaces=[to_wire(Interface(port, red))])
     [action] = cloud.rows(schema.actions)
     with cloud.store.begin() as tx:
         tx.execute(
@@ -79,14 +87,13 @@ def furnished_cloud(make_cloud: Callable[..., Cloud], networks: Networks) -> tup
 
 
 def prepare(cloud: Cloud, server: str, name: str, vm_state: str, **values: Any) -> None:
-    """What the rules take for granted: there is a move to end, and a host is down where that is
-    asked for."""
-    cloud.rest(server, vm_state, **values)
+    """Create the prerequisites of the rules: a migration to end, and a dead host for evacuate."""
+    cloud.set_state(server, vm_state, **values)
     cloud.change(schema.migrations, schema.migrations.c.source_host == "host2", status="finished")
     cloud.change(schema.services, schema.services.c.host == "host1", forced_down=name == "evacuate")
 
 
-def ask(cloud: Cloud, server: str, name: str, token: str = "user") -> Any:
+def request_action(cloud: Cloud, server: str, name: str, token: str = "user") -> Any:
     if name == "delete":
         return cloud.call("DELETE", f"/servers/{server}", token=token)
     return cloud.call(
@@ -102,12 +109,12 @@ def ask(cloud: Cloud, server: str, name: str, token: str = "user") -> Any:
     ("one_of", "one_of_resting"),
     [(ONE_OF_BY_DEFAULT, 3), pytest.param(ONE_OF, 1, marks=pytest.mark.slice("operations"))],
 )
-def test_action_request_returns_what_the_rules_of_its_state_say(
+def test_every_action_returns_the_status_of_the_rules_for_its_state(
     furnished_cloud: tuple[Cloud, str], one_of: int, one_of_resting: int
 ) -> None:
-    """One test for all: making a cloud for each would take longer than asking."""
+    """All cases share one cloud, because creating a cloud takes longer than a request."""
     cloud, server = furnished_cloud
-    asked, wrong = set(), []
+    results, differences = set(), []
     for name, vm_state, task_state, locked, token in cases(one_of, one_of_resting):
         prepare(
             cloud,
@@ -120,20 +127,29 @@ def test_action_request_returns_what_the_rules_of_its_state_say(
             locked_by="owner" if locked else None,
         )
         before = cloud.rows(schema.servers)[0]
-        answer = ask(cloud, server, name, token)
+        answer = request_action(cloud, server, name, token)
         after = cloud.rows(schema.servers)[0]
-        wanted = allowed.status(name, allowed.PERSONAS[token], vm_state, task_state, locked)
-        task = allowed.task_after(name, task_state) if wanted < 300 else task_state
-        if (answer.status_code, after.task_state) != (wanted, task) or (
-            wanted >= 300 and after != before
+        expected = allowed.status(name, allowed.PERSONAS[token], vm_state, task_state, locked)
+        task = allowed.task_after(name, task_state) if expected < 300 else task_state
+        if (answer.status_code, after.task_state) != (expected, task) or (
+            expected >= 300 and after != before
         ):
-            wrong.append(
-                (name, vm_state, task_state, locked, token, answer.status_code, wanted, answer.text)
+            differences.append(
+                (
+                    name,
+                    vm_state,
+                    task_state,
+                    locked,
+                    token,
+                    answer.status_code,
+                    expected,
+                    answer.text,
+                )
             )
-        asked.add((name, wanted))
-    assert wrong == []
-    assert {name for name, _ in asked} == set(allowed.ALL)
-    assert {status for _, status in asked} == {200, 202, 204, 403, 404, 409}
+        results.add((name, expected))
+    assert differences == []
+    assert {name for name, _ in results} == set(allowed.ALL)
+    assert {status for _, status in results} == {200, 202, 204, 403, 404, 409}
 
 
 @pytest.mark.parametrize(
@@ -147,27 +163,33 @@ def test_action_request_returns_what_the_rules_of_its_state_say(
         ("reboot SOFT", "reboot SOFT"),
     ],
 )
-def test_of_two_at_the_same_instant_one_wins(make_cloud: Any, first: str, second: str) -> None:
+def test_two_concurrent_actions_on_a_server_give_one_success_and_one_409(
+    make_cloud: Any, first: str, second: str
+) -> None:
     cloud: Cloud = make_cloud(secret_key="k")
     server = cloud.create()
     for _ in range(5):
-        cloud.rest(server)
+        cloud.set_state(server)
         start, answers = threading.Barrier(2), []
 
-        def go(name: str, start: threading.Barrier = start, answers: list[Any] = answers) -> None:
+        def request_at_start(
+            name: str, start: threading.Barrier = start, answers: list[Any] = answers
+        ) -> None:
             start.wait(10)
-            answers.append(ask(cloud, server, name))
+            answers.append(request_action(cloud, server, name))
 
-        threads = [threading.Thread(target=go, args=(name,)) for name in (first, second)]
+        threads = [
+            threading.Thread(target=request_at_start, args=(name,)) for name in (first, second)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(30)
-        won, lost = sorted(answers, key=lambda answer: answer.status_code)
-        assert won.status_code in (200, 202), won.text
-        assert lost.status_code == 409
+        winner, loser = sorted(answers, key=lambda answer: answer.status_code)
+        assert winner.status_code in (200, 202), winner.text
+        assert loser.status_code == 409
         [row] = cloud.rows(schema.servers)
-        assert lost.json["conflictingRequest"]["message"].endswith(
+        assert loser.json["conflictingRequest"]["message"].endswith(
             f"instance {server} while it is in task_state {row.task_state}"
         )
         live = [action for action in cloud.rows(schema.actions) if action.fence == row.fence]
@@ -175,21 +197,21 @@ def test_of_two_at_the_same_instant_one_wins(make_cloud: Any, first: str, second
 
 
 @pytest.mark.parametrize("name", sorted(set(allowed.ALL) - {"trigger_crash_dump"}))
-def test_repeated_action_is_refused_or_changes_nothing(
+def test_repeated_action_returns_409_or_changes_no_state(
     furnished_cloud: tuple[Cloud, str], name: str
 ) -> None:
-    """As a client does that never saw the answer."""
+    """A client that lost the first answer repeats its request."""
     cloud, server = furnished_cloud
     rule = allowed.ALL[name]
     prepare(cloud, server, name, (rule.vm or "active").split()[0])
-    assert ask(cloud, server, name, "admin").status_code == rule.ok
+    assert request_action(cloud, server, name, "admin").status_code == rule.ok
     first = cloud.rows(schema.servers)[0]
-    again = ask(cloud, server, name, "admin").status_code
+    second_status = request_action(cloud, server, name, "admin").status_code
     second = cloud.rows(schema.servers)[0]
-    assert again in (rule.ok, 409)
+    assert second_status in (rule.ok, 409)
     state = ("vm_state", "task_state", "locked", "locked_by", "locked_reason", "image_id", "name")
     assert [getattr(first, column) for column in state] == [
         getattr(second, column) for column in state
     ]
-    if again == 409:
+    if second_status == 409:
         assert first == second

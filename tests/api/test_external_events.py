@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""POST /os-server-external-events: who may, what each event does, and the code of each."""
+"""POST /os-server-external-events: permitted roles, the effect of each event, and the codes."""
 
 from __future__ import annotations
 
@@ -36,88 +36,92 @@ def event(name: str, server: str, tag: str | None = None, **more: Any) -> dict[s
 
 def codes(answer: Any) -> list[int]:
     assert answer.status_code == (
-        200 if {one["code"] for one in answer.json["events"]} == {200} else 207
+        200 if {event["code"] for event in answer.json["events"]} == {200} else 207
     )
-    return [one["code"] for one in answer.json["events"]]
+    return [event["code"] for event in answer.json["events"]]
 
 
 @pytest.fixture
-def plugged(wired: Cloud, networks: Networks) -> tuple[str, str]:
-    """A server that rests with one port."""
-    server, red = wired.create(mv="2.37"), networks.add_network("red", PROJECT)
+def plugged_server(networked_cloud: Cloud, networks: Networks) -> tuple[str, str]:
+    """Return the id of a resting server with one port, and the port's id."""
+    server, red = networked_cloud.create(mv="2.37"), networks.add_network("red", PROJECT)
     port = networks.add_port(red, PROJECT, device_id=server)
-    wired.rest(server, interfaces=[to_wire(Interface(port, red, "red", tag="t"))])
+    networked_cloud.set_state(server, interfaces=[to_wire(Interface(port, red, "red", tag="t"))])
     return server, port
 
 
-def test_a_plugged_port_wakes_who_waits_for_it(wired: Cloud) -> None:
-    waits, works = wired.create(mv="2.37"), wired.create(mv="2.37")
-    for server, step in ((waits, "plug"), (works, "build")):
-        wired.change(schema.servers, schema.servers.c.id == server, host="host1")
-        wired.change(schema.actions, schema.actions.c.server_id == server, step=step, due_at=2**60)
-    woken = wired.wakeup.woken
+def test_vif_plugged_event_wakes_action_waiting_for_ports(networked_cloud: Cloud) -> None:
+    waiting, building = networked_cloud.create(mv="2.37"), networked_cloud.create(mv="2.37")
+    for server, step in ((waiting, "plug"), (building, "build")):
+        networked_cloud.change(schema.servers, schema.servers.c.id == server, host="host1")
+        networked_cloud.change(
+            schema.actions, schema.actions.c.server_id == server, step=step, due_at=2**60
+        )
+    woken = networked_cloud.wakeup.count
     answer = send(
-        wired,
-        event("network-vif-plugged", waits, "p1"),
-        event("network-vif-unplugged", works, "p2"),
+        networked_cloud,
+        event("network-vif-plugged", waiting, "p1"),
+        event("network-vif-unplugged", building, "p2"),
     )
     assert answer.json == {
         "events": [
             {
                 "name": "network-vif-plugged",
-                "server_uuid": waits,
+                "server_uuid": waiting,
                 "tag": "p1",
                 "status": "completed",
                 "code": 200,
             },
             {
                 "name": "network-vif-unplugged",
-                "server_uuid": works,
+                "server_uuid": building,
                 "tag": "p2",
                 "status": "completed",
                 "code": 200,
             },
         ]
     }
-    due = {row.server_id: row.due_at for row in wired.rows(schema.actions)}
-    assert due[waits] <= wired.store.now()
-    assert due[works] == 2**60
-    assert wired.wakeup.woken > woken
+    due = {row.server_id: row.due_at for row in networked_cloud.rows(schema.actions)}
+    assert due[waiting] <= networked_cloud.store.now()
+    assert due[building] == 2**60
+    assert networked_cloud.wakeup.count > woken
 
 
-def test_a_change_is_read_again_with_the_callers_token(
-    wired: Cloud, networks: Networks, plugged: tuple[str, str]
+def test_network_changed_event_refreshes_interfaces_with_callers_token(
+    networked_cloud: Cloud, networks: Networks, plugged_server: tuple[str, str]
 ) -> None:
-    server, port = plugged
+    server, port = plugged_server
     networks.floating_ips.append(
         {"port_id": port, "fixed_ip_address": "10.0.0.10", "floating_ip_address": "172.24.4.9"}
     )
     networks.ports_by_id[port]["status"] = "ACTIVE"
     assert codes(
-        send(wired, event("network-changed", server), event("network-changed", server, "x"))
+        send(
+            networked_cloud, event("network-changed", server), event("network-changed", server, "x")
+        )
     ) == [200, 200]
-    [row] = wired.rows(schema.servers)
+    [row] = networked_cloud.rows(schema.servers)
     assert (row.interfaces[0]["active"], row.interfaces[0]["mtu"], row.interfaces[0]["tag"]) == (
         True,
         1450,
         "t",
     )
-    found = wired.call("GET", f"/servers/{server}/ips/red").json["red"]
-    assert [one["addr"] for one in found] == ["10.0.0.10", "172.24.4.9"]
-    assert networks.asked["ports"] == 1
+    addresses = networked_cloud.call("GET", f"/servers/{server}/ips/red").json["red"]
+    assert [address["addr"] for address in addresses] == ["10.0.0.10", "172.24.4.9"]
+    assert networks.queries["ports"] == 1
 
 
-def test_a_silent_network_service_makes_the_sender_try_again(
-    wired: Cloud, networks: Networks, plugged: tuple[str, str]
+def test_network_changed_event_returns_503_when_network_service_is_down(
+    networked_cloud: Cloud, networks: Networks, plugged_server: tuple[str, str]
 ) -> None:
     networks.down = True
-    answer = send(wired, event("network-changed", plugged[0]))
+    answer = send(networked_cloud, event("network-changed", plugged_server[0]))
     assert answer.status_code == 503
     assert answer.headers["Retry-After"] == "1"
 
 
 @pytest.mark.parametrize(
-    ("state", "is_begun"),
+    ("state", "begins"),
     [
         ({}, True),
         ({"vm_state": "stopped"}, True),
@@ -127,31 +131,31 @@ def test_a_silent_network_service_makes_the_sender_try_again(
         ({"action": "another"}, False),
     ],
 )
-def test_deleted_port_leaves_its_guest_now_or_by_pending_cleanup(
-    wired: Cloud, plugged: tuple[str, str], state: dict[str, Any], is_begun: bool
+def test_vif_deleted_event_detaches_port_now_or_by_pending_cleanup(
+    networked_cloud: Cloud, plugged_server: tuple[str, str], state: dict[str, Any], begins: bool
 ) -> None:
-    server, port = plugged
-    wired.rest(server, **state)
-    assert codes(send(wired, event("network-vif-deleted", server, port))) == [200]
-    begun = [
+    server, port = plugged_server
+    networked_cloud.set_state(server, **state)
+    assert codes(send(networked_cloud, event("network-vif-deleted", server, port))) == [200]
+    detachments = [
         (row.workflow, row.args["port"])
-        for row in wired.rows(schema.actions)
+        for row in networked_cloud.rows(schema.actions)
         if row.name == "detach_interface"
     ]
-    assert begun == ([("detach_interface", port)] if is_begun else [])
-    assert pending(wired) == ([] if is_begun else [("gone-port", port, server)])
+    assert detachments == ([("detach_interface", port)] if begins else [])
+    assert pending_cleanups(networked_cloud) == ([] if begins else [("gone-port", port, server)])
 
 
-def test_port_deleted_during_its_attachment_is_left_to_pending_cleanup(
-    wired: Cloud, plugged: tuple[str, str]
+def test_vif_deleted_event_during_attach_records_pending_cleanup(
+    networked_cloud: Cloud, plugged_server: tuple[str, str]
 ) -> None:
-    """The server's row has the port only when the guest has it."""
-    server, arriving = plugged[0], str(uuid.uuid4())
-    wired.rest(server, action="another")
+    """The server's row contains the port only after the guest has the interface."""
+    server, arriving = plugged_server[0], str(uuid.uuid4())
+    networked_cloud.set_state(server, action="another")
     assert (
         codes(
             send(
-                wired,
+                networked_cloud,
                 event("network-vif-deleted", server, arriving),
                 event("network-vif-deleted", server, arriving),
                 event("network-vif-deleted", server, "no id " * 40),
@@ -159,35 +163,41 @@ def test_port_deleted_during_its_attachment_is_left_to_pending_cleanup(
         )
         == [200] * 3
     )
-    assert pending(wired) == [("gone-port", arriving, server)]
+    assert pending_cleanups(networked_cloud) == [("gone-port", arriving, server)]
 
 
 def test_vif_deleted_event_during_detach_or_delete_records_no_cleanup(
-    wired: Cloud, plugged: tuple[str, str]
+    networked_cloud: Cloud, plugged_server: tuple[str, str]
 ) -> None:
-    server, port = plugged
-    answer = wired.call("DELETE", f"/servers/{server}/os-interface/{port}")
+    server, port = plugged_server
+    answer = networked_cloud.call("DELETE", f"/servers/{server}/os-interface/{port}")
     assert answer.status_code == 202
-    assert codes(send(wired, event("network-vif-deleted", server, port))) == [200]
-    assert wired.call("DELETE", f"/servers/{server}").status_code == 204
-    assert codes(send(wired, event("network-vif-deleted", server, port))) == [200]
-    assert pending(wired) == []
+    assert codes(send(networked_cloud, event("network-vif-deleted", server, port))) == [200]
+    assert networked_cloud.call("DELETE", f"/servers/{server}").status_code == 204
+    assert codes(send(networked_cloud, event("network-vif-deleted", server, port))) == [200]
+    assert pending_cleanups(networked_cloud) == []
 
 
-def pending(cloud: Cloud) -> list[tuple[str, str, str]]:
+def pending_cleanups(cloud: Cloud) -> list[tuple[str, str, str]]:
     return [(row.kind, row.target, row.server_id) for row in cloud.rows(schema.cleanups)]
 
 
-def test_a_deleted_port_that_the_server_never_had(wired: Cloud, plugged: tuple[str, str]) -> None:
-    assert codes(send(wired, event("network-vif-deleted", plugged[0], "another"))) == [200]
-    assert [row.name for row in wired.rows(schema.actions)] == ["create"]
+def test_vif_deleted_event_for_foreign_port_begins_no_action(
+    networked_cloud: Cloud, plugged_server: tuple[str, str]
+) -> None:
+    assert codes(
+        send(networked_cloud, event("network-vif-deleted", plugged_server[0], "another"))
+    ) == [200]
+    assert [row.name for row in networked_cloud.rows(schema.actions)] == ["create"]
 
 
-def test_the_code_of_each_event_and_the_whole(wired: Cloud, plugged: tuple[str, str]) -> None:
-    server, _ = plugged
-    unplaced = wired.create(mv="2.37")
+def test_external_events_return_a_code_for_each_event_and_207(
+    networked_cloud: Cloud, plugged_server: tuple[str, str]
+) -> None:
+    server, _ = plugged_server
+    unplaced = networked_cloud.create(mv="2.37")
     answer = send(
-        wired,
+        networked_cloud,
         event("network-vif-plugged", server, "p"),
         event("network-vif-plugged", UNKNOWN, "p"),
         event("network-vif-plugged", unplaced, "p", status="in-progress"),
@@ -199,7 +209,7 @@ def test_the_code_of_each_event_and_the_whole(wired: Cloud, plugged: tuple[str, 
         event("network-vif-deleted", server),
     )
     assert codes(answer) == [200, 404, 422, 404, 400, 422, 400, 404, 400]
-    assert [one["status"] for one in answer.json["events"]] == ["completed"] + ["failed"] * 8
+    assert [item["status"] for item in answer.json["events"]] == ["completed"] + ["failed"] * 8
 
 
 @pytest.mark.parametrize(
@@ -212,27 +222,32 @@ def test_the_code_of_each_event_and_the_whole(wired: Cloud, plugged: tuple[str, 
         ("volume-reimaged", None),
     ],
 )
-def test_who_is_unknown_comes_before_what_is_wrong(
-    wired: Cloud, name: str, tag: str | None
+def test_external_event_for_unknown_server_returns_404_before_400(
+    networked_cloud: Cloud, name: str, tag: str | None
 ) -> None:
-    unplaced = wired.create(mv="2.37")
-    assert codes(send(wired, event(name, UNKNOWN, tag), event(name, unplaced, tag))) == [404, 400]
+    unplaced = networked_cloud.create(mv="2.37")
+    assert codes(send(networked_cloud, event(name, UNKNOWN, tag), event(name, unplaced, tag))) == [
+        404,
+        400,
+    ]
 
 
-def test_a_server_that_is_gone(wired: Cloud, plugged: tuple[str, str]) -> None:
-    wired.change(schema.servers, schema.servers.c.id == plugged[0], deleted=1)
-    assert codes(send(wired, event("network-changed", plugged[0]))) == [404]
+def test_external_event_for_deleted_server_has_code_404(
+    networked_cloud: Cloud, plugged_server: tuple[str, str]
+) -> None:
+    networked_cloud.change(schema.servers, schema.servers.c.id == plugged_server[0], deleted=1)
+    assert codes(send(networked_cloud, event("network-changed", plugged_server[0]))) == [404]
 
 
 @pytest.mark.parametrize("since", sorted(NAMES))
-def test_names_of_events_come_with_versions(
-    wired: Cloud, plugged: tuple[str, str], since: int
+def test_external_event_names_are_accepted_from_their_microversion(
+    networked_cloud: Cloud, plugged_server: tuple[str, str], since: int
 ) -> None:
     for name in NAMES[since]:
-        one = event(name, plugged[0], "POWER_ON")
-        assert send(wired, one, mv=f"2.{since}").status_code in (200, 207)
+        body = event(name, plugged_server[0], "POWER_ON")
+        assert send(networked_cloud, body, mv=f"2.{since}").status_code in (200, 207)
         if since > 1:
-            assert send(wired, one, mv=f"2.{since - 1}").status_code == 400
+            assert send(networked_cloud, body, mv=f"2.{since - 1}").status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -250,8 +265,8 @@ def test_names_of_events_come_with_versions(
         {"events": [{"name": "network-changed", "server_uuid": UNKNOWN, "code": 200}]},
     ],
 )
-def test_bodies_that_do_not_fit(wired: Cloud, body: Any) -> None:
-    answer = wired.call("POST", "/os-server-external-events", body, token="service")
+def test_external_events_with_invalid_body_return_400(networked_cloud: Cloud, body: Any) -> None:
+    answer = networked_cloud.call("POST", "/os-server-external-events", body, token="service")
     assert answer.status_code == 400
 
 
@@ -259,33 +274,37 @@ def test_bodies_that_do_not_fit(wired: Cloud, body: Any) -> None:
     ("token", "status"),
     [("service", 207), ("admin", 207), ("user", 403), ("manager", 403), ("reader", 403)],
 )
-def test_only_services_and_admins_tell_events(wired: Cloud, token: str, status: int) -> None:
-    assert send(wired, event("network-changed", UNKNOWN), token=token).status_code == status
+def test_external_events_return_403_unless_sent_by_service_or_admin(
+    networked_cloud: Cloud, token: str, status: int
+) -> None:
+    assert (
+        send(networked_cloud, event("network-changed", UNKNOWN), token=token).status_code == status
+    )
 
 
-def test_a_cloud_without_a_network_service(cloud: Cloud) -> None:
+def test_network_changed_event_has_code_422_without_network_service(cloud: Cloud) -> None:
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     assert codes(
         send(cloud, event("network-changed", server), event("network-vif-plugged", server, "p"))
     ) == [422, 200]
 
 
-def test_an_admin_has_the_network_read_again(
-    wired: Cloud, networks: Networks, plugged: tuple[str, str]
+def test_inject_network_info_by_admin_refreshes_interfaces(
+    networked_cloud: Cloud, networks: Networks, plugged_server: tuple[str, str]
 ) -> None:
-    server, port = plugged
+    server, port = plugged_server
 
-    def ask(token: str = "admin", body: Any = None) -> int:
-        answer = wired.call(
+    def inject(token: str = "admin", body: Any = None) -> int:
+        answer = networked_cloud.call(
             "POST", f"/servers/{server}/action", {"injectNetworkInfo": body}, token=token
         )
         return int(answer.status_code)
 
-    assert ask("user") == 403
-    assert not wired.rows(schema.servers)[0].interfaces[0]["addresses"]
-    assert ask() == 202 and ask(body={}) == 202
-    [kept] = wired.rows(schema.servers)[0].interfaces
-    assert kept["addresses"] and kept["port"] == port and kept["tag"] == "t"
-    networks.there = False
-    assert ask() == 202, "a cloud without a network service has nothing to read"
+    assert inject("user") == 403
+    assert not networked_cloud.rows(schema.servers)[0].interfaces[0]["addresses"]
+    assert inject() == 202 and inject(body={}) == 202
+    [interface] = networked_cloud.rows(schema.servers)[0].interfaces
+    assert interface["addresses"] and interface["port"] == port and interface["tag"] == "t"
+    networks.has_endpoint = False
+    assert inject() == 202, "a cloud without a network service has nothing to read"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A project that keeps an API process busy does not delay other projects."""
+"""Fair shares of the API's threads: a busy project does not delay other projects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.schemas import upgrade
 from tests.standalone import connect, running, running_api
 from tests.waiting import await_true
 
-#: Requests of the project "busy" are answered when a file is there. Each response has the number of
+#: Requests of the project "busy" are answered when a file exists. Each response has the number of
 #: that project's requests that ran at the same time.
 APPLICATION = """
 import pathlib, sys, threading, time
@@ -57,13 +57,13 @@ Server("test", "127.0.0.1", int(sys.argv[1]), lambda: fair_share.limit_projects(
 
 @dataclass
 class Process:
-    """A process of four threads. One project has a place for reads, and two for changes."""
+    """A process of four threads. Each project has one thread for reads, and two for changes."""
 
     port: int
     go: Path
 
     def send(self, project: str, method: str = "GET", body: bytes = b"") -> tuple[int, bytes, Any]:
-        """Send a request; return status, body and headers."""
+        """Send a request, and return status, body and headers of the answer."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/",
@@ -95,7 +95,7 @@ def process(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Process]
 
 
 @pytest.mark.parametrize(("method", "body", "places"), [("GET", b"", 1), ("POST", b"abc", 2)])
-def test_project_is_served_while_another_fills_its_places(
+def test_fair_share_serves_project_while_another_fills_its_threads(
     process: Process, method: str, body: bytes, places: int
 ) -> None:
     with ThreadPoolExecutor(40) as pool:
@@ -113,7 +113,7 @@ def test_project_is_served_while_another_fills_its_places(
 
 
 @pytest.mark.parametrize("process", [0.5], indirect=True)
-def test_request_without_a_place_returns_503_after_its_wait(process: Process) -> None:
+def test_fair_share_request_without_free_thread_returns_503_after_wait(process: Process) -> None:
     with ThreadPoolExecutor(3) as pool:
         busy = [pool.submit(process.send, "busy") for _ in range(3)]
         try:
@@ -128,7 +128,7 @@ def test_request_without_a_place_returns_503_after_its_wait(process: Process) ->
             assert json.loads(body)["serviceUnavailable"]["code"] == 503
 
 
-def test_api_lists_servers_while_another_project_waits_for_images(tmp_path: Path) -> None:
+def test_fair_share_lists_servers_while_other_project_waits_for_images(tmp_path: Path) -> None:
     """An image service that does not answer keeps the requests of the busy project running."""
     with (
         running(tmp_path, with_image=False) as cloud,
@@ -139,11 +139,11 @@ def test_api_lists_servers_while_another_project_waits_for_images(tmp_path: Path
         busy = connect(cloud, "kilonova", cloud.service_password, "service").auth_token
         other = connect(cloud, "admin", cloud.admin_password, "admin").auth_token
         with running_api(cloud, store.url, "threads = 2") as url, ThreadPoolExecutor(12) as pool:
-            waiting = [pool.submit(_status, f"{url}/images/{n}", busy) for n in range(12)]
+            waiting = [pool.submit(get_status, f"{url}/images/{n}", busy) for n in range(12)]
             silent.settimeout(30)
             accepted, _ = silent.accept()
             try:
-                assert [_status(f"{url}/servers", other) for _ in range(5)] == [200] * 5
+                assert [get_status(f"{url}/servers", other) for _ in range(5)] == [200] * 5
                 assert not any(each.done() for each in waiting)
             finally:
                 accepted.close()
@@ -151,7 +151,7 @@ def test_api_lists_servers_while_another_project_waits_for_images(tmp_path: Path
             assert {each.result(60) for each in waiting} == {503}
 
 
-def _status(url: str, token: str) -> int:
+def get_status(url: str, token: str) -> int:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(

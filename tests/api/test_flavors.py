@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flavors, their access and extra specs."""
+"""Flavors, their access lists and their extra specs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ OLD = {"OS-FLV-DISABLED:disabled", "rxtx_factor"}
         ("2.102", FLAVOR | {"description", "extra_specs"}, 0),
     ],
 )
-def test_a_flavor_at_each_version(cloud: Cloud, mv: str, keys: set[str], swap: Any) -> None:
+def test_flavor_has_the_fields_of_each_microversion(
+    cloud: Cloud, mv: str, keys: set[str], swap: Any
+) -> None:
     for flavor in (
         cloud.call("GET", "/flavors/1", mv=mv).json["flavor"],
         cloud.call("GET", "/flavors/detail", mv=mv).json["flavors"][0],
@@ -52,15 +54,17 @@ def test_a_flavor_at_each_version(cloud: Cloud, mv: str, keys: set[str], swap: A
     assert set(brief) == {"id", "name", "links"} | (keys & {"description"})
 
 
-def make(cloud: Cloud, mv: str = "2.55", status: int = 200, **more: Any) -> Any:
+def create_flavor(cloud: Cloud, mv: str = "2.55", status: int = 200, **more: Any) -> Any:
     body = {"flavor": {"name": "f1", "ram": 128, "vcpus": "2", "disk": 0, **more}}
     answer = cloud.call("POST", "/flavors", body, mv=mv, token="admin")
     assert answer.status_code == status, answer.text
     return answer.json
 
 
-def test_a_flavor_is_made_described_and_removed(cloud: Cloud) -> None:
-    flavor = make(cloud, description="d", swap="256", **{"OS-FLV-EXT-DATA:ephemeral": 3})["flavor"]
+def test_flavor_is_created_updated_and_deleted_by_admin_only(cloud: Cloud) -> None:
+    flavor = create_flavor(cloud, description="d", swap="256", **{"OS-FLV-EXT-DATA:ephemeral": 3})[
+        "flavor"
+    ]
     assert (
         flavor["vcpus"],
         flavor["swap"],
@@ -85,16 +89,16 @@ def test_a_flavor_is_made_described_and_removed(cloud: Cloud) -> None:
     assert cloud.call("DELETE", path, token="admin").status_code == 404
 
 
-def test_a_flavor_s_id_and_name_are_taken_once(cloud: Cloud) -> None:
-    make(cloud, id="x")
-    assert make(cloud, status=409, id="x", name="other")["conflictingRequest"]["message"] == (
-        "Flavor with ID x already exists."
-    )
+def test_create_flavor_with_taken_id_or_invalid_field_is_refused(cloud: Cloud) -> None:
+    create_flavor(cloud, id="x")
+    assert create_flavor(cloud, status=409, id="x", name="other")["conflictingRequest"][
+        "message"
+    ] == ("Flavor with ID x already exists.")
     assert (
-        make(cloud, status=409, id="y")["conflictingRequest"]["message"]
+        create_flavor(cloud, status=409, id="y")["conflictingRequest"]["message"]
         == "Flavor with name f1 already exists."
     )
-    for wrong in (
+    for fields in (
         {"ram": 0},
         {"vcpus": "x"},
         {"disk": -1},
@@ -104,48 +108,48 @@ def test_a_flavor_s_id_and_name_are_taken_once(cloud: Cloud) -> None:
         {"id": "a "},
         {"name": " "},
     ):
-        make(cloud, status=400, **wrong)
-    make(cloud, "2.102", 400, name="f2", rxtx_factor=1.0)
-    make(cloud, "2.54", 400, name="f2", description="d")
+        create_flavor(cloud, status=400, **fields)
+    create_flavor(cloud, "2.102", 400, name="f2", rxtx_factor=1.0)
+    create_flavor(cloud, "2.54", 400, name="f2", description="d")
 
 
-def test_lists_are_filtered_sorted_and_paged(cloud: Cloud) -> None:
-    make(cloud, id="0", name="big", ram=9999, disk=99)
+def test_list_flavors_filters_sorts_and_pages(cloud: Cloud) -> None:
+    create_flavor(cloud, id="0", name="big", ram=9999, disk=99)
 
-    def found(query: str, mv: str = "2.1", token: str = "user") -> list[str]:
+    def list_ids(query: str, mv: str = "2.1", token: str = "user") -> list[str]:
         return [
             flavor["id"]
             for flavor in cloud.call("GET", "/flavors" + query, mv=mv, token=token).json["flavors"]
         ]
 
-    assert found("") == ["0", "1", "2"]
-    assert found("?minRam=2048") == ["0", "2"]
-    assert found("?minDisk=20&minRam=1") == ["0", "2"]
-    assert found("?sort_key=memory_mb&sort_dir=desc") == ["0", "2", "1"]
-    assert found("?limit=1&marker=0") == ["1"]
-    assert found("?name=m1", "2.102") == ["1", "2"]
-    assert found("?name=m1", "2.74") == ["0", "1", "2"]
+    assert list_ids("") == ["0", "1", "2"]
+    assert list_ids("?minRam=2048") == ["0", "2"]
+    assert list_ids("?minDisk=20&minRam=1") == ["0", "2"]
+    assert list_ids("?sort_key=memory_mb&sort_dir=desc") == ["0", "2", "1"]
+    assert list_ids("?limit=1&marker=0") == ["1"]
+    assert list_ids("?name=m1", "2.102") == ["1", "2"]
+    assert list_ids("?name=m1", "2.74") == ["0", "1", "2"]
     page = cloud.call("GET", "/flavors/detail?limit=2").json
     assert page["flavors_links"][0]["href"].endswith("/v2.1/flavors/detail?limit=2&marker=1")
 
 
-def test_a_private_flavor_exists_for_whom_it_was_given_to(cloud: Cloud) -> None:
-    make(cloud, id="p", **{"os-flavor-access:is_public": False})
+def test_private_flavor_is_visible_to_projects_with_access_only(cloud: Cloud) -> None:
+    create_flavor(cloud, id="p", **{"os-flavor-access:is_public": False})
     assert cloud.call("GET", "/flavors/p").status_code == 404
     body = {"server": {"name": "a", "imageRef": next(iter(cloud.images.images)), "flavorRef": "p"}}
     assert cloud.call("POST", "/servers", body).status_code == 400
 
-    def action(
+    def change_access(
         name: str, tenant: str, mv: str = "2.7", token: str = "admin", flavor: str = "p"
     ) -> Any:
         return cloud.call(
             "POST", f"/flavors/{flavor}/action", {name: {"tenant": tenant}}, mv=mv, token=token
         )
 
-    assert action("addTenantAccess", PROJECT).json == {
+    assert change_access("addTenantAccess", PROJECT).json == {
         "flavor_access": [{"flavor_id": "p", "tenant_id": PROJECT}]
     }
-    assert action("addTenantAccess", PROJECT).status_code == 409
+    assert change_access("addTenantAccess", PROJECT).status_code == 409
     assert cloud.call("GET", "/flavors/p").status_code == 200
     assert cloud.call("GET", "/flavors/p", token="stranger").status_code == 404
     assert "p" in [flavor["id"] for flavor in cloud.call("GET", "/flavors").json["flavors"]]
@@ -165,16 +169,16 @@ def test_a_private_flavor_exists_for_whom_it_was_given_to(cloud: Cloud) -> None:
         == PROJECT
     )
     assert cloud.call("GET", "/flavors/1/os-flavor-access", token="admin").status_code == 404
-    assert action("removeTenantAccess", PROJECT, token="user").status_code == 403
-    assert action("removeTenantAccess", PROJECT).json == {"flavor_access": []}
-    assert action("removeTenantAccess", PROJECT).status_code == 404
-    assert action("addTenantAccess", PROJECT, "2.7", flavor="1").json["conflictingRequest"][
+    assert change_access("removeTenantAccess", PROJECT, token="user").status_code == 403
+    assert change_access("removeTenantAccess", PROJECT).json == {"flavor_access": []}
+    assert change_access("removeTenantAccess", PROJECT).status_code == 404
+    assert change_access("addTenantAccess", PROJECT, "2.7", flavor="1").json["conflictingRequest"][
         "message"
     ] == ("Can not add access to a public flavor.")
-    assert action("addTenantAccess", PROJECT, "2.6", flavor="1").status_code == 200
+    assert change_access("addTenantAccess", PROJECT, "2.6", flavor="1").status_code == 200
 
 
-def test_extra_specs(cloud: Cloud) -> None:
+def test_flavor_extra_specs_are_changed_by_admins_and_copied_to_servers(cloud: Cloud) -> None:
     path = "/flavors/1/os-extra_specs"
     specs = {"hw:cpu_policy": "shared", "n": "1"}
     assert cloud.call("POST", path, {"extra_specs": specs}, token="admin").json == {
@@ -192,16 +196,16 @@ def test_extra_specs(cloud: Cloud) -> None:
     assert cloud.call("POST", path, {"extra_specs": specs}).status_code == 403
     assert cloud.call("POST", path, {"extra_specs": {"a/b": "1"}}, token="admin").status_code == 400
     server = cloud.create()
-    shown = cloud.call("GET", f"/servers/{server}", mv="2.47").json["server"]["flavor"][
+    copied_specs = cloud.call("GET", f"/servers/{server}", mv="2.47").json["server"]["flavor"][
         "extra_specs"
     ]
-    assert shown == {"hw:cpu_policy": "shared"}, "frozen into the server"
+    assert copied_specs == {"hw:cpu_policy": "shared"}, "frozen into the server"
 
 
-def test_extra_specs_are_known_since_2_86(cloud: Cloud) -> None:
+def test_flavor_extra_specs_are_validated_from_2_86(cloud: Cloud) -> None:
     path = "/flavors/1/os-extra_specs"
 
-    def status(specs: dict[str, str], mv: str) -> list[int]:
+    def statuses(specs: dict[str, str], mv: str) -> list[int]:
         (key, value), *_ = specs.items()
         return [
             cloud.call("POST", path, {"extra_specs": specs}, mv=mv, token="admin").status_code,
@@ -214,17 +218,17 @@ def test_extra_specs_are_known_since_2_86(cloud: Cloud) -> None:
         {"resources:VCPU": "x"},
         {"os:x": "1"},
     ):
-        assert status(specs, "2.85") == [200, 200]
-        assert status(specs, "2.86") == [400, 400]
+        assert statuses(specs, "2.85") == [200, 200]
+        assert statuses(specs, "2.86") == [400, 400]
     for specs in (
         {"hw:cpu_policy": "shared"},
         {"mine:x": "1"},
         {"x": "1"},
         {"trait:CUSTOM_A": "required"},
     ):
-        assert status(specs, "2.86") == [200, 200]
+        assert statuses(specs, "2.86") == [200, 200]
     for mv in ("2.1", "2.104"):
-        assert status({"kilonova:devices": "x=10de:1db4:1"}, mv) == [400, 400], (
+        assert statuses({"kilonova:devices": "x=10de:1db4:1"}, mv) == [400, 400], (
             "what only Kilonova writes"
         )
     text = cloud.call(
@@ -233,7 +237,7 @@ def test_extra_specs_are_known_since_2_86(cloud: Cloud) -> None:
     assert "hw:cpu_polcy" in text["badRequest"]["message"]
 
 
-def test_a_server_of_a_flavor_that_no_host_makes_is_refused(cloud: Cloud) -> None:
+def test_create_server_with_unsupported_extra_specs_returns_400(cloud: Cloud) -> None:
     def create(specs: dict[str, str]) -> Any:
         for key in cloud.call("GET", "/flavors/1/os-extra_specs").json["extra_specs"]:
             cloud.call("DELETE", f"/flavors/1/os-extra_specs/{key}", token="admin")
@@ -259,9 +263,9 @@ def test_a_server_of_a_flavor_that_no_host_makes_is_refused(cloud: Cloud) -> Non
 
 
 @pytest.mark.parametrize(
-    "more", [{"ram": "9999999999"}, {"ram": "0"}, {"vcpus": "2147483648"}, {"disk": "-1"}]
+    "fields", [{"ram": "9999999999"}, {"ram": "0"}, {"vcpus": "2147483648"}, {"disk": "-1"}]
 )
-def test_a_number_that_no_database_keeps_is_refused_as_text_too(
-    cloud: Cloud, more: dict[str, str]
+def test_create_flavor_with_out_of_range_number_as_text_returns_400(
+    cloud: Cloud, fields: dict[str, str]
 ) -> None:
-    assert next(iter(more)) in make(cloud, status=400, **more)["badRequest"]["message"]
+    assert next(iter(fields)) in create_flavor(cloud, status=400, **fields)["badRequest"]["message"]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that no client should send, over every route of every service: none may be answered in
-one of the ways that tests/fuzz/verdict.py knows. ``./deploy/test fuzz`` sends many more."""
+"""Random requests over every route of every service, judged by tests/fuzz/verdict.py.
+
+``./deploy/test fuzz`` sends many more.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ SEED = int(os.environ.get("KILONOVA_FUZZ_SEED", "2026"))
 
 
 @pytest.mark.parametrize("count", [800, pytest.param(2000, marks=pytest.mark.slice("operations"))])
-def test_no_request_is_answered_as_none_may_be(
+def test_fuzz_requests_get_no_forbidden_answer(
     world: World, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
     with capsys.disabled():
@@ -27,7 +29,7 @@ def test_no_request_is_answered_as_none_may_be(
     assert not failures, "\n\n".join(str(failure) for failure in failures[:10])
 
 
-def test_a_request_of_a_seed_is_the_same_again(world: World) -> None:
+def test_fuzz_requests_are_determined_by_seed_and_number(world: World) -> None:
     assert [requests.make(world, 1, number) for number in range(50)] == [
         requests.make(world, 1, number) for number in range(50)
     ]
@@ -38,7 +40,7 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.mark.parametrize(
-    ("status", "headers", "body", "said"),
+    ("status", "headers", "body", "message"),
     [
         (500, JSON, b"{}", "status 500"),
         (502, JSON, b"{}", "status 502"),
@@ -54,44 +56,50 @@ JSON = {"content-type": "application/json"}
         (200, JSON, b"{", "without JSON"),
     ],
 )
-def test_what_may_not_be_is_seen(
-    world: World, status: int, headers: dict[str, str], body: bytes, said: str
+def test_fuzz_verdict_reports_each_kind_of_forbidden_answer(
+    world: World, status: int, headers: dict[str, str], body: bytes, message: str
 ) -> None:
-    asked = replace(requests.make(world, 1, 1), persona="member", headers=(), body=b"", target="/x")
-    [fault, *_] = verdict.faults(world, asked, Answer(status, headers, body, 0.0), "")
-    assert said in fault
-    assert verdict.faults(world, asked, Answer(404, JSON, b'{"itemNotFound": {}}', 0.0), "") == []
+    request = replace(
+        requests.make(world, 1, 1), persona="member", headers=(), body=b"", target="/x"
+    )
+    [fault, *_] = verdict.faults(world, request, Answer(status, headers, body, 0.0), "")
+    assert message in fault
+    assert verdict.faults(world, request, Answer(404, JSON, b'{"itemNotFound": {}}', 0.0), "") == []
 
 
-def test_a_foreign_record_is_seen(world: World) -> None:
-    asked = next(
-        made
-        for made in (requests.make(world, 1, number) for number in range(1000))
-        if made.operation.service == "compute" and made.persona == "member"
+def test_fuzz_verdict_reports_foreign_record_in_answer(world: World) -> None:
+    request = next(
+        candidate
+        for candidate in (requests.make(world, 1, number) for number in range(1000))
+        if candidate.operation.service == "compute" and candidate.persona == "member"
     )
     foreign = world.sites["compute"].ids["foreign"]["servers"]
     body = f'{{"id": "{foreign}"}}'.encode()
-    asked = replace(asked, target="/servers", headers=(), body=b"")
-    assert verdict.faults(world, asked, Answer(200, JSON, body, 0.0), "") == [
+    request = replace(request, target="/servers", headers=(), body=b"")
+    assert verdict.faults(world, request, Answer(200, JSON, body, 0.0), "") == [
         "tells of a foreign record: servers",
         "tells of a foreign record: os-volumes_boot",
     ]
-    assert verdict.faults(world, replace(asked, body=body), Answer(200, JSON, body, 0.0), "") == []
     assert (
-        verdict.faults(world, replace(asked, persona="admin"), Answer(200, JSON, body, 0.0), "")
+        verdict.faults(world, replace(request, body=body), Answer(200, JSON, body, 0.0), "") == []
+    )
+    assert (
+        verdict.faults(world, replace(request, persona="admin"), Answer(200, JSON, body, 0.0), "")
         == []
     )
 
 
-def test_time_and_the_log_are_bounded(world: World) -> None:
-    asked = requests.make(world, 1, 1)
-    assert "seconds" in verdict.faults(world, asked, Answer(200, JSON, b"{}", 9.0), "")[0]
-    assert "logged" in verdict.faults(world, asked, Answer(200, JSON, b"{}", 0.0), "x" * 20_000)[0]
+def test_fuzz_verdict_reports_slow_answer_and_long_log(world: World) -> None:
+    request = requests.make(world, 1, 1)
+    assert "seconds" in verdict.faults(world, request, Answer(200, JSON, b"{}", 9.0), "")[0]
+    assert (
+        "logged" in verdict.faults(world, request, Answer(200, JSON, b"{}", 0.0), "x" * 20_000)[0]
+    )
 
 
-def test_the_command_sends_the_same_request_again(tmp_path: Path, world: World) -> None:
-    """After those before it, as far as to where everything was set back."""
-    made = requests.make(world, 9, 2 * run.BLOCK + 1)
-    failure = run.Failure(9, 2 * run.BLOCK + 1, made, ("status 500",), "")
+def test_fuzz_only_repeats_request_of_a_failure(tmp_path: Path, world: World) -> None:
+    """The requests since the last restore of the databases are sent first."""
+    request = requests.make(world, 9, 2 * run.BLOCK + 1)
+    failure = run.Failure(9, 2 * run.BLOCK + 1, request, ("status 500",), "")
     assert f"./deploy/test fuzz -- --seed 9 --only {2 * run.BLOCK + 1}" in str(failure)
     assert run.failures_of(world, 9, 2 * run.BLOCK + 1) == []

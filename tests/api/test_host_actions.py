@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drains and evacuations through the API, an extension of Kilonova's own."""
+"""Drains and evacuations of hosts through Kilonova's extension of the API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from common.store.hosts.host_actions import Event, EventName, Progress, State
 from tests.api.conftest import Cloud
 
 
-def ask(
+def call_host_actions(
     cloud: Cloud,
     method: str,
     path: str = "",
@@ -23,7 +23,7 @@ def ask(
     mv: str = "2.53",
     headers: dict[str, str] | None = None,
 ) -> Any:
-    """Below the actions of host1."""
+    """Send a request to the host actions of host1, and check the status."""
     [service] = cloud.call(
         "GET", "/os-services?binary=nova-compute", mv="2.53", token="admin"
     ).json["services"]
@@ -39,12 +39,12 @@ def ask(
     return answer.json if answer.text else None
 
 
-def test_drain_begun_and_read(cloud: Cloud) -> None:
-    begun = ask(cloud, "POST", body={"drain": {"cold": True, "parallel": 3}}, status=202)[
-        "host_action"
-    ]
+def test_drain_host_begins_and_shows_progress_and_events(cloud: Cloud) -> None:
+    drain = call_host_actions(
+        cloud, "POST", body={"drain": {"cold": True, "parallel": 3}}, status=202
+    )["host_action"]
     assert {
-        name: begun[name]
+        name: drain[name]
         for name in ("host", "action", "state", "arguments", "progress", "message")
     } == {
         "host": "host1",
@@ -54,15 +54,15 @@ def test_drain_begun_and_read(cloud: Cloud) -> None:
         "arguments": {"cold": True, "parallel": 3, "wait": False},
         "progress": {"moved": 0, "under_way": 0, "waiting": 0, "seconds_left": None},
     }
-    assert cloud.wakeup.woken
+    assert cloud.wakeup.count
     [service] = cloud.call("GET", "/os-services", mv="2.53", token="admin").json["services"]
     assert service["status"] == "disabled"
-    assert ask(cloud, "GET") == {"host_actions": [begun]}
+    assert call_host_actions(cloud, "GET") == {"host_actions": [drain]}
     cloud.store.write(lambda tx: host_actions.take(tx, "c1"))
     assert cloud.store.write(
         lambda tx: host_actions.record(
             tx,
-            begun["id"],
+            drain["id"],
             "c1",
             [Event(EventName.MOVED, "web is on host2", "s1", "m1")],
             Progress(1),
@@ -70,26 +70,29 @@ def test_drain_begun_and_read(cloud: Cloud) -> None:
             message="host host1 is empty",
         )
     )
-    ended = ask(cloud, "GET", f"/{begun['id']}")["host_action"]
-    assert (ended["state"], ended["message"], ended["progress"]["moved"]) == (
+    completed = call_host_actions(cloud, "GET", f"/{drain['id']}")["host_action"]
+    assert (completed["state"], completed["message"], completed["progress"]["moved"]) == (
         "done",
         "host host1 is empty",
         1,
     )
-    assert ended["finish_time"] is not None
-    [event] = ended["events"]
+    assert completed["finish_time"] is not None
+    [event] = completed["events"]
     assert (event["event"], event["server_id"], event["migration_id"]) == ("moved", "s1", "m1")
-    fault = ask(cloud, "DELETE", f"/{begun['id']}", status=409)
+    fault = call_host_actions(cloud, "DELETE", f"/{drain['id']}", status=409)
     assert "has ended already: it is done" in fault["conflictingRequest"]["message"]
 
 
-def test_second_action_on_a_host_is_refused(cloud: Cloud) -> None:
-    begun = ask(cloud, "POST", body={"evacuate": {}}, status=202)["host_action"]
-    assert begun["arguments"] == {"parallel": 2, "force": False}
-    fault = ask(cloud, "POST", body={"drain": {}}, status=409)
+def test_create_second_host_action_on_a_host_returns_409(cloud: Cloud) -> None:
+    evacuation = call_host_actions(cloud, "POST", body={"evacuate": {}}, status=202)["host_action"]
+    assert evacuation["arguments"] == {"parallel": 2, "force": False}
+    fault = call_host_actions(cloud, "POST", body={"drain": {}}, status=409)
     assert "an open evacuate since 20" in fault["conflictingRequest"]["message"]
-    ask(cloud, "DELETE", f"/{begun['id']}", status=202)
-    assert ask(cloud, "GET", f"/{begun['id']}")["host_action"]["state"] == "stopping"
+    call_host_actions(cloud, "DELETE", f"/{evacuation['id']}", status=202)
+    assert (
+        call_host_actions(cloud, "GET", f"/{evacuation['id']}")["host_action"]["state"]
+        == "stopping"
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,30 +108,30 @@ def test_second_action_on_a_host_is_refused(cloud: Cloud) -> None:
         {"drain": None},
     ],
 )
-def test_wrong_body_is_refused(cloud: Cloud, body: Any) -> None:
-    ask(cloud, "POST", body=body, status=400)
-    assert ask(cloud, "GET") == {"host_actions": []}
+def test_create_host_action_with_invalid_body_returns_400(cloud: Cloud, body: Any) -> None:
+    call_host_actions(cloud, "POST", body=body, status=400)
+    assert call_host_actions(cloud, "GET") == {"host_actions": []}
 
 
-def test_unknown_service_and_action_are_not_found(cloud: Cloud) -> None:
+def test_host_actions_of_unknown_service_or_action_return_404(cloud: Cloud) -> None:
     for service, status in ((ids.new(), 404), ("1", 400)):
         answer = cloud.call("GET", f"/os-services/{service}/actions", mv="2.53", token="admin")
         assert answer.status_code == status
-    ask(cloud, "GET", f"/{ids.new()}", status=404)
-    ask(cloud, "DELETE", f"/{ids.new()}", status=404)
-    ask(cloud, "GET", mv="2.52", status=404)
+    call_host_actions(cloud, "GET", f"/{ids.new()}", status=404)
+    call_host_actions(cloud, "DELETE", f"/{ids.new()}", status=404)
+    call_host_actions(cloud, "GET", mv="2.52", status=404)
 
 
-def test_action_of_another_host_is_not_found(cloud: Cloud) -> None:
-    begun = ask(cloud, "POST", body={"drain": {}}, status=202)["host_action"]
+def test_show_host_action_below_another_host_returns_404(cloud: Cloud) -> None:
+    drain = call_host_actions(cloud, "POST", body={"drain": {}}, status=202)["host_action"]
     cloud.add_host("host2")
     other = next(
-        one["id"]
-        for one in cloud.call("GET", "/os-services", mv="2.53", token="admin").json["services"]
-        if one["host"] == "host2"
+        service["id"]
+        for service in cloud.call("GET", "/os-services", mv="2.53", token="admin").json["services"]
+        if service["host"] == "host2"
     )
     answer = cloud.call(
-        "GET", f"/os-services/{other}/actions/{begun['id']}", mv="2.53", token="admin"
+        "GET", f"/os-services/{other}/actions/{drain['id']}", mv="2.53", token="admin"
     )
     assert answer.status_code == 404
 
@@ -136,8 +139,10 @@ def test_action_of_another_host_is_not_found(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     ("version", "status"), [("1.0", 200), ("latest", 200), ("1.1", 406), ("2.53", 406)]
 )
-def test_the_extension_has_versions_of_its_own(cloud: Cloud, version: str, status: int) -> None:
-    ask(
+def test_host_actions_with_unsupported_extension_version_return_406(
+    cloud: Cloud, version: str, status: int
+) -> None:
+    call_host_actions(
         cloud,
         "GET",
         headers={"OpenStack-API-Version": f"compute 2.53, kilonova {version}"},

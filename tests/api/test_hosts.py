@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services, hypervisors, zones and extensions: the cloud as its admins see it."""
+"""Services, hypervisors, availability zones and extensions as admins see them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def get(cloud: Cloud, path: str, mv: str = "2.1", status: int = 200, token: str 
 
 @pytest.fixture
 def zone(cloud: Cloud) -> str:
-    """An aggregate with host1 that is a zone; its uuid."""
+    """Return the uuid of an aggregate with host1 that is an availability zone."""
     uuid = ids.new()
     with cloud.store.begin() as tx:
         tx.execute(
@@ -59,7 +59,7 @@ def zone(cloud: Cloud) -> str:
         ("2.104", SERVICE | {"forced_down"}, str),
     ],
 )
-def test_services_at_each_version(
+def test_services_have_the_fields_of_each_microversion(
     cloud: Cloud, zone: str, mv: str, keys: set[str], kind: type
 ) -> None:
     compute, conductor = get(cloud, "/os-services", mv)["services"]
@@ -78,28 +78,28 @@ def test_services_at_each_version(
     get(cloud, "/os-services", mv, 403, "user")
 
 
-def put(cloud: Cloud, path: str, body: Any, mv: str, status: int = 200) -> Any:
+def put_service(cloud: Cloud, path: str, body: Any, mv: str, status: int = 200) -> Any:
     answer = cloud.call("PUT", "/os-services/" + path, body, mv=mv, token="admin")
     assert answer.status_code == status, answer.text
     return answer.json
 
 
-def test_services_are_changed_by_host_before_2_53(cloud: Cloud) -> None:
+def test_update_service_by_host_changes_status_and_state_before_2_53(cloud: Cloud) -> None:
     body = {"host": "host1", "binary": "nova-compute"}
-    assert put(cloud, "disable", body, "2.1") == {"service": {**body, "status": "disabled"}}
+    assert put_service(cloud, "disable", body, "2.1") == {"service": {**body, "status": "disabled"}}
     assert get(cloud, "/os-services")["services"][0]["status"] == "disabled"
-    assert put(cloud, "disable-log-reason", {**body, "disabled_reason": "fire"}, "2.52") == {
-        "service": {**body, "status": "disabled", "disabled_reason": "fire"}
-    }
-    assert put(cloud, "enable", body, "2.1") == {"service": {**body, "status": "enabled"}}
+    assert put_service(
+        cloud, "disable-log-reason", {**body, "disabled_reason": "fire"}, "2.52"
+    ) == {"service": {**body, "status": "disabled", "disabled_reason": "fire"}}
+    assert put_service(cloud, "enable", body, "2.1") == {"service": {**body, "status": "enabled"}}
     assert get(cloud, "/os-services")["services"][0]["disabled_reason"] is None
-    assert put(cloud, "force-down", {**body, "forced_down": True}, "2.11") == {
+    assert put_service(cloud, "force-down", {**body, "forced_down": True}, "2.11") == {
         "service": {**body, "forced_down": True}
     }
     assert get(cloud, "/os-services")["services"][0]["state"] == "down"
-    put(cloud, "force-down", {**body, "forced_down": "no"}, "2.52")
+    put_service(cloud, "force-down", {**body, "forced_down": "no"}, "2.52")
     assert get(cloud, "/os-services")["services"][0]["state"] == "up"
-    for path, given, mv, status in (
+    for path, fields, mv, status in (
         ("explode", body, "2.1", 404),
         ("force-down", body, "2.10", 404),
         ("disable-log-reason", body, "2.1", 400),
@@ -107,48 +107,56 @@ def test_services_are_changed_by_host_before_2_53(cloud: Cloud) -> None:
         ("enable", {"host": "host1"}, "2.1", 400),
         ("enable", {**body, "host": "nowhere"}, "2.1", 404),
     ):
-        put(cloud, path, given, mv, status)
+        put_service(cloud, path, fields, mv, status)
 
 
-def test_services_are_changed_by_uuid_since_2_53(cloud: Cloud) -> None:
+def test_update_service_by_uuid_changes_status_and_state_from_2_53(cloud: Cloud) -> None:
     uuid = get(cloud, "/os-services", "2.53")["services"][0]["id"]
-    service = put(cloud, uuid, {"status": "disabled", "disabled_reason": "fire"}, "2.53")["service"]
+    service = put_service(cloud, uuid, {"status": "disabled", "disabled_reason": "fire"}, "2.53")[
+        "service"
+    ]
     assert (service["status"], service["disabled_reason"], service["id"]) == (
         "disabled",
         "fire",
         uuid,
     )
-    assert put(cloud, uuid, {"forced_down": True}, "2.104")["service"]["state"] == "down"
-    service = put(cloud, uuid, {"status": "enabled", "forced_down": False}, "2.53")["service"]
+    assert put_service(cloud, uuid, {"forced_down": True}, "2.104")["service"]["state"] == "down"
+    service = put_service(cloud, uuid, {"status": "enabled", "forced_down": False}, "2.53")[
+        "service"
+    ]
     assert (service["status"], service["disabled_reason"], service["state"]) == (
         "enabled",
         None,
         "up",
     )
-    for path, given, status in (
+    for path, fields, status in (
         (uuid, {}, 400),
         (uuid, {"status": "enabled", "disabled_reason": "x"}, 400),
         ("1", {"status": "enabled"}, 400),
         (ids.new(), {"status": "enabled"}, 404),
     ):
-        put(cloud, path, given, "2.53", status)
+        put_service(cloud, path, fields, "2.53", status)
     cloud.store.write(lambda tx: services.enrol(tx, "ctl", Binary.CONDUCTOR))
     conductor = get(cloud, "/os-services?host=ctl", "2.53")["services"][0]["id"]
-    put(cloud, conductor, {"status": "disabled"}, "2.53", 400)
+    put_service(cloud, conductor, {"status": "disabled"}, "2.53", 400)
     assert (
         cloud.call("PUT", f"/os-services/{uuid}", {"status": "enabled"}, mv="2.53").status_code
         == 403
     )
 
 
-def remove(cloud: Cloud, service: Any, mv: str, status: int = 204, token: str = "admin") -> str:
+def delete_service(
+    cloud: Cloud, service: Any, mv: str, status: int = 204, token: str = "admin"
+) -> str:
     answer = cloud.call("DELETE", f"/os-services/{service}", mv=mv, token=token)
     assert answer.status_code == status, answer.text
     return str(answer.json["conflictingRequest"]["message"]) if status == 409 else ""
 
 
 @pytest.mark.parametrize("mv", ["2.1", "2.52", "2.53", "2.104"])
-def test_a_service_that_is_deleted_takes_its_host_with_it(cloud: Cloud, zone: str, mv: str) -> None:
+def test_delete_service_removes_host_aggregate_entry_and_inventory(
+    cloud: Cloud, zone: str, mv: str
+) -> None:
     with cloud.store.begin() as tx:
         tx.execute(
             sa.insert(schema.host_images).values(
@@ -156,8 +164,8 @@ def test_a_service_that_is_deleted_takes_its_host_with_it(cloud: Cloud, zone: st
             )
         )
     compute, conductor = (service["id"] for service in get(cloud, "/os-services", mv)["services"])
-    remove(cloud, compute, mv, 403, "user")
-    remove(cloud, compute, mv)
+    delete_service(cloud, compute, mv, 403, "user")
+    delete_service(cloud, compute, mv)
     assert [service["binary"] for service in get(cloud, "/os-services", mv)["services"]] == [
         "nova-conductor"
     ]
@@ -171,16 +179,16 @@ def test_a_service_that_is_deleted_takes_its_host_with_it(cloud: Cloud, zone: st
         schema.host_images,
     ):
         assert cloud.rows(table) == [], table.name
-    remove(cloud, compute, mv, 404)
-    remove(cloud, conductor, mv)
+    delete_service(cloud, compute, mv, 404)
+    delete_service(cloud, conductor, mv)
     assert (cloud.rows(schema.services), cloud.rows(schema.heartbeats)) == ([], [])
 
 
-def test_deleted_host_that_still_runs_returns_as_a_new_one(cloud: Cloud) -> None:
+def test_deleted_host_registers_as_new_service_when_agent_still_runs(cloud: Cloud) -> None:
     before = get(cloud, "/os-services", "2.53")["services"][0]
-    put(cloud, before["id"], {"status": "disabled"}, "2.53")
-    remove(cloud, before["id"], "2.53")
-    # so it is told to register
+    put_service(cloud, before["id"], {"status": "disabled"}, "2.53")
+    delete_service(cloud, before["id"], "2.53")
+    # Without a session the agent has to register.
     assert cloud.store.read(lambda tx: hosts.sessions(tx, ["host1"])) == {}
     cloud.add_host("host1")
     after = get(cloud, "/os-services", "2.53")["services"][0]
@@ -195,7 +203,7 @@ def test_deleted_host_that_still_runs_returns_as_a_new_one(cloud: Cloud) -> None
     ("status", "answer"), [("migrating", 409), ("finished", 409), ("confirmed", 204)]
 )
 @pytest.mark.parametrize("place", ["source_host", "dest_host"])
-def test_host_is_kept_while_a_server_can_return_to_it(
+def test_delete_service_returns_409_while_migration_involves_the_host(
     cloud: Cloud, place: str, status: str, answer: int
 ) -> None:
     service = get(cloud, "/os-services", "2.53")["services"][0]["id"]
@@ -232,22 +240,24 @@ def test_host_is_kept_while_a_server_can_return_to_it(
                     }
                 ],
             )
-    said = remove(cloud, service, "2.53", answer)
-    assert answer == 204 or "There are 1 in-progress migrations involving the host." in said
+    message = delete_service(cloud, service, "2.53", answer)
+    assert answer == 204 or "There are 1 in-progress migrations involving the host." in message
 
 
-def test_a_host_is_not_deleted_under_what_is_on_it(cloud: Cloud) -> None:
+def test_delete_service_returns_409_while_host_has_resources_in_use(cloud: Cloud) -> None:
     service = get(cloud, "/os-services", "2.53")["services"][0]["id"]
     [provider] = cloud.rows(schema.providers)
     server = cloud.create()
-    cloud.rest(server)
-    assert "hosting instances" in remove(cloud, service, "2.53", 409)
+    cloud.set_state(server)
+    assert "hosting instances" in delete_service(cloud, service, "2.53", 409)
     cloud.change(schema.servers, schema.servers.c.id == server, host=None)
     cloud.store.write(
         lambda tx: guests.add(tx, [{"server_id": server, "host": "host1", "fence": 1}])
     )
     cloud.store.write(lambda tx: guests.add_debt(tx, server, 2))
-    assert "1 guests on it that it has not removed yet" in remove(cloud, service, "2.53", 409)
+    assert "1 guests on it that it has not removed yet" in delete_service(
+        cloud, service, "2.53", 409
+    )
     with cloud.store.begin() as tx:
         tx.execute(sa.delete(schema.guests))
         tx.execute(
@@ -259,7 +269,7 @@ def test_a_host_is_not_deleted_under_what_is_on_it(cloud: Cloud) -> None:
                 "used": 1,
             },
         )
-    assert "1 in-progress migrations" in remove(cloud, service, "2.53", 409)
+    assert "1 in-progress migrations" in delete_service(cloud, service, "2.53", 409)
     with cloud.store.begin() as tx:
         tx.execute(sa.delete(schema.allocations))
         tx.execute(
@@ -273,11 +283,11 @@ def test_a_host_is_not_deleted_under_what_is_on_it(cloud: Cloud) -> None:
                 "changed_at": 0,
             },
         )
-    assert "made by hand below it" in remove(cloud, service, "2.53", 409)
+    assert "made by hand below it" in delete_service(cloud, service, "2.53", 409)
     assert (len(cloud.rows(schema.hosts)), len(cloud.rows(schema.heartbeats))) == (1, 1)
     with cloud.store.begin() as tx:
         tx.execute(sa.delete(schema.providers).where(schema.providers.c.name == "card"))
-    remove(cloud, service, "2.53")
+    delete_service(cloud, service, "2.53")
 
 
 @pytest.mark.parametrize(
@@ -291,44 +301,44 @@ def test_a_host_is_not_deleted_under_what_is_on_it(cloud: Cloud) -> None:
         ("2.53", "12345678-1234-1234-1234-123456789012", 404),
     ],
 )
-def test_what_is_no_service_is_not_deleted(
+def test_delete_service_refuses_malformed_or_unknown_id(
     cloud: Cloud, mv: str, service: str, status: int
 ) -> None:
-    remove(cloud, service, mv, status)
+    delete_service(cloud, service, mv, status)
 
 
-def test_a_host_that_goes_and_comes_back_is_told_to_schedulers(cloud: Cloud) -> None:
-    """They read again what changed since they last looked."""
+def test_host_state_changes_raise_changed_at_for_schedulers(cloud: Cloud) -> None:
+    """Schedulers reload the providers that changed since their last read."""
 
     def changed_at() -> int:
         return next(
             int(row.changed_at) for row in cloud.rows(schema.providers) if row.host == "host1"
         )
 
-    def silent() -> None:
+    def fall_silent() -> None:
         cloud.add_host("host2")
         cloud.change(schema.heartbeats, schema.heartbeats.c.host == "host1", seen_at=0)
         assert cloud.store.write(lambda tx: services.judge(tx, 30)) == (["host1"], False)
 
-    def heard() -> None:
+    def beat() -> None:
         cloud.store.write(lambda tx: services.beat(tx, ["host1"], Binary.COMPUTE))
 
     before = changed_at()
-    heard()
-    assert changed_at() == before  # as ever
+    beat()
+    assert changed_at() == before
     uuid = get(cloud, "/os-services", "2.53")["services"][0]["id"]
     for change in (
-        silent,
-        heard,
-        lambda: put(cloud, uuid, {"forced_down": True}, "2.53"),
-        lambda: put(cloud, uuid, {"forced_down": False}, "2.53"),
-        lambda: put(cloud, uuid, {"status": "disabled"}, "2.53"),
-        lambda: put(cloud, uuid, {"status": "enabled"}, "2.53"),
+        fall_silent,
+        beat,
+        lambda: put_service(cloud, uuid, {"forced_down": True}, "2.53"),
+        lambda: put_service(cloud, uuid, {"forced_down": False}, "2.53"),
+        lambda: put_service(cloud, uuid, {"status": "disabled"}, "2.53"),
+        lambda: put_service(cloud, uuid, {"status": "enabled"}, "2.53"),
     ):
         change()
         assert changed_at() > before
         before = changed_at()
-    heard()
+    beat()
     assert changed_at() == before
 
 
@@ -364,19 +374,19 @@ USAGE = {
         ("2.104", FACTS | {"uptime"}, str, None),
     ],
 )
-def test_hypervisors_at_each_version(
+def test_hypervisors_have_the_fields_of_each_microversion(
     cloud: Cloud, mv: str, keys: set[str], ident: type, cpu: type | None
 ) -> None:
     brief = get(cloud, "/os-hypervisors", mv)["hypervisors"][0]
     assert set(brief) == NAMES
     detailed = get(cloud, "/os-hypervisors/detail", mv)["hypervisors"][0]
-    shown = get(cloud, f"/os-hypervisors/{brief['id']}", mv)["hypervisor"]
+    hypervisor = get(cloud, f"/os-hypervisors/{brief['id']}", mv)["hypervisor"]
     assert set(detailed) == keys
-    assert shown == detailed
-    assert isinstance(shown["id"], ident)
-    assert isinstance(shown["service"]["id"], ident)
-    assert shown["service"]["host"] == "host1"
-    assert cpu is None or isinstance(shown["cpu_info"], cpu)
+    assert hypervisor == detailed
+    assert isinstance(hypervisor["id"], ident)
+    assert isinstance(hypervisor["service"]["id"], ident)
+    assert hypervisor["service"]["host"] == "host1"
+    assert cpu is None or isinstance(hypervisor["cpu_info"], cpu)
     get(cloud, "/os-hypervisors/detail", mv, 403, "user")
     get(cloud, f"/os-hypervisors/{99 if ident is int else ids.new()}", mv, 404)
     if ident is str:
@@ -387,24 +397,27 @@ def test_hypervisors_at_each_version(
 def test_hypervisor_id_is_uuid_of_its_resource_provider(cloud: Cloud, mv: str) -> None:
     cloud.add_host("host2")
     with cloud.store.begin() as tx:
-        known = {row.host: row.uuid for row in tx.execute(sa.select(schema.providers))}
+        providers = {row.host: row.uuid for row in tx.execute(sa.select(schema.providers))}
         services = {row.host: row.uuid for row in tx.execute(sa.select(schema.services))}
     for path in ("/os-hypervisors", "/os-hypervisors/detail", "/os-hypervisors?limit=5"):
-        found = get(cloud, path, mv)["hypervisors"]
-        assert [row["id"] for row in found] == [known["host1"], known["host2"]]
-    first, second = found
+        hypervisors = get(cloud, path, mv)["hypervisors"]
+        assert [row["id"] for row in hypervisors] == [providers["host1"], providers["host2"]]
+    first, second = hypervisors
     [rest] = get(cloud, f"/os-hypervisors?marker={first['id']}", mv)["hypervisors"]
     assert rest["id"] == second["id"]
-    shown = get(cloud, f"/os-hypervisors/{second['id']}", mv)["hypervisor"]
-    assert (shown["id"], shown["service"]["id"]) == (known["host2"], services["host2"])
+    hypervisor = get(cloud, f"/os-hypervisors/{second['id']}", mv)["hypervisor"]
+    assert (hypervisor["id"], hypervisor["service"]["id"]) == (
+        providers["host2"],
+        services["host2"],
+    )
     for path in ("", "/uptime"):
         get(cloud, f"/os-hypervisors/{services['host2']}{path}", mv, 404)
 
 
 # fmt: off
-def test_what_a_hypervisor_has_and_what_is_used(cloud: Cloud) -> None:
+def test_hypervisor_shows_inventory_and_usage(cloud: Cloud) -> None:
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     with cloud.store.begin() as tx:
         provider = tx.scalar(sa.select(schema.providers.c.id))
         tx.execute(sa.insert(schema.allocations), [
@@ -412,8 +425,8 @@ def test_what_a_hypervisor_has_and_what_is_used(cloud: Cloud) -> None:
             for name, used in (("VCPU", 1), ("MEMORY_MB", 512), ("DISK_GB", 1))])
         stock = schema.inventories
         tx.execute(sa.update(stock).where(stock.c.resource_class == "MEMORY_MB").values(reserved=384))
-    shown = get(cloud, "/os-hypervisors/1")["hypervisor"]
-    assert {key: shown[key] for key in USAGE - {"cpu_info"}} == {
+    hypervisor = get(cloud, "/os-hypervisors/1")["hypervisor"]
+    assert {key: hypervisor[key] for key in USAGE - {"cpu_info"}} == {
         "vcpus": 8, "vcpus_used": 1, "memory_mb": 16384, "memory_mb_used": 896, "free_ram_mb": 15488, "local_gb": 100,
         "local_gb_used": 1, "free_disk_gb": 99, "disk_available_least": 99, "running_vms": 1, "current_workload": 0}
     statistics = get(cloud, "/os-hypervisors/statistics", "2.87")["hypervisor_statistics"]
@@ -421,23 +434,25 @@ def test_what_a_hypervisor_has_and_what_is_used(cloud: Cloud) -> None:
 # fmt: on
 
 
-def test_hypervisors_with_their_servers(cloud: Cloud) -> None:
+def test_hypervisors_show_servers_in_the_format_of_each_microversion(cloud: Cloud) -> None:
     server = cloud.create("vm")
-    cloud.rest(server)
+    cloud.set_state(server)
     cloud.add_host("host2")
-    held = [{"name": "vm", "uuid": server}]
-    found = get(cloud, "/os-hypervisors/detail?with_servers=true", "2.53")["hypervisors"]
-    assert [item.get("servers") for item in found] == [held, None]
-    found = get(cloud, "/os-hypervisors?with_servers=1", "2.75")["hypervisors"]
-    assert [item["servers"] for item in found] == [held, []]
+    servers = [{"name": "vm", "uuid": server}]
+    hypervisors = get(cloud, "/os-hypervisors/detail?with_servers=true", "2.53")["hypervisors"]
+    assert [item.get("servers") for item in hypervisors] == [servers, None]
+    hypervisors = get(cloud, "/os-hypervisors?with_servers=1", "2.75")["hypervisors"]
+    assert [item["servers"] for item in hypervisors] == [servers, []]
     assert "servers" not in get(cloud, "/os-hypervisors", "2.75")["hypervisors"][0]
     assert (
-        get(cloud, f"/os-hypervisors/{found[0]['id']}?with_servers=1", "2.88")["hypervisor"][
+        get(cloud, f"/os-hypervisors/{hypervisors[0]['id']}?with_servers=1", "2.88")["hypervisor"][
             "servers"
         ]
-        == held
+        == servers
     )
-    assert get(cloud, "/os-hypervisors/host1/servers", "2.52")["hypervisors"][0]["servers"] == held
+    assert (
+        get(cloud, "/os-hypervisors/host1/servers", "2.52")["hypervisors"][0]["servers"] == servers
+    )
     assert [
         item["hypervisor_hostname"]
         for item in get(cloud, "/os-hypervisors/host/search")["hypervisors"]
@@ -454,7 +469,7 @@ def test_hypervisors_with_their_servers(cloud: Cloud) -> None:
 UPTIME = " 10:01:02 up 3 days,  4:05,  2 users,  load average: 0.10, 0.20, 0.30"
 
 
-def test_the_uptime_of_a_host_is_what_it_says(cloud: Cloud) -> None:
+def test_hypervisor_uptime_is_the_text_of_the_host(cloud: Cloud) -> None:
     uuid = get(cloud, "/os-hypervisors", "2.53")["hypervisors"][0]["id"]
     get(cloud, "/os-hypervisors/1/uptime", "2.1", 501)
     assert get(cloud, f"/os-hypervisors/{uuid}", "2.88")["hypervisor"]["uptime"] is None
@@ -478,30 +493,34 @@ def test_the_uptime_of_a_host_is_what_it_says(cloud: Cloud) -> None:
     assert get(cloud, f"/os-hypervisors/{uuid}", "2.88")["hypervisor"]["uptime"] is None
 
 
-def test_a_host_that_is_down_is_not_asked(cloud: Cloud) -> None:
+def test_hypervisor_uptime_is_queried_only_from_hosts_in_state_up(cloud: Cloud) -> None:
     cloud.agents.uptime = UPTIME
     cloud.add_host("host2")
     cloud.change(schema.heartbeats, schema.heartbeats.c.host == "host1", up=False)
-    found = get(cloud, "/os-hypervisors/detail", "2.104")["hypervisors"]
-    assert [(item["state"], item["uptime"]) for item in found] == [("down", None), ("up", UPTIME)]
+    hypervisors = get(cloud, "/os-hypervisors/detail", "2.104")["hypervisors"]
+    assert [(item["state"], item["uptime"]) for item in hypervisors] == [
+        ("down", None),
+        ("up", UPTIME),
+    ]
     get(cloud, "/os-hypervisors/1/uptime", "2.1", 400)
-    assert [host for host, _, _ in cloud.agents.asked] == ["host2"]
+    assert [host for host, _, _ in cloud.agents.queries] == ["host2"]
     get(cloud, "/os-hypervisors", "2.104")
     get(cloud, "/os-hypervisors/detail", "2.87")
-    assert len(cloud.agents.asked) == 1  # nobody is asked for what is not shown
+    # Without an uptime in the answer the hosts get no query.
+    assert len(cloud.agents.queries) == 1
 
 
-def test_silent_host_in_a_list_has_no_uptime_others_have(cloud: Cloud) -> None:
+def test_hypervisor_list_has_null_uptime_for_silent_host_only(cloud: Cloud) -> None:
     for number in range(2, 13):
         cloud.add_host(f"host{number}")
     cloud.agents.uptime, cloud.agents.silent = UPTIME, {"host3"}
-    found = get(cloud, "/os-hypervisors/detail", "2.88")["hypervisors"]
-    assert {item["hypervisor_hostname"]: item["uptime"] for item in found} == {
+    hypervisors = get(cloud, "/os-hypervisors/detail", "2.88")["hypervisors"]
+    assert {item["hypervisor_hostname"]: item["uptime"] for item in hypervisors} == {
         f"host{number}.cloud": None if number == 3 else UPTIME for number in range(1, 13)
     }
 
 
-def test_a_question_that_finds_too_many_waiting_is_not_asked(cloud: Cloud) -> None:
+def test_hypervisor_uptime_returns_503_when_query_slots_are_in_use(cloud: Cloud) -> None:
     cloud.agents.uptime = UPTIME
     slots = cloud.services.query_slots
     while slots.acquire(blocking=False):
@@ -510,7 +529,7 @@ def test_a_question_that_finds_too_many_waiting_is_not_asked(cloud: Cloud) -> No
     assert get(cloud, "/os-hypervisors/detail", "2.88")["hypervisors"][0]["uptime"] is None
 
 
-def test_hypervisors_in_pages(cloud: Cloud) -> None:
+def test_list_hypervisors_pages_and_filters_by_hostname_pattern(cloud: Cloud) -> None:
     cloud.add_host("host2")
     first = get(cloud, "/os-hypervisors?limit=1", "2.33")
     assert first["hypervisors_links"][0]["href"].endswith("/v2.1/os-hypervisors?limit=1&marker=1")
@@ -521,8 +540,8 @@ def test_hypervisors_in_pages(cloud: Cloud) -> None:
     ]
     assert [item["hypervisor_hostname"] for item in rest] == ["host2.cloud"]
     assert len(get(cloud, "/os-hypervisors?limit=1", "2.32")["hypervisors"]) == 2
-    one = get(cloud, "/os-hypervisors?hypervisor_hostname_pattern=host2", "2.53")["hypervisors"]
-    assert [item["hypervisor_hostname"] for item in one] == ["host2.cloud"]
+    matches = get(cloud, "/os-hypervisors?hypervisor_hostname_pattern=host2", "2.53")["hypervisors"]
+    assert [item["hypervisor_hostname"] for item in matches] == ["host2.cloud"]
     for path in (
         "?limit=x",
         "?marker=9",
@@ -534,7 +553,7 @@ def test_hypervisors_in_pages(cloud: Cloud) -> None:
 
 
 # --- zones, extensions ---
-def test_availability_zones(cloud: Cloud, zone: str) -> None:
+def test_availability_zones_show_state_and_hosts_to_admins(cloud: Cloud, zone: str) -> None:
     cloud.add_host("host2")
     assert get(cloud, "/os-availability-zone", token="user") == {
         "availabilityZoneInfo": [
@@ -544,19 +563,19 @@ def test_availability_zones(cloud: Cloud, zone: str) -> None:
     }
     cloud.change(schema.services, schema.services.c.host == "host2", disabled=True)
     cloud.change(schema.heartbeats, schema.heartbeats.c.host == "host1", up=False)
-    found = {
+    zones = {
         item["zoneName"]: item
         for item in get(cloud, "/os-availability-zone/detail")["availabilityZoneInfo"]
     }
-    assert list(found) == ["az1", "internal", "nova"]
-    assert found["nova"] == {"zoneName": "nova", "zoneState": {"available": False}, "hosts": None}
-    compute = found["az1"]["hosts"]["host1"]["nova-compute"]
+    assert list(zones) == ["az1", "internal", "nova"]
+    assert zones["nova"] == {"zoneName": "nova", "zoneState": {"available": False}, "hosts": None}
+    compute = zones["az1"]["hosts"]["host1"]["nova-compute"]
     assert (compute["active"], compute["available"]) == (True, False)
-    assert list(found["internal"]["hosts"]["ctl"]) == ["nova-conductor"]
+    assert list(zones["internal"]["hosts"]["ctl"]) == ["nova-conductor"]
     get(cloud, "/os-availability-zone/detail", status=403, token="user")
 
 
-def test_bare_metal_nodes_were_never_changed_here(cloud: Cloud) -> None:
+def test_baremetal_node_changes_return_400_and_404_from_2_36(cloud: Cloud) -> None:
     for method, path in (("POST", ""), ("DELETE", "/x"), ("POST", "/x/action")):
         for mv, status in (("2.1", 400), ("2.35", 400), ("2.36", 404)):
             assert (
@@ -571,15 +590,15 @@ def test_bare_metal_nodes_were_never_changed_here(cloud: Cloud) -> None:
             )
 
 
-def test_extensions(cloud: Cloud) -> None:
-    found = get(cloud, "/extensions", token="user")["extensions"]
-    assert {"os-keypairs", "OS-EXT-STS"} <= {extension["alias"] for extension in found}
+def test_extensions_are_listed_and_shown_by_alias(cloud: Cloud) -> None:
+    extensions = get(cloud, "/extensions", token="user")["extensions"]
+    assert {"os-keypairs", "OS-EXT-STS"} <= {extension["alias"] for extension in extensions}
     assert get(cloud, "/extensions/os-keypairs", token="user")["extension"]["name"] == "Keypairs"
     get(cloud, "/extensions/nonsense", status=404)
 
 
-def test_what_has_no_routes_is_not_announced(cloud: Cloud) -> None:
-    there = {
+def test_extensions_without_routes_are_not_listed(cloud: Cloud) -> None:
+    aliases = {
         extension["alias"] for extension in get(cloud, "/extensions", token="user")["extensions"]
     }
     routed = {route.path.split("/")[1] for route in ROUTES}
@@ -591,11 +610,11 @@ def test_what_has_no_routes_is_not_announced(cloud: Cloud) -> None:
         "os-user-data",
         "os-assisted-volume-snapshots",
     ):
-        has = alias not in ("os-volumes", "os-assisted-volume-snapshots") or alias in routed
-        assert (alias in there) is has, alias
-        get(cloud, f"/extensions/{alias}", token="user", status=200 if has else 404)
-    known = set(extensions.announced([*there, "GET /os-volumes/x"]))
-    assert {"OS-EXT-STS", "os-user-data"} <= known and known.isdisjoint(
+        is_listed = alias not in ("os-volumes", "os-assisted-volume-snapshots") or alias in routed
+        assert (alias in aliases) is is_listed, alias
+        get(cloud, f"/extensions/{alias}", token="user", status=200 if is_listed else 404)
+    announced = set(extensions.announced([*aliases, "GET /os-volumes/x"]))
+    assert {"OS-EXT-STS", "os-user-data"} <= announced and announced.isdisjoint(
         {"os-volumes", "os-hosts", "os-shelve", "NMN"}
     )
     assert {"os-volumes", "NMN", "os-hosts"} <= set(
@@ -603,16 +622,18 @@ def test_what_has_no_routes_is_not_announced(cloud: Cloud) -> None:
     )
 
 
-def test_operations_of_extensions_are_written_as_routes() -> None:
-    there = {f"{route.method} {route.path}" for route in ROUTES} | {
+def test_operations_of_extensions_match_existing_routes() -> None:
+    operations = {f"{route.method} {route.path}" for route in ROUTES} | {
         row.key for row in states.ACTIONS
     }
-    there |= {f"{method} {path}" for path, methods in GONE.items() for method in methods.split()}
+    operations |= {
+        f"{method} {path}" for path, methods in GONE.items() for method in methods.split()
+    }
     absent = {
         "os-assisted-volume-snapshots",
         "os-baremetal-nodes",
         "os-volumes",
     }
     assert {
-        alias for alias, wanted in extensions.OPERATIONS.items() if wanted not in there
+        alias for alias, operation in extensions.OPERATIONS.items() if operation not in operations
     } <= absent

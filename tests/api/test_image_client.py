@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of the image service against a small HTTP server: facts, bytes, the cache, and what
-can go wrong."""
+"""The client of the image service against a small HTTP server: records, data, and errors."""
 
 from __future__ import annotations
 
@@ -43,22 +42,25 @@ BODY = {
 
 
 class Glance(ThreadingHTTPServer):
-    """Answers what the test says, and remembers what was asked."""
+    """An image service that sends the configured answers and records the requests."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.status, self.asked, self.data, self.cut = 200, [], b"", 0
-        self.there, self.words, self.got = dict(BODY), "", b""
+        self.status, self.queries, self.data, self.cut_bytes = 200, [], b"", 0
+        self.record, self.refusal_text, self.received = dict(BODY), "", b""
 
     status: int
-    asked: list[tuple[str, str]]
+    queries: list[tuple[str, str]]
     data: bytes
-    cut: int
-    there: dict[str, Any]  # the image that a GET finds
-    words: str  # the page of a refusal
-    got: bytes  # the body of the last POST or PUT
+    cut_bytes: int
+    #: The image that a GET returns.
+    record: dict[str, Any]
+    #: The page of a refusal.
+    refusal_text: str
+    #: The body of the last POST or PUT.
+    received: bytes
 
     @property
     def url(self) -> str:
@@ -69,16 +71,16 @@ class _Handler(BaseHTTPRequestHandler):
     server: Glance
 
     def do_GET(self) -> None:
-        self.server.asked.append((self.path, self.headers["X-Auth-Token"]))
+        self.server.queries.append((self.path, self.headers["X-Auth-Token"]))
         if self.path.startswith("/v2/images?"):
             body = self._page()
         else:
             body = (
                 self.server.data
                 if self.path.endswith("/file")
-                else json.dumps(self.server.there).encode()
+                else json.dumps(self.server.record).encode()
             )
-        self._answer(self.server.status if self.server.got == b"" else 200, body)
+        self._answer(self.server.status if self.server.received == b"" else 200, body)
 
     def _page(self) -> bytes:
         if "marker=" in self.path:
@@ -86,30 +88,30 @@ class _Handler(BaseHTTPRequestHandler):
         return json.dumps({"images": [{"id": "a"}], "next": "/v2/images?marker=a"}).encode()
 
     def do_POST(self) -> None:
-        self.server.asked.append((f"{self.command} {self.path}", self.headers["X-Auth-Token"]))
-        self.server.got = self._body()
-        self._answer(self.server.status, self.server.words.encode())
+        self.server.queries.append((f"{self.command} {self.path}", self.headers["X-Auth-Token"]))
+        self.server.received = self._body()
+        self._answer(self.server.status, self.server.refusal_text.encode())
 
     do_PUT = do_DELETE = do_POST
 
     def _body(self) -> bytes:
-        """Whole, or in chunks, as it was sent."""
+        """Read the body of the request, with or without chunked encoding."""
         if self.headers.get("Transfer-Encoding") != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        found = b""
+        body = b""
         while size := int(self.rfile.readline() or b"0", 16):
-            found += self.rfile.read(size)
+            body += self.rfile.read(size)
             self.rfile.readline()
-        return found
+        return body
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body[: -self.server.cut or None])
+        self.wfile.write(body[: -self.server.cut_bytes or None])
 
     def log_message(self, *args: Any) -> None:
-        """Not to the terminal."""
+        """Keep requests out of the terminal's output."""
 
 
 @pytest.fixture
@@ -123,10 +125,10 @@ def glance() -> Iterator[Glance]:
     server.server_close()
 
 
-def test_the_facts_of_an_image(glance: Glance) -> None:
-    found = image.ImageClient(glance.url + "/v2/").show(ID, "token")
-    assert glance.asked == [(f"/v2/images/{ID}", "token")]
-    assert found == image.Image(
+def test_image_client_show_returns_parsed_record(glance: Glance) -> None:
+    record = image.ImageClient(glance.url + "/v2/").show(ID, "token")
+    assert glance.queries == [(f"/v2/images/{ID}", "token")]
+    assert record == image.Image(
         image.ImageRef(
             ID,
             "qcow2",
@@ -144,12 +146,12 @@ def test_the_facts_of_an_image(glance: Glance) -> None:
     )
 
 
-def test_requirement_of_an_image_is_asked_each_time(glance: Glance) -> None:
-    asked: list[image.Image] = []
-    client = image.ImageClient(glance.url, require=asked.append)
-    assert [client.show(ID, "a"), client.show(ID, "a")] == asked
+def test_image_client_show_checks_requirement_on_each_call(glance: Glance) -> None:
+    checked: list[image.Image] = []
+    client = image.ImageClient(glance.url, require=checked.append)
+    assert [client.show(ID, "a"), client.show(ID, "a")] == checked
 
-    def refuse(found: image.Image) -> None:
+    def refuse(record: image.Image) -> None:
         raise errors.Forbidden("No host gets it.")
 
     client = image.ImageClient(glance.url, require=refuse)
@@ -158,20 +160,22 @@ def test_requirement_of_an_image_is_asked_each_time(glance: Glance) -> None:
             client.show(ID, "a")
 
 
-def test_image_is_asked_for_anew_by_each_request(glance: Glance) -> None:
+def test_image_client_show_sends_a_request_each_time_and_keeps_no_token(glance: Glance) -> None:
     client = image.ImageClient(glance.url)
     for _ in range(2):
         client.show(ID, "a")
-    assert len(glance.asked) == 2
+    assert len(glance.queries) == 2
     assert "'a'" not in repr(client), "no token is kept in plain"
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_concurrent_requests_of_one_token_share_one_question(glance: Glance, fails: bool) -> None:
-    go, asked = threading.Event(), threading.Event()
+def test_image_client_show_shares_request_of_concurrent_calls_of_token(
+    glance: Glance, fails: bool
+) -> None:
+    go, started = threading.Event(), threading.Event()
 
-    def hold(found: image.Image) -> None:
-        asked.set()
+    def hold(record: image.Image) -> None:
+        started.set()
         assert go.wait(30)
         if fails:
             raise errors.Forbidden("No host gets it.")
@@ -186,16 +190,16 @@ def test_concurrent_requests_of_one_token_share_one_question(glance: Glance, fai
 
     with ThreadPoolExecutor(9) as pool:
         first = pool.submit(show, "a")
-        assert asked.wait(30)
+        assert started.wait(30)
         others = [pool.submit(show, "a") for _ in range(7)]
         stranger = pool.submit(show, "b")
-        await_true(lambda: len(glance.asked) == 2, 30, "the stranger asks for itself")
+        await_true(lambda: len(glance.queries) == 2, 30, "the stranger asks for itself")
         assert not wait(others, 0.2).done
         go.set()
-        answers = [one.result(30) for one in (first, *others, stranger)]
+        answers = [call.result(30) for call in (first, *others, stranger)]
     assert answers == ["No host gets it." if fails else ID] * 9
-    # The first question may have been answered before the others came, so they share a second one.
-    assert sorted(token for _, token in glance.asked) == ["a", "a", "b"]
+    # The first request may have ended before the other calls, so those share a second request.
+    assert sorted(token for _, token in glance.queries) == ["a", "a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -209,54 +213,56 @@ def test_concurrent_requests_of_one_token_share_one_question(glance: Glance, fai
         (300, errors.Unavailable),
     ],
 )
-def test_answers_that_are_no_image(glance: Glance, status: int, kind: type[errors.Problem]) -> None:
+def test_image_client_show_maps_error_status_to_exception(
+    glance: Glance, status: int, kind: type[errors.Problem]
+) -> None:
     glance.status = status
     with pytest.raises(kind) as raised:
         image.ImageClient(glance.url).show(ID, "token")
     assert type(raised.value) is kind
 
 
-def test_a_service_that_is_not_there_is_unavailable() -> None:
+def test_image_client_show_without_a_service_raises_unavailable() -> None:
     with pytest.raises(errors.Unavailable, match="does not answer"):
         image.ImageClient("http://127.0.0.1:9", timeout=2).show(ID, "token")
 
 
-def test_its_bytes_come_in_pieces(glance: Glance) -> None:
+def test_image_client_download_yields_chunks_of_limited_size(glance: Glance) -> None:
     glance.data = bytes(range(256)) * 10_000
-    pieces = list(image.ImageClient(glance.url).download(ID, "token"))
-    assert b"".join(pieces) == glance.data
-    assert max(map(len, pieces)) <= image.CHUNK
-    assert glance.asked == [(f"/v2/images/{ID}/file", "token")]
+    chunks = list(image.ImageClient(glance.url).download(ID, "token"))
+    assert b"".join(chunks) == glance.data
+    assert max(map(len, chunks)) <= image.CHUNK
+    assert glance.queries == [(f"/v2/images/{ID}/file", "token")]
 
 
-def test_bytes_that_break_off_are_noticed(glance: Glance) -> None:
-    glance.data, glance.cut = b"x" * 3_000_000, 1
+def test_image_client_download_raises_unavailable_when_transfer_breaks_off(glance: Glance) -> None:
+    glance.data, glance.cut_bytes = b"x" * 3_000_000, 1
     with pytest.raises(errors.Unavailable, match="broke off"):
         list(image.ImageClient(glance.url).download(ID, "token"))
 
 
-def test_an_image_without_bytes(glance: Glance) -> None:
+def test_image_client_download_without_data_raises_not_found(glance: Glance) -> None:
     glance.status = 204
     with pytest.raises(errors.NotFound):
         list(image.ImageClient(glance.url).download(ID, "token"))
 
 
-# --- what the conductor and the agents change ---
+# --- changes by conductors and agents ---
 RECORD = {"id": ID, "name": "snap", "disk_format": "qcow2", "min_disk": 1, "instance_uuid": "i"}
 
 
-def test_a_record_is_made(glance: Glance) -> None:
+def test_image_client_create_posts_record(glance: Glance) -> None:
     glance.status = 201
     image.ImageClient(glance.url).create(RECORD, "token")
-    assert glance.asked == [("POST /v2/images", "token")]
-    assert json.loads(glance.got) == RECORD
+    assert glance.queries == [("POST /v2/images", "token")]
+    assert json.loads(glance.received) == RECORD
 
 
-def test_the_same_record_again_is_fine_and_another_s_is_not(glance: Glance) -> None:
+def test_image_client_create_repeats_own_record_and_refuses_foreign_one(glance: Glance) -> None:
     client, glance.status = image.ImageClient(glance.url), 409
-    glance.there = {**RECORD, "min_disk": 1, "status": "queued"}
+    glance.record = {**RECORD, "min_disk": 1, "status": "queued"}
     client.create(RECORD, "token")
-    glance.there["instance_uuid"] = "other"
+    glance.record["instance_uuid"] = "other"
     with pytest.raises(errors.Conflict):
         client.create(RECORD, "token")
 
@@ -272,10 +278,10 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("status", "kind"), REFUSALS)
-def test_a_refusal_is_told_with_the_service_s_words(
+def test_image_client_changes_raise_error_with_text_of_the_service(
     glance: Glance, status: int, kind: type[errors.Problem]
 ) -> None:
-    glance.status, glance.words = status, "<html><h1>No</h1>\n quota  is used up</html>"
+    glance.status, glance.refusal_text = status, "<html><h1>No</h1>\n quota  is used up</html>"
     client = image.ImageClient(glance.url)
     for change in (
         lambda: client.create(RECORD, "token"),
@@ -289,16 +295,18 @@ def test_a_refusal_is_told_with_the_service_s_words(
 
 
 @pytest.mark.parametrize("status", [204, 404, 410])
-def test_an_image_is_removed_or_gone_already(glance: Glance, status: int) -> None:
+def test_image_client_delete_succeeds_when_image_is_already_gone(
+    glance: Glance, status: int
+) -> None:
     glance.status = status
     image.ImageClient(glance.url).delete(ID, "token")
-    assert glance.asked == [(f"DELETE /v2/images/{ID}", "token")]
+    assert glance.queries == [(f"DELETE /v2/images/{ID}", "token")]
 
 
-def test_images_are_found_over_all_pages_newest_first(glance: Glance) -> None:
-    found = image.ImageClient(glance.url).find({"owner": "p", "image_type": "backup"}, "token")
-    assert [record["id"] for record in found] == ["a", "b"]
-    assert [path for path, _ in glance.asked] == [
+def test_image_client_find_reads_all_pages_newest_first(glance: Glance) -> None:
+    records = image.ImageClient(glance.url).find({"owner": "p", "image_type": "backup"}, "token")
+    assert [record["id"] for record in records] == ["a", "b"]
+    assert [path for path, _ in glance.queries] == [
         "/v2/images?owner=p&image_type=backup&sort_key=created_at&sort_dir=desc",
         "/v2/images?marker=a",
     ]
@@ -322,35 +330,35 @@ def upload(glance: Glance) -> None:
     )
 
 
-def test_bytes_are_sent_as_they_come(glance: Glance) -> None:
-    glance.there.update(STORED)
+def test_image_client_upload_sends_chunks_and_checks_stored_record(glance: Glance) -> None:
+    glance.record.update(STORED)
     upload(glance)
-    assert glance.asked == [(f"PUT /v2/images/{ID}/file", "token"), (f"/v2/images/{ID}", "token")]
-    assert glance.got == SENT
+    assert glance.queries == [(f"PUT /v2/images/{ID}/file", "token"), (f"/v2/images/{ID}", "token")]
+    assert glance.received == SENT
 
 
 @pytest.mark.parametrize(
-    "lost",
+    "changes",
     [{"size": len(SENT) - 1}, {"status": "queued"}, {"os_hash_value": "ab" * 64}],
     ids=["size", "status", "checksum"],
 )
-def test_what_the_service_did_not_store_as_given_is_noticed(
-    glance: Glance, lost: dict[str, Any]
+def test_image_client_upload_raises_conflict_when_stored_record_differs(
+    glance: Glance, changes: dict[str, Any]
 ) -> None:
-    glance.there.update(STORED | lost)
+    glance.record.update(STORED | changes)
     with pytest.raises(errors.Conflict, match=f"has image {ID} not as it was given"):
         upload(glance)
 
 
-def test_checksum_of_another_kind_is_not_compared(glance: Glance) -> None:
-    glance.there.update(STORED, os_hash_algo="blake2b", os_hash_value="ab" * 64)
+def test_image_client_upload_does_not_compare_checksum_of_other_algorithm(glance: Glance) -> None:
+    glance.record.update(STORED, os_hash_algo="blake2b", os_hash_value="ab" * 64)
     upload(glance)
 
 
 @pytest.mark.parametrize(
     ("status", "kind"), [(404, errors.NotFound), (410, errors.NotFound), (409, errors.Conflict)]
 )
-def test_an_image_that_takes_no_bytes(
+def test_image_client_upload_maps_refusal_to_exception(
     glance: Glance, status: int, kind: type[errors.Problem]
 ) -> None:
     glance.status = status
@@ -358,9 +366,9 @@ def test_an_image_that_takes_no_bytes(
         image.ImageClient(glance.url).upload(ID, "token", [b"x"])
 
 
-def test_who_reads_the_bytes_may_break_off(glance: Glance) -> None:
+def test_image_client_upload_passes_on_exception_of_chunk_source(glance: Glance) -> None:
     class Cancelled(Exception):
-        """What a verb that is cancelled raises."""
+        """The exception of a cancelled verb."""
 
     def chunks() -> Iterator[bytes]:
         yield b"x" * 1000
@@ -370,5 +378,5 @@ def test_who_reads_the_bytes_may_break_off(glance: Glance) -> None:
         image.ImageClient(glance.url).upload(ID, "token", chunks())
 
 
-def test_where_an_image_is() -> None:
+def test_image_client_url_is_below_v2_images() -> None:
     assert image.ImageClient("http://images/v2/").url(ID) == f"http://images/v2/images/{ID}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proxy to the image service: images until 2.35, their metadata until 2.38."""
+"""The image proxy: images up to 2.35, and their metadata up to 2.38."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OWN = {
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """Two images; the first one was made of a server."""
+    """Return a cloud with two images. The first is a snapshot of a server."""
     cloud.images.records = {
         IMAGE: {**OWN, "os_type": "linux", "instance_uuid": SERVER, "auto_disk_config": "True"},
         OTHER_IMAGE: {**OWN, "id": OTHER_IMAGE, "name": None, "status": "queued", "size": None},
@@ -35,7 +35,7 @@ def cloud(cloud: Cloud) -> Cloud:
     return cloud
 
 
-def ask(
+def call_images(
     cloud: Cloud,
     method: str,
     path: str = "",
@@ -49,17 +49,17 @@ def ask(
     return answer.json if answer.text else None
 
 
-def test_an_image_as_the_api_had_it(cloud: Cloud) -> None:
-    shown = ask(cloud, "GET", f"/{IMAGE}")["image"]
-    links = shown.pop("links")
+def test_show_image_returns_record_in_compute_format(cloud: Cloud) -> None:
+    image = call_images(cloud, "GET", f"/{IMAGE}")["image"]
+    links = image.pop("links")
     assert [link["rel"] for link in links] == ["self", "bookmark", "alternate"]
     assert links[2] == {
         "rel": "alternate",
         "type": "application/vnd.openstack.image",
         "href": f"http://images/v2/images/{IMAGE}",
     }
-    assert shown.pop("server")["id"] == SERVER
-    assert shown == {
+    assert image.pop("server")["id"] == SERVER
+    assert image == {
         "id": IMAGE,
         "name": "debian",
         "minRam": 64,
@@ -72,7 +72,7 @@ def test_an_image_as_the_api_had_it(cloud: Cloud) -> None:
         "OS-DCF:diskConfig": "AUTO",
         "metadata": {"os_type": "linux", "instance_uuid": SERVER, "auto_disk_config": "True"},
     }
-    other = ask(cloud, "GET", f"/{OTHER_IMAGE}")["image"]
+    other = call_images(cloud, "GET", f"/{OTHER_IMAGE}")["image"]
     assert (other["status"], other["progress"], other["OS-EXT-IMG-SIZE:size"], other["name"]) == (
         "SAVING",
         25,
@@ -82,13 +82,13 @@ def test_an_image_as_the_api_had_it(cloud: Cloud) -> None:
     assert not {"server", "OS-DCF:diskConfig"} & other.keys()
 
 
-def test_lists_ask_the_image_service_in_its_own_words(cloud: Cloud) -> None:
+def test_list_images_translates_filters_for_image_service(cloud: Cloud) -> None:
     query = (
         f"?status=ACTIVE&server=http://api/servers/{SERVER}&minRam=64&property-os_type=linux&type=snapshot"
         f"&changes-since=2026-01-01T00:00:00Z&marker={OTHER_IMAGE}&limit=7&colour=red"
     )
-    ask(cloud, "GET", query)
-    assert cloud.images.asked[-1] == {
+    call_images(cloud, "GET", query)
+    assert cloud.images.queries[-1] == {
         "status": "active",
         "instance_uuid": SERVER,
         "min_ram": "64",
@@ -100,29 +100,38 @@ def test_lists_ask_the_image_service_in_its_own_words(cloud: Cloud) -> None:
     }
 
 
-def test_lists_and_their_pages(cloud: Cloud) -> None:
-    assert [set(one) for one in ask(cloud, "GET")["images"]] == [{"id", "name", "links"}] * 2
-    assert ask(cloud, "GET", "/detail")["images"][0] == ask(cloud, "GET", f"/{IMAGE}")["image"]
-    page = ask(cloud, "GET", "/detail?limit=1")
+def test_list_images_pages_and_refuses_invalid_limits(cloud: Cloud) -> None:
+    assert [set(image) for image in call_images(cloud, "GET")["images"]] == [
+        {"id", "name", "links"}
+    ] * 2
+    assert (
+        call_images(cloud, "GET", "/detail")["images"][0]
+        == call_images(cloud, "GET", f"/{IMAGE}")["image"]
+    )
+    page = call_images(cloud, "GET", "/detail?limit=1")
     assert len(page["images"]) == 1 and f"marker={IMAGE}" in page["images_links"][0]["href"]
-    for bad in ("limit=x", "limit=0", "page_size=0", "offset=00"):
-        ask(cloud, "GET", f"?{bad}", status=400)
+    for parameter in ("limit=x", "limit=0", "page_size=0", "offset=00"):
+        call_images(cloud, "GET", f"?{parameter}", status=400)
 
 
-def test_metadata_is_added_replaced_and_taken_out(cloud: Cloud) -> None:
+def test_image_metadata_is_added_replaced_and_deleted(cloud: Cloud) -> None:
     path = f"/{IMAGE}/metadata"
-    before = ask(cloud, "GET", path, mv="2.38")["metadata"]
-    assert ask(cloud, "POST", path, {"metadata": {"a": "1", "os_type": "bsd"}})["metadata"] == {
+    before = call_images(cloud, "GET", path, mv="2.38")["metadata"]
+    assert call_images(cloud, "POST", path, {"metadata": {"a": "1", "os_type": "bsd"}})[
+        "metadata"
+    ] == {
         **before,
         "a": "1",
         "os_type": "bsd",
     }
-    assert ask(cloud, "PUT", f"{path}/b", {"meta": {"b": "2"}}) == {"meta": {"b": "2"}}
-    assert ask(cloud, "GET", f"{path}/b") == {"meta": {"b": "2"}}
-    ask(cloud, "DELETE", f"{path}/a", status=204)
-    assert ask(cloud, "GET", path)["metadata"] == {**before, "os_type": "bsd", "b": "2"}
-    assert ask(cloud, "PUT", path, {"metadata": {"only": "this"}})["metadata"] == {"only": "this"}
-    assert cloud.images.records[IMAGE] == {**OWN, "only": "this"}, "what is no property stays"
+    assert call_images(cloud, "PUT", f"{path}/b", {"meta": {"b": "2"}}) == {"meta": {"b": "2"}}
+    assert call_images(cloud, "GET", f"{path}/b") == {"meta": {"b": "2"}}
+    call_images(cloud, "DELETE", f"{path}/a", status=204)
+    assert call_images(cloud, "GET", path)["metadata"] == {**before, "os_type": "bsd", "b": "2"}
+    assert call_images(cloud, "PUT", path, {"metadata": {"only": "this"}})["metadata"] == {
+        "only": "this"
+    }
+    assert cloud.images.records[IMAGE] == {**OWN, "only": "this"}, "other fields are unchanged"
 
 
 @pytest.mark.parametrize(
@@ -140,30 +149,30 @@ def test_metadata_is_added_replaced_and_taken_out(cloud: Cloud) -> None:
         ("PUT", f"/{IMAGE}/metadata", {"metadata": {str(n): "x" for n in range(129)}}, 403),
     ],
 )
-def test_what_is_refused_changes_nothing(
+def test_refused_image_requests_change_no_image(
     cloud: Cloud, method: str, path: str, body: Any, status: int
 ) -> None:
     before = dict(cloud.images.records)
-    ask(cloud, method, path, body, status)
+    call_images(cloud, method, path, body, status)
     assert cloud.images.records == before
 
 
-def test_what_the_image_service_forbids(cloud: Cloud) -> None:
+def test_image_requests_return_403_when_image_service_forbids(cloud: Cloud) -> None:
     for method, path in (
         ("GET", f"/{IMAGE}"),
         ("DELETE", f"/{IMAGE}"),
         ("GET", f"/{IMAGE}/metadata"),
     ):
-        fault = ask(cloud, method, path, status=403, token="stranger")
+        fault = call_images(cloud, method, path, status=403, token="stranger")
         assert "Not authorized for image" in fault["forbidden"]["message"]
 
 
-def test_an_image_is_deleted(cloud: Cloud) -> None:
-    ask(cloud, "DELETE", f"/{IMAGE}", status=204)
+def test_delete_image_removes_image(cloud: Cloud) -> None:
+    call_images(cloud, "DELETE", f"/{IMAGE}", status=204)
     assert set(cloud.images.records) == {OTHER_IMAGE}
 
 
-def test_when_the_proxy_ends(cloud: Cloud) -> None:
-    ask(cloud, "GET", f"/{IMAGE}", status=404, mv="2.36")
-    ask(cloud, "GET", f"/{IMAGE}/metadata", mv="2.38")
-    ask(cloud, "GET", f"/{IMAGE}/metadata", status=404, mv="2.39")
+def test_images_end_with_2_36_and_image_metadata_with_2_39(cloud: Cloud) -> None:
+    call_images(cloud, "GET", f"/{IMAGE}", status=404, mv="2.36")
+    call_images(cloud, "GET", f"/{IMAGE}/metadata", mv="2.38")
+    call_images(cloud, "GET", f"/{IMAGE}/metadata", status=404, mv="2.39")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/servers/{id}/os-interface: shown, attached, detached; what waits for what, and every refusal."""
+"""/servers/{id}/os-interface: list, show, attach and detach, with waits and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.api.test_networks import UNSUPPORTED, add_unsupported_port
 
 UNKNOWN = "deadbeef-dead-dead-dead-deaddeadbeef"
 NETWORK, PORT, SUBNET = (f"{number}0000000-0000-4000-8000-000000000000" for number in range(1, 4))
-MADE = Interface(
+INTERFACE = Interface(
     PORT,
     NETWORK,
     "red",
@@ -45,14 +45,13 @@ MADE = Interface(
 
 
 class Conductor:
-    """Woken for an attachment, it writes what the real one would: the interface, or why there is
-    none."""
+    """A conductor that ends an attachment when woken, with an interface or with a failure."""
 
     def __init__(self, cloud: Cloud, failure: str | None = None) -> None:
-        self.cloud, self.failure, self.woken = cloud, failure, 0
+        self.cloud, self.failure, self.count = cloud, failure, 0
 
     def wake(self, neighbours: bool = False) -> None:
-        self.woken += 1
+        self.count += 1
         action = next(
             row for row in self.cloud.rows(schema.actions) if row.name == "attach_interface"
         )
@@ -70,7 +69,7 @@ class Conductor:
             schema.actions.c.id == action.id,
             message=self.failure,
             state="failed" if self.failure else "done",
-            data={"interface": to_wire(MADE)},
+            data={"interface": to_wire(INTERFACE)},
         )
 
 
@@ -80,40 +79,42 @@ def red(networks: Networks) -> str:
 
 
 @pytest.fixture
-def server(wired: Cloud) -> str:
-    found = wired.create(mv="2.37")
-    wired.rest(found)
-    return found
+def server(networked_cloud: Cloud) -> str:
+    server_id = networked_cloud.create(mv="2.37")
+    networked_cloud.set_state(server_id)
+    return server_id
 
 
-def plug(cloud: Cloud, networks: Networks, server: str, network: str, tag: str = "") -> str:
-    """Give the server a port, as the conductor does."""
+def add_server_port(
+    cloud: Cloud, networks: Networks, server: str, network: str, tag: str = ""
+) -> str:
+    """Add a port to the server in the network service and in the server's record."""
     port = networks.add_port(network, PROJECT, device_id=server, status="ACTIVE")
-    cloud.rest(server, interfaces=[to_wire(Interface(port, network, "red", tag=tag))])
+    cloud.set_state(server, interfaces=[to_wire(Interface(port, network, "red", tag=tag))])
     return port
 
 
-def attach(cloud: Cloud, server: str, mv: str = "2.49", token: str = "user", **given: Any) -> Any:
+def attach(cloud: Cloud, server: str, mv: str = "2.49", token: str = "user", **fields: Any) -> Any:
     return cloud.call(
         "POST",
         f"/servers/{server}/os-interface",
-        {"interfaceAttachment": given},
+        {"interfaceAttachment": fields},
         mv=mv,
         token=token,
     )
 
 
-def begun(cloud: Cloud, name: str) -> list[Any]:
+def find_actions(cloud: Cloud, name: str) -> list[Any]:
     return [action for action in cloud.rows(schema.actions) if action.name == name]
 
 
-def test_interfaces_as_the_network_service_tells_them(
-    wired: Cloud, networks: Networks, server: str, red: str
+def test_list_and_show_interfaces_return_ports_of_network_service(
+    networked_cloud: Cloud, networks: Networks, server: str, red: str
 ) -> None:
-    port = plug(wired, networks, server, red, "data")
+    port = add_server_port(networked_cloud, networks, server, red, "data")
     networks.add_port(red, PROJECT, device_id="another")
     subnet = networks.networks_by_id[red]["subnets"][0]
-    shown = {
+    attachment = {
         "port_id": port,
         "net_id": red,
         "mac_addr": "fa:16:3e:00:00:00",
@@ -121,31 +122,33 @@ def test_interfaces_as_the_network_service_tells_them(
         "fixed_ips": [{"ip_address": "10.0.0.10", "subnet_id": subnet}],
     }
     path = f"/servers/{server}/os-interface"
-    assert wired.call("GET", path).json == {"interfaceAttachments": [shown]}
-    assert wired.call("GET", f"{path}/{port}").json == {"interfaceAttachment": shown}
-    assert wired.call("GET", path, mv="2.70").json == {
-        "interfaceAttachments": [{**shown, "tag": "data"}]
+    assert networked_cloud.call("GET", path).json == {"interfaceAttachments": [attachment]}
+    assert networked_cloud.call("GET", f"{path}/{port}").json == {"interfaceAttachment": attachment}
+    assert networked_cloud.call("GET", path, mv="2.70").json == {
+        "interfaceAttachments": [{**attachment, "tag": "data"}]
     }
-    assert wired.call("GET", f"{path}/{port}", mv="2.70").json == {
-        "interfaceAttachment": {**shown, "tag": "data"}
+    assert networked_cloud.call("GET", f"{path}/{port}", mv="2.70").json == {
+        "interfaceAttachment": {**attachment, "tag": "data"}
     }
 
 
-def test_what_cannot_be_the_id_of_a_port_is_never_asked_for(
-    wired: Cloud, networks: Networks, server: str
+def test_show_interface_with_malformed_port_id_sends_no_request(
+    networked_cloud: Cloud, networks: Networks, server: str
 ) -> None:
-    networks.asked.clear()
+    networks.queries.clear()
     for text in ("%3Fname=x", "%2E%2E", "eth0"):
-        assert wired.call("GET", f"/servers/{server}/os-interface/{text}").status_code == 404
-    assert not networks.asked
+        assert (
+            networked_cloud.call("GET", f"/servers/{server}/os-interface/{text}").status_code == 404
+        )
+    assert not networks.queries
 
 
-def test_a_port_of_another_server_is_not_shown(
-    wired: Cloud, networks: Networks, server: str, red: str
+def test_show_interface_of_foreign_or_unknown_port_returns_404(
+    networked_cloud: Cloud, networks: Networks, server: str, red: str
 ) -> None:
     other = networks.add_port(red, PROJECT, device_id="another")
     for port in (other, UNKNOWN):
-        answer = wired.call("GET", f"/servers/{server}/os-interface/{port}")
+        answer = networked_cloud.call("GET", f"/servers/{server}/os-interface/{port}")
         assert answer.json == {
             "itemNotFound": {
                 "code": 404,
@@ -154,12 +157,17 @@ def test_a_port_of_another_server_is_not_shown(
         }
 
 
-def test_an_attachment_is_answered_with_what_the_guest_has_got(
-    wired: Cloud, server: str, red: str
+def test_attach_interface_returns_interface_of_completed_action(
+    networked_cloud: Cloud, server: str, red: str
 ) -> None:
-    wired.services.wakeup = Conductor(wired)
+    networked_cloud.services.wakeup = Conductor(networked_cloud)
     answer = attach(
-        wired, server, "2.70", net_id=red, fixed_ips=[{"ip_address": "10.0.0.9"}], tag="data"
+        networked_cloud,
+        server,
+        "2.70",
+        net_id=red,
+        fixed_ips=[{"ip_address": "10.0.0.9"}],
+        tag="data",
     )
     assert answer.status_code == 200
     assert answer.json == {
@@ -172,37 +180,42 @@ def test_an_attachment_is_answered_with_what_the_guest_has_got(
             "fixed_ips": [{"ip_address": "10.0.0.9", "subnet_id": SUBNET}],
         }
     }
-    [action] = begun(wired, "attach_interface")
+    [action] = find_actions(networked_cloud, "attach_interface")
     assert (action.workflow, action.args["security_groups"]) == ("attach_interface", [])
     assert action.args["networks"] == [
         {"network": red, "label": "red", "fixed_ip": "10.0.0.9", "tag": "data"}
     ]
 
 
-def test_an_attachment_that_fails_says_why(wired: Cloud, server: str, red: str) -> None:
-    wired.services.wakeup = Conductor(wired, "the bridge is not there")
-    answer = attach(wired, server, net_id=red)
+def test_attach_interface_returns_409_with_reason_when_action_fails(
+    networked_cloud: Cloud, server: str, red: str
+) -> None:
+    networked_cloud.services.wakeup = Conductor(networked_cloud, "the bridge is not there")
+    answer = attach(networked_cloud, server, net_id=red)
     assert answer.json == {
         "conflictingRequest": {"code": 409, "message": "the bridge is not there"}
     }
 
 
-def test_an_attachment_that_takes_long_is_accepted(wired: Cloud, server: str, red: str) -> None:
-    answer = attach(wired, server, net_id=red)
+def test_attach_interface_returns_202_when_action_outlasts_wait(
+    networked_cloud: Cloud, server: str, red: str
+) -> None:
+    answer = attach(networked_cloud, server, net_id=red)
     assert (answer.status_code, answer.text) == (202, "")
 
 
-def test_a_port_or_the_only_network(
-    wired: Cloud, networks: Networks, server: str, red: str
+def test_attach_interface_accepts_port_or_defaults_to_only_network(
+    networked_cloud: Cloud, networks: Networks, server: str, red: str
 ) -> None:
     port = networks.add_port(red, PROJECT)
-    assert attach(wired, server, port_id=port, tag="t").status_code == 202
-    wired.rest(server)
-    assert attach(wired, server, tag="u").status_code == 202
-    wired.rest(server)
-    assert wired.call("POST", f"/servers/{server}/os-interface", {}).status_code == 202
+    assert attach(networked_cloud, server, port_id=port, tag="t").status_code == 202
+    networked_cloud.set_state(server)
+    assert attach(networked_cloud, server, tag="u").status_code == 202
+    networked_cloud.set_state(server)
+    assert networked_cloud.call("POST", f"/servers/{server}/os-interface", {}).status_code == 202
     assert sorted(
-        (one.args["networks"] for one in begun(wired, "attach_interface")), key=str
+        (action.args["networks"] for action in find_actions(networked_cloud, "attach_interface")),
+        key=str,
     ) == sorted(
         [
             [{"port": port, "label": "red", "tag": "t"}],
@@ -213,12 +226,12 @@ def test_a_port_or_the_only_network(
     )
 
 
-def test_a_second_attachment_waits_for_its_turn(
+def test_attach_interface_waits_for_busy_server_then_returns_409(
     make_cloud: Callable[..., Cloud], networks: Networks, red: str
 ) -> None:
     cloud = make_cloud(networks=networks, answer_timeout_seconds=0.3)
     server = cloud.create(mv="2.37")
-    cloud.rest(server, action="another")
+    cloud.set_state(server, action="another")
     answer = attach(cloud, server, net_id=red)
     assert answer.json == {
         "conflictingRequest": {
@@ -226,36 +239,38 @@ def test_a_second_attachment_waits_for_its_turn(
             "message": f"Instance {server} is busy with another action; try again when it has ended.",
         }
     }
-    assert begun(cloud, "attach_interface") == []
-    free = threading.Timer(0.05, cloud.rest, (server,))
+    assert find_actions(cloud, "attach_interface") == []
+    free = threading.Timer(0.05, cloud.set_state, (server,))
     free.start()
     assert attach(cloud, server, net_id=red).status_code == 202
     free.join()
-    assert len(begun(cloud, "attach_interface")) == 1
+    assert len(find_actions(cloud, "attach_interface")) == 1
 
 
-def test_when_too_many_wait_nothing_is_begun(wired: Cloud, server: str, red: str) -> None:
-    while wired.services.wait_slots.acquire(blocking=False):
-        pass
-    answer = attach(wired, server, net_id=red)
-    assert answer.status_code == 503
-    assert begun(wired, "attach_interface") == []
-
-
-def test_detaching_is_begun_and_answered(
-    wired: Cloud, networks: Networks, server: str, red: str
+def test_attach_interface_returns_503_when_wait_slots_are_in_use(
+    networked_cloud: Cloud, server: str, red: str
 ) -> None:
-    port = plug(wired, networks, server, red)
-    answer = wired.call("DELETE", f"/servers/{server}/os-interface/{port}")
+    while networked_cloud.services.wait_slots.acquire(blocking=False):
+        pass
+    answer = attach(networked_cloud, server, net_id=red)
+    assert answer.status_code == 503
+    assert find_actions(networked_cloud, "attach_interface") == []
+
+
+def test_detach_interface_begins_action_and_returns_202(
+    networked_cloud: Cloud, networks: Networks, server: str, red: str
+) -> None:
+    port = add_server_port(networked_cloud, networks, server, red)
+    answer = networked_cloud.call("DELETE", f"/servers/{server}/os-interface/{port}")
     assert (answer.status_code, answer.text) == (202, "")
-    [action] = begun(wired, "detach_interface")
+    [action] = find_actions(networked_cloud, "detach_interface")
     assert (action.workflow, action.args) == ("detach_interface", {"was": "active", "port": port})
-    busy = wired.call("DELETE", f"/servers/{server}/os-interface/{port}")
+    busy = networked_cloud.call("DELETE", f"/servers/{server}/os-interface/{port}")
     assert busy.status_code == 409
 
 
-def test_detaching_what_is_not_there(wired: Cloud, server: str) -> None:
-    answer = wired.call("DELETE", f"/servers/{server}/os-interface/{UNKNOWN}")
+def test_detach_interface_of_unknown_port_returns_404(networked_cloud: Cloud, server: str) -> None:
+    answer = networked_cloud.call("DELETE", f"/servers/{server}/os-interface/{UNKNOWN}")
     assert answer.json == {
         "itemNotFound": {
             "code": 404,
@@ -265,29 +280,36 @@ def test_detaching_what_is_not_there(wired: Cloud, server: str) -> None:
 
 
 @pytest.mark.parametrize("vm_state", states.VM_STATES)
-def test_the_states_in_which_interfaces_change(
-    wired: Cloud, networks: Networks, server: str, red: str, vm_state: str
+def test_interface_changes_need_active_paused_or_stopped_server(
+    networked_cloud: Cloud, networks: Networks, server: str, red: str, vm_state: str
 ) -> None:
     if vm_state == states.DELETED:
         return
-    port = plug(wired, networks, server, red)
-    wanted = 202 if vm_state in ("active", "paused", "stopped") else 409
-    wired.rest(server, vm_state)
-    assert attach(wired, server, net_id=red).status_code == wanted
-    wired.rest(server, vm_state)
-    assert wired.call("DELETE", f"/servers/{server}/os-interface/{port}").status_code == wanted
+    port = add_server_port(networked_cloud, networks, server, red)
+    expected = 202 if vm_state in ("active", "paused", "stopped") else 409
+    networked_cloud.set_state(server, vm_state)
+    assert attach(networked_cloud, server, net_id=red).status_code == expected
+    networked_cloud.set_state(server, vm_state)
+    assert (
+        networked_cloud.call("DELETE", f"/servers/{server}/os-interface/{port}").status_code
+        == expected
+    )
 
 
-def test_a_lock_holds_interfaces(wired: Cloud, networks: Networks, server: str, red: str) -> None:
-    port = plug(wired, networks, server, red)
-    wired.rest(server, locked=True, locked_by="owner")
-    assert attach(wired, server, net_id=red).status_code == 409
-    assert wired.call("DELETE", f"/servers/{server}/os-interface/{port}").status_code == 409
-    assert attach(wired, server, token="admin", net_id=red).status_code == 202
+def test_interface_changes_of_locked_server_return_409_except_to_admin(
+    networked_cloud: Cloud, networks: Networks, server: str, red: str
+) -> None:
+    port = add_server_port(networked_cloud, networks, server, red)
+    networked_cloud.set_state(server, locked=True, locked_by="owner")
+    assert attach(networked_cloud, server, net_id=red).status_code == 409
+    assert (
+        networked_cloud.call("DELETE", f"/servers/{server}/os-interface/{port}").status_code == 409
+    )
+    assert attach(networked_cloud, server, token="admin", net_id=red).status_code == 202
 
 
 @pytest.mark.parametrize(
-    ("token", "shown", "changed"),
+    ("token", "read_status", "change_status"),
     [
         ("user", 200, 202),
         ("reader", 200, 403),
@@ -296,40 +318,51 @@ def test_a_lock_holds_interfaces(wired: Cloud, networks: Networks, server: str, 
         ("admin", 200, 202),
     ],
 )
-def test_who_may(
-    wired: Cloud, networks: Networks, server: str, red: str, token: str, shown: int, changed: int
+def test_interface_changes_return_403_to_readers_and_404_to_strangers(
+    networked_cloud: Cloud,
+    networks: Networks,
+    server: str,
+    red: str,
+    token: str,
+    read_status: int,
+    change_status: int,
 ) -> None:
-    port = plug(wired, networks, server, red)
+    port = add_server_port(networked_cloud, networks, server, red)
     path = f"/servers/{server}/os-interface"
-    assert wired.call("GET", path, token=token).status_code == shown
-    assert wired.call("GET", f"{path}/{port}", token=token).status_code == shown
-    assert wired.call("DELETE", f"{path}/{port}", token=token).status_code == changed
-    wired.rest(server)
-    assert attach(wired, server, token=token, net_id=red).status_code == changed
+    assert networked_cloud.call("GET", path, token=token).status_code == read_status
+    assert networked_cloud.call("GET", f"{path}/{port}", token=token).status_code == read_status
+    assert (
+        networked_cloud.call("DELETE", f"{path}/{port}", token=token).status_code == change_status
+    )
+    networked_cloud.set_state(server)
+    assert attach(networked_cloud, server, token=token, net_id=red).status_code == change_status
 
 
-def test_attach_of_port_without_address_is_begun(
-    wired: Cloud, networks: Networks, server: str, red: str
+def test_attach_interface_of_port_with_ip_allocation_none_begins_action(
+    networked_cloud: Cloud, networks: Networks, server: str, red: str
 ) -> None:
     port = networks.add_port(red, PROJECT, "", ip_allocation="none")
-    attach(wired, server, port_id=port)
-    assert [one.args["networks"][0]["port"] for one in begun(wired, "attach_interface")] == [port]
+    attach(networked_cloud, server, port_id=port)
+    assert [
+        action.args["networks"][0]["port"]
+        for action in find_actions(networked_cloud, "attach_interface")
+    ] == [port]
 
 
 @pytest.mark.parametrize("case", UNSUPPORTED)
-def test_attach_of_unsupported_port_returns_400_by_name(
-    wired: Cloud, networks: Networks, server: str, red: str, case: str
+def test_attach_interface_of_unsupported_port_returns_400_with_reason(
+    networked_cloud: Cloud, networks: Networks, server: str, red: str, case: str
 ) -> None:
     port, reason = add_unsupported_port(networks, red, case)
-    answer = attach(wired, server, port_id=port)
+    answer = attach(networked_cloud, server, port_id=port)
     assert answer.status_code == 400
     message = f"Port {port} cannot be used: no host supports its {reason}."
     assert answer.json["badRequest"]["message"] == message
-    assert begun(wired, "attach_interface") == []
+    assert find_actions(networked_cloud, "attach_interface") == []
 
 
-def test_what_is_wrong_with_an_attachment(
-    wired: Cloud, networks: Networks, server: str, red: str
+def test_attach_interface_refuses_unusable_networks_ports_and_addresses(
+    networked_cloud: Cloud, networks: Networks, server: str, red: str
 ) -> None:
     used, dry = (
         networks.add_port(red, PROJECT, "10.0.0.7", device_id="x"),
@@ -339,7 +372,7 @@ def test_what_is_wrong_with_an_attachment(
         networks.add_network("public", OTHER, external=True),
         networks.add_network("bare", PROJECT, None),
     )
-    wrong: list[tuple[int, str, dict[str, Any]]] = [
+    cases: list[tuple[int, str, dict[str, Any]]] = [
         (400, "Must not input both net_id and port_id", {"net_id": red, "port_id": used}),
         (
             400,
@@ -368,23 +401,24 @@ def test_what_is_wrong_with_an_attachment(
         ),
         (400, "Multiple possible networks found, use a Network ID to be more specific.", {}),
     ]
-    for status, message, given in wrong:
-        answer = attach(wired, server, **given)
+    for status, message, fields in cases:
+        answer = attach(networked_cloud, server, **fields)
         assert [answer.status_code, [fault["message"] for fault in answer.json.values()]] == [
             status,
             [message],
         ]
     networks.limit = 2
     assert (
-        attach(wired, server, net_id=red).json["forbidden"]["message"]
+        attach(networked_cloud, server, net_id=red).json["forbidden"]["message"]
         == "Maximum number of ports exceeded"
     )
-    assert begun(wired, "attach_interface") == []
-    assert wired.wakeup.woken == 1  # for the create
+    assert find_actions(networked_cloud, "attach_interface") == []
+    # Only the create woke a conductor.
+    assert networked_cloud.wakeup.count == 1
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {"colour": "red"},
         {"net_id": "red"},
@@ -396,17 +430,23 @@ def test_what_is_wrong_with_an_attachment(
         {"fixed_ips": [{"ip_address": "10.0.0.1"}, {"ip_address": "10.0.0.2"}]},
     ],
 )
-def test_bodies_that_do_not_fit(wired: Cloud, server: str, given: Any) -> None:
-    assert attach(wired, server, **given).status_code == 400
+def test_attach_interface_with_invalid_body_returns_400(
+    networked_cloud: Cloud, server: str, fields: Any
+) -> None:
+    assert attach(networked_cloud, server, **fields).status_code == 400
 
 
-def test_tags_come_with_2_49(wired: Cloud, server: str, red: str) -> None:
-    assert attach(wired, server, "2.48", net_id=red, tag="t").status_code == 400
-    assert attach(wired, server, "2.49", net_id=red, tag="t").status_code == 202
+def test_attach_interface_accepts_tag_from_2_49(
+    networked_cloud: Cloud, server: str, red: str
+) -> None:
+    assert attach(networked_cloud, server, "2.48", net_id=red, tag="t").status_code == 400
+    assert attach(networked_cloud, server, "2.49", net_id=red, tag="t").status_code == 202
 
 
-def test_no_network_is_there_for_an_attachment(wired: Cloud, server: str) -> None:
-    assert attach(wired, server).json == {
+def test_attach_interface_returns_400_when_project_has_no_network(
+    networked_cloud: Cloud, server: str
+) -> None:
+    assert attach(networked_cloud, server).json == {
         "badRequest": {
             "code": 400,
             "message": (
@@ -416,9 +456,9 @@ def test_no_network_is_there_for_an_attachment(wired: Cloud, server: str) -> Non
     }
 
 
-def test_a_cloud_without_a_network_service(cloud: Cloud) -> None:
+def test_interfaces_without_network_service_are_empty_and_attach_is_501(cloud: Cloud) -> None:
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     path = f"/servers/{server}/os-interface"
     assert cloud.call("GET", path).json == {"interfaceAttachments": []}
     assert cloud.call("GET", f"{path}/{UNKNOWN}").status_code == 404

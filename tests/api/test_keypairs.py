@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Key pairs: made, imported, and whose they are."""
+"""Key pairs: generation, import, ownership and quota."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SSH = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGtQUDZWhs8k/cZcykMkaoX7ZE7DXld8TP79H
         ("2.91", 201, {"name", "public_key", "fingerprint", "user_id", "private_key", "type"}),
     ],
 )
-def test_a_key_is_made_and_its_private_half_is_kept_nowhere(
+def test_create_keypair_returns_private_key_and_does_not_store_it(
     cloud: Cloud, mv: str, status: int, keys: set[str]
 ) -> None:
     answer = cloud.call("POST", "/os-keypairs", {"keypair": {"name": "k"}}, mv=mv)
@@ -33,23 +33,23 @@ def test_a_key_is_made_and_its_private_half_is_kept_nowhere(
     assert pair["private_key"].startswith("-----BEGIN RSA PRIVATE KEY-----")
     assert len(pair["fingerprint"].split(":")) == 16
     assert pair["private_key"] not in str(cloud.rows(schema.keypairs))
-    shown = cloud.call("GET", "/os-keypairs/k", mv=mv).json["keypair"]
-    assert set(shown) == keys - {"private_key"} | {
+    shown_pair = cloud.call("GET", "/os-keypairs/k", mv=mv).json["keypair"]
+    assert set(shown_pair) == keys - {"private_key"} | {
         "id",
         "created_at",
         "updated_at",
         "deleted",
         "deleted_at",
     }
-    listed = cloud.call("GET", "/os-keypairs", mv=mv).json["keypairs"]
-    assert [set(item["keypair"]) for item in listed] == [keys - {"private_key", "user_id"}]
+    list_items = cloud.call("GET", "/os-keypairs", mv=mv).json["keypairs"]
+    assert [set(item["keypair"]) for item in list_items] == [keys - {"private_key", "user_id"}]
     assert cloud.call("DELETE", "/os-keypairs/k", mv=mv).status_code == (
         202 if mv == "2.1" else 204
     )
     assert cloud.call("GET", "/os-keypairs/k", mv=mv).status_code == 404
 
 
-def test_a_key_is_imported(cloud: Cloud) -> None:
+def test_import_keypair_returns_fingerprint_and_409_for_taken_name(cloud: Cloud) -> None:
     body = {"keypair": {"name": "a@b.c", "public_key": SSH}}
     assert cloud.call("POST", "/os-keypairs", body, mv="2.91").status_code == 400
     pair = cloud.call("POST", "/os-keypairs", body, mv="2.92").json["keypair"]
@@ -80,27 +80,30 @@ def test_a_key_is_imported(cloud: Cloud) -> None:
         "-----BEGIN CERTIFICATE-----",
     ],
 )
-def test_a_key_that_is_none(cloud: Cloud, key: str) -> None:
+def test_import_keypair_with_invalid_public_key_returns_400(cloud: Cloud, key: str) -> None:
     for kind in ("ssh", "x509"):
         body = {"keypair": {"name": "k", "public_key": key, "type": kind}}
         assert cloud.call("POST", "/os-keypairs", body, mv="2.2").status_code == 400
 
 
-def test_a_certificate_is_made_and_imported(cloud: Cloud) -> None:
-    made = cloud.call(
+def test_x509_keypair_is_generated_and_imported_with_same_fingerprint(cloud: Cloud) -> None:
+    pair = cloud.call(
         "POST", "/os-keypairs", {"keypair": {"name": "k", "type": "x509"}}, mv="2.2"
     ).json["keypair"]
-    assert made["public_key"].startswith("-----BEGIN CERTIFICATE-----")
-    again = cloud.call(
+    assert pair["public_key"].startswith("-----BEGIN CERTIFICATE-----")
+    imported = cloud.call(
         "POST",
         "/os-keypairs",
-        {"keypair": {"name": "m", "type": "x509", "public_key": made["public_key"]}},
+        {"keypair": {"name": "m", "type": "x509", "public_key": pair["public_key"]}},
         mv="2.2",
     ).json["keypair"]
-    assert (again["fingerprint"], len(again["fingerprint"].split(":"))) == (made["fingerprint"], 20)
+    assert (imported["fingerprint"], len(imported["fingerprint"].split(":"))) == (
+        pair["fingerprint"],
+        20,
+    )
 
 
-def test_keys_are_their_user_s(cloud: Cloud) -> None:
+def test_keypairs_of_another_user_are_accessible_to_admins_only(cloud: Cloud) -> None:
     body = {"keypair": {"name": "k", "public_key": SSH, "user_id": "u3"}}
     assert cloud.call("POST", "/os-keypairs", body, mv="2.10").status_code == 403
     assert cloud.call("POST", "/os-keypairs", body, mv="2.10", token="admin").status_code == 201
@@ -118,7 +121,7 @@ def test_keys_are_their_user_s(cloud: Cloud) -> None:
     )
 
 
-def test_keys_in_pages_and_within_quota(make_cloud: Any) -> None:
+def test_keypairs_are_paged_and_limited_by_quota(make_cloud: Any) -> None:
     cloud: Cloud = make_cloud()
     cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"key_pairs": 3}}, token="admin")
     answers = [

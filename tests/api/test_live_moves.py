@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live migration, and evacuation of dead hosts, as the API accepts and refuses them: what is
-frozen, what is asked."""
+"""Live migration and evacuation of dead hosts through the API: stored arguments and refusals."""
 
 from __future__ import annotations
 
@@ -14,18 +13,27 @@ from common.security.vault import Vault
 from common.store import schema
 from common.store.servers import actions
 from tests.api.conftest import Cloud
-from tests.api.moves import KEY, LARGE, act, asked, begun, down, furnish, rested
+from tests.api.moves import (
+    KEY,
+    LARGE,
+    act,
+    add_host2_and_large_flavor,
+    create_resting_server,
+    find_action_and_migration,
+    mark_host_down,
+    requested_args,
+)
 
 
 @pytest.fixture
 def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
-    """Two hosts, and flavors to choose from; servers are made of the second, m1.small."""
-    return make_cloud(furnish, secret_key=KEY)
+    """Return a cloud with two hosts and a large flavor. Servers have the flavor m1.small."""
+    return make_cloud(add_host2_and_large_flavor, secret_key=KEY)
 
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    return rested(cloud)
+    return create_resting_server(cloud)
 
 
 # --- live migration ---
@@ -33,7 +41,7 @@ OLD = {"host": None, "block_migration": "no", "disk_over_commit": False}
 
 
 @pytest.mark.parametrize(
-    ("mv", "given", "frozen"),
+    ("mv", "body", "arguments"),
     [
         ("2.1", OLD, (None, False, False)),
         ("2.24", {**OLD, "host": "host2"}, ("host2", True, False)),
@@ -53,24 +61,24 @@ OLD = {"host": None, "block_migration": "no", "disk_over_commit": False}
         ("2.68", {"host": "host2", "block_migration": "auto"}, ("host2", False, None)),
     ],
 )
-def test_a_live_migration_and_what_is_frozen_of_it(
-    cloud: Cloud, server: str, mv: str, given: Any, frozen: Any
+def test_live_migrate_begins_action_with_arguments_of_the_request(
+    cloud: Cloud, server: str, mv: str, body: Any, arguments: Any
 ) -> None:
-    act(cloud, server, "os-migrateLive", given, mv, "admin", status=202)
-    action, move = begun(cloud, server)
+    act(cloud, server, "os-migrateLive", body, mv, "admin", status=202)
+    action, move = find_action_and_migration(cloud, server)
     assert (action.name, action.workflow, move.type) == (
         "live-migration",
         "live_migrate",
         "live-migration",
     )
-    assert asked(action.args) == dict(
-        zip(("host", "forced", "block_migration"), frozen, strict=True)
+    assert requested_args(action.args) == dict(
+        zip(("host", "forced", "block_migration"), arguments, strict=True)
     )
     assert cloud.call("GET", f"/servers/{server}").json["server"]["status"] == "MIGRATING"
 
 
 @pytest.mark.parametrize(
-    ("mv", "given", "text"),
+    ("mv", "body", "text"),
     [
         (
             "2.1",
@@ -104,42 +112,44 @@ def test_a_live_migration_and_what_is_frozen_of_it(
         ),
     ],
 )
-def test_live_migrations_that_cannot_be(
-    cloud: Cloud, server: str, mv: str, given: Any, text: str
+def test_live_migrate_with_invalid_body_or_destination_returns_400(
+    cloud: Cloud, server: str, mv: str, body: Any, text: str
 ) -> None:
     cloud.add_host("host3")
-    down(cloud, "host3")
-    assert text in act(cloud, server, "os-migrateLive", given, mv, "admin", status=400)
+    mark_host_down(cloud, "host3")
+    assert text in act(cloud, server, "os-migrateLive", body, mv, "admin", status=400)
     assert cloud.rows(schema.migrations) == []
 
 
-def test_live_migration_refuses_its_own_host_and_a_dead_source(cloud: Cloud, server: str) -> None:
-    given = {"host": "host1", "block_migration": "auto"}
-    said = act(cloud, server, "os-migrateLive", given, "2.68", "admin", status=400)
-    assert said == f"Unable to migrate instance ({server}) to current host (host1)."
-    down(cloud, "host1", forced=True)
-    given = {"host": None, "block_migration": "auto"}
-    said = [
-        act(cloud, server, "os-migrateLive", given, "2.68", token, status=400)
+def test_live_migrate_to_current_host_or_from_dead_source_returns_400(
+    cloud: Cloud, server: str
+) -> None:
+    body = {"host": "host1", "block_migration": "auto"}
+    message = act(cloud, server, "os-migrateLive", body, "2.68", "admin", status=400)
+    assert message == f"Unable to migrate instance ({server}) to current host (host1)."
+    mark_host_down(cloud, "host1", forced=True)
+    body = {"host": None, "block_migration": "auto"}
+    message = [
+        act(cloud, server, "os-migrateLive", body, "2.68", token, status=400)
         for token in ("admin", "manager")
     ]
-    assert said == [
+    assert message == [
         "Compute service of host1 is unavailable at this time.",
         f"Compute service of instance {server} is unavailable at this time.",
     ]
 
 
 @pytest.mark.parametrize(("mv", "status"), [("2.33", 400), ("2.34", 202)])
-def test_before_2_34_the_answer_waits_for_what_the_hosts_say(
+def test_live_migrate_before_2_34_waits_for_checks_of_the_hosts(
     make_cloud: Callable[..., Cloud], mv: str, status: int
 ) -> None:
-    """The conductor is played by the wakeup message: it lets the action fail at once."""
+    """A replacement of the wake-up plays the conductor and lets the action fail at once."""
     cloud = make_cloud(answer_timeout_seconds=20)
-    furnish(cloud)
-    server = rested(cloud)
+    add_host2_and_large_flavor(cloud)
+    server = create_resting_server(cloud)
 
     def wake(neighbours: bool = False) -> None:
-        action, _ = begun(cloud, server)
+        action, _ = find_action_and_migration(cloud, server)
         cloud.store.write(
             lambda tx: actions.append(
                 tx,
@@ -158,12 +168,12 @@ def test_before_2_34_the_answer_waits_for_what_the_hosts_say(
         cloud.change(schema.actions, schema.actions.c.id == action.id, state="failed")
 
     cloud.wakeup.wake = wake  # type: ignore[method-assign]
-    given = {"host": None, "block_migration": "auto"}
-    answer = act(cloud, server, "os-migrateLive", given, mv, "admin", status=status)
+    body = {"host": None, "block_migration": "auto"}
+    answer = act(cloud, server, "os-migrateLive", body, mv, "admin", status=status)
     assert status == 202 or answer == "The CPUs of host2 are too old."
 
 
-def test_the_step_that_is_waited_for_exists() -> None:
+def test_live_migrate_step_prepare_exists() -> None:
     assert ("live_migrate", "prepare") in states.EVENT_NAMES
 
 
@@ -172,7 +182,7 @@ EMPTY: dict[str, Any] = {}
 
 
 @pytest.mark.parametrize(
-    ("mv", "given", "frozen"),
+    ("mv", "body", "arguments"),
     [
         ("2.1", {"onSharedStorage": False}, (None, False, False, False)),
         ("2.13", {"onSharedStorage": "True", "host": "host2"}, ("host2", True, False, True)),
@@ -184,21 +194,21 @@ EMPTY: dict[str, Any] = {}
         ("2.95", {"host": "host2", "adminPass": "p"}, ("host2", False, True, None)),
     ],
 )
-def test_an_evacuation_and_what_is_frozen_of_it(
-    cloud: Cloud, server: str, mv: str, given: Any, frozen: Any
+def test_evacuate_begins_action_with_arguments_of_the_request(
+    cloud: Cloud, server: str, mv: str, body: Any, arguments: Any
 ) -> None:
-    down(cloud, "host1", forced=True)
-    act(cloud, server, "evacuate", given, mv, "admin", status=200)
-    action, move = begun(cloud, server)
+    mark_host_down(cloud, "host1", forced=True)
+    act(cloud, server, "evacuate", body, mv, "admin", status=200)
+    action, move = find_action_and_migration(cloud, server)
     assert (action.name, action.workflow, move.type) == ("evacuate", "evacuate", "evacuation")
-    assert asked(action.args) == dict(
-        zip(("host", "forced", "stopped", "shared"), frozen, strict=True)
+    assert requested_args(action.args) == dict(
+        zip(("host", "forced", "stopped", "shared"), arguments, strict=True)
     )
     assert cloud.call("GET", f"/servers/{server}").json["server"]["status"] == "REBUILD"
 
 
 @pytest.mark.parametrize(
-    ("mv", "given", "told"),
+    ("mv", "body", "response"),
     [
         ("2.13", {"onSharedStorage": False, "adminPass": "mine"}, {"adminPass": "mine"}),
         ("2.13", {"onSharedStorage": True}, {"adminPass": None}),
@@ -206,27 +216,27 @@ def test_an_evacuation_and_what_is_frozen_of_it(
         ("2.104", {"adminPass": "mine"}, None),
     ],
 )
-def test_the_password_is_told_before_2_14_only(
-    cloud: Cloud, server: str, mv: str, given: Any, told: Any
+def test_evacuate_returns_password_before_2_14_only(
+    cloud: Cloud, server: str, mv: str, body: Any, response: Any
 ) -> None:
-    down(cloud, "host1", forced=True)
-    answer = act(cloud, server, "evacuate", given, mv, "admin", status=200)
-    assert (answer.json if answer.content else None) == told
-    action, _ = begun(cloud, server)
-    sealed = Vault(KEY).open(action.secrets) if action.secrets else {}
-    assert sealed == ({} if given.get("onSharedStorage") else {"admin_pass": "mine"})
+    mark_host_down(cloud, "host1", forced=True)
+    answer = act(cloud, server, "evacuate", body, mv, "admin", status=200)
+    assert (answer.json if answer.content else None) == response
+    action, _ = find_action_and_migration(cloud, server)
+    secrets = Vault(KEY).open(action.secrets) if action.secrets else {}
+    assert secrets == ({} if body.get("onSharedStorage") else {"admin_pass": "mine"})
     assert "mine" not in str(action.args)
 
 
-def test_a_password_is_made_where_none_is_given(cloud: Cloud, server: str) -> None:
-    down(cloud, "host1", forced=True)
+def test_evacuate_without_password_generates_one(cloud: Cloud, server: str) -> None:
+    mark_host_down(cloud, "host1", forced=True)
     answer = act(cloud, server, "evacuate", {"onSharedStorage": False}, "2.13", "admin", status=200)
-    action, _ = begun(cloud, server)
+    action, _ = find_action_and_migration(cloud, server)
     assert Vault(KEY).open(action.secrets) == {"admin_pass": answer.json["adminPass"]}
 
 
 @pytest.mark.parametrize(
-    ("mv", "given", "status", "text"),
+    ("mv", "body", "status", "text"),
     [
         ("2.13", EMPTY, 400, "'onSharedStorage' is a required property"),
         ("2.14", {"onSharedStorage": True}, 400, "onSharedStorage"),
@@ -244,26 +254,26 @@ def test_a_password_is_made_where_none_is_given(cloud: Cloud, server: str) -> No
         ("2.14", {"host": "host1"}, 400, "The target host can't be the same one."),
     ],
 )
-def test_evacuations_that_cannot_be(
-    cloud: Cloud, server: str, mv: str, given: Any, status: int, text: str
+def test_evacuate_with_invalid_body_or_destination_is_refused(
+    cloud: Cloud, server: str, mv: str, body: Any, status: int, text: str
 ) -> None:
-    down(cloud, "host1", forced=True)
-    assert text in act(cloud, server, "evacuate", given, mv, "admin", status=status)
+    mark_host_down(cloud, "host1", forced=True)
+    assert text in act(cloud, server, "evacuate", body, mv, "admin", status=status)
     assert cloud.rows(schema.migrations) == []
 
 
-def test_silence_of_a_host_is_no_proof(cloud: Cloud, server: str) -> None:
-    said = act(cloud, server, "evacuate", {}, "2.14", "admin", status=400)
-    assert said == "Compute service of host1 is still in use."
-    down(cloud, "host1")
-    said = act(cloud, server, "evacuate", {}, "2.14", "admin", status=400)
-    assert said.startswith("Host host1 is silent, which does not prove that its guests are dead")
-    assert "[conductor] fencing_hook" in said
-    assert said.endswith("openstack compute service set --down host1 nova-compute")
+def test_evacuate_from_silent_host_returns_400_until_forced_down(cloud: Cloud, server: str) -> None:
+    message = act(cloud, server, "evacuate", {}, "2.14", "admin", status=400)
+    assert message == "Compute service of host1 is still in use."
+    mark_host_down(cloud, "host1")
+    message = act(cloud, server, "evacuate", {}, "2.14", "admin", status=400)
+    assert message.startswith("Host host1 is silent, which does not prove that its guests are dead")
+    assert "[conductor] fencing_hook" in message
+    assert message.endswith("openstack compute service set --down host1 nova-compute")
     [service] = [
-        one
-        for one in cloud.call("GET", "/os-services", mv="2.53", token="admin").json["services"]
-        if one["host"] == "host1"
+        item
+        for item in cloud.call("GET", "/os-services", mv="2.53", token="admin").json["services"]
+        if item["host"] == "host1"
     ]
     path = f"/os-services/{service['id']}"
     assert (
@@ -279,11 +289,11 @@ def test_silence_of_a_host_is_no_proof(cloud: Cloud, server: str) -> None:
     act(cloud, server, "evacuate", {}, "2.14", "admin", status=200)
 
 
-def test_evacuate_after_disable_and_forced_down_is_accepted_at_2_53(
+def test_evacuate_at_2_53_is_accepted_after_forced_down_and_disable(
     cloud: Cloud, server: str
 ) -> None:
-    """The requests of Masakari's host recovery, with the word of Pacemaker's alert before it."""
-    down(cloud, "host1")
+    """These are the requests of Pacemaker's alert and of Masakari's host recovery."""
+    mark_host_down(cloud, "host1")
     query = "/os-services?host=host1&binary=nova-compute"
     [service] = cloud.call("GET", query, mv="2.53", token="admin").json["services"]
     path = f"/os-services/{service['id']}"
@@ -293,26 +303,28 @@ def test_evacuate_after_disable_and_forced_down_is_accepted_at_2_53(
     ):
         answer = cloud.call("PUT", path, body, mv="2.53", token="admin")
         assert answer.status_code == 200, answer.text
-        shown = answer.json["service"]
-        assert (shown["status"], shown["forced_down"]) == expected
+        response = answer.json["service"]
+        assert (response["status"], response["forced_down"]) == expected
     act(cloud, server, "evacuate", {}, "2.53", "admin", status=200)
     [migration] = cloud.rows(schema.migrations)
     assert migration.source_host == "host1"
 
 
-def test_with_a_fencing_hook_silence_is_enough_to_ask_it(make_cloud: Callable[..., Cloud]) -> None:
+def test_evacuate_from_silent_host_is_accepted_with_fencing_hook(
+    make_cloud: Callable[..., Cloud],
+) -> None:
     cloud = make_cloud(fencing=True)
-    furnish(cloud)
-    server = rested(cloud)
+    add_host2_and_large_flavor(cloud)
+    server = create_resting_server(cloud)
     assert act(cloud, server, "evacuate", {}, "2.14", "admin", status=400).endswith(
         "is still in use."
     )
-    down(cloud, "host1")
+    mark_host_down(cloud, "host1")
     act(cloud, server, "evacuate", {}, "2.14", "admin", status=200)
 
 
 @pytest.mark.parametrize(
-    ("key", "given", "mv"),
+    ("key", "body", "mv"),
     [
         ("evacuate", {}, "2.14"),
         ("migrate", None, "2.1"),
@@ -320,18 +332,18 @@ def test_with_a_fencing_hook_silence_is_enough_to_ask_it(make_cloud: Callable[..
         ("os-migrateLive", {"host": None, "block_migration": "auto"}, "2.34"),
     ],
 )
-def test_what_is_on_no_host_is_not_moved(
-    cloud: Cloud, server: str, key: str, given: Any, mv: str
+def test_moves_of_server_without_host_return_409(
+    cloud: Cloud, server: str, key: str, body: Any, mv: str
 ) -> None:
-    cloud.rest(server, host=None)
-    said = act(cloud, server, key, given, mv, "admin", status=409)
-    assert said == f"Instance {server} is on no host; there is nothing to move."
+    cloud.set_state(server, host=None)
+    message = act(cloud, server, key, body, mv, "admin", status=409)
+    assert message == f"Instance {server} is on no host; there is nothing to move."
 
 
-def test_an_evacuation_goes_over_what_hangs_on_the_dead_host(cloud: Cloud, server: str) -> None:
+def test_evacuate_supersedes_open_action_on_dead_host(cloud: Cloud, server: str) -> None:
     act(cloud, server, "os-stop", status=202)
-    before, _ = begun(cloud, server)
-    down(cloud, "host1", forced=True)
+    before, _ = find_action_and_migration(cloud, server)
+    mark_host_down(cloud, "host1", forced=True)
     act(cloud, server, "evacuate", {}, "2.14", "admin", status=200)
     assert {row.state for row in cloud.rows(schema.actions) if row.id == before.id} == {
         "superseded"

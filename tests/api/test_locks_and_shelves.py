@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks and who undoes them, an admin's word about the state, shelving and where to, deletes that
-can be undone."""
+"""Lock and unlock, reset of states, unshelve destinations, and soft delete."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from tests.api.conftest import IMAGE, Cloud
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    made = cloud.create("vm")
-    cloud.rest(made)
-    return made
+    server_id = cloud.create("vm")
+    cloud.set_state(server_id)
+    return server_id
 
 
 def act(
@@ -26,26 +25,26 @@ def act(
     return cloud.call("POST", f"/servers/{server}/action", {key: body}, mv=mv, token=token)
 
 
-def newest(cloud: Cloud) -> Any:
+def newest_action(cloud: Cloud) -> Any:
     return max(cloud.rows(schema.actions), key=lambda action: (action.created_at, action.fence))
 
 
-def lock_of(cloud: Cloud) -> tuple[bool, str | None, str | None]:
+def read_lock(cloud: Cloud) -> tuple[bool, str | None, str | None]:
     [row] = cloud.rows(schema.servers)
     return bool(row.locked), row.locked_by, row.locked_reason
 
 
 # --- locks ---
-def test_a_lock_and_its_reason(cloud: Cloud, server: str) -> None:
+def test_lock_stores_reason_from_2_73_and_unlock_clears_it(cloud: Cloud, server: str) -> None:
     assert act(cloud, server, "lock", {"locked_reason": "why"}, "2.73").status_code == 202
-    assert lock_of(cloud) == (True, "owner", "why")
-    shown = cloud.call("GET", f"/servers/{server}", mv="2.73").json["server"]
-    assert (shown["locked"], shown["locked_reason"]) == (True, "why")
-    for nothing in (None, {}):
-        assert act(cloud, server, "unlock", nothing, "2.73").status_code == 202
-        assert lock_of(cloud) == (False, None, None)
+    assert read_lock(cloud) == (True, "owner", "why")
+    view = cloud.call("GET", f"/servers/{server}", mv="2.73").json["server"]
+    assert (view["locked"], view["locked_reason"]) == (True, "why")
+    for body in (None, {}):
+        assert act(cloud, server, "unlock", body, "2.73").status_code == 202
+        assert read_lock(cloud) == (False, None, None)
     assert act(cloud, server, "lock", {"locked_reason": "passed over"}, "2.72").status_code == 202
-    assert lock_of(cloud) == (True, "owner", None)
+    assert read_lock(cloud) == (True, "owner", None)
     log = cloud.call("GET", f"/servers/{server}/os-instance-actions").json["instanceActions"]
     assert [action["action"] for action in log] == ["lock", "unlock", "unlock", "lock", "create"]
 
@@ -61,52 +60,54 @@ def test_a_lock_and_its_reason(cloud: Cloud, server: str) -> None:
         ("unlock", "x"),
     ],
 )
-def test_what_is_no_reason(cloud: Cloud, server: str, key: str, body: Any) -> None:
+def test_lock_and_unlock_with_invalid_body_return_400_from_2_73(
+    cloud: Cloud, server: str, key: str, body: Any
+) -> None:
     assert act(cloud, server, key, body, "2.73").status_code == 400
-    assert not lock_of(cloud)[0]
+    assert not read_lock(cloud)[0]
     assert act(cloud, server, key, body, "2.72").status_code == 202
 
 
-def test_an_admin_s_lock_is_not_undone_by_the_owner(cloud: Cloud, server: str) -> None:
+def test_unlock_by_owner_of_admins_lock_returns_403(cloud: Cloud, server: str) -> None:
     assert act(cloud, server, "lock", token="admin").status_code == 202
-    refused = act(cloud, server, "unlock")
-    assert refused.json["forbidden"]["message"] == (
+    answer = act(cloud, server, "unlock")
+    assert answer.json["forbidden"]["message"] == (
         "Policy doesn't allow os_compute_api:os-lock-server:unlock:unlock_override to be performed."
     )
     assert act(cloud, server, "lock").status_code == 202
-    assert lock_of(cloud)[1] == "admin", "nor by locking it again"
+    assert read_lock(cloud)[1] == "admin", "nor by locking it again"
     assert act(cloud, server, "unlock", token="admin").status_code == 202
-    assert not lock_of(cloud)[0]
+    assert not read_lock(cloud)[0]
     act(cloud, server, "lock")
     assert act(cloud, server, "unlock", token="admin").status_code == 202
 
 
-def test_an_operator_may_let_others_override(
+def test_unlock_override_policy_lets_owner_unlock_admins_lock(
     make_cloud: Callable[..., Cloud], tmp_path: Any
 ) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text('"os_compute_api:os-lock-server:unlock:unlock_override": "role:member"\n')
     cloud = make_cloud(policy_file=str(file))
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     act(cloud, server, "lock", token="admin")
     assert act(cloud, server, "unlock").status_code == 202
-    assert not lock_of(cloud)[0]
+    assert not read_lock(cloud)[0]
 
 
-def test_owner_who_locks_again_changes_nothing_of_an_admins_lock(cloud: Cloud, server: str) -> None:
+def test_lock_by_owner_does_not_change_lock_of_admin(cloud: Cloud, server: str) -> None:
     act(cloud, server, "lock", {"locked_reason": "audit"}, "2.73", token="admin")
     for reason in (None, {"locked_reason": "mine"}):
         assert act(cloud, server, "lock", reason, "2.73").status_code == 202
-        assert lock_of(cloud) == (True, "admin", "audit")
+        assert read_lock(cloud) == (True, "admin", "audit")
     act(cloud, server, "lock", {"locked_reason": "longer"}, "2.73", token="admin")
-    assert lock_of(cloud) == (True, "admin", "longer")
+    assert read_lock(cloud) == (True, "admin", "longer")
 
 
-def test_owner_who_locks_again_keeps_the_first_reason(cloud: Cloud, server: str) -> None:
+def test_second_lock_by_owner_keeps_first_reason(cloud: Cloud, server: str) -> None:
     act(cloud, server, "lock", {"locked_reason": "first"}, "2.73")
     act(cloud, server, "lock", {"locked_reason": "second"}, "2.73")
-    assert lock_of(cloud) == (True, "owner", "first")
+    assert read_lock(cloud) == (True, "owner", "first")
 
 
 @pytest.mark.parametrize(
@@ -116,14 +117,14 @@ def test_owner_who_locks_again_keeps_the_first_reason(cloud: Cloud, server: str)
         ("createBackup", {"name": "b", "backup_type": "daily", "rotation": 1}),
     ],
 )
-def test_locked_server_can_be_backed_up(
+def test_locked_server_accepts_create_image_and_create_backup(
     cloud: Cloud, server: str, key: str, body: dict[str, Any]
 ) -> None:
     act(cloud, server, "lock")
     assert act(cloud, server, key, body).status_code == 202
 
 
-def test_a_lock_does_not_stop_admins_and_stops_delete(cloud: Cloud, server: str) -> None:
+def test_locked_server_refuses_delete_by_owner_and_accepts_admin(cloud: Cloud, server: str) -> None:
     act(cloud, server, "lock")
     assert cloud.call("DELETE", f"/servers/{server}").status_code == 409
     assert act(cloud, server, "forceDelete").status_code == 409
@@ -131,7 +132,7 @@ def test_a_lock_does_not_stop_admins_and_stops_delete(cloud: Cloud, server: str)
     assert cloud.call("DELETE", f"/servers/{server}", token="admin").status_code == 204
 
 
-# --- a server that could not be built ---
+# --- servers without a host ---
 @pytest.mark.parametrize("vm_state", ["error", "active"])
 @pytest.mark.parametrize(
     ("key", "body"),
@@ -142,10 +143,10 @@ def test_a_lock_does_not_stop_admins_and_stops_delete(cloud: Cloud, server: str)
         ("rebuild", {"imageRef": IMAGE}),
     ],
 )
-def test_server_on_no_host_is_refused_at_once_what_is_done_on_a_host(
+def test_host_bound_actions_of_server_without_host_return_409(
     cloud: Cloud, server: str, vm_state: str, key: str, body: Any
 ) -> None:
-    cloud.rest(server, vm_state, host=None)
+    cloud.set_state(server, vm_state, host=None)
     before = len(cloud.rows(schema.actions))
     answer = act(cloud, server, key, body)
     assert answer.status_code == 409
@@ -154,24 +155,26 @@ def test_server_on_no_host_is_refused_at_once_what_is_done_on_a_host(
     assert cloud.call("DELETE", f"/servers/{server}").status_code == 204
 
 
-# --- an admin's word ---
+# --- reset of states ---
 @pytest.mark.parametrize("state", ["active", "error"])
-def test_reset_state_ends_what_hangs(cloud: Cloud, server: str, state: str) -> None:
+def test_reset_state_supersedes_open_action_and_raises_fence(
+    cloud: Cloud, server: str, state: str
+) -> None:
     act(cloud, server, "os-stop")
-    stopping = newest(cloud)
+    stopping = newest_action(cloud)
     assert act(cloud, server, "os-resetState", {"state": state}).status_code == 403
     assert act(cloud, server, "os-resetState", {"state": state}, token="admin").status_code == 202
     [row] = cloud.rows(schema.servers)
     assert (row.vm_state, row.task_state, row.action) == (state, None, None)
     assert row.fence == stopping.fence + 1
-    ended = next(action for action in cloud.rows(schema.actions) if action.id == stopping.id)
-    assert ended.state == "superseded"
+    superseded = next(action for action in cloud.rows(schema.actions) if action.id == stopping.id)
+    assert superseded.state == "superseded"
 
 
-# --- unshelving somewhere ---
+# --- unshelve to a zone or host ---
 @pytest.fixture
-def shelved(cloud: Cloud, server: str) -> str:
-    cloud.rest(
+def shelved_server(cloud: Cloud, server: str) -> str:
+    cloud.set_state(
         server,
         "shelved_offloaded",
         host=None,
@@ -223,12 +226,12 @@ def shelved(cloud: Cloud, server: str) -> str:
         ),
     ],
 )
-def test_where_to(
-    cloud: Cloud, shelved: str, mv: str, body: Any, token: str, args: Any, pinned: str | None
+def test_unshelve_stores_zone_host_and_pin_of_the_request(
+    cloud: Cloud, shelved_server: str, mv: str, body: Any, token: str, args: Any, pinned: str | None
 ) -> None:
-    assert act(cloud, shelved, "unshelve", body, mv, token).status_code == 202
-    assert newest(cloud).args == {"was": "shelved_offloaded", "forced": False, **args}
-    assert newest(cloud).workflow == "unshelve"
+    assert act(cloud, shelved_server, "unshelve", body, mv, token).status_code == 202
+    assert newest_action(cloud).args == {"was": "shelved_offloaded", "forced": False, **args}
+    assert newest_action(cloud).workflow == "unshelve"
     assert cloud.rows(schema.servers)[0].pinned_availability_zone == pinned
 
 
@@ -245,12 +248,14 @@ def test_where_to(
         ("2.91", {"host": "host1", "availability_zone": "moon"}, "admin", 400),
     ],
 )
-def test_where_not(cloud: Cloud, shelved: str, mv: str, body: Any, token: str, status: int) -> None:
-    assert act(cloud, shelved, "unshelve", body, mv, token).status_code == status
+def test_unshelve_with_invalid_zone_or_host_is_refused(
+    cloud: Cloud, shelved_server: str, mv: str, body: Any, token: str, status: int
+) -> None:
+    assert act(cloud, shelved_server, "unshelve", body, mv, token).status_code == status
     assert cloud.rows(schema.servers)[0].action is None
 
 
-def test_a_host_outside_the_zone_is_a_conflict(cloud: Cloud, shelved: str) -> None:
+def test_unshelve_to_host_outside_zone_returns_409(cloud: Cloud, shelved_server: str) -> None:
     cloud.add_host("host2")
     with cloud.store.begin() as tx:
         tx.execute(
@@ -266,24 +271,34 @@ def test_a_host_outside_the_zone_is_a_conflict(cloud: Cloud, shelved: str) -> No
         )
         tx.execute(schema.aggregate_hosts.insert(), {"aggregate_id": 1, "host": "host2"})
     body = {"availability_zone": "z", "host": "host1"}
-    assert act(cloud, shelved, "unshelve", body, "2.91", "admin").status_code == 409
-    cloud.change(schema.servers, schema.servers.c.id == shelved, pinned_availability_zone="z")
-    assert act(cloud, shelved, "unshelve", {"host": "host1"}, "2.91", "admin").status_code == 409
-    assert act(cloud, shelved, "unshelve", {"host": "host2"}, "2.91", "admin").status_code == 202
+    assert act(cloud, shelved_server, "unshelve", body, "2.91", "admin").status_code == 409
+    cloud.change(
+        schema.servers, schema.servers.c.id == shelved_server, pinned_availability_zone="z"
+    )
+    assert (
+        act(cloud, shelved_server, "unshelve", {"host": "host1"}, "2.91", "admin").status_code
+        == 409
+    )
+    assert (
+        act(cloud, shelved_server, "unshelve", {"host": "host2"}, "2.91", "admin").status_code
+        == 202
+    )
     assert cloud.rows(schema.servers)[0].pinned_availability_zone == "z"
 
 
-def test_a_server_that_is_still_on_its_host_goes_nowhere_else(cloud: Cloud, server: str) -> None:
-    cloud.rest(server, "shelved")
+def test_unshelve_to_zone_of_server_still_on_its_host_returns_409(
+    cloud: Cloud, server: str
+) -> None:
+    cloud.set_state(server, "shelved")
     assert act(cloud, server, "unshelve", {"availability_zone": "nova"}, "2.77").status_code == 409
     assert act(cloud, server, "unshelve", None, "2.77").status_code == 202
-    assert newest(cloud).workflow == "unshelve_here"
+    assert newest_action(cloud).workflow == "unshelve_here"
 
 
 # --- deletes that can be undone ---
 @pytest.fixture
-def kind(make_cloud: Callable[..., Cloud]) -> Cloud:
-    """A cloud that keeps what is deleted for a while."""
+def soft_delete_cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
+    """Return a cloud that keeps deleted servers for an hour."""
     return make_cloud(reclaim_interval=3600)
 
 
@@ -303,13 +318,13 @@ def kind(make_cloud: Callable[..., Cloud]) -> Cloud:
         ("resized", {"launched_at": 1}, "delete"),
     ],
 )
-def test_what_rests_is_kept_and_all_else_goes_at_once(
-    kind: Cloud, vm_state: str, values: dict[str, Any], workflow: str
+def test_delete_server_is_soft_in_resting_state_and_immediate_otherwise(
+    soft_delete_cloud: Cloud, vm_state: str, values: dict[str, Any], workflow: str
 ) -> None:
-    server = kind.create()
-    kind.rest(server, vm_state, **values)
-    assert kind.call("DELETE", f"/servers/{server}").status_code == 204
-    assert newest(kind).workflow == workflow
+    server = soft_delete_cloud.create()
+    soft_delete_cloud.set_state(server, vm_state, **values)
+    assert soft_delete_cloud.call("DELETE", f"/servers/{server}").status_code == 204
+    assert newest_action(soft_delete_cloud).workflow == workflow
 
 
 def test_delete_during_action_without_task_state_deletes_at_once(kind: Cloud) -> None:
@@ -321,66 +336,81 @@ def test_delete_during_action_without_task_state_deletes_at_once(kind: Cloud) ->
     assert [row.state for row in kind.rows(schema.actions) if row.id == running] == ["superseded"]
 
 
-def test_broken_server_that_cannot_be_kept_goes_at_next_delete(kind: Cloud) -> None:
-    server = kind.create()
-    kind.rest(server, "error", launched_at=1)
-    assert kind.call("DELETE", f"/servers/{server}").status_code == 204
-    kind.change(schema.actions, schema.actions.c.id == newest(kind).id, state="failed")
-    kind.rest(server, "error", launched_at=1)
-    assert kind.call("DELETE", f"/servers/{server}").status_code == 204
-    assert newest(kind).workflow == "delete"
+def test_broken_server_that_cannot_be_kept_goes_at_next_delete(soft_delete_cloud: Cloud) -> None:
+    server = soft_delete_cloud.create()
+    soft_delete_cloud.set_state(server, "error", launched_at=1)
+    assert soft_delete_cloud.call("DELETE", f"/servers/{server}").status_code == 204
+    soft_delete_cloud.change(
+        schema.actions, schema.actions.c.id == newest_action(soft_delete_cloud).id, state="failed"
+    )
+    soft_delete_cloud.set_state(server, "error", launched_at=1)
+    assert soft_delete_cloud.call("DELETE", f"/servers/{server}").status_code == 204
+    assert newest_action(soft_delete_cloud).workflow == "delete"
 
 
-def test_a_server_that_is_kept_stays_so(kind: Cloud) -> None:
-    server = kind.create()
-    kind.rest(server, "soft-delete")
-    before = kind.rows(schema.servers), len(kind.rows(schema.actions))
-    assert kind.call("DELETE", f"/servers/{server}").status_code == 204
-    assert (kind.rows(schema.servers), len(kind.rows(schema.actions))) == before
-    kind.rest(server, "soft-delete", locked=True)
-    assert kind.call("DELETE", f"/servers/{server}").status_code == 409
-    kind.rest(server, "soft-delete", locked=False)
-    assert act(kind, server, "restore").status_code == 202
-    assert newest(kind).workflow == "restore"
-    kind.rest(server, "soft-delete")
-    assert act(kind, server, "forceDelete").status_code == 202
-    assert newest(kind).workflow == "delete"
+def test_soft_deleted_server_ignores_delete_and_accepts_restore(soft_delete_cloud: Cloud) -> None:
+    server = soft_delete_cloud.create()
+    soft_delete_cloud.set_state(server, "soft-delete")
+    before = soft_delete_cloud.rows(schema.servers), len(soft_delete_cloud.rows(schema.actions))
+    assert soft_delete_cloud.call("DELETE", f"/servers/{server}").status_code == 204
+    assert (
+        soft_delete_cloud.rows(schema.servers),
+        len(soft_delete_cloud.rows(schema.actions)),
+    ) == before
+    soft_delete_cloud.set_state(server, "soft-delete", locked=True)
+    assert soft_delete_cloud.call("DELETE", f"/servers/{server}").status_code == 409
+    soft_delete_cloud.set_state(server, "soft-delete", locked=False)
+    assert act(soft_delete_cloud, server, "restore").status_code == 202
+    assert newest_action(soft_delete_cloud).workflow == "restore"
+    soft_delete_cloud.set_state(server, "soft-delete")
+    assert act(soft_delete_cloud, server, "forceDelete").status_code == 202
+    assert newest_action(soft_delete_cloud).workflow == "delete"
 
 
-def test_it_is_listed_to_who_asks(kind: Cloud) -> None:
-    server = kind.create()
-    kind.rest(server, "soft-delete")
+def test_list_servers_includes_soft_deleted_server_only_on_request(
+    soft_delete_cloud: Cloud,
+) -> None:
+    server = soft_delete_cloud.create()
+    soft_delete_cloud.set_state(server, "soft-delete")
 
-    def listed(query: str, token: str = "user") -> list[str]:
+    def list_ids(query: str, token: str = "user") -> list[str]:
         return [
-            item["id"] for item in kind.call("GET", "/servers" + query, token=token).json["servers"]
+            item["id"]
+            for item in soft_delete_cloud.call("GET", "/servers" + query, token=token).json[
+                "servers"
+            ]
         ]
 
-    assert kind.call("GET", f"/servers/{server}").json["server"]["status"] == "SOFT_DELETED"
-    assert listed("") == listed("?soft_deleted=true") == listed("?status=ACTIVE") == []
-    assert listed("?status=SOFT_DELETED") == listed("?changes-since=2020-01-01") == [server]
-    assert listed("?all_tenants=1", "admin") == []
-    assert listed("?all_tenants=1&soft_deleted=true", "admin") == [server]
+    assert (
+        soft_delete_cloud.call("GET", f"/servers/{server}").json["server"]["status"]
+        == "SOFT_DELETED"
+    )
+    assert list_ids("") == list_ids("?soft_deleted=true") == list_ids("?status=ACTIVE") == []
+    assert list_ids("?status=SOFT_DELETED") == list_ids("?changes-since=2020-01-01") == [server]
+    assert list_ids("?all_tenants=1", "admin") == []
+    assert list_ids("?all_tenants=1&soft_deleted=true", "admin") == [server]
 
 
 @pytest.mark.parametrize("letter", ["n", "\u6f22", "\U0001f600"])
 def test_shelve_of_longest_server_name_gives_image_name_of_255(cloud: Cloud, letter: str) -> None:
-    made = cloud.create(letter * 255)
-    cloud.rest(made)
-    assert act(cloud, made, "shelve").status_code == 202
-    name = newest(cloud).args["name"]
+    server = cloud.create(letter * 255)
+    cloud.set_state(server)
+    assert act(cloud, server, "shelve").status_code == 202
+    name = newest_action(cloud).args["name"]
     assert len(name) == 255
     assert name == letter * 247 + "-shelved"
 
 
-def test_offloaded_server_shows_no_zone_and_keeps_its_pin(cloud: Cloud, server: str) -> None:
-    cloud.rest(
+def test_shelved_offloaded_server_shows_empty_zone_and_pinned_zone(
+    cloud: Cloud, server: str
+) -> None:
+    cloud.set_state(
         server,
         "shelved_offloaded",
         host=None,
         availability_zone=None,
         pinned_availability_zone="zA",
     )
-    shown = cloud.call("GET", f"/servers/{server}", mv="2.96").json["server"]
-    assert shown["OS-EXT-AZ:availability_zone"] == ""
-    assert shown["pinned_availability_zone"] == "zA"
+    view = cloud.call("GET", f"/servers/{server}", mv="2.96").json["server"]
+    assert view["OS-EXT-AZ:availability_zone"] == ""
+    assert view["pinned_availability_zone"] == "zA"

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that a client writes as text: Python's int() refuses more than 4300 digits, which is no
-500."""
+"""Long numbers in texts of clients: Python's int() refuses more than 4300 digits.
+
+No such request may cause a 500.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ LONG = ["9" * 4301, "0" * 5000 + "1", "-" + "9" * 5000, "1" + "0" * 4400, "\u066
 BASE: dict[str, Any] = {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}
 
 
-def _bodies(server: str, text: str) -> list[tuple[str, str, Any, str, str]]:
-    """Return method, path, body, token and version of requests with this text for a number."""
+def _requests(server: str, text: str) -> list[tuple[str, str, Any, str, str]]:
+    """Return requests with this text as a number: method, path, body, token and microversion."""
     mapping = {"uuid": IMAGE, "source_type": "image", "destination_type": "local"}
     action = f"/servers/{server}/action"
     return [
         *(
-            ("POST", "/servers", {"server": {**BASE, **more}}, "user", "2.1")
-            for more in (
+            ("POST", "/servers", {"server": {**BASE, **fields}}, "user", "2.1")
+            for fields in (
                 {"min_count": text},
                 {"max_count": text},
                 {"flavorRef": text},
@@ -93,14 +95,14 @@ def _bodies(server: str, text: str) -> list[tuple[str, str, Any, str, str]]:
 
 
 @pytest.mark.parametrize("text", LONG, ids=[text[:3] for text in LONG])
-def test_long_number_in_a_body_is_no_server_error(
+def test_long_number_in_request_body_causes_no_500(
     make_cloud: Callable[..., Cloud], networks: Networks, text: str
 ) -> None:
     cloud = make_cloud(networks=networks)
     cloud.services.volumes = Volumes()
     server = cloud.create()
-    cloud.rest(server)
-    for method, path, body, token, mv in _bodies(server, text):
+    cloud.set_state(server)
+    for method, path, body, token, mv in _requests(server, text):
         answer = cloud.call(method, path, body, token=token, mv=mv)
         assert answer.status_code < 500, (path, body, answer.text)
 
@@ -141,7 +143,7 @@ PATHS = [
 
 @pytest.mark.parametrize("text", LONG, ids=[text[:3] for text in LONG])
 @pytest.mark.parametrize("mv", ["2.1", "2.35", "2.90"])
-def test_long_number_in_a_url_is_no_server_error(
+def test_long_number_in_url_causes_no_500(
     make_cloud: Callable[..., Cloud], mv: str, text: str
 ) -> None:
     cloud = make_cloud()
@@ -153,7 +155,7 @@ def test_long_number_in_a_url_is_no_server_error(
         assert answer.status_code < 500 or answer.status_code == 501, (path, answer.text[:200])
 
 
-#: What the owner of an image may write into its property block_device_mapping.
+#: Values that the owner of an image may store in the property block_device_mapping.
 MAPPINGS: list[Any] = [
     *([{"boot_index": text}] for text in LONG),
     *([{"boot_index": value}] for value in ("x", [], {}, 1e300, True)),
@@ -172,7 +174,7 @@ MAPPINGS: list[Any] = [
 
 
 @pytest.mark.parametrize("bdm_v2", ["true", ""])
-def test_mapping_of_an_image_that_makes_no_sense_is_refused(
+def test_create_server_with_malformed_mapping_of_image_causes_no_500(
     make_cloud: Callable[..., Cloud], bdm_v2: str
 ) -> None:
     cloud = make_cloud()
@@ -186,19 +188,21 @@ def test_mapping_of_an_image_that_makes_no_sense_is_refused(
     }
     for mapping in MAPPINGS:
         full = (
-            [{**whole, **one} for one in mapping if one] if isinstance(mapping, list) else mapping
+            [{**whole, **item} for item in mapping if item]
+            if isinstance(mapping, list)
+            else mapping
         )
-        for written in (mapping, full):
-            properties = {"block_device_mapping": orjson.dumps(written).decode(), "bdm_v2": bdm_v2}
+        for value in (mapping, full):
+            properties = {"block_device_mapping": orjson.dumps(value).decode(), "bdm_v2": bdm_v2}
             cloud.images.images[IMAGE] = replace(
                 image, ref=replace(image.ref, properties={**image.ref.properties, **properties})
             )
             answer = cloud.call("POST", "/servers", {"server": BASE})
-            assert answer.status_code < 500, (written, answer.text)
+            assert answer.status_code < 500, (value, answer.text)
 
 
 @pytest.mark.parametrize("text", LONG, ids=[text[:3] for text in LONG])
-def test_long_number_among_the_properties_of_a_volume_is_no_server_error(
+def test_long_number_in_image_metadata_of_volume_causes_no_500(
     make_cloud: Callable[..., Cloud], text: str
 ) -> None:
     cloud = make_cloud()

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kilonova-metadata as a process: what reaches its socket, broken requests included, and that it
-ends when told."""
+"""The process kilonova-metadata: valid and broken requests at its socket, and SIGTERM."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ SECRET = "a shared secret"
 
 
 class Process:
-    """The process and the head of what the proxy sends for its one server."""
+    """The process with one server, and the headers that the proxy sends for this server."""
 
     def __init__(self, cloud: Cloud, folder: Path) -> None:
         self.cloud, self.port = cloud, free_ports(1)
         server = cloud.create()
-        cloud.rest(
+        cloud.set_state(
             server,
             interfaces=[to_wire(Interface("p", addresses=[{"address": "10.0.0.5", "version": 4}]))],
         )
@@ -46,7 +45,7 @@ class Process:
         notices.bind(str(folder / "notify"))
         notices.settimeout(30)
         with notices:
-            self.started = subprocess.Popen(
+            self.child = subprocess.Popen(
                 [sys.executable, "-m", "compute_api.metadata.service"],
                 env={
                     **os.environ,
@@ -57,8 +56,10 @@ class Process:
             assert b"READY=1" in notices.recv(1000)
 
     def send(self, first: str, rest: str = "\r\n", ends: bool = False) -> str:
-        """One request by a client of its own; the whole answer. ``ends``: then the client says no
-        more."""
+        """Send a request with a new client, and return the whole answer.
+
+        With ``ends`` the client then closes its sending side.
+        """
         with socket.create_connection(("127.0.0.1", self.port), 30) as client:
             client.sendall(f"{first}\r\nConnection: close\r\n{self.head}{rest}".encode("latin-1"))
             if ends:
@@ -68,20 +69,21 @@ class Process:
 
 @pytest.fixture
 def process(cloud: Cloud, tmp_path: Path) -> Iterator[Process]:
-    made = Process(cloud, tmp_path)
-    yield made
-    made.started.send_signal(signal.SIGTERM)
-    assert made.started.wait(20) == 0
+    process_with_server = Process(cloud, tmp_path)
+    yield process_with_server
+    process_with_server.child.send_signal(signal.SIGTERM)
+    assert process_with_server.child.wait(20) == 0
 
 
 GET, POST = "GET /latest/meta-data/hostname HTTP/1.1", "POST /openstack/latest/password HTTP/1.1"
 
 
-def test_requests_whole_and_broken(process: Process) -> None:
+def test_metadata_process_answers_valid_and_broken_requests(process: Process) -> None:
     for first, rest, ends, status in (
         (GET, "\r\n", False, 200),
         ("GET http://169.254.169.254/latest HTTP/1.1", "\r\n", False, 200),
-        (GET, "X_Instance_ID: other\r\n\r\n", False, 200),  # not a header of ours at all
+        # A header with underscores is a different header.
+        (GET, "X_Instance_ID: other\r\n\r\n", False, 200),
         (GET, "X-Instance-ID: other\r\n\r\n", False, 403),
         (GET, "X-Forwarded-For: 10.0.0.6\r\n\r\n", False, 404),
         (f"GET /{'a' * 9000} HTTP/1.1", "\r\n", False, 414),
@@ -97,7 +99,7 @@ def test_requests_whole_and_broken(process: Process) -> None:
     assert [row.password for row in process.cloud.rows(schema.servers)] == ["abc"]
 
 
-def test_operators_are_told_of_its_health_and_guests_are_not(process: Process) -> None:
+def test_metadata_health_check_is_answered_to_operators_only(process: Process) -> None:
     guest = process.send("GET /healthcheck/ready HTTP/1.1")
     assert guest.startswith("HTTP/1.1 404 ") and "database" not in guest
     process.head = ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What guests find at 169.254.169.254, who is refused, and what it costs."""
+"""The metadata service for guests: documents, refusals, cache, rate limit and vendor data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from compute_api.metadata import app
 from compute_api.metadata.guest_cache import GuestCache
 from compute_api.metadata.proxy_headers import host_key, signature
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
-from tests.api.test_migrations import add
+from tests.api.test_migrations import add_migration
 from tests.waiting import await_true
 
 SECRET = "a shared secret"
@@ -37,8 +37,10 @@ TEXT = "text/plain; charset=UTF-8"
 
 
 class Service:
-    """The metadata service over a cloud, with a server that has a port; it counts statements and
-    holds the clock."""
+    """The metadata service with one server that has a port.
+
+    It counts SQL statements, and its clock is ``time``.
+    """
 
     def __init__(
         self,
@@ -46,19 +48,19 @@ class Service:
         secret: str = SECRET,
         rate: int = 1000,
         seconds: float = 15,
-        most: int = 1000,
+        max_guests: int = 1000,
         dynamic: Any = None,
     ) -> None:
         self.cloud, self.time, self.statements = cloud, 100.0, 0
         self.read: list[str] = []
-        self.server = self.make(ADDRESS, SECOND)
+        self.server = self.create_server(ADDRESS, SECOND)
         self.guests = GuestCache(
             cloud.store,
             {"ntp": "n1"},
             Vault("key"),
             seconds,
             lambda: self.time,
-            most,
+            max_guests,
             dynamic=dynamic,
         )
         self.rate = RateLimiter(rate, lambda: self.time)
@@ -72,10 +74,10 @@ class Service:
 
     @property
     def reads(self) -> int:
-        """How often a server's data was read."""
+        """The number of statements that read a server's data."""
         return sum("user_data" in statement for statement in self.read)
 
-    def make(self, *addresses: str) -> str:
+    def create_server(self, *addresses: str) -> str:
         server = self.cloud.create(
             name="Web <1>", metadata={"a": "b"}, user_data=base64.b64encode(USER_DATA).decode()
         )
@@ -98,10 +100,10 @@ class Service:
                 for address in addresses
             ],
         )
-        self.cloud.rest(server, interfaces=[to_wire(port)])
+        self.cloud.set_state(server, interfaces=[to_wire(port)])
         return server
 
-    def ask(
+    def request(
         self,
         path: str,
         method: str = "GET",
@@ -109,24 +111,24 @@ class Service:
         server: str | None = None,
         **headers: str | None,
     ) -> falcon.testing.Result:
-        """As the proxy asks; a header given as None is left out."""
+        """Send a request as the proxy does. A header of None is left out."""
         server = server or self.server
-        sent = {
+        all_headers = {
             "X-Instance-ID": server,
             "X-Tenant-ID": PROJECT,
             "X-Forwarded-For": ADDRESS,
             "X-Instance-ID-Signature": signature(SECRET, server),
         }
-        sent |= {name.replace("_", "-"): value for name, value in headers.items()}  # type: ignore[misc]
+        all_headers |= {name.replace("_", "-"): value for name, value in headers.items()}  # type: ignore[misc]
         return self.client.simulate_request(
             method,
             path,
             body=body,
-            headers={name: value for name, value in sent.items() if value is not None},
+            headers={name: value for name, value in all_headers.items() if value is not None},
         )
 
-    def home(self) -> str:
-        """The server's host."""
+    def find_host(self) -> str:
+        """Return the name of the server's host."""
         return str(
             next(row.host for row in self.cloud.rows(schema.servers) if row.id == self.server)
         )
@@ -138,20 +140,20 @@ class Service:
 
 
 @pytest.fixture
-def make(cloud: Cloud) -> Iterator[Callable[..., Service]]:
+def make_service(cloud: Cloud) -> Iterator[Callable[..., Service]]:
     return lambda **more: Service(cloud, **more)
 
 
 @pytest.fixture
-def service(make: Callable[..., Service]) -> Service:
-    return make()
+def service(make_service: Callable[..., Service]) -> Service:
+    return make_service()
 
 
 EC2_LIST = "1.0\n2007-01-19\n2007-03-01\n2007-08-29\n2007-10-10\n2007-12-15\n2008-02-01\n2008-09-01\n2009-04-04\nlatest"
 
 
 @pytest.mark.parametrize(
-    ("path", "shown"),
+    ("path", "text"),
     [
         ("/", EC2_LIST),
         ("/ec2", EC2_LIST),
@@ -177,45 +179,62 @@ EC2_LIST = "1.0\n2007-01-19\n2007-03-01\n2007-08-29\n2007-10-10\n2007-12-15\n200
         ("/openstack/latest/password", ""),
     ],
 )
-def test_lists_and_words(service: Service, path: str, shown: str) -> None:
-    told = service.ask(path)
-    assert (told.status_code, told.text, told.headers["content-type"]) == (200, shown, TEXT)
+def test_metadata_paths_return_lists_and_values(service: Service, path: str, text: str) -> None:
+    answer = service.request(path)
+    assert (answer.status_code, answer.text, answer.headers["content-type"]) == (200, text, TEXT)
 
 
-# fmt: off
-def test_documents(service: Service) -> None:
-    told = service.ask("/openstack/latest/meta_data.json")
-    assert told.headers["content-type"] == "application/json"
-    assert told.json.pop("random_seed") != service.ask("/openstack/latest/meta_data.json").json["random_seed"]
-    assert {name: told.json[name] for name in ("uuid", "name", "hostname", "project_id", "meta", "availability_zone")} \
-        == {"uuid": service.server, "name": "Web <1>", "hostname": "web-1", "project_id": PROJECT, "meta": {"a": "b"},
-            "availability_zone": "nova"}
-    assert told.json["devices"][0]["tags"] == ["blue"]
-    assert "files" not in told.json and "admin_pass" not in told.json
-    assert service.ask("/openstack/latest/vendor_data.json").json == {"ntp": "n1"}
-    assert service.ask("/openstack/latest/vendor_data2.json").json == {"static": {"ntp": "n1"}}
-    networks = service.ask("/openstack/latest/network_data.json").json
+def test_metadata_documents_contain_data_of_server(service: Service) -> None:
+    answer = service.request("/openstack/latest/meta_data.json")
+    assert answer.headers["content-type"] == "application/json"
+    assert (
+        answer.json.pop("random_seed")
+        != service.request("/openstack/latest/meta_data.json").json["random_seed"]
+    )
+    assert {
+        name: answer.json[name]
+        for name in ("uuid", "name", "hostname", "project_id", "meta", "availability_zone")
+    } == {
+        "uuid": service.server,
+        "name": "Web <1>",
+        "hostname": "web-1",
+        "project_id": PROJECT,
+        "meta": {"a": "b"},
+        "availability_zone": "nova",
+    }
+    assert answer.json["devices"][0]["tags"] == ["blue"]
+    assert "files" not in answer.json and "admin_pass" not in answer.json
+    assert service.request("/openstack/latest/vendor_data.json").json == {"ntp": "n1"}
+    assert service.request("/openstack/latest/vendor_data2.json").json == {"static": {"ntp": "n1"}}
+    networks = service.request("/openstack/latest/network_data.json").json
     assert networks["links"][0]["ethernet_mac_address"] == "fa:16:3e:00:00:01"
     assert [network["type"] for network in networks["networks"]] == ["ipv4_dhcp", "ipv6_dhcp"]
-    for path in ("/openstack/2012-08-10/user_data", "/openstack/latest/user_data", "/latest/user-data"):
-        assert service.ask(path).content == USER_DATA
-    head = service.ask("/latest/user-data", "HEAD")
-    assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(len(USER_DATA)))
-# fmt: on
-
-
-def test_sealed_user_data_is_told_as_it_was_given(service: Service) -> None:
-    kept = Vault("key").seal_text(base64.b64encode(USER_DATA).decode())
-    service.cloud.store.write(
-        lambda tx: tx.execute(sa.update(schema.servers).values(user_data=kept))
+    for path in (
+        "/openstack/2012-08-10/user_data",
+        "/openstack/latest/user_data",
+        "/latest/user-data",
+    ):
+        assert service.request(path).content == USER_DATA
+    head = service.request("/latest/user-data", "HEAD")
+    assert (head.status_code, head.content, head.headers["content-length"]) == (
+        200,
+        b"",
+        str(len(USER_DATA)),
     )
-    assert service.ask("/openstack/latest/user_data").content == USER_DATA
-    other = Vault("another").seal_text("b2xk")
+
+
+def test_metadata_decrypts_user_data_and_returns_503_for_another_key(service: Service) -> None:
+    ciphertext = Vault("key").seal_text(base64.b64encode(USER_DATA).decode())
     service.cloud.store.write(
-        lambda tx: tx.execute(sa.update(schema.servers).values(user_data=other))
+        lambda tx: tx.execute(sa.update(schema.servers).values(user_data=ciphertext))
+    )
+    assert service.request("/openstack/latest/user_data").content == USER_DATA
+    foreign_ciphertext = Vault("another").seal_text("b2xk")
+    service.cloud.store.write(
+        lambda tx: tx.execute(sa.update(schema.servers).values(user_data=foreign_ciphertext))
     )
     service.time += 60
-    assert service.ask("/openstack/latest/user_data").status_code == 503
+    assert service.request("/openstack/latest/user_data").status_code == 503
 
 
 @pytest.mark.parametrize(
@@ -236,46 +255,50 @@ def test_sealed_user_data_is_told_as_it_was_given(service: Service) -> None:
         "/" + "a/" * 3000,
     ],
 )
-def test_what_is_not_there(service: Service, path: str) -> None:
-    assert service.ask(path).status_code == 404
+def test_metadata_of_unknown_path_returns_404(service: Service, path: str) -> None:
+    assert service.request(path).status_code == 404
 
 
-def asked_by(service: Service, host: str, key_of: str = "") -> int:
-    """The status that the proxy of a host is answered, which signs with its key or another
-    host's."""
+def status_for_host(service: Service, host: str, key_of: str = "") -> int:
+    """Return the status for the proxy of a host. The proxy signs with the key of ``key_of``."""
     key = host_key(SECRET, key_of or host)
-    return service.ask(
+    return service.request(
         "/latest/user-data",
         X_Instance_Host=host,
         X_Instance_ID_Signature=signature(key, service.server),
     ).status_code
 
 
-def test_a_host_is_believed_for_the_guests_on_it_alone(service: Service) -> None:
-    home = service.home()
-    assert asked_by(service, home) == 200
-    assert asked_by(service, "another") == 404
-    assert asked_by(service, home, key_of="another") == 403
-    assert asked_by(service, "another") == 404  # also while the guest is remembered
-    # what makes a host's key is no proof of a server of that name
+def test_metadata_with_host_key_is_served_for_guests_on_this_host_only(service: Service) -> None:
+    home = service.find_host()
+    assert status_for_host(service, home) == 200
+    assert status_for_host(service, "another") == 404
+    assert status_for_host(service, home, key_of="another") == 403
+    # The host is checked for a cached guest too.
+    assert status_for_host(service, "another") == 404
+    # The key of a host is no signature of a server with the name "host <name>".
     assert (
-        service.ask(
+        service.request(
             "/", server=f"host {home}", X_Instance_ID_Signature=host_key(SECRET, home)
         ).status_code
         == 404
     )
 
 
-def test_both_hosts_of_a_move_are_believed_until_it_has_ended(service: Service) -> None:
-    home = service.home()
-    add(
+def test_metadata_is_served_to_both_hosts_during_a_move(service: Service) -> None:
+    home = service.find_host()
+    add_migration(
         service.cloud,
         status="running",
         server_id=service.server,
         source_host=home,
         dest_host="another",
     )
-    assert (asked_by(service, home), asked_by(service, "another"), asked_by(service, "third")) == (
+    assert (
+        status_for_host(service, home),
+        status_for_host(service, "another"),
+        status_for_host(service, "third"),
+    ) == (
         200,
         200,
         404,
@@ -303,29 +326,32 @@ def test_both_hosts_of_a_move_are_believed_until_it_has_ended(service: Service) 
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_forged_headers_are_refused_and_logged(
+def test_metadata_with_forged_headers_is_refused_and_logged(
     service: Service,
     caplog: pytest.LogCaptureFixture,
     method: str,
     status: int,
     headers: dict[str, str | None],
 ) -> None:
-    assert service.ask("/latest/meta-data/hostname").status_code == 200
-    refused = service.ask("/openstack/latest/password", method, b"stolen", **headers)
-    assert refused.status_code == status
+    assert service.request("/latest/meta-data/hostname").status_code == 200
+    answer = service.request("/openstack/latest/password", method, b"stolen", **headers)
+    assert answer.status_code == status
     assert service.password() is None
-    logged = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
-    assert len(logged) == 1 and len(logged[0]) < 600
-    for text in (*logged, refused.text):
+    messages = [
+        record.getMessage() for record in caplog.records if "refused" in record.getMessage()
+    ]
+    assert len(messages) == 1 and len(messages[0]) < 600
+    for text in (*messages, answer.text):
         assert SECRET not in text and signature(SECRET, service.server) not in text
 
 
-def test_a_signature_is_good_for_its_server_alone(service: Service) -> None:
-    other = service.make(OTHERS)
-    assert service.ask("/", server=other, X_Forwarded_For=OTHERS).status_code == 200
-    assert service.ask("/", server=other).status_code == 404  # at the first one's address
+def test_metadata_signature_is_valid_for_its_server_only(service: Service) -> None:
+    other = service.create_server(OTHERS)
+    assert service.request("/", server=other, X_Forwarded_For=OTHERS).status_code == 200
+    # The request comes from the address of the first server.
+    assert service.request("/", server=other).status_code == 404
     assert (
-        service.ask(
+        service.request(
             "/",
             server=other,
             X_Forwarded_For=OTHERS,
@@ -336,38 +362,40 @@ def test_a_signature_is_good_for_its_server_alone(service: Service) -> None:
 
 
 @pytest.mark.parametrize("address", [ADDRESS, SECOND, "FD00:0:0::5"])
-def test_each_address_of_a_port_is_the_guest(service: Service, address: str) -> None:
-    assert service.ask("/latest/meta-data/hostname", X_Forwarded_For=address).text == "web-1"
+def test_metadata_is_served_to_each_address_of_a_port(service: Service, address: str) -> None:
+    assert service.request("/latest/meta-data/hostname", X_Forwarded_For=address).text == "web-1"
 
 
-def test_without_a_secret_nobody_is_answered(make: Callable[..., Service]) -> None:
-    service = make(secret="")
-    for more in (
+def test_metadata_without_configured_secret_returns_403(
+    make_service: Callable[..., Service],
+) -> None:
+    service = make_service(secret="")
+    for headers in (
         {},
         {"X_Instance_ID_Signature": signature("", service.server)},
         {"X_Instance_ID_Signature": ""},
     ):
-        refused = service.ask("/", **more)
-        assert refused.status_code == 403 and "proxy_shared_secret" in refused.text
+        answer = service.request("/", **headers)
+        assert answer.status_code == 403 and "proxy_shared_secret" in answer.text
 
 
-def test_servers_that_are_gone_or_have_no_port(service: Service) -> None:
+def test_metadata_of_unknown_deleted_or_portless_server_returns_404(service: Service) -> None:
     unknown = "00000000-0000-0000-0000-000000000000"
-    assert service.ask("/", server=unknown).status_code == 404
-    gone, bare = service.make(ADDRESS), service.make(ADDRESS)
-    service.cloud.change(schema.servers, schema.servers.c.id == gone, deleted=1)
-    service.cloud.change(schema.servers, schema.servers.c.id == bare, interfaces=None)
+    assert service.request("/", server=unknown).status_code == 404
+    deleted, portless = service.create_server(ADDRESS), service.create_server(ADDRESS)
+    service.cloud.change(schema.servers, schema.servers.c.id == deleted, deleted=1)
+    service.cloud.change(schema.servers, schema.servers.c.id == portless, interfaces=None)
     assert (
-        service.ask("/", server=gone).status_code
-        == service.ask("/", server=bare).status_code
+        service.request("/", server=deleted).status_code
+        == service.request("/", server=portless).status_code
         == 404
     )
     service.cloud.change(schema.servers, schema.servers.c.id == service.server, deleted=1)
-    assert service.ask("/").status_code == 404
+    assert service.request("/").status_code == 404
 
 
-def test_remembered_guest_costs_one_statement_without_its_data(service: Service) -> None:
-    assert service.ask("/").status_code == 200
+def test_metadata_of_cached_guest_costs_one_statement_and_no_data_read(service: Service) -> None:
+    assert service.request("/").status_code == 200
     service.statements, service.read = 0, []
     for path in (
         "/",
@@ -375,11 +403,11 @@ def test_remembered_guest_costs_one_statement_without_its_data(service: Service)
         "/latest/user-data",
         "/openstack/latest/password",
     ):
-        assert service.ask(path).status_code == 200
+        assert service.request(path).status_code == 200
     assert service.statements == 4
     assert service.reads == 0
     service.time += 15
-    assert service.ask("/").status_code == 200
+    assert service.request("/").status_code == 200
     assert service.reads == 1
 
 
@@ -387,7 +415,7 @@ KEYS = "/openstack/latest/meta_data.json"
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "shown"),
+    ("method", "path", "body", "text"),
     [
         ("POST", "/action", {"rebuild": {"imageRef": IMAGE, "key_name": "new"}}, "ssh-rsa new"),
         ("POST", "/action", {"rebuild": {"imageRef": IMAGE, "hostname": "fresh"}}, "fresh"),
@@ -403,79 +431,84 @@ KEYS = "/openstack/latest/meta_data.json"
     ],
 )
 def test_metadata_shows_change_of_server_at_once(
-    service: Service, method: str, path: str, body: dict[str, Any], shown: str
+    service: Service, method: str, path: str, body: dict[str, Any], text: str
 ) -> None:
     row = {"user_id": "u1", "name": "new", "type": "ssh", "fingerprint": "f"}
     key = {**row, "public_key": "ssh-rsa new"}
     service.cloud.store.write(lambda tx: keypairs.create(tx, key))
-    assert shown not in service.ask(KEYS).text
+    assert text not in service.request(KEYS).text
     answer = service.cloud.call(method, f"/servers/{service.server}{path}", body, mv="2.90")
     assert answer.status_code in (200, 202), answer.text
-    assert shown in service.ask(KEYS).text
+    assert text in service.request(KEYS).text
 
 
-def test_user_data_of_rebuild_is_shown_at_once(service: Service) -> None:
-    assert service.ask("/latest/user-data").content == USER_DATA
+def test_metadata_shows_user_data_of_rebuild_at_once(service: Service) -> None:
+    assert service.request("/latest/user-data").content == USER_DATA
     body = {"rebuild": {"imageRef": IMAGE, "user_data": base64.b64encode(b"new").decode()}}
     path = f"/servers/{service.server}/action"
     assert service.cloud.call("POST", path, body, mv="2.57").status_code == 202
-    assert service.ask("/latest/user-data").content == b"new"
+    assert service.request("/latest/user-data").content == b"new"
 
 
-def test_host_of_ended_move_is_refused_at_once(service: Service) -> None:
-    home, cloud = service.home(), service.cloud
-    add(cloud, status="running", server_id=service.server, source_host=home, dest_host="another")
-    assert asked_by(service, "another") == 200
+def test_metadata_is_refused_to_other_host_at_once_when_move_ends(service: Service) -> None:
+    home, cloud = service.find_host(), service.cloud
+    add_migration(
+        cloud, status="running", server_id=service.server, source_host=home, dest_host="another"
+    )
+    assert status_for_host(service, "another") == 200
     cloud.change(schema.migrations, schema.migrations.c.server_id == service.server, status="error")
-    assert asked_by(service, "another") == 404
+    assert status_for_host(service, "another") == 404
 
 
-def test_cleared_password_is_gone_at_once(service: Service) -> None:
+def test_metadata_password_is_empty_at_once_after_clear(service: Service) -> None:
     path = "/openstack/latest/password"
-    assert service.ask(path, "POST", b"secret").status_code == 200
-    assert service.ask(path).text == "secret"
-    cleared = service.cloud.call("DELETE", f"/servers/{service.server}/os-server-password")
-    assert cleared.status_code == 204
-    assert service.ask(path).text == ""
+    assert service.request(path, "POST", b"secret").status_code == 200
+    assert service.request(path).text == "secret"
+    answer = service.cloud.call("DELETE", f"/servers/{service.server}/os-server-password")
+    assert answer.status_code == 204
+    assert service.request(path).text == ""
 
 
-def test_an_interface_that_was_just_attached_is_known_at_once(service: Service) -> None:
-    assert service.ask("/").status_code == 200
-    assert service.ask("/", X_Forwarded_For=OTHERS).status_code == 404
+def test_metadata_accepts_address_of_new_interface_at_once(service: Service) -> None:
+    assert service.request("/").status_code == 200
+    assert service.request("/", X_Forwarded_For=OTHERS).status_code == 404
     port = Interface("port2", addresses=[{"address": OTHERS, "version": 4, "prefix": 24}])
     service.cloud.store.write(
         lambda tx: actions.update_servers(tx, {service.server: {"interfaces": [to_wire(port)]}})
     )
-    assert service.ask("/", X_Forwarded_For=OTHERS).status_code == 200
-    assert service.ask("/", X_Forwarded_For=ADDRESS).status_code == 404
+    assert service.request("/", X_Forwarded_For=OTHERS).status_code == 200
+    assert service.request("/", X_Forwarded_For=ADDRESS).status_code == 404
 
 
-def test_every_request_reads_when_nothing_is_remembered(make: Callable[..., Service]) -> None:
-    service = make(seconds=0)
+def test_metadata_reads_server_at_each_request_without_cache(
+    make_service: Callable[..., Service],
+) -> None:
+    service = make_service(seconds=0)
     service.statements = 0
-    assert [service.ask("/").status_code for _ in range(3)] == [200] * 3
+    assert [service.request("/").status_code for _ in range(3)] == [200] * 3
     assert service.statements == 3
 
 
-def test_as_many_are_remembered_as_there_is_room_for(make: Callable[..., Service]) -> None:
-    service = make(most=2)
-    servers = [service.make(ADDRESS) for _ in range(3)]
+def test_metadata_cache_evicts_guest_when_full(make_service: Callable[..., Service]) -> None:
+    service = make_service(max_guests=2)
+    servers = [service.create_server(ADDRESS) for _ in range(3)]
     service.read = []
-    assert [service.ask("/", server=server).status_code for server in servers + servers[1:]] == [
-        200
-    ] * 5
+    assert [
+        service.request("/", server=server).status_code for server in servers + servers[1:]
+    ] == [200] * 5
     assert service.reads == 3
-    assert service.ask("/", server=servers[0]).status_code == 200
-    assert service.reads == 4  # the one that was forgotten for the third
+    assert service.request("/", server=servers[0]).status_code == 200
+    # The third guest evicted the first.
+    assert service.reads == 4
 
 
-def test_a_guest_posts_its_password_once(service: Service) -> None:
+def test_metadata_password_can_be_posted_once_until_cleared(service: Service) -> None:
     path = "/openstack/2013-04-04/password"
-    assert service.ask(path).text == ""
-    posted = service.ask(path, "POST", b"c2VhbGVk")
-    assert (posted.status_code, posted.content) == (200, b"")
-    assert service.ask(path).text == "c2VhbGVk"
-    assert service.ask(path, "POST", b"other").status_code == 409
+    assert service.request(path).text == ""
+    answer = service.request(path, "POST", b"c2VhbGVk")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert service.request(path).text == "c2VhbGVk"
+    assert service.request(path, "POST", b"other").status_code == 409
     assert service.cloud.call("GET", f"/servers/{service.server}/os-server-password").json == {
         "password": "c2VhbGVk"
     }
@@ -483,8 +516,8 @@ def test_a_guest_posts_its_password_once(service: Service) -> None:
         service.cloud.call("DELETE", f"/servers/{service.server}/os-server-password").status_code
         == 204
     )
-    assert service.ask(path, "POST", b"another").status_code == 200
-    assert (service.ask(path).text, service.password()) == ("another", "another")
+    assert service.request(path, "POST", b"another").status_code == 200
+    assert (service.request(path).text, service.password()) == ("another", "another")
 
 
 @pytest.mark.parametrize(
@@ -499,8 +532,10 @@ def test_a_guest_posts_its_password_once(service: Service) -> None:
         (b"x" * 1_000_000, 400),
     ],
 )
-def test_bounds_of_a_password(service: Service, body: bytes, status: int) -> None:
-    assert service.ask("/openstack/latest/password", "POST", body).status_code == status
+def test_metadata_password_limits_length_and_characters(
+    service: Service, body: bytes, status: int
+) -> None:
+    assert service.request("/openstack/latest/password", "POST", body).status_code == status
     assert service.password() == (body.decode() if status == 200 else None)
 
 
@@ -515,42 +550,48 @@ def test_bounds_of_a_password(service: Service, body: bytes, status: int) -> Non
         ("/openstack/latest/password", "DELETE", "GET, HEAD, POST"),
     ],
 )
-def test_methods(service: Service, path: str, method: str, allowed: str) -> None:
-    refused = service.ask(path, method)
-    assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
-
-
-def test_guest_in_a_loop_takes_nothing_from_other_guests(
-    make: Callable[..., Service], caplog: pytest.LogCaptureFixture
+def test_metadata_method_not_allowed_returns_405_with_allow(
+    service: Service, path: str, method: str, allowed: str
 ) -> None:
-    service = make(rate=50)
-    other = service.make(OTHERS)
-    passed = []
-    for number in range(3_000):  # in three seconds
+    answer = service.request(path, method)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+def test_metadata_rate_limit_of_one_guest_does_not_affect_others(
+    make_service: Callable[..., Service], caplog: pytest.LogCaptureFixture
+) -> None:
+    service = make_service(rate=50)
+    other = service.create_server(OTHERS)
+    statuses = []
+    # The requests take three seconds.
+    for number in range(3_000):
         service.time = 100 + number / 1000
-        answer = service.ask("/latest/meta-data/hostname")
-        passed.append(answer.status_code)
+        answer = service.request("/latest/meta-data/hostname")
+        statuses.append(answer.status_code)
         if number == 999:
             assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
-            assert service.ask("/", server=other, X_Forwarded_For=OTHERS).status_code == 200
-    assert set(passed) == {200, 429}
-    assert 190 <= passed.count(200) <= 200  # 50 at once, then 50 a second
+            assert service.request("/", server=other, X_Forwarded_For=OTHERS).status_code == 200
+    assert set(statuses) == {200, 429}
+    # 50 requests pass at once, and then 50 a second.
+    assert 190 <= statuses.count(200) <= 200
     assert (
         3 <= len([record for record in caplog.records if "exceeds [metadata] rate" in record.getMessage()]) <= 4
     )
     service.time += 1
-    assert service.ask("/").status_code == 200
+    assert service.request("/").status_code == 200
 
 
-def test_who_is_not_believed_uses_up_nobodys_rate(make: Callable[..., Service]) -> None:
-    service = make(rate=1)
+def test_metadata_with_wrong_signature_does_not_use_rate_of_guest(
+    make_service: Callable[..., Service],
+) -> None:
+    service = make_service(rate=1)
     for _ in range(5):
-        assert service.ask("/", X_Instance_ID_Signature="0" * 64).status_code == 403
+        assert service.request("/", X_Instance_ID_Signature="0" * 64).status_code == 403
     assert len(service.rate) == 0
-    assert [service.ask("/").status_code for _ in range(2)] == [200, 429]
+    assert [service.request("/").status_code for _ in range(2)] == [200, 429]
 
 
-def test_quiet_guests_are_forgotten() -> None:
+def test_rate_limiter_drops_idle_keys() -> None:
     time = [0.0]
     rate = RateLimiter(5, lambda: time[0])
     for number in range(MOST_RATES):
@@ -560,20 +601,24 @@ def test_quiet_guests_are_forgotten() -> None:
     assert len(rate) == 1
 
 
-def test_a_database_that_does_not_answer_is_a_503(service: Service, tmp_path: Path) -> None:
+def test_metadata_returns_503_when_database_fails_and_500_for_bad_row(
+    service: Service, tmp_path: Path
+) -> None:
     service.cloud.change(
         schema.servers, schema.servers.c.id == service.server, flavor="not a flavor"
     )
-    assert service.ask("/").status_code == 500
+    assert service.request("/").status_code == 500
     with service.cloud.store.begin() as tx:
         tx.exec_driver_sql("ALTER TABLE servers RENAME TO elsewhere")
-    silent = service.ask("/")
-    assert (silent.status_code, silent.headers["retry-after"]) == (503, "1")
+    answer = service.request("/")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
 
-def test_refusals_are_warnings(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+def test_metadata_refusal_is_logged_as_warning(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
-        service.ask("/", X_Tenant_ID=OTHER)
+        service.request("/", X_Tenant_ID=OTHER)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert service.server in caplog.text and "another project" in caplog.text
 
@@ -583,32 +628,32 @@ VENDOR_DATA = "/openstack/latest/vendor_data2.json"
 
 
 class Services:
-    """The operator's services; they answer when ``go`` is set."""
+    """Vendor data services of the operator. They answer when ``go`` is set."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.queries: list[dict[str, Any]] = []
         self.is_down, self.go = False, threading.Event()
         self.go.set()
 
     def of(self, facts: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append(facts)
+        self.queries.append(facts)
         assert self.go.wait(30)
         if self.is_down:
             raise errors.Unavailable("The vendor data of cmdb cannot be had.")
-        return {"cmdb": {"rack": len(self.asked)}}
+        return {"cmdb": {"rack": len(self.queries)}}
 
 
-def test_vendor_data_is_requested_while_its_guest_is_forgotten(
-    make: Callable[..., Service],
+def test_vendor_data_is_fetched_once_per_cached_guest(
+    make_service: Callable[..., Service],
 ) -> None:
     services = Services()
-    service = make(dynamic=services)
-    assert service.ask("/openstack/latest/meta_data.json").status_code == 200
-    assert services.asked == []
+    service = make_service(dynamic=services)
+    assert service.request("/openstack/latest/meta_data.json").status_code == 200
+    assert services.queries == []
     for _ in range(2):
-        assert service.ask(VENDOR_DATA).json == {"static": {"ntp": "n1"}, "cmdb": {"rack": 1}}
-    assert service.ask("/openstack/2018-08-27/vendor_data2.json").json["cmdb"] == {"rack": 1}
-    [facts] = services.asked
+        assert service.request(VENDOR_DATA).json == {"static": {"ntp": "n1"}, "cmdb": {"rack": 1}}
+    assert service.request("/openstack/2018-08-27/vendor_data2.json").json["cmdb"] == {"rack": 1}
+    [facts] = services.queries
     assert facts == {
         "project-id": PROJECT,
         "instance-id": service.server,
@@ -619,29 +664,31 @@ def test_vendor_data_is_requested_while_its_guest_is_forgotten(
         "boot-roles": "member,reader",
     }
     service.time += 15
-    assert service.ask(VENDOR_DATA).json["cmdb"] == {"rack": 2}
+    assert service.request(VENDOR_DATA).json["cmdb"] == {"rack": 2}
 
 
-def test_a_service_that_must_answer_and_does_not_is_asked_again(
-    make: Callable[..., Service],
+def test_vendor_data_returns_503_and_is_fetched_again_after_failure(
+    make_service: Callable[..., Service],
 ) -> None:
     services = Services()
-    service, services.is_down = make(dynamic=services), True
-    told = service.ask(VENDOR_DATA)
-    assert (told.status_code, told.headers["retry-after"]) == (503, "1")
+    service, services.is_down = make_service(dynamic=services), True
+    answer = service.request(VENDOR_DATA)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     services.is_down = False
-    assert service.ask(VENDOR_DATA).json["cmdb"] == {"rack": 2}
+    assert service.request(VENDOR_DATA).json["cmdb"] == {"rack": 2}
 
 
-def test_one_guest_keeps_one_thread_waiting_for_services(make: Callable[..., Service]) -> None:
+def test_vendor_data_of_one_guest_is_fetched_by_one_thread_only(
+    make_service: Callable[..., Service],
+) -> None:
     services = Services()
-    service = make(dynamic=services)
+    service = make_service(dynamic=services)
     services.go.clear()
-    first = threading.Thread(target=service.ask, args=(VENDOR_DATA,))
+    first = threading.Thread(target=service.request, args=(VENDOR_DATA,))
     first.start()
-    await_true(lambda: services.asked, 10, "the services are asked")
-    assert service.ask(VENDOR_DATA).status_code == 503
-    assert service.ask("/openstack/latest/meta_data.json").status_code == 200
+    await_true(lambda: services.queries, 10, "the services are asked")
+    assert service.request(VENDOR_DATA).status_code == 503
+    assert service.request("/openstack/latest/meta_data.json").status_code == 200
     services.go.set()
     first.join(10)
-    assert service.ask(VENDOR_DATA).json["cmdb"] == {"rack": 1}
+    assert service.request(VENDOR_DATA).json["cmdb"] == {"rack": 1}

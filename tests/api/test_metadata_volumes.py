@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest finds at 169.254.169.254 of its volumes."""
+"""Volumes of a server in the documents of the metadata service."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from tests.api.conftest import Cloud
 from tests.api.test_metadata_service import Service
 
 
-def test_tagged_volumes_of_a_server(cloud: Cloud) -> None:
-    """One more statement, and for servers with volumes only; those that it has not yet are not
-    told."""
+def test_metadata_lists_tagged_attached_volumes_with_one_more_statement(cloud: Cloud) -> None:
+    """Only servers with volumes cost the second statement.
+
+    Volumes that are still being attached are left out.
+    """
     service = Service(cloud)
     volumes = [("v1", "data", "attached"), ("v2", None, "attached"), ("v3", "logs", "attaching")]
     rows = [
-        {"uuid": one, "server_id": service.server, "volume_id": one, "tag": tag, "status": status}
-        for one, tag, status in volumes
+        {"uuid": uuid, "server_id": service.server, "volume_id": uuid, "tag": tag, "status": status}
+        for uuid, tag, status in volumes
     ]
     service.cloud.store.write(
         lambda tx: store_volumes.insert(
@@ -25,8 +27,8 @@ def test_tagged_volumes_of_a_server(cloud: Cloud) -> None:
     )
     service.cloud.change(schema.servers, schema.servers.c.id == service.server, volumes=3)
     service.statements = 0
-    told = service.ask("/openstack/latest/meta_data.json").json["devices"]
+    devices = service.request("/openstack/latest/meta_data.json").json["devices"]
     assert service.statements == 2
-    assert [(one["serial"], one["tags"]) for one in told if one["type"] == "disk"] == [
+    assert [(uuid["serial"], uuid["tags"]) for uuid in devices if uuid["type"] == "disk"] == [
         ("v1", ["data"])
     ]

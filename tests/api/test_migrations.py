@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Migrations as they are listed, shown below their server, aborted and forced to their end."""
+"""Migrations: lists, the migrations of a server, abort and force complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ from common.store.hosts import hosts
 from conductor.engine import lost_commands
 from conductor.workflows import WORKFLOWS
 from tests.api.conftest import OTHER, PROJECT, Cloud
-from tests.api.moves import act, begun, furnish, rested
+from tests.api.moves import (
+    act,
+    add_host2_and_large_flavor,
+    create_resting_server,
+    find_action_and_migration,
+)
 from tests.told import read_outbox
 
 OLD = {"id": "2", "name": "m1.small", "number": 2}
@@ -31,23 +36,23 @@ FIRST_FIELDS = {"id", "status", "source_compute", "source_node", "dest_compute",
                 "updated_at", "instance_uuid", "old_instance_type_id", "new_instance_type_id"}
 # fmt: on
 HOST_FIELDS = ("source_compute", "source_node", "dest_compute", "dest_host", "dest_node")
-NOBODYS = "00000000-0000-4000-8000-000000000000"
+UNKNOWN = "00000000-0000-4000-8000-000000000000"
 BYTES = {
-    f"{what}_{how}_bytes"
-    for what in ("memory", "disk")
-    for how in ("total", "processed", "remaining")
+    f"{kind}_{count}_bytes"
+    for kind in ("memory", "disk")
+    for count in ("total", "processed", "remaining")
 }
 
 
 @pytest.fixture
 def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
-    return make_cloud(furnish, max_limit=5)
+    return make_cloud(add_host2_and_large_flavor, max_limit=5)
 
 
-def add(
+def add_migration(
     cloud: Cloud, kind: str = "resize", status: str = "finished", at: int = 1, **values: Any
 ) -> str:
-    """A migration on record, made ``at`` seconds; its uuid."""
+    """Insert a migration that was created ``at`` seconds after 1970, and return its uuid."""
     row = {
         "uuid": ids.new(),
         "server_id": ids.new(),
@@ -70,19 +75,19 @@ def add(
     return str(row["uuid"])
 
 
-def listed(cloud: Cloud, query: str = "", mv: str = "2.80", token: str = "admin") -> Any:
+def list_migrations(cloud: Cloud, query: str = "", mv: str = "2.80", token: str = "admin") -> Any:
     answer = cloud.call("GET", f"/os-migrations{query}", mv=mv, token=token)
     assert answer.status_code == 200, answer.text
     return answer.json
 
 
-def uuids(cloud: Cloud, query: str = "", **more: Any) -> list[str]:
-    return [one["uuid"] for one in listed(cloud, query, **more)["migrations"]]
+def list_uuids(cloud: Cloud, query: str = "", **more: Any) -> list[str]:
+    return [migration["uuid"] for migration in list_migrations(cloud, query, **more)["migrations"]]
 
 
 # --- the list ---
 @pytest.mark.parametrize(
-    ("mv", "more"),
+    ("mv", "new_fields"),
     [
         ("2.1", set()),
         ("2.22", set()),
@@ -94,12 +99,14 @@ def uuids(cloud: Cloud, query: str = "", **more: Any) -> list[str]:
         ("2.104", {"migration_type", "uuid", "user_id", "project_id"}),
     ],
 )
-def test_what_is_shown_of_a_migration(cloud: Cloud, mv: str, more: set[str]) -> None:
+def test_migrations_have_the_fields_of_each_microversion(
+    cloud: Cloud, mv: str, new_fields: set[str]
+) -> None:
     server = ids.new()
-    add(cloud, server_id=server)
-    [shown] = listed(cloud, mv=mv)["migrations"]
-    assert set(shown) == FIRST_FIELDS | more
-    assert {**shown, **dict.fromkeys(more)} == {
+    add_migration(cloud, server_id=server)
+    [migration] = list_migrations(cloud, mv=mv)["migrations"]
+    assert set(migration) == FIRST_FIELDS | new_fields
+    assert {**migration, **dict.fromkeys(new_fields)} == {
         "id": 1,
         "status": "finished",
         "instance_uuid": server,
@@ -112,35 +119,36 @@ def test_what_is_shown_of_a_migration(cloud: Cloud, mv: str, more: set[str]) -> 
         "updated_at": "1970-01-01T00:00:01.000000",
         "old_instance_type_id": 2,
         "new_instance_type_id": 7,
-        **dict.fromkeys(more),
+        **dict.fromkeys(new_fields),
     }
 
 
-def test_the_flavors_of_a_migration_outlive_their_deletion(cloud: Cloud) -> None:
+def test_migration_shows_flavor_numbers_after_flavors_are_deleted(cloud: Cloud) -> None:
     numbers = {row.flavorid: row.id for row in cloud.rows(schema.flavors)}
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     resize = {"resize": {"flavorRef": "2"}}
     assert cloud.call("POST", f"/servers/{server}/action", resize).status_code == 202
     for flavor in ("1", "2"):
         assert cloud.call("DELETE", f"/flavors/{flavor}", token="admin").status_code == 202
-    [shown] = listed(cloud)["migrations"]
-    assert (shown["old_instance_type_id"], shown["new_instance_type_id"]) == (
+    [migration] = list_migrations(cloud)["migrations"]
+    assert (migration["old_instance_type_id"], migration["new_instance_type_id"]) == (
         numbers["1"],
         numbers["2"],
     )
 
 
-def test_what_is_not_known_yet_or_not_any_more_is_null(cloud: Cloud) -> None:
-    add(cloud, dest_host=None, new_flavor={"id": "gone", "name": "m1.gone"})
-    [shown] = listed(cloud)["migrations"]
+def test_migration_shows_null_for_unknown_destination_and_flavor(cloud: Cloud) -> None:
+    add_migration(cloud, dest_host=None, new_flavor={"id": "gone", "name": "m1.gone"})
+    [migration] = list_migrations(cloud)["migrations"]
     assert [
-        shown[name] for name in ("dest_compute", "dest_node", "dest_host", "new_instance_type_id")
+        migration[name]
+        for name in ("dest_compute", "dest_node", "dest_host", "new_instance_type_id")
     ] == [None] * 4
 
 
 @pytest.mark.parametrize(
-    ("kind", "status", "linked"),
+    ("kind", "status", "has_links"),
     [
         ("live-migration", "running", True),
         ("live-migration", "queued", True),
@@ -150,22 +158,22 @@ def test_what_is_not_known_yet_or_not_any_more_is_null(cloud: Cloud) -> None:
         ("resize", "post-migrating", False),
     ],
 )
-def test_live_migrations_on_their_way_have_links(
-    cloud: Cloud, kind: str, status: str, linked: bool
+def test_migration_has_links_when_live_migration_is_in_progress(
+    cloud: Cloud, kind: str, status: str, has_links: bool
 ) -> None:
     server = ids.new()
-    add(cloud, kind, status, server_id=server)
-    assert "links" not in listed(cloud, mv="2.22")["migrations"][0]
-    [shown] = listed(cloud, mv="2.23")["migrations"]
+    add_migration(cloud, kind, status, server_id=server)
+    assert "links" not in list_migrations(cloud, mv="2.22")["migrations"][0]
+    [migration] = list_migrations(cloud, mv="2.23")["migrations"]
     links = [
         {"rel": "self", "href": f"http://falconframework.org/v2.1/servers/{server}/migrations/1"},
         {"rel": "bookmark", "href": f"http://falconframework.org/servers/{server}/migrations/1"},
     ]
-    assert shown.get("links") == (links if linked else None)
+    assert migration.get("links") == (links if has_links else None)
 
 
-def test_managers_see_those_of_their_project_without_hosts(cloud: Cloud) -> None:
-    mine, _ = add(cloud), add(cloud, project_id=OTHER)
+def test_list_migrations_by_manager_shows_own_project_without_hosts(cloud: Cloud) -> None:
+    own, _ = add_migration(cloud), add_migration(cloud, project_id=OTHER)
     for query in ("", f"?project_id={OTHER}"):
         answer = cloud.call("GET", f"/os-migrations{query}", mv="2.80", token="manager")
         assert answer.json["forbidden"]["message"] == (
@@ -177,19 +185,19 @@ def test_managers_see_those_of_their_project_without_hosts(cloud: Cloud) -> None
         ).status_code
         == 403
     )
-    [shown] = listed(cloud, f"?project_id={PROJECT}", token="manager")["migrations"]
-    assert (shown["uuid"], [shown[name] for name in HOST_FIELDS]) == (mine, [None] * 5)
+    [migration] = list_migrations(cloud, f"?project_id={PROJECT}", token="manager")["migrations"]
+    assert (migration["uuid"], [migration[name] for name in HOST_FIELDS]) == (own, [None] * 5)
     assert (
         cloud.call(
             "GET", f"/os-migrations?project_id={PROJECT}", mv="2.58", token="manager"
         ).status_code
         == 403
     )
-    assert len(uuids(cloud)) == 2
+    assert len(list_uuids(cloud)) == 2
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "expected"),
     [
         ("", "abc"),
         ("host=host1", "ab"),
@@ -213,18 +221,20 @@ def test_managers_see_those_of_their_project_without_hosts(cloud: Cloud) -> None
         ("changes-before=1970-01-01T00:00:01Z", "a"),
     ],
 )
-def test_filters(cloud: Cloud, query: str, found: str) -> None:
+def test_list_migrations_filters_newest_first(cloud: Cloud, query: str, expected: str) -> None:
     server = ids.new()
     names = {
-        add(cloud, server_id=server): "a",
-        add(cloud, "live-migration", "error", 2, dest_host="host3", project_id=OTHER): "b",
-        add(
+        add_migration(cloud, server_id=server): "a",
+        add_migration(
+            cloud, "live-migration", "error", 2, dest_host="host3", project_id=OTHER
+        ): "b",
+        add_migration(
             cloud, "evacuation", "done", 3, source_host="host2", dest_host="host3", user_id="u2"
         ): "c",
     }
-    got = uuids(cloud, "?" + query.replace("INSTANCE", server))
-    assert "".join(sorted(names[uuid] for uuid in got)) == found
-    assert got == sorted(got, key=lambda uuid: names[uuid], reverse=True), "newest first"
+    uuids = list_uuids(cloud, "?" + query.replace("INSTANCE", server))
+    assert "".join(sorted(names[uuid] for uuid in uuids)) == expected
+    assert uuids == sorted(uuids, key=lambda uuid: names[uuid], reverse=True), "newest first"
 
 
 @pytest.mark.parametrize(
@@ -237,12 +247,12 @@ def test_filters(cloud: Cloud, query: str, found: str) -> None:
         ("2.59", "limit=x"),
         ("2.59", "limit=1&limit=2"),
         ("2.59", "marker=a&marker=b"),
-        ("2.59", f"marker={NOBODYS}"),
+        ("2.59", f"marker={UNKNOWN}"),
         ("2.66", "changes-since=yesterday"),
         ("2.80", "changes-since=1970-01-01T00:00:03Z&changes-before=1970-01-01T00:00:02Z"),
     ],
 )
-def test_queries_that_are_refused(cloud: Cloud, mv: str, query: str) -> None:
+def test_list_migrations_with_invalid_query_returns_400(cloud: Cloud, mv: str, query: str) -> None:
     assert cloud.call("GET", f"/os-migrations?{query}", mv=mv, token="admin").status_code == 400
 
 
@@ -255,32 +265,37 @@ def test_queries_that_are_refused(cloud: Cloud, mv: str, query: str) -> None:
         ("2.58", "changes-since=1999-01-01T00:00:00Z"),
     ],
 )
-def test_what_a_version_does_not_know_yet_is_passed_over(cloud: Cloud, mv: str, query: str) -> None:
-    add(cloud), add(cloud)
-    assert len(listed(cloud, f"?{query}", mv=mv)["migrations"]) == 2
+def test_list_migrations_ignores_parameters_of_later_microversions(
+    cloud: Cloud, mv: str, query: str
+) -> None:
+    add_migration(cloud), add_migration(cloud)
+    assert len(list_migrations(cloud, f"?{query}", mv=mv)["migrations"]) == 2
 
 
-def test_pages(cloud: Cloud) -> None:
-    made = [add(cloud, at=number // 2) for number in range(7)][::-1]
-    assert uuids(cloud) == made[:5], "the operator's limit"
-    first = listed(cloud, "?limit=3&status=finished", mv="2.59")
-    assert [one["uuid"] for one in first["migrations"]] == made[:3]
+def test_list_migrations_pages_with_limit_and_marker(cloud: Cloud) -> None:
+    uuids = [add_migration(cloud, at=number // 2) for number in range(7)][::-1]
+    assert list_uuids(cloud) == uuids[:5], "the operator's limit"
+    first = list_migrations(cloud, "?limit=3&status=finished", mv="2.59")
+    assert [migration["uuid"] for migration in first["migrations"]] == uuids[:3]
     [link] = first["migrations_links"]
-    assert link["href"].endswith(f"/v2.1/os-migrations?limit=3&status=finished&marker={made[2]}")
-    rest = listed(cloud, f"?limit=5&marker={made[2]}", mv="2.59")
-    assert ([one["uuid"] for one in rest["migrations"]], "migrations_links" in rest) == (
-        made[3:],
+    assert link["href"].endswith(f"/v2.1/os-migrations?limit=3&status=finished&marker={uuids[2]}")
+    rest = list_migrations(cloud, f"?limit=5&marker={uuids[2]}", mv="2.59")
+    assert (
+        [migration["uuid"] for migration in rest["migrations"]],
+        "migrations_links" in rest,
+    ) == (
+        uuids[3:],
         False,
     )
-    assert listed(cloud, "?limit=0") == {"migrations": []}
-    assert "migrations_links" not in listed(cloud, mv="2.58")
+    assert list_migrations(cloud, "?limit=0") == {"migrations": []}
+    assert "migrations_links" not in list_migrations(cloud, mv="2.58")
 
 
-# --- below a server ---
+# --- migrations of a server ---
 @pytest.fixture
-def moving(cloud: Cloud) -> str:
-    """A server whose live migration runs at host1."""
-    server = rested(cloud)
+def migrating_server(cloud: Cloud) -> str:
+    """Return a server with a live migration that runs at host1."""
+    server = create_resting_server(cloud)
     act(
         cloud,
         server,
@@ -290,12 +305,12 @@ def moving(cloud: Cloud) -> str:
         "admin",
         status=202,
     )
-    runs(cloud, server)
+    set_status(cloud, server)
     return server
 
 
-def runs(cloud: Cloud, server: str, status: str = "running", **values: Any) -> None:
-    action, move = begun(cloud, server)
+def set_status(cloud: Cloud, server: str, status: str = "running", **values: Any) -> None:
+    action, move = find_action_and_migration(cloud, server)
     cloud.change(
         schema.migrations,
         schema.migrations.c.id == move.id,
@@ -313,30 +328,60 @@ def runs(cloud: Cloud, server: str, status: str = "running", **values: Any) -> N
     )
 
 
-# fmt: off
-@pytest.mark.parametrize(("mv", "more"), [
-    ("2.23", set()), ("2.58", set()), ("2.59", {"uuid"}), ("2.79", {"uuid"}),
-    ("2.80", {"uuid", "user_id", "project_id"}), ("2.104", {"uuid", "user_id", "project_id"})])
-def test_a_live_migration_tells_how_far_it_is(cloud: Cloud, moving: str, mv: str, more: set[str]) -> None:
-    runs(cloud, moving, progress={"memory_total": 300, "memory_processed": 200, "memory_remaining": 100,
-                                  "disk_total": 0})
-    [listed_one] = cloud.call("GET", f"/servers/{moving}/migrations", mv=mv, token="admin").json["migrations"]
-    shown = cloud.call("GET", f"/servers/{moving}/migrations/1", mv=mv, token="admin").json["migration"]
-    assert shown == listed_one
+@pytest.mark.parametrize(
+    ("mv", "more"),
+    [
+        ("2.23", set()),
+        ("2.58", set()),
+        ("2.59", {"uuid"}),
+        ("2.79", {"uuid"}),
+        ("2.80", {"uuid", "user_id", "project_id"}),
+        ("2.104", {"uuid", "user_id", "project_id"}),
+    ],
+)
+def test_server_migration_shows_progress_of_live_migration(
+    cloud: Cloud, migrating_server: str, mv: str, more: set[str]
+) -> None:
+    set_status(
+        cloud,
+        migrating_server,
+        progress={
+            "memory_total": 300,
+            "memory_processed": 200,
+            "memory_remaining": 100,
+            "disk_total": 0,
+        },
+    )
+    [listed_migration] = cloud.call(
+        "GET", f"/servers/{migrating_server}/migrations", mv=mv, token="admin"
+    ).json["migrations"]
+    migration = cloud.call(
+        "GET", f"/servers/{migrating_server}/migrations/1", mv=mv, token="admin"
+    ).json["migration"]
+    assert migration == listed_migration
     common = FIRST_FIELDS - {"instance_uuid", "old_instance_type_id", "new_instance_type_id"}
-    assert set(shown) == common | BYTES | more | {"server_uuid"}
-    assert (shown["server_uuid"], shown["source_compute"], shown["dest_compute"]) == (moving, "host1", "host2")
-    assert [shown[f"memory_{how}_bytes"] for how in ("total", "processed", "remaining")] == [300, 200, 100]
-    assert [shown[f"disk_{how}_bytes"] for how in ("total", "processed", "remaining")] == [None] * 3
-# fmt: on
+    assert set(migration) == common | BYTES | more | {"server_uuid"}
+    assert (migration["server_uuid"], migration["source_compute"], migration["dest_compute"]) == (
+        migrating_server,
+        "host1",
+        "host2",
+    )
+    assert [
+        migration[f"memory_{count}_bytes"] for count in ("total", "processed", "remaining")
+    ] == [300, 200, 100]
+    assert [migration[f"disk_{count}_bytes"] for count in ("total", "processed", "remaining")] == [
+        None
+    ] * 3
 
 
-def test_managers_see_it_without_hosts_and_others_not_at_all(cloud: Cloud, moving: str) -> None:
-    [shown] = cloud.call("GET", f"/servers/{moving}/migrations", mv="2.23", token="manager").json[
-        "migrations"
-    ]
-    assert [shown[name] for name in HOST_FIELDS] == [None] * 5
-    path = f"/servers/{moving}/migrations"
+def test_server_migrations_hide_hosts_from_managers_and_refuse_others(
+    cloud: Cloud, migrating_server: str
+) -> None:
+    [migration] = cloud.call(
+        "GET", f"/servers/{migrating_server}/migrations", mv="2.23", token="manager"
+    ).json["migrations"]
+    assert [migration[name] for name in HOST_FIELDS] == [None] * 5
+    path = f"/servers/{migrating_server}/migrations"
     statuses = {
         token: (
             cloud.call("GET", path, mv="2.23", token=token).status_code,
@@ -361,25 +406,27 @@ def test_managers_see_it_without_hosts_and_others_not_at_all(cloud: Cloud, movin
         ("evacuation", "pre-migrating", "Migration 1 for server {} is not live-migration."),
     ],
 )
-def test_what_is_not_on_its_way_is_not_there(
-    cloud: Cloud, moving: str, kind: str, status: str, text: str
+def test_server_migration_not_in_progress_returns_404(
+    cloud: Cloud, migrating_server: str, kind: str, status: str, text: str
 ) -> None:
-    runs(cloud, moving, status, type=kind)
-    path = f"/servers/{moving}/migrations"
+    set_status(cloud, migrating_server, status, type=kind)
+    path = f"/servers/{migrating_server}/migrations"
     assert cloud.call("GET", path, mv="2.23", token="admin").json == {"migrations": []}
     assert cloud.call("GET", f"{path}/1", mv="2.23", token="admin").json["itemNotFound"][
         "message"
-    ] == text.format(moving)
+    ] == text.format(migrating_server)
 
 
 @pytest.mark.parametrize("number", ["2", "x", "9" * 30, "-1"])
-def test_a_migration_that_there_is_not(cloud: Cloud, moving: str, number: str) -> None:
-    path = f"/servers/{moving}/migrations/{number}"
+def test_server_migration_with_unknown_number_returns_404(
+    cloud: Cloud, migrating_server: str, number: str
+) -> None:
+    path = f"/servers/{migrating_server}/migrations/{number}"
     assert cloud.call("GET", path, mv="2.23", token="admin").status_code == 404
-    gone = cloud.call("DELETE", path, mv="2.24", token="admin")
+    answer = cloud.call("DELETE", path, mv="2.24", token="admin")
     assert (
-        gone.json["itemNotFound"]["message"]
-        == f"Migration {number} not found for instance {moving}"
+        answer.json["itemNotFound"]["message"]
+        == f"Migration {number} not found for instance {migrating_server}"
     )
     assert (
         cloud.call(
@@ -387,79 +434,81 @@ def test_a_migration_that_there_is_not(cloud: Cloud, moving: str, number: str) -
         ).status_code
         == 400
     )
-    other = rested(cloud)
+    other = create_resting_server(cloud)
     assert (
         cloud.call("GET", f"/servers/{other}/migrations/1", mv="2.23", token="admin").status_code
         == 404
     )
 
 
-# --- controls ---
-def request(cloud: Cloud, server: str, word: str, mv: str = "2.65", token: str = "admin") -> Any:
+# --- abort and force complete ---
+def request_control(
+    cloud: Cloud, server: str, control: str, mv: str = "2.65", token: str = "admin"
+) -> Any:
     path = f"/servers/{server}/migrations/1"
-    if word == "abort":
+    if control == "abort":
         return cloud.call("DELETE", path, mv=mv, token=token)
     return cloud.call("POST", path + "/action", {"force_complete": None}, mv=mv, token=token)
 
 
 @pytest.mark.parametrize(
-    ("word", "mv", "journal"),
+    ("control", "mv", "journal"),
     [
         ("abort", "2.24", "live_migration_cancel"),
         ("complete", "2.22", "live_migration_force_complete"),
     ],
 )
 @pytest.mark.parametrize("token", ["manager", "admin"])
-def test_a_wish_is_written_down_and_told_to_the_host_at_once(
-    cloud: Cloud, moving: str, word: str, mv: str, journal: str, token: str
+def test_migration_control_is_stored_and_sent_to_host_at_once(
+    cloud: Cloud, migrating_server: str, control: str, mv: str, journal: str, token: str
 ) -> None:
-    answer = request(cloud, moving, word, mv, token)
+    answer = request_control(cloud, migrating_server, control, mv, token)
     assert (answer.status_code, answer.content) == (202, b"")
     [move] = cloud.rows(schema.migrations)
-    action, _ = begun(cloud, moving)
+    action, _ = find_action_and_migration(cloud, migrating_server)
     session = cloud.store.read(lambda tx: hosts.sessions(tx, ["host1"]))["host1"]
-    assert move.requested_control == word
-    assert cloud.agents.told == [
+    assert move.requested_control == control
+    assert cloud.agents.commands == [
         (
             "host1",
             control_command(
                 CommandKey(CommandKind.DO, action.id, "migrate", 2),
-                Control(word),
-                server=moving,
+                Control(control),
+                server=migrating_server,
                 fence=action.fence,
                 session=session,
             ),
         )
     ]
-    assert cloud.agents.told[0][1] in cloud.store.read(
+    assert cloud.agents.commands[0][1] in cloud.store.read(
         lambda tx: lost_commands.control_commands(tx, WORKFLOWS, "host1", session)
     ), "repeated"
-    shown = cloud.call("GET", f"/servers/{moving}/os-instance-actions", mv="2.58").json[
+    log = cloud.call("GET", f"/servers/{migrating_server}/os-instance-actions", mv="2.58").json[
         "instanceActions"
     ]
-    assert [one["action"] for one in shown] == [journal, "live-migration", "create"]
+    assert [item["action"] for item in log] == [journal, "live-migration", "create"]
 
 
-@pytest.mark.parametrize(("word", "name"), [("abort", "abort"), ("complete", "force_complete")])
-def test_a_wish_is_told_to_others_when_it_is_taken(
-    cloud: Cloud, moving: str, word: str, name: str
+@pytest.mark.parametrize(("control", "name"), [("abort", "abort"), ("complete", "force_complete")])
+def test_migration_control_emits_start_notification(
+    cloud: Cloud, migrating_server: str, control: str, name: str
 ) -> None:
     cloud.store.notify_with(NotificationSettings("api1"))
-    assert request(cloud, moving, word).status_code == 202
+    assert request_control(cloud, migrating_server, control).status_code == 202
     [row] = read_outbox(cloud.store)
-    assert (row.event, row.key) == (f"instance.live_migration_{name}.start", moving)
+    assert (row.event, row.key) == (f"instance.live_migration_{name}.start", migrating_server)
     assert (row.publisher, row.body["object"]["task_state"]) == ("nova-compute:host1", "migrating")
     assert row.body["request"]["id"].startswith("req-")
 
 
-def test_a_host_that_does_not_hear_it_hears_it_later(cloud: Cloud, moving: str) -> None:
+def test_migration_abort_is_stored_when_host_is_silent(cloud: Cloud, migrating_server: str) -> None:
     cloud.agents.silent = {"host1"}
-    assert request(cloud, moving, "abort").status_code == 202
+    assert request_control(cloud, migrating_server, "abort").status_code == 202
     assert cloud.rows(schema.migrations)[0].requested_control == "abort"
 
 
 @pytest.mark.parametrize(
-    ("status", "mv", "word", "answer"),
+    ("status", "mv", "control", "expected"),
     [
         ("queued", "2.64", "abort", 400),
         ("preparing", "2.64", "abort", 400),
@@ -472,36 +521,42 @@ def test_a_host_that_does_not_hear_it_hears_it_later(cloud: Cloud, moving: str) 
         ("preparing", "2.65", "complete", 400),
     ],
 )
-def test_the_states_in_which_it_can_be_wished(
-    cloud: Cloud, moving: str, status: str, mv: str, word: str, answer: int
+def test_migration_control_in_wrong_status_or_before_2_65_returns_400(
+    cloud: Cloud, migrating_server: str, status: str, mv: str, control: str, expected: int
 ) -> None:
-    runs(cloud, moving, status)
-    got = request(cloud, moving, word, mv)
-    assert got.status_code == answer
-    assert len(cloud.agents.told) == (answer == 202)
-    if answer == 400:
-        what = {"abort": "abort live migration", "complete": "force complete"}[word]
-        assert got.json["badRequest"]["message"] == (
-            f"Migration 1 state of instance {moving} is {status}. Cannot {what} while the migration is in this state."
+    set_status(cloud, migrating_server, status)
+    response = request_control(cloud, migrating_server, control, mv)
+    assert response.status_code == expected
+    assert len(cloud.agents.commands) == (expected == 202)
+    if expected == 400:
+        description = {"abort": "abort live migration", "complete": "force complete"}[control]
+        assert response.json["badRequest"]["message"] == (
+            f"Migration 1 state of instance {migrating_server} is {status}. "
+            f"Cannot {description} while the migration is in this state."
         )
         assert cloud.rows(schema.migrations)[0].requested_control is None
 
 
-def test_one_that_no_host_has_in_hand_is_for_the_conductor_alone(cloud: Cloud, moving: str) -> None:
-    runs(cloud, moving, "preparing")
-    action, _ = begun(cloud, moving)
+def test_migration_abort_before_host_has_command_is_stored_only(
+    cloud: Cloud, migrating_server: str
+) -> None:
+    set_status(cloud, migrating_server, "preparing")
+    action, _ = find_action_and_migration(cloud, migrating_server)
     cloud.change(
         schema.actions, schema.actions.c.id == action.id, state="due", step="prepare", host=None
     )
-    assert request(cloud, moving, "abort").status_code == 202
-    assert (cloud.agents.told, cloud.rows(schema.migrations)[0].requested_control) == ([], "abort")
+    assert request_control(cloud, migrating_server, "abort").status_code == 202
+    assert (cloud.agents.commands, cloud.rows(schema.migrations)[0].requested_control) == (
+        [],
+        "abort",
+    )
 
 
-def test_nothing_follows_an_abort(cloud: Cloud, moving: str) -> None:
-    assert request(cloud, moving, "complete").status_code == 202
-    assert request(cloud, moving, "abort").status_code == 202
+def test_force_complete_after_abort_returns_400(cloud: Cloud, migrating_server: str) -> None:
+    assert request_control(cloud, migrating_server, "complete").status_code == 202
+    assert request_control(cloud, migrating_server, "abort").status_code == 202
     assert (
-        request(cloud, moving, "complete")
+        request_control(cloud, migrating_server, "complete")
         .json["badRequest"]["message"]
         .endswith("is being aborted.")
     )
@@ -509,34 +564,40 @@ def test_nothing_follows_an_abort(cloud: Cloud, moving: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "name"), [("abort", "abort live migration"), ("complete", "force_complete")]
+    ("control", "name"), [("abort", "abort live migration"), ("complete", "force_complete")]
 )
-def test_who_is_refused(cloud: Cloud, moving: str, word: str, name: str) -> None:
+def test_migration_control_is_refused_by_role_lock_or_task_state(
+    cloud: Cloud, migrating_server: str, control: str, name: str
+) -> None:
     statuses = {
-        token: request(cloud, moving, word, token=token).status_code
+        token: request_control(cloud, migrating_server, control, token=token).status_code
         for token in ("user", "reader", "stranger")
     }
     assert statuses == {"user": 403, "reader": 403, "stranger": 404}
-    action, _ = begun(cloud, moving)
-    cloud.rest(moving, task_state="migrating", action=action.id, locked=True, locked_by="admin")
+    action, _ = find_action_and_migration(cloud, migrating_server)
+    cloud.set_state(
+        migrating_server, task_state="migrating", action=action.id, locked=True, locked_by="admin"
+    )
     assert (
-        request(cloud, moving, word, token="manager")
+        request_control(cloud, migrating_server, control, token="manager")
         .json["conflictingRequest"]["message"]
         .endswith("is locked")
     )
-    cloud.rest(moving)
-    assert request(cloud, moving, word).json["conflictingRequest"]["message"] == (
-        f"Cannot '{name}' instance {moving} while it is in task_state None"
-    )
-    assert (cloud.agents.told, cloud.rows(schema.migrations)[0].requested_control) == ([], None)
+    cloud.set_state(migrating_server)
+    assert request_control(cloud, migrating_server, control).json["conflictingRequest"][
+        "message"
+    ] == (f"Cannot '{name}' instance {migrating_server} while it is in task_state None")
+    assert (cloud.agents.commands, cloud.rows(schema.migrations)[0].requested_control) == ([], None)
 
 
 @pytest.mark.parametrize(
     "body", [{"force_complete": {}}, {}, {"abort": None}, {"force_complete": None, "more": 1}]
 )
-def test_bodies_that_force_nothing(cloud: Cloud, moving: str, body: Any) -> None:
+def test_migration_action_with_invalid_body_returns_400(
+    cloud: Cloud, migrating_server: str, body: Any
+) -> None:
     answer = cloud.call(
-        "POST", f"/servers/{moving}/migrations/1/action", body, mv="2.22", token="admin"
+        "POST", f"/servers/{migrating_server}/migrations/1/action", body, mv="2.22", token="admin"
     )
     assert answer.status_code == 400
 
@@ -550,47 +611,50 @@ def test_bodies_that_force_nothing(cloud: Cloud, moving: str, body: Any) -> None
         ("POST", "/1/action", "2.22"),
     ],
 )
-def test_versions_before_there_were_such_things(
-    cloud: Cloud, moving: str, method: str, path: str, first: str
+def test_server_migration_operations_return_404_before_their_version(
+    cloud: Cloud, migrating_server: str, method: str, path: str, first: str
 ) -> None:
     body = {"force_complete": None} if method == "POST" else None
     before = f"2.{int(first[2:]) - 1}"
     statuses = [
         cloud.call(
-            method, f"/servers/{moving}/migrations{path}", body, mv=mv, token="admin"
+            method, f"/servers/{migrating_server}/migrations{path}", body, mv=mv, token="admin"
         ).status_code
         for mv in (before, first)
     ]
     assert statuses in ([404, 200], [404, 202])
 
 
-def test_lists_cost_the_same_whatever_they_hold(cloud: Cloud) -> None:
-    """One statement a page."""
-    seen: list[str] = []
+def test_list_migrations_costs_one_statement_per_page(cloud: Cloud) -> None:
+    statements: list[str] = []
     sa.event.listen(
-        cloud.store.engine, "before_cursor_execute", lambda *given: seen.append(given[2])
+        cloud.store.engine,
+        "before_cursor_execute",
+        lambda *arguments: statements.append(arguments[2]),
     )
     counts = []
     for _ in range(2):
-        add(cloud, at=cloud.store.read(lambda tx: tx.scalar(sa.select(now()))) // SECOND)
-        seen.clear()
-        listed(cloud)
-        counts.append(sum(text.startswith("SELECT") for text in seen))
+        add_migration(cloud, at=cloud.store.read(lambda tx: tx.scalar(sa.select(now()))) // SECOND)
+        statements.clear()
+        list_migrations(cloud)
+        counts.append(sum(text.startswith("SELECT") for text in statements))
     assert counts == [1, 1]
 
 
 @pytest.mark.parametrize(
-    ("status", "wanted"), [("running", 409), ("finished", 409), ("confirmed", 200)]
+    ("status", "expected"), [("running", 409), ("finished", 409), ("confirmed", 200)]
 )
-def test_a_server_that_is_being_moved_is_not_pinned(cloud: Cloud, status: str, wanted: int) -> None:
-    """Where it will be is not known yet; giving its pin up is fine."""
+def test_update_pinned_zone_during_migration_returns_409(
+    cloud: Cloud, status: str, expected: int
+) -> None:
+    """The future zone of the server is still open. Removing the pin is accepted."""
     server = cloud.create()
-    cloud.rest(server)
-    add(cloud, "live-migration", status, server_id=server)
-    put = [
+    cloud.set_state(server)
+    add_migration(cloud, "live-migration", status, server_id=server)
+    statuses = [
         cloud.call(
             "PUT", f"/servers/{server}", {"server": {"pinned_availability_zone": zone}}, mv="2.104"
         ).status_code
         for zone in ("nova", None)
     ]
-    assert put == [wanted, 200]
+    assert statuses == [expected, 200]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resize, its end, and cold migration, as the API accepts and refuses them."""
+"""Resize, confirm, revert and cold migration through the API: stored arguments and refusals."""
 
 from __future__ import annotations
 
@@ -13,26 +13,37 @@ from common.clients.image import Image
 from common.domain.models import Flavor, ImageRef
 from common.store import schema
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
-from tests.api.moves import KEY, LARGE, TINY, act, asked, begun, down, finished, furnish, rested
+from tests.api.moves import (
+    KEY,
+    LARGE,
+    TINY,
+    act,
+    add_host2_and_large_flavor,
+    create_resting_server,
+    find_action_and_migration,
+    finish_resize,
+    mark_host_down,
+    requested_args,
+)
 
 
 @pytest.fixture
 def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
-    """Two hosts, and flavors to choose from; servers are made of the second, m1.small."""
-    return make_cloud(furnish, secret_key=KEY)
+    """Return a cloud with two hosts and a large flavor. Servers have the flavor m1.small."""
+    return make_cloud(add_host2_and_large_flavor, secret_key=KEY)
 
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    return rested(cloud)
+    return create_resting_server(cloud)
 
 
 # --- resize ---
-def test_a_resize_is_begun_and_its_move_is_on_record(cloud: Cloud, server: str) -> None:
+def test_resize_begins_action_and_records_migration(cloud: Cloud, server: str) -> None:
     act(cloud, server, "resize", {"flavorRef": LARGE}, status=202)
-    action, move = begun(cloud, server)
+    action, move = find_action_and_migration(cloud, server)
     [row] = cloud.rows(schema.servers)
-    assert (action.workflow, action.name, asked(action.args)) == (
+    assert (action.workflow, action.name, requested_args(action.args)) == (
         "resize",
         "resize",
         {"host": None, "forced": False},
@@ -59,22 +70,22 @@ def test_a_resize_is_begun_and_its_move_is_on_record(cloud: Cloud, server: str) 
     assert cloud.call("GET", f"/servers/{server}").json["server"]["status"] == "RESIZE"
 
 
-def test_the_smaller_of_both_is_not_counted(cloud: Cloud, server: str) -> None:
+def test_resize_to_smaller_memory_keeps_larger_value_for_quota(cloud: Cloud, server: str) -> None:
     cloud.add_flavor(Flavor("thin", "m1.thin", 2, 512, 20))
     act(cloud, server, "resize", {"flavorRef": "thin"}, status=202)
     [row] = cloud.rows(schema.servers)
     assert (row.vcpus, row.memory_mb) == (2, 2048)
 
 
-def test_resize_with_disk_config_that_image_disables_returns_400(cloud: Cloud, server: str) -> None:
+def test_resize_with_disk_config_disabled_by_image_returns_400(cloud: Cloud, server: str) -> None:
     image = {"id": "i", "properties": {"auto_disk_config": "disabled"}}
     cloud.change(schema.servers, schema.servers.c.id == server, image=image)
-    given = {"flavorRef": LARGE, "OS-DCF:diskConfig": "AUTO"}
-    assert "automatic disk resize" in act(cloud, server, "resize", given, status=400)
+    body = {"flavorRef": LARGE, "OS-DCF:diskConfig": "AUTO"}
+    assert "automatic disk resize" in act(cloud, server, "resize", body, status=400)
     assert cloud.rows(schema.servers)[0].disk_config == "MANUAL"
 
 
-def test_the_disk_config_changes_where_it_is_given(cloud: Cloud, server: str) -> None:
+def test_resize_stores_disk_config_of_request(cloud: Cloud, server: str) -> None:
     act(cloud, server, "resize", {"flavorRef": LARGE, "OS-DCF:diskConfig": "AUTO"}, status=202)
     assert cloud.rows(schema.servers)[0].disk_config == "AUTO"
     assert act(
@@ -102,7 +113,7 @@ def test_the_disk_config_changes_where_it_is_given(cloud: Cloud, server: str) ->
         ("", "Invalid input for field/attribute flavorRef"),
     ],
 )
-def test_flavors_that_a_server_cannot_get(
+def test_resize_to_unusable_flavor_returns_400(
     cloud: Cloud, server: str, flavor: Any, text: str
 ) -> None:
     cloud.add_flavor(Flavor("none", "m1.none", 1, 4096, 0))
@@ -111,13 +122,13 @@ def test_flavors_that_a_server_cannot_get(
     )
     cloud.add_flavor(Flavor("hidden", "m1.hidden", 1, 4096, 40))
     cloud.change(schema.flavors, schema.flavors.c.flavorid == "hidden", is_public=False)
-    said = act(cloud, server, "resize", {"flavorRef": flavor}, status=400)
-    assert said.startswith(text) or ("hw:cpu_policy" in text and "hw:cpu_policy" in said)
+    message = act(cloud, server, "resize", {"flavorRef": flavor}, status=400)
+    assert message.startswith(text) or ("hw:cpu_policy" in text and "hw:cpu_policy" in message)
     assert (len(cloud.rows(schema.actions)), cloud.rows(schema.migrations)) == (1, [])
     assert cloud.rows(schema.servers)[0].action is None
 
 
-def test_private_flavor_is_for_projects_with_access(cloud: Cloud, server: str) -> None:
+def test_resize_to_private_flavor_needs_access_of_project(cloud: Cloud, server: str) -> None:
     cloud.change(schema.flavors, schema.flavors.c.flavorid == LARGE, is_public=False)
     [number] = [row.id for row in cloud.rows(schema.flavors) if row.flavorid == LARGE]
     with cloud.store.begin() as tx:
@@ -129,16 +140,16 @@ def test_private_flavor_is_for_projects_with_access(cloud: Cloud, server: str) -
     act(cloud, server, "resize", {"flavorRef": LARGE}, status=202)
 
 
-def test_resize_to_a_recreated_flavor_of_another_size(cloud: Cloud, server: str) -> None:
+def test_resize_to_recreated_flavor_of_other_size_is_accepted(cloud: Cloud, server: str) -> None:
     cloud.change(schema.flavors, schema.flavors.c.flavorid == "2", memory_mb=4096)
     act(cloud, server, "resize", {"flavorRef": "2"}, status=202)
 
 
-def test_resize_to_less_memory_checks_the_image_if_known(cloud: Cloud, server: str) -> None:
+def test_resize_to_less_memory_checks_min_ram_of_existing_image(cloud: Cloud, server: str) -> None:
     cloud.add_flavor(Flavor("thin", "m1.thin", 2, 512, 20))
     cloud.images.images[IMAGE] = Image(ImageRef(IMAGE), min_ram=1024, status="deactivated")
-    said = act(cloud, server, "resize", {"flavorRef": "thin"}, status=400)
-    assert said == "Flavor's memory is too small for requested image."
+    message = act(cloud, server, "resize", {"flavorRef": "thin"}, status=400)
+    assert message == "Flavor's memory is too small for requested image."
     cloud.images.down = True
     act(cloud, server, "resize", {"flavorRef": "thin"}, status=503)
     cloud.images.down = False
@@ -147,36 +158,40 @@ def test_resize_to_less_memory_checks_the_image_if_known(cloud: Cloud, server: s
 
 
 @pytest.mark.parametrize("flavor", ["thin", LARGE])
-def test_resize_during_the_image_lookup_is_checked_again(
+def test_resize_returns_409_when_server_is_resized_during_image_lookup(
     cloud: Cloud, server: str, flavor: str
 ) -> None:
-    """Else it would get the flavor that it has by now, or a smaller disk."""
+    """Otherwise the server would get the flavor that it already has, or a smaller disk."""
     cloud.add_flavor(Flavor("thin", "m1.thin", 2, 512, 20))
 
-    def resized() -> None:
+    def resize_meanwhile() -> None:
         act(cloud, server, "resize", {"flavorRef": flavor}, status=202)
-        new = begun(cloud, server)[0].args["new_flavor"]
+        new = find_action_and_migration(cloud, server)[0].args["new_flavor"]
         cloud.change(schema.migrations, schema.migrations.c.server_id == server, status="confirmed")
-        cloud.rest(server, flavor=new, flavor_id=new["id"])
+        cloud.set_state(server, flavor=new, flavor_id=new["id"])
 
-    cloud.meanwhile("SELECT flavors", resized)
+    cloud.run_after_statement("SELECT flavors", resize_meanwhile)
     assert "try again" in act(cloud, server, "resize", {"flavorRef": "thin"}, status=409)
     assert [row.status for row in cloud.rows(schema.migrations)] == ["confirmed"]
     act(cloud, server, "resize", {"flavorRef": "thin"}, status=400)
 
 
-def test_resize_counts_for_its_project_and_the_servers_user(cloud: Cloud, server: str) -> None:
+def test_resize_over_quota_of_project_or_servers_user_returns_403(
+    cloud: Cloud, server: str
+) -> None:
     quota = {"quota_set": {"ram": 8191, "cores": 4}}
     cloud.call("PUT", f"/os-quota-sets/{PROJECT}", quota, token="admin")
     for token in ("user", "admin"):
-        said = act(cloud, server, "resize", {"flavorRef": LARGE}, token=token, status=403)
-        assert said == "Quota exceeded for ram: Requested 6144, but already used 2048 of 8191 ram"
+        message = act(cloud, server, "resize", {"flavorRef": LARGE}, token=token, status=403)
+        assert (
+            message == "Quota exceeded for ram: Requested 6144, but already used 2048 of 8191 ram"
+        )
     cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"ram": 8192}}, token="admin")
     cloud.call(
         "PUT", f"/os-quota-sets/{PROJECT}?user_id=u1", {"quota_set": {"cores": 3}}, token="admin"
     )
-    said = act(cloud, server, "resize", {"flavorRef": LARGE}, status=403)
-    assert said == "Quota exceeded for cores: Requested 3, but already used 1 of 3 cores"
+    message = act(cloud, server, "resize", {"flavorRef": LARGE}, status=403)
+    assert message == "Quota exceeded for cores: Requested 3, but already used 1 of 3 cores"
     assert (cloud.rows(schema.migrations), cloud.rows(schema.servers)[0].action) == ([], None)
     cloud.call(
         "PUT", f"/os-quota-sets/{PROJECT}?user_id=u1", {"quota_set": {"cores": 4}}, token="admin"
@@ -190,7 +205,7 @@ def test_resize_counts_for_its_project_and_the_servers_user(cloud: Cloud, server
     )
 
 
-def test_a_server_that_shrinks_needs_no_quota(cloud: Cloud, server: str) -> None:
+def test_resize_to_smaller_flavor_needs_no_quota(cloud: Cloud, server: str) -> None:
     cloud.add_flavor(Flavor("thin", "m1.thin", 1, 512, 20))
     cloud.call(
         "PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"ram": 100, "cores": 0}}, token="admin"
@@ -198,13 +213,15 @@ def test_a_server_that_shrinks_needs_no_quota(cloud: Cloud, server: str) -> None
     act(cloud, server, "resize", {"flavorRef": "thin"}, status=202)
 
 
-@pytest.mark.parametrize(("key", "given"), [("resize", {"flavorRef": LARGE}), ("migrate", None)])
-def test_a_server_does_not_leave_a_host_that_is_down(
-    cloud: Cloud, server: str, key: str, given: Any
+@pytest.mark.parametrize(("key", "body"), [("resize", {"flavorRef": LARGE}), ("migrate", None)])
+def test_resize_and_migrate_from_host_down_return_409(
+    cloud: Cloud, server: str, key: str, body: Any
 ) -> None:
-    down(cloud, "host1")
-    said = act(cloud, server, key, given, token="admin", status=409)
-    assert said.startswith(f"Instance {server} is on a host that is down; try again when it is up.")
+    mark_host_down(cloud, "host1")
+    message = act(cloud, server, key, body, token="admin", status=409)
+    assert message.startswith(
+        f"Instance {server} is on a host that is down; try again when it is up."
+    )
     assert cloud.rows(schema.migrations) == []
 
 
@@ -216,23 +233,27 @@ def test_a_server_does_not_leave_a_host_that_is_down(
         ("revertResize", "revert_resize", 202, "resize_reverting"),
     ],
 )
-def test_a_resize_is_confirmed_or_reverted(
+def test_confirm_and_revert_begin_their_workflow_for_resized_server(
     cloud: Cloud, server: str, key: str, workflow: str, status: int, task: str | None
 ) -> None:
     act(cloud, server, "resize", {"flavorRef": LARGE}, status=202)
     act(cloud, server, key, status=409)
-    finished(cloud, server)
-    shown = cloud.call("GET", f"/servers/{server}", mv="2.96", token="admin").json["server"]
-    assert (shown["status"], shown["flavor"]["original_name"], shown["OS-EXT-SRV-ATTR:host"]) == (
+    finish_resize(cloud, server)
+    response = cloud.call("GET", f"/servers/{server}", mv="2.96", token="admin").json["server"]
+    assert (
+        response["status"],
+        response["flavor"]["original_name"],
+        response["OS-EXT-SRV-ATTR:host"],
+    ) == (
         "VERIFY_RESIZE",
         "m1.large",
         "host2",
     )
-    woken = cloud.wakeup.woken
+    woken = cloud.wakeup.count
     act(cloud, server, key, status=status)
-    action, _ = begun(cloud, server)
+    action, _ = find_action_and_migration(cloud, server)
     [move] = cloud.rows(schema.migrations)
-    assert (action.workflow, cloud.rows(schema.servers)[0].task_state, cloud.wakeup.woken) == (
+    assert (action.workflow, cloud.rows(schema.servers)[0].task_state, cloud.wakeup.count) == (
         workflow,
         task,
         woken + 1,
@@ -247,10 +268,10 @@ def test_a_resize_is_confirmed_or_reverted(
 
 
 @pytest.mark.parametrize("key", ["confirmResize", "revertResize"])
-def test_what_was_not_resized_is_neither_confirmed_nor_reverted(
+def test_confirm_and_revert_without_migration_return_400(
     cloud: Cloud, server: str, key: str
 ) -> None:
-    cloud.rest(server, "resized")
+    cloud.set_state(server, "resized")
     assert act(cloud, server, key, status=400) == "Instance has not been resized."
 
 
@@ -275,30 +296,30 @@ def test_what_was_not_resized_is_neither_confirmed_nor_reverted(
         ("host2", True, None),
     ],
 )
-def test_revert_needs_both_hosts_or_proof_confirm_neither(
+def test_revert_resize_needs_both_hosts_or_forced_down_confirm_neither(
     cloud: Cloud, server: str, host: str, forced: bool, text: str | None
 ) -> None:
     act(cloud, server, "resize", {"flavorRef": LARGE}, status=202)
-    finished(cloud, server)
-    down(cloud, host, forced)
+    finish_resize(cloud, server)
+    mark_host_down(cloud, host, forced)
     if text is not None:
         assert act(cloud, server, "revertResize", token="admin", status=409).startswith(text)
         assert host not in act(cloud, server, "revertResize", status=409), (
-            "who may not know hosts is not told"
+            "users may not see host names"
         )
-        assert begun_or_none(cloud, server) is None
+        assert find_action_id(cloud, server) is None
         act(cloud, server, "confirmResize", status=204)
     else:
         act(cloud, server, "revertResize", status=202)
 
 
-def begun_or_none(cloud: Cloud, server: str) -> Any:
+def find_action_id(cloud: Cloud, server: str) -> Any:
     return next(row.action for row in cloud.rows(schema.servers) if row.id == server)
 
 
 # --- migrate ---
 @pytest.mark.parametrize(
-    ("given", "mv", "host"),
+    ("body", "mv", "host"),
     [
         (None, "2.1", None),
         ({"host": "host2"}, "2.55", None),
@@ -308,19 +329,19 @@ def begun_or_none(cloud: Cloud, server: str) -> Any:
         ({"host": "host2"}, "2.56", "host2"),
     ],
 )
-def test_a_migration_to_any_or_to_a_named_host(
-    cloud: Cloud, server: str, given: Any, mv: str, host: str | None
+def test_migrate_begins_action_with_host_of_request_from_2_56(
+    cloud: Cloud, server: str, body: Any, mv: str, host: str | None
 ) -> None:
-    act(cloud, server, "migrate", given, mv, "admin", status=202)
-    action, move = begun(cloud, server)
+    act(cloud, server, "migrate", body, mv, "admin", status=202)
+    action, move = find_action_and_migration(cloud, server)
     assert (action.name, action.workflow, move.type) == ("migrate", "migrate", "migration")
-    assert asked(action.args) == {"host": host, "forced": False}
+    assert requested_args(action.args) == {"host": host, "forced": False}
     assert move.old_flavor == move.new_flavor
     assert cloud.rows(schema.servers)[0].task_state == "resize_prep"
 
 
 @pytest.mark.parametrize(
-    ("given", "status", "text"),
+    ("body", "status", "text"),
     [
         ({"host": "host1"}, 400, "Cannot migrate to the host where the server exists."),
         ({"host": "nowhere"}, 400, "Compute host nowhere could not be found."),
@@ -328,24 +349,24 @@ def test_a_migration_to_any_or_to_a_named_host(
         ({"colour": "red"}, 400, "Additional properties are not allowed"),
     ],
 )
-def test_hosts_that_a_server_cannot_migrate_to(
-    cloud: Cloud, server: str, given: Any, status: int, text: str
+def test_migrate_with_invalid_host_returns_400(
+    cloud: Cloud, server: str, body: Any, status: int, text: str
 ) -> None:
-    assert text in act(cloud, server, "migrate", given, "2.56", "admin", status=status)
+    assert text in act(cloud, server, "migrate", body, "2.56", "admin", status=status)
     assert cloud.rows(schema.migrations) == []
 
 
 @pytest.mark.parametrize(
-    ("key", "given"),
+    ("key", "body"),
     [("migrate", {"host": None}), ("os-migrateLive", {"host": None, "block_migration": "auto"})],
 )
-def test_managers_move_servers_only_admins_name_a_host(
-    cloud: Cloud, server: str, key: str, given: dict[str, Any]
+def test_migrate_by_manager_returns_403_when_host_is_named(
+    cloud: Cloud, server: str, key: str, body: dict[str, Any]
 ) -> None:
-    assert act(cloud, server, key, given, "2.56", status=403).startswith(
+    assert act(cloud, server, key, body, "2.56", status=403).startswith(
         "Policy doesn't allow os_compute_api:os-mig"
     )
     for host in ("host2", "nowhere"):
-        said = act(cloud, server, key, {**given, "host": host}, "2.56", "manager", status=403)
-        assert said.endswith(":host to be performed.")
-    act(cloud, server, key, given, "2.56", "manager", status=202)
+        message = act(cloud, server, key, {**body, "host": host}, "2.56", "manager", status=403)
+        assert message.endswith(":host to be performed.")
+    act(cloud, server, key, body, "2.56", "manager", status=202)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every call that an operation of the compute API makes to a neighbour, refused, silent, lost, or
-answered by half.
+"""Failures of each call of a Compute API operation to an external service.
 
-Generated: an undisturbed request tells the calls. Whatever becomes of one of them, its user is told
-what, with a status that is no 500; and a request that was refused has written nothing.
+An undisturbed request shows the calls. Then each call is refused, unanswered, lost, or answered
+incompletely. The user gets a reason, and the status is not 500. A refused request must not change
+the database.
 """
 
 from __future__ import annotations
@@ -37,101 +37,106 @@ INTERFACES = {
 
 
 @dataclass(frozen=True)
-class Asked(Operation):
-    """An operation with a body of its own, so that it makes calls that its simplest one does not.
-    ``rests``: the state of its server; ``boots``: it boots from its volume."""
+class RequestWithBody(Operation):
+    """An operation with a body of its own, which leads to more calls than the simplest body.
 
-    given: Any = None
-    rests: str = ""
-    boots: bool = False
+    ``vm_state`` is the state of the server. With ``boots_from_volume`` the server boots from a
+    volume.
+    """
+
+    content: Any = None
+    vm_state: str = ""
+    boots_from_volume: bool = False
 
     def body(self, site: Site, owner: str = "own") -> Any:
-        return self.given
+        return self.content
 
 
-def boot(**mapping: Any) -> Asked:
+def boot(**mapping: Any) -> RequestWithBody:
     disk = {"boot_index": 0, "volume_size": 5, "destination_type": "volume", **mapping}
     server = {"name": "s", "flavorRef": "1", "networks": "none", "block_device_mapping_v2": [disk]}
-    wanted = {"server": server}
-    return Asked("compute", "POST", "/servers", version="2.103", success=202, given=wanted)
+    body = {"server": server}
+    return RequestWithBody(
+        "compute", "POST", "/servers", version="2.103", success=202, content=body
+    )
 
 
 MORE = [
     boot(source_type="image", uuid=IMAGE, volume_type="fast"),
     boot(source_type="snapshot", uuid=SNAPSHOT),
     boot(source_type="volume", uuid=VOLUME),
-    Asked(
+    RequestWithBody(
         "compute",
         "POST",
         "/servers/{server_id}/shares",
         version="2.103",
         success=201,
-        given={"share": {"share_id": SHARE}},
-        rests="stopped",
+        content={"share": {"share_id": SHARE}},
+        vm_state="stopped",
     ),
-    Asked(
+    RequestWithBody(
         "compute",
         "POST",
         "/servers/{server_id}/action",
         version="2.103",
         success=202,
-        given={"createImage": {"name": "i"}},
-        rests="active",
-        boots=True,
+        content={"createImage": {"name": "i"}},
+        vm_state="active",
+        boots_from_volume=True,
     ),
 ]
-HOW = (*REFUSALS, *UNKNOWN)
-#: A neighbour, who asks for what, the call's number, and the status of the undisturbed answer.
+OUTCOMES = (*REFUSALS, *UNKNOWN)
+#: Service, persona, operation, number of the call, and status of the undisturbed answer.
 Call = tuple[str, str, Operation, int, int]
 
 
-class Neighbours:
-    """The world's compute service with neighbours that fail."""
+class FailingServices:
+    """The world's compute service with external services that fail."""
 
     def __init__(self, world: World) -> None:
         self.world, self.site = world, world.sites["compute"]
         services = world.compute.cloud.services
-        self.before = {name: getattr(services, name) for name in INTERFACES}
+        self.original_doubles = {name: getattr(services, name) for name in INTERFACES}
         volumes, shares = Volumes(), Shares()
         attached = world.compute.ids["own"]["os-volume_attachments"]
-        volumes.held[attached] = replace(volumes.held[VOLUME], id=attached)
-        inner = {**self.before, "volumes": volumes, "shares": shares}
+        volumes.by_id[attached] = replace(volumes.by_id[VOLUME], id=attached)
+        inner = {**self.original_doubles, "volumes": volumes, "shares": shares}
         self.faulty = {
             name: Faulty(name, inner[name], interface) for name, interface in INTERFACES.items()
         }
-        self.own = [volumes, shares]
-        self.kept = [copy.deepcopy(vars(one)) for one in self.own]
+        self.new_doubles = [volumes, shares]
+        self.initial_states = [copy.deepcopy(vars(double)) for double in self.new_doubles]
         self.operations = [
-            one
-            for one in world.operations
-            if one.service == "compute" and not one.path.startswith("/os-volumes_boot")
+            operation
+            for operation in world.operations
+            if operation.service == "compute" and not operation.path.startswith("/os-volumes_boot")
         ]
-        for name, made in self.faulty.items():
-            setattr(services, name, made)
+        for name, double in self.faulty.items():
+            setattr(services, name, double)
         world.compute.cloud.change(schema.hosts, schema.hosts.c.name == "host1", traits=TRAITS)
 
-    def set_back(self) -> None:
+    def restore(self) -> None:
         self.site.set_back()
-        for one, kept in zip(self.own, self.kept, strict=True):
-            vars(one).update(copy.deepcopy(kept))
+        for double, state in zip(self.new_doubles, self.initial_states, strict=True):
+            vars(double).update(copy.deepcopy(state))
 
     def close(self) -> None:
-        for name, one in self.before.items():
-            setattr(self.world.compute.cloud.services, name, one)
+        for name, double in self.original_doubles.items():
+            setattr(self.world.compute.cloud.services, name, double)
         self.site.set_back()
 
-    def arrange(self, operation: Operation) -> None:
-        if isinstance(operation, Asked) and operation.rests:
+    def prepare(self, operation: Operation) -> None:
+        if isinstance(operation, RequestWithBody) and operation.vm_state:
             cloud, server = self.world.compute.cloud, self.site.ids["own"]["servers"]
-            cloud.rest(server, operation.rests, volumes=int(operation.boots))
-            if operation.boots:
+            cloud.set_state(server, operation.vm_state, volumes=int(operation.boots_from_volume))
+            if operation.boots_from_volume:
                 devices = schema.block_devices
                 cloud.change(devices, devices.c.server_id == server, boot_index=0)
 
-    def ask(self, persona: str, operation: Operation, **script: Any) -> Any:
-        """``script``: what becomes of which call of a neighbour."""
-        for name, one in self.faulty.items():
-            one.begin(**script.get(name, {}))
+    def request(self, persona: str, operation: Operation, **script: Any) -> Any:
+        """Send a request. ``script`` has the outcomes of calls by service."""
+        for name, double in self.faulty.items():
+            double.begin(**script.get(name, {}))
         body = operation.body(self.site)
         return self.site.ask(
             persona,
@@ -143,67 +148,82 @@ class Neighbours:
 
 
 @pytest.fixture
-def neighbours(world: World) -> Iterator[Neighbours]:
-    made = Neighbours(world)
-    yield made
-    made.close()
+def failing_services(world: World) -> Iterator[FailingServices]:
+    services = FailingServices(world)
+    yield services
+    services.close()
 
 
-def calls(neighbours: Neighbours) -> Iterator[tuple[Call, str]]:
-    """All that are made in undisturbed requests, with the method's name."""
-    for operation in [*neighbours.operations, *MORE]:
+def iterate_calls(failing_services: FailingServices) -> Iterator[tuple[Call, str]]:
+    """Yield all calls of undisturbed requests, with the name of the method."""
+    for operation in [*failing_services.operations, *MORE]:
         for persona in PERSONAS:
-            neighbours.arrange(operation)
-            answer = neighbours.ask(persona, operation)
-            found = {name: list(one.asked) for name, one in neighbours.faulty.items()}
+            failing_services.prepare(operation)
+            answer = failing_services.request(persona, operation)
+            calls = {name: list(double.queries) for name, double in failing_services.faulty.items()}
             if operation.method != "GET":
-                neighbours.set_back()
+                failing_services.restore()
             assert answer.status_code not in (500, 503), (operation.name, answer.text)
-            for name, asked in found.items():
-                for number, method in enumerate(asked, 1):
+            for name, methods in calls.items():
+                for number, method in enumerate(methods, 1):
                     yield (name, persona, operation, number, answer.status_code), method
 
 
-def wrong(neighbours: Neighbours, call: Call, how: Answer) -> str:
-    """What is wrong with the answer; empty: nothing."""
-    name, persona, operation, number, usual = call
-    database = neighbours.site.database
-    neighbours.arrange(operation)
+def describe_difference(failing_services: FailingServices, call: Call, outcome: Answer) -> str:
+    """Return a description of the error in the answer, or an empty string."""
+    name, persona, operation, number, undisturbed_status = call
+    database = failing_services.site.database
+    failing_services.prepare(operation)
     before = database.content()
-    answer = neighbours.ask(persona, operation, **{name: {f"n{number}": how}})
-    said = f"{persona}, {operation.name}, call {number} of {name} {how.name}: {answer.status_code} {answer.text[:160]}"
-    if len(neighbours.faulty[name].asked) < number:
-        return f"{said}: its call was not made"
+    answer = failing_services.request(persona, operation, **{name: {f"n{number}": outcome}})
+    description = (
+        f"{persona}, {operation.name}, call {number} of {name} {outcome.name}: "
+        f"{answer.status_code} {answer.text[:160]}"
+    )
+    if len(failing_services.faulty[name].queries) < number:
+        return f"{description}: its call was not made"
     after = database.content()
     if operation.method != "GET":
-        neighbours.set_back()
-    if answer.status_code == 500 or (answer.status_code > 500 and how in REFUSALS):
-        return said
-    if how in UNKNOWN and 400 <= answer.status_code not in (503, usual):
-        return f"{said}: not 503"
+        failing_services.restore()
+    if answer.status_code == 500 or (answer.status_code > 500 and outcome in REFUSALS):
+        return description
+    if outcome in UNKNOWN and 400 <= answer.status_code not in (503, undisturbed_status):
+        return f"{description}: not 503"
     if answer.status_code >= 400 and after != before:
-        return f"{said}: it was refused, and has written {sorted(set(after) ^ set(before))[:3]}"
+        return (
+            f"{description}: it was refused, and has written {sorted(set(after) ^ set(before))[:3]}"
+        )
     return ""
 
 
-def test_every_call_of_every_interface_is_made(neighbours: Neighbours) -> None:
-    made = {(call[0], method) for call, method in calls(neighbours)}
-    every = {
+def test_undisturbed_requests_make_every_call_of_every_interface(
+    failing_services: FailingServices,
+) -> None:
+    calls = {(call[0], method) for call, method in iterate_calls(failing_services)}
+    expected = {
         (name, method)
         for name, interface in INTERFACES.items()
         for method in calls_of(interface)
         if method not in LOCAL
     }
-    undone = {("volumes", "delete"), ("volumes", "delete_snapshot")}
-    assert every - made == undone  # of what a refused request has made
+    rollback_calls = {("volumes", "delete"), ("volumes", "delete_snapshot")}
+    # Only the rollback of a refused request makes these calls.
+    assert expected - calls == rollback_calls
     assert {name for name in vars(dependencies) if name.startswith("Tenant")} == {
-        one.__name__ for one in INTERFACES.values()
+        interface.__name__ for interface in INTERFACES.values()
     }
-    assert calls_of(KeystoneLimits) == ["of"]  # tests/api/test_unified_limits.py
+    # tests/api/test_unified_limits.py covers this call.
+    assert calls_of(KeystoneLimits) == ["of"]
 
 
 @pytest.mark.slice("guests")
-def test_whatever_becomes_of_a_call_is_told(neighbours: Neighbours) -> None:
-    found = [wrong(neighbours, call, how) for call, _ in list(calls(neighbours)) for how in HOW]
-    assert not any(found), "\n".join(filter(None, found))
-    assert len(found) > 1000
+def test_failed_call_of_external_service_gives_reason_and_no_500(
+    failing_services: FailingServices,
+) -> None:
+    results = [
+        describe_difference(failing_services, call, outcome)
+        for call, _ in list(iterate_calls(failing_services))
+        for outcome in OUTCOMES
+    ]
+    assert not any(results), "\n".join(filter(None, results))
+    assert len(results) > 1000

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proxies to the network service until 2.35: networks, security groups and their rules, floating
-IPs and pools."""
+"""Proxies to the network service up to 2.35: networks, security groups, rules and floating IPs."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def body_of(path: str) -> dict[str, Any]:
     }["/" + path.split("/")[1]]
 
 
-def ask(cloud: Cloud, route: Any, **more: Any) -> Any:
+def call_route(cloud: Cloud, route: Any, **more: Any) -> Any:
     path = "/".join(NOWHERE if part.startswith("{") else part for part in route.path.split("/"))
     return cloud.call(
         route.method, path, body_of(path) if route.method in ("POST", "PUT") else None, **more
@@ -46,22 +45,24 @@ def ask(cloud: Cloud, route: Any, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("route", PROXIES, ids=lambda route: f"{route.method} {route.path}")
-def test_every_proxy(wired: Cloud, cloud: Cloud, networks: Networks, route: Any) -> None:
-    assert ask(wired, route, mv="2.36").status_code == 404
-    assert ask(wired, route, mv="2.104", token="admin").status_code == 404
-    assert ask(wired, route, token="reader").status_code == (
+def test_network_proxies_end_with_2_36_and_need_role_and_network_service(
+    networked_cloud: Cloud, cloud: Cloud, networks: Networks, route: Any
+) -> None:
+    assert call_route(networked_cloud, route, mv="2.36").status_code == 404
+    assert call_route(networked_cloud, route, mv="2.104", token="admin").status_code == 404
+    assert call_route(networked_cloud, route, token="reader").status_code == (
         403 if route.method != "GET" else 404 if "{" in route.path else 200
     )
-    without = ask(cloud, route)
+    answer = call_route(cloud, route)
     if "{" in route.path:
-        assert without.status_code == 404
+        assert answer.status_code == 404
     elif route.method == "POST":
-        assert without.status_code == 501
-        assert "no network service" in without.json["notImplemented"]["message"]
+        assert answer.status_code == 501
+        assert "no network service" in answer.json["notImplemented"]["message"]
     else:
-        assert (without.status_code, list(without.json.values())) == (200, [[]])
+        assert (answer.status_code, list(answer.json.values())) == (200, [[]])
     networks.down = True
-    assert ask(wired, route, mv="2.35").status_code == 503
+    assert call_route(networked_cloud, route, mv="2.35").status_code == 503
 
 
 # --- networks ---
@@ -70,7 +71,9 @@ SHOWN = """bridge bridge_interface broadcast cidr cidr_v6 created_at deleted del
     rxtx_base share_address updated_at vlan vpn_private_address vpn_public_address vpn_public_port"""
 
 
-def test_networks_by_id_and_name(wired: Cloud, networks: Networks) -> None:
+def test_networks_are_listed_and_shown_by_id_in_both_formats(
+    networked_cloud: Cloud, networks: Networks
+) -> None:
     red, blue = (
         networks.add_network("red", PROJECT),
         networks.add_network("blue", OTHER, shared=True),
@@ -79,27 +82,29 @@ def test_networks_by_id_and_name(wired: Cloud, networks: Networks) -> None:
         networks.add_network("foreign", OTHER),
         networks.add_network("public", OTHER, external=True),
     )
-    found = wired.call("GET", "/os-networks").json["networks"]
-    assert [(one["id"], one["label"]) for one in found] == [
+    items = networked_cloud.call("GET", "/os-networks").json["networks"]
+    assert [(network["id"], network["label"]) for network in items] == [
         (red, "red"),
         (blue, "blue"),
         (public, "public"),
     ]
-    assert set(found[0]) == set(SHOWN.split())
-    assert {value for key, value in found[0].items() if key not in ("id", "label")} == {None}
-    assert wired.call("GET", f"/os-networks/{red}").json == {"network": found[0]}
-    tenants = wired.call("GET", "/os-tenant-networks").json["networks"]
+    assert set(items[0]) == set(SHOWN.split())
+    assert {value for key, value in items[0].items() if key not in ("id", "label")} == {None}
+    assert networked_cloud.call("GET", f"/os-networks/{red}").json == {"network": items[0]}
+    tenants = networked_cloud.call("GET", "/os-tenant-networks").json["networks"]
     assert tenants == [
-        {"id": one, "label": name, "cidr": "None"}
-        for one, name in ((red, "red"), (blue, "blue"), (public, "public"))
+        {"id": network, "label": name, "cidr": "None"}
+        for network, name in ((red, "red"), (blue, "blue"), (public, "public"))
     ]
-    assert wired.call("GET", f"/os-tenant-networks/{blue}").json == {"network": tenants[1]}
+    assert networked_cloud.call("GET", f"/os-tenant-networks/{blue}").json == {
+        "network": tenants[1]
+    }
     for noun in ("os-networks", "os-tenant-networks"):
         for missing in (foreign, "red", "a%3Fb"):
-            assert wired.call("GET", f"/{noun}/{missing}").status_code == 404
+            assert networked_cloud.call("GET", f"/{noun}/{missing}").status_code == 404
 
 
-def test_what_is_gone_of_them_is_gone(wired: Cloud) -> None:
+def test_network_changes_return_410(networked_cloud: Cloud) -> None:
     for method, path in (
         ("POST", "/os-networks"),
         ("DELETE", f"/os-networks/{NOWHERE}"),
@@ -109,7 +114,7 @@ def test_what_is_gone_of_them_is_gone(wired: Cloud) -> None:
         ("DELETE", f"/os-tenant-networks/{NOWHERE}"),
     ):
         for mv in ("2.1", "2.104"):
-            assert wired.call(method, path, {}, mv=mv).status_code == 410, (method, path)
+            assert networked_cloud.call(method, path, {}, mv=mv).status_code == 410, (method, path)
 
 
 # --- security groups ---
@@ -122,63 +127,69 @@ def add_group(cloud: Cloud, name: str = "web", **more: Any) -> Any:
     )
 
 
-def test_the_life_of_a_group(wired: Cloud, networks: Networks) -> None:
-    answer = add_group(wired, mv="2.35")
+def test_security_group_is_created_updated_and_deleted_by_its_project(
+    networked_cloud: Cloud, networks: Networks
+) -> None:
+    answer = add_group(networked_cloud, mv="2.35")
     assert answer.status_code == 200
-    made = answer.json["security_group"]
-    assert made == {
-        "id": made["id"],
+    group = answer.json["security_group"]
+    assert group == {
+        "id": group["id"],
         "name": "web",
         "description": "d",
         "tenant_id": PROJECT,
         "rules": [],
     }
-    path = f"/os-security-groups/{made['id']}"
-    assert wired.call("GET", path).json == {"security_group": made}
-    changed = wired.call(
+    path = f"/os-security-groups/{group['id']}"
+    assert networked_cloud.call("GET", path).json == {"security_group": group}
+    answer_to_update = networked_cloud.call(
         "PUT", path, {"security_group": {"name": "www", "description": "e", "more": 1}}
     )
-    assert changed.json == {"security_group": {**made, "name": "www", "description": "e"}}
+    assert answer_to_update.json == {"security_group": {**group, "name": "www", "description": "e"}}
     for method in ("GET", "DELETE"):
-        assert wired.call(method, path, token="stranger").status_code == 404
-    assert wired.call("DELETE", path).status_code == 202
+        assert networked_cloud.call(method, path, token="stranger").status_code == 404
+    assert networked_cloud.call("DELETE", path).status_code == 202
     for method, body in (
         ("GET", None),
         ("DELETE", None),
         ("PUT", {"security_group": {"name": "x", "description": ""}}),
     ):
-        assert wired.call(method, path, body).status_code == 404
+        assert networked_cloud.call(method, path, body).status_code == 404
 
 
-def test_groups_of_the_project_and_of_everybody(wired: Cloud, networks: Networks) -> None:
+def test_list_security_groups_filters_by_project_and_pages(
+    networked_cloud: Cloud, networks: Networks
+) -> None:
     for name, project in (("web", PROJECT), ("db", PROJECT), ("theirs", OTHER)):
         networks.add_group(name, project)
 
-    def listed(query: str = "", token: str = "user") -> list[str]:
-        answer = wired.call("GET", f"/os-security-groups{query}", token=token)
+    def list_names(query: str = "", token: str = "user") -> list[str]:
+        answer = networked_cloud.call("GET", f"/os-security-groups{query}", token=token)
         assert answer.status_code == 200, answer.text
         return [group["name"] for group in answer.json["security_groups"]]
 
-    assert listed() == ["db", "web"]
-    assert listed("?all_tenants=1") == ["db", "web"]
-    assert listed("?all_tenants=1", "admin") == ["db", "web", "theirs"]
-    assert listed(token="admin") == []
-    assert (listed("?limit=1"), listed("?offset=1"), listed("?limit=1&offset=2")) == (
+    assert list_names() == ["db", "web"]
+    assert list_names("?all_tenants=1") == ["db", "web"]
+    assert list_names("?all_tenants=1", "admin") == ["db", "web", "theirs"]
+    assert list_names(token="admin") == []
+    assert (list_names("?limit=1"), list_names("?offset=1"), list_names("?limit=1&offset=2")) == (
         ["db"],
         ["web"],
         [],
     )
-    assert listed("?limit=0&other=x") == ["db", "web"]
-    assert wired.call("GET", "/os-security-groups?offset=x").status_code == 400
+    assert list_names("?limit=0&other=x") == ["db", "web"]
+    assert networked_cloud.call("GET", "/os-security-groups?offset=x").status_code == 400
 
 
-def test_groups_that_cannot_be(wired: Cloud, networks: Networks) -> None:
+def test_security_group_requests_refuse_invalid_names_ids_and_quota(
+    networked_cloud: Cloud, networks: Networks
+) -> None:
     used = networks.add_group("used", PROJECT)
     networks.add_port(networks.add_network("red", PROJECT), PROJECT, security_groups=[used])
-    assert wired.call("DELETE", f"/os-security-groups/{used}").status_code == 400
-    assert add_group(wired, "default").status_code == 400
+    assert networked_cloud.call("DELETE", f"/os-security-groups/{used}").status_code == 400
+    assert add_group(networked_cloud, "default").status_code == 400
     assert (
-        wired.call(
+        networked_cloud.call(
             "PUT",
             f"/os-security-groups/{used}",
             {"security_group": {"name": "default", "description": ""}},
@@ -186,7 +197,9 @@ def test_groups_that_cannot_be(wired: Cloud, networks: Networks) -> None:
         == 400
     )
     for method in ("GET", "PUT", "DELETE"):
-        answer = wired.call(method, "/os-security-groups/web", body_of("/os-security-groups"))
+        answer = networked_cloud.call(
+            method, "/os-security-groups/web", body_of("/os-security-groups")
+        )
         assert answer.status_code == 400
         assert "web is not a UUID" in answer.json["badRequest"]["message"]
     for body in (
@@ -195,9 +208,9 @@ def test_groups_that_cannot_be(wired: Cloud, networks: Networks) -> None:
         {"security_group": {"name": "x"}},
         {"security_group": {"name": "x" * 256, "description": ""}},
     ):
-        assert wired.call("POST", "/os-security-groups", body).status_code == 400
+        assert networked_cloud.call("POST", "/os-security-groups", body).status_code == 400
     networks.limits["security-groups"] = 1
-    assert add_group(wired).status_code == 403
+    assert add_group(networked_cloud).status_code == 403
 
 
 # --- their rules ---
@@ -214,7 +227,7 @@ SSH = {"ip_protocol": "tcp", "from_port": 22, "to_port": 22, "cidr": "10.0.0.0/8
 
 
 @pytest.mark.parametrize(
-    ("given", "stored", "shown"),
+    ("fields", "stored", "shown_fields"),
     [
         (SSH, ("IPv4", "tcp", 22, 22, "10.0.0.0/8"), SSH),
         (
@@ -250,11 +263,11 @@ SSH = {"ip_protocol": "tcp", "from_port": 22, "to_port": 22, "cidr": "10.0.0.0/8
         ),
     ],
 )
-def test_a_rule_for_addresses(
-    wired: Cloud, networks: Networks, given: Any, stored: Any, shown: Any
+def test_create_security_group_rule_for_addresses_stores_and_shows_cidr(
+    networked_cloud: Cloud, networks: Networks, fields: Any, stored: Any, shown_fields: Any
 ) -> None:
     group = networks.add_group("web", PROJECT)
-    answer = add_rule(wired, group, **given)
+    answer = add_rule(networked_cloud, group, **fields)
     assert answer.status_code == 200, answer.text
     [rule] = networks.groups[0]["security_group_rules"]
     assert (
@@ -269,24 +282,25 @@ def test_a_rule_for_addresses(
         group,
         None,
     )
-    wanted = {
+    expected = {
         "id": rule["id"],
         "parent_group_id": group,
         "group": {},
-        "ip_range": {"cidr": shown["cidr"]},
-        **{key: shown[key] for key in ("ip_protocol", "from_port", "to_port")},
+        "ip_range": {"cidr": shown_fields["cidr"]},
+        **{key: shown_fields[key] for key in ("ip_protocol", "from_port", "to_port")},
     }
-    assert answer.json == {"security_group_rule": wanted}
-    assert wired.call("GET", f"/os-security-groups/{group}").json["security_group"]["rules"] == [
-        wanted
-    ]
-    assert add_rule(wired, group, **given).status_code == 400  # there already
+    assert answer.json == {"security_group_rule": expected}
+    assert networked_cloud.call("GET", f"/os-security-groups/{group}").json["security_group"][
+        "rules"
+    ] == [expected]
+    # The rule exists already.
+    assert add_rule(networked_cloud, group, **fields).status_code == 400
     path = f"/os-security-group-rules/{rule['id']}"
-    assert [wired.call("DELETE", path).status_code for _ in range(2)] == [202, 404]
+    assert [networked_cloud.call("DELETE", path).status_code for _ in range(2)] == [202, 404]
 
 
 @pytest.mark.parametrize(
-    ("given", "stored", "ports"),
+    ("fields", "stored", "ports"),
     [
         ({}, (None, None, None), (None, None)),
         ({"ip_protocol": "tcp"}, ("tcp", None, None), (1, 65535)),
@@ -294,17 +308,22 @@ def test_a_rule_for_addresses(
         ({"ip_protocol": "udp", "from_port": 53, "to_port": 53}, ("udp", 53, 53), (53, 53)),
     ],
 )
-def test_a_rule_for_the_members_of_a_group(
-    wired: Cloud, networks: Networks, given: Any, stored: Any, ports: Any
+def test_create_security_group_rule_for_group_stores_and_shows_group(
+    networked_cloud: Cloud, networks: Networks, fields: Any, stored: Any, ports: Any
 ) -> None:
     web, db = networks.add_group("web", PROJECT), networks.add_group("db", PROJECT)
-    made = add_rule(wired, db, group_id=web, **given).json["security_group_rule"]
+    shown_rule = add_rule(networked_cloud, db, group_id=web, **fields).json["security_group_rule"]
     [rule] = networks.groups[1]["security_group_rules"]
     assert (rule["protocol"], rule["port_range_min"], rule["port_range_max"]) == stored
     assert (rule["remote_group_id"], rule["remote_ip_prefix"]) == (web, None)
-    assert (made["group"], made["ip_range"]) == ({"name": "web", "tenant_id": PROJECT}, {})
-    assert (made["from_port"], made["to_port"]) == ports
-    assert wired.call("GET", f"/os-security-groups/{db}").json["security_group"]["rules"] == [made]
+    assert (shown_rule["group"], shown_rule["ip_range"]) == (
+        {"name": "web", "tenant_id": PROJECT},
+        {},
+    )
+    assert (shown_rule["from_port"], shown_rule["to_port"]) == ports
+    assert networked_cloud.call("GET", f"/os-security-groups/{db}").json["security_group"][
+        "rules"
+    ] == [shown_rule]
 
 
 @pytest.mark.parametrize(
@@ -332,44 +351,48 @@ def test_a_rule_for_the_members_of_a_group(
         {"group_id": "there", "ip_protocol": "x"},
     ],
 )
-def test_a_rule_that_says_too_little_or_what_cannot_be(
-    wired: Cloud, networks: Networks, change: dict[str, Any]
+def test_create_security_group_rule_with_invalid_fields_returns_400(
+    networked_cloud: Cloud, networks: Networks, change: dict[str, Any]
 ) -> None:
     web = networks.add_group("web", PROJECT)
-    known = {"there": web}
+    group_ids = {"there": web}
     rule = {"parent_group_id": web, **SSH, **change}
-    rule["group_id"] = known.get(rule.get("group_id"), rule.get("group_id"))
-    answer = wired.call("POST", "/os-security-group-rules", {"security_group_rule": rule})
+    rule["group_id"] = group_ids.get(rule.get("group_id"), rule.get("group_id"))
+    answer = networked_cloud.call("POST", "/os-security-group-rules", {"security_group_rule": rule})
     assert answer.status_code == 400, answer.text
     assert networks.groups[0]["security_group_rules"] == []
 
 
-def test_rules_of_groups_that_are_not_there_or_full(wired: Cloud, networks: Networks) -> None:
-    web, theirs = networks.add_group("web", PROJECT), networks.add_group("theirs", OTHER)
-    assert add_rule(wired, NOWHERE, **SSH).status_code == 404
-    assert add_rule(wired, theirs, **SSH).status_code == 404
-    assert add_rule(wired, web, group_id=theirs).status_code == 404
-    assert wired.call("DELETE", "/os-security-group-rules/5").status_code == 400
+def test_security_group_rules_of_unknown_foreign_or_full_group_are_refused(
+    networked_cloud: Cloud, networks: Networks
+) -> None:
+    web, foreign = networks.add_group("web", PROJECT), networks.add_group("theirs", OTHER)
+    assert add_rule(networked_cloud, NOWHERE, **SSH).status_code == 404
+    assert add_rule(networked_cloud, foreign, **SSH).status_code == 404
+    assert add_rule(networked_cloud, web, group_id=foreign).status_code == 404
+    assert networked_cloud.call("DELETE", "/os-security-group-rules/5").status_code == 400
     networks.limits["security-group-rules"] = 0
-    assert add_rule(wired, web, **SSH).status_code == 403
+    assert add_rule(networked_cloud, web, **SSH).status_code == 403
 
 
-# --- floating addresses ---
+# --- floating IPs ---
 @pytest.fixture
 def public(networks: Networks) -> str:
-    """An external network with five addresses."""
+    """Return the id of an external network with five addresses."""
     return networks.add_network("public", OTHER, "172.24.4.0/29", external=True)
 
 
-def test_the_life_of_a_floating_ip(wired: Cloud, networks: Networks, public: str) -> None:
-    assert wired.call("GET", "/os-floating-ip-pools", token="nobody").json == {
+def test_floating_ip_is_allocated_shown_with_server_and_released(
+    networked_cloud: Cloud, networks: Networks, public: str
+) -> None:
+    assert networked_cloud.call("GET", "/os-floating-ip-pools", token="nobody").json == {
         "floating_ip_pools": [{"name": "public"}]
     }
-    answer = wired.call("POST", "/os-floating-ips", {"pool": "public"}, mv="2.35")
+    answer = networked_cloud.call("POST", "/os-floating-ips", {"pool": "public"}, mv="2.35")
     assert answer.status_code == 200, answer.text
-    made = answer.json["floating_ip"]
-    assert made == {
-        "id": made["id"],
+    floating_ip = answer.json["floating_ip"]
+    assert floating_ip == {
+        "id": floating_ip["id"],
         "ip": "172.24.4.2",
         "pool": "public",
         "fixed_ip": None,
@@ -379,38 +402,51 @@ def test_the_life_of_a_floating_ip(wired: Cloud, networks: Networks, public: str
         networks.add_network("red", PROJECT), PROJECT, "10.0.0.9", device_id=SERVER
     )
     networks.floating_ips[0].update(port_id=port, fixed_ip_address="10.0.0.9")
-    used = {**made, "fixed_ip": "10.0.0.9", "instance_id": SERVER}
-    path = f"/os-floating-ips/{made['id']}"
-    assert wired.call("GET", path).json == {"floating_ip": used}
-    assert wired.call("GET", "/os-floating-ips").json == {"floating_ips": [used]}
-    assert wired.call("GET", "/os-floating-ips", token="admin").json == {"floating_ips": []}
+    associated = {**floating_ip, "fixed_ip": "10.0.0.9", "instance_id": SERVER}
+    path = f"/os-floating-ips/{floating_ip['id']}"
+    assert networked_cloud.call("GET", path).json == {"floating_ip": associated}
+    assert networked_cloud.call("GET", "/os-floating-ips").json == {"floating_ips": [associated]}
+    assert networked_cloud.call("GET", "/os-floating-ips", token="admin").json == {
+        "floating_ips": []
+    }
     for method in ("GET", "DELETE"):
-        assert wired.call(method, path, token="stranger").status_code == 404
-    assert [wired.call("DELETE", path).status_code for _ in range(2)] == [202, 404]
-    assert wired.call("GET", "/os-floating-ips/5").status_code == 404
+        assert networked_cloud.call(method, path, token="stranger").status_code == 404
+    assert [networked_cloud.call("DELETE", path).status_code for _ in range(2)] == [202, 404]
+    assert networked_cloud.call("GET", "/os-floating-ips/5").status_code == 404
 
 
-def test_which_pool_is_meant(wired: Cloud, networks: Networks, public: str) -> None:
-    def made(body: Any) -> Any:
-        answer = wired.call("POST", "/os-floating-ips", body, raw=b"null" if body is None else None)
+def test_allocate_floating_ip_chooses_pool_by_name_id_or_default(
+    networked_cloud: Cloud, networks: Networks, public: str
+) -> None:
+    def allocate(body: Any) -> Any:
+        answer = networked_cloud.call(
+            "POST", "/os-floating-ips", body, raw=b"null" if body is None else None
+        )
         return (
             answer.json["floating_ip"]["pool"] if answer.status_code == 200 else answer.status_code
         )
 
-    assert (made(None), made({}), made({"pool": None}), made({"pool": public})) == ("public",) * 4
-    assert (made({"pool": "private"}), made({"pool": 5}), made([])) == (404, 400, 400)
-    assert made({"pool": "public"}) == "public"
-    assert made({"pool": "public"}) == 404  # no address is left
+    assert (allocate(None), allocate({}), allocate({"pool": None}), allocate({"pool": public})) == (
+        "public",
+    ) * 4
+    assert (allocate({"pool": "private"}), allocate({"pool": 5}), allocate([])) == (404, 400, 400)
+    assert allocate({"pool": "public"}) == "public"
+    # No address is left.
+    assert allocate({"pool": "public"}) == 404
     other = networks.add_network("public", OTHER, "172.24.5.0/29", external=True)
-    assert (made(None), made({"pool": "public"}), made({"pool": other})) == (400, 400, "public")
+    assert (allocate(None), allocate({"pool": "public"}), allocate({"pool": other})) == (
+        400,
+        400,
+        "public",
+    )
     networks.networks_by_id[other]["is_default"] = True
-    assert made(None) == "public"
+    assert allocate(None) == "public"
     networks.add_network("nova", OTHER, "172.24.6.0/29", external=True)
-    assert made(None) == "nova"
+    assert allocate(None) == "nova"
     networks.limits["floatingips"] = 0
-    assert made(None) == 403
+    assert allocate(None) == 403
 
 
-def test_a_cloud_without_external_networks_has_no_pool(wired: Cloud) -> None:
-    assert wired.call("GET", "/os-floating-ip-pools").json == {"floating_ip_pools": []}
-    assert wired.call("POST", "/os-floating-ips", {}).status_code == 404
+def test_floating_ip_pools_without_external_network_are_empty(networked_cloud: Cloud) -> None:
+    assert networked_cloud.call("GET", "/os-floating-ip-pools").json == {"floating_ip_pools": []}
+    assert networked_cloud.call("POST", "/os-floating-ips", {}).status_code == 404

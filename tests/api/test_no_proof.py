@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Without a proof (token, ticket, signature), every operation of every service is refused, however
-its path is written.
+"""Every operation of every service is refused without proof, for each spelling of its path.
 
-The console has no operations: tests/functional/test_console_service.py.
+A proof is a token, ticket or signature. tests/functional/test_console_service.py has the console,
+which has no operations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.surface.operations import Operation, standalone
 from tests.surface.site import MISSING, Site
 from tests.surface.world import World
 
-#: Service, method and path -> why no proof is needed.
+#: Service, method and path, with the reason for access without proof.
 PUBLIC = {
     "placement GET /": "the version document",
     "identity GET /": "the version document",
@@ -47,8 +47,10 @@ PUBLIC = {
 }
 
 
-def ask(client: TestClient, operation: Operation, path: str, site: Site | None) -> Result:
-    """Send what would make the operation succeed, but no proof."""
+def send_without_proof(
+    client: TestClient, operation: Operation, path: str, site: Site | None
+) -> Result:
+    """Send the operation's complete request, but without proof."""
     path, _, query = path.partition("?")
     headers, body = {"Content-Type": "application/json"}, None
     if site is not None:
@@ -63,71 +65,76 @@ def ask(client: TestClient, operation: Operation, path: str, site: Site | None) 
     )
 
 
-def answers(world: World, is_whole: bool) -> Iterator[tuple[Operation, str, Result]]:
-    """Ask for every operation by its path and in disguises of the path.
+def iterate_answers(world: World, is_whole: bool) -> Iterator[tuple[Operation, str, Result]]:
+    """Send every operation by its path and in disguises of the path, and yield the answers.
 
     Args:
         world: The services.
-        is_whole: Try every disguise of every path. False: of the first operation of each service
-            with a method and a length of its path. Other operations are asked for by their path
-            only, because the check of the proof knows no more of a path than its service.
+        is_whole: True for every disguise of every path. False disguises only the first operation of
+            each service, method and length of path, because the check of the proof does not depend
+            on more of the path.
     """
     shapes = set()
 
-    def written(operation: Operation, path: str) -> Iterator[str]:
+    def spellings(operation: Operation, path: str) -> Iterator[str]:
         shape = operation.service, operation.method, operation.path.count("/")
         every = dict.fromkeys(disguises(path))
         yield from every if is_whole or shape not in shapes else (path,)
         shapes.add(shape)
 
-    # Versions and actions of one path share its endpoint.
-    paths = {(one.service, one.method, one.path): one for one in world.operations + world.signed}
+    # Versions and actions of one path share an endpoint.
+    paths = {
+        (each.service, each.method, each.path): each for each in world.operations + world.signed
+    }
     for operation in paths.values():
         site = world.sites[operation.service]
-        for path in written(operation, operation.url(site, "own")):
-            yield operation, path, ask(site.client, operation, path, site)
-    client = TestClient(volume_app.build(None))  # a request that is let in is a 500
+        for path in spellings(operation, operation.url(site, "own")):
+            yield operation, path, send_without_proof(site.client, operation, path, site)
+    # A request that passes the check of the proof gives a 500.
+    client = TestClient(volume_app.build(None))
     for operation in standalone("volume", client.app):
-        for path in written(operation, re.sub(r"{\w+}", MISSING, operation.path)):
-            yield operation, path, ask(client, operation, path, None)
+        for path in spellings(operation, re.sub(r"{\w+}", MISSING, operation.path)):
+            yield operation, path, send_without_proof(client, operation, path, None)
 
 
 def is_public(operation: Operation, path: str) -> bool:
-    """True if PUBLIC has the path that the answer is for."""
+    """Check whether PUBLIC has the path that the answer is for."""
     plain = re.sub("/+", "/", unquote(path)).rstrip("/") or "/"
     return f"{operation.service} {operation.method} {plain}" in PUBLIC
 
 
 @pytest.mark.parametrize(
-    ("is_whole", "least"),
+    ("is_whole", "minimum"),
     [(False, 2_000), pytest.param(True, 8_000, marks=pytest.mark.slice("operations"))],
     ids=["each shape of a path", "every path"],
 )
-def test_request_without_proof_in_any_disguise_is_refused(
-    world: World, is_whole: bool, least: int
+def test_request_without_proof_is_refused_for_every_spelling_of_path(
+    world: World, is_whole: bool, minimum: int
 ) -> None:
     before = {name: site.database.content() for name, site in world.sites.items()}
-    asked, wrong = 0, []
-    for operation, path, answer in answers(world, is_whole):
-        asked += 1
+    count, accepted = 0, []
+    for operation, path, answer in iterate_answers(world, is_whole):
+        count += 1
         # 300 is the list of versions.
         is_refused = answer.status_code == 300 or 400 <= answer.status_code < 500
         if not is_refused and not is_public(operation, path):
-            wrong.append(f"{operation.service} {operation.method} {path}: {answer.status}")
-    assert not wrong, f"{len(wrong)} of {asked}:\n" + "\n".join(wrong[:100])
-    assert asked > least
-    changed = [name for name in before if before[name] != world.sites[name].database.content()]
-    assert changed == ["identity"], "only the identity service makes something of a password"
+            accepted.append(f"{operation.service} {operation.method} {path}: {answer.status}")
+    assert not accepted, f"{len(accepted)} of {count}:\n" + "\n".join(accepted[:100])
+    assert count > minimum
+    changed_services = [
+        name for name in before if before[name] != world.sites[name].database.content()
+    ]
+    assert changed_services == ["identity"], "the identity service accepts the password of a login"
 
 
 @pytest.mark.parametrize("path", ["/flavors", "/os-keypairs"])
-def test_endpoint_without_caller_refuses_what_middleware_let_pass(path: str) -> None:
+def test_compute_endpoint_without_caller_returns_401_after_middleware(path: str) -> None:
     class NoAuthentication:
         def process_request(self, req: ComputeHttpRequest, resp: falcon.Response) -> None:
             req.context.version = microversions.MAX
 
-    nothing: Any = None
-    in_order = [Dependencies(nothing, Policy(COMPUTE_RULES)), NoAuthentication()]
+    no_services: Any = None
+    in_order = [Dependencies(no_services, Policy(COMPUTE_RULES)), NoAuthentication()]
     app = falcon.App(request_type=ComputeHttpRequest, middleware=in_order)
     answered_with(app, faults.handle)
     app.add_route(path, ComputeEndpoint(by_path(ROUTES)[path], ""))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What requests tell others: by the handlers' own transactions, from the request to the outbox."""
+"""Notifications of requests, from the handlers' transactions to the outbox."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECRET = "c2VjcmV0IHVzZXIgZGF0YQ=="
 
 
 @pytest.fixture
-def telling(cloud: Cloud) -> Cloud:
+def notifying_cloud(cloud: Cloud) -> Cloud:
     cloud.store.notify_with(NotificationSettings("api1"))
     return cloud
 
@@ -26,13 +26,15 @@ def events(cloud: Cloud) -> list[str]:
     return [row.event for row in read_outbox(cloud.store)]
 
 
-def test_servers_of_one_request_are_told_one_by_one(telling: Cloud) -> None:
-    pair = telling.call(
+def test_create_servers_emits_create_start_for_each_without_secrets(notifying_cloud: Cloud) -> None:
+    pair = notifying_cloud.call(
         "POST", "/os-keypairs", {"keypair": {"name": "k", "public_key": SSH.partition(" me")[0]}}
     )
     assert pair.status_code == 200, pair.text
-    telling.create(min_count=2, max_count=2, key_name="k", user_data=SECRET, adminPass="swordfish")
-    rows = [row for row in read_outbox(telling.store) if row.event.startswith("instance.")]
+    notifying_cloud.create(
+        min_count=2, max_count=2, key_name="k", user_data=SECRET, adminPass="swordfish"
+    )
+    rows = [row for row in read_outbox(notifying_cloud.store) if row.event.startswith("instance.")]
     assert [row.event for row in rows] == ["instance.create.start"] * 2
     assert len({row.key for row in rows}) == 2
     data = [message.payload for row in rows for message in messages(row, BOTH)]
@@ -51,22 +53,22 @@ def test_servers_of_one_request_are_told_one_by_one(telling: Cloud) -> None:
     ] == []
 
 
-def test_a_key_that_is_made_and_one_that_is_imported(telling: Cloud) -> None:
-    telling.call("POST", "/os-keypairs", {"keypair": {"name": "made"}})
-    telling.call(
+def test_keypair_requests_emit_create_import_and_delete_events(notifying_cloud: Cloud) -> None:
+    notifying_cloud.call("POST", "/os-keypairs", {"keypair": {"name": "made"}})
+    notifying_cloud.call(
         "POST", "/os-keypairs", {"keypair": {"name": "mine", "public_key": SSH}}, mv="2.92"
     )
-    telling.call("DELETE", "/os-keypairs/made")
-    assert events(telling) == [
+    notifying_cloud.call("DELETE", "/os-keypairs/made")
+    assert events(notifying_cloud) == [
         f"keypair.{verb}.{phase}"
         for verb in ("create", "import", "delete")
         for phase in ("start", "end")
     ]
-    assert "PRIVATE" not in str([row.body for row in read_outbox(telling.store)])
+    assert "PRIVATE" not in str([row.body for row in read_outbox(notifying_cloud.store)])
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "told"),
+    ("method", "path", "body", "event"),
     [
         ("PUT", "", {"server": {"name": "other"}}, "instance.update"),
         ("PUT", "/tags/blue", None, "instance.update"),
@@ -75,19 +77,24 @@ def test_a_key_that_is_made_and_one_that_is_imported(telling: Cloud) -> None:
         ("DELETE", "", None, "instance.delete.start"),
     ],
 )
-def test_a_request_tells_once(telling: Cloud, method: str, path: str, body: Any, told: str) -> None:
-    server = telling.create()
-    telling.rest(server)
-    before = len(events(telling))
-    answer = telling.call(method, f"/servers/{server}{path}", body, mv="2.26")
+def test_server_request_emits_one_event(
+    notifying_cloud: Cloud, method: str, path: str, body: Any, event: str
+) -> None:
+    server = notifying_cloud.create()
+    notifying_cloud.set_state(server)
+    before = len(events(notifying_cloud))
+    answer = notifying_cloud.call(method, f"/servers/{server}{path}", body, mv="2.26")
     assert answer.status_code < 300, answer.text
-    assert events(telling)[before:] == [told]
-    assert read_outbox(telling.store)[-1].key == server
+    assert events(notifying_cloud)[before:] == [event]
+    assert read_outbox(notifying_cloud.store)[-1].key == server
 
 
-def test_what_is_refused_is_not_told(telling: Cloud) -> None:
-    server = telling.create()
-    telling.rest(server)
-    before = events(telling)
-    assert telling.call("POST", f"/servers/{server}/action", {"os-start": None}).status_code == 409
-    assert events(telling) == before
+def test_refused_request_emits_no_event(notifying_cloud: Cloud) -> None:
+    server = notifying_cloud.create()
+    notifying_cloud.set_state(server)
+    before = events(notifying_cloud)
+    assert (
+        notifying_cloud.call("POST", f"/servers/{server}/action", {"os-start": None}).status_code
+        == 409
+    )
+    assert events(notifying_cloud) == before

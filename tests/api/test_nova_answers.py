@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's schemas judge every answer of this ring (``Cloud.call``): they are not blind, and what is
-known to differ."""
+"""Nova's schemas judge every answer of this ring in ``Cloud.call``.
+
+These tests check that the schemas find errors, and that the known differences exist.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 from common.store.servers import guests
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
 from tests.api.networks import Networks
-from tests.api.volumes import VOLUME, storing
+from tests.api.volumes import VOLUME, add_volume_service
 from tests.nova import known, schemas
 
 SHOW = "/v2.1/servers/70a599e0-31e7-49b7-b260-868f441e862b"
@@ -24,7 +26,7 @@ def nova() -> None:
 
 
 class Consoles:
-    """A host that opens a console."""
+    """A host that opens every requested console."""
 
     def query(
         self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10
@@ -35,10 +37,10 @@ class Consoles:
 Differences = Iterator[set[tuple[str, str]]]
 
 
-def differs(
+def differences(
     cloud: Cloud, method: str, path: str, body: Any = None, mv: int = 104, token: str = "admin"
 ) -> set[tuple[str, str]]:
-    """The operation and the places at which this answer is not Nova's."""
+    """Return the operation and the places in this answer that differ from Nova's schema."""
     answer = cloud.call(method, path, body, mv=f"2.{mv}", token=token)
     return {
         (operation, place)
@@ -55,8 +57,8 @@ def differs(
 
 def events_and_tags(cloud: Cloud, networks: Networks, server: str) -> Differences:
     event = {"name": "network-changed", "server_uuid": "deadbeef-dead-dead-dead-deaddeadbeef"}
-    yield differs(cloud, "POST", "/os-server-external-events", {"events": [event]})
-    yield differs(cloud, "PUT", f"/servers/{server}/tags/red")
+    yield differences(cloud, "POST", "/os-server-external-events", {"events": [event]})
+    yield differences(cloud, "PUT", f"/servers/{server}/tags/red")
 
 
 def addresses(cloud: Cloud, networks: Networks, server: str) -> Differences:
@@ -66,7 +68,7 @@ def addresses(cloud: Cloud, networks: Networks, server: str) -> Differences:
     networks.add_port(red, PROJECT, "10.0.0.9", device_id=server)
     networks.create("user", "floatingips", {"floating_network_id": public})
     for action in ("addFloatingIp", "removeFloatingIp"):
-        yield differs(
+        yield differences(
             cloud,
             "POST",
             f"/servers/{server}/action",
@@ -74,7 +76,7 @@ def addresses(cloud: Cloud, networks: Networks, server: str) -> Differences:
             43,
             "user",
         )
-    yield differs(
+    yield differences(
         cloud, "POST", f"/servers/{server}/os-interface", {"interfaceAttachment": {"net_id": red}}
     )
 
@@ -90,26 +92,26 @@ def console_token(cloud: Cloud, networks: Networks, server: str) -> Differences:
         mv="2.6",
     ).json["remote_console"]["url"]
     cloud.services.agents = Consoles()
-    yield differs(cloud, "GET", "/os-console-auth-tokens/" + url.rpartition("token=")[2], mv=31)
+    yield differences(cloud, "GET", "/os-console-auth-tokens/" + url.rpartition("token=")[2], mv=31)
 
 
 def policies_of_later_versions(cloud: Cloud, networks: Networks, server: str) -> Differences:
-    made = cloud.call(
+    group = cloud.call(
         "POST",
         "/os-server-groups",
         {"server_group": {"name": "g", "policies": ["soft-affinity"]}},
         mv="2.15",
         token="admin",
     ).json["server_group"]["id"]
-    yield differs(cloud, "GET", f"/os-server-groups/{made}", mv=1)
-    yield differs(cloud, "GET", "/os-server-groups", mv=14)
+    yield differences(cloud, "GET", f"/os-server-groups/{group}", mv=1)
+    yield differences(cloud, "GET", "/os-server-groups", mv=14)
 
 
 def volumes_at_once(cloud: Cloud, networks: Networks, server: str) -> Differences:
-    storing(cloud)
+    add_volume_service(cloud)
     body = {"volumeAttachment": {"volumeId": VOLUME}}
-    cloud.rest(server)
-    yield differs(cloud, "POST", f"/servers/{server}/os-volume_attachments", body, 101)
+    cloud.set_state(server)
+    yield differences(cloud, "POST", f"/servers/{server}/os-volume_attachments", body, 101)
 
 
 CASES = (
@@ -121,48 +123,52 @@ CASES = (
 )
 
 
-def test_what_is_known_to_differ_does(wired: Cloud, networks: Networks) -> None:
-    server = wired.create(mv="2.37")
-    wired.rest(server)
+def test_nova_schemas_find_every_known_difference(
+    networked_cloud: Cloud, networks: Networks
+) -> None:
+    server = networked_cloud.create(mv="2.37")
+    networked_cloud.set_state(server)
     assert set().union(
-        *(found for case in CASES for found in case(wired, networks, server))
+        *(difference for case in CASES for difference in case(networked_cloud, networks, server))
     ) == set(known.ANSWERS)
 
 
-def test_an_answer_that_nova_would_not_give_fails(cloud: Cloud) -> None:
+def test_nova_schemas_refuse_changed_answer(cloud: Cloud) -> None:
     server = cloud.call("GET", f"/servers/{cloud.create()}", mv="2.104").json["server"]
     schemas.judge("GET", SHOW, None, 104, 200, {"server": server})
-    for wrong in (
+    for changed in (
         {**server, "colour": "red"},
         {**server, "id": "7"},
         {**server, "created": "yesterday"},
         {key: value for key, value in server.items() if key != "status"},
     ):
         with pytest.raises(pytest.fail.Exception):
-            schemas.judge("GET", SHOW, None, 104, 200, {"server": wrong})
+            schemas.judge("GET", SHOW, None, 104, 200, {"server": changed})
 
 
-def test_a_known_difference_hides_no_other(cloud: Cloud) -> None:
+def test_nova_schemas_find_other_difference_beside_known_one(cloud: Cloud) -> None:
     cloud.call(
         "POST",
         "/os-server-groups",
         {"server_group": {"name": "g", "policies": ["soft-affinity"]}},
         mv="2.15",
     )
-    found = cloud.call("GET", "/os-server-groups", mv="2.14").json
-    schemas.judge("GET", "/v2.1/os-server-groups", None, 14, 200, found)
+    answer = cloud.call("GET", "/os-server-groups", mv="2.14").json
+    schemas.judge("GET", "/v2.1/os-server-groups", None, 14, 200, answer)
     with pytest.raises(pytest.fail.Exception):
-        schemas.judge("GET", "/v2.1/os-server-groups", None, 14, 200, {**found, "colour": "red"})
+        schemas.judge("GET", "/v2.1/os-server-groups", None, 14, 200, {**answer, "colour": "red"})
 
 
 @pytest.mark.parametrize(
     ("method", "path", "body", "version", "status", "answer"),
     [
-        ("GET", "/v2.1/images", None, 36, 200, {"images": []}),  # no longer served
-        ("GET", "/v2.1/os-agents", None, 1, 200, {"agents": []}),  # gone
+        # These two are not served by this version.
+        ("GET", "/v2.1/images", None, 36, 200, {"images": []}),
+        ("GET", "/v2.1/os-agents", None, 1, 200, {"agents": []}),
         ("GET", "/v2.1/servers/detail/more", None, 1, 200, None),
-        ("DELETE", SHOW, None, 1, 202, None),  # 204
-        # there is a body since 2.45
+        # Nova answers 204.
+        ("DELETE", SHOW, None, 1, 202, None),
+        # The answer has a body from 2.45.
         (
             "POST",
             f"{SHOW}/action",
@@ -174,7 +180,7 @@ def test_a_known_difference_hides_no_other(cloud: Cloud) -> None:
         ("POST", f"{SHOW}/action", {"destroy": None}, 1, 202, None),
     ],
 )
-def test_no_more_is_answered_than_by_nova(
+def test_nova_schemas_refuse_foreign_operation_or_status(
     method: str, path: str, body: Any, version: int, status: int, answer: Any
 ) -> None:
     with pytest.raises(pytest.fail.Exception):
@@ -191,7 +197,7 @@ def test_no_more_is_answered_than_by_nova(
         ("POST", f"{SHOW}/action", {"createImage": {"name": "i"}}, 45, 202, {"image_id": IMAGE}),
     ],
 )
-def test_what_nova_answers_too_passes(
+def test_nova_schemas_accept_answers_of_nova(
     method: str, path: str, body: Any, version: int, status: int, answer: Any
 ) -> None:
     schemas.judge(method, path, body, version, status, answer)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decides who may: the records that the database has, never what a request says; and a part is
-found below its own whole alone. Generated for every operation."""
+"""Access is decided by records of the database and not by claims of a request.
+
+A nested record is found only below its own parent. The tests are generated for every operation.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,15 @@ from tests.surface.operations import Operation
 from tests.surface.site import Site
 from tests.surface.world import World
 
-#: Operations below a whole of one's own that do not look a foreign part up, and why.
+#: Operations below an own parent that do not look up a foreign nested record, with the reason.
 NO_PART = {
     "PUT /servers/{server_id}/metadata/{key}": "makes it",
     "PUT /servers/{server_id}/tags/{tag}": "makes it",
     "PUT /images/{image_id}/metadata/{key}": "makes it",
 }
-#: What is refused before it is looked up: the server runs.
+#: Operations that are refused before the lookup, because the server runs.
 REFUSALS = {"DELETE /servers/{server_id}/shares/{share_id}": (409,)}
-#: Parts that have the same name everywhere.
+#: Nested records with the same name below every parent.
 SHARED = (
     "bindings",
     "members",
@@ -39,43 +41,48 @@ SHARED = (
 )
 
 
-def nested(world: World) -> list[Operation]:
-    """Those with a part below a whole, where both are some project's."""
+def nested_operations(world: World) -> list[Operation]:
+    """Return the operations with a nested record below a parent, both of a project."""
     return [
-        one
-        for one in world.operations
-        if len(one.kinds) == 2
-        and one.kinds[1] not in SHARED
-        and one.name.replace("os-volumes_boot", "servers") not in NO_PART
+        operation
+        for operation in world.operations
+        if len(operation.kinds) == 2
+        and operation.kinds[1] not in SHARED
+        and operation.name.replace("os-volumes_boot", "servers") not in NO_PART
     ]
 
 
-def test_a_part_is_found_below_its_own_whole_alone(world: World) -> None:
-    """A foreign server's port, action, migration … below one's own server is not there, in the same
-    words as what is nowhere, for admins too; and nothing is done to it."""
-    wrong, asked = [], nested(world)
+def test_nested_record_is_found_below_its_own_parent_only(world: World) -> None:
+    """A foreign server's port or migration below an own server is refused like a missing one.
+
+    The refusal is the same for admins, and no record changes.
+    """
+    differences, operations = [], nested_operations(world)
     cloud, server = world.compute.cloud, world.sites["compute"].ids["own"]["servers"]
     cloud.change(schema.servers, schema.servers.c.id == server, task_state="migrating")
-    for operation in asked:
+    for operation in operations:
         site = world.sites[operation.service]
         before = site.database.content()
         for persona in ("manager", "admin"):
-            said = [refusal(site, operation, persona, part) for part in ("foreign", "missing")]
+            refusals = [
+                refusal_of(site, operation, persona, part) for part in ("foreign", "missing")
+            ]
             if (
-                said[0][0] not in REFUSALS.get(operation.name, (400, 403, 404))
-                or said[0] != said[1]
+                refusals[0][0] not in REFUSALS.get(operation.name, (400, 403, 404))
+                or refusals[0] != refusals[1]
             ):
-                wrong.append(f"{operation.service} {operation.name}: {persona}: {said}")
+                differences.append(f"{operation.service} {operation.name}: {persona}: {refusals}")
         if site.database.content() != before:
-            wrong.append(f"{operation.service} {operation.name} has changed something")
-    assert not wrong, "\n".join(wrong)
+            differences.append(f"{operation.service} {operation.name} has changed something")
+    assert not differences, "\n".join(differences)
     # The embedded services have no route of a project's part below its whole.
-    assert {one.service for one in asked} == {"compute"}
-    assert len(asked) >= 19
+    assert {operation.service for operation in operations} == {
+        "compute"}
+    assert len(operations) >= 19
 
 
-def refusal(site: Site, operation: Operation, persona: str, part: str) -> tuple[int, str]:
-    """Status and text for an own whole with this part, without the part's name."""
+def refusal_of(site: Site, operation: Operation, persona: str, part: str) -> tuple[int, str]:
+    """Return status and text for an own parent with this nested record, without the record's id."""
     answer = site.ask(
         persona,
         operation.method,
@@ -89,8 +96,8 @@ def refusal(site: Site, operation: Operation, persona: str, part: str) -> tuple[
     return answer.status_code, text
 
 
-def claims(site: Site, owner: str) -> dict[str, Any]:
-    """What a request may say of itself to look like another's."""
+def false_claims(site: Site, owner: str) -> dict[str, Any]:
+    """Return fields that make a request look like the request of another project's admin."""
     project, user = (
         site.ids[owner].get("os-quota-sets") or site.ids[owner].get("projects", ""),
         "admin",
@@ -112,42 +119,43 @@ def claims(site: Site, owner: str) -> dict[str, Any]:
     }
 
 
-def claiming(body: Any, more: dict[str, Any]) -> Any:
-    """The body with these in it, beside its key and below it."""
+def add_claims(body: Any, claims: dict[str, Any]) -> Any:
+    """Return the body with the claims added beside its key and below it."""
     if not isinstance(body, dict):
         return body
     return {
         **{
-            key: {**more, **inner} if isinstance(inner, dict) else inner
+            key: {**claims, **inner} if isinstance(inner, dict) else inner
             for key, inner in body.items()
         },
-        **more,
+        **claims,
     }
 
 
-def test_no_body_and_no_query_opens_what_is_refused(world: World) -> None:
-    """What one of those who may not is refused stays refused, whatever the request claims in query,
-    body or headers. Queries are asked at the row's oldest version, which refuses no unknown
-    parameter."""
-    opened, asked = [], 0
+def test_refused_request_with_false_claims_stays_refused(world: World) -> None:
+    """The claims are in the query, the body and the headers.
+
+    Requests with a query have the oldest microversion, which does not refuse unknown parameters.
+    """
+    accepted, count = [], 0
     for operation in world.operations:
         row, site = access.rows()[access.name_of(operation)], world.sites[operation.service]
-        refused = [
+        refusals = [
             (owner, persona)
             for (owner, persona), word in row.words.items()
             if word in ("403", "404") and owner != "missing" and persona != "admin"
         ]
-        if not refused:
+        if not refusals:
             continue
-        owner, persona = refused[zlib.crc32(operation.name.encode()) % len(refused)]
-        more = claims(site, owner)
+        owner, persona = refusals[zlib.crc32(operation.name.encode()) % len(refusals)]
+        claims = false_claims(site, owner)
         url = operation.url(site, owner)
-        said = "&".join(
-            f"{name}={value}" for name, value in more.items() if not isinstance(value, dict)
+        claims_query = "&".join(
+            f"{name}={value}" for name, value in claims.items() if not isinstance(value, dict)
         )
         for query, body in (
-            (said, operation.body(site, owner)),
-            ("", claiming(operation.body(site, owner), more)),
+            (claims_query, operation.body(site, owner)),
+            ("", add_claims(operation.body(site, owner), claims)),
         ):
             older = (
                 {"OpenStack-API-Version": f"compute {operation.since}"}
@@ -161,17 +169,17 @@ def test_no_body_and_no_query_opens_what_is_refused(world: World) -> None:
                 body,
                 operation.headers(site) | IDENTITY | older,
             )
-            asked += 1
+            count += 1
             if answer.status_code < 400:
-                opened.append(
+                accepted.append(
                     f"{operation.service} {operation.name}: {persona} on {owner}: {answer.status_code} "
                     f"{json.dumps(body)[:200]}"
                 )
-    assert not opened, "\n".join(opened)
-    assert asked > 600
+    assert not accepted, "\n".join(accepted)
+    assert count > 600
 
 
-#: What keystonemiddleware says, said by a client.
+#: The headers of keystonemiddleware, sent by a client.
 IDENTITY = {
     "X-Roles": "admin",
     "X-Project-Id": "admin",
@@ -187,8 +195,10 @@ IDENTITY = {
 
 
 @pytest.mark.parametrize("persona", ["none", "reader"])
-def test_a_client_cannot_say_who_it_is(world: World, persona: str) -> None:
-    """In headers of every spelling that becomes the same in WSGI."""
+def test_identity_headers_of_client_are_ignored_in_every_spelling(
+    world: World, persona: str
+) -> None:
+    """All spellings become the same WSGI variable."""
     for spelling in (str, str.upper, str.lower):
         headers = {spelling(name): value for name, value in IDENTITY.items()}
         for service, path in (
@@ -205,9 +215,8 @@ def test_a_client_cannot_say_who_it_is(world: World, persona: str) -> None:
             )
 
 
-def test_a_policy_for_another_users_keys_is_not_the_querys(world: World) -> None:
-    """The one target that a request names: whose keys. It is compared with the caller, who is not
-    asked."""
+def test_keypairs_of_user_in_query_are_for_this_user_only(world: World) -> None:
+    """The user id is the only policy target that a request contains."""
     site = world.sites["compute"]
     owner = world.users["member"]
     for path in (
@@ -222,39 +231,39 @@ def test_a_policy_for_another_users_keys_is_not_the_querys(world: World) -> None
 NEWEST = {"OpenStack-API-Version": "compute 2.103"}
 
 
-def create(**more: Any) -> Any:
+def create_body(**more: Any) -> Any:
     return {
         "server": {"name": "x", "imageRef": IMAGE, "flavorRef": "1", "networks": "none", **more}
     }
 
 
-#: What a tenant can name in a request about a server of their own: what it is, the way to it, the
-#: body with its id.
+#: Records that a tenant can name in a request about an own server: kind, path, and the body with
+#: the record's id.
 NAMED: list[tuple[str, str, Any]] = [
-    ("flavors", "/servers", lambda one: create(flavorRef=one)),
-    ("images", "/servers", lambda one: create(imageRef=one)),
+    ("flavors", "/servers", lambda one: create_body(flavorRef=one)),
+    ("images", "/servers", lambda one: create_body(imageRef=one)),
     (
         "images",
         "/servers",
-        lambda one: create(
+        lambda one: create_body(
             imageRef="",
             block_device_mapping_v2=[
                 {"uuid": one, "source_type": "image", "destination_type": "local", "boot_index": 0}
             ],
         ),
     ),
-    ("os-keypairs", "/servers", lambda one: create(key_name=one)),
+    ("os-keypairs", "/servers", lambda one: create_body(key_name=one)),
     (
         "os-server-groups",
         "/servers",
-        lambda one: {**create(), "os:scheduler_hints": {"group": one}},
+        lambda one: {**create_body(), "os:scheduler_hints": {"group": one}},
     ),
-    ("network", "/servers", lambda one: create(networks=[{"uuid": one}])),
-    ("os-interface", "/servers", lambda one: create(networks=[{"port": one}])),
+    ("network", "/servers", lambda one: create_body(networks=[{"uuid": one}])),
+    ("os-interface", "/servers", lambda one: create_body(networks=[{"port": one}])),
     (
         "os-security-groups",
         "/servers",
-        lambda one: create(networks=[{"uuid": "{network}"}], security_groups=[{"name": one}]),
+        lambda one: create_body(networks=[{"uuid": "{network}"}], security_groups=[{"name": one}]),
     ),
     ("flavors", "{own}/action", lambda one: {"resize": {"flavorRef": one}}),
     ("images", "{own}/action", lambda one: {"rebuild": {"imageRef": one}}),
@@ -267,28 +276,29 @@ NAMED: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "way", "body"), NAMED, ids=[f"{way} {kind}" for kind, way, _ in NAMED]
+    ("kind", "path", "body"), NAMED, ids=[f"{path} {kind}" for kind, path, _ in NAMED]
 )
 @pytest.mark.parametrize("persona", ["member", "manager"])
-def test_what_is_foreign_cannot_be_had_by_its_id(
-    world: World, kind: str, way: str, body: Any, persona: str
+def test_foreign_record_named_in_request_is_refused_like_missing_one(
+    world: World, kind: str, path: str, body: Any, persona: str
 ) -> None:
-    """A private flavor, an image, a key pair … of another project is, wherever it is named, what is
-    not there."""
+    """For example, a private flavor, an image or a key pair of another project."""
     site = world.sites["compute"]
-    path = "/v2.1" + way.replace("{own}", f"/servers/{site.ids['own']['servers']}")
-    said = []
+    url = "/v2.1" + path.replace("{own}", f"/servers/{site.ids['own']['servers']}")
+    refusals = []
     for owner in ("foreign", "missing"):
-        one = site.id_of(owner, kind)
-        sent = json.dumps(body(one)).replace("{network}", site.ids["own"]["network"]).encode()
-        answer = site.ask(persona, "POST", path, sent, NEWEST)
-        said.append((answer.status_code, answer.text.replace(one, "IT")))
-    assert said[0] == said[1]
-    assert said[0][0] in (400, 404), said
+        record_id = site.id_of(owner, kind)
+        content = (
+            json.dumps(body(record_id)).replace("{network}", site.ids["own"]["network"]).encode()
+        )
+        answer = site.ask(persona, "POST", url, content, NEWEST)
+        refusals.append((answer.status_code, answer.text.replace(record_id, "IT")))
+    assert refusals[0] == refusals[1]
+    assert refusals[0][0] in (400, 404), refusals
 
 
-def test_a_server_of_a_flavor_that_became_foreign_goes_on(world: World) -> None:
-    """unshelve names no flavor and no image: what the server has is the server's."""
+def test_server_keeps_working_when_access_to_its_flavor_is_removed(world: World) -> None:
+    """A shelve names neither flavor nor image, so the tenant needs no access to them."""
     site = world.sites["compute"]
     server, flavor = site.ids["own"]["servers"], site.ids["own"]["flavors"]
     path = f"/v2.1/servers/{server}/action"
@@ -297,11 +307,11 @@ def test_a_server_of_a_flavor_that_became_foreign_goes_on(world: World) -> None:
         == 202
     )
     site.set_back()
-    taken = {"removeTenantAccess": {"tenant": site.ids["own"]["os-quota-sets"]}}
+    removal = {"removeTenantAccess": {"tenant": site.ids["own"]["os-quota-sets"]}}
     assert (
-        site.ask("admin", "POST", f"/v2.1/flavors/{flavor}/action", taken, NEWEST).status_code
+        site.ask("admin", "POST", f"/v2.1/flavors/{flavor}/action", removal, NEWEST).status_code
         == 200
     )
-    refused = site.ask("member", "POST", path, {"resize": {"flavorRef": flavor}}, NEWEST)
-    assert refused.status_code in (400, 404)
+    answer = site.ask("member", "POST", path, {"resize": {"flavorRef": flavor}}, NEWEST)
+    assert answer.status_code in (400, 404)
     assert site.ask("member", "POST", path, {"shelve": None}, NEWEST).status_code == 202

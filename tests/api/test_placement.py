@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The placement service beside real hosts: what they report, what is set by hand, what servers
-hold, who may."""
+"""The placement service beside real hosts: reports, manual changes, allocations and roles."""
 
 from __future__ import annotations
 
@@ -39,9 +38,11 @@ PARTS = HostInventory(
 )
 
 
-def typed(application: Any) -> Any:
-    """The checker of the test client wants a type of every answer, Placement's own tests none
-    without a body."""
+def with_content_type(application: Any) -> Any:
+    """Add a content type to answers without a body, for the checker of the test client.
+
+    Placement's own tests expect no type for such answers.
+    """
 
     def entry(environ: dict[str, Any], start_response: Any) -> Any:
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
@@ -62,7 +63,7 @@ class Placement:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.client = falcon.testing.TestClient(Callers(typed(app.create(store))))
+        self.client = falcon.testing.TestClient(Callers(with_content_type(app.create(store))))
 
     def call(
         self,
@@ -97,24 +98,24 @@ class Placement:
         assert answer.status_code == status, answer.text
         return answer.json if answer.text else None
 
-    def host(self, name: str = "host1") -> str:
-        """The path of a host's provider."""
-        [found] = self.get(f"/resource_providers?name={name}")["resource_providers"]
-        return f"/resource_providers/{found['uuid']}"
+    def provider_path(self, name: str = "host1") -> str:
+        """Return the path of a host's provider."""
+        [provider] = self.get(f"/resource_providers?name={name}")["resource_providers"]
+        return f"/resource_providers/{provider['uuid']}"
 
-    def generation(self, path: str) -> int:
+    def read_generation(self, path: str) -> int:
         return int(self.get(path)["generation"])
 
     def set_class(self, path: str, name: str, status: int = 200, **values: Any) -> Any:
         return self.put(
             f"{path}/inventories/{name}",
-            {"resource_provider_generation": self.generation(path), **values},
+            {"resource_provider_generation": self.read_generation(path), **values},
             status,
         )
 
-    def in_force(self, path: str, name: str) -> tuple[int, float]:
-        found = self.get(f"{path}/inventories/{name}")
-        return found["reserved"], found["allocation_ratio"]
+    def reserved_and_ratio(self, path: str, name: str) -> tuple[int, float]:
+        inventory = self.get(f"{path}/inventories/{name}")
+        return inventory["reserved"], inventory["allocation_ratio"]
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ def detail(answer: Any) -> str:
     return str(error["detail"])
 
 
-def aggregate(store: Store, number: int, host: str, **meta: str) -> str:
+def add_aggregate(store: Store, number: int, host: str, **meta: str) -> str:
     uuid = ids.new()
     with store.begin() as tx:
         tx.execute(
@@ -144,38 +145,38 @@ def aggregate(store: Store, number: int, host: str, **meta: str) -> str:
 
 
 def claim(store: Store, host: str = "host1", **resources: int) -> str:
-    """A server's id that holds these, through the one door."""
+    """Claim resources on a host for a new server, and return the server's id."""
     request = allocations.ClaimRequest(ids.new(), PROJECT, "u1", resources, [host])
     store.write(lambda tx: allocations.claim(tx, [request]))
     assert request.host == host
     return request.consumer
 
 
-# --- what a host reports ---
-def test_reserved_and_ratio_of_a_host_are_set_and_given_back(placement: Placement) -> None:
-    path = placement.host()
-    assert placement.in_force(path, "MEMORY_MB") == (512, 1.0)
+# --- inventories of hosts ---
+def test_placement_inventory_override_is_kept_until_left_out(placement: Placement) -> None:
+    path = placement.provider_path()
+    assert placement.reserved_and_ratio(path, "MEMORY_MB") == (512, 1.0)
     assert (
         placement.set_class(path, "MEMORY_MB", total=16384, reserved=2048, allocation_ratio=1.5)[
             "reserved"
         ]
         == 2048
     )
-    assert placement.in_force(path, "MEMORY_MB") == (2048, 1.5)
+    assert placement.reserved_and_ratio(path, "MEMORY_MB") == (2048, 1.5)
     placement.store.write(lambda tx: hosts.describe(tx, "host1", PARTS))
-    assert placement.in_force(path, "MEMORY_MB") == (2048, 1.5), (
-        "a report leaves what was set by hand"
+    assert placement.reserved_and_ratio(path, "MEMORY_MB") == (2048, 1.5), (
+        "a report keeps manual values"
     )
     placement.set_class(path, "MEMORY_MB", total=16384, reserved=2048)
-    assert placement.in_force(path, "MEMORY_MB") == (2048, 1.0), (
-        "what is left out is the host's again"
+    assert placement.reserved_and_ratio(path, "MEMORY_MB") == (2048, 1.0), (
+        "the host's value replaces a value that the request omits"
     )
     placement.set_class(path, "MEMORY_MB", total=16384)
-    assert placement.in_force(path, "MEMORY_MB") == (512, 1.0)
+    assert placement.reserved_and_ratio(path, "MEMORY_MB") == (512, 1.0)
 
 
-def test_what_is_put_back_as_it_was_read_stays_the_hosts(placement: Placement) -> None:
-    path = placement.host()
+def test_placement_put_of_unchanged_inventories_sets_no_override(placement: Placement) -> None:
+    path = placement.provider_path()
     body = placement.get(f"{path}/inventories")
     placement.put(f"{path}/inventories", body)
     rows = placement.store.read(lambda tx: list(tx.execute(sa.select(schema.inventories))))
@@ -192,10 +193,10 @@ def test_what_is_put_back_as_it_was_read_stays_the_hosts(placement: Placement) -
         {"total": 16384, "step_size": 2},
     ],
 )
-def test_what_a_host_reports_cannot_be_set_otherwise(
+def test_placement_refuses_change_of_reported_inventory_fields(
     placement: Placement, values: dict[str, int]
 ) -> None:
-    path = placement.host()
+    path = placement.provider_path()
     before = placement.get(f"{path}/inventories")
     assert "as the host host1 reports it" in detail(
         placement.set_class(path, "MEMORY_MB", 409, **values)
@@ -203,10 +204,10 @@ def test_what_a_host_reports_cannot_be_set_otherwise(
     assert placement.get(f"{path}/inventories") == before
 
 
-def test_what_a_host_reports_cannot_be_removed(placement: Placement) -> None:
-    path = placement.host()
+def test_placement_refuses_removal_of_reported_inventories(placement: Placement) -> None:
+    path = placement.provider_path()
     before = placement.get(f"{path}/inventories")
-    for method, where, body in (
+    for method, url, body in (
         ("DELETE", f"{path}/inventories", None),
         ("DELETE", f"{path}/inventories/VCPU", None),
         (
@@ -218,7 +219,7 @@ def test_what_a_host_reports_cannot_be_removed(placement: Placement) -> None:
             },
         ),
     ):
-        answer = placement.call(method, where, body)
+        answer = placement.call(method, url, body)
         assert (
             answer.status_code,
             "the host host1 reports this itself" in detail(answer.json),
@@ -226,8 +227,8 @@ def test_what_a_host_reports_cannot_be_removed(placement: Placement) -> None:
     assert placement.get(f"{path}/inventories") == before
 
 
-def test_classes_of_the_operators_own_are_added_to_a_host(placement: Placement) -> None:
-    path = placement.host()
+def test_placement_custom_class_is_added_to_host_and_kept_while_used(placement: Placement) -> None:
+    path = placement.provider_path()
     assert placement.call("PUT", "/resource_classes/CUSTOM_LICENCE").status_code == 201
     answer = placement.call(
         "POST", f"{path}/inventories", {"resource_class": "CUSTOM_LICENCE", "total": 3}
@@ -236,25 +237,28 @@ def test_classes_of_the_operators_own_are_added_to_a_host(placement: Placement) 
     placement.store.write(lambda tx: hosts.describe(tx, "host1", PARTS))
     assert placement.get(f"{path}/inventories/CUSTOM_LICENCE")["total"] == 3
     consumer = claim(placement.store, VCPU=1, CUSTOM_LICENCE=2)
-    gone = placement.call("DELETE", f"{path}/inventories/CUSTOM_LICENCE")
-    assert (gone.status_code, gone.json["errors"][0]["code"]) == (409, "placement.inventory.inuse")
+    answer_to_delete = placement.call("DELETE", f"{path}/inventories/CUSTOM_LICENCE")
+    assert (answer_to_delete.status_code, answer_to_delete.json["errors"][0]["code"]) == (
+        409,
+        "placement.inventory.inuse",
+    )
     placement.store.write(lambda tx: allocations.release(tx, [(consumer, "host1")]))
     assert placement.call("DELETE", f"{path}/inventories/CUSTOM_LICENCE").status_code == 204
 
 
-def test_hand_comes_before_aggregates_before_host(placement: Placement) -> None:
-    path = placement.host()
-    aggregate(placement.store, 1, "host1", cpu_allocation_ratio="2.0")
+def test_placement_ratio_prefers_override_then_aggregate_then_host(placement: Placement) -> None:
+    path = placement.provider_path()
+    add_aggregate(placement.store, 1, "host1", cpu_allocation_ratio="2.0")
     placement.store.write(lambda tx: hosts.describe(tx, "host1", PARTS))
-    assert placement.in_force(path, "VCPU") == (0, 2.0)
+    assert placement.reserved_and_ratio(path, "VCPU") == (0, 2.0)
     placement.set_class(path, "VCPU", total=8, allocation_ratio=8.0)
-    assert placement.in_force(path, "VCPU") == (0, 8.0)
+    assert placement.reserved_and_ratio(path, "VCPU") == (0, 8.0)
     placement.set_class(path, "VCPU", total=8)
-    assert placement.in_force(path, "VCPU") == (0, 2.0)
+    assert placement.reserved_and_ratio(path, "VCPU") == (0, 2.0)
 
 
-def test_capacity_below_usage_is_logged_and_breaks_no_invariant(placement: Placement) -> None:
-    path = placement.host()
+def test_placement_capacity_below_usage_breaks_no_invariant(placement: Placement) -> None:
+    path = placement.provider_path()
     for _ in range(4):
         claim(placement.store, VCPU=8)
     placement.set_class(path, "VCPU", total=8, allocation_ratio=1.0)
@@ -271,10 +275,13 @@ def test_capacity_below_usage_is_logged_and_breaks_no_invariant(placement: Place
 
 
 # --- traits and aggregates ---
-def test_traits_by_hand_stand_beside_those_of_the_host(placement: Placement) -> None:
-    path = placement.host()
+def test_placement_custom_traits_are_kept_beside_host_traits(placement: Placement) -> None:
+    path = placement.provider_path()
     assert placement.call("PUT", "/traits/CUSTOM_GOLD").status_code == 201
-    body = {"resource_provider_generation": placement.generation(path), "traits": ["CUSTOM_GOLD"]}
+    body = {
+        "resource_provider_generation": placement.read_generation(path),
+        "traits": ["CUSTOM_GOLD"],
+    }
     assert placement.put(f"{path}/traits", body)["traits"] == [
         "COMPUTE_NODE",
         "CUSTOM_GOLD",
@@ -291,10 +298,10 @@ def test_traits_by_hand_stand_beside_those_of_the_host(placement: Placement) -> 
     assert placement.call("DELETE", "/traits/CUSTOM_GOLD").status_code == 204
 
 
-def test_disabled_is_for_the_compute_service_to_say(placement: Placement) -> None:
-    path = placement.host()
+def test_placement_refuses_compute_disabled_trait_by_hand(placement: Placement) -> None:
+    path = placement.provider_path()
     body = {
-        "resource_provider_generation": placement.generation(path),
+        "resource_provider_generation": placement.read_generation(path),
         "traits": [COMPUTE_DISABLED],
     }
     assert "disable the service instead" in detail(placement.put(f"{path}/traits", body, 409))
@@ -305,47 +312,55 @@ def test_disabled_is_for_the_compute_service_to_say(placement: Placement) -> Non
     assert COMPUTE_DISABLED in placement.get(f"{path}/traits")["traits"]
 
 
-def test_aggregates_by_hand_stand_beside_those_of_the_host(placement: Placement) -> None:
-    path, known, rack = placement.host(), ids.new(), aggregate(placement.store, 1, "host1")
-    by_hand = known.replace("-", "")  # shown as it is spelled, found in any spelling
+def test_placement_aggregates_are_kept_beside_those_of_compute(placement: Placement) -> None:
+    path, uuid, rack = (
+        placement.provider_path(),
+        ids.new(),
+        add_aggregate(placement.store, 1, "host1"),
+    )
+    # The aggregate is shown in this spelling, and every spelling matches.
+    by_hand = uuid.replace("-", "")
     body = {
-        "resource_provider_generation": placement.generation(path),
-        "aggregates": [by_hand, known.upper()],
+        "resource_provider_generation": placement.read_generation(path),
+        "aggregates": [by_hand, uuid.upper()],
     }
     assert placement.put(f"{path}/aggregates", body)["aggregates"] == [by_hand, rack]
-    for group in (by_hand, known, known.upper(), rack):
+    for group in (by_hand, uuid, uuid.upper(), rack):
         assert placement.get(f"/resource_providers?member_of={group}")["resource_providers"] != []
-    body = {"resource_provider_generation": placement.generation(path), "aggregates": []}
+    body = {"resource_provider_generation": placement.read_generation(path), "aggregates": []}
     assert placement.put(f"{path}/aggregates", body)["aggregates"] == [rack]
 
 
-# --- a host's provider, and those made by hand ---
-def test_a_hosts_provider_keeps_its_name_and_its_place(placement: Placement) -> None:
-    path = placement.host()
+# --- providers of hosts and other providers ---
+def test_placement_refuses_rename_move_or_delete_of_host_provider(placement: Placement) -> None:
+    path = placement.provider_path()
     uuid = path.rpartition("/")[2]
     other = placement.call("POST", "/resource_providers", {"name": "by hand"}).json["uuid"]
-    for method, where, body in (
+    for method, url, body in (
         ("PUT", path, {"name": "other"}),
         ("PUT", path, {"name": "host1", "parent_provider_uuid": other}),
         ("DELETE", path, None),
         ("POST", "/resource_providers", {"name": "x", "parent_provider_uuid": uuid}),
         ("PUT", f"/resource_providers/{other}", {"name": "by hand", "parent_provider_uuid": uuid}),
     ):
-        answer = placement.call(method, where, body)
+        answer = placement.call(method, url, body)
         assert (answer.status_code, "host" in detail(answer.json)) == (409, True), (
             method,
-            where,
+            url,
             body,
         )
     assert placement.put(path, {"name": "host1"})["name"] == "host1", "the same name is no change"
 
 
-def test_a_write_says_when_and_that_the_provider_changed(placement: Placement) -> None:
-    path = placement.host()
+def test_placement_write_raises_generation_and_change_time(placement: Placement) -> None:
+    path = placement.provider_path()
     before = placement.store.read(lambda tx: tx.execute(sa.select(schema.providers)).one())
     placement.set_class(path, "VCPU", total=8, reserved=1)
     after = placement.store.read(lambda tx: tx.execute(sa.select(schema.providers)).one())
-    assert (after.generation, after.changed_at > before.changed_at) == (before.generation + 1, True)
+    assert (after.generation, after.changed_at > before.changed_at) == (
+        before.generation + 1,
+        True,
+    )
     stale = placement.put(
         f"{path}/inventories/VCPU",
         {"resource_provider_generation": before.generation, "total": 8},
@@ -354,21 +369,21 @@ def test_a_write_says_when_and_that_the_provider_changed(placement: Placement) -
     assert stale["errors"][0]["code"] == "placement.concurrent_update"
 
 
-# --- who holds what ---
-def test_allocations_of_a_server(placement: Placement) -> None:
-    path = placement.host()
+# --- allocations ---
+def test_placement_shows_allocations_and_usage_of_server(placement: Placement) -> None:
+    path = placement.provider_path()
     uuid, consumer = path.rpartition("/")[2], claim(placement.store, VCPU=2, MEMORY_MB=512)
-    held = placement.get(f"/allocations/{consumer}")
-    assert held == {
+    allocation = placement.get(f"/allocations/{consumer}")
+    assert allocation == {
         "allocations": {
             uuid: {
-                "generation": placement.generation(path),
+                "generation": placement.read_generation(path),
                 "resources": {"VCPU": 2, "MEMORY_MB": 512},
             }
         },
         "project_id": PROJECT,
         "user_id": "u1",
-        "consumer_generation": held["consumer_generation"],
+        "consumer_generation": allocation["consumer_generation"],
         "consumer_type": "INSTANCE",
     }
     assert placement.get(f"{path}/allocations")["allocations"][consumer]["resources"] == {
@@ -383,9 +398,12 @@ def test_allocations_of_a_server(placement: Placement) -> None:
         "MEMORY_MB": 512,
     }
     assert placement.get(f"/allocations/{ids.new()}") == {"allocations": {}}
-    found = placement.get("/allocation_candidates?resources=VCPU:1,MEMORY_MB:128")
-    assert found["provider_summaries"][uuid]["resources"]["VCPU"] == {"capacity": 32, "used": 2}
-    assert found["allocation_requests"] == [
+    candidates = placement.get("/allocation_candidates?resources=VCPU:1,MEMORY_MB:128")
+    assert candidates["provider_summaries"][uuid]["resources"]["VCPU"] == {
+        "capacity": 32,
+        "used": 2,
+    }
+    assert candidates["allocation_requests"] == [
         {
             "allocations": {uuid: {"resources": {"VCPU": 1, "MEMORY_MB": 128}}},
             "mappings": {"": [uuid]},
@@ -393,17 +411,17 @@ def test_allocations_of_a_server(placement: Placement) -> None:
     ]
 
 
-def test_nobody_writes_allocations_from_outside(placement: Placement) -> None:
+def test_placement_refuses_writes_of_allocations(placement: Placement) -> None:
     consumer = claim(placement.store, VCPU=2)
     before = placement.store.read(lambda tx: list(tx.execute(sa.select(schema.allocations))))
-    for method, where in (
+    for method, path in (
         ("PUT", f"/allocations/{consumer}"),
         ("DELETE", f"/allocations/{consumer}"),
         ("POST", "/allocations"),
         ("POST", "/reshaper"),
     ):
         for token in ("admin", "service"):
-            answer = placement.call(method, where, None if method == "DELETE" else {}, token=token)
+            answer = placement.call(method, path, None if method == "DELETE" else {}, token=token)
             assert (answer.status_code, "own claim" in detail(answer.json)) == (403, True)
     assert (
         placement.store.read(lambda tx: list(tx.execute(sa.select(schema.allocations)))) == before
@@ -418,22 +436,22 @@ def test_nobody_writes_allocations_from_outside(placement: Placement) -> None:
         "resources1=VCPU:1&same_subtree=1",
     ],
 )
-def test_what_several_providers_would_have_to_give_is_refused(
+def test_placement_refuses_candidates_from_several_providers(
     placement: Placement, query: str
 ) -> None:
     assert "alone" in detail(placement.get(f"/allocation_candidates?{query}", 400))
 
 
-def test_one_group_may_have_a_suffix(placement: Placement) -> None:
-    uuid = placement.host().rpartition("/")[2]
-    found = placement.get(
+def test_placement_accepts_one_request_group_with_suffix(placement: Placement) -> None:
+    uuid = placement.provider_path().rpartition("/")[2]
+    candidates = placement.get(
         "/allocation_candidates?resources_CPU=VCPU:1&required_CPU=in:COMPUTE_NODE,HW_CPU_X86_SGX"
     )
-    assert found["allocation_requests"][0]["mappings"] == {"_CPU": [uuid]}
+    assert candidates["allocation_requests"][0]["mappings"] == {"_CPU": [uuid]}
 
 
-# --- who may ---
-def test_admins_and_services_see_all_others_their_own_usage(placement: Placement) -> None:
+# --- roles ---
+def test_placement_needs_admin_or_service_except_for_own_usage(placement: Placement) -> None:
     for route in routes.ROUTES:
         if not route.policy:
             continue
@@ -452,7 +470,7 @@ def test_admins_and_services_see_all_others_their_own_usage(placement: Placement
     placement.get("/", token=None)
 
 
-# --- what it costs ---
+# --- number of statements ---
 PATHS = {
     "/resource_providers": 1,
     "/resource_providers?required=CUSTOM_X,COMPUTE_NODE&resources=VCPU:1": 2,
@@ -469,7 +487,7 @@ PATHS = {
 }
 
 
-def test_statements_do_not_grow_with_hosts_and_servers(placement: Placement) -> None:
+def test_placement_statement_count_is_independent_of_rows(placement: Placement) -> None:
     placement.call("PUT", "/traits/CUSTOM_X")
     for number in (2, 12):
         for more in range(number):
@@ -480,14 +498,14 @@ def test_statements_do_not_grow_with_hosts_and_servers(placement: Placement) -> 
 
 
 def count_statements(placement: Placement, path: str) -> int:
-    """Return how many statements a GET executes."""
-    where, statements = path.format(host=placement.host()), []
+    """Return the number of statements that a GET executes."""
+    url, statements = path.format(host=placement.provider_path()), []
 
     def note(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
         statements.append(statement)
 
     sa.event.listen(placement.store.engine, "before_cursor_execute", note)
-    placement.get(where)
+    placement.get(url)
     sa.event.remove(placement.store.engine, "before_cursor_execute", note)
     return len(statements)
 
@@ -521,7 +539,7 @@ QUERIES = ("name=%00", "uuid=x", "in_tree=x", "member_of=", "member_of=in:", "me
 @pytest.mark.parametrize(
     "path", ["/resource_providers", "/allocation_candidates", "/traits", "/usages"]
 )
-def test_wrong_queries_are_refused_with_a_reason(placement: Placement, path: str) -> None:
+def test_placement_invalid_query_returns_400_with_reason(placement: Placement, path: str) -> None:
     for query in QUERIES:
         detail(placement.get(f"{path}?{query}", 400))
 
@@ -535,9 +553,11 @@ def test_wrong_queries_are_refused_with_a_reason(placement: Placement, path: str
     ],
     ids=lambda route: f"{route.method} {route.path}",
 )
-def test_nonsense_in_bodies_is_refused_with_a_reason(placement: Placement, route: Any) -> None:
+def test_placement_invalid_body_returns_400_with_reason(placement: Placement, route: Any) -> None:
     path = route.path.format(
-        provider_uuid=placement.host().rpartition("/")[2], name="CUSTOM_X", resource_class="VCPU"
+        provider_uuid=placement.provider_path().rpartition("/")[2],
+        name="CUSTOM_X",
+        resource_class="VCPU",
     )
     for raw in NONSENSE:
         answer = placement.call(route.method, path, raw=raw, mv=route.until or "1.39")
@@ -549,7 +569,7 @@ def test_nonsense_in_bodies_is_refused_with_a_reason(placement: Placement, route
 
 
 @pytest.mark.parametrize("name", ["%00", "..", "%ff", "x" * 300, "☃", "' OR 1=1 --", "%2e%2e%2f"])
-def test_strange_names_in_paths_find_nothing(placement: Placement, name: str) -> None:
+def test_placement_invalid_name_in_path_returns_404(placement: Placement, name: str) -> None:
     for path in (
         f"/resource_providers/{name}",
         f"/resource_classes/{name}",
@@ -559,27 +579,27 @@ def test_strange_names_in_paths_find_nothing(placement: Placement, name: str) ->
         assert placement.call("GET", path).status_code == 404
 
 
-def test_a_body_that_is_too_large_is_not_read(placement: Placement) -> None:
+def test_placement_too_large_body_returns_413(placement: Placement) -> None:
     answer = placement.call("POST", "/resource_providers", raw=b" " * (app.MAX_BODY_BYTES + 1))
     assert answer.status_code == 413
 
 
 @pytest.mark.parametrize("version", ["1.40", "2.1", "0.9", "1.99999999999999999999"])
-def test_versions_that_are_not_served(placement: Placement, version: str) -> None:
+def test_placement_unsupported_microversion_returns_406(placement: Placement, version: str) -> None:
     [error] = placement.get("/resource_providers", 406, mv=version)["errors"]
     assert (error["min_version"], error["max_version"]) == ("1.0", "1.39")
 
 
 @pytest.mark.parametrize("kind", ["traits", "resource_classes"])
-def test_a_name_ends_where_its_line_does(placement: Placement, kind: str) -> None:
-    refused = placement.call("PUT", f"/{kind}/CUSTOM_A%0A")
-    assert refused.status_code == 400, refused.text
-    assert refused.headers.get("location") is None
+def test_placement_name_with_line_feed_returns_400(placement: Placement, kind: str) -> None:
+    answer = placement.call("PUT", f"/{kind}/CUSTOM_A%0A")
+    assert answer.status_code == 400, answer.text
+    assert answer.headers.get("location") is None
     assert "CUSTOM_A\n" not in placement.call("GET", f"/{kind}").text.replace("\\n", "\n")
 
 
-def test_a_capacity_beyond_all_numbers_can_be_shown(placement: Placement) -> None:
-    placement.set_class(placement.host(), "VCPU", total=8, allocation_ratio=3.4e38)
-    found = placement.get("/allocation_candidates?resources=VCPU:1")
-    [summary] = found["provider_summaries"].values()
+def test_placement_candidates_show_capacity_of_huge_ratio(placement: Placement) -> None:
+    placement.set_class(placement.provider_path(), "VCPU", total=8, allocation_ratio=3.4e38)
+    candidates = placement.get("/allocation_candidates?resources=VCPU:1")
+    [summary] = candidates["provider_summaries"].values()
     assert summary["resources"]["VCPU"]["capacity"] >= 2**31 - 1

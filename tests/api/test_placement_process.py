@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kilonova-placement as a process: who is believed at its socket, and that it ends when told."""
+"""The process kilonova-placement: authentication, health, metrics and its end on SIGTERM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORGED = {
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the process answers; nobody answers for tokens."""
+    """Yield the URL of a process whose identity service does not answer."""
     tmp_path = tmp_path_factory.mktemp("placement")
     store, port = Store(f"sqlite:///{tmp_path}/kilonova.db"), free_ports(2)
     upgrade(store)
@@ -67,32 +67,32 @@ def get(url: str, **headers: str) -> tuple[int, Any]:
         return refusal.code, json.load(refusal)
 
 
-def test_nobody_is_believed_without_the_identity_service(url: str) -> None:
+def test_placement_process_refuses_tokens_without_identity_service(url: str) -> None:
     status, body = get(url)
     assert (status, body["versions"][0]["max_version"]) == (200, "1.39")
-    for headers, wanted in (
+    for headers, expected in (
         ({}, 401),
         (FORGED, 401),
         ({"X-Auth-Token": "some"}, 503),
         ({**FORGED, "X-Auth-Token": "some"}, 503),
     ):
         status, body = get(f"{url}/resource_providers", **headers)
-        assert (status, body["errors"][0]["status"]) == (wanted, wanted), headers
+        assert (status, body["errors"][0]["status"]) == (expected, expected), headers
 
 
-def test_it_is_alive_but_not_ready_without_the_identity_service(url: str) -> None:
-    """The whole process: no token is asked for, and each dependency is named."""
+def test_placement_process_is_alive_but_not_ready_without_identity(url: str) -> None:
+    """The health checks need no token, and the answer names each dependency."""
     assert get(f"{url}/healthcheck", **FORGED) == (200, {"status": "alive"})
     status, body = get(f"{url}/healthcheck/ready")
     assert (status, body["status"]) == (503, "not ready")
-    found = {name: one["status"] for name, one in body["dependencies"].items()}
-    assert found == {"database": "ok", "identity": "failed"}
+    statuses = {name: dependency["status"] for name, dependency in body["dependencies"].items()}
+    assert statuses == {"database": "ok", "identity": "failed"}
     assert get(f"{url}/healthcheck/other", **{"X-Auth-Token": "some"})[0] == 503
     assert get(f"{url}/healthcheck/other")[0] == 401
 
 
-def test_its_metrics_are_read_on_a_port_of_their_own(url: str) -> None:
-    """Counted by the worker, told by the master, at which no token is asked for."""
+def test_placement_process_serves_metrics_on_separate_port(url: str) -> None:
+    """The worker counts the requests. The master serves the metrics without a token."""
     before = read_metrics(url)
     get(f"{url}/resource_providers")
     get(f"{url}/no/such/path")

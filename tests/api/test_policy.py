@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An operator's policy file as users and processes meet it."""
+"""Policy files of operators: their effect on requests, and broken files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "policy.yaml"
 
 
-def test_who_is_an_admin_is_the_operators_word(
+def test_policy_context_is_admin_decides_admin_rights(
     make_cloud: Callable[..., Cloud], path: Path
 ) -> None:
     path.write_text('"context_is_admin": "role:service"\n')
     cloud = make_cloud(policy_file=str(path))
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     assert cloud.call("GET", f"/servers/{server}", token="admin").status_code == 404
     assert cloud.call("GET", f"/servers/{server}", token="service").status_code == 200
     act = f"/servers/{server}/action"
@@ -39,7 +39,7 @@ def test_who_is_an_admin_is_the_operators_word(
     assert cloud.call("POST", act, {"os-stop": None}, token="service").status_code == 202
 
 
-def test_a_file_that_breaks_is_no_users_concern(
+def test_policy_file_broken_at_runtime_keeps_last_rules_and_logs_once(
     make_cloud: Callable[..., Cloud], path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.write_text(f'"{INDEX}": "!"\n')
@@ -58,14 +58,14 @@ def test_a_file_that_breaks_is_no_users_concern(
     ("section", "module"),
     [("api", "compute_api.compute.service"), ("placement", "compute_api.placement.service")],
 )
-def test_a_broken_file_ends_the_process_in_one_line(
+def test_process_with_broken_policy_file_exits_78_with_one_line(
     tmp_path: Path, path: Path, section: str, module: str
 ) -> None:
     path.write_text('"a": "@"\n"b": "role:member or"\n')
     (tmp_path / "kilonova.conf").write_text(
         f"[database]\nurl = sqlite:///{tmp_path}/k.db\n[{section}]\npolicy_file = policy.yaml\n"
     )
-    ended = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", module],
         capture_output=True,
         text=True,
@@ -73,8 +73,9 @@ def test_a_broken_file_ends_the_process_in_one_line(
         check=False,
         env={**os.environ, "KILONOVA_CONF": str(tmp_path / "kilonova.conf")},
     )
-    assert ended.returncode == 78  # its unit does not start it again
-    [line] = ended.stderr.splitlines()
+    # The unit does not restart the process after this code.
+    assert result.returncode == 78
+    [line] = result.stderr.splitlines()
     assert line.startswith(
         f"kilonova-{section}: [{section}] policy_file {path}:2: b: 'role:member or' cannot be"
     )

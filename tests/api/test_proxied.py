@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Behind a proxy that ends TLS: links lead to where the client asked, on every HTTP service, and
-only where the operator says that there is such a proxy."""
+"""Services behind a proxy that terminates TLS: links contain the address of the proxy.
+
+Forwarded headers are accepted only if the operator enables the option.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ PROXY = {
     "X-Forwarded-For": "192.0.2.7",
     "X-Forwarded-Prefix": "/compute",
 }
-#: As every service serves: through edge.server.
+#: An application behind the server that every service uses.
 APPLICATION = """
 import json, sys
 from common.service import config
@@ -44,7 +46,7 @@ Server("test", "127.0.0.1", int(sys.argv[1]), lambda: application, lambda: None,
 
 
 @contextmanager
-def serving(folder: Path, *lines: str) -> Iterator[int]:
+def run_application(folder: Path, *lines: str) -> Iterator[int]:
     port, path = free_ports(1), folder / "kilonova.conf"
     path.write_text("\n".join(lines) + "\n")
     process = subprocess.Popen([sys.executable, "-c", APPLICATION, str(port), str(path)])
@@ -54,26 +56,28 @@ def serving(folder: Path, *lines: str) -> Iterator[int]:
     assert process.wait(20) == 0
 
 
-def seen(port: int) -> Any:
+def request_environ(port: int) -> Any:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(f"http://127.0.0.1:{port}/a", headers=PROXY)
     return json.load(opener.open(request, timeout=30))
 
 
-def test_no_client_is_believed_by_default(tmp_path: Path) -> None:
-    """Not even one on this machine, which gunicorn would believe."""
-    with serving(tmp_path) as port:
-        assert seen(port) == ["http", f"127.0.0.1:{port}", "", "/a", "127.0.0.1"]
+def test_proxy_headers_are_ignored_by_default(tmp_path: Path) -> None:
+    """By itself the HTTP server gunicorn accepts such headers from this machine."""
+    with run_application(tmp_path) as port:
+        assert request_environ(port) == ["http", f"127.0.0.1:{port}", "", "/a", "127.0.0.1"]
 
 
-def test_a_proxy_is_believed_where_the_option_is_on(tmp_path: Path) -> None:
-    with serving(tmp_path, "[oslo_middleware]", "enable_proxy_headers_parsing = true") as port:
-        assert seen(port) == ["https", "cloud.example", "/compute", "/a", "192.0.2.7"]
+def test_proxy_headers_are_accepted_when_option_is_on(tmp_path: Path) -> None:
+    with run_application(
+        tmp_path, "[oslo_middleware]", "enable_proxy_headers_parsing = true"
+    ) as port:
+        assert request_environ(port) == ["https", "cloud.example", "/compute", "/a", "192.0.2.7"]
 
 
 @pytest.fixture
-def proxied(cloud: Cloud) -> Cloud:
-    """The API behind a proxy that it believes."""
+def proxied_cloud(cloud: Cloud) -> Cloud:
+    """Return the API behind a proxy with accepted headers."""
     conf = cfg.ConfigOpts()
     conf.register_opts([cfg.BoolOpt("enable_proxy_headers_parsing")], group="oslo_middleware")
     conf([], default_config_files=[], default_config_dirs=[])
@@ -82,15 +86,19 @@ def proxied(cloud: Cloud) -> Cloud:
     return cloud
 
 
-def test_links_lead_through_the_proxy(proxied: Cloud) -> None:
-    answer = proxied.call("GET", "/", root="", token=None, headers=PROXY)
+def test_links_contain_address_of_proxy(proxied_cloud: Cloud) -> None:
+    answer = proxied_cloud.call("GET", "/", root="", token=None, headers=PROXY)
     assert [version["links"][0]["href"] for version in answer.json["versions"]] == [
         "https://cloud.example/compute/v2/",
         "https://cloud.example/compute/v2.1/",
     ]
     body = {"server": {"name": "a", "imageRef": IMAGE, "flavorRef": "1"}}
-    made = proxied.call("POST", "/servers", body, headers=PROXY)
-    assert made.status_code == 202, made.text
-    server = made.json["server"]["id"]
-    where = f"https://cloud.example/compute/v2.1/servers/{server}"
-    assert made.headers["Location"] == made.json["server"]["links"][0]["href"] == where
+    answer_to_create = proxied_cloud.call("POST", "/servers", body, headers=PROXY)
+    assert answer_to_create.status_code == 202, answer_to_create.text
+    server = answer_to_create.json["server"]["id"]
+    expected_url = f"https://cloud.example/compute/v2.1/servers/{server}"
+    assert (
+        answer_to_create.headers["Location"]
+        == answer_to_create.json["server"]["links"][0]["href"]
+        == expected_url
+    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quota sets and limits; server groups."""
+"""Quota sets, limits and server groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.api.conftest import OTHER, PROJECT, Cloud
 
 # --- server groups ---
 @pytest.mark.parametrize(
-    ("mv", "given", "keys"),
+    ("mv", "fields", "keys"),
     [
         ("2.1", {"policies": ["affinity"]}, {"id", "name", "policies", "members", "metadata"}),
         (
@@ -32,14 +32,14 @@ from tests.api.conftest import OTHER, PROJECT, Cloud
         ),
     ],
 )
-def test_a_server_group_at_each_version(
-    cloud: Cloud, mv: str, given: dict[str, Any], keys: set[str]
+def test_server_group_has_the_fields_of_each_microversion(
+    cloud: Cloud, mv: str, fields: dict[str, Any], keys: set[str]
 ) -> None:
     group = cloud.call(
-        "POST", "/os-server-groups", {"server_group": {"name": "g", **given}}, mv=mv
+        "POST", "/os-server-groups", {"server_group": {"name": "g", **fields}}, mv=mv
     ).json["server_group"]
     assert set(group) == keys
-    assert {key: group[key] for key in given} == given
+    assert {key: group[key] for key in fields} == fields
     assert (
         cloud.call("GET", f"/os-server-groups/{group['id']}", mv=mv).json["server_group"] == group
     )
@@ -63,7 +63,7 @@ def test_a_server_group_at_each_version(
 
 
 @pytest.mark.parametrize(
-    ("mv", "given"),
+    ("mv", "fields"),
     [
         ("2.14", {"policies": ["soft-affinity"]}),
         ("2.63", {"policy": "affinity"}),
@@ -74,16 +74,18 @@ def test_a_server_group_at_each_version(
         ("2.1", {"policies": ["near", "far"]}),
     ],
 )
-def test_server_groups_that_are_none(cloud: Cloud, mv: str, given: dict[str, Any]) -> None:
+def test_create_server_group_with_invalid_policy_or_rules_returns_400(
+    cloud: Cloud, mv: str, fields: dict[str, Any]
+) -> None:
     assert (
         cloud.call(
-            "POST", "/os-server-groups", {"server_group": {"name": "g", **given}}, mv=mv
+            "POST", "/os-server-groups", {"server_group": {"name": "g", **fields}}, mv=mv
         ).status_code
         == 400
     )
 
 
-def test_server_groups_have_a_quota(make_cloud: Any) -> None:
+def test_create_server_group_over_quota_returns_403(make_cloud: Any) -> None:
     cloud: Cloud = make_cloud()
     cloud.call(
         "PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"server_groups": 1}}, token="admin"
@@ -96,35 +98,39 @@ def test_server_groups_have_a_quota(make_cloud: Any) -> None:
 
 
 # --- quota sets and limits ---
-def test_limits_come_from_user_project_class_and_configuration(cloud: Cloud) -> None:
-    def cores(query: str = "", path: str = f"/os-quota-sets/{PROJECT}") -> int:
+def test_quota_limit_prefers_user_then_project_class_configuration(cloud: Cloud) -> None:
+    def read_cores(query: str = "", path: str = f"/os-quota-sets/{PROJECT}") -> int:
         return int(cloud.call("GET", path + query, token="admin").json["quota_set"]["cores"])
 
-    def put(path: str, value: int, name: str = "quota_set") -> Any:
+    def set_cores(path: str, value: int, name: str = "quota_set") -> Any:
         return cloud.call("PUT", path, {name: {"cores": value}}, token="admin")
 
-    assert cores() == 20
+    assert read_cores() == 20
     assert (
-        put("/os-quota-class-sets/default", 30, "quota_class_set").json["quota_class_set"]["cores"]
+        set_cores("/os-quota-class-sets/default", 30, "quota_class_set").json["quota_class_set"][
+            "cores"
+        ]
         == 30
     )
-    assert (cores(), cores(path=f"/os-quota-sets/{OTHER}/defaults")) == (30, 30)
-    assert put(f"/os-quota-sets/{PROJECT}", 40).json["quota_set"]["cores"] == 40
-    assert put(f"/os-quota-sets/{PROJECT}?user_id=u1", 5).json["quota_set"]["cores"] == 5
-    assert (cores(), cores("?user_id=u1"), cores("?user_id=u2")) == (40, 5, 40)
+    assert (read_cores(), read_cores(path=f"/os-quota-sets/{OTHER}/defaults")) == (30, 30)
+    assert set_cores(f"/os-quota-sets/{PROJECT}", 40).json["quota_set"]["cores"] == 40
+    assert set_cores(f"/os-quota-sets/{PROJECT}?user_id=u1", 5).json["quota_set"]["cores"] == 5
+    assert (read_cores(), read_cores("?user_id=u1"), read_cores("?user_id=u2")) == (40, 5, 40)
     assert (
         cloud.call("DELETE", f"/os-quota-sets/{PROJECT}?user_id=u1", token="admin").status_code
         == 202
     )
-    assert cores("?user_id=u1") == 40
+    assert read_cores("?user_id=u1") == 40
     assert cloud.call("DELETE", f"/os-quota-sets/{PROJECT}", token="admin").status_code == 202
-    assert cores() == 30
-    put("/os-quota-class-sets/gold", 99, "quota_class_set")
-    assert cores() == 30, "only the class default has an effect"
+    assert read_cores() == 30
+    set_cores("/os-quota-class-sets/gold", 99, "quota_class_set")
+    assert read_cores() == 30, "only the class default has an effect"
 
 
 @pytest.mark.parametrize(("limit", "status"), [(20, 200), (21, 400), (-1, 400)])
-def test_limit_of_user_is_within_that_of_the_project(cloud: Cloud, limit: int, status: int) -> None:
+def test_quota_limit_of_user_over_project_limit_needs_force(
+    cloud: Cloud, limit: int, status: int
+) -> None:
     path = f"/os-quota-sets/{PROJECT}?user_id=u1"
     answer = cloud.call("PUT", path, {"quota_set": {"cores": limit}}, token="admin")
     assert answer.status_code == status
@@ -134,10 +140,10 @@ def test_limit_of_user_is_within_that_of_the_project(cloud: Cloud, limit: int, s
         assert cloud.call("PUT", path, forced, token="admin").status_code == 200
 
 
-def test_a_class_limits_groups_before_it_shows_them(cloud: Cloud) -> None:
+def test_quota_class_accepts_group_limits_before_2_50_and_hides_them(cloud: Cloud) -> None:
     path, groups = "/os-quota-class-sets/default", {"server_groups": 3, "server_group_members": 4}
-    changed = cloud.call("PUT", path, {"quota_class_set": groups}, mv="2.49", token="admin")
-    assert changed.status_code == 200 and not groups.keys() & changed.json["quota_class_set"].keys()
+    answer = cloud.call("PUT", path, {"quota_class_set": groups}, mv="2.49", token="admin")
+    assert answer.status_code == 200 and not groups.keys() & answer.json["quota_class_set"].keys()
     assert (
         groups.items()
         <= cloud.call("GET", path, mv="2.50", token="admin").json["quota_class_set"].items()
@@ -147,7 +153,9 @@ def test_a_class_limits_groups_before_it_shows_them(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     ("version", "count"), [(1, 14), (35, 14), (36, 10), (56, 10), (57, 7), (104, 7)]
 )
-def test_the_resources_of_each_version(cloud: Cloud, version: int, count: int) -> None:
+def test_quota_set_has_the_resources_of_each_microversion(
+    cloud: Cloud, version: int, count: int
+) -> None:
     quota = cloud.call("GET", f"/os-quota-sets/{PROJECT}", mv=f"2.{version}").json["quota_set"]
     assert len(quota) == count + 1
     assert quota["id"] == PROJECT
@@ -156,7 +164,7 @@ def test_the_resources_of_each_version(cloud: Cloud, version: int, count: int) -
     ]
     assert set(detail) == set(quota)
     assert detail["cores"] == {"limit": 20, "in_use": 0, "reserved": 0}
-    for resource, refused in (
+    for resource, is_refused in (
         ("floating_ips", version > 35),
         ("injected_files", version > 56),
         ("ram", False),
@@ -168,10 +176,10 @@ def test_the_resources_of_each_version(cloud: Cloud, version: int, count: int) -
             mv=f"2.{version}",
             token="admin",
         )
-        assert answer.status_code == (400 if refused else 200), resource
+        assert answer.status_code == (400 if is_refused else 200), resource
 
 
-def test_a_limit_below_what_is_used_needs_force(cloud: Cloud) -> None:
+def test_quota_limit_below_usage_needs_force(cloud: Cloud) -> None:
     cloud.create()
     path = f"/os-quota-sets/{PROJECT}"
     answer = cloud.call("PUT", path, {"quota_set": {"instances": 0}}, token="admin")
@@ -191,7 +199,9 @@ def test_a_limit_below_what_is_used_needs_force(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     ("version", "count"), [(1, 19), (35, 19), (36, 14), (38, 14), (39, 13), (56, 13), (57, 11)]
 )
-def test_limits_at_each_version(cloud: Cloud, version: int, count: int) -> None:
+def test_limits_have_the_fields_of_each_microversion(
+    cloud: Cloud, version: int, count: int
+) -> None:
     cloud.create()
     limits = cloud.call("GET", "/limits?reserved=False", mv=f"2.{version}").json["limits"]
     assert limits["rate"] == []
@@ -203,10 +213,10 @@ def test_limits_at_each_version(cloud: Cloud, version: int, count: int) -> None:
     assert limits["absolute"]["totalRAMUsed"] == 512
 
 
-def test_limits_of_another_project_are_for_admins(cloud: Cloud) -> None:
+def test_limits_of_another_project_return_403_except_to_admin(cloud: Cloud) -> None:
     cloud.create()
     assert cloud.call("GET", f"/limits?tenant_id={OTHER}").status_code == 403
-    used = cloud.call("GET", f"/limits?tenant_id={PROJECT}", token="admin").json["limits"][
+    limits = cloud.call("GET", f"/limits?tenant_id={PROJECT}", token="admin").json["limits"][
         "absolute"
     ]
-    assert used["totalInstancesUsed"] == 1
+    assert limits["totalInstancesUsed"] == 1

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rebuild: what its body changes of the server at each version, what is refused, and how it is
-answered."""
+"""Rebuild: changes of the server by its body, answers of each microversion, and refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from tests.api.test_servers import BASE, GUARDED, MORE
 
 OTHER_IMAGE = "0f2f8fd4-3f0f-4c9e-8d5e-0f6f0a4b7a11"
 HOSTNAME = "OS-EXT-SRV-ATTR:hostname"
-#: version -> keys that are new with it
+#: Minor version, with the keys that begin with this version.
 NEW = {
     9: {"locked"},
     19: {"description"},
@@ -38,12 +37,12 @@ EDGES = sorted({1, 104} | {edge for since in NEW for edge in (since - 1, since)}
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    made = cloud.create(metadata={"a": "1"}, user_data="b2xk")
-    cloud.rest(made)
+    server_id = cloud.create(metadata={"a": "1"}, user_data="b2xk")
+    cloud.set_state(server_id)
     cloud.images.images[OTHER_IMAGE] = Image(
         ImageRef(OTHER_IMAGE, "raw", 10, properties={"os_distro": "debian"})
     )
-    return made
+    return server_id
 
 
 def rebuild(cloud: Cloud, server: str, mv: str = "2.1", token: str = "user", **body: Any) -> Any:
@@ -56,9 +55,9 @@ def rebuild(cloud: Cloud, server: str, mv: str = "2.1", token: str = "user", **b
     )
 
 
-def test_the_answer_is_the_server_at_this_version(cloud: Cloud, server: str) -> None:
+def test_rebuild_returns_server_in_format_of_microversion(cloud: Cloud, server: str) -> None:
     for version in EDGES:
-        cloud.rest(server, interfaces=GUARDED)
+        cloud.set_state(server, interfaces=GUARDED)
         answer = rebuild(cloud, server, f"2.{version}")
         assert answer.status_code == 202, answer.text
         expected = (BASE | {"adminPass"}).union(
@@ -70,13 +69,13 @@ def test_the_answer_is_the_server_at_this_version(cloud: Cloud, server: str) -> 
         assert answer.headers["Location"].endswith(f"/v2.1/servers/{server}")
 
 
-def test_admins_are_told_where_it_is_and_the_user_data_once(cloud: Cloud, server: str) -> None:
-    told = rebuild(cloud, server, "2.104", token="admin").json["server"]
-    assert told["OS-EXT-SRV-ATTR:host"] == "host1"
-    assert (told["user_data"], "OS-EXT-SRV-ATTR:user_data" in told) == ("b2xk", False)
+def test_rebuild_by_admin_returns_host_and_user_data_once(cloud: Cloud, server: str) -> None:
+    answer = rebuild(cloud, server, "2.104", token="admin").json["server"]
+    assert answer["OS-EXT-SRV-ATTR:host"] == "host1"
+    assert (answer["user_data"], "OS-EXT-SRV-ATTR:user_data" in answer) == ("b2xk", False)
 
 
-def test_what_is_named_changes_and_all_else_stays(cloud: Cloud, server: str) -> None:
+def test_rebuild_changes_named_fields_only(cloud: Cloud, server: str) -> None:
     before = cloud.rows(schema.servers)[0]
     key = cloud.call("POST", "/os-keypairs", {"keypair": {"name": "k"}}).json["keypair"]
     answer = rebuild(
@@ -114,14 +113,16 @@ def test_what_is_named_changes_and_all_else_stays(cloud: Cloud, server: str) -> 
     }
     assert {name: getattr(row, name) for name in changed} == changed
     assert (row.image["id"], row.image["properties"]) == (OTHER_IMAGE, {"os_distro": "debian"})
-    moved = {*changed, "image", "fence", "action", "updated_at"}
-    assert {name for name in row._fields if getattr(row, name) != getattr(before, name)} == moved
+    changed_names = {*changed, "image", "fence", "action", "updated_at"}
+    assert {
+        name for name in row._fields if getattr(row, name) != getattr(before, name)
+    } == changed_names
     action = next(action for action in cloud.rows(schema.actions) if action.name == "rebuild")
-    kept, wrote = action.args.pop("before"), action.args.pop("wrote")
+    previous, written = action.args.pop("before"), action.args.pop("wrote")
     assert action.args == {"was": "active", "preserve_ephemeral": True}
     restored = {*changed, "image", "root_device_name"} - {"task_state"}
-    assert kept == {name: getattr(before, name) for name in restored}, "for a refused image"
-    assert wrote == {
+    assert previous == {name: getattr(before, name) for name in restored}, "for a refused image"
+    assert written == {
         name: changed[name]
         for name in (
             "name",
@@ -135,8 +136,8 @@ def test_what_is_named_changes_and_all_else_stays(cloud: Cloud, server: str) -> 
     }
 
 
-def test_refused_rebuild_restores_the_server_as_it_began(cloud: Cloud, server: str) -> None:
-    cloud.meanwhile(
+def test_rebuild_stores_previous_values_as_of_its_transaction(cloud: Cloud, server: str) -> None:
+    cloud.run_after_statement(
         "SELECT servers",
         lambda: cloud.change(schema.servers, schema.servers.c.id == server, meta={"a": "2"}),
     )
@@ -148,10 +149,10 @@ def test_refused_rebuild_restores_the_server_as_it_began(cloud: Cloud, server: s
 @pytest.mark.parametrize(
     "change", [{"flavor": {"id": "9"}}, {"image": {"id": OTHER_IMAGE}, "image_id": OTHER_IMAGE}]
 )
-def test_rebuild_during_a_change_is_checked_again(
+def test_rebuild_returns_409_when_server_changes_during_checks(
     cloud: Cloud, server: str, change: dict[str, Any]
 ) -> None:
-    cloud.meanwhile(
+    cloud.run_after_statement(
         "SELECT servers",
         lambda: cloud.change(schema.servers, schema.servers.c.id == server, **change),
     )
@@ -171,7 +172,7 @@ def test_rebuild_names_root_device_by_disk_bus_of_new_image(cloud: Cloud, server
     assert row.root_device_name == "/dev/sda"
 
 
-def test_null_takes_away_and_nothing_leaves_as_it_is(cloud: Cloud, server: str) -> None:
+def test_rebuild_with_null_clears_field_and_omitted_field_stays(cloud: Cloud, server: str) -> None:
     cloud.change(
         schema.servers,
         schema.servers.c.id == server,
@@ -188,7 +189,7 @@ def test_null_takes_away_and_nothing_leaves_as_it_is(cloud: Cloud, server: str) 
         "b2xk",
         {"a": "1"},
     )
-    cloud.rest(server, "stopped")
+    cloud.set_state(server, "stopped")
     assert (
         rebuild(
             cloud,
@@ -212,10 +213,12 @@ def test_null_takes_away_and_nothing_leaves_as_it_is(cloud: Cloud, server: str) 
     assert max(cloud.rows(schema.actions), key=lambda action: action.fence).args["was"] == "stopped"
 
 
-def test_files_travel_on_a_config_drive(make_cloud: Callable[..., Cloud]) -> None:
+def test_rebuild_with_files_sets_config_drive_and_encrypts_files(
+    make_cloud: Callable[..., Cloud],
+) -> None:
     files, cloud = [{"path": "/etc/motd", "contents": "aGk="}], make_cloud(secret_key="k")
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     cloud.images.images[OTHER_IMAGE] = Image(ImageRef(OTHER_IMAGE, "raw", 10))
     assert rebuild(cloud, server, personality=files).status_code == 202
     assert cloud.rows(schema.servers)[0].config_drive
@@ -233,7 +236,7 @@ def test_files_travel_on_a_config_drive(make_cloud: Callable[..., Cloud]) -> Non
         ({"virtual_size": 2**40}, "disk is too small"),
     ],
 )
-def test_the_image_is_judged_as_for_a_new_server(
+def test_rebuild_with_unusable_image_returns_400(
     cloud: Cloud, server: str, change: dict[str, Any], text: str
 ) -> None:
     cloud.images.images[OTHER_IMAGE] = dataclasses.replace(
@@ -266,14 +269,16 @@ def test_the_image_is_judged_as_for_a_new_server(
         ("2.1", {"flavorRef": "1"}, 400),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_rebuild_with_invalid_body_is_refused(
     cloud: Cloud, server: str, mv: str, body: dict[str, Any], status: int
 ) -> None:
     assert rebuild(cloud, server, mv, **body).status_code == status
     assert cloud.rows(schema.servers)[0].action is None
 
 
-def test_rebuild_refuses_signed_image_if_server_has_certificates(cloud: Cloud, server: str) -> None:
+def test_rebuild_refuses_signed_image_when_server_has_certificates(
+    cloud: Cloud, server: str
+) -> None:
     cloud.change(schema.servers, schema.servers.c.id == server, trusted_image_certificates=["c"])
     cloud.images.images[OTHER_IMAGE] = Image(
         ImageRef(OTHER_IMAGE, properties={"img_signature": "s"})
@@ -282,9 +287,7 @@ def test_rebuild_refuses_signed_image_if_server_has_certificates(cloud: Cloud, s
     assert rebuild(cloud, server, "2.63", trusted_image_certificates=None).status_code == 202
 
 
-def test_rebuild_with_disk_config_that_image_disables_returns_400(
-    cloud: Cloud, server: str
-) -> None:
+def test_rebuild_with_disk_config_disabled_by_image_returns_400(cloud: Cloud, server: str) -> None:
     cloud.images.images[OTHER_IMAGE] = Image(
         ImageRef(OTHER_IMAGE, properties={"auto_disk_config": "disabled"})
     )
@@ -294,12 +297,12 @@ def test_rebuild_with_disk_config_that_image_disables_returns_400(
     assert rebuild(cloud, server, **{"OS-DCF:diskConfig": "MANUAL"}).status_code == 202
 
 
-def test_state_is_checked_before_the_image_service_is_asked(cloud: Cloud, server: str) -> None:
-    cloud.rest(server, "paused")
+def test_rebuild_checks_state_before_request_to_image_service(cloud: Cloud, server: str) -> None:
+    cloud.set_state(server, "paused")
     cloud.images.down = True
     answer = rebuild(cloud, server)
     assert answer.json["conflictingRequest"]["message"] == (
         f"Cannot 'rebuild' instance {server} while it is in vm_state paused"
     )
-    cloud.rest(server)
+    cloud.set_state(server)
     assert rebuild(cloud, server).status_code == 503

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies that the API refuses: the order of its checks, the size per route, and the cost of the
-error text."""
+"""Refused bodies: the order of the checks, the size per route, and the cost of the error text."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def test_body_is_not_read_when_policy_refuses_the_caller(
         extras={"wsgi.input": body},
     )
     assert answer.status_code == status
-    assert body.taken == 0
+    assert body.requested_bytes == 0
 
 
 @pytest.mark.parametrize("key", ["rebuild", "resize", "createImage", "os-resetState", "reboot"])
@@ -67,18 +66,18 @@ def test_action_by_reader_returns_403_before_its_body_is_validated(cloud: Cloud,
     )
 
 
-def test_foreign_server_with_invalid_body_looks_like_a_missing_one(cloud: Cloud) -> None:
+def test_request_with_invalid_body_to_foreign_server_returns_404(cloud: Cloud) -> None:
     server, missing = cloud.create(), ids.new()
     for method, path in (("PUT", ""), ("POST", "/metadata"), ("POST", "/os-volume_attachments")):
         answers = [
-            cloud.call(method, f"/servers/{one}{path}", {"colour": "red"}, token="stranger")
-            for one in (server, missing)
+            cloud.call(method, f"/servers/{server_id}{path}", {"colour": "red"}, token="stranger")
+            for server_id in (server, missing)
         ]
         assert [answer.status_code for answer in answers] == [404, 404]
 
 
-#: Bodies of a create of nearly 1 MiB that the schema refuses, by what is expensive about them. They
-#: are made when needed: the garbage collector would visit them in the measurements of the others.
+#: Bodies of nearly 1 MiB that the schema of a create refuses, by their expensive part. They are
+#: built when needed. Otherwise the garbage collector would visit them in other measurements.
 LARGE: dict[str, Callable[[], Any]] = {
     "lists": lambda: {"server": [[]] * 340_000},
     "fewer lists": lambda: {"server": [[]] * 65_000},
@@ -110,10 +109,11 @@ def test_large_invalid_body_is_refused_within_bounded_time_and_text(
 ) -> None:
     raw, spent = json.dumps(body(), separators=(",", ":")).encode(), []
     assert len(raw) < MIB
-    for _ in range(3):  # The first compiles the schema, and another process may use the CPU.
-        begun = time.process_time()
+    # The first request compiles the schema, and another process may use the CPU.
+    for _ in range(3):
+        started = time.process_time()
         answer = _send(cloud, "POST", "/servers", raw, "user", "2.90")
-        spent.append(time.process_time() - begun)
+        spent.append(time.process_time() - started)
         assert answer.status_code == 400
         assert len(answer.text) < 2500
         if spent[-1] < MAX_SECONDS:
@@ -121,7 +121,7 @@ def test_large_invalid_body_is_refused_within_bounded_time_and_text(
     assert spent[-1] < MAX_SECONDS, spent
 
 
-def test_refused_value_is_repeated_without_the_secrets_inside(cloud: Cloud) -> None:
+def test_refused_value_is_repeated_without_secrets(cloud: Cloud) -> None:
     server = {**GOOD, "adminPass": "hunter2", "user_data": "c2VjcmV0", "colour": "red"}
     answer = cloud.call("POST", "/servers", {"server": server})
     assert answer.status_code == 400
@@ -130,7 +130,7 @@ def test_refused_value_is_repeated_without_the_secrets_inside(cloud: Cloud) -> N
     assert "c2VjcmV0" not in answer.text
 
 
-def test_body_over_64_kib_returns_413_where_no_route_needs_it(cloud: Cloud) -> None:
+def test_body_over_64_kib_returns_413_on_routes_with_small_bodies(cloud: Cloud) -> None:
     server, filling = cloud.create(), " " * SMALL_BODY_BYTES
     for method, path, body, token in (
         ("PUT", f"/servers/{server}", {"server": {"name": "x"}}, "user"),
@@ -147,10 +147,10 @@ def test_body_over_64_kib_returns_413_where_no_route_needs_it(cloud: Cloud) -> N
         assert answer.status_code < 300, (path, answer.text)
 
 
-def test_body_over_64_kib_is_accepted_where_a_request_may_need_it(cloud: Cloud) -> None:
-    """128 items of metadata, 255 characters each, that the client has escaped."""
+def test_body_over_64_kib_is_accepted_on_routes_with_large_bodies(cloud: Cloud) -> None:
+    """For example, 128 items of metadata with 255 escaped characters each."""
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     words = {f"{number:03}{'k' * 252}": "\U0001f600" * 255 for number in range(128)}
     for method, path, body, token in (
         ("POST", "/servers", {"server": {**GOOD, "metadata": words}}, "user"),
@@ -181,7 +181,7 @@ def test_body_over_64_kib_is_accepted_where_a_request_may_need_it(cloud: Cloud) 
 
 
 def _send(cloud: Cloud, method: str, path: str, raw: bytes, token: str, mv: str = "2.1") -> Any:
-    """Send a body that ``Cloud.call`` would not write, for example with blanks behind."""
+    """Send a body that ``Cloud.call`` does not write, for example with trailing blanks."""
     return cloud.client.simulate_request(
         method,
         "/v2.1" + path,
@@ -194,11 +194,11 @@ def _send(cloud: Cloud, method: str, path: str, raw: bytes, token: str, mv: str 
     )
 
 
-def test_routes_name_large_keys_only_where_they_take_a_body() -> None:
+def test_routes_with_large_keys_accept_a_body() -> None:
     assert [route.path for route in ROUTES if route.large_keys and route.body is None] == []
 
 
-def test_fault_repeats_the_beginning_of_a_long_name_only(
+def test_fault_repeats_only_beginning_of_long_name(
     make_cloud: Callable[..., Cloud], networks: Networks
 ) -> None:
     cloud = make_cloud(networks=networks)

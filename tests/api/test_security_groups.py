@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The security groups of a server: shown with their rules, added, removed."""
+"""The security groups of a server: list with rules, add and remove."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def rule(group: str, number: int, **more: Any) -> dict[str, Any]:
     }
 
 
-def plugged(cloud: Cloud, networks: Networks, *groups: str) -> str:
-    """A server with one port in these groups."""
+def create_server_with_port(cloud: Cloud, networks: Networks, *groups: str) -> str:
+    """Create a server with one port in these groups, and return the server's id."""
     server, red = cloud.create(mv="2.37"), networks.add_network("red", PROJECT)
     port = networks.add_port(red, PROJECT, device_id=server, security_groups=list(groups))
-    cloud.rest(server, interfaces=[to_wire(Interface(port, red, "red"))])
+    cloud.set_state(server, interfaces=[to_wire(Interface(port, red, "red"))])
     return server
 
 
-def change(cloud: Cloud, server: str, key: str, name: str, token: str = "user") -> Any:
+def change_group(cloud: Cloud, server: str, key: str, name: str, token: str = "user") -> Any:
     return cloud.call("POST", f"/servers/{server}/action", {key: {"name": name}}, token=token)
 
 
-def test_groups_are_shown_with_the_rules_for_what_comes_in(
-    wired: Cloud, networks: Networks
+def test_server_security_groups_show_ingress_rules(
+    networked_cloud: Cloud, networks: Networks
 ) -> None:
     db = networks.add_group("db", PROJECT)
     web = networks.add_group("web", PROJECT)
@@ -66,22 +66,26 @@ def test_groups_are_shown_with_the_rules_for_what_comes_in(
         rule(web, 5, direction="egress"),
         rule(web, 6, ethertype="IPv6"),
     ]
-    server = plugged(wired, networks, web)
+    server = create_server_with_port(networked_cloud, networks, web)
 
-    def shown(
-        number: int, protocol: str | None, least: int | None, most: int | None, cidr: str | None
+    def rule_view(
+        number: int,
+        protocol: str | None,
+        minimum: int | None,
+        maximum: int | None,
+        cidr: str | None,
     ) -> Any:
         return {
             "id": rule_id(number),
             "parent_group_id": web,
             "ip_protocol": protocol,
-            "from_port": least,
-            "to_port": most,
+            "from_port": minimum,
+            "to_port": maximum,
             "ip_range": {"cidr": cidr} if cidr else {},
             "group": {} if cidr else {"name": "db", "tenant_id": PROJECT},
         }
 
-    answer = wired.call("GET", f"/servers/{server}/os-security-groups")
+    answer = networked_cloud.call("GET", f"/servers/{server}/os-security-groups")
     assert answer.json == {
         "security_groups": [
             {
@@ -90,29 +94,33 @@ def test_groups_are_shown_with_the_rules_for_what_comes_in(
                 "description": "the group web",
                 "tenant_id": PROJECT,
                 "rules": [
-                    shown(1, "tcp", 80, 81, "10.0.0.0/8"),
-                    shown(2, "udp", 1, 65535, "0.0.0.0/0"),
-                    shown(3, "icmp", -1, -1, "0.0.0.0/0"),
-                    shown(4, None, None, None, None),
-                    shown(6, None, None, None, "::/0"),
+                    rule_view(1, "tcp", 80, 81, "10.0.0.0/8"),
+                    rule_view(2, "udp", 1, 65535, "0.0.0.0/0"),
+                    rule_view(3, "icmp", -1, -1, "0.0.0.0/0"),
+                    rule_view(4, None, None, None, None),
+                    rule_view(6, None, None, None, "::/0"),
                 ],
             }
         ]
     }
     assert (
-        wired.call("GET", f"/servers/{server}/os-security-groups", token="stranger").status_code
+        networked_cloud.call(
+            "GET", f"/servers/{server}/os-security-groups", token="stranger"
+        ).status_code
         == 404
     )
 
 
-def test_a_server_without_ports_is_in_no_group(wired: Cloud, cloud: Cloud) -> None:
-    for one in (wired, cloud):
-        answer = one.call("GET", f"/servers/{one.create()}/os-security-groups")
+def test_server_security_groups_without_ports_are_empty(
+    networked_cloud: Cloud, cloud: Cloud
+) -> None:
+    for any_cloud in (networked_cloud, cloud):
+        answer = any_cloud.call("GET", f"/servers/{any_cloud.create()}/os-security-groups")
         assert answer.json == {"security_groups": []}
 
 
 @pytest.mark.parametrize(
-    ("of_ports", "names"),
+    ("port_groups", "names"),
     [
         ([["web"], ["web", "db"]], ["web", "web", "db"]),
         ([[], ["db"]], ["db"]),
@@ -121,49 +129,60 @@ def test_a_server_without_ports_is_in_no_group(wired: Cloud, cloud: Cloud) -> No
         ([["web"], None], ["asked"]),
     ],
 )
-def test_a_server_shows_the_groups_of_its_ports(
-    wired: Cloud, networks: Networks, of_ports: list[list[str] | None], names: list[str] | None
+def test_server_shows_security_groups_of_its_ports(
+    networked_cloud: Cloud,
+    networks: Networks,
+    port_groups: list[list[str] | None],
+    names: list[str] | None,
 ) -> None:
     networks.add_group("asked", PROJECT)
-    server = wired.create(mv="2.37", networks="none", security_groups=[{"name": "asked"}])
-    assert "security_groups" not in wired.call("GET", f"/servers/{server}").json["server"]
-    wired.rest(
+    server = networked_cloud.create(mv="2.37", networks="none", security_groups=[{"name": "asked"}])
+    assert "security_groups" not in networked_cloud.call("GET", f"/servers/{server}").json["server"]
+    networked_cloud.set_state(
         server,
         interfaces=[
-            to_wire(Interface(str(number), groups=one)) for number, one in enumerate(of_ports)
+            to_wire(Interface(str(number), groups=groups))
+            for number, groups in enumerate(port_groups)
         ],
     )
-    shown = [
-        wired.call("GET", f"/servers/{server}").json["server"],
-        wired.call("GET", "/servers/detail").json["servers"][0],
-        wired.call("PUT", f"/servers/{server}", {"server": {"name": "n"}}, mv="2.75").json[
-            "server"
-        ],
+    views = [
+        networked_cloud.call("GET", f"/servers/{server}").json["server"],
+        networked_cloud.call("GET", "/servers/detail").json["servers"][0],
+        networked_cloud.call(
+            "PUT", f"/servers/{server}", {"server": {"name": "n"}}, mv="2.75"
+        ).json["server"],
     ]
-    for one in shown:
-        assert one.get("security_groups") == (names and [{"name": name} for name in names])
-        assert ("security_groups" in one) == (names is not None)
+    for view in views:
+        assert view.get("security_groups") == (names and [{"name": name} for name in names])
+        assert ("security_groups" in view) == (names is not None)
 
 
 @pytest.mark.parametrize("key", ["addSecurityGroup", "removeSecurityGroup"])
 @pytest.mark.parametrize("by_id", [True, False])
-def test_a_group_by_its_name_or_id(wired: Cloud, networks: Networks, key: str, by_id: bool) -> None:
+def test_security_group_action_accepts_name_or_id(
+    networked_cloud: Cloud, networks: Networks, key: str, by_id: bool
+) -> None:
     web = networks.add_group("web", PROJECT)
-    server = plugged(wired, networks, web)
-    answer = change(wired, server, key, web if by_id else "web")
+    server = create_server_with_port(networked_cloud, networks, web)
+    answer = change_group(networked_cloud, server, key, web if by_id else "web")
     assert (answer.status_code, answer.text) == (202, "")
-    action = wired.rows(schema.actions)[-1]
+    action = networked_cloud.rows(schema.actions)[-1]
     assert (action.name, action.args) == (key, {"was": "active", "group": web, "name": "web"})
 
 
 @pytest.mark.parametrize("key", ["addSecurityGroup", "removeSecurityGroup"])
-def test_what_is_wrong_with_a_group(wired: Cloud, networks: Networks, key: str) -> None:
+def test_security_group_action_refuses_unknown_foreign_or_ambiguous_group(
+    networked_cloud: Cloud, networks: Networks, key: str
+) -> None:
     (
         networks.add_group("twice", PROJECT),
         networks.add_group("twice", PROJECT),
         networks.add_group("foreign", OTHER),
     )
-    server, before = plugged(wired, networks), len(wired.rows(schema.actions))
+    server, before = (
+        create_server_with_port(networked_cloud, networks),
+        len(networked_cloud.rows(schema.actions)),
+    )
     for status, name, message in [
         (404, "nope", "Security group nope not found."),
         (404, "foreign", "Security group foreign not found."),
@@ -173,37 +192,43 @@ def test_what_is_wrong_with_a_group(wired: Cloud, networks: Networks, key: str) 
             "Multiple security_group matches found for name 'twice', use an ID to be more specific.",
         ),
     ]:
-        answer = change(wired, server, key, name)
+        answer = change_group(networked_cloud, server, key, name)
         assert [answer.status_code, [fault["message"] for fault in answer.json.values()]] == [
             status,
             [message],
         ]
-    assert change(wired, server, key, "").status_code == 400
-    assert change(wired, server, key, "nope", "stranger").status_code == 404
-    assert change(wired, server, key, "nope", "reader").status_code == 403
-    assert len(wired.rows(schema.actions)) == before
+    assert change_group(networked_cloud, server, key, "").status_code == 400
+    assert change_group(networked_cloud, server, key, "nope", "stranger").status_code == 404
+    assert change_group(networked_cloud, server, key, "nope", "reader").status_code == 403
+    assert len(networked_cloud.rows(schema.actions)) == before
 
 
-def test_a_group_that_guards_no_port_cannot_be_removed(wired: Cloud, networks: Networks) -> None:
+def test_remove_security_group_of_no_port_returns_404(
+    networked_cloud: Cloud, networks: Networks
+) -> None:
     networks.add_group("web", PROJECT)
-    server = plugged(wired, networks)
-    answer = change(wired, server, "removeSecurityGroup", "web")
+    server = create_server_with_port(networked_cloud, networks)
+    answer = change_group(networked_cloud, server, "removeSecurityGroup", "web")
     assert (
         answer.json["itemNotFound"]["message"]
         == f"Security group web is not associated with server {server}."
     )
 
 
-def test_a_server_without_ports_cannot_be_guarded(wired: Cloud, networks: Networks) -> None:
+def test_add_security_group_to_server_without_ports_returns_404(
+    networked_cloud: Cloud, networks: Networks
+) -> None:
     networks.add_group("web", PROJECT)
-    server = wired.create()
-    wired.rest(server)
-    assert change(wired, server, "addSecurityGroup", "web").json["itemNotFound"]["message"] == (
+    server = networked_cloud.create()
+    networked_cloud.set_state(server)
+    assert change_group(networked_cloud, server, "addSecurityGroup", "web").json["itemNotFound"][
+        "message"
+    ] == (
         f"Server {server} has no port that a security group could apply to; attach an interface first."
     )
 
 
-def test_a_cloud_without_a_network_service_has_no_groups(cloud: Cloud) -> None:
+def test_add_security_group_without_network_service_returns_404(cloud: Cloud) -> None:
     server = cloud.create()
-    cloud.rest(server)
-    assert change(cloud, server, "addSecurityGroup", "web").status_code == 404
+    cloud.set_state(server)
+    assert change_group(cloud, server, "addSecurityGroup", "web").status_code == 404

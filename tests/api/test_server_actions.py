@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions on servers, the journal that they leave, and what is asked of a host at once."""
+"""Actions on servers, their journal, console output, metadata and tags."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def act(cloud: Cloud, server: str, body: Any, mv: str = "2.1", token: str = "use
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    made = cloud.create()
-    cloud.rest(made)
-    return made
+    server_id = cloud.create()
+    cloud.set_state(server_id)
+    return server_id
 
 
 @pytest.mark.parametrize(
@@ -36,18 +36,18 @@ def server(cloud: Cloud) -> str:
         ({"reboot": {"type": "hard"}}, "stopped", "reboot_hard", "rebooting_hard"),
     ],
 )
-def test_an_action_is_begun_and_the_bell_is_rung(
+def test_server_action_is_recorded_and_wakes_conductor(
     cloud: Cloud, server: str, body: Any, vm_state: str, workflow: str, task_state: str
 ) -> None:
-    cloud.rest(server, vm_state)
-    woken = cloud.wakeup.woken
+    cloud.set_state(server, vm_state)
+    woken = cloud.wakeup.count
     answer = act(cloud, server, body)
     assert (answer.status_code, answer.content) == (202, b"")
     [row] = cloud.rows(schema.servers)
     action = next(row for row in cloud.rows(schema.actions) if row.name != "create")
     assert (action.workflow, action.state, action.fence) == (workflow, "due", 2)
     assert (row.action, row.fence, row.task_state) == (action.id, 2, task_state)
-    assert cloud.wakeup.woken == woken + 1
+    assert cloud.wakeup.count == woken + 1
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_an_action_is_begun_and_the_bell_is_rung(
         ({"os-stop": None}, {"locked": True}, "Instance {} is locked"),
     ],
 )
-def test_a_state_that_forbids_it_is_named(
+def test_server_action_in_wrong_state_returns_409_with_the_state(
     cloud: Cloud, server: str, body: Any, values: dict[str, Any], text: str
 ) -> None:
-    cloud.rest(server, **values)
+    cloud.set_state(server, **values)
     answer = act(cloud, server, body)
     assert answer.json == {"conflictingRequest": {"code": 409, "message": text.format(server)}}
     assert len(cloud.rows(schema.actions)) == 1
@@ -110,7 +110,7 @@ def test_a_state_that_forbids_it_is_named(
         ),
     ],
 )
-def test_actions_that_are_none(
+def test_unknown_or_malformed_server_action_returns_400(
     cloud: Cloud, server: str, body: Any, mv: str, status: int, text: str
 ) -> None:
     answer = act(cloud, server, body, mv)
@@ -126,18 +126,20 @@ def test_actions_that_are_none(
         {"createImage": {"name": "i", "colour": "red"}},
     ],
 )
-def test_below_v2_unknown_keys_are_dropped(cloud: Cloud, server: str, body: Any) -> None:
+def test_server_action_below_v2_root_drops_unknown_keys(
+    cloud: Cloud, server: str, body: Any
+) -> None:
     path = f"/servers/{server}/action"
     assert cloud.call("POST", path, body).status_code == 400
     assert cloud.call("POST", path, body, root="/v2").status_code in (200, 202)
 
 
-def test_removed_actions(cloud: Cloud, server: str) -> None:
+def test_removed_server_actions_return_410_or_404(cloud: Cloud, server: str) -> None:
     assert act(cloud, server, {"resetNetwork": None}, token="admin").status_code == 410
     assert act(cloud, server, {"os-getRDPConsole": {}}, "2.6").status_code == 404
 
 
-def test_a_reader_may_not_act(cloud: Cloud, server: str) -> None:
+def test_server_action_by_reader_returns_403(cloud: Cloud, server: str) -> None:
     answer = act(cloud, server, {"os-stop": None}, token="reader")
     assert answer.json == {
         "forbidden": {
@@ -147,7 +149,7 @@ def test_a_reader_may_not_act(cloud: Cloud, server: str) -> None:
     }
 
 
-# --- the console: asked of the host at once ---
+# --- console output ---
 @pytest.mark.parametrize(
     ("length", "output"),
     [
@@ -159,32 +161,34 @@ def test_a_reader_may_not_act(cloud: Cloud, server: str) -> None:
         (99, "one\ntwo\nthree"),
     ],
 )
-def test_console_output(cloud: Cloud, server: str, length: Any, output: str) -> None:
+def test_console_output_returns_requested_number_of_lines(
+    cloud: Cloud, server: str, length: Any, output: str
+) -> None:
     answer = act(cloud, server, {"os-getConsoleOutput": {"length": length}})
     assert (answer.status_code, answer.json) == (200, {"output": output})
-    assert cloud.agents.asked == [
+    assert cloud.agents.queries == [
         ("host1", "console_output", {"server": server, "length_bytes": 102400})
     ]
 
 
-def test_a_console_is_never_longer_than_was_asked_for(cloud: Cloud, server: str) -> None:
+def test_console_output_is_limited_in_bytes(cloud: Cloud, server: str) -> None:
     cloud.agents.output = "x" * 1_000_000 + "end"
     output = act(cloud, server, {"os-getConsoleOutput": {}}).json["output"]
     assert len(output) == MAX_CONSOLE_BYTES and output.endswith("xend")
 
 
-def test_what_a_guest_writes_is_data(cloud: Cloud, server: str) -> None:
+def test_console_output_has_no_control_characters(cloud: Cloud, server: str) -> None:
     cloud.agents.output = "a\x00b\x1b[31mc\td\n\u2603"
     assert act(cloud, server, {"os-getConsoleOutput": {}}).json == {"output": "ab[31mc\td\n\u2603"}
 
 
-def test_console_output_has_neither_del_nor_c1_controls(cloud: Cloud, server: str) -> None:
+def test_console_output_has_no_del_and_no_c1_controls(cloud: Cloud, server: str) -> None:
     cloud.agents.output = "a\x7f\x9b31mred\x90\x9d0;title\x9c\xa0\xe4"
     output = act(cloud, server, {"os-getConsoleOutput": {}}).json["output"]
     assert output == "a31mred0;title\xa0\xe4"
 
 
-def test_a_host_that_is_down_or_silent_is_a_conflict(cloud: Cloud, server: str) -> None:
+def test_console_output_of_host_down_or_silent_returns_409(cloud: Cloud, server: str) -> None:
     body = {"os-getConsoleOutput": {}}
     cloud.agents.output = None
     assert act(cloud, server, body).json["conflictingRequest"]["message"] == (
@@ -194,19 +198,19 @@ def test_a_host_that_is_down_or_silent_is_a_conflict(cloud: Cloud, server: str) 
     assert act(cloud, server, body).json["conflictingRequest"]["message"] == (
         f"Instance {server} is on a host that is down; try again when it is up."
     )
-    assert len(cloud.agents.asked) == 1, "it is not asked again"
-    cloud.rest(server, "building", host=None)
+    assert len(cloud.agents.queries) == 1, "a host that is down gets no query"
+    cloud.set_state(server, "building", host=None)
     assert (
         act(cloud, server, body).json["conflictingRequest"]["message"]
         == f"Instance {server} is not ready"
     )
 
 
-def test_silent_hosts_take_half_as_many_threads_at_most(make_cloud: Any) -> None:
+def test_console_output_of_silent_hosts_uses_at_most_half_the_threads(make_cloud: Any) -> None:
     cloud: Cloud = make_cloud(threads=4)
     server = cloud.create()
-    cloud.rest(server)
-    cloud.agents.hold = threading.Event()
+    cloud.set_state(server)
+    cloud.agents.release = threading.Event()
     answers: list[Any] = []
     waiting = [
         threading.Thread(
@@ -214,19 +218,19 @@ def test_silent_hosts_take_half_as_many_threads_at_most(make_cloud: Any) -> None
         )
         for _ in range(2)
     ]
-    for one in waiting:
-        one.start()
-    while len(cloud.agents.asked) < 2:
+    for thread in waiting:
+        thread.start()
+    while len(cloud.agents.queries) < 2:
         threading.Event().wait(0.01)
     answer = act(cloud, server, {"os-getConsoleOutput": {}})
     assert answer.status_code == 503
     assert answer.json["serviceUnavailable"]["message"] == (
         "Too many requests are waiting for hosts to answer; try again."
     )
-    cloud.agents.hold.set()
-    for one in waiting:
-        one.join(10)
-    assert [one.status_code for one in answers] == [200, 200]
+    cloud.agents.release.set()
+    for thread in waiting:
+        thread.join(10)
+    assert [answer.status_code for answer in answers] == [200, 200]
     assert act(cloud, server, {"os-getConsoleOutput": {}}).status_code == 200
 
 
@@ -235,8 +239,8 @@ LISTED = {"action", "instance_uuid", "message", "project_id", "request_id", "sta
 EVENT = {"event", "start_time", "finish_time", "result"}
 
 
-def journal(cloud: Cloud) -> str:
-    """A create that was placed and failed to build; its request id."""
+def add_failed_events(cloud: Cloud) -> str:
+    """Record the events of a create that was placed and failed to build. Return its request id."""
     [action] = cloud.rows(schema.actions)
     with cloud.store.begin() as tx:
         rows = [
@@ -274,13 +278,15 @@ def journal(cloud: Cloud) -> str:
         ("2.104", LISTED | {"updated_at"}),
     ],
 )
-def test_the_list_of_actions(cloud: Cloud, server: str, mv: str, keys: set[str]) -> None:
+def test_list_instance_actions_has_the_fields_of_each_microversion(
+    cloud: Cloud, server: str, mv: str, keys: set[str]
+) -> None:
     act(cloud, server, {"os-stop": None})
-    found = cloud.call("GET", f"/servers/{server}/os-instance-actions", mv=mv).json[
+    action_list = cloud.call("GET", f"/servers/{server}/os-instance-actions", mv=mv).json[
         "instanceActions"
     ]
-    assert [action["action"] for action in found] == ["stop", "create"]
-    assert all(set(action) == keys for action in found)
+    assert [action["action"] for action in action_list] == ["stop", "create"]
+    assert all(set(action) == keys for action in action_list)
 
 
 @pytest.mark.parametrize(
@@ -296,10 +302,10 @@ def test_the_list_of_actions(cloud: Cloud, server: str, mv: str, keys: set[str])
         ("2.84", "admin", EVENT | {"traceback", "hostId", "host", "details"}),
     ],
 )
-def test_an_action_with_its_events(
+def test_show_instance_action_has_the_event_fields_of_each_microversion(
     cloud: Cloud, server: str, mv: str, token: str, keys: set[str] | None
 ) -> None:
-    request = journal(cloud)
+    request = add_failed_events(cloud)
     action = cloud.call(
         "GET", f"/servers/{server}/os-instance-actions/{request}", mv=mv, token=token
     ).json["instanceAction"]
@@ -314,7 +320,7 @@ def test_an_action_with_its_events(
         ("compute__do_build_and_run_instance", "Error"),
     ]
     if "host" in keys:
-        assert place["host"] == place["hostId"] == "", "no host did that"
+        assert place["host"] == place["hostId"] == "", "the step ran on no host"
     if "details" in keys:
         assert (build["details"], build["traceback"], build["host"]) == (
             "Out of disk",
@@ -323,7 +329,7 @@ def test_an_action_with_its_events(
         )
 
 
-def test_step_cut_off_by_a_later_action_ends_with_its_action(cloud: Cloud, server: str) -> None:
+def test_instance_action_event_ends_when_action_is_superseded(cloud: Cloud, server: str) -> None:
     act(cloud, server, {"os-stop": None})
     stop = next(row for row in cloud.rows(schema.actions) if row.name == "stop")
     with cloud.store.begin() as tx:
@@ -349,7 +355,7 @@ def test_step_cut_off_by_a_later_action_ends_with_its_action(cloud: Cloud, serve
     assert event["finish_time"] >= event["start_time"]
 
 
-def test_an_undo_that_was_refused_is_told(cloud: Cloud, server: str) -> None:
+def test_instance_action_shows_failed_undo_as_error(cloud: Cloud, server: str) -> None:
     [action] = cloud.rows(schema.actions)
     with cloud.store.begin() as tx:
         rows = [
@@ -375,23 +381,23 @@ def test_an_undo_that_was_refused_is_told(cloud: Cloud, server: str) -> None:
             ],
         )
     path = f"/servers/{server}/os-instance-actions/{action.request_id}"
-    undone, place = cloud.call("GET", path, mv="2.84", token="admin").json["instanceAction"][
+    build, place = cloud.call("GET", path, mv="2.84", token="admin").json["instanceAction"][
         "events"
     ]
     assert (place["result"], place["details"]) == ("Error", "No way back")
-    assert (undone["result"], undone["details"]) == ("Success", None)
+    assert (build["result"], build["details"]) == ("Success", None)
 
 
-def test_actions_in_pages_and_by_time(cloud: Cloud, server: str) -> None:
+def test_list_instance_actions_pages_and_filters_by_time(cloud: Cloud, server: str) -> None:
     act(cloud, server, {"os-stop": None})
-    cloud.rest(server)
+    cloud.set_state(server)
     act(cloud, server, {"reboot": {"type": "SOFT"}})
-    path, seen = f"/servers/{server}/os-instance-actions?limit=1", []
+    path, names = f"/servers/{server}/os-instance-actions?limit=1", []
     while path:
         answer = cloud.call("GET", path, mv="2.58").json
-        seen += [action["action"] for action in answer["instanceActions"]]
+        names += [action["action"] for action in answer["instanceActions"]]
         path = answer["links"][0]["href"].partition("/v2.1")[2] if "links" in answer else ""
-    assert seen == ["reboot", "stop", "create"]
+    assert names == ["reboot", "stop", "create"]
     base = f"/servers/{server}/os-instance-actions"
     assert (
         len(
@@ -406,13 +412,13 @@ def test_actions_in_pages_and_by_time(cloud: Cloud, server: str) -> None:
     cloud.change(
         schema.actions, schema.actions.c.server_id == server, updated_at=1_700_000_000_900_000
     )
-    shown = cloud.call("GET", base, mv="2.66").json["instanceActions"][0]["updated_at"]
-    for query, found in (
-        (f"changes-before={shown}", 3),
+    updated_at = cloud.call("GET", base, mv="2.66").json["instanceActions"][0]["updated_at"]
+    for query, count in (
+        (f"changes-before={updated_at}", 3),
         ("changes-before=2023-11-14T22:13:19Z", 0),
     ):
         assert (
-            len(cloud.call("GET", f"{base}?{query}", mv="2.66").json["instanceActions"]) == found
+            len(cloud.call("GET", f"{base}?{query}", mv="2.66").json["instanceActions"]) == count
         ), query
     for query, mv in (
         ("changes-before=2020-01-01", "2.65"),
@@ -423,9 +429,9 @@ def test_actions_in_pages_and_by_time(cloud: Cloud, server: str) -> None:
         assert cloud.call("GET", f"{base}?{query}", mv=mv).status_code == 400, query
 
 
-def test_actions_of_a_deleted_server_can_be_read_since_2_21(cloud: Cloud, server: str) -> None:
+def test_instance_actions_of_deleted_server_are_shown_from_2_21(cloud: Cloud, server: str) -> None:
     request = cloud.rows(schema.actions)[0].request_id
-    cloud.rest(server, "deleted", deleted=1)
+    cloud.set_state(server, "deleted", deleted=1)
     for path in ("", "/" + request):
         assert (
             cloud.call("GET", f"/servers/{server}/os-instance-actions{path}", mv="2.20").status_code
@@ -443,7 +449,7 @@ def test_actions_of_a_deleted_server_can_be_read_since_2_21(cloud: Cloud, server
         )
 
 
-def test_an_action_that_is_none(cloud: Cloud, server: str) -> None:
+def test_show_unknown_instance_action_returns_404(cloud: Cloud, server: str) -> None:
     request = "req-" + ids.new()
     answer = cloud.call("GET", f"/servers/{server}/os-instance-actions/{request}")
     assert answer.json["itemNotFound"]["message"] == (
@@ -452,7 +458,7 @@ def test_an_action_that_is_none(cloud: Cloud, server: str) -> None:
 
 
 # --- metadata, tags, addresses ---
-def test_metadata(cloud: Cloud, server: str) -> None:
+def test_server_metadata_is_added_replaced_deleted_and_limited(cloud: Cloud, server: str) -> None:
     path = f"/servers/{server}/metadata"
     assert cloud.call("POST", path, {"metadata": {"a": "1", "b": "2"}}).json == {
         "metadata": {"a": "1", "b": "2"}
@@ -476,18 +482,18 @@ def test_metadata(cloud: Cloud, server: str) -> None:
     assert cloud.call("PUT", path + "/a", {"meta": {"a": "1", "b": "1"}}).status_code == 400
     over = cloud.call("PUT", path, {"metadata": {str(number): "" for number in range(129)}})
     assert over.json["forbidden"]["message"] == "Maximum number of metadata items exceeds 128"
-    cloud.rest(server, locked=True)
+    cloud.set_state(server, locked=True)
     assert cloud.call("PUT", path, {"metadata": {}}).status_code == 409
 
 
-def test_tags(cloud: Cloud, server: str) -> None:
+def test_server_tags_are_set_added_deleted_and_limited(cloud: Cloud, server: str) -> None:
     path = f"/servers/{server}/tags"
     assert cloud.call("PUT", path, {"tags": ["b", "a", "b"]}, mv="2.26").json == {
         "tags": ["a", "b"]
     }
-    new, known = (cloud.call("PUT", path + "/c", mv="2.26") for _ in range(2))
-    assert (new.status_code, known.status_code) == (201, 204)
-    assert new.headers["Location"].endswith(path + "/c")
+    first, second = (cloud.call("PUT", path + "/c", mv="2.26") for _ in range(2))
+    assert (first.status_code, second.status_code) == (201, 204)
+    assert first.headers["Location"].endswith(path + "/c")
     assert cloud.call("GET", path + "/c", mv="2.26").status_code == 204
     assert cloud.call("DELETE", path + "/c", mv="2.26").status_code == 204
     assert cloud.call("GET", path + "/c", mv="2.26").status_code == 404
@@ -505,6 +511,6 @@ def test_tags(cloud: Cloud, server: str) -> None:
     assert cloud.call("GET", path, mv="2.25").status_code == 404
 
 
-def test_addresses(cloud: Cloud, server: str) -> None:
+def test_server_ips_without_interfaces_are_empty(cloud: Cloud, server: str) -> None:
     assert cloud.call("GET", f"/servers/{server}/ips").json == {"addresses": {}}
     assert cloud.call("GET", f"/servers/{server}/ips/private").status_code == 404

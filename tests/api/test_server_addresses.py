@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actions that give a server floating and fixed addresses, until 2.43: done at the network
-service at once."""
+"""The actions addFloatingIp, removeFloatingIp, addFixedIp and removeFixedIp, up to 2.43.
+
+They change the network service at once, without an action of a conductor.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ ACTIONS = {
     "addFixedIp": {"networkId": ids.new()},
     "removeFixedIp": {"address": "10.0.0.9"},
 }
-NAMED = pytest.mark.parametrize("name", ACTIONS)
+EACH_ACTION = pytest.mark.parametrize("name", ACTIONS)
 
 
 def act(
@@ -31,68 +33,79 @@ def act(
 
 
 @pytest.fixture
-def scene(wired: Cloud, networks: Networks) -> tuple[Cloud, Networks, str]:
-    """A server with the address 10.0.0.9, a router and the floating address 172.24.4.2."""
-    server, red = wired.create(mv="2.37"), networks.add_network("red", PROJECT)
+def scene(networked_cloud: Cloud, networks: Networks) -> tuple[Cloud, Networks, str]:
+    """Return a cloud, its network service and a server.
+
+    The server has the address 10.0.0.9. A router leads to it, and 172.24.4.2 is a free floating IP.
+    """
+    server, red = networked_cloud.create(mv="2.37"), networks.add_network("red", PROJECT)
     public = networks.add_network("public", OTHER, "172.24.4.0/29", external=True)
     networks.add_router(public, red)
     networks.add_port(red, PROJECT, "10.0.0.9", device_id=server)
     networks.create("user", "floatingips", {"floating_network_id": public})
-    wired.rest(server)
-    return wired, networks, server
+    networked_cloud.set_state(server)
+    return networked_cloud, networks, server
 
 
-def led(networks: Networks) -> str | None:
-    found: str | None = networks.floating_ips[0]["fixed_ip_address"]
-    return found
+def find_fixed_address(networks: Networks) -> str | None:
+    address: str | None = networks.floating_ips[0]["fixed_ip_address"]
+    return address
 
 
-def fixed(networks: Networks, server: str) -> list[str]:
+def list_fixed_addresses(networks: Networks, server: str) -> list[str]:
     return [
-        one["ip_address"]
+        fixed_ip["ip_address"]
         for port in networks.ports("user", device_id=server)
-        for one in port["fixed_ips"]
+        for fixed_ip in port["fixed_ips"]
     ]
 
 
-@NAMED
-def test_until_when_and_for_whom(
+@EACH_ACTION
+def test_address_actions_refuse_2_44_wrong_roles_bodies_and_silent_service(
     scene: tuple[Cloud, Networks, str], cloud: Cloud, name: str
 ) -> None:
-    wired, networks, server = scene
-    assert act(wired, server, name, mv="2.44").status_code == 404
-    assert act(wired, server, name, token="reader").status_code == 403
-    assert act(wired, server, name, token="stranger").status_code == 404
-    assert act(wired, ids.new(), name).status_code == 404
-    assert act(wired, server, name, more="x").status_code == 400
-    assert act(wired, server, name, more="x", **ACTIONS[name]).status_code == 400
+    networked_cloud, networks, server = scene
+    assert act(networked_cloud, server, name, mv="2.44").status_code == 404
+    assert act(networked_cloud, server, name, token="reader").status_code == 403
+    assert act(networked_cloud, server, name, token="stranger").status_code == 404
+    assert act(networked_cloud, ids.new(), name).status_code == 404
+    assert act(networked_cloud, server, name, more="x").status_code == 400
+    assert act(networked_cloud, server, name, more="x", **ACTIONS[name]).status_code == 400
     assert act(cloud, cloud.create(), name).status_code == 404
     networks.down = True
-    assert act(wired, server, name).status_code == 503
+    assert act(networked_cloud, server, name).status_code == 503
 
 
-def test_a_floating_address_comes_and_goes(scene: tuple[Cloud, Networks, str]) -> None:
-    wired, networks, server = scene
-    before, woken = wired.rows(schema.actions), wired.wakeup.woken
+def test_add_and_remove_floating_ip_change_network_service_at_once(
+    scene: tuple[Cloud, Networks, str],
+) -> None:
+    networked_cloud, networks, server = scene
+    before, woken = networked_cloud.rows(schema.actions), networked_cloud.wakeup.count
     for mv in ("2.1", "2.43"):
-        answer = act(wired, server, "addFloatingIp", mv=mv)
+        answer = act(networked_cloud, server, "addFloatingIp", mv=mv)
         assert (answer.status_code, answer.text) == (202, "")
-        assert led(networks) == "10.0.0.9"
-        assert act(wired, server, "removeFloatingIp", mv=mv).status_code == 202
-        assert led(networks) is None
-        assert act(wired, server, "removeFloatingIp", mv=mv).status_code == 409
-    assert (wired.rows(schema.actions), wired.wakeup.woken) == (before, woken)
+        assert find_fixed_address(networks) == "10.0.0.9"
+        assert act(networked_cloud, server, "removeFloatingIp", mv=mv).status_code == 202
+        assert find_fixed_address(networks) is None
+        assert act(networked_cloud, server, "removeFloatingIp", mv=mv).status_code == 409
+    assert (networked_cloud.rows(schema.actions), networked_cloud.wakeup.count) == (before, woken)
 
 
-def test_a_lock_or_another_action_is_not_in_the_way(scene: tuple[Cloud, Networks, str]) -> None:
-    wired, networks, server = scene
-    wired.rest(server, task_state="rebooting", action="held", locked=True, locked_by="admin")
-    assert act(wired, server, "addFloatingIp").status_code == 202
-    assert led(networks) == "10.0.0.9"
+def test_add_floating_ip_ignores_lock_and_running_action(
+    scene: tuple[Cloud, Networks, str],
+) -> None:
+    networked_cloud, networks, server = scene
+    networked_cloud.set_state(
+        server, task_state="rebooting", action="held", locked=True, locked_by="admin"
+    )
+    assert act(networked_cloud, server, "addFloatingIp").status_code == 202
+    assert find_fixed_address(networks) == "10.0.0.9"
 
 
-def test_which_fixed_address_it_leads_to(scene: tuple[Cloud, Networks, str]) -> None:
-    wired, networks, server = scene
+def test_add_floating_ip_uses_first_ipv4_or_requested_fixed_address(
+    scene: tuple[Cloud, Networks, str],
+) -> None:
+    networked_cloud, networks, server = scene
     six = networks.add_network("six", PROJECT, "fd00::/64")
     port = networks.ports("user", device_id=server)[0]
     port["fixed_ips"] = [
@@ -100,69 +113,74 @@ def test_which_fixed_address_it_leads_to(scene: tuple[Cloud, Networks, str]) -> 
         *port["fixed_ips"],
         {"subnet_id": port["fixed_ips"][0]["subnet_id"], "ip_address": "10.0.0.8"},
     ]
-    assert act(wired, server, "addFloatingIp").status_code == 202
-    assert led(networks) == "10.0.0.9"
+    assert act(networked_cloud, server, "addFloatingIp").status_code == 202
+    assert find_fixed_address(networks) == "10.0.0.9"
     assert (
         act(
-            wired, server, "addFloatingIp", address="172.24.4.2", fixed_address="10.0.0.8"
+            networked_cloud, server, "addFloatingIp", address="172.24.4.2", fixed_address="10.0.0.8"
         ).status_code
         == 202
     )
-    assert led(networks) == "10.0.0.8"
-    answer = act(wired, server, "addFloatingIp", address="172.24.4.2", fixed_address="10.0.0.7")
+    assert find_fixed_address(networks) == "10.0.0.8"
+    answer = act(
+        networked_cloud, server, "addFloatingIp", address="172.24.4.2", fixed_address="10.0.0.7"
+    )
     assert answer.status_code == 400
     assert "10.0.0.7 is not a fixed address of server" in answer.json["badRequest"]["message"]
     port["fixed_ips"] = port["fixed_ips"][:1]
-    assert act(wired, server, "addFloatingIp").status_code == 400  # only IPv6 is left
+    # Only an IPv6 address is left.
+    assert act(networked_cloud, server, "addFloatingIp").status_code == 400
     port["fixed_ips"] = []
-    assert act(wired, server, "addFloatingIp").status_code == 400
+    assert act(networked_cloud, server, "addFloatingIp").status_code == 400
 
 
-def test_floating_addresses_that_cannot_be(scene: tuple[Cloud, Networks, str]) -> None:
-    wired, networks, server = scene
+def test_floating_ip_actions_refuse_unusable_addresses(scene: tuple[Cloud, Networks, str]) -> None:
+    networked_cloud, networks, server = scene
     for name in ("addFloatingIp", "removeFloatingIp"):
-        assert act(wired, server, name, address="172.24.4.6").status_code == 404
-        assert act(wired, server, name, address="nowhere").status_code == 400
+        assert act(networked_cloud, server, name, address="172.24.4.6").status_code == 404
+        assert act(networked_cloud, server, name, address="nowhere").status_code == 400
     networks.create(
         "user",
         "floatingips",
         {"floating_network_id": networks.floating_ips[0]["floating_network_id"]},
     )
-    assert act(wired, server, "addFloatingIp").status_code == 202
-    # it has one already
-    assert act(wired, server, "addFloatingIp", address="172.24.4.3").status_code == 400
-    other = wired.create(mv="2.37")
-    wired.rest(other)
-    assert act(wired, other, "removeFloatingIp").status_code == 409
-    assert led(networks) == "10.0.0.9"
-    networks.routed.clear()
-    assert act(wired, server, "addFloatingIp").status_code == 400
+    assert act(networked_cloud, server, "addFloatingIp").status_code == 202
+    # The fixed address has a floating IP already.
+    assert act(networked_cloud, server, "addFloatingIp", address="172.24.4.3").status_code == 400
+    other = networked_cloud.create(mv="2.37")
+    networked_cloud.set_state(other)
+    assert act(networked_cloud, other, "removeFloatingIp").status_code == 409
+    assert find_fixed_address(networks) == "10.0.0.9"
+    networks.routes.clear()
+    assert act(networked_cloud, server, "addFloatingIp").status_code == 400
     networks.floating_ips[1]["floating_ip_address"] = "172.24.4.2"
-    assert act(wired, server, "addFloatingIp").status_code == 409
+    assert act(networked_cloud, server, "addFloatingIp").status_code == 409
 
 
-def test_a_fixed_address_comes_and_goes(scene: tuple[Cloud, Networks, str]) -> None:
-    wired, networks, server = scene
+def test_add_and_remove_fixed_ip_change_port(scene: tuple[Cloud, Networks, str]) -> None:
+    networked_cloud, networks, server = scene
     [port] = networks.ports("user", device_id=server)
-    answer = act(wired, server, "addFixedIp", networkId=port["network_id"])
+    answer = act(networked_cloud, server, "addFixedIp", networkId=port["network_id"])
     assert (answer.status_code, answer.text) == (202, "")
-    assert fixed(networks, server) == ["10.0.0.9", "10.0.0.2"]
-    assert act(wired, server, "removeFixedIp", address="10.0.0.9").status_code == 202
-    assert fixed(networks, server) == ["10.0.0.2"]
-    answer = act(wired, server, "removeFixedIp", address="10.0.0.9")
+    assert list_fixed_addresses(networks, server) == ["10.0.0.9", "10.0.0.2"]
+    assert act(networked_cloud, server, "removeFixedIp", address="10.0.0.9").status_code == 202
+    assert list_fixed_addresses(networks, server) == ["10.0.0.2"]
+    answer = act(networked_cloud, server, "removeFixedIp", address="10.0.0.9")
     assert answer.status_code == 400
     assert "10.0.0.9 is not a fixed address of server" in answer.json["badRequest"]["message"]
 
 
-def test_fixed_addresses_that_cannot_be(scene: tuple[Cloud, Networks, str]) -> None:
-    wired, networks, server = scene
+def test_add_fixed_ip_refuses_other_network_and_full_subnet(
+    scene: tuple[Cloud, Networks, str],
+) -> None:
+    networked_cloud, networks, server = scene
     for network in (networks.add_network("blue", PROJECT), "red", 5):
-        answer = act(wired, server, "addFixedIp", networkId=network)
+        answer = act(networked_cloud, server, "addFixedIp", networkId=network)
         assert answer.status_code == 404
         assert "attach an interface instead" in answer.json["itemNotFound"]["message"]
-    assert act(wired, server, "addFixedIp", networkId="x" * 37).status_code == 400
+    assert act(networked_cloud, server, "addFixedIp", networkId="x" * 37).status_code == 400
     small = networks.add_network("small", PROJECT, "10.9.0.0/30")
     networks.add_port(small, PROJECT, "10.9.0.2", device_id=server)
-    # no address is left
-    assert act(wired, server, "addFixedIp", networkId=small).status_code == 400
-    assert fixed(networks, server) == ["10.0.0.9", "10.9.0.2"]
+    # No address is left.
+    assert act(networked_cloud, server, "addFixedIp", networkId=small).status_code == 400
+    assert list_fixed_addresses(networks, server) == ["10.0.0.9", "10.9.0.2"]

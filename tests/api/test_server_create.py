@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""POST /servers: what is written, what is answered, and that it happens once."""
+"""POST /servers: rows, answers, quota, idempotency, and the number of statements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waiting import await_true
 GOOD: dict[str, Any] = {"name": "Web Server.1", "imageRef": IMAGE, "flavorRef": "1"}
 
 
-def post(
+def post_server(
     cloud: Cloud,
     mv: str = "2.1",
     headers: dict[str, str] | None = None,
@@ -37,8 +37,8 @@ def post(
     return cloud.call("POST", "/servers", body, mv=mv, headers=headers, token=token)
 
 
-def test_a_202_is_a_committed_server_and_its_action(cloud: Cloud) -> None:
-    answer = post(
+def test_create_server_commits_server_and_action(cloud: Cloud) -> None:
+    answer = post_server(
         cloud, metadata={"a": "b"}, accessIPv4="192.0.2.7", security_groups=[{"name": "web"}]
     )
     assert answer.status_code == 202
@@ -89,10 +89,10 @@ def test_a_202_is_a_committed_server_and_its_action(cloud: Cloud) -> None:
         "networks": [],
         "roles": ["member", "reader"],
     }
-    assert cloud.wakeup.woken == 1
+    assert cloud.wakeup.count == 1
 
 
-def test_what_clients_send_is_taken(cloud: Cloud) -> None:
+def test_create_server_accepts_bodies_of_common_clients(cloud: Cloud) -> None:
     mapping = [
         {
             "uuid": IMAGE,
@@ -102,20 +102,20 @@ def test_what_clients_send_is_taken(cloud: Cloud) -> None:
             "delete_on_termination": True,
         }
     ]
-    newest = post(
+    newest = post_server(
         cloud, "2.100", block_device_mapping_v2=mapping, min_count=1, max_count=1, networks="auto"
     )
-    oldest = post(
+    oldest = post_server(
         cloud, "2.1", block_device_mapping_v2=mapping, min_count=1, max_count=1, networks=[]
     )
-    linked = post(cloud, flavorRef="http://cloud/v2.1/flavors/1", config_drive="True")
+    linked = post_server(cloud, flavorRef="http://cloud/v2.1/flavors/1", config_drive="True")
     assert [newest.status_code, oldest.status_code, linked.status_code] == [202, 202, 202]
     assert [row.config_drive for row in cloud.rows(schema.servers)].count(True) == 1
 
 
-def test_everything_that_a_later_version_adds(cloud: Cloud) -> None:
+def test_create_server_stores_fields_of_later_microversions(cloud: Cloud) -> None:
     user_data = base64.b64encode(b"#!/bin/sh").decode()
-    answer = post(
+    answer = post_server(
         cloud,
         "2.94",
         networks="none",
@@ -136,40 +136,45 @@ def test_everything_that_a_later_version_adds(cloud: Cloud) -> None:
     )
 
 
-def test_certificates_are_kept_and_signed_images_refused(cloud: Cloud) -> None:
+def test_create_server_stores_certificates_and_refuses_signed_image(cloud: Cloud) -> None:
     certificates = {"networks": "none", "trusted_image_certificates": ["a", "b"]}
-    server = post(cloud, "2.63", **certificates).json["server"]["id"]
-    shown = cloud.call("GET", f"/servers/{server}", mv="2.63").json["server"]
-    assert shown["trusted_image_certificates"] == ["a", "b"]
+    server = post_server(cloud, "2.63", **certificates).json["server"]["id"]
+    view = cloud.call("GET", f"/servers/{server}", mv="2.63").json["server"]
+    assert view["trusted_image_certificates"] == ["a", "b"]
     cloud.images.images[IMAGE].ref.properties["img_signature"] = "c2lnbmVk"
-    refused = post(cloud, "2.63", **certificates)
-    assert refused.status_code == 400
-    assert refused.json["badRequest"]["message"].startswith(
+    answer = post_server(cloud, "2.63", **certificates)
+    assert answer.status_code == 400
+    assert answer.json["badRequest"]["message"].startswith(
         "trusted_image_certificates: this cloud does not validate"
     )
 
 
-def test_personality_travels_on_the_config_drive(make_cloud: Callable[..., Cloud]) -> None:
+def test_create_server_with_files_sets_config_drive_and_encrypts_files(
+    make_cloud: Callable[..., Cloud],
+) -> None:
     contents, cloud = base64.b64encode(b"motd").decode(), make_cloud(secret_key="k")
-    assert post(cloud, personality=[{"path": "/etc/motd", "contents": contents}]).status_code == 202
+    assert (
+        post_server(cloud, personality=[{"path": "/etc/motd", "contents": contents}]).status_code
+        == 202
+    )
     [row], [action] = cloud.rows(schema.servers), cloud.rows(schema.actions)
     assert row.config_drive
     assert cloud.vault is not None
     assert cloud.vault.open(action.secrets)["files"] == [
         {"path": "/etc/motd", "contents": contents}
     ]
-    assert post(cloud, "2.57", networks="none", personality=[]).status_code == 400
+    assert post_server(cloud, "2.57", networks="none", personality=[]).status_code == 400
 
 
-def test_a_key_is_copied(cloud: Cloud) -> None:
+def test_create_server_copies_public_key(cloud: Cloud) -> None:
     cloud.call("POST", "/os-keypairs", {"keypair": {"name": "k"}})
-    assert post(cloud, key_name="k").status_code == 202
+    assert post_server(cloud, key_name="k").status_code == 202
     [row], [key] = cloud.rows(schema.servers), cloud.rows(schema.keypairs)
     assert (row.key_name, row.key_data) == ("k", key.public_key)
 
 
-def test_many_are_numbered_and_share_a_reservation(cloud: Cloud) -> None:
-    answer = post(cloud, name="web", min_count=2, max_count="3", return_reservation_id=True)
+def test_create_several_servers_numbers_them_and_shares_reservation(cloud: Cloud) -> None:
+    answer = post_server(cloud, name="web", min_count=2, max_count="3", return_reservation_id=True)
     rows = sorted(cloud.rows(schema.servers), key=lambda row: row.launch_index)
     assert answer.json == {"reservation_id": rows[0].reservation_id}
     assert [(row.name, row.hostname, row.launch_index) for row in rows] == [
@@ -178,34 +183,38 @@ def test_many_are_numbered_and_share_a_reservation(cloud: Cloud) -> None:
         ("web-3", "web-3", 2),
     ]
     assert {row.reservation_id for row in rows} == {rows[0].reservation_id}
-    found = cloud.call("GET", f"/servers?reservation_id={rows[0].reservation_id}").json["servers"]
-    assert {server["id"] for server in found} == {row.id for row in rows}
+    list_items = cloud.call("GET", f"/servers?reservation_id={rows[0].reservation_id}").json[
+        "servers"
+    ]
+    assert {server["id"] for server in list_items} == {row.id for row in rows}
 
 
-def test_hostnames_of_servers_of_one_long_name_differ(cloud: Cloud) -> None:
-    assert post(cloud, name="a" * 70, min_count=10, max_count=10).status_code == 202
+def test_create_several_servers_with_long_name_gives_unique_hostnames(cloud: Cloud) -> None:
+    assert post_server(cloud, name="a" * 70, min_count=10, max_count=10).status_code == 202
     hostnames = {row.hostname for row in cloud.rows(schema.servers)}
     assert hostnames == {"a" * 61 + f"-{number}" for number in range(1, 10)} | {"a" * 60 + "-10"}
 
 
-def test_hostname_for_several_servers_is_refused(cloud: Cloud) -> None:
-    answer = post(
+def test_create_several_servers_with_hostname_returns_400(cloud: Cloud) -> None:
+    answer = post_server(
         cloud, "2.94", networks="none", hostname="web.example.org", min_count=1, max_count=2
     )
     assert answer.status_code == 400
     assert answer.json["badRequest"]["message"].startswith("hostname: ")
     assert (
-        post(cloud, "2.94", networks="none", hostname="web.example.org", max_count=1).status_code
+        post_server(
+            cloud, "2.94", networks="none", hostname="web.example.org", max_count=1
+        ).status_code
         == 202
     )
 
 
 # --- quota ---
-def test_as_many_as_fit_between_min_and_max(cloud: Cloud) -> None:
-    assert post(cloud, min_count=8).status_code == 202
-    assert post(cloud, min_count=1, max_count=9).status_code == 202
+def test_create_servers_creates_as_many_as_quota_allows(cloud: Cloud) -> None:
+    assert post_server(cloud, min_count=8).status_code == 202
+    assert post_server(cloud, min_count=1, max_count=9).status_code == 202
     assert len(cloud.rows(schema.servers)) == 10
-    answer = post(cloud)
+    answer = post_server(cloud)
     assert answer.status_code == 403
     assert answer.json == {
         "forbidden": {
@@ -226,38 +235,38 @@ def test_as_many_as_fit_between_min_and_max(cloud: Cloud) -> None:
         ),
     ],
 )
-def test_every_counted_resource_has_its_limit(
+def test_create_server_over_quota_returns_403_with_each_resource(
     cloud: Cloud, limits: dict[str, int], text: str
 ) -> None:
     cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": limits}, token="admin")
-    answer = post(cloud, min_count=2)
+    answer = post_server(cloud, min_count=2)
     assert answer.json["forbidden"]["message"] == text
     assert cloud.rows(schema.servers) == []
 
 
-def test_quota_ignores_deleted_servers_and_minus_one_is_no_limit(cloud: Cloud) -> None:
+def test_create_server_quota_ignores_deleted_servers_and_limit_minus_1(cloud: Cloud) -> None:
     cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"instances": 1}}, token="admin")
     server = cloud.create()
-    assert post(cloud).status_code == 403
-    cloud.rest(server, "deleted", deleted=1)
-    assert post(cloud).status_code == 202
+    assert post_server(cloud).status_code == 403
+    cloud.set_state(server, "deleted", deleted=1)
+    assert post_server(cloud).status_code == 202
     cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"instances": -1}}, token="admin")
-    assert post(cloud, min_count=15).status_code == 202
+    assert post_server(cloud, min_count=15).status_code == 202
 
 
-def test_a_user_may_have_a_narrower_limit_than_the_project(cloud: Cloud) -> None:
+def test_create_server_over_quota_of_user_returns_403(cloud: Cloud) -> None:
     cloud.call(
         "PUT",
         f"/os-quota-sets/{PROJECT}?user_id=u1",
         {"quota_set": {"instances": 1}},
         token="admin",
     )
-    assert [post(cloud).status_code, post(cloud).status_code] == [202, 403]
-    assert post(cloud, token="manager").status_code == 202
+    assert [post_server(cloud).status_code, post_server(cloud).status_code] == [202, 403]
+    assert post_server(cloud, token="manager").status_code == 202
 
 
-def test_servers_of_one_request_have_names_that_fit_their_column(cloud: Cloud) -> None:
-    answer = post(cloud, name="n" * 255, min_count=10)
+def test_create_several_servers_with_long_name_shortens_names(cloud: Cloud) -> None:
+    answer = post_server(cloud, name="n" * 255, min_count=10)
     assert answer.status_code == 202, answer.text
     rows = sorted(cloud.rows(schema.servers), key=lambda row: row.launch_index)
     assert [rows[0].name, rows[9].name] == ["n" * 253 + "-1", "n" * 252 + "-10"]
@@ -265,71 +274,76 @@ def test_servers_of_one_request_have_names_that_fit_their_column(cloud: Cloud) -
 
 
 # --- Idempotency-Key ---
-def test_repeated_idempotency_key_answers_the_same(make_cloud: Callable[..., Cloud]) -> None:
+def test_create_server_with_repeated_idempotency_key_creates_once(
+    make_cloud: Callable[..., Cloud],
+) -> None:
     cloud = make_cloud(secret_key="k")
-    first, again = (post(cloud, headers={"Idempotency-Key": "k1"}) for _ in range(2))
-    assert first.status_code == again.status_code == 202
-    assert first.json == again.json
+    first, second = (post_server(cloud, headers={"Idempotency-Key": "k1"}) for _ in range(2))
+    assert first.status_code == second.status_code == 202
+    assert first.json == second.json
     assert len(cloud.rows(schema.servers)) == len(cloud.rows(schema.actions)) == 1
-    assert cloud.wakeup.woken == 1
-    many = [
-        post(cloud, headers={"Idempotency-Key": "k2"}, min_count=2, return_reservation_id=True)
+    assert cloud.wakeup.count == 1
+    answers = [
+        post_server(
+            cloud, headers={"Idempotency-Key": "k2"}, min_count=2, return_reservation_id=True
+        )
         for _ in range(2)
     ]
-    assert many[0].json == many[1].json
+    assert answers[0].json == answers[1].json
     assert len(cloud.rows(schema.servers)) == 3
 
 
-def test_a_request_is_known_again_though_what_it_named_is_gone(
+def test_idempotent_create_repeats_answer_after_image_and_flavor_are_gone(
     make_cloud: Callable[..., Cloud],
 ) -> None:
     cloud = make_cloud(secret_key="k")
     headers = {"Idempotency-Key": "k"}
-    first = post(cloud, headers=headers)
+    first = post_server(cloud, headers=headers)
     cloud.images.images.clear()
     cloud.call("DELETE", "/flavors/1", token="admin")
-    cloud.rest(first.json["server"]["id"], "deleted", deleted=1)
-    again = post(cloud, headers=headers)
-    assert (again.status_code, again.json) == (202, first.json)
+    cloud.set_state(first.json["server"]["id"], "deleted", deleted=1)
+    second = post_server(cloud, headers=headers)
+    assert (second.status_code, second.json) == (202, first.json)
 
 
-def test_idempotency_key_with_another_body_is_a_conflict(cloud: Cloud) -> None:
+def test_idempotency_key_with_another_body_returns_409(cloud: Cloud) -> None:
     headers = {"Idempotency-Key": "k"}
-    assert post(cloud, headers=headers).status_code == 202
-    answer = post(cloud, headers=headers, name="other")
+    assert post_server(cloud, headers=headers).status_code == 202
+    answer = post_server(cloud, headers=headers, name="other")
     assert answer.json == {
         "conflictingRequest": {
             "code": 409,
             "message": "This Idempotency-Key was used before with another request; use a new key.",
         }
     }
-    assert post(cloud, headers=headers, name="other", token="stranger").status_code == 202
+    assert post_server(cloud, headers=headers, name="other", token="stranger").status_code == 202
     assert len(cloud.rows(schema.servers)) == 2
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256])
-def test_a_key_that_is_none(cloud: Cloud, key: str) -> None:
-    assert post(cloud, headers={"Idempotency-Key": key}).status_code == 400
+def test_idempotency_key_of_invalid_length_returns_400(cloud: Cloud, key: str) -> None:
+    assert post_server(cloud, headers={"Idempotency-Key": key}).status_code == 400
 
 
-# --- what it costs, and doing many at once ---
-def statements(cloud: Cloud, work: Callable[[], Any]) -> list[str]:
-    """The SQL that is executed meanwhile."""
-    seen: list[str] = []
+# --- number of statements, concurrent creates ---
+def record_statements(cloud: Cloud, work: Callable[[], Any]) -> list[str]:
+    """Run the function and return the SQL statements that were executed."""
+    texts: list[str] = []
 
-    def executed(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        seen.append(statement)
+    def append_statement(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        texts.append(statement)
 
-    sa.event.listen(cloud.store.engine, "before_cursor_execute", executed)
+    sa.event.listen(cloud.store.engine, "before_cursor_execute", append_statement)
     work()
-    sa.event.remove(cloud.store.engine, "before_cursor_execute", executed)
-    return seen
+    sa.event.remove(cloud.store.engine, "before_cursor_execute", append_statement)
+    return texts
 
 
-def test_a_create_costs_seven_statements_in_two_transactions(cloud: Cloud) -> None:
-    post(cloud)  # makes the project's row
-    seen = statements(cloud, lambda: post(cloud))
-    assert [statement.split()[0] for statement in seen] == [
+def test_create_server_costs_seven_statements_in_two_transactions(cloud: Cloud) -> None:
+    # The first create inserts the project's row.
+    post_server(cloud)
+    single = record_statements(cloud, lambda: post_server(cloud))
+    assert [statement.split()[0] for statement in single] == [
         "SELECT",
         "BEGIN",
         "UPDATE",
@@ -338,28 +352,30 @@ def test_a_create_costs_seven_statements_in_two_transactions(cloud: Cloud) -> No
         "INSERT",
         "INSERT",
     ]
-    eight = statements(cloud, lambda: post(cloud, min_count=8))
-    assert len(eight) == len(seen) + 2, "however many servers, and the clock for each table"
+    eight = record_statements(cloud, lambda: post_server(cloud, min_count=8))
+    assert len(eight) == len(single) + 2, (
+        "one more per table for the clock, for any number of servers"
+    )
 
 
-def test_a_list_costs_the_same_whatever_it_holds(cloud: Cloud) -> None:
-    def listed(token: str) -> int:
+def test_list_servers_statement_count_is_independent_of_rows(cloud: Cloud) -> None:
+    def count_statements(token: str) -> int:
         query = "?all_tenants=1" if token == "admin" else ""
         return len(
-            statements(
+            record_statements(
                 cloud, lambda: cloud.call("GET", "/servers/detail" + query, token=token, mv="2.100")
             )
         )
 
-    empty = [listed("user"), listed("admin")]
-    post(cloud, min_count=5)
+    empty = [count_statements("user"), count_statements("admin")]
+    post_server(cloud, min_count=5)
     for row in cloud.rows(schema.servers):
-        cloud.rest(row.id)
-    assert [listed("user"), listed("admin")] == empty == [1, 2]
+        cloud.set_state(row.id)
+    assert [count_statements("user"), count_statements("admin")] == empty == [1, 2]
 
 
-def test_creates_that_come_together_are_committed_together(cloud: Cloud) -> None:
-    """While one transaction runs, eleven others gather; quota lets ten through, one fails alone."""
+def test_concurrent_creates_share_one_transaction(cloud: Cloud) -> None:
+    """Ten creates wait while the first transaction runs. The quota allows ten in total."""
     running, go = threading.Event(), threading.Event()
 
     def hold(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
@@ -371,7 +387,9 @@ def test_creates_that_come_together_are_committed_together(cloud: Cloud) -> None
     inserts: list[str] = []
     sa.event.listen(cloud.store.engine, "before_cursor_execute", hold)
     answers: list[Any] = []
-    threads = [threading.Thread(target=lambda: answers.append(post(cloud))) for _ in range(11)]
+    threads = [
+        threading.Thread(target=lambda: answers.append(post_server(cloud))) for _ in range(11)
+    ]
     threads[0].start()
     assert running.wait(20)
     for thread in threads[1:]:
@@ -388,8 +406,8 @@ def test_creates_that_come_together_are_committed_together(cloud: Cloud) -> None
 
 
 # fmt: off
-def test_one_bad_create_does_not_hurt_the_others(cloud: Cloud) -> None:
-    """A row that the database refuses fails the whole transaction; then each is tried alone."""
+def test_invalid_create_in_shared_transaction_fails_alone(cloud: Cloud) -> None:
+    """The database refuses one row and thus the transaction. Then each create runs alone."""
     cloud.add_flavor(Flavor("9", "odd", 1, 64, 1))
     answers: dict[str, Any] = {}
     broken = {"id": None}
@@ -408,7 +426,7 @@ def test_one_bad_create_does_not_hurt_the_others(cloud: Cloud) -> None:
     def create(name: str, **columns: Any) -> None:
         try:
             answers[name] = original.create(creation(name, **columns))
-        except Exception as problem:  # noqa: BLE001  # looked at below
+        except Exception as problem:  # noqa: BLE001
             answers[name] = problem
     # The first create commits only when the others wait, so that these share the next transaction.
     is_leading, is_released = threading.Event(), threading.Event()
@@ -436,16 +454,16 @@ def test_one_bad_create_does_not_hurt_the_others(cloud: Cloud) -> None:
 # fmt: on
 
 
-def test_the_action_is_what_a_conductor_takes(cloud: Cloud) -> None:
+def test_action_of_create_server_can_be_taken_by_conductor(cloud: Cloud) -> None:
     server = cloud.create()
-    taken = cloud.store.write(lambda tx: actions.take(tx, "me", {"create": 1}, 10))
-    assert [row.server_id for row in taken] == [server]
+    action_rows = cloud.store.write(lambda tx: actions.take(tx, "me", {"create": 1}, 10))
+    assert [row.server_id for row in action_rows] == [server]
     row = cloud.store.read(lambda tx: servers.show(tx, server))
     assert servers.loads(row.image)["properties"] == {"architecture": "x86_64"}
 
 
-def use_image(cloud: Cloud, **properties: str) -> None:
-    """Give the image these properties."""
+def set_image_properties(cloud: Cloud, **properties: str) -> None:
+    """Replace the properties of the image."""
     image = cloud.images.images[IMAGE]
     cloud.images.images[IMAGE] = replace(image, ref=replace(image.ref, properties=properties))
 
@@ -461,20 +479,21 @@ def use_image(cloud: Cloud, **properties: str) -> None:
         ({"auto_disk_config": "Disabled"}, {}, "MANUAL"),
     ],
 )
-def test_create_takes_disk_config_of_image_unless_request_has_one(
+def test_create_server_uses_disk_config_of_image_unless_in_request(
     cloud: Cloud, properties: dict[str, str], request_body: dict[str, str], expected: str
 ) -> None:
-    use_image(cloud, **properties)
-    for _ in range(2):  # the second is the repetition of the first
-        answer = post(cloud, headers={"Idempotency-Key": "k"}, **request_body)
+    set_image_properties(cloud, **properties)
+    # The second request repeats the first.
+    for _ in range(2):
+        answer = post_server(cloud, headers={"Idempotency-Key": "k"}, **request_body)
         assert answer.json["server"]["OS-DCF:diskConfig"] == expected
     [row] = cloud.rows(schema.servers)
     assert row.disk_config == expected
 
 
-def test_create_with_disk_config_that_image_disables_returns_400(cloud: Cloud) -> None:
-    use_image(cloud, auto_disk_config="disabled")
-    answer = post(cloud, **{"OS-DCF:diskConfig": "AUTO"})
+def test_create_server_with_disk_config_disabled_by_image_returns_400(cloud: Cloud) -> None:
+    set_image_properties(cloud, auto_disk_config="disabled")
+    answer = post_server(cloud, **{"OS-DCF:diskConfig": "AUTO"})
     assert answer.status_code == 400
     assert answer.json["badRequest"]["message"] == (
         f"Requested image {IMAGE} has automatic disk resize disabled."
@@ -490,12 +509,14 @@ def test_create_with_disk_config_that_image_disables_returns_400(cloud: Cloud) -
         ("hw_ephemeral_encryption_secret_uuid", IMAGE),
     ],
 )
-def test_create_with_image_property_of_no_host_returns_400_by_name(
+def test_create_server_with_unsupported_image_property_returns_400(
     cloud: Cloud, name: str, value: str
 ) -> None:
-    use_image(cloud, **{name: value})
-    answer = post(cloud)
+    set_image_properties(cloud, **{name: value})
+    answer = post_server(cloud)
     assert answer.status_code == 400
     assert answer.json["badRequest"]["message"].startswith(f"{name}: ")
-    use_image(cloud, os_distro="debian", hw_floppy_bus="fdc", ipxe_boot="false", mappings="[]")
-    assert post(cloud).status_code == 202
+    set_image_properties(
+        cloud, os_distro="debian", hw_floppy_bus="fdc", ipxe_boot="false", mappings="[]"
+    )
+    assert post_server(cloud).status_code == 202

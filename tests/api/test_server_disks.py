@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ephemeral disks and swap, as the API accepts and refuses them: what stays in the server's row,
-and which field is wrong."""
+"""Ephemeral disks and swap in creates and resizes: the stored disks, and errors by field."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import pytest
 from common.domain.models import Flavor
 from common.store import schema
 from tests.api.conftest import IMAGE, Cloud
-from tests.api.moves import KEY, act, furnish
+from tests.api.moves import KEY, act, add_host2_and_large_flavor
 
 BOOT: dict[str, Any] = {
     "uuid": IMAGE,
@@ -20,7 +19,7 @@ BOOT: dict[str, Any] = {
     "source_type": "image",
     "destination_type": "local",
 }
-#: As the clients send it.
+#: A local disk as clients request it.
 BLANK: dict[str, Any] = {
     "boot_index": -1,
     "source_type": "blank",
@@ -33,7 +32,7 @@ FIELD = "block_device_mapping_v2"
 
 def add_flavors(cloud: Cloud) -> None:
     """Add flavors with ephemeral disks, with swap, with both and with neither."""
-    furnish(cloud)
+    add_host2_and_large_flavor(cloud)
     for name, ephemeral_gb, swap_mb in (
         ("both", 10, 512),
         ("more", 20, 1024),
@@ -49,11 +48,11 @@ def add_flavors(cloud: Cloud) -> None:
 
 @pytest.fixture
 def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
-    """A cloud with these flavors."""
+    """Return a cloud with these flavors."""
     return make_cloud(add_flavors, secret_key=KEY)
 
 
-def post(cloud: Cloud, flavor: str, *mappings: dict[str, Any], mv: str = "2.1") -> Any:
+def post_server(cloud: Cloud, flavor: str, *mappings: dict[str, Any], mv: str = "2.1") -> Any:
     body: dict[str, Any] = {"name": "vm", "imageRef": IMAGE, "flavorRef": flavor}
     if mv != "2.1":
         body["networks"] = "none"
@@ -62,8 +61,8 @@ def post(cloud: Cloud, flavor: str, *mappings: dict[str, Any], mv: str = "2.1") 
     )
 
 
-def refused(cloud: Cloud, flavor: str, *mappings: dict[str, Any], mv: str = "2.1") -> str:
-    answer = post(cloud, flavor, *mappings, mv=mv)
+def read_refusal(cloud: Cloud, flavor: str, *mappings: dict[str, Any], mv: str = "2.1") -> str:
+    answer = post_server(cloud, flavor, *mappings, mv=mv)
     assert answer.status_code == 400, answer.text
     assert cloud.rows(schema.servers) == []
     return str(answer.json["badRequest"]["message"])
@@ -72,8 +71,12 @@ def refused(cloud: Cloud, flavor: str, *mappings: dict[str, Any], mv: str = "2.1
 @pytest.mark.parametrize(
     ("flavor", "disk_gb"), [("both", 12), ("eph", 11), ("swap", 2), ("bare", 1)]
 )
-def test_server_has_what_its_flavor_says(cloud: Cloud, flavor: str, disk_gb: int) -> None:
-    assert post(cloud, flavor).status_code == post(cloud, flavor, BOOT).status_code == 202
+def test_create_server_has_local_disks_of_flavor(cloud: Cloud, flavor: str, disk_gb: int) -> None:
+    assert (
+        post_server(cloud, flavor).status_code
+        == post_server(cloud, flavor, BOOT).status_code
+        == 202
+    )
     assert [(row.disks, row.disk_gb) for row in cloud.rows(schema.servers)] == [(None, disk_gb)] * 2
 
 
@@ -102,11 +105,11 @@ def test_server_has_what_its_flavor_says(cloud: Cloud, flavor: str, disk_gb: int
         ),
     ],
 )
-def test_request_may_ask_for_others(
+def test_create_server_stores_local_disks_of_request(
     cloud: Cloud, flavor: str, mappings: list[dict[str, Any]], disks: Any
 ) -> None:
-    assert post(cloud, flavor, BOOT, *mappings).status_code == 202
-    assert post(cloud, flavor, *mappings, BOOT, mv="2.100").status_code == 202
+    assert post_server(cloud, flavor, BOOT, *mappings).status_code == 202
+    assert post_server(cloud, flavor, *mappings, BOOT, mv="2.100").status_code == 202
     assert [row.disks for row in cloud.rows(schema.servers)] == [disks, disks]
 
 
@@ -177,14 +180,14 @@ def test_request_may_ask_for_others(
         ),
     ],
 )
-def test_disks_that_a_server_cannot_have(
+def test_create_server_with_unsupported_local_disks_returns_400(
     cloud: Cloud, flavor: str, mappings: list[dict[str, Any]], text: str
 ) -> None:
-    assert refused(cloud, flavor, BOOT, *mappings).startswith(FIELD + text)
+    assert read_refusal(cloud, flavor, BOOT, *mappings).startswith(FIELD + text)
 
 
 @pytest.mark.parametrize(
-    "more",
+    "fields",
     [
         {"volume_size": 1},
         {"volume_size": "1"},
@@ -192,14 +195,16 @@ def test_disks_that_a_server_cannot_have(
         {"disk_bus": "", "device_type": "", "guest_format": ""},
     ],
 )
-def test_boot_disk_repeats_what_server_has(cloud: Cloud, more: dict[str, Any]) -> None:
-    """gophercloud sends the size of the local boot disk."""
-    assert post(cloud, "both", {**BOOT, **more}, BLANK, mv="2.42").status_code == 202
+def test_create_server_accepts_boot_disk_mapping_equal_to_flavor(
+    cloud: Cloud, fields: dict[str, Any]
+) -> None:
+    """For example, the library gophercloud sends the size of the local boot disk."""
+    assert post_server(cloud, "both", {**BOOT, **fields}, BLANK, mv="2.42").status_code == 202
     assert [row.disk_gb for row in cloud.rows(schema.servers)] == [12]
 
 
 @pytest.mark.parametrize(
-    ("more", "text"),
+    ("fields", "text"),
     [
         ({"volume_size": 2}, ".volume_size: flavor m1.both has 1 GiB for the root disk, and 2 "),
         ({"disk_bus": "scsi"}, ".disk_bus: the image's hw_disk_bus decides the bus of its disk, "),
@@ -207,10 +212,10 @@ def test_boot_disk_repeats_what_server_has(cloud: Cloud, more: dict[str, Any]) -
         ({"guest_format": "ext4"}, ".guest_format: not for the image as local boot disk; "),
     ],
 )
-def test_boot_disk_other_than_server_has_returns_400_by_name(
-    cloud: Cloud, more: dict[str, Any], text: str
+def test_create_server_with_different_boot_disk_returns_400_by_field(
+    cloud: Cloud, fields: dict[str, Any], text: str
 ) -> None:
-    assert refused(cloud, "both", {**BOOT, **more}, mv="2.42").startswith(FIELD + text)
+    assert read_refusal(cloud, "both", {**BOOT, **fields}, mv="2.42").startswith(FIELD + text)
 
 
 @pytest.mark.parametrize(
@@ -223,50 +228,50 @@ def test_boot_disk_other_than_server_has_returns_400_by_name(
         [BOOT, BOOT],
     ],
 )
-def test_one_disk_is_booted_from_and_it_is_the_image(
+def test_create_server_without_exactly_one_image_boot_disk_returns_400(
     cloud: Cloud, mappings: list[dict[str, Any]]
 ) -> None:
-    said = refused(cloud, "both", *mappings)
+    message = read_refusal(cloud, "both", *mappings)
     assert (
-        said.startswith("Block Device Mapping is Invalid: Boot sequence")
-        or "only one disk can be" in said
+        message.startswith("Block Device Mapping is Invalid: Boot sequence")
+        or "only one disk can be" in message
     )
 
 
-def test_kind_of_volume_and_tag_are_not_for_local_disks(cloud: Cloud) -> None:
-    assert refused(cloud, "both", BOOT, {**BLANK, "volume_type": "ssd"}, mv="2.67").startswith(
+def test_create_server_refuses_volume_type_and_tag_of_local_disk(cloud: Cloud) -> None:
+    assert read_refusal(cloud, "both", BOOT, {**BLANK, "volume_type": "ssd"}, mv="2.67").startswith(
         FIELD + ".volume_type: "
     )
-    assert refused(cloud, "both", BOOT, {**BLANK, "tag": "mine"}, mv="2.42").startswith(
+    assert read_refusal(cloud, "both", BOOT, {**BLANK, "tag": "mine"}, mv="2.42").startswith(
         FIELD + ".tag: "
     )
 
 
-@pytest.mark.parametrize("most", [2, 4])
-def test_operator_says_how_many_disks_a_server_may_have(
-    make_cloud: Callable[..., Cloud], most: int
+@pytest.mark.parametrize("limit", [2, 4])
+def test_create_server_over_max_local_disks_returns_400(
+    make_cloud: Callable[..., Cloud], limit: int
 ) -> None:
-    cloud = make_cloud(max_local_disks=most)
+    cloud = make_cloud(max_local_disks=limit)
     cloud.add_flavor(Flavor("both", "m1.both", 1, 512, 1, ephemeral_gb=10, swap_mb=512))
-    assert post(cloud, "both").status_code == (202 if most > 2 else 400)
+    assert post_server(cloud, "both").status_code == (202 if limit > 2 else 400)
     two = [{**BLANK, "volume_size": 5}] * 2
-    assert post(cloud, "both", BOOT, *two).status_code == (202 if most > 3 else 400)
+    assert post_server(cloud, "both", BOOT, *two).status_code == (202 if limit > 3 else 400)
 
 
 # --- resize ---
 @pytest.mark.parametrize(
-    ("mappings", "flavor", "held"),
+    ("mappings", "flavor", "used_gb"),
     [([], "less", 10), ([], "swap", 10), ([BOOT, {**BLANK, "volume_size": 4}], "swap", 4)],
 )
-def test_resize_that_has_no_room_for_ephemeral_disks_is_refused(
-    cloud: Cloud, mappings: list[dict[str, Any]], flavor: str, held: int
+def test_resize_to_flavor_with_less_ephemeral_space_returns_400(
+    cloud: Cloud, mappings: list[dict[str, Any]], flavor: str, used_gb: int
 ) -> None:
-    server = post(cloud, "both", *mappings).json["server"]["id"]
-    cloud.rest(server)
-    said = act(cloud, server, "resize", {"flavorRef": flavor}, status=400)
-    assert said.startswith(
+    server = post_server(cloud, "both", *mappings).json["server"]["id"]
+    cloud.set_state(server)
+    message = act(cloud, server, "resize", {"flavorRef": flavor}, status=400)
+    assert message.startswith(
         "flavorRef: Server disk was unable to be resized because: its ephemeral disks have "
-        f"{held} GiB, and flavor m1.{flavor} has "
+        f"{used_gb} GiB, and flavor m1.{flavor} has "
     )
     assert cloud.rows(schema.migrations) == []
 
@@ -275,46 +280,48 @@ def test_resize_that_has_no_room_for_ephemeral_disks_is_refused(
     ("mappings", "flavor"),
     [([], "more"), ([], "eph"), ([BOOT, {**BLANK, "volume_size": 4}], "less")],
 )
-def test_resize_to_other_disks_is_taken(
+def test_resize_to_flavor_with_other_local_disks_is_accepted(
     cloud: Cloud, mappings: list[dict[str, Any]], flavor: str
 ) -> None:
-    server = post(cloud, "both", *mappings).json["server"]["id"]
-    cloud.rest(server)
+    server = post_server(cloud, "both", *mappings).json["server"]["id"]
+    cloud.set_state(server)
     act(cloud, server, "resize", {"flavorRef": flavor}, status=202)
 
 
 @pytest.fixture
-def strict(make_cloud: Callable[..., Cloud]) -> Cloud:
-    """A cloud that allows two local disks."""
+def two_disk_cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
+    """Return a cloud that allows two local disks."""
     return make_cloud(add_flavors, secret_key=KEY, max_local_disks=2)
 
 
 @pytest.mark.parametrize("flavor", ["eph", "swap"])
-def test_resize_to_as_many_disks_as_allowed_is_taken(strict: Cloud, flavor: str) -> None:
-    server = post(strict, "bare").json["server"]["id"]
-    strict.rest(server)
-    act(strict, server, "resize", {"flavorRef": flavor}, status=202)
+def test_resize_to_max_local_disks_is_accepted(two_disk_cloud: Cloud, flavor: str) -> None:
+    server = post_server(two_disk_cloud, "bare").json["server"]["id"]
+    two_disk_cloud.set_state(server)
+    act(two_disk_cloud, server, "resize", {"flavorRef": flavor}, status=202)
 
 
-def test_resize_to_more_disks_than_allowed_is_refused(strict: Cloud) -> None:
-    server = post(strict, "eph").json["server"]["id"]
-    strict.rest(server)
-    said = act(strict, server, "resize", {"flavorRef": "both"}, status=400)
-    assert said == (
+def test_resize_over_max_local_disks_returns_400(two_disk_cloud: Cloud) -> None:
+    server = post_server(two_disk_cloud, "eph").json["server"]["id"]
+    two_disk_cloud.set_state(server)
+    message = act(two_disk_cloud, server, "resize", {"flavorRef": "both"}, status=400)
+    assert message == (
         "flavorRef: Server disk was unable to be resized because: with flavor m1.both the server would "
         "have 3 local disks, the root disk among them; at most 2 are allowed."
     )
-    assert strict.rows(schema.migrations) == []
+    assert two_disk_cloud.rows(schema.migrations) == []
 
 
-def test_server_from_before_the_limit_may_keep_its_disks(strict: Cloud) -> None:
-    server = post(strict, "eph").json["server"]["id"]
-    strict.rest(server)
-    strict.change(
+def test_resize_of_server_over_max_local_disks_may_keep_its_disks(two_disk_cloud: Cloud) -> None:
+    server = post_server(two_disk_cloud, "eph").json["server"]["id"]
+    two_disk_cloud.set_state(server)
+    two_disk_cloud.change(
         schema.servers,
         schema.servers.c.id == server,
         disks={"ephemeral": [{"gb": 5, "format": ""}] * 2},
     )
-    assert "4 local disks" in act(strict, server, "resize", {"flavorRef": "both"}, status=400)
-    strict.add_flavor(Flavor("wide", "m1.wide", 2, 512, 1, ephemeral_gb=10))
-    act(strict, server, "resize", {"flavorRef": "wide"}, status=202)
+    assert "4 local disks" in act(
+        two_disk_cloud, server, "resize", {"flavorRef": "both"}, status=400
+    )
+    two_disk_cloud.add_flavor(Flavor("wide", "m1.wide", 2, 512, 1, ephemeral_gb=10))
+    act(two_disk_cloud, server, "resize", {"flavorRef": "wide"}, status=202)

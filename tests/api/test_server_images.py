@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images made of servers, and servers that boot from another image: createImage, createBackup,
-shelve, rescue."""
+"""Images of servers and boots from another image: createImage, createBackup, shelve and rescue."""
 
 from __future__ import annotations
 
@@ -21,16 +20,16 @@ OTHER_IMAGE = "0f2f8fd4-3f0f-4c9e-8d5e-0f6f0a4b7a11"
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    made = cloud.create("vm")
-    cloud.rest(made)
-    return made
+    server_id = cloud.create("vm")
+    cloud.set_state(server_id)
+    return server_id
 
 
 def act(cloud: Cloud, server: str, key: str, body: Any, mv: str = "2.1") -> Any:
     return cloud.call("POST", f"/servers/{server}/action", {key: body}, mv=mv)
 
 
-def newest(cloud: Cloud) -> Any:
+def newest_action(cloud: Cloud) -> Any:
     return max(cloud.rows(schema.actions), key=lambda action: action.fence)
 
 
@@ -49,11 +48,11 @@ IMAGES = pytest.mark.parametrize(
 
 @IMAGES
 @pytest.mark.parametrize("mv", ["2.1", "2.44", "2.45", "2.104"])
-def test_an_image_is_told_by_a_link_or_by_its_id(
+def test_create_image_returns_location_or_image_id_by_microversion(
     cloud: Cloud, server: str, key: str, more: Any, kind: Any, mv: str
 ) -> None:
     answer = act(cloud, server, key, {"name": "img", "metadata": {"mine": "1"}, **more}, mv)
-    action = newest(cloud)
+    action = newest_action(cloud)
     image_id = action.args["image_id"]
     if mv in ("2.1", "2.44"):
         assert (answer.status_code, answer.content) == (202, b"")
@@ -77,37 +76,39 @@ def test_an_image_is_told_by_a_link_or_by_its_id(
     }
 
 
-def test_a_backup_that_keeps_none_names_none(cloud: Cloud, server: str) -> None:
+def test_create_backup_with_rotation_0_returns_no_location(cloud: Cloud, server: str) -> None:
     answer = act(
         cloud, server, "createBackup", {"name": "b", "backup_type": "daily", "rotation": "0"}
     )
     assert (answer.status_code, answer.content) == (202, b"")
     assert "Location" not in answer.headers
-    assert newest(cloud).args["rotation"] == 0
+    assert newest_action(cloud).args["rotation"] == 0
 
 
 @IMAGES
-def test_image_metadata_has_a_limit_until_2_38_and_no_own_fields(
+def test_create_image_limits_metadata_and_refuses_image_fields(
     cloud: Cloud, server: str, key: str, more: Any, kind: Any
 ) -> None:
     many = {"name": "img", "metadata": {str(number): "" for number in range(129)}, **more}
     assert act(cloud, server, key, many, "2.38").status_code == 403
     assert act(cloud, server, key, many, "2.39").status_code == 202
-    cloud.rest(server)
+    cloud.set_state(server)
     for field in ("id", "owner", "visibility", "status", "locations"):
         answer = act(cloud, server, key, {"name": "img", "metadata": {field: "x"}, **more})
         assert answer.status_code == 400, field
         assert field in answer.json["badRequest"]["message"]
-    said = {"name": "img", "metadata": {"instance_uuid": "another", "image_type": "x"}, **more}
-    assert act(cloud, server, key, said).status_code == 202
-    properties = newest(cloud).args["properties"]
+    body = {"name": "img", "metadata": {"instance_uuid": "another", "image_type": "x"}, **more}
+    assert act(cloud, server, key, body).status_code == 202
+    properties = newest_action(cloud).args["properties"]
     assert properties["instance_uuid"] == server
     assert properties["image_type"] == ("x" if key == "createImage" else "backup"), (
-        "a backup is counted by it"
+        "rotation counts backups by this property"
     )
 
 
-def test_what_is_true_of_the_old_bytes_only_is_not_inherited(cloud: Cloud, server: str) -> None:
+def test_create_image_does_not_inherit_signature_and_cache_properties(
+    cloud: Cloud, server: str
+) -> None:
     cloud.change(
         schema.servers,
         schema.servers.c.id == server,
@@ -122,7 +123,7 @@ def test_what_is_true_of_the_old_bytes_only_is_not_inherited(cloud: Cloud, serve
         },
     )
     act(cloud, server, "createImage", {"name": "img"})
-    assert set(newest(cloud).args["properties"]) == {
+    assert set(newest_action(cloud).args["properties"]) == {
         "hw_disk_bus",
         "instance_uuid",
         "user_id",
@@ -151,7 +152,9 @@ def test_what_is_true_of_the_old_bytes_only_is_not_inherited(cloud: Cloud, serve
         ("os-resetState", {}),
     ],
 )
-def test_bodies_that_do_not_fit(cloud: Cloud, server: str, key: str, body: Any) -> None:
+def test_image_and_password_actions_with_invalid_body_return_400(
+    cloud: Cloud, server: str, key: str, body: Any
+) -> None:
     answer = cloud.call("POST", f"/servers/{server}/action", {key: body}, token="admin")
     assert answer.status_code == 400
     assert len(cloud.rows(schema.actions)) == 1
@@ -167,19 +170,19 @@ def test_bodies_that_do_not_fit(cloud: Cloud, server: str, key: str, body: Any) 
         ("failed", 413, 403),
     ],
 )
-def test_the_answer_waits_until_the_image_is_recorded(
+def test_create_image_waits_for_record_step_and_returns_its_failure(
     make_cloud: Any, event: str, refusal: int | None, status: int
 ) -> None:
-    """The conductor is this test: it writes the step's outcome while the request waits."""
+    """The test plays the conductor and writes the outcome of the step while the request waits."""
     cloud: Cloud = make_cloud(answer_timeout_seconds=10)
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
 
     class Conductor:
-        """Does the step as soon as it is woken."""
+        """A conductor that does the step as soon as a wake-up arrives."""
 
         def wake(self, neighbours: bool = False) -> None:
-            action = newest(cloud)
+            action = newest_action(cloud)
             with cloud.store.begin() as tx:
                 tx.execute(
                     sa.insert(schema.events).values(at=now()),
@@ -211,32 +214,34 @@ def test_the_answer_waits_until_the_image_is_recorded(
         assert fault == {"code": status, "message": "The image quota is used up."}
 
 
-def test_when_too_many_wait_the_answer_does_not(make_cloud: Any) -> None:
+def test_create_image_does_not_wait_when_wait_slots_are_in_use(make_cloud: Any) -> None:
     cloud: Cloud = make_cloud(answer_timeout_seconds=0.1, threads=4)
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     while cloud.services.wait_slots.acquire(blocking=False):
         pass
     assert act(cloud, server, "createImage", {"name": "img"}, "2.45").status_code == 202
 
 
-def test_shelving_names_its_image(cloud: Cloud, server: str) -> None:
+def test_shelve_stores_name_and_id_of_image(cloud: Cloud, server: str) -> None:
     assert act(cloud, server, "shelve", None).status_code == 202
-    args = newest(cloud).args
+    args = newest_action(cloud).args
     assert (args["name"], args["properties"]["instance_uuid"]) == ("vm-shelved", server)
     assert len(args["image_id"]) == 36
 
 
 @pytest.mark.parametrize("body", [None, {}, {"adminPass": "p"}, {"rescue_image_ref": IMAGE}])
-def test_rescue(cloud: Cloud, server: str, body: dict[str, str] | None) -> None:
+def test_rescue_returns_password_and_stores_image(
+    cloud: Cloud, server: str, body: dict[str, str] | None
+) -> None:
     answer = act(cloud, server, "rescue", body)
     assert answer.status_code == 200
     assert set(answer.json) == {"adminPass"}
-    image = newest(cloud).args["image"]
+    image = newest_action(cloud).args["image"]
     assert (image["id"] if image else None) == (body or {}).get("rescue_image_ref")
 
 
-def test_rescue_with_an_image_that_cannot_be_used(cloud: Cloud, server: str) -> None:
+def test_rescue_with_unusable_image_returns_400(cloud: Cloud, server: str) -> None:
     body = {"rescue_image_ref": "0f2f8fd4-3f0f-4c9e-8d5e-000000000000"}
     assert act(cloud, server, "rescue", body).status_code == 400
     cloud.images.images[IMAGE] = dataclasses.replace(cloud.images.images[IMAGE], status="queued")
@@ -253,13 +258,13 @@ def test_rescue_with_an_image_that_cannot_be_used(cloud: Cloud, server: str) -> 
 
 @pytest.mark.parametrize("disk_format", ["iso", "vmdk", "vhd", "vhdx", "vdi", "ploop", "ami", ""])
 @pytest.mark.parametrize("key", ["create", "rebuild", "rescue"])
-def test_image_of_format_that_no_host_uses_is_refused(
+def test_image_of_unsupported_format_returns_400(
     cloud: Cloud, server: str, key: str, disk_format: str
 ) -> None:
     ref = ImageRef(OTHER_IMAGE, disk_format, 10)
     cloud.images.images[OTHER_IMAGE] = Image(ref)
     before = cloud.rows(schema.actions)
-    answer = use_image(cloud, server, key)
+    answer = request_with_image(cloud, server, key)
     assert answer.status_code == 400, answer.text
     assert f"its format is {disk_format!r}" in answer.json["badRequest"]["message"]
     assert cloud.rows(schema.actions) == before
@@ -274,17 +279,17 @@ def test_image_of_format_that_no_host_uses_is_refused(
     ],
 )
 @pytest.mark.parametrize("key", ["create", "rebuild"])
-def test_image_that_changes_between_two_requests_is_refused(
+def test_image_is_checked_anew_for_each_request(
     cloud: Cloud, server: str, key: str, change: dict[str, Any]
 ) -> None:
     cloud.images.images[OTHER_IMAGE] = cloud.images.images[IMAGE]
-    assert use_image(cloud, server, key).status_code == 202
-    cloud.rest(server)
+    assert request_with_image(cloud, server, key).status_code == 202
+    cloud.set_state(server)
     cloud.images.images[OTHER_IMAGE] = dataclasses.replace(cloud.images.images[IMAGE], **change)
-    assert use_image(cloud, server, key).status_code == 400
+    assert request_with_image(cloud, server, key).status_code == 400
 
 
-def use_image(cloud: Cloud, server: str, key: str) -> Any:
+def request_with_image(cloud: Cloud, server: str, key: str) -> Any:
     if key == "create":
         body = {"name": "vm", "flavorRef": "1", "imageRef": OTHER_IMAGE}
         return cloud.call("POST", "/servers", {"server": body})

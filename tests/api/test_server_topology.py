@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NUMA nodes of a server (2.78)."""
+"""GET /servers/{id}/topology: the NUMA nodes of a server, from 2.78."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from common.domain.wire import to_wire
 from common.store.servers import guests
 from tests.api.conftest import Cloud
 
-CELLS = HardwareAssignment(
+NUMA_NODES = HardwareAssignment(
     [
         AssignedNumaNode(1, [0, 1], {"0": 12, "1": 13}, 256, 2048),
         AssignedNumaNode(0, [2, 3], {}, 256, 2048),
@@ -21,9 +21,9 @@ CELLS = HardwareAssignment(
 )
 
 
-def on_host(cloud: Cloud, server: str, assignment: HardwareAssignment | None) -> None:
-    """Its guest is there; an older one on another host is still to be removed."""
-    cloud.rest(server)
+def put_on_host1(cloud: Cloud, server: str, assignment: HardwareAssignment | None) -> None:
+    """Record the server's guest on host1, and an older guest elsewhere that is pending removal."""
+    cloud.set_state(server)
     cloud.store.write(
         lambda tx: guests.add(
             tx,
@@ -42,7 +42,7 @@ def on_host(cloud: Cloud, server: str, assignment: HardwareAssignment | None) ->
     )
 
 
-def shown(
+def get_topology(
     cloud: Cloud, server: str, token: str = "user", mv: str = "2.78", status: int = 200
 ) -> Any:
     answer = cloud.call("GET", f"/servers/{server}/topology", mv=mv, token=token)
@@ -53,35 +53,39 @@ def shown(
 @pytest.fixture
 def server(cloud: Cloud) -> str:
     cloud.add_flavor(Flavor("numa", "numa", 4, 512, 1, extra_specs={"hw:cpu_threads": "2"}))
-    found = cloud.create(flavorRef="numa")
-    on_host(cloud, found, CELLS)
-    return found
+    server_id = cloud.create(flavorRef="numa")
+    put_on_host1(cloud, server_id, NUMA_NODES)
+    return server_id
 
 
-def test_users_see_their_cells_and_admins_where_they_are(cloud: Cloud, server: str) -> None:
+def test_server_topology_shows_host_nodes_to_admins_only(cloud: Cloud, server: str) -> None:
     own = [
         {"vcpu_set": [0, 1], "memory_mb": 256, "siblings": [[0, 1]]},
         {"vcpu_set": [2, 3], "memory_mb": 256, "siblings": [[2, 3]]},
     ]
-    assert shown(cloud, server) == {"nodes": own, "pagesize_kb": 2048}
+    assert get_topology(cloud, server) == {"nodes": own, "pagesize_kb": 2048}
     hosts = (
         {"host_node": 1, "cpu_pinning": {"0": 12, "1": 13}},
         {"host_node": 0, "cpu_pinning": {}},
     )
-    assert shown(cloud, server, "admin", "2.104")["nodes"] == [
-        one | more for one, more in zip(own, hosts, strict=True)
+    assert get_topology(cloud, server, "admin", "2.104")["nodes"] == [
+        node | host_node for node, host_node in zip(own, hosts, strict=True)
     ]
 
 
-def test_a_server_without_cells(cloud: Cloud) -> None:
+def test_server_topology_without_numa_nodes_is_empty(cloud: Cloud) -> None:
     server = cloud.create()
-    assert shown(cloud, server) == {"nodes": [], "pagesize_kb": None}, "it has no host yet"
-    on_host(cloud, server, None)
-    assert shown(cloud, server, "admin") == {"nodes": [], "pagesize_kb": None}
+    assert get_topology(cloud, server) == {"nodes": [], "pagesize_kb": None}, (
+        "the server has no host yet"
+    )
+    put_on_host1(cloud, server, None)
+    assert get_topology(cloud, server, "admin") == {"nodes": [], "pagesize_kb": None}
 
 
-def test_who_may_see_it_and_since_when(cloud: Cloud, server: str) -> None:
-    shown(cloud, server, mv="2.77", status=404)
-    shown(cloud, server, token="stranger", status=404)
-    assert shown(cloud, server, token="reader")
-    shown(cloud, "9c5d0e5e-0000-4000-8000-000000000000", status=404)
+def test_server_topology_returns_404_to_strangers_and_before_2_78(
+    cloud: Cloud, server: str
+) -> None:
+    get_topology(cloud, server, mv="2.77", status=404)
+    get_topology(cloud, server, token="stranger", status=404)
+    assert get_topology(cloud, server, token="reader")
+    get_topology(cloud, "9c5d0e5e-0000-4000-8000-000000000000", status=404)

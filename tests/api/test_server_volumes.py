@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New servers with volumes: what stands in their rows, what is made at the block storage service,
-and every refusal."""
+"""POST /servers with volumes: rows, new volumes, refusals, and actions on such servers."""
 
 from __future__ import annotations
 
@@ -16,7 +15,15 @@ from common.store import schema
 from common.store.tenants import quotas
 from compute_api.compute.servers.create import commit as server_create_commit
 from tests.api.conftest import IMAGE, Cloud
-from tests.api.volumes import OTHER, SHARED, SNAPSHOT, VOLUME, Volumes, done, storing
+from tests.api.volumes import (
+    OTHER,
+    SHARED,
+    SNAPSHOT,
+    VOLUME,
+    Volumes,
+    add_volume_service,
+    finish_attachments,
+)
 
 FIELD = "block_device_mapping_v2"
 LOCAL = {"uuid": IMAGE, "boot_index": 0, "source_type": "image", "destination_type": "local"}
@@ -40,28 +47,28 @@ SWAP = {
 
 @pytest.fixture
 def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
-    made = make_cloud()
-    made.add_flavor(Flavor("swap", "m1.swap", 1, 512, 0, swap_mb=64))
-    return made
+    new_cloud = make_cloud()
+    new_cloud.add_flavor(Flavor("swap", "m1.swap", 1, 512, 0, swap_mb=64))
+    return new_cloud
 
 
 @pytest.fixture
 def volumes(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Volumes:
     monkeypatch.setattr(server_create_commit, "DELETE_POLL_SECONDS", 0.5)
     monkeypatch.setattr(server_create_commit, "DELETE_SECONDS", 1)
-    return storing(cloud)
+    return add_volume_service(cloud)
 
 
-def post(cloud: Cloud, *mappings: Any, mv: str = "2.1", image: str = "", **more: Any) -> Any:
+def post_server(cloud: Cloud, *mappings: Any, mv: str = "2.1", image: str = "", **more: Any) -> Any:
     body = {"name": "vm", "flavorRef": "1", "imageRef": image, FIELD: list(mappings), **more}
     if mv != "2.1":
         body.setdefault("networks", "none")
     return cloud.call("POST", "/servers", {"server": body}, mv=mv)
 
 
-def made(cloud: Cloud, *mappings: Any, **more: Any) -> list[Any]:
-    """The rows of a new server's volumes."""
-    answer = post(cloud, *mappings, **more)
+def create_and_read_volumes(cloud: Cloud, *mappings: Any, **more: Any) -> list[Any]:
+    """Create a server, and return the rows of its volumes by device name."""
+    answer = post_server(cloud, *mappings, **more)
     assert answer.status_code == 202, answer.text
     rows = cloud.rows(schema.block_devices)
     assert {row.server_id for row in rows} == {answer.json["server"]["id"]}
@@ -70,54 +77,56 @@ def made(cloud: Cloud, *mappings: Any, **more: Any) -> list[Any]:
     return sorted(rows, key=lambda row: str(row.device_name))
 
 
-def refused(cloud: Cloud, *mappings: Any, status: int = 400, **more: Any) -> str:
-    answer = post(cloud, *mappings, **more)
+def read_refusal(cloud: Cloud, *mappings: Any, status: int = 400, **more: Any) -> str:
+    answer = post_server(cloud, *mappings, **more)
     assert answer.status_code == status, answer.text
     assert cloud.rows(schema.servers) == cloud.rows(schema.block_devices) == []
     [problem] = answer.json.values()
     return str(problem["message"])
 
 
-def test_a_server_boots_from_a_volume(cloud: Cloud, volumes: Volumes) -> None:
-    said = {"hw_video_model": "vga", "image_id": IMAGE, "min_ram": "64", "disk_format": "raw"}
-    volumes.change(VOLUME, image_metadata=said, read_only=True)
-    [row] = made(cloud, {**BOOT, "delete_on_termination": True})
+def test_create_server_from_volume_reserves_volume_and_uses_its_image(
+    cloud: Cloud, volumes: Volumes
+) -> None:
+    metadata = {"hw_video_model": "vga", "image_id": IMAGE, "min_ram": "64", "disk_format": "raw"}
+    volumes.change(VOLUME, image_metadata=metadata, read_only=True)
+    [row] = create_and_read_volumes(cloud, {**BOOT, "delete_on_termination": True})
     assert (row.volume_id, row.status, row.boot_index) == (VOLUME, "reserved", 0)
     assert (row.device_name, row.size_gb, row.source_type) == ("/dev/vda", 2, "volume")
     assert (row.delete_on_termination, row.read_only, row.source_id) == (True, True, None)
     [server] = cloud.rows(schema.servers)
     assert (server.image_id, server.image["id"]) == (None, "")
     assert server.image["properties"] == {"hw_video_model": "vga"}
-    done(cloud, server.id)
-    shown = cloud.call("GET", f"/servers/{server.id}", mv="2.3", token="admin").json["server"]
-    assert (shown["image"], shown["OS-EXT-SRV-ATTR:root_device_name"]) == ("", "/dev/vda")
-    assert shown["os-extended-volumes:volumes_attached"] == [
+    finish_attachments(cloud, server.id)
+    view = cloud.call("GET", f"/servers/{server.id}", mv="2.3", token="admin").json["server"]
+    assert (view["image"], view["OS-EXT-SRV-ATTR:root_device_name"]) == ("", "/dev/vda")
+    assert view["os-extended-volumes:volumes_attached"] == [
         {"id": VOLUME, "delete_on_termination": True}
     ]
-    assert volumes.made == []
+    assert volumes.created == []
 
 
 @pytest.mark.parametrize(
-    ("mapping", "size", "wanted"),
+    ("mapping", "size", "expected"),
     [
         (FROM_IMAGE, 3, {"size_gb": 3, "image_id": IMAGE}),
         (FROM_SNAPSHOT, 3, {"size_gb": 3, "snapshot_id": SNAPSHOT}),
         ({**FROM_SNAPSHOT, "volume_size": 9}, 9, {"size_gb": 9, "snapshot_id": SNAPSHOT}),
     ],
 )
-def test_a_volume_to_boot_from_is_made(
-    cloud: Cloud, volumes: Volumes, mapping: Any, size: int, wanted: Any
+def test_create_server_creates_boot_volume_from_image_or_snapshot(
+    cloud: Cloud, volumes: Volumes, mapping: Any, size: int, expected: Any
 ) -> None:
-    [row] = made(cloud, {**mapping, "volume_type": "fast"}, mv="2.67")
-    [asked] = volumes.made
-    assert asked == {
+    [row] = create_and_read_volumes(cloud, {**mapping, "volume_type": "fast"}, mv="2.67")
+    [request] = volumes.created
+    assert request == {
         "id": row.volume_id,
         "token": "user",
         "image_id": None,
         "snapshot_id": None,
         "zone": None,
         "volume_type": "fast",
-        **wanted,
+        **expected,
     }
     assert (row.status, row.size_gb, row.source_id) == ("creating", size, mapping["uuid"])
     assert (row.source_type, row.volume_type) == (mapping["source_type"], "fast")
@@ -125,8 +134,10 @@ def test_a_volume_to_boot_from_is_made(
     assert server.image_id is None
 
 
-def test_volumes_and_disks_have_names(cloud: Cloud, volumes: Volumes) -> None:
-    rows = made(
+def test_create_server_gives_device_names_to_volumes_and_disks(
+    cloud: Cloud, volumes: Volumes
+) -> None:
+    rows = create_and_read_volumes(
         cloud,
         {**BLANK, "device_name": "vdd", "tag": "data"},
         {**BLANK, "disk_bus": "scsi", "device_type": "disk"},
@@ -157,16 +168,20 @@ def test_volumes_and_disks_have_names(cloud: Cloud, volumes: Volumes) -> None:
     ]
 
 
-def test_a_server_of_an_image_has_volumes_too(cloud: Cloud, volumes: Volumes) -> None:
-    rows = made(cloud, LOCAL, BLANK, {**BOOT, "boot_index": None}, image=IMAGE)
+def test_create_server_from_image_names_additional_volumes_from_vdb(
+    cloud: Cloud, volumes: Volumes
+) -> None:
+    rows = create_and_read_volumes(cloud, LOCAL, BLANK, {**BOOT, "boot_index": None}, image=IMAGE)
     assert [row.device_name for row in rows] == ["/dev/vdb", "/dev/vdc"]
     [server] = cloud.rows(schema.servers)
     assert (server.image_id, server.root_device_name) == (IMAGE, "/dev/vda")
 
 
-def test_the_bus_of_the_image_is_that_of_its_volumes(cloud: Cloud, volumes: Volumes) -> None:
+def test_create_server_from_volume_uses_disk_bus_of_its_image(
+    cloud: Cloud, volumes: Volumes
+) -> None:
     volumes.change(VOLUME, image_metadata={"hw_disk_bus": "scsi"})
-    rows = made(cloud, BOOT, BLANK)
+    rows = create_and_read_volumes(cloud, BOOT, BLANK)
     assert [(row.device_name, row.disk_bus) for row in rows] == [
         ("/dev/sda", "scsi"),
         ("/dev/sdb", "scsi"),
@@ -176,11 +191,11 @@ def test_the_bus_of_the_image_is_that_of_its_volumes(cloud: Cloud, volumes: Volu
 
 
 @pytest.mark.parametrize("name", ["/dev/vda", "vdk", "/dev/sdz", "/dev/what", "xvdb1"])
-def test_create_server_with_device_names_counts_volumes_as_guest_does(
+def test_create_server_ignores_requested_device_names_of_volumes(
     cloud: Cloud, volumes: Volumes, name: str
 ) -> None:
-    asked = {**BLANK, "device_name": name}
-    rows = made(cloud, {**BOOT, "device_name": name}, asked, BLANK, asked)
+    named = {**BLANK, "device_name": name}
+    rows = create_and_read_volumes(cloud, {**BOOT, "device_name": name}, named, BLANK, named)
     assert [row.device_name for row in rows] == ["/dev/vda", "/dev/vdb", "/dev/vdc", "/dev/vdd"]
     [server] = cloud.rows(schema.servers)
     assert server.root_device_name == "/dev/vda"
@@ -194,20 +209,20 @@ def test_create_server_with_device_names_counts_volumes_as_guest_does(
         ("ide", "/dev/hda", "/dev/hdb"),
     ],
 )
-def test_root_device_name_follows_disk_bus_of_image(
+def test_create_server_names_root_device_by_disk_bus_of_image(
     cloud: Cloud, volumes: Volumes, bus: str, root: str, volume: str
 ) -> None:
     image = cloud.images.images[IMAGE]
     cloud.images.images[IMAGE] = replace(
         image, ref=replace(image.ref, properties={"hw_disk_bus": bus})
     )
-    [row] = made(cloud, LOCAL, BLANK, image=IMAGE)
+    [row] = create_and_read_volumes(cloud, LOCAL, BLANK, image=IMAGE)
     [server] = cloud.rows(schema.servers)
     assert (server.root_device_name, row.device_name) == (root, volume)
 
 
 @pytest.mark.parametrize(
-    ("image", "mappings", "found"),
+    ("image", "mappings", "expected"),
     [
         ("", [{"volume_id": VOLUME, "device_name": "/dev/vda"}], [("/dev/vda", VOLUME, 0)]),
         (
@@ -225,89 +240,98 @@ def test_root_device_name_follows_disk_bus_of_image(
         ),
     ],
 )
-def test_mappings_of_the_first_version(
-    cloud: Cloud, volumes: Volumes, image: str, mappings: Any, found: Any
+def test_create_server_accepts_legacy_block_device_mapping(
+    cloud: Cloud, volumes: Volumes, image: str, mappings: Any, expected: Any
 ) -> None:
     body = {"name": "vm", "flavorRef": "1", "imageRef": image, "block_device_mapping": mappings}
     assert cloud.call("POST", "/servers", {"server": body}).status_code == 202
     rows = cloud.rows(schema.block_devices)
-    assert sorted((row.device_name, row.volume_id, row.boot_index) for row in rows) == found
+    assert sorted((row.device_name, row.volume_id, row.boot_index) for row in rows) == expected
 
 
-def test_a_snapshot_by_the_first_version(cloud: Cloud, volumes: Volumes) -> None:
+def test_create_server_accepts_snapshot_in_legacy_block_device_mapping(
+    cloud: Cloud, volumes: Volumes
+) -> None:
     mapping = {"snapshot_id": SNAPSHOT, "device_name": "vda", "volume_size": 7}
     body = {"name": "vm", "flavorRef": "1", "block_device_mapping": [mapping]}
     assert cloud.call("POST", "/servers", {"server": body}).status_code == 202
-    [asked] = volumes.made
-    assert (asked["snapshot_id"], asked["size_gb"]) == (SNAPSHOT, 7)
+    [request] = volumes.created
+    assert (request["snapshot_id"], request["size_gb"]) == (SNAPSHOT, 7)
 
 
-def test_each_server_has_volumes_of_its_own(cloud: Cloud, volumes: Volumes) -> None:
-    assert post(cloud, FROM_IMAGE, BLANK, max_count=3).status_code == 202
+def test_create_several_servers_creates_volumes_for_each(cloud: Cloud, volumes: Volumes) -> None:
+    assert post_server(cloud, FROM_IMAGE, BLANK, max_count=3).status_code == 202
     rows = cloud.rows(schema.block_devices)
-    assert len({row.volume_id for row in rows}) == len(volumes.made) == 6
+    assert len({row.volume_id for row in rows}) == len(volumes.created) == 6
     assert len({row.server_id for row in rows}) == 3 and volumes.deleted == []
     assert {row.volumes for row in cloud.rows(schema.servers)} == {2}
 
 
-def test_no_more_is_made_than_fits(cloud: Cloud, volumes: Volumes) -> None:
-    assert post(cloud, FROM_IMAGE, min_count=1, max_count=20).status_code == 202
-    assert len(cloud.rows(schema.servers)) == len(volumes.made) == 10
-    assert post(cloud, FROM_IMAGE).status_code == 403
-    assert len(volumes.made) == 10
+def test_create_several_servers_creates_volumes_within_quota_only(
+    cloud: Cloud, volumes: Volumes
+) -> None:
+    assert post_server(cloud, FROM_IMAGE, min_count=1, max_count=20).status_code == 202
+    assert len(cloud.rows(schema.servers)) == len(volumes.created) == 10
+    assert post_server(cloud, FROM_IMAGE).status_code == 403
+    assert len(volumes.created) == 10
 
 
-def test_a_quota_of_the_service_refuses_the_request(cloud: Cloud, volumes: Volumes) -> None:
-    volumes.allowed = 2
-    assert "VolumeLimitExceeded" in refused(cloud, FROM_IMAGE, max_count=3, status=403)
-    assert volumes.deleted == [one["id"] for one in volumes.made]
+def test_create_server_over_volume_quota_returns_403_and_deletes_volumes(
+    cloud: Cloud, volumes: Volumes
+) -> None:
+    volumes.volume_quota = 2
+    assert "VolumeLimitExceeded" in read_refusal(cloud, FROM_IMAGE, max_count=3, status=403)
+    assert volumes.deleted == [volume["id"] for volume in volumes.created]
 
 
-def test_what_nobody_has_is_deleted(
+def test_refused_create_server_deletes_new_volumes(
     cloud: Cloud, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(creation: Any) -> None:
         raise errors.OverQuota({"instances": (1, 10, 10)})
 
     monkeypatch.setattr(cloud.services.creator, "create", refuse)
-    refused(cloud, FROM_IMAGE, BLANK, status=403)
-    assert volumes.deleted == [one["id"] for one in volumes.made] and len(volumes.made) == 2
+    read_refusal(cloud, FROM_IMAGE, BLANK, status=403)
+    assert (
+        volumes.deleted == [volume["id"] for volume in volumes.created]
+        and len(volumes.created) == 2
+    )
 
 
-def test_what_may_be_had_is_kept(
+def test_create_server_with_uncertain_commit_keeps_new_volumes(
     cloud: Cloud, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unsure(creation: Any) -> None:
+    def fail_uncertain(creation: Any) -> None:
         raise errors.Unsure("The database did not answer the COMMIT.")
 
-    monkeypatch.setattr(cloud.services.creator, "create", unsure)
-    assert post(cloud, FROM_IMAGE).status_code == 503
-    assert len(volumes.made) == 1 and volumes.deleted == []
+    monkeypatch.setattr(cloud.services.creator, "create", fail_uncertain)
+    assert post_server(cloud, FROM_IMAGE).status_code == 503
+    assert len(volumes.created) == 1 and volumes.deleted == []
 
 
-def test_what_cannot_be_deleted_is_said(
+def test_refused_create_server_logs_volume_not_deleted(
     cloud: Cloud, volumes: Volumes, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    def busy(token: str, volume_id: str) -> None:
+    def refuse_delete(token: str, volume_id: str) -> None:
         raise errors.BadRequest("Invalid volume: Volume status must be available")
 
-    monkeypatch.setattr(volumes, "delete", busy)
-    volumes.allowed = 1
-    refused(cloud, FROM_IMAGE, BLANK, status=403)
-    [said] = [
+    monkeypatch.setattr(volumes, "delete", refuse_delete)
+    volumes.volume_quota = 1
+    read_refusal(cloud, FROM_IMAGE, BLANK, status=403)
+    [message] = [
         record.getMessage() for record in caplog.records if "cannot be deleted" in record.message
     ]
-    assert volumes.made[0]["id"] in said
+    assert volumes.created[0]["id"] in message
 
 
-def test_a_repeated_request_makes_nothing_twice(cloud: Cloud, volumes: Volumes) -> None:
+def test_repeated_idempotent_create_creates_volume_once(cloud: Cloud, volumes: Volumes) -> None:
     body = {"name": "vm", "flavorRef": "1", "imageRef": "", FIELD: [FROM_IMAGE]}
     answers = [
         cloud.call("POST", "/servers", {"server": body}, headers={"Idempotency-Key": "k"})
         for _ in range(2)
     ]
     assert answers[0].json["server"]["id"] == answers[1].json["server"]["id"]
-    assert len(volumes.made) == len(cloud.rows(schema.block_devices)) == 1
+    assert len(volumes.created) == len(cloud.rows(schema.block_devices)) == 1
 
 
 BLANK_BOOT = {**BLANK, "boot_index": 0}
@@ -345,11 +369,11 @@ ORDER = "Block Device Mapping is Invalid: Boot sequence"
         ([{**SWAP, "tag": "t"}, BOOT], {"mv": "2.42", "flavorRef": "swap"}, ".tag: disks of"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_create_server_with_invalid_block_device_mapping_returns_400(
     cloud: Cloud, volumes: Volumes, mappings: Any, more: Any, text: str
 ) -> None:
-    assert text in refused(cloud, *mappings, **more)
-    assert volumes.made == []
+    assert text in read_refusal(cloud, *mappings, **more)
+    assert volumes.created == []
 
 
 @pytest.mark.parametrize(
@@ -363,61 +387,72 @@ def test_what_cannot_be_is_refused(
         ({"image_metadata": {"hw_disk_bus": "pigeon"}}, "hw_disk_bus"),
     ],
 )
-def test_a_volume_that_cannot_be_booted_is_refused(
+def test_create_server_from_unusable_volume_returns_400(
     cloud: Cloud, volumes: Volumes, values: Any, text: str
 ) -> None:
     volumes.change(VOLUME, **values)
-    assert text in refused(cloud, BOOT)
+    assert text in read_refusal(cloud, BOOT)
     if "bootable" in values:
-        assert text.split(VOLUME)[1] in refused(cloud, FROM_SNAPSHOT)
+        assert text.split(VOLUME)[1] in read_refusal(cloud, FROM_SNAPSHOT)
 
 
 @pytest.mark.parametrize("mapping", [FROM_IMAGE, FROM_SNAPSHOT, BLANK])
-def test_volumes_that_would_be_encrypted_are_refused(
+def test_create_server_with_new_encrypted_volume_returns_400(
     cloud: Cloud, volumes: Volumes, mapping: Any
 ) -> None:
-    """The type says it, or the default one, or what they are made of; they are deleted again."""
+    """The requested or default type, the image or the snapshot can cause the encryption.
+
+    The new volumes are deleted.
+    """
     volumes.encrypts = True
-    wanted = [mapping] if mapping.get("boot_index") == 0 else [BOOT, mapping]
-    said = refused(cloud, *wanted[:-1], {**wanted[-1], "volume_type": "fast"}, mv="2.67")
-    assert "is encrypted there (its type is fast)" in said and "without encryption" in said
-    assert [one["id"] for one in volumes.made] == volumes.deleted
+    mappings = [mapping] if mapping.get("boot_index") == 0 else [BOOT, mapping]
+    message = read_refusal(
+        cloud, *mappings[:-1], {**mappings[-1], "volume_type": "fast"}, mv="2.67"
+    )
+    assert "is encrypted there (its type is fast)" in message and "without encryption" in message
+    assert [volume["id"] for volume in volumes.created] == volumes.deleted
 
 
 @pytest.mark.parametrize("mapping", [LOCAL, FROM_IMAGE])
-def test_an_image_of_an_encrypted_volume_is_refused(
+def test_create_server_from_image_of_encrypted_volume_returns_400(
     cloud: Cloud, volumes: Volumes, mapping: Any
 ) -> None:
-    found = cloud.images.images[IMAGE]
-    properties = {**found.ref.properties, "cinder_encryption_key_id": ids.new()}
-    cloud.images.images[IMAGE] = replace(found, ref=replace(found.ref, properties=properties))
-    image = IMAGE if mapping is LOCAL else ""
-    assert "uploaded from an encrypted volume" in refused(cloud, mapping, image=image)
-    assert volumes.made == []
+    image = cloud.images.images[IMAGE]
+    properties = {**image.ref.properties, "cinder_encryption_key_id": ids.new()}
+    cloud.images.images[IMAGE] = replace(image, ref=replace(image.ref, properties=properties))
+    image_ref = IMAGE if mapping is LOCAL else ""
+    assert "uploaded from an encrypted volume" in read_refusal(cloud, mapping, image=image_ref)
+    assert volumes.created == []
 
 
-def test_a_volume_that_was_encrypted_once_can_be_booted(cloud: Cloud, volumes: Volumes) -> None:
-    """It keeps what its image said when it is retyped."""
+def test_create_server_from_volume_with_stale_encryption_key_is_accepted(
+    cloud: Cloud, volumes: Volumes
+) -> None:
+    """A retyped volume keeps the metadata of its image."""
     volumes.change(VOLUME, image_metadata={"cinder_encryption_key_id": ids.new()})
-    [row] = made(cloud, BOOT)
+    [row] = create_and_read_volumes(cloud, BOOT)
     assert row.volume_id == VOLUME
 
 
-def test_a_snapshot_that_is_not_whole_is_refused(cloud: Cloud, volumes: Volumes) -> None:
+def test_create_server_from_unavailable_snapshot_returns_400(
+    cloud: Cloud, volumes: Volumes
+) -> None:
     volumes.snapshots[SNAPSHOT] = replace(volumes.snapshots[SNAPSHOT], status="creating")
-    assert "is creating, not available" in refused(cloud, FROM_SNAPSHOT)
+    assert "is creating, not available" in read_refusal(cloud, FROM_SNAPSHOT)
 
 
-def test_both_versions_at_once_are_refused(cloud: Cloud, volumes: Volumes) -> None:
-    old = [{"volume_id": OTHER, "device_name": "vdb"}]
-    assert "different block_device_mapping syntaxes" in refused(
-        cloud, BOOT, block_device_mapping=old
+def test_create_server_with_both_block_device_mappings_returns_400(
+    cloud: Cloud, volumes: Volumes
+) -> None:
+    legacy = [{"volume_id": OTHER, "device_name": "vdb"}]
+    assert "different block_device_mapping syntaxes" in read_refusal(
+        cloud, BOOT, block_device_mapping=legacy
     )
 
 
-def test_something_to_boot_from_is_needed(cloud: Cloud, volumes: Volumes) -> None:
-    old = [{"virtual_name": "swap", "device_name": "vdb"}]
-    body = {"name": "vm", "flavorRef": "1", "block_device_mapping": old}
+def test_create_server_without_boot_source_returns_400(cloud: Cloud, volumes: Volumes) -> None:
+    legacy = [{"virtual_name": "swap", "device_name": "vdb"}]
+    body = {"name": "vm", "flavorRef": "1", "block_device_mapping": legacy}
     answer = cloud.call("POST", "/servers", {"server": body})
     assert answer.json["badRequest"]["message"] == "Invalid imageRef provided."
     assert "Unrecognized legacy format" in str(
@@ -427,25 +462,28 @@ def test_something_to_boot_from_is_needed(cloud: Cloud, volumes: Volumes) -> Non
     )
 
 
-def test_servers_stay_in_the_zone_of_their_volumes(make_cloud: Callable[..., Cloud]) -> None:
+def test_create_server_without_cross_az_attach_stays_in_zone_of_volumes(
+    make_cloud: Callable[..., Cloud],
+) -> None:
     cloud = make_cloud(cross_az_attach=False)
-    volumes = storing(cloud)
+    volumes = add_volume_service(cloud)
     volumes.change(OTHER, availability_zone="elsewhere")
     both = BOOT, {**BOOT, "uuid": OTHER, "boot_index": 1}
-    assert "not in the same" in refused(cloud, *both)
-    rows = made(cloud, BOOT, BLANK)
+    assert "not in the same" in read_refusal(cloud, *both)
+    rows = create_and_read_volumes(cloud, BOOT, BLANK)
     [server] = cloud.rows(schema.servers)
     assert server.pinned_availability_zone == "nova" and len(rows) == 2
-    [asked] = volumes.made
-    assert asked["zone"] == "nova"
+    [request] = volumes.created
+    assert request["zone"] == "nova"
 
 
-def test_an_old_server_of_volumes_is_listed(cloud: Cloud, volumes: Volumes) -> None:
-    """A volume that is still being made is shown with its server."""
-    [row] = made(cloud, FROM_IMAGE)
+def test_list_volume_attachments_includes_volume_in_creation(
+    cloud: Cloud, volumes: Volumes
+) -> None:
+    [row] = create_and_read_volumes(cloud, FROM_IMAGE)
     path = f"/servers/{row.server_id}/os-volume_attachments"
-    [listed] = cloud.call("GET", path).json["volumeAttachments"]
-    assert listed["volumeId"] == row.volume_id
+    [attachment] = cloud.call("GET", path).json["volumeAttachments"]
+    assert attachment["volumeId"] == row.volume_id
 
 
 @pytest.mark.parametrize(
@@ -464,11 +502,11 @@ def test_an_old_server_of_volumes_is_listed(cloud: Cloud, volumes: Volumes) -> N
         ),
     ],
 )
-def test_what_needs_a_disk_of_the_host_is_refused(
+def test_actions_without_support_for_boot_volumes_return_400(
     cloud: Cloud, volumes: Volumes, action: str, body: Any, text: str
 ) -> None:
-    [row] = made(cloud, BOOT)
-    done(cloud, row.server_id)
+    [row] = create_and_read_volumes(cloud, BOOT)
+    finish_attachments(cloud, row.server_id)
     answer = cloud.call("POST", f"/servers/{row.server_id}/action", {action: body})
     assert answer.status_code == 400 and text in answer.json["badRequest"]["message"]
     table = schema.block_devices
@@ -478,9 +516,11 @@ def test_what_needs_a_disk_of_the_host_is_refused(
     assert answer.status_code in (200, 202), answer.text
 
 
-def test_a_server_that_boots_from_a_volume_is_rescued(cloud: Cloud, volumes: Volumes) -> None:
-    [row] = made(cloud, BOOT)
-    done(cloud, row.server_id)
+def test_rescue_of_server_on_volume_needs_2_87_and_rescue_image(
+    cloud: Cloud, volumes: Volumes
+) -> None:
+    [row] = create_and_read_volumes(cloud, BOOT)
+    finish_attachments(cloud, row.server_id)
 
     def rescue(mv: str, **body: str) -> Any:
         path = f"/servers/{row.server_id}/action"
@@ -488,76 +528,82 @@ def test_a_server_that_boots_from_a_volume_is_rescued(cloud: Cloud, volumes: Vol
 
     assert "Cannot rescue a volume-backed" in rescue("2.86", rescue_image_ref=IMAGE).text
     assert "give a rescue_image_ref" in rescue("2.87").text
-    found = cloud.images.images[IMAGE]
-    said = {"block_device_mapping": "[]"}
-    cloud.images.images[IMAGE] = replace(found, ref=replace(found.ref, properties=said))
+    image = cloud.images.images[IMAGE]
+    properties = {"block_device_mapping": "[]"}
+    cloud.images.images[IMAGE] = replace(image, ref=replace(image.ref, properties=properties))
     answer = rescue("2.87", rescue_image_ref=IMAGE)
     assert answer.status_code == 400 and "is not supported" in answer.text
-    cloud.images.images[IMAGE] = found
+    cloud.images.images[IMAGE] = image
     assert rescue("2.87", rescue_image_ref=IMAGE).status_code == 200
-    [action] = [one for one in cloud.rows(schema.actions) if one.name == "rescue"]
+    [action] = [action for action in cloud.rows(schema.actions) if action.name == "rescue"]
     assert action.args["image"]["id"] == IMAGE
 
 
-def test_a_rebuild_writes_the_volume_from_2_93_on(cloud: Cloud, volumes: Volumes) -> None:
-    [row] = made(cloud, BOOT)
-    done(cloud, row.server_id)
+def test_rebuild_of_server_on_volume_writes_image_from_2_93(cloud: Cloud, volumes: Volumes) -> None:
+    [row] = create_and_read_volumes(cloud, BOOT)
+    finish_attachments(cloud, row.server_id)
 
     def rebuild(mv: str) -> Any:
         path, body = f"/servers/{row.server_id}/action", {"rebuild": {"imageRef": IMAGE}}
         return cloud.call("POST", path, body, mv=mv)
 
-    found = cloud.images.images[IMAGE]
-    cloud.images.images[IMAGE] = replace(found, min_disk=3)
+    image = cloud.images.images[IMAGE]
+    cloud.images.images[IMAGE] = replace(image, min_disk=3)
     assert "Volume is smaller than the minimum size" in rebuild("2.93").text
-    said = {"block_device_mapping": "[]"}
-    cloud.images.images[IMAGE] = replace(found, ref=replace(found.ref, properties=said))
+    properties = {"block_device_mapping": "[]"}
+    cloud.images.images[IMAGE] = replace(image, ref=replace(image.ref, properties=properties))
     assert "has no bytes" in rebuild("2.93").text
-    cloud.images.images[IMAGE] = found
+    cloud.images.images[IMAGE] = image
     answer = rebuild("2.93")
     assert answer.status_code == 202 and answer.json["server"]["image"] == ""
-    [action] = [one for one in cloud.rows(schema.actions) if one.name == "rebuild"]
+    [action] = [action for action in cloud.rows(schema.actions) if action.name == "rebuild"]
     assert action.args["reimage"] == IMAGE and action.args["before"]["image"]["properties"] == {}
     [server] = cloud.rows(schema.servers)
     assert (server.image_id, server.image["id"], server.image["on_volume"]) == (None, "", True)
     assert server.image["properties"] == {"architecture": "x86_64"}
 
 
-def test_a_rebuild_with_its_own_image_leaves_the_volume(cloud: Cloud, volumes: Volumes) -> None:
+def test_rebuild_of_server_on_volume_with_same_image_keeps_volume(
+    cloud: Cloud, volumes: Volumes
+) -> None:
     volumes.change(VOLUME, image_metadata={"image_id": IMAGE})
-    [row] = made(cloud, BOOT)
-    done(cloud, row.server_id)
+    [row] = create_and_read_volumes(cloud, BOOT)
+    finish_attachments(cloud, row.server_id)
     path, body = f"/servers/{row.server_id}/action", {"rebuild": {"imageRef": IMAGE}}
     assert cloud.call("POST", path, body, mv="2.92").status_code == 202
-    [action] = [one for one in cloud.rows(schema.actions) if one.name == "rebuild"]
+    [action] = [action for action in cloud.rows(schema.actions) if action.name == "rebuild"]
     assert "reimage" not in action.args and "before" not in action.args
     [server] = cloud.rows(schema.servers)
     assert (server.image_id, server.image["on_volume"]) == (None, True)
 
 
-def test_a_volume_that_was_written_wakes_its_action(cloud: Cloud, volumes: Volumes) -> None:
-    [row] = made(cloud, BOOT)
-    done(cloud, row.server_id, host="host1")
+def test_volume_reimaged_event_is_accepted_for_attached_volume_only(
+    cloud: Cloud, volumes: Volumes
+) -> None:
+    [row] = create_and_read_volumes(cloud, BOOT)
+    finish_attachments(cloud, row.server_id, host="host1")
     event = {"name": "volume-reimaged", "server_uuid": row.server_id, "tag": VOLUME}
     events = [event, {**event, "tag": OTHER}]
     answer = cloud.call(
         "POST", "/os-server-external-events", {"events": events}, token="admin", mv="2.93"
     )
-    assert [one["code"] for one in answer.json["events"]] == [200, 404]
+    assert [item["code"] for item in answer.json["events"]] == [200, 404]
 
 
-def test_the_root_disk_of_the_flavor_is_not_its_hosts(cloud: Cloud, volumes: Volumes) -> None:
+def test_create_server_from_volume_does_not_count_root_disk(cloud: Cloud, volumes: Volumes) -> None:
     cloud.add_flavor(Flavor("large", "m1.large", 1, 512, 40, ephemeral_gb=2))
-    made(cloud, BOOT, flavorRef="large")
+    create_and_read_volumes(cloud, BOOT, flavorRef="large")
     [server] = cloud.rows(schema.servers)
     assert (server.disk_gb, server.flavor["root_gb"]) == (2, 40)
-    held = cloud.store.read(lambda tx: quotas.held(tx, server.project_id))
-    assert held == {"": 1, "VCPU": 1, "MEMORY_MB": 512, "DISK_GB": 2}
+    usage = cloud.store.read(lambda tx: quotas.held(tx, server.project_id))
+    assert usage == {"": 1, "VCPU": 1, "MEMORY_MB": 512, "DISK_GB": 2}
 
 
-def test_a_resize_leaves_the_volume_as_it_is(cloud: Cloud, volumes: Volumes) -> None:
-    [row] = made(cloud, BOOT, flavorRef="2")
-    done(cloud, row.server_id)
+def test_resize_of_server_on_volume_ignores_root_disk_of_flavor(
+    cloud: Cloud, volumes: Volumes
+) -> None:
+    [row] = create_and_read_volumes(cloud, BOOT, flavorRef="2")
+    finish_attachments(cloud, row.server_id)
     body = {"resize": {"flavorRef": "1"}}
     assert cloud.call("POST", f"/servers/{row.server_id}/action", body).status_code == 202
 
@@ -565,7 +611,7 @@ def test_a_resize_leaves_the_volume_as_it_is(cloud: Cloud, volumes: Volumes) -> 
 @pytest.mark.parametrize(
     "flaw", [{"status": "deactivated"}, {"cinder_encryption_key_id": "k"}], ids=["off", "encrypted"]
 )
-def test_create_with_volume_of_unusable_image_returns_400_with_image_id(
+def test_create_server_with_volume_of_unusable_image_returns_400(
     cloud: Cloud, volumes: Volumes, flaw: dict[str, str]
 ) -> None:
     image = cloud.images.images[IMAGE]
@@ -574,6 +620,6 @@ def test_create_with_volume_of_unusable_image_returns_400_with_image_id(
     else:
         properties = {**image.ref.properties, **flaw}
         cloud.images.images[IMAGE] = replace(image, ref=replace(image.ref, properties=properties))
-    answer = post(cloud, FROM_IMAGE)
+    answer = post_server(cloud, FROM_IMAGE)
     assert answer.status_code == 400 and f"Image {IMAGE} is" in answer.text
     assert not cloud.rows(schema.servers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers as they are shown, listed, changed and deleted, at the edges of the microversions."""
+"""Servers: show, list, update and delete, at the edges of the microversions."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ ADMIN_3 = {
     )
 }
 HOSTNAME = "OS-EXT-SRV-ATTR:hostname"
-#: version -> keys that are new with it, for everybody; and for admins
+#: Minor version, with the keys that begin with this version for all users. The second table is for
+#: admins only.
 NEW = {
     9: {"locked"},
     19: {"description"},
@@ -77,46 +78,46 @@ NEW = {
     100: {"scheduler_hints"},
 }
 NEW_FOR_ADMINS = {1: ADMIN, 3: ADMIN_3 | {HOSTNAME}, 16: {"host_status"}}
-#: A port that is in a security group: without one nothing is said of groups.
+#: A port in a security group. Without groups the answer has no key for groups.
 GUARDED = [to_wire(Interface("p", groups=["default"]))]
 EDGES = sorted(
     {1, 104} | {edge for since in (*NEW, *NEW_FOR_ADMINS) for edge in (since - 1, since) if edge}
 )
 
 
-def expected(version: int, admin: bool) -> set[str]:
+def expected_keys(version: int, admin: bool) -> set[str]:
     keys = BASE | MORE
     for table in (NEW, NEW_FOR_ADMINS) if admin else (NEW,):
-        keys = keys.union(*(names for since, names in table.items() if since <= version))
+        keys = keys.union(*(list_names for since, list_names in table.items() if since <= version))
     return keys
 
 
-def test_a_server_has_the_keys_of_the_version(cloud: Cloud) -> None:
+def test_show_and_list_servers_have_the_keys_of_each_microversion(cloud: Cloud) -> None:
     server = cloud.create()
-    cloud.rest(server, interfaces=GUARDED)
+    cloud.set_state(server, interfaces=GUARDED)
     for version, token in itertools.product(EDGES, ("user", "admin")):
         admin = token == "admin"
-        shown = cloud.call("GET", f"/servers/{server}", mv=f"2.{version}", token=token).json[
+        server_view = cloud.call("GET", f"/servers/{server}", mv=f"2.{version}", token=token).json[
             "server"
         ]
-        assert set(shown) == expected(version, admin), (version, token)
-        listed = cloud.call(
+        assert set(server_view) == expected_keys(version, admin), (version, token)
+        list_item = cloud.call(
             "GET",
             "/servers/detail?all_tenants=1" if admin else "/servers/detail",
             mv=f"2.{version}",
             token=token,
         ).json["servers"][0]
-        assert set(listed) == expected(version, admin) - {"server_groups"}, (version, token)
+        assert set(list_item) == expected_keys(version, admin) - {"server_groups"}, (version, token)
 
 
-def test_what_it_says(cloud: Cloud) -> None:
+def test_show_server_returns_values_of_row_flavor_and_image(cloud: Cloud) -> None:
     server = cloud.create(metadata={"a": "b"}, accessIPv6="80fe::1", config_drive=True)
-    cloud.rest(server, launched_at=1_700_000_000_123_456)
-    shown = cloud.call("GET", f"/servers/{server}", mv="2.100", token="admin").json["server"]
-    assert shown["status"] == "ACTIVE"
-    assert shown["metadata"] == {"a": "b"}
-    assert shown["image"]["properties"] == {"architecture": "x86_64"}
-    assert shown["flavor"] == {
+    cloud.set_state(server, launched_at=1_700_000_000_123_456)
+    view = cloud.call("GET", f"/servers/{server}", mv="2.100", token="admin").json["server"]
+    assert view["status"] == "ACTIVE"
+    assert view["metadata"] == {"a": "b"}
+    assert view["image"]["properties"] == {"architecture": "x86_64"}
+    assert view["flavor"] == {
         "vcpus": 1,
         "ram": 512,
         "disk": 1,
@@ -125,22 +126,22 @@ def test_what_it_says(cloud: Cloud) -> None:
         "original_name": "m1.tiny",
         "extra_specs": {},
     }
-    assert (shown["accessIPv4"], shown["accessIPv6"], shown["config_drive"]) == (
+    assert (view["accessIPv4"], view["accessIPv6"], view["config_drive"]) == (
         "",
         "80fe::1",
         "True",
     )
-    assert shown["OS-SRV-USG:launched_at"] == "2023-11-14T22:13:20.123456"
-    assert (shown["OS-EXT-SRV-ATTR:host"], shown["OS-EXT-SRV-ATTR:hypervisor_hostname"]) == (
+    assert view["OS-SRV-USG:launched_at"] == "2023-11-14T22:13:20.123456"
+    assert (view["OS-EXT-SRV-ATTR:host"], view["OS-EXT-SRV-ATTR:hypervisor_hostname"]) == (
         "host1",
         "host1.cloud",
     )
-    assert shown["host_status"] == "UP"
-    assert len(shown["hostId"]) == 56
-    assert shown["created"].endswith("Z")
-    old = cloud.call("GET", f"/servers/{server}").json["server"]
-    assert sorted(old["flavor"]) == ["id", "links"]
-    assert sorted(old["image"]) == ["id", "links"]
+    assert view["host_status"] == "UP"
+    assert len(view["hostId"]) == 56
+    assert view["created"].endswith("Z")
+    old_view = cloud.call("GET", f"/servers/{server}").json["server"]
+    assert sorted(old_view["flavor"]) == ["id", "links"]
+    assert sorted(old_view["image"]) == ["id", "links"]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_what_it_says(cloud: Cloud) -> None:
         ({"forced_down": True, "disabled": True}, "DOWN"),
     ],
 )
-def test_host_status(cloud: Cloud, changes: dict[str, Any], status: str) -> None:
+def test_show_server_has_status_of_host(cloud: Cloud, changes: dict[str, Any], status: str) -> None:
     server = cloud.create()
     assert (
         cloud.call("GET", f"/servers/{server}", mv="2.16", token="admin").json["server"][
@@ -159,7 +160,7 @@ def test_host_status(cloud: Cloud, changes: dict[str, Any], status: str) -> None
         ]
         == ""
     )
-    cloud.rest(server)
+    cloud.set_state(server)
     cloud.change(schema.services, schema.services.c.host == "host1", **changes)
     assert (
         cloud.call("GET", f"/servers/{server}", mv="2.16", token="admin").json["server"][
@@ -169,7 +170,7 @@ def test_host_status(cloud: Cloud, changes: dict[str, Any], status: str) -> None
     )
 
 
-def test_fault_is_shown_for_error_its_details_to_admins(cloud: Cloud) -> None:
+def test_show_server_has_fault_in_error_and_details_for_admins(cloud: Cloud) -> None:
     server = cloud.create()
     fault = {
         "code": 500,
@@ -177,20 +178,20 @@ def test_fault_is_shown_for_error_its_details_to_admins(cloud: Cloud) -> None:
         "details": "step place",
         "created": 1_700_000_000_000_000,
     }
-    cloud.rest(server, fault=fault)
+    cloud.set_state(server, fault=fault)
     assert "fault" not in cloud.call("GET", f"/servers/{server}").json["server"]
-    cloud.rest(server, "error", fault=fault)
-    shown = {"code": 500, "message": "No valid host", "created": "2023-11-14T22:13:20Z"}
-    assert cloud.call("GET", f"/servers/{server}").json["server"]["fault"] == shown
+    cloud.set_state(server, "error", fault=fault)
+    expected = {"code": 500, "message": "No valid host", "created": "2023-11-14T22:13:20Z"}
+    assert cloud.call("GET", f"/servers/{server}").json["server"]["fault"] == expected
     assert cloud.call("GET", f"/servers/{server}", token="admin").json["server"]["fault"] == {
-        **shown,
+        **expected,
         "details": "step place",
     }
     assert "progress" not in cloud.call("GET", f"/servers/{server}").json["server"]
 
 
-def test_a_fault_is_shown_while_its_action_is_stuck(cloud: Cloud) -> None:
-    """Whatever the status; and not any more when another action has the server."""
+def test_show_server_has_fault_while_its_action_is_stuck(cloud: Cloud) -> None:
+    """The fault is shown in any status, until another action begins."""
     server = cloud.create()
     fault = {
         "code": 500,
@@ -200,20 +201,20 @@ def test_a_fault_is_shown_while_its_action_is_stuck(cloud: Cloud) -> None:
         "action": "a1",
         "before": None,
     }
-    cloud.rest(server, task_state="powering-off", action="a1", fault=fault)
-    shown = cloud.call("GET", f"/servers/{server}").json["server"]
-    assert shown["fault"] == {
+    cloud.set_state(server, task_state="powering-off", action="a1", fault=fault)
+    view = cloud.call("GET", f"/servers/{server}").json["server"]
+    assert view["fault"] == {
         "code": 500,
         "created": "2023-11-14T22:13:20Z",
         "message": "The stop is stuck.",
     }
-    assert (shown["status"], shown["OS-EXT-STS:task_state"]) == ("ACTIVE", "powering-off")
+    assert (view["status"], view["OS-EXT-STS:task_state"]) == ("ACTIVE", "powering-off")
     for action in ("a2", None):
-        cloud.rest(server, action=action, fault=fault)
+        cloud.set_state(server, action=action, fault=fault)
         assert "fault" not in cloud.call("GET", f"/servers/{server}").json["server"]
 
 
-def test_a_group_is_shown_with_the_one_server(cloud: Cloud) -> None:
+def test_show_server_has_server_group_and_scheduler_hints(cloud: Cloud) -> None:
     group = cloud.call(
         "POST",
         "/os-server-groups",
@@ -225,24 +226,24 @@ def test_a_group_is_shown_with_the_one_server(cloud: Cloud) -> None:
         "os:scheduler_hints": {"group": group},
     }
     server = cloud.call("POST", "/servers", body).json["server"]["id"]
-    shown = cloud.call("GET", f"/servers/{server}", mv="2.100").json["server"]
-    assert (shown["server_groups"], shown["scheduler_hints"]) == ([group], {"group": group})
+    view = cloud.call("GET", f"/servers/{server}", mv="2.100").json["server"]
+    assert (view["server_groups"], view["scheduler_hints"]) == ([group], {"group": group})
 
 
 # --- update ---
 @pytest.mark.parametrize("version", [1, 8, 9, 19, 26, 46, 47, 63, 71, 73, 74, 75, 90, 96, 104])
-def test_an_update_answers_everything_only_since_2_75(cloud: Cloud, version: int) -> None:
+def test_update_server_returns_all_keys_from_2_75(cloud: Cloud, version: int) -> None:
     server = cloud.create()
-    cloud.rest(server, interfaces=GUARDED)
+    cloud.set_state(server, interfaces=GUARDED)
     answer = cloud.call("PUT", f"/servers/{server}", {"server": {"name": "new"}}, mv=f"2.{version}")
     assert answer.status_code == 200
     assert answer.json["server"]["name"] == "new"
-    assert set(answer.json["server"]) == expected(version, admin=False) - (
+    assert set(answer.json["server"]) == expected_keys(version, admin=False) - (
         set() if version >= 75 else MORE
     )
 
 
-def test_what_can_be_updated(cloud: Cloud) -> None:
+def test_update_server_changes_fields_by_microversion(cloud: Cloud) -> None:
     server = cloud.create()
     body = {
         "name": "n",
@@ -252,11 +253,11 @@ def test_what_can_be_updated(cloud: Cloud) -> None:
         "hostname": "h.example",
         "OS-DCF:diskConfig": "AUTO",
     }
-    shown = cloud.call("PUT", f"/servers/{server}", {"server": body}, mv="2.94").json["server"]
+    view = cloud.call("PUT", f"/servers/{server}", {"server": body}, mv="2.94").json["server"]
     assert {
-        key: shown[key]
+        key: view[key]
         for key in ("name", "description", "accessIPv4", "accessIPv6", "OS-DCF:diskConfig")
-    } | {"hostname": shown[HOSTNAME]} == body
+    } | {"hostname": view[HOSTNAME]} == body
     cloud.call("PUT", f"/servers/{server}", {"server": {"description": None}}, mv="2.19")
     assert cloud.rows(schema.servers)[0].description is None
     for mv, key in (
@@ -284,18 +285,20 @@ def test_what_can_be_updated(cloud: Cloud) -> None:
         ("2.94", "h e", 400),
     ],
 )
-def test_what_a_hostname_may_be(cloud: Cloud, mv: str, hostname: str, status: int) -> None:
+def test_update_hostname_allows_dots_from_2_94_and_refuses_invalid_names(
+    cloud: Cloud, mv: str, hostname: str, status: int
+) -> None:
     answer = cloud.call(
         "PUT", f"/servers/{cloud.create()}", {"server": {"hostname": hostname}}, mv=mv
     )
     assert answer.status_code == status
 
 
-def test_a_pinned_zone_can_be_given_up_but_not_changed(cloud: Cloud) -> None:
+def test_update_pinned_zone_accepts_null_and_own_zone_only(cloud: Cloud) -> None:
     server = cloud.create(availability_zone="nova")
-    cloud.rest(server)
+    cloud.set_state(server)
 
-    def put(zone: str | None) -> int:
+    def put_zone(zone: str | None) -> int:
         return int(
             cloud.call(
                 "PUT",
@@ -305,13 +308,15 @@ def test_a_pinned_zone_can_be_given_up_but_not_changed(cloud: Cloud) -> None:
             ).status_code
         )
 
-    assert [put("other"), put(None), put("nova")] == [409, 200, 200]
+    assert [put_zone("other"), put_zone(None), put_zone("nova")] == [409, 200, 200]
 
 
-def test_server_that_moves_meanwhile_is_not_pinned_to_old_zone(cloud: Cloud) -> None:
+def test_update_pinned_zone_returns_409_when_server_moves_meanwhile(cloud: Cloud) -> None:
     server = cloud.create()
-    cloud.rest(server)
-    cloud.meanwhile("SELECT servers", lambda: cloud.rest(server, availability_zone="az1"))
+    cloud.set_state(server)
+    cloud.run_after_statement(
+        "SELECT servers", lambda: cloud.set_state(server, availability_zone="az1")
+    )
     answer = cloud.call(
         "PUT", f"/servers/{server}", {"server": {"pinned_availability_zone": "nova"}}, mv="2.104"
     )
@@ -320,7 +325,7 @@ def test_server_that_moves_meanwhile_is_not_pinned_to_old_zone(cloud: Cloud) -> 
 
 
 # --- delete ---
-def test_a_delete_begins_and_wins_over_what_runs(cloud: Cloud) -> None:
+def test_delete_server_supersedes_running_create(cloud: Cloud) -> None:
     server = cloud.create()
     answer = cloud.call("DELETE", f"/servers/{server}")
     assert (answer.status_code, answer.content) == (204, b"")
@@ -335,15 +340,15 @@ def test_a_delete_begins_and_wins_over_what_runs(cloud: Cloud) -> None:
         cloud.call("GET", f"/servers/{server}").json["server"]["OS-EXT-STS:task_state"]
         == "deleting"
     )
-    assert cloud.wakeup.woken == 2
-    cloud.rest(server, "deleted", deleted=1)
+    assert cloud.wakeup.count == 2
+    cloud.set_state(server, "deleted", deleted=1)
     assert cloud.call("GET", f"/servers/{server}").status_code == 404
     assert cloud.call("DELETE", f"/servers/{server}").status_code == 404
 
 
-def test_a_lock_forbids_it_to_all_but_admins(cloud: Cloud) -> None:
+def test_delete_locked_server_returns_409_except_to_admin(cloud: Cloud) -> None:
     server = cloud.create()
-    cloud.rest(server, locked=True)
+    cloud.set_state(server, locked=True)
     answer = cloud.call("DELETE", f"/servers/{server}")
     assert answer.json == {
         "conflictingRequest": {"code": 409, "message": f"Instance {server} is locked"}
@@ -354,24 +359,24 @@ def test_a_lock_forbids_it_to_all_but_admins(cloud: Cloud) -> None:
 # --- lists ---
 @pytest.fixture
 def fleet(cloud: Cloud) -> dict[str, str]:
-    """Name to id, created in this order, a second apart."""
-    found = {}
+    """Return the ids of four servers by name, created in this order a second apart."""
+    server_ids = {}
     for number, name in enumerate(("alpha", "beta", "gamma", "delta")):
-        found[name] = cloud.create(
+        server_ids[name] = cloud.create(
             name, mv="2.52", tags=[name, "all"], flavorRef="2" if name == "gamma" else "1"
         )
-        cloud.rest(
-            found[name],
+        cloud.set_state(
+            server_ids[name],
             created_at=1_700_000_000 * SECOND + number * SECOND,
             updated_at=1_700_000_000 * SECOND + number * SECOND,
         )
-    cloud.rest(found["beta"], "stopped")
-    cloud.rest(found["delta"], "active", task_state="rebooting", locked=True)
+    cloud.set_state(server_ids["beta"], "stopped")
+    cloud.set_state(server_ids["delta"], "active", task_state="rebooting", locked=True)
     cloud.create("foreign", token="stranger")
-    return found
+    return server_ids
 
 
-def names(
+def list_names(
     cloud: Cloud, query: str, mv: str = "2.100", token: str = "user", status: int = 200
 ) -> list[str]:
     answer = cloud.call("GET", "/servers" + query, mv=mv, token=token)
@@ -379,7 +384,7 @@ def names(
     return [server["name"] for server in answer.json["servers"]] if status == 200 else []
 
 
-#: Query of a list -> the names in its answer.
+#: Query of a list, with the names in its answer.
 ORDERS = {
     "": "delta gamma beta alpha",
     "?status=ACTIVE": "gamma alpha",
@@ -410,8 +415,8 @@ ORDERS = {
 }
 
 
-def test_filters_and_order(cloud: Cloud, fleet: dict[str, str]) -> None:
-    assert {query: " ".join(names(cloud, query)) for query in ORDERS} == ORDERS
+def test_list_servers_filters_and_sorts(cloud: Cloud, fleet: dict[str, str]) -> None:
+    assert {query: " ".join(list_names(cloud, query)) for query in ORDERS} == ORDERS
 
 
 @pytest.mark.parametrize(
@@ -426,29 +431,37 @@ def test_filters_and_order(cloud: Cloud, fleet: dict[str, str]) -> None:
         ("?changes-since=2024-01-01&changes-before=2023-01-01", "user", "2.66", 400),
     ],
 )
-def test_lists_that_are_refused(cloud: Cloud, query: str, token: str, mv: str, status: int) -> None:
-    names(cloud, query, mv, token, status)
+def test_list_servers_with_invalid_or_forbidden_query_is_refused(
+    cloud: Cloud, query: str, token: str, mv: str, status: int
+) -> None:
+    list_names(cloud, query, mv, token, status)
 
 
-def test_what_changed_within_the_second_that_is_shown_is_found(cloud: Cloud) -> None:
+def test_list_servers_changes_filters_include_the_shown_second(cloud: Cloud) -> None:
     server = cloud.create("late")
-    cloud.rest(server, updated_at=1_700_000_000_900_000)
-    shown = cloud.call("GET", f"/servers/{server}").json["server"]["updated"]
-    assert names(cloud, f"?changes-since={shown}&changes-before={shown}") == ["late"]
-    assert names(cloud, "?changes-before=2023-11-14T22:13:19Z") == []
+    cloud.set_state(server, updated_at=1_700_000_000_900_000)
+    updated = cloud.call("GET", f"/servers/{server}").json["server"]["updated"]
+    assert list_names(cloud, f"?changes-since={updated}&changes-before={updated}") == ["late"]
+    assert list_names(cloud, "?changes-before=2023-11-14T22:13:19Z") == []
 
 
-def test_lists_at_older_versions(cloud: Cloud, fleet: dict[str, str]) -> None:
-    assert names(cloud, "?status=NONSENSE", "2.37") == []
-    assert len(names(cloud, "?tags=alpha", "2.25")) == 4, "not known yet, so ignored"
-    assert len(names(cloud, "?vm_state=stopped", "2.82")) == 4, "not for everybody yet, so ignored"
+def test_list_servers_ignores_filters_of_later_microversions(
+    cloud: Cloud, fleet: dict[str, str]
+) -> None:
+    assert list_names(cloud, "?status=NONSENSE", "2.37") == []
+    assert len(list_names(cloud, "?tags=alpha", "2.25")) == 4, (
+        "the filter begins later, so it is ignored"
+    )
+    assert len(list_names(cloud, "?vm_state=stopped", "2.82")) == 4, (
+        "the filter is for admins only, so it is ignored"
+    )
 
 
 DOCUMENTS = ("meta", "tags", "trusted_image_certificates", "scheduler_hints", "flavor", "image")
 
 
 @pytest.mark.parametrize(
-    "broken",
+    "damage",
     [
         {"interfaces": {"x": 1}},
         {"flavor": {"vcpus": 1}},
@@ -456,62 +469,64 @@ DOCUMENTS = ("meta", "tags", "trusted_image_certificates", "scheduler_hints", "f
         {"fault": "?", "vm_state": "error"},
         *({column: Unreadable("[1,2")} for column in DOCUMENTS),
     ],
-    ids=lambda broken: next(iter(broken)),
+    ids=lambda damage: next(iter(damage)),
 )
-def test_a_record_that_cannot_be_read_hides_no_other(
-    cloud: Cloud, fleet: dict[str, str], broken: dict[str, Any], caplog: pytest.LogCaptureFixture
+def test_list_servers_shows_unreadable_server_as_unknown(
+    cloud: Cloud, fleet: dict[str, str], damage: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    cloud.rest(fleet["beta"], **broken)
-    listed = cloud.call("GET", "/servers/detail", mv="2.100").json["servers"]
-    assert [server.get("name") for server in listed] == ["delta", "gamma", None, "alpha"]
-    assert (listed[2]["id"], listed[2]["status"]) == (fleet["beta"], "UNKNOWN")
-    assert set(listed[2]) == {"id", "status", "tenant_id", "created", "links"}
+    cloud.set_state(fleet["beta"], **damage)
+    items = cloud.call("GET", "/servers/detail", mv="2.100").json["servers"]
+    assert [server.get("name") for server in items] == ["delta", "gamma", None, "alpha"]
+    assert (items[2]["id"], items[2]["status"]) == (fleet["beta"], "UNKNOWN")
+    assert set(items[2]) == {"id", "status", "tenant_id", "created", "links"}
     assert f"the record of server {fleet['beta']} cannot be shown" in caplog.text
 
 
 @pytest.mark.parametrize("column", ["created_at", "updated_at", "launched_at"])
 @pytest.mark.parametrize("value", ["x", 10**18 * 9])
-def test_time_that_cannot_be_read_hides_no_server(
+def test_list_servers_includes_server_with_unreadable_time(
     cloud: Cloud, fleet: dict[str, str], column: str, value: Any
 ) -> None:
     statement = sa.text(f"UPDATE servers SET {column} = :value WHERE id = :id")
     with cloud.store.begin() as tx:
         tx.execute(statement, {"value": value, "id": fleet["beta"]})
     for token in ("user", "admin"):
-        answer = _ask(
+        answer = _get_without_schemas(
             cloud, "/servers/detail?all_tenants=1" if token == "admin" else "/servers/detail", token
         )
         assert answer.status_code == 200
         assert fleet["beta"] in {server["id"] for server in answer.json["servers"]}
-    assert _ask(cloud, f"/servers/{fleet['beta']}", "user").status_code == 200
+    assert _get_without_schemas(cloud, f"/servers/{fleet['beta']}", "user").status_code == 200
 
 
-def _ask(cloud: Cloud, path: str, token: str) -> Any:
-    """Ask without comparing the answer with Nova's schemas, which know no damaged rows."""
+def _get_without_schemas(cloud: Cloud, path: str, token: str) -> Any:
+    """Send a GET without the comparison with Nova's schemas, which do not allow damaged rows."""
     path, _, query = path.partition("?")
     headers = {"X-Auth-Token": token, "OpenStack-API-Version": "compute 2.100"}
     return cloud.client.simulate_get("/v2.1" + path, query_string=query, headers=headers)
 
 
-def test_admins_see_everybody_and_filter_by_everything(cloud: Cloud, fleet: dict[str, str]) -> None:
-    assert names(cloud, "", token="admin") == []
-    assert len(names(cloud, "?all_tenants", token="admin")) == 5
-    assert len(names(cloud, f"?all_tenants=True&project_id={PROJECT}", token="admin")) == 4
-    assert names(cloud, "?all_tenants=1&host=host1&name=gamma", token="admin") == ["gamma"]
-    assert names(cloud, "?all_tenants=1&user_id=u3", token="admin") == ["foreign"]
-    assert names(
+def test_list_servers_by_admin_covers_all_tenants_and_filters(
+    cloud: Cloud, fleet: dict[str, str]
+) -> None:
+    assert list_names(cloud, "", token="admin") == []
+    assert len(list_names(cloud, "?all_tenants", token="admin")) == 5
+    assert len(list_names(cloud, f"?all_tenants=True&project_id={PROJECT}", token="admin")) == 4
+    assert list_names(cloud, "?all_tenants=1&host=host1&name=gamma", token="admin") == ["gamma"]
+    assert list_names(cloud, "?all_tenants=1&user_id=u3", token="admin") == ["foreign"]
+    assert list_names(
         cloud, "?all_tenants=1&availability_zone=nova&launch_index=0&limit=1", token="admin"
     ) == ["delta"]
 
 
-def test_deleted_servers_are_listed_to_admins_and_with_changes(
+def test_list_servers_includes_deleted_for_admins_and_changes_since(
     cloud: Cloud, fleet: dict[str, str]
 ) -> None:
-    cloud.rest(fleet["beta"], "deleted", deleted=1)
-    assert "beta" not in names(cloud, "")
-    assert "beta" not in names(cloud, "?deleted=True")
-    assert names(cloud, "?all_tenants=1&deleted=True", token="admin") == ["beta"]
-    assert names(cloud, "?all_tenants=1&status=DELETED", token="admin") == ["beta"]
+    cloud.set_state(fleet["beta"], "deleted", deleted=1)
+    assert "beta" not in list_names(cloud, "")
+    assert "beta" not in list_names(cloud, "?deleted=True")
+    assert list_names(cloud, "?all_tenants=1&deleted=True", token="admin") == ["beta"]
+    assert list_names(cloud, "?all_tenants=1&status=DELETED", token="admin") == ["beta"]
     since = cloud.call("GET", "/servers/detail?changes-since=2023-01-01T00:00:00Z").json["servers"]
     assert {server["name"]: server["status"] for server in since}["beta"] == "DELETED"
 
@@ -526,21 +541,23 @@ def test_deleted_servers_are_listed_to_admins_and_with_changes(
         "sort_key=launched_at&sort_dir=asc&",
     ],
 )
-def test_pages_hold_every_server_once(cloud: Cloud, fleet: dict[str, str], query: str) -> None:
-    whole = names(cloud, "?" + query)
-    path, paged = f"/servers?{query}limit=1", []
+def test_list_servers_pages_contain_every_server_once(
+    cloud: Cloud, fleet: dict[str, str], query: str
+) -> None:
+    whole = list_names(cloud, "?" + query)
+    path, names = f"/servers?{query}limit=1", []
     while path:
         answer = cloud.call("GET", path, mv="2.100").json
-        paged += [server["name"] for server in answer["servers"]]
+        names += [server["name"] for server in answer["servers"]]
         path = (
             answer["servers_links"][0]["href"].partition("/v2.1")[2]
             if "servers_links" in answer
             else ""
         )
-    assert paged == whole
+    assert names == whole
 
 
-def test_a_page_is_never_longer_than_the_operator_allows(make_cloud: Any) -> None:
+def test_list_servers_page_is_limited_by_max_limit(make_cloud: Any) -> None:
     cloud = make_cloud(max_limit=2)
     for number in range(3):
         cloud.create(f"s{number}")
@@ -551,14 +568,14 @@ def test_a_page_is_never_longer_than_the_operator_allows(make_cloud: Any) -> Non
     )
 
 
-def test_a_marker_of_another_project_is_none(cloud: Cloud, fleet: dict[str, str]) -> None:
+def test_list_servers_with_foreign_marker_returns_400(cloud: Cloud, fleet: dict[str, str]) -> None:
     answer = cloud.call("GET", f"/servers?marker={fleet['alpha']}", token="stranger")
     assert answer.json == {
         "badRequest": {"code": 400, "message": f"marker [{fleet['alpha']}] not found"}
     }
 
 
-def test_links_start_with_what_the_operator_says(make_cloud: Any) -> None:
+def test_server_links_begin_with_public_url(make_cloud: Any) -> None:
     cloud = make_cloud(public_url="https://compute.example/")
     server = cloud.create()
     links = cloud.call("GET", f"/servers/{server}").json["server"]["links"]
@@ -568,18 +585,18 @@ def test_links_start_with_what_the_operator_says(make_cloud: Any) -> None:
     ]
 
 
-def test_nothing_of_a_list_is_of_another_project(cloud: Cloud, fleet: dict[str, str]) -> None:
-    assert names(cloud, "", token="stranger") == ["foreign"]
-    assert names(cloud, f"?project_id={PROJECT}", mv="2.1", token="stranger") == ["foreign"]
+def test_list_servers_contains_own_project_only(cloud: Cloud, fleet: dict[str, str]) -> None:
+    assert list_names(cloud, "", token="stranger") == ["foreign"]
+    assert list_names(cloud, f"?project_id={PROJECT}", mv="2.1", token="stranger") == ["foreign"]
 
 
-def test_servers_under_the_name_that_booted_from_volumes(cloud: Cloud) -> None:
-    made = cloud.call(
+def test_os_volumes_boot_serves_servers_up_to_2_102(cloud: Cloud) -> None:
+    answer = cloud.call(
         "POST", "/os-volumes_boot", {"server": {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}}
     )
-    assert made.status_code == 202
-    server = made.json["server"]["id"]
-    cloud.rest(server)
+    assert answer.status_code == 202
+    server = answer.json["server"]["id"]
+    cloud.set_state(server)
     for path in ("", "/detail"):
         assert (
             cloud.call("GET", f"/os-volumes_boot{path}").json
@@ -597,23 +614,23 @@ def test_servers_under_the_name_that_booted_from_volumes(cloud: Cloud) -> None:
     assert cloud.call("DELETE", f"/os-volumes_boot/{server}").status_code == 204
 
 
-def test_an_ipv6_address_is_shown_in_its_short_form(cloud: Cloud) -> None:
+def test_server_access_ipv6_is_shown_in_short_form(cloud: Cloud) -> None:
     server = cloud.create(accessIPv6="80FE:0:0::0001")
-    cloud.rest(server)
+    cloud.set_state(server)
 
-    def shown() -> str:
+    def show_address() -> str:
         return str(cloud.call("GET", f"/servers/{server}").json["server"]["accessIPv6"])
 
-    assert shown() == "80fe::1"
+    assert show_address() == "80fe::1"
     cloud.call("PUT", f"/servers/{server}", {"server": {"accessIPv6": "2001:DB8:0:0:0:0:0:2"}})
-    assert shown() == "2001:db8::2"
-    rebuilt = cloud.call(
+    assert show_address() == "2001:db8::2"
+    answer = cloud.call(
         "POST", f"/servers/{server}/action", {"rebuild": {"imageRef": IMAGE, "accessIPv6": "0::3"}}
     )
-    assert rebuilt.json["server"]["accessIPv6"] == "::3" == shown()
+    assert answer.json["server"]["accessIPv6"] == "::3" == show_address()
 
 
-def test_a_server_has_no_volumes(cloud: Cloud) -> None:
+def test_list_volume_attachments_without_volumes_is_empty(cloud: Cloud) -> None:
     path = f"/servers/{cloud.create()}/os-volume_attachments"
     assert cloud.call("GET", path, mv="2.104").json == {"volumeAttachments": []}
     assert cloud.call("GET", f"{path}?limit=1", token="reader").status_code == 200

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/servers/{id}/shares: shown, attached, detached; and every refusal."""
+"""/servers/{id}/shares: list, show, attach and detach, with all refusals."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ TRAITS = ["COMPUTE_STORAGE_VIRTIO_FS", "COMPUTE_MEM_BACKING_FILE"]
 
 
 class Shares:
-    """A shared file system service with the shares that a test puts into it."""
+    """A shared file system service in memory with the shares of a test."""
 
     def __init__(self) -> None:
-        self.there, self.asked = True, 0
-        self.held = {one: Share(one, "available", "NFS", LOCATION) for one in (SHARE, OTHER)}
+        self.has_endpoint, self.queries = True, 0
+        self.by_id = {share: Share(share, "available", "NFS", LOCATION) for share in (SHARE, OTHER)}
 
     def has_service(self) -> bool:
-        return self.there
+        return self.has_endpoint
 
     def share(self, token: str, share_id: str) -> Share:
-        self.asked += 1
-        if share_id not in self.held or token == "stranger":
+        self.queries += 1
+        if share_id not in self.by_id or token == "stranger":
             raise errors.NotFound(f"Share {share_id} could not be found.")
-        return self.held[share_id]
+        return self.by_id[share_id]
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def shares() -> Shares:
 
 
 @pytest.fixture
-def sharing(make_cloud: Callable[..., Cloud], shares: Shares) -> Cloud:
-    """A cloud with that service, whose host can give shares to guests."""
+def cloud_with_shares(make_cloud: Callable[..., Cloud], shares: Shares) -> Cloud:
+    """Return a cloud with this service and a host that can give shares to guests."""
     cloud = make_cloud()
     cloud.services.shares = shares
     cloud.change(schema.hosts, schema.hosts.c.name == "host1", traits=TRAITS)
@@ -50,10 +50,10 @@ def sharing(make_cloud: Callable[..., Cloud], shares: Shares) -> Cloud:
 
 
 @pytest.fixture
-def server(sharing: Cloud) -> str:
-    found = sharing.create(mv="2.37")
-    sharing.rest(found, "stopped", power_state=4)
-    return found
+def server(cloud_with_shares: Cloud) -> str:
+    server_id = cloud_with_shares.create(mv="2.37")
+    cloud_with_shares.set_state(server_id, "stopped", power_state=4)
+    return server_id
 
 
 def attach(
@@ -73,21 +73,26 @@ def attach(
     )
 
 
-def done(cloud: Cloud, server: str, status: str = "inactive", **values: Any) -> None:
-    """The conductor has attached what was asked for."""
+def finish_attachment(cloud: Cloud, server: str, status: str = "inactive", **values: Any) -> None:
+    """Bring the share's mapping to a status, as a conductor does."""
     cloud.change(schema.share_mappings, schema.share_mappings.c.server_id == server, status=status)
-    cloud.rest(server, **{"vm_state": "stopped", "power_state": 4, **values})
+    cloud.set_state(server, **{"vm_state": "stopped", "power_state": 4, **values})
 
 
-def begun(cloud: Cloud, name: str) -> list[Any]:
+def find_actions(cloud: Cloud, name: str) -> list[Any]:
     return [action for action in cloud.rows(schema.actions) if action.name == name]
 
 
-def test_a_share_is_being_attached(sharing: Cloud, server: str) -> None:
-    answer = attach(sharing, server)
-    shown = {"share_id": SHARE, "status": "attaching", "tag": SHARE}
-    assert (answer.status_code, answer.json) == (201, {"share": shown})
-    [action], [row] = begun(sharing, "attach_share"), sharing.rows(schema.share_mappings)
+def test_attach_share_begins_action_and_shows_attachment(
+    cloud_with_shares: Cloud, server: str
+) -> None:
+    answer = attach(cloud_with_shares, server)
+    attachment = {"share_id": SHARE, "status": "attaching", "tag": SHARE}
+    assert (answer.status_code, answer.json) == (201, {"share": attachment})
+    [action], [row] = (
+        find_actions(cloud_with_shares, "attach_share"),
+        cloud_with_shares.rows(schema.share_mappings),
+    )
     assert action.args["share"] == {
         "share_id": SHARE,
         "tag": SHARE,
@@ -96,27 +101,34 @@ def test_a_share_is_being_attached(sharing: Cloud, server: str) -> None:
         "uuid": row.uuid,
         "access_to": "192.0.2.1",
     }
-    assert sharing.wakeup.woken and [one.shares for one in sharing.rows(schema.servers)] == [1]
+    assert cloud_with_shares.wakeup.count and [
+        server_row.shares for server_row in cloud_with_shares.rows(schema.servers)
+    ] == [1]
     path = f"/servers/{server}/shares"
-    assert sharing.call("GET", path, mv="2.97", token="reader").json == {"shares": [shown]}
-    assert sharing.call("GET", f"{path}/{SHARE}", mv="2.97", token="reader").json == {
-        "share": shown
+    assert cloud_with_shares.call("GET", path, mv="2.97", token="reader").json == {
+        "shares": [attachment]
     }
-    assert sharing.call("GET", f"{path}/{SHARE}", mv="2.97", token="admin").json == {
-        "share": {**shown, "uuid": row.uuid, "export_location": LOCATION}
+    assert cloud_with_shares.call("GET", f"{path}/{SHARE}", mv="2.97", token="reader").json == {
+        "share": attachment
+    }
+    assert cloud_with_shares.call("GET", f"{path}/{SHARE}", mv="2.97", token="admin").json == {
+        "share": {**attachment, "uuid": row.uuid, "export_location": LOCATION}
     }
 
 
-def test_the_host_may_have_another_address_for_shares(sharing: Cloud, server: str) -> None:
-    sharing.change(
+def test_attach_share_uses_share_address_of_host(cloud_with_shares: Cloud, server: str) -> None:
+    cloud_with_shares.change(
         schema.hosts, schema.hosts.c.name == "host1", facts={"share_address": "198.51.100.7"}
     )
-    assert attach(sharing, server, tag="data").json["share"]["tag"] == "data"
-    assert begun(sharing, "attach_share")[0].args["share"]["access_to"] == "198.51.100.7"
+    assert attach(cloud_with_shares, server, tag="data").json["share"]["tag"] == "data"
+    assert (
+        find_actions(cloud_with_shares, "attach_share")[0].args["share"]["access_to"]
+        == "198.51.100.7"
+    )
 
 
 @pytest.mark.parametrize(
-    ("kept", "power", "shown"),
+    ("status", "power", "expected"),
     [
         ("inactive", 4, "inactive"),
         ("inactive", 1, "active"),
@@ -125,24 +137,31 @@ def test_the_host_may_have_another_address_for_shares(sharing: Cloud, server: st
         ("detaching", 1, "detaching"),
     ],
 )
-def test_a_share_is_active_while_its_guest_runs(
-    sharing: Cloud, server: str, kept: str, power: int, shown: str
+def test_show_share_is_active_while_guest_runs(
+    cloud_with_shares: Cloud, server: str, status: str, power: int, expected: str
 ) -> None:
-    attach(sharing, server)
-    done(sharing, server, kept, power_state=power)
+    attach(cloud_with_shares, server)
+    finish_attachment(cloud_with_shares, server, status, power_state=power)
     assert (
-        sharing.call("GET", f"/servers/{server}/shares/{SHARE}", mv="2.97").json["share"]["status"]
-        == shown
+        cloud_with_shares.call("GET", f"/servers/{server}/shares/{SHARE}", mv="2.97").json["share"][
+            "status"
+        ]
+        == expected
     )
 
 
 @pytest.mark.parametrize("vm_state", ["stopped", "error"])
-def test_a_share_is_being_detached(sharing: Cloud, server: str, vm_state: str) -> None:
-    attach(sharing, server)
-    done(sharing, server, vm_state=vm_state)
-    answer = sharing.call("DELETE", f"/servers/{server}/shares/{SHARE}", mv="2.97")
+def test_detach_share_begins_action_for_stopped_or_error_server(
+    cloud_with_shares: Cloud, server: str, vm_state: str
+) -> None:
+    attach(cloud_with_shares, server)
+    finish_attachment(cloud_with_shares, server, vm_state=vm_state)
+    answer = cloud_with_shares.call("DELETE", f"/servers/{server}/shares/{SHARE}", mv="2.97")
     assert (answer.status_code, answer.text) == (200, "")
-    [action], [row] = begun(sharing, "detach_share"), sharing.rows(schema.share_mappings)
+    [action], [row] = (
+        find_actions(cloud_with_shares, "detach_share"),
+        cloud_with_shares.rows(schema.share_mappings),
+    )
     assert (action.args["share"]["uuid"], action.args["share"]["was"], row.status) == (
         row.uuid,
         "inactive",
@@ -159,88 +178,104 @@ def test_a_share_is_being_detached(sharing: Cloud, server: str, vm_state: str) -
         ("paused", "DELETE", 409),
     ],
 )
-def test_a_server_that_may_run_keeps_its_shares(
-    sharing: Cloud, shares: Shares, server: str, vm_state: str, method: str, status: int
+def test_share_changes_in_wrong_state_return_409_without_lookup(
+    cloud_with_shares: Cloud, shares: Shares, server: str, vm_state: str, method: str, status: int
 ) -> None:
-    attach(sharing, server)
-    done(sharing, server, vm_state=vm_state)
-    shares.asked = 0
+    attach(cloud_with_shares, server)
+    finish_attachment(cloud_with_shares, server, vm_state=vm_state)
+    shares.queries = 0
     body = {"share": {"share_id": OTHER}} if method == "POST" else None
     path = f"/servers/{server}/shares" + ("" if body else f"/{SHARE}")
-    answer = sharing.call(method, path, body, mv="2.97")
-    assert (answer.status_code, shares.asked) == (status, 0)
+    answer = cloud_with_shares.call(method, path, body, mv="2.97")
+    assert (answer.status_code, shares.queries) == (status, 0)
     assert f"while it is in vm_state {vm_state}" in answer.json["conflictingRequest"]["message"]
 
 
-def test_a_server_has_a_share_and_a_tag_once(sharing: Cloud, server: str) -> None:
-    attach(sharing, server, tag="data")
-    done(sharing, server)
+def test_attach_share_with_taken_share_or_tag_returns_409(
+    cloud_with_shares: Cloud, server: str
+) -> None:
+    attach(cloud_with_shares, server, tag="data")
+    finish_attachment(cloud_with_shares, server)
     for share, tag in ((SHARE, "other"), (OTHER, "data")):
-        answer = attach(sharing, server, share, tag=tag)
+        answer = attach(cloud_with_shares, server, share, tag=tag)
         assert (
             answer.status_code == 409
             and "already associated" in answer.json["conflictingRequest"]["message"]
         )
-    assert attach(sharing, server, OTHER).status_code == 201
+    assert attach(cloud_with_shares, server, OTHER).status_code == 201
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changes", "message"),
     [
         ({"status": "creating"}, "is in 'creating' instead of 'available' status"),
         ({"export_location": None}, "export location is missing"),
         ({"protocol": "CIFS"}, "protocol CIFS is not supported"),
     ],
 )
-def test_a_share_that_no_host_could_mount(
-    sharing: Cloud, shares: Shares, server: str, changed: dict[str, Any], says: str
+def test_attach_unusable_share_returns_409(
+    cloud_with_shares: Cloud, shares: Shares, server: str, changes: dict[str, Any], message: str
 ) -> None:
     facts = {
         "id": SHARE,
         "status": "available",
         "protocol": "NFS",
         "export_location": LOCATION,
-        **changed,
+        **changes,
     }
-    shares.held[SHARE] = Share(**facts)
-    answer = attach(sharing, server)
-    assert answer.status_code == 409 and says in answer.json["conflictingRequest"]["message"]
-    assert sharing.rows(schema.share_mappings) == []
+    shares.by_id[SHARE] = Share(**facts)
+    answer = attach(cloud_with_shares, server)
+    assert answer.status_code == 409 and message in answer.json["conflictingRequest"]["message"]
+    assert cloud_with_shares.rows(schema.share_mappings) == []
 
 
-def test_what_is_not_there_is_not_found(sharing: Cloud, shares: Shares, server: str) -> None:
-    shares.held.clear()
-    assert attach(sharing, server).status_code == 404
+def test_unknown_share_returns_404(cloud_with_shares: Cloud, shares: Shares, server: str) -> None:
+    shares.by_id.clear()
+    assert attach(cloud_with_shares, server).status_code == 404
     for method in ("GET", "DELETE"):
         assert (
-            sharing.call(method, f"/servers/{server}/shares/{SHARE}", mv="2.97").status_code == 404
+            cloud_with_shares.call(
+                method, f"/servers/{server}/shares/{SHARE}", mv="2.97"
+            ).status_code
+            == 404
         )
-    assert sharing.call("GET", f"/servers/{server}/shares", mv="2.97").json == {"shares": []}
-    assert sharing.call("GET", f"/servers/{server}/shares", mv="2.96").status_code == 404
+    assert cloud_with_shares.call("GET", f"/servers/{server}/shares", mv="2.97").json == {
+        "shares": []
+    }
+    assert cloud_with_shares.call("GET", f"/servers/{server}/shares", mv="2.96").status_code == 404
 
 
 @pytest.mark.parametrize("missing", TRAITS)
-def test_a_host_that_cannot_says_what_it_lacks(sharing: Cloud, server: str, missing: str) -> None:
-    sharing.change(
+def test_attach_share_names_missing_trait_of_host(
+    cloud_with_shares: Cloud, server: str, missing: str
+) -> None:
+    cloud_with_shares.change(
         schema.hosts,
         schema.hosts.c.name == "host1",
-        traits=[one for one in TRAITS if one != missing],
+        traits=[trait for trait in TRAITS if trait != missing],
     )
-    answer = attach(sharing, server)
+    answer = attach(cloud_with_shares, server)
     assert answer.status_code == 409 and missing in answer.json["conflictingRequest"]["message"]
 
 
-def test_a_cloud_without_the_service(sharing: Cloud, shares: Shares, server: str) -> None:
-    shares.there = False
+def test_attach_share_without_share_service_returns_501(
+    cloud_with_shares: Cloud, shares: Shares, server: str
+) -> None:
+    shares.has_endpoint = False
     assert (
-        "no shared file system service" in attach(sharing, server).json["notImplemented"]["message"]
+        "no shared file system service"
+        in attach(cloud_with_shares, server).json["notImplemented"]["message"]
     )
-    assert sharing.call("GET", f"/servers/{server}/shares", mv="2.97").json == {"shares": []}
+    assert cloud_with_shares.call("GET", f"/servers/{server}/shares", mv="2.97").json == {
+        "shares": []
+    }
 
 
 @pytest.mark.parametrize(("token", "status"), [("reader", 403), ("stranger", 404), ("admin", 201)])
-def test_who_may_attach(sharing: Cloud, server: str, token: str, status: int) -> None:
-    assert attach(sharing, server, token=token).status_code == status
+def test_attach_share_returns_403_to_readers_and_404_to_strangers(
+    cloud_with_shares: Cloud, server: str, token: str, status: int
+) -> None:
+    assert attach(cloud_with_shares, server, token=token).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -253,8 +288,10 @@ def test_who_may_attach(sharing: Cloud, server: str, token: str, status: int) ->
         {"share_id": SHARE, "x": 1},
     ],
 )
-def test_bodies_that_say_nothing(sharing: Cloud, server: str, body: dict[str, Any]) -> None:
-    answer = sharing.call("POST", f"/servers/{server}/shares", {"share": body}, mv="2.97")
+def test_attach_share_with_invalid_body_returns_400(
+    cloud_with_shares: Cloud, server: str, body: dict[str, Any]
+) -> None:
+    answer = cloud_with_shares.call("POST", f"/servers/{server}/shares", {"share": body}, mv="2.97")
     assert answer.status_code == 400
 
 
@@ -270,15 +307,17 @@ def test_bodies_that_say_nothing(sharing: Cloud, server: str, body: dict[str, An
         ("stopped", {"evacuate": {}}),
     ],
 )
-def test_what_cannot_be_done_with_shares(
-    sharing: Cloud, server: str, vm_state: str, action: dict[str, Any]
+def test_actions_on_server_with_shares_return_409(
+    cloud_with_shares: Cloud, server: str, vm_state: str, action: dict[str, Any]
 ) -> None:
-    attach(sharing, server)
-    done(sharing, server, vm_state=vm_state)
-    sharing.change(
+    attach(cloud_with_shares, server)
+    finish_attachment(cloud_with_shares, server, vm_state=vm_state)
+    cloud_with_shares.change(
         schema.services, schema.services.c.host == "host1", forced_down="evacuate" in action
     )
-    answer = sharing.call("POST", f"/servers/{server}/action", action, mv="2.97", token="admin")
+    answer = cloud_with_shares.call(
+        "POST", f"/servers/{server}/action", action, mv="2.97", token="admin"
+    )
     assert answer.status_code == 409 and "while it has shares; detach them first" in answer.text, (
         answer.text
     )

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that are slow on purpose, thousands of them, at the real processes: nobody else waits for
-them."""
+"""Thousands of slow clients at the real processes do not delay other clients."""
 
 from __future__ import annotations
 
@@ -23,7 +22,8 @@ from deploy.testing.servers import free_ports
 from tests.schemas import upgrade
 from tests.waiting import await_true
 
-pytestmark = pytest.mark.slice("guests")  # thousands of connections slow down what runs beside them
+# Thousands of connections slow down tests that run at the same time.
+pytestmark = pytest.mark.slice("guests")
 
 IDLE, SLOW = 2000, 200
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
@@ -38,7 +38,7 @@ SERVICES = {
 
 
 class Process:
-    """One of the services, alone: all that it is asked here needs nobody else."""
+    """A process of one service, which needs no other service for these requests."""
 
     def __init__(self, name: str, folder: Path, **options: int) -> None:
         self.port = free_ports(1)
@@ -64,22 +64,22 @@ class Process:
             assert b"READY=1" in notices.recv(1000)
         self.open: list[socket.socket] = []
 
-    def connect(self, said: bytes = b"", address: str = "127.0.0.1") -> socket.socket:
-        """A client of its own that says this much."""
+    def connect(self, data: bytes = b"", address: str = "127.0.0.1") -> socket.socket:
+        """Connect a new client that sends this data, and return its socket."""
         client = socket.create_connection(("127.0.0.1", self.port), 30, source_address=(address, 0))
         self.open.append(client)
-        client.sendall(said)
+        client.sendall(data)
         return client
 
-    def ask(self, address: str = "127.0.0.9") -> tuple[bytes, float]:
-        """The first line of the answer to a whole request, and after how many seconds."""
-        begun = time.monotonic()
+    def request(self, address: str = "127.0.0.9") -> tuple[bytes, float]:
+        """Send a whole request. Return the first line of the answer, and the seconds."""
+        started = time.monotonic()
         with socket.create_connection(
             ("127.0.0.1", self.port), 30, source_address=(address, 0)
         ) as client:
             client.sendall(HEAD + b"Connection: close\r\n\r\n")
             answer = b"".join(iter(lambda: client.recv(65536), b""))
-        return answer.split(b"\r\n")[0], time.monotonic() - begun
+        return answer.split(b"\r\n")[0], time.monotonic() - started
 
     def stop(self) -> int:
         for client in self.open:
@@ -91,37 +91,36 @@ class Process:
 @pytest.fixture
 def many_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = IDLE + SLOW + 500
-    if hard != resource.RLIM_INFINITY and hard < wanted:
-        pytest.skip(f"this machine allows a process {hard} open files, and {wanted} are needed")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    limit = IDLE + SLOW + 500
+    if hard != resource.RLIM_INFINITY and hard < limit:
+        pytest.skip(f"this machine allows a process {hard} open files, and {limit} are needed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
 @pytest.fixture(params=SERVICES)
 def process(request: pytest.FixtureRequest, tmp_path: Path, many_files: None) -> Iterator[Process]:
-    made = Process(request.param, tmp_path)
-    yield made
-    assert made.stop() == 0
+    service_process = Process(request.param, tmp_path)
+    yield service_process
+    assert service_process.stop() == 0
 
 
-def test_thousands_of_slow_clients_delay_nobody(process: Process) -> None:
-    """Of as many addresses as make the limit for each of them no matter, and of one that has gone
-    far beyond it."""
-    expected, _ = process.ask()
+def test_slow_clients_do_not_delay_other_clients(process: Process) -> None:
+    """Many addresses stay below the limit per address, and one address exceeds the limit."""
+    expected, _ = process.request()
     for number in range(SLOW):
         process.connect((HEAD, BODY, CHUNKED, b"G")[number % 4], f"127.0.1.{number % 8 + 1}")
         process.connect(HEAD)
     for number in range(IDLE - SLOW):
         process.connect(address=f"127.0.2.{number % 8 + 1}")
     for _ in range(5):
-        assert process.ask()[0] == expected
-        assert process.ask("127.0.0.1")[0] == expected
-    assert max(process.ask()[1] for _ in range(10)) < 1
+        assert process.request()[0] == expected
+        assert process.request("127.0.0.1")[0] == expected
+    assert max(process.request()[1] for _ in range(10)) < 1
 
 
 @pytest.fixture
-def impatient(tmp_path: Path, many_files: None) -> Iterator[Process]:
-    made = Process(
+def strict_process(tmp_path: Path, many_files: None) -> Iterator[Process]:
+    service_process = Process(
         "placement",
         tmp_path,
         head_seconds=1,
@@ -130,13 +129,14 @@ def impatient(tmp_path: Path, many_files: None) -> Iterator[Process]:
         connections=100,
         connections_per_address=20,
     )
-    made.ask()  # it is up
-    yield made
-    assert made.stop() == 0
+    # The answer shows that the process serves requests.
+    service_process.request()
+    yield service_process
+    assert service_process.stop() == 0
 
 
-def ended(client: socket.socket, seconds: float = 8) -> bytes:
-    """All that a client is told until it is hung up on."""
+def read_to_end(client: socket.socket, seconds: float = 8) -> bytes:
+    """Return the data that a client receives until the server closes the connection."""
     client.settimeout(seconds)
     try:
         return b"".join(iter(lambda: client.recv(65536), b""))
@@ -144,42 +144,47 @@ def ended(client: socket.socket, seconds: float = 8) -> bytes:
         return b""
 
 
-def test_whoever_is_too_slow_is_told_so_and_cut_off(impatient: Process) -> None:
-    slow = [impatient.connect(said) for said in (HEAD, BODY[:-1], CHUNKED, b"G")]
-    assert [ended(client).split(b"\r\n")[0] for client in slow] == [
+def test_slow_clients_get_408_and_are_disconnected(strict_process: Process) -> None:
+    slow = [strict_process.connect(data) for data in (HEAD, BODY[:-1], CHUNKED, b"G")]
+    assert [read_to_end(client).split(b"\r\n")[0] for client in slow] == [
         b"HTTP/1.1 408 Request Timeout"
     ] * 4
-    assert ended(impatient.connect()) == b""
-    used = impatient.connect(HEAD + b"\r\n")
-    assert ended(used).startswith(b"HTTP/1.1 200 OK")
+    assert read_to_end(strict_process.connect()) == b""
+    idle = strict_process.connect(HEAD + b"\r\n")
+    assert read_to_end(idle).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_a_letter_now_and_then_does_not_buy_time(impatient: Process) -> None:
-    begun = time.monotonic()
-    clients = [impatient.connect(said) for said in (HEAD + b"X-Slow: ", BODY)]
-    told = []
-    while clients and time.monotonic() < begun + 8:
-        time.sleep(0.3)  # what a slow client does
+def test_single_bytes_of_slow_clients_do_not_extend_timeout(strict_process: Process) -> None:
+    started = time.monotonic()
+    clients = [strict_process.connect(data) for data in (HEAD + b"X-Slow: ", BODY)]
+    disconnected = []
+    while clients and time.monotonic() < started + 8:
+        # Slow clients send single bytes with pauses.
+        time.sleep(0.3)
         for client in list(clients):
             try:
                 client.sendall(b"a")
             except OSError:
-                told.append(client)
+                disconnected.append(client)
                 clients.remove(client)
-    assert len(told) == 2
-    assert time.monotonic() - begun < 6
+    assert len(disconnected) == 2
+    assert time.monotonic() - started < 6
 
 
-def test_one_address_has_so_many_connections_and_no_more(impatient: Process) -> None:
-    first = [impatient.connect(address="127.0.3.1") for _ in range(20)]
-    assert impatient.ask("127.0.3.1")[0] == b"HTTP/1.1 200 OK"
-    assert ended(first[0], 0.5) == b""  # it made room
-    alone = impatient.connect(address="127.0.4.1")
+def test_connections_of_one_address_are_limited_without_harm_to_others(
+    strict_process: Process,
+) -> None:
+    first = [strict_process.connect(address="127.0.3.1") for _ in range(20)]
+    assert strict_process.request("127.0.3.1")[0] == b"HTTP/1.1 200 OK"
+    # The server closed the oldest connection of this address.
+    assert read_to_end(first[0], 0.5) == b""
+    alone = strict_process.connect(address="127.0.4.1")
     for number in range(120):
-        impatient.connect(address=f"127.0.5.{number % 10 + 1}")
-    assert impatient.ask("127.0.6.1")[0] == b"HTTP/1.1 200 OK"
+        strict_process.connect(address=f"127.0.5.{number % 10 + 1}")
+    assert strict_process.request("127.0.6.1")[0] == b"HTTP/1.1 200 OK"
     alone.sendall(HEAD + b"Connection: close\r\n\r\n")
-    assert ended(alone).startswith(b"HTTP/1.1 200 OK")  # an address with one keeps it
+    # The only connection of an address stays open.
+    assert read_to_end(alone).startswith(b"HTTP/1.1 200 OK")
 
 
 LARGE = 5_000_000
@@ -200,8 +205,8 @@ Server("test", "127.0.0.1", int(sys.argv[1]), lambda: application, lambda: None,
 
 
 @pytest.fixture
-def simple() -> Iterator[int]:
-    """The port of a server of ours with four threads and an application of few lines."""
+def application_port() -> Iterator[int]:
+    """Yield the port of a server with four threads and a small application."""
     port = free_ports(1)
     process = subprocess.Popen([sys.executable, "-c", APPLICATION, str(port)])
     await_true(lambda: answers(port), story="it listens")
@@ -210,47 +215,47 @@ def simple() -> Iterator[int]:
     assert process.wait(20) == 0
 
 
-def test_who_does_not_read_an_answer_delays_nobody(simple: int) -> None:
-    slow = [socket.create_connection(("127.0.0.1", simple), 30) for _ in range(20)]
+def test_clients_without_reads_do_not_delay_other_clients(application_port: int) -> None:
+    slow = [socket.create_connection(("127.0.0.1", application_port), 30) for _ in range(20)]
     for number, client in enumerate(slow):
         client.sendall(
             (b"GET /pieces", b"GET /large")[number % 2] + HEAD[5:] + b"Connection: close\r\n\r\n"
         )
     for path in (b"/large", b"/pieces"):
-        begun = time.monotonic()
-        with socket.create_connection(("127.0.0.1", simple), 30) as client:
+        started = time.monotonic()
+        with socket.create_connection(("127.0.0.1", application_port), 30) as client:
             client.sendall(b"GET " + path + b" HTTP/1.0\r\n\r\n")
-            assert len(ended(client)) > LARGE
-        assert time.monotonic() - begun < 1
+            assert len(read_to_end(client)) > LARGE
+        assert time.monotonic() - started < 1
     for client in slow[:2]:
-        assert len(ended(client)) > LARGE  # all of it, once it does read
+        # The client gets the whole answer once it reads.
+        assert len(read_to_end(client)) > LARGE
     for client in slow:
         client.close()
 
 
-def test_what_an_application_does_wrong_is_json(simple: int) -> None:
+def test_application_error_returns_500_with_json_body(application_port: int) -> None:
     for path in (b"/failing", b"/snow"):
-        with socket.create_connection(("127.0.0.1", simple), 30) as client:
+        with socket.create_connection(("127.0.0.1", application_port), 30) as client:
             client.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n")
-            head, _, body = ended(client).partition(b"\r\n\r\n")
+            head, _, body = read_to_end(client).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 500 ")
         assert json.loads(body)["error"]["code"] == 500
 
 
-def test_requests_one_after_the_other_and_at_once(impatient: Process) -> None:
-    """What comes behind a whole request is the next one, also when both come in one piece or byte
-    by byte."""
+def test_pipelined_and_split_requests_are_each_answered(strict_process: Process) -> None:
+    """Requests may arrive together in one packet, or byte by byte."""
     whole = HEAD + b"\r\n"
-    client = impatient.connect(whole * 3 + HEAD + b"Connection: close\r\n\r\n")
-    assert ended(client).count(b"HTTP/1.1 200 OK") == 4
-    letters = impatient.connect()
+    client = strict_process.connect(whole * 3 + HEAD + b"Connection: close\r\n\r\n")
+    assert read_to_end(client).count(b"HTTP/1.1 200 OK") == 4
+    letters = strict_process.connect()
     for number in range(len(HEAD)):
         letters.sendall(HEAD[number : number + 1])
     letters.sendall(b"Connection: close\r\n\r\n")
-    assert ended(letters).startswith(b"HTTP/1.1 200 OK")
-    posted = impatient.connect(
+    assert read_to_end(letters).startswith(b"HTTP/1.1 200 OK")
+    posted = strict_process.connect(
         b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nabcd"
         + HEAD
         + b"Connection: close\r\n\r\n"
     )
-    assert ended(posted).count(b"HTTP/1.1 ") == 2
+    assert read_to_end(posted).count(b"HTTP/1.1 ") == 2

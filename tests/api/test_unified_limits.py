@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""[quota] driver = unified: Keystone's limits are in force, exactly, and what is not known is not
-given."""
+"""[quota] driver = unified: the limits of Keystone are enforced exactly.
+
+Without an answer of Keystone a request that needs a limit is refused.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ EVERYTHING = {
 
 
 class Keystone:
-    """Limits that a test sets; '*' has the registered ones."""
+    """The limits of an identity service, registered and per project, as a test sets them."""
 
     def __init__(self) -> None:
         self.registered: dict[str, int] = dict(EVERYTHING)
@@ -59,7 +61,7 @@ def keystone() -> Keystone:
 
 @pytest.fixture
 def cloud(make_cloud: Any, keystone: Keystone) -> Cloud:
-    """A cloud under these limits, with flavors that ask for all kinds of resources."""
+    """Return a cloud with these limits, and flavors that use all kinds of resources."""
     keystone.cloud = cloud = make_cloud(keystone=keystone, secret_key="k")
     for flavor in (
         Flavor("big", "big", 4, 1024, 10, 5, 1024),
@@ -70,7 +72,7 @@ def cloud(make_cloud: Any, keystone: Keystone) -> Cloud:
     return cloud
 
 
-def post(cloud: Cloud, flavor: str = "1", **more: Any) -> Any:
+def post_server(cloud: Cloud, flavor: str = "1", **more: Any) -> Any:
     return cloud.call(
         "POST",
         "/servers",
@@ -84,8 +86,8 @@ def is_over(answer: Any, *names: str) -> bool:
     )
 
 
-# --- what is shown ---
-def test_quota_sets_show_what_keystone_says(cloud: Cloud, keystone: Keystone) -> None:
+# --- shown limits ---
+def test_quota_sets_and_limits_show_values_of_keystone(cloud: Cloud, keystone: Keystone) -> None:
     keystone.own[PROJECT] = {"class:VCPU": 7, "server_groups": 3}
     cloud.create()
     own = cloud.call("GET", f"/os-quota-sets/{PROJECT}").json["quota_set"]
@@ -112,8 +114,8 @@ def test_quota_sets_show_what_keystone_says(cloud: Cloud, keystone: Keystone) ->
         ("/os-quota-class-sets/default", "quota_class_set"),
         ("/os-quota-class-sets/x", "quota_class_set"),
     ):
-        found = cloud.call("GET", path, token="admin", mv="2.57").json[name]
-        assert (found["cores"], found["server_groups"]) == (20, 11), path
+        defaults = cloud.call("GET", path, token="admin", mv="2.57").json[name]
+        assert (defaults["cores"], defaults["server_groups"]) == (20, 11), path
     for query in ("", "?user_id=nobody"):
         detail = cloud.call("GET", f"/os-quota-sets/{PROJECT}/detail{query}").json["quota_set"]
         assert detail["cores"] == {"limit": 7, "in_use": 1, "reserved": 0}
@@ -135,12 +137,14 @@ def test_quota_sets_show_what_keystone_says(cloud: Cloud, keystone: Keystone) ->
     ) == (1, 1, 512)
 
 
-def test_limits_are_not_set_through_this_api(cloud: Cloud, keystone: Keystone) -> None:
+def test_update_quota_set_changes_no_limit_with_unified_driver(
+    cloud: Cloud, keystone: Keystone
+) -> None:
     path, class_path = f"/os-quota-sets/{PROJECT}", "/os-quota-class-sets/default"
-    changed = cloud.call("PUT", path, {"quota_set": {"cores": 1}}, token="admin")
-    assert (changed.status_code, changed.json["quota_set"]["cores"]) == (200, 20)
-    changed = cloud.call("PUT", class_path, {"quota_class_set": {"cores": 1}}, token="admin")
-    assert (changed.status_code, changed.json["quota_class_set"]["cores"]) == (200, 20)
+    answer = cloud.call("PUT", path, {"quota_set": {"cores": 1}}, token="admin")
+    assert (answer.status_code, answer.json["quota_set"]["cores"]) == (200, 20)
+    answer = cloud.call("PUT", class_path, {"quota_class_set": {"cores": 1}}, token="admin")
+    assert (answer.status_code, answer.json["quota_class_set"]["cores"]) == (200, 20)
     assert cloud.rows(schema.quotas) == []
     cloud.change(schema.projects, sa.true(), quota_seq=0)
     with cloud.store.begin() as tx:
@@ -150,14 +154,16 @@ def test_limits_are_not_set_through_this_api(cloud: Cloud, keystone: Keystone) -
             )
         )
     assert cloud.call("DELETE", path, token="admin").status_code == 202
-    assert len(cloud.rows(schema.quotas)) == 1, "they are there when the driver is ours again"
-    assert post(cloud).status_code == 202
+    assert len(cloud.rows(schema.quotas)) == 1, (
+        "the rows apply again after a return to the database driver"
+    )
+    assert post_server(cloud).status_code == 202
     for method in ("PUT", "DELETE"):
         body = {"quota_set": {"cores": 1}} if method == "PUT" else None
         assert cloud.call(method, path, body).status_code == 403
 
 
-# --- what is counted ---
+# --- counted resources ---
 @pytest.mark.parametrize(
     ("name", "flavor", "limit", "fit"),
     [
@@ -173,44 +179,51 @@ def test_limits_are_not_set_through_this_api(cloud: Cloud, keystone: Keystone) -
         ("class:CUSTOM_OTHER", "gold", 0, 3),
     ],
 )
-def test_each_resource_is_counted(
+def test_create_server_over_keystone_limit_returns_403(
     cloud: Cloud, keystone: Keystone, name: str, flavor: str, limit: int, fit: int
 ) -> None:
     keystone.own[PROJECT] = {name: limit}
-    answers = [post(cloud, flavor) for _ in range(3)]
+    answers = [post_server(cloud, flavor) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [202] * fit + [403] * (3 - fit)
     assert all(is_over(answer, name) for answer in answers[fit:])
     assert len(cloud.rows(schema.servers)) == fit
 
 
-def test_servers_of_others_and_deleted_ones_count_nothing(cloud: Cloud, keystone: Keystone) -> None:
+def test_keystone_limit_ignores_foreign_and_deleted_servers(
+    cloud: Cloud, keystone: Keystone
+) -> None:
     keystone.registered["servers"] = 1
     keystone.own[OTHER] = {"servers": 2}
     server = cloud.create()
     for _ in range(2):
         cloud.create(token="stranger")
-    assert is_over(post(cloud), "servers")
+    assert is_over(post_server(cloud), "servers")
     cloud.change(schema.servers, schema.servers.c.id == server, deleted=1)
-    assert post(cloud).status_code == 202
+    assert post_server(cloud).status_code == 202
 
 
-def test_of_several_servers_as_many_are_made_as_fit(cloud: Cloud, keystone: Keystone) -> None:
+def test_create_several_servers_creates_as_many_as_keystone_limit_allows(
+    cloud: Cloud, keystone: Keystone
+) -> None:
     keystone.own[PROJECT] = {"class:DISK_GB": 3}
-    assert is_over(post(cloud, min_count=4, max_count=5), "class:DISK_GB")
-    assert post(cloud, min_count=1, max_count=5).status_code == 202
+    assert is_over(post_server(cloud, min_count=4, max_count=5), "class:DISK_GB")
+    assert post_server(cloud, min_count=1, max_count=5).status_code == 202
     assert len(cloud.rows(schema.servers)) == 3
 
 
-def test_creates_at_once_never_exceed_a_limit(cloud: Cloud, keystone: Keystone) -> None:
-    keystone.cloud = None  # whose pool is in use by the others here
+def test_concurrent_creates_never_exceed_keystone_limit(cloud: Cloud, keystone: Keystone) -> None:
+    # Concurrent requests use the pool, so the double must not check the pool.
+    keystone.cloud = None
     keystone.of = lambda project_id: {**EVERYTHING, "class:DISK_GB": 7}  # type: ignore[method-assign]
     with ThreadPoolExecutor(8) as pool:
-        statuses = [answer.status_code for answer in pool.map(lambda _: post(cloud), range(16))]
+        statuses = [
+            answer.status_code for answer in pool.map(lambda _: post_server(cloud), range(16))
+        ]
     assert sorted(statuses) == [202] * 7 + [403] * 9
 
 
 @pytest.mark.parametrize(
-    ("strategy", "listed", "servers", "cores"),
+    ("strategy", "resources", "servers", "cores"),
     [
         ("require", ("servers",), 0, -1),
         ("require", (), -1, -1),
@@ -218,16 +231,16 @@ def test_creates_at_once_never_exceed_a_limit(cloud: Cloud, keystone: Keystone) 
         ("ignore", ("class:VCPU", "servers", "class:MEMORY_MB", "class:DISK_GB"), -1, -1),
     ],
 )
-def test_a_resource_without_a_registered_limit(
-    make_cloud: Any, keystone: Keystone, strategy: str, listed: Any, servers: int, cores: int
+def test_unregistered_resource_follows_configured_strategy(
+    make_cloud: Any, keystone: Keystone, strategy: str, resources: Any, servers: int, cores: int
 ) -> None:
     keystone.registered = {"server_groups": 1}
     keystone.cloud = cloud = make_cloud(
-        keystone=keystone, unregistered=UnregisteredLimits(strategy, listed)
+        keystone=keystone, unregistered=UnregisteredLimits(strategy, resources)
     )
-    shown = cloud.call("GET", f"/os-quota-sets/{PROJECT}").json["quota_set"]
-    assert (shown["instances"], shown["cores"], shown["floating_ips"]) == (servers, cores, -1)
-    answer = post(cloud)
+    quota = cloud.call("GET", f"/os-quota-sets/{PROJECT}").json["quota_set"]
+    assert (quota["instances"], quota["cores"], quota["floating_ips"]) == (servers, cores, -1)
+    answer = post_server(cloud)
     if servers == cores == -1:
         assert answer.status_code == 202
     else:
@@ -237,10 +250,12 @@ def test_a_resource_without_a_registered_limit(
         )
 
 
-def test_a_resize_counts_the_larger_of_both(cloud: Cloud, keystone: Keystone) -> None:
+def test_resize_counts_larger_flavor_until_confirmed_or_reverted(
+    cloud: Cloud, keystone: Keystone
+) -> None:
     keystone.own[PROJECT] = {"class:DISK_GB": 16, "class:VCPU": 5}
     server = cloud.create()
-    cloud.rest(server)
+    cloud.set_state(server)
     resize = {"resize": {"flavorRef": "big"}}
 
     def act(body: Any) -> Any:
@@ -251,28 +266,34 @@ def test_a_resize_counts_the_larger_of_both(cloud: Cloud, keystone: Keystone) ->
     keystone.own[PROJECT] = {"class:DISK_GB": 16, "class:CUSTOM_GOLD": 0}
     assert is_over(act({"resize": {"flavorRef": "gold"}}), "class:CUSTOM_GOLD")
     assert act(resize).status_code == 202
-    assert is_over(post(cloud), "class:DISK_GB"), "the larger one is counted while it moves"
+    assert is_over(post_server(cloud), "class:DISK_GB"), (
+        "the larger flavor counts during the resize"
+    )
     cloud.change(schema.migrations, sa.true(), status="finished")
-    cloud.rest(server, "resized", flavor=to_wire(Flavor("1", "m1.tiny", 1, 512, 1)))
-    assert is_over(post(cloud), "class:DISK_GB"), "and until nothing goes back"
+    cloud.set_state(server, "resized", flavor=to_wire(Flavor("1", "m1.tiny", 1, 512, 1)))
+    assert is_over(post_server(cloud), "class:DISK_GB"), (
+        "and until the resize is confirmed or reverted"
+    )
     cloud.change(schema.migrations, sa.true(), status="reverted")
-    assert post(cloud).status_code == 202
+    assert post_server(cloud).status_code == 202
 
 
-def test_a_flavor_nobody_understands_hinders_nobody(cloud: Cloud, keystone: Keystone) -> None:
+def test_server_with_unreadable_flavor_counts_by_its_row(cloud: Cloud, keystone: Keystone) -> None:
     keystone.own[PROJECT] = {"class:MEMORY_MB": 1024}
     server = cloud.create()
     cloud.change(schema.servers, schema.servers.c.id == server, flavor={"id": "1"})
-    assert post(cloud).status_code == 202
-    assert is_over(post(cloud), "class:MEMORY_MB"), "it is counted by what its row says"
+    assert post_server(cloud).status_code == 202
+    assert is_over(post_server(cloud), "class:MEMORY_MB"), "the columns of the row count"
 
 
-# --- what is not counted in servers ---
-def test_groups_and_keys_have_keystones_limits(cloud: Cloud, keystone: Keystone) -> None:
+# --- limits of groups, keys and parts of servers ---
+def test_server_groups_members_and_keypairs_over_keystone_limit_return_403(
+    cloud: Cloud, keystone: Keystone
+) -> None:
     keystone.registered |= {"server_groups": 1, "server_key_pairs": 1, "server_group_members": 1}
     group = {"server_group": {"name": "g", "policies": ["affinity"]}}
-    made, refused = (cloud.call("POST", "/os-server-groups", group) for _ in range(2))
-    assert (made.status_code, refused.status_code) == (200, 403)
+    created, second = (cloud.call("POST", "/os-server-groups", group) for _ in range(2))
+    assert (created.status_code, second.status_code) == (200, 403)
     keys = [
         cloud.call("POST", "/os-keypairs", {"keypair": {"name": name, "public_key": SSH}})
         for name in "ab"
@@ -280,13 +301,15 @@ def test_groups_and_keys_have_keystones_limits(cloud: Cloud, keystone: Keystone)
     assert [answer.status_code for answer in keys] == [200, 403]
     body = {
         "server": {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"},
-        "os:scheduler_hints": {"group": made.json["server_group"]["id"]},
+        "os:scheduler_hints": {"group": created.json["server_group"]["id"]},
     }
     answers = [cloud.call("POST", "/servers", body) for _ in range(2)]
     assert answers[0].status_code == 202 and is_over(answers[1], "server_group_members")
 
 
-def test_parts_of_servers_have_keystones_limits(cloud: Cloud, keystone: Keystone) -> None:
+def test_metadata_and_files_over_keystone_limit_return_403(
+    cloud: Cloud, keystone: Keystone
+) -> None:
     keystone.registered |= {
         "server_metadata_items": 1,
         "server_injected_files": 1,
@@ -295,14 +318,14 @@ def test_parts_of_servers_have_keystones_limits(cloud: Cloud, keystone: Keystone
     }
     file = {"path": "/a", "contents": "YWJj"}
     server = cloud.create(metadata={"a": "1"}, personality=[file])
-    for more in (
+    for fields in (
         {"metadata": {"a": "1", "b": "2"}},
         {"personality": [file, file]},
         {"personality": [{**file, "path": "/ab"}]},
         {"personality": [{**file, "contents": "YWJjZA=="}]},
     ):
-        assert post(cloud, **more).status_code == 403, more
-    cloud.rest(server)
+        assert post_server(cloud, **fields).status_code == 403, fields
+    cloud.set_state(server)
     path = f"/servers/{server}/metadata"
     assert cloud.call("POST", path, {"metadata": {"b": "2"}}).status_code == 403
     rebuild = {"rebuild": {"imageRef": IMAGE, "metadata": {"a": "1", "b": "2"}}}
@@ -311,10 +334,10 @@ def test_parts_of_servers_have_keystones_limits(cloud: Cloud, keystone: Keystone
     assert cloud.call("POST", path, {"metadata": {"b": "2"}}).status_code == 200
 
 
-# --- silence ---
-def test_without_keystone_nothing_is_given(cloud: Cloud, keystone: Keystone) -> None:
+# --- Keystone without an answer ---
+def test_requests_with_limits_return_503_without_keystone(cloud: Cloud, keystone: Keystone) -> None:
     server = cloud.create(metadata={"a": "1"})
-    cloud.rest(server)
+    cloud.set_state(server)
     keystone.down = True
     action = f"/servers/{server}/action"
     for method, path, body in (
@@ -343,8 +366,7 @@ def test_without_keystone_nothing_is_given(cloud: Cloud, keystone: Keystone) -> 
 
 
 # --- the other driver ---
-def test_the_limits_of_parts_are_the_projects(make_cloud: Any) -> None:
-    """Also where they are set through this API."""
+def test_metadata_and_files_follow_quota_set_with_database_driver(make_cloud: Any) -> None:
     cloud: Cloud = make_cloud()
     limits = {"metadata_items": 1, "injected_files": 0}
     assert (
@@ -358,5 +380,5 @@ def test_the_limits_of_parts_are_the_projects(make_cloud: Any) -> None:
         cloud.call("POST", f"/servers/{server}/metadata", {"metadata": {"b": "2"}}).status_code
         == 403
     )
-    assert post(cloud, metadata={"a": "1", "b": "2"}).status_code == 403
-    assert post(cloud, personality=[{"path": "/a", "contents": ""}]).status_code == 403
+    assert post_server(cloud, metadata={"a": "1", "b": "2"}).status_code == 403
+    assert post_server(cloud, personality=[{"path": "/a", "contents": ""}]).status_code == 403

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What projects have used: os-simple-tenant-usage."""
+"""Usage of projects: os-simple-tenant-usage and os-instance_usage_audit_log."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ BASE = "/os-simple-tenant-usage"
 
 @pytest.fixture
 def fleet(cloud: Cloud) -> dict[str, str]:
-    """Launched and ended, in hours of March: a tiny one from before to after it, a small one
-    within, one that ended before, one that began after, one that never came up, and one of another
-    project."""
-    found = {}
-    for name, flavor, launched, ended in (
+    """Return the ids of servers by name, launched and terminated at hours relative to March.
+
+    "long" runs before, during and after March, and "short" within. "before" ended earlier, "after"
+    began later, and "never" was not launched. "foreign" belongs to another project.
+    """
+    server_ids = {}
+    for name, flavor, launched, terminated in (
         ("long", "1", -5, None),
         ("short", "2", 10, 34.5),
         ("before", "1", -20, -1),
@@ -32,20 +34,20 @@ def fleet(cloud: Cloud) -> dict[str, str]:
         ("never", "1", None, None),
         ("foreign", "2", 100, 101),
     ):
-        found[name] = cloud.create(
+        server_ids[name] = cloud.create(
             name, token="stranger" if name == "foreign" else "user", flavorRef=flavor
         )
-        gone = {"vm_state": "deleted", "deleted": 1} if ended is not None else {}
-        cloud.rest(
-            found[name],
-            **gone,
+        deletion = {"vm_state": "deleted", "deleted": 1} if terminated is not None else {}
+        cloud.set_state(
+            server_ids[name],
+            **deletion,
             launched_at=None if launched is None else T0 + launched * HOUR,
-            terminated_at=None if ended is None else T0 + int(ended * HOUR),
+            terminated_at=None if terminated is None else T0 + int(terminated * HOUR),
         )
-    return found
+    return server_ids
 
 
-def usages(
+def get_usages(
     cloud: Cloud, query: str = MARCH, mv: str = "2.1", path: str = BASE, token: str = "admin"
 ) -> Any:
     answer = cloud.call("GET", f"{path}?{query}", mv=mv, token=token)
@@ -53,10 +55,10 @@ def usages(
     return answer.json
 
 
-def test_the_sums_of_each_project(cloud: Cloud, fleet: dict[str, str]) -> None:
-    mine, other = usages(cloud)["tenant_usages"]
+def test_list_usage_returns_sums_of_each_project(cloud: Cloud, fleet: dict[str, str]) -> None:
+    own, other = get_usages(cloud)["tenant_usages"]
     hours, short = 31 * 24, 24.5
-    assert mine == {
+    assert own == {
         "tenant_id": PROJECT,
         "start": "2026-03-01T00:00:00.000000",
         "stop": "2026-04-01T00:00:00.000000",
@@ -73,20 +75,20 @@ def test_the_sums_of_each_project(cloud: Cloud, fleet: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("mv", ["2.1", "2.39", "2.40", "2.104"])
-def test_sums_are_the_same_however_they_are_made(
+def test_list_usage_returns_same_sums_with_and_without_details(
     cloud: Cloud, fleet: dict[str, str], mv: str
 ) -> None:
     plain, detailed = (
-        usages(cloud, MARCH + more, mv)["tenant_usages"] for more in ("", "&detailed=1")
+        get_usages(cloud, MARCH + more, mv)["tenant_usages"] for more in ("", "&detailed=1")
     )
-    assert [{**one, "server_usages": None} for one in plain] == [
-        {**one, "server_usages": None} for one in detailed
+    assert [{**project, "server_usages": None} for project in plain] == [
+        {**project, "server_usages": None} for project in detailed
     ]
 
 
-def test_the_servers_of_a_project(cloud: Cloud, fleet: dict[str, str]) -> None:
-    shown = usages(cloud, path=f"{BASE}/{PROJECT}", token="user")["tenant_usage"]
-    by_name = {one["name"]: one for one in shown["server_usages"]}
+def test_show_usage_lists_servers_of_project(cloud: Cloud, fleet: dict[str, str]) -> None:
+    usage = get_usages(cloud, path=f"{BASE}/{PROJECT}", token="user")["tenant_usage"]
+    by_name = {server["name"]: server for server in usage["server_usages"]}
     assert set(by_name) == {"long", "short"}
     assert by_name["short"] == {
         "instance_id": fleet["short"],
@@ -108,42 +110,44 @@ def test_the_servers_of_a_project(cloud: Cloud, fleet: dict[str, str]) -> None:
     ] > 36 * 3600
 
 
-def test_a_project_that_used_nothing(cloud: Cloud, fleet: dict[str, str]) -> None:
-    assert usages(
+def test_show_usage_of_project_without_servers_is_empty(
+    cloud: Cloud, fleet: dict[str, str]
+) -> None:
+    assert get_usages(
         cloud, "start=2020-01-01T00:00:00&end=2020-02-01T00:00:00", path=f"{BASE}/{PROJECT}"
     ) == {"tenant_usage": {}}
 
 
-def test_without_a_period_it_is_now(cloud: Cloud, fleet: dict[str, str]) -> None:
-    [mine] = usages(cloud, "")["tenant_usages"]
-    assert mine["start"] == mine["stop"] and mine["total_hours"] == 0
+def test_list_usage_without_period_covers_no_time(cloud: Cloud, fleet: dict[str, str]) -> None:
+    [usage] = get_usages(cloud, "")["tenant_usages"]
+    assert usage["start"] == usage["stop"] and usage["total_hours"] == 0
 
 
-def test_pages_of_servers(cloud: Cloud, fleet: dict[str, str]) -> None:
-    seen, query = [], MARCH + "&detailed=1&limit=1"
+def test_list_and_show_usage_page_by_server_from_2_40(cloud: Cloud, fleet: dict[str, str]) -> None:
+    names, query = [], MARCH + "&detailed=1&limit=1"
     while query:
-        body = usages(cloud, query, "2.40")
-        seen += [
+        body = get_usages(cloud, query, "2.40")
+        names += [
             server["name"]
             for project in body["tenant_usages"]
             for server in project["server_usages"]
         ]
         links = body.get("tenant_usages_links", [])
         query = links[0]["href"].partition("?")[2] if links else ""
-        assert len(seen) <= 3 + bool(query), "it ends"
-    assert sorted(seen) == ["foreign", "long", "short"]
-    first = usages(cloud, MARCH + "&limit=1", "2.40", f"{BASE}/{PROJECT}")
+        assert len(names) <= 3 + bool(query), "the paging ends"
+    assert sorted(names) == ["foreign", "long", "short"]
+    first = get_usages(cloud, MARCH + "&limit=1", "2.40", f"{BASE}/{PROJECT}")
     assert (
         len(first["tenant_usage"]["server_usages"]) == 1
         and "marker=" in first["tenant_usage_links"][0]["href"]
     )
-    assert "tenant_usage_links" not in usages(
+    assert "tenant_usage_links" not in get_usages(
         cloud, MARCH + "&limit=1", "2.39", f"{BASE}/{PROJECT}"
     )
 
 
 @pytest.mark.parametrize(
-    ("query", "mv", "said"),
+    ("query", "mv", "message"),
     [
         ("start=yesterday", "2.1", "Invalid datetime string: yesterday"),
         (
@@ -162,22 +166,26 @@ def test_pages_of_servers(cloud: Cloud, fleet: dict[str, str]) -> None:
         ("other=1", "2.75", "other"),
     ],
 )
-def test_what_is_refused(
-    cloud: Cloud, fleet: dict[str, str], query: str, mv: str, said: str
+def test_list_usage_with_invalid_query_returns_400(
+    cloud: Cloud, fleet: dict[str, str], query: str, mv: str, message: str
 ) -> None:
     answer = cloud.call("GET", f"{BASE}?{query}", mv=mv, token="admin")
-    assert answer.status_code == 400 and said in answer.text
+    assert answer.status_code == 400 and message in answer.text
 
 
 @pytest.mark.parametrize("text", ["2026-03-01T00:00:00.000000", "2026-03-01 00:00:00.0"])
-def test_the_ways_to_write_a_time(cloud: Cloud, fleet: dict[str, str], text: str) -> None:
+def test_list_usage_accepts_time_formats(cloud: Cloud, fleet: dict[str, str], text: str) -> None:
     assert (
-        usages(cloud, f"start={text}&end=2026-04-01T00:00:00")["tenant_usages"][0]["total_hours"]
+        get_usages(cloud, f"start={text}&end=2026-04-01T00:00:00")["tenant_usages"][0][
+            "total_hours"
+        ]
         == 31 * 24 + 24.5
     )
 
 
-def test_who_may_see_it(cloud: Cloud, fleet: dict[str, str]) -> None:
+def test_usage_of_other_projects_returns_403_except_to_admin(
+    cloud: Cloud, fleet: dict[str, str]
+) -> None:
     assert cloud.call("GET", BASE).status_code == 403
     assert cloud.call("GET", f"{BASE}/{PROJECT}").status_code == 200
     assert cloud.call("GET", f"{BASE}/{PROJECT}", token="reader").status_code == 200
@@ -185,21 +193,23 @@ def test_who_may_see_it(cloud: Cloud, fleet: dict[str, str]) -> None:
     assert cloud.call("GET", f"{BASE}/{OTHER}", token="admin").status_code == 200
 
 
-def test_sums_read_no_servers(cloud: Cloud, fleet: dict[str, str]) -> None:
-    """Two statements, and a row for each project and flavor."""
+def test_list_usage_sums_in_one_statement_without_server_rows(
+    cloud: Cloud, fleet: dict[str, str]
+) -> None:
+    """The database returns one row per project and flavor."""
     statements: list[str] = []
     sa.event.listen(
         cloud.store.engine,
         "after_cursor_execute",
         lambda connection, cursor, statement, *rest: statements.append(statement),
     )
-    usages(cloud)
-    asked = [statement for statement in statements if "FROM servers" in statement]
-    assert len(asked) == 1 and "sum(" in asked[0] and str(schema.servers.c.id) not in asked[0]
+    get_usages(cloud)
+    queries = [statement for statement in statements if "FROM servers" in statement]
+    assert len(queries) == 1 and "sum(" in queries[0] and str(schema.servers.c.id) not in queries[0]
 
 
 @pytest.mark.parametrize(
-    ("before", "began", "ended"),
+    ("before", "beginning", "end"),
     [
         ("2026-03-15 10:00:00", "2026-02-01", "2026-03-01"),
         ("2026-03-01 00:00:00", "2026-01-01", "2026-02-01"),
@@ -207,13 +217,15 @@ def test_sums_read_no_servers(cloud: Cloud, fleet: dict[str, str]) -> None:
         ("2026-01-02%2000%3A00%3A00", "2025-12-01", "2026-01-01"),
     ],
 )
-def test_no_host_audits_its_usage(cloud: Cloud, before: str, began: str, ended: str) -> None:
-    shown = cloud.call("GET", f"/os-instance_usage_audit_log/{before}", token="admin").json[
+def test_usage_audit_log_is_empty_for_period_before_time(
+    cloud: Cloud, before: str, beginning: str, end: str
+) -> None:
+    log = cloud.call("GET", f"/os-instance_usage_audit_log/{before}", token="admin").json[
         "instance_usage_audit_log"
     ]
-    assert shown == {
-        "period_beginning": f"{began} 00:00:00",
-        "period_ending": f"{ended} 00:00:00",
+    assert log == {
+        "period_beginning": f"{beginning} 00:00:00",
+        "period_ending": f"{end} 00:00:00",
         "num_hosts": 0,
         "num_hosts_done": 0,
         "num_hosts_running": 0,
@@ -226,9 +238,9 @@ def test_no_host_audits_its_usage(cloud: Cloud, before: str, began: str, ended: 
     }
 
 
-def test_the_audits_of_the_last_month(cloud: Cloud) -> None:
+def test_usage_audit_log_of_last_month_is_for_admins(cloud: Cloud) -> None:
     path = "/os-instance_usage_audit_log"
-    last = cloud.call("GET", path, token="admin").json["instance_usage_audit_logs"]
-    assert last["period_beginning"] < last["period_ending"] and last["log"] == {}
+    log = cloud.call("GET", path, token="admin").json["instance_usage_audit_logs"]
+    assert log["period_beginning"] < log["period_ending"] and log["log"] == {}
     assert cloud.call("GET", f"{path}/yesterday", token="admin").status_code == 400
     assert cloud.call("GET", path).status_code == 403

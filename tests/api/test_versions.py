@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Version documents, the choice of a microversion, and the ways to write a URL."""
+"""Version documents, the choice of a microversion, and the spellings of a URL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.api.conftest import OTHER, PROJECT, Cloud
 OURS, THEIRS = "OpenStack-API-Version", "X-OpenStack-Nova-API-Version"
 
 
-def test_versions_are_listed_without_a_token_oldest_first(cloud: Cloud) -> None:
+def test_list_versions_needs_no_token_and_begins_with_oldest(cloud: Cloud) -> None:
     answer = cloud.call("GET", "/", root="", token=None)
     assert answer.status_code == 200
     assert [(v["id"], v["version"], v["min_version"]) for v in answer.json["versions"]] == [
@@ -31,7 +31,7 @@ def test_versions_are_listed_without_a_token_oldest_first(cloud: Cloud) -> None:
         ("/v2.1/versions/v2.1", "v2.1", "2.104"),
     ],
 )
-def test_each_root_has_its_document_with_and_without_a_slash(
+def test_version_root_returns_document_with_and_without_slash(
     cloud: Cloud, root: str, ident: str, highest: str
 ) -> None:
     answer = cloud.call("GET", "", root=root, token=None)
@@ -43,7 +43,7 @@ def test_each_root_has_its_document_with_and_without_a_slash(
 
 
 @pytest.mark.parametrize(("root", "ident"), [("/v2.1", "v2.1"), ("/v2", "v2.0")])
-def test_endpoint_that_ends_in_the_project_has_the_document_for_its_members(
+def test_version_document_below_project_is_for_its_members(
     cloud: Cloud, root: str, ident: str
 ) -> None:
     answer = cloud.call("GET", f"/{PROJECT}/", root=root)
@@ -54,7 +54,7 @@ def test_endpoint_that_ends_in_the_project_has_the_document_for_its_members(
     assert cloud.call("GET", "/servers/", root=root).status_code == 404
 
 
-def test_path_without_a_version_is_answered_with_choices(cloud: Cloud) -> None:
+def test_path_without_version_returns_300_with_choices(cloud: Cloud) -> None:
     answer = cloud.call("GET", "/servers", root="", token=None)
     assert answer.status_code == 300
     assert [choice["links"][0]["href"].split("/", 3)[3] for choice in answer.json["choices"]] == [
@@ -66,7 +66,7 @@ def test_path_without_a_version_is_answered_with_choices(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     "headers", [{THEIRS: "2." + "1" * 5000}, {OURS: "compute 2." + "1" * 5000}]
 )
-def test_version_of_thousands_of_digits_is_not_acceptable(
+def test_microversion_of_thousands_of_digits_returns_406(
     cloud: Cloud, headers: dict[str, str]
 ) -> None:
     assert cloud.call("GET", "/servers", mv=None, headers=headers).status_code == 406
@@ -85,7 +85,7 @@ def test_version_of_thousands_of_digits_is_not_acceptable(
         ({OURS: "compute 2.8", THEIRS: "2.9"}, "2.8"),
     ],
 )
-def test_a_request_chooses_its_microversion_and_is_told(
+def test_request_chooses_microversion_by_header_and_answer_repeats_it(
     cloud: Cloud, headers: dict[str, str], version: str
 ) -> None:
     answer = cloud.call("GET", "/servers", mv=None, headers=headers)
@@ -96,7 +96,7 @@ def test_a_request_chooses_its_microversion_and_is_told(
 
 
 @pytest.mark.parametrize(
-    ("asked", "status", "kind", "text"),
+    ("requested", "status", "kind", "text"),
     [
         (
             "2.105",
@@ -130,10 +130,10 @@ def test_a_request_chooses_its_microversion_and_is_told(
         ),
     ],
 )
-def test_a_version_that_is_none_is_refused(
-    cloud: Cloud, asked: str, status: int, kind: str, text: str
+def test_unsupported_or_malformed_microversion_is_refused(
+    cloud: Cloud, requested: str, status: int, kind: str, text: str
 ) -> None:
-    answer = cloud.call("GET", "/servers", mv=asked)
+    answer = cloud.call("GET", "/servers", mv=requested)
     assert answer.status_code == status
     assert answer.json == {kind: {"code": status, "message": text}}
 
@@ -146,14 +146,14 @@ def test_every_microversion_can_be_chosen(cloud: Cloud) -> None:
         assert cloud.call("GET", "/servers", mv=version).headers[THEIRS] == version
 
 
-def test_every_answer_carries_its_request_id(cloud: Cloud) -> None:
+def test_every_answer_has_request_id_headers(cloud: Cloud) -> None:
     for token, path in (("user", "/servers"), (None, "/servers"), ("user", "/nothing")):
         answer = cloud.call("GET", path, token=token)
         assert answer.headers["X-Compute-Request-Id"].startswith("req-")
         assert answer.headers["X-Openstack-Request-Id"] == answer.headers["X-Compute-Request-Id"]
 
 
-def test_project_id_in_the_url_stands_in_links(cloud: Cloud) -> None:
+def test_project_id_of_url_is_in_links(cloud: Cloud) -> None:
     server = cloud.create()
     answer = cloud.call("GET", f"/{PROJECT}/servers/{server}")
     assert answer.status_code == 200
@@ -163,7 +163,7 @@ def test_project_id_in_the_url_stands_in_links(cloud: Cloud) -> None:
     ]
 
 
-def test_a_foreign_project_id_in_the_url_is_refused(cloud: Cloud) -> None:
+def test_foreign_project_id_in_url_returns_400(cloud: Cloud) -> None:
     answer = cloud.call("GET", f"/{OTHER}/servers")
     assert answer.status_code == 400
     assert answer.json["badRequest"]["message"] == (
@@ -171,14 +171,14 @@ def test_a_foreign_project_id_in_the_url_is_refused(cloud: Cloud) -> None:
     )
 
 
-def test_v2_has_no_microversions_and_drops_unknown_keys(cloud: Cloud) -> None:
+def test_v2_root_ignores_microversion_and_drops_unknown_keys(cloud: Cloud) -> None:
     body = {"flavor": {"name": "f", "ram": 1, "vcpus": 1, "disk": 1, "colour": "red"}}
-    refused = cloud.call("POST", "/flavors", body, token="admin")
-    taken = cloud.call("POST", "/flavors", body, token="admin", root="/v2", mv="2.100")
-    assert (refused.status_code, taken.status_code) == (400, 200)
-    assert "OpenStack-API-Version" not in taken.headers
-    assert taken.json["flavor"]["swap"] == "", "it is answered as at 2.1"
-    assert taken.json["flavor"]["links"][0]["href"].split("/")[3] == "v2"
+    strict_answer = cloud.call("POST", "/flavors", body, token="admin")
+    v2_answer = cloud.call("POST", "/flavors", body, token="admin", root="/v2", mv="2.100")
+    assert (strict_answer.status_code, v2_answer.status_code) == (400, 200)
+    assert "OpenStack-API-Version" not in v2_answer.headers
+    assert v2_answer.json["flavor"]["swap"] == "", "the answer has the format of 2.1"
+    assert v2_answer.json["flavor"]["links"][0]["href"].split("/")[3] == "v2"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_v2_has_no_microversions_and_drops_unknown_keys(cloud: Cloud) -> None:
         ("GET", "/os-hypervisors/statistics", "2.88", 404, "itemNotFound"),
     ],
 )
-def test_what_does_not_exist(
+def test_unknown_path_method_or_version_of_route_is_refused(
     cloud: Cloud, method: str, path: str, mv: str, status: int, kind: str
 ) -> None:
     answer = cloud.call(method, path, mv=mv, token="admin")
@@ -202,7 +202,7 @@ def test_what_does_not_exist(
     assert answer.json[kind]["code"] == status
 
 
-def test_a_route_outside_its_versions_says_which_was_asked(cloud: Cloud) -> None:
+def test_route_outside_its_microversions_returns_404_with_requested_one(cloud: Cloud) -> None:
     answer = cloud.call(
         "PUT", "/flavors/1", {"flavor": {"description": "x"}}, mv="2.54", token="admin"
     )
@@ -215,7 +215,7 @@ def test_a_route_outside_its_versions_says_which_was_asked(cloud: Cloud) -> None
 
 
 @pytest.mark.parametrize("mv", ["2.1", "2.104"])
-def test_removed_operations_are_gone_at_every_version(cloud: Cloud, mv: str) -> None:
+def test_removed_operations_return_410_at_every_microversion(cloud: Cloud, mv: str) -> None:
     for path, methods in routes.GONE.items():
         for method in methods.split():
             answer = cloud.call(method, path.replace("{", "").replace("}", ""), mv=mv)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that wait have threads of their own, so that others are answered meanwhile."""
+"""Requests that may wait run in separate threads, so that other requests are answered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deploy.one_machine.cloud.probes import answers
 from deploy.testing.servers import free_ports
 from tests.waiting import await_true
 
-#: A request to a server is answered when a file is there.
+#: This application answers requests to a server when a file exists.
 APPLICATION = """
 import pathlib, sys, time
 from common.service import config
@@ -40,7 +40,7 @@ def get(port: int, path: str) -> int:
     return int(opener.open(f"http://127.0.0.1:{port}{path}", timeout=30).status)
 
 
-def test_list_is_answered_while_requests_to_servers_wait(tmp_path: Path) -> None:
+def test_list_servers_is_answered_while_server_requests_wait(tmp_path: Path) -> None:
     port, go = free_ports(1), tmp_path / "go"
     process = subprocess.Popen([sys.executable, "-c", APPLICATION, str(port), str(go)])
     try:
@@ -48,9 +48,9 @@ def test_list_is_answered_while_requests_to_servers_wait(tmp_path: Path) -> None
         with ThreadPoolExecutor(2) as pool:
             waiting = [pool.submit(get, port, "/servers/1/action") for _ in range(2)]
             assert [get(port, "/servers/detail") for _ in range(3)] == [200] * 3
-            assert not any(one.done() for one in waiting)
+            assert not any(future.done() for future in waiting)
             go.touch()
-            assert [one.result(30) for one in waiting] == [200, 200]
+            assert [future.result(30) for future in waiting] == [200, 200]
     finally:
         go.touch()
         process.send_signal(signal.SIGTERM)
@@ -68,5 +68,5 @@ def test_list_is_answered_while_requests_to_servers_wait(tmp_path: Path) -> None
         ("/v2.1/os-hypervisors/1/uptime", False),
     ],
 )
-def test_requests_to_one_server_may_wait(path: str, waits: bool) -> None:
+def test_may_wait_is_true_for_requests_below_one_server(path: str, waits: bool) -> None:
     assert may_wait(path) is waits

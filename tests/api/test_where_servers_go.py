@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request may say of the place of its servers: zone, host, hints, group; and what is handed
-to placement."""
+"""Placement of servers by request: zone, host, scheduler hints, group and hardware."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from common.store import schema
 from tests.api.conftest import IMAGE, PROJECT, Cloud
 
 
-def post(
+def post_server(
     cloud: Cloud, mv: str = "2.1", token: str = "user", hints: Any = None, **change: Any
 ) -> Any:
     body: dict[str, Any] = {"server": {"name": "vm", "imageRef": IMAGE, "flavorRef": "1", **change}}
@@ -28,9 +27,8 @@ def post(
     return cloud.call("POST", "/servers", body, mv=mv, token=token)
 
 
-def placed(cloud: Cloud, answer: Any) -> tuple[Any, Any, Any, Any]:
-    """zone, host and forced as the workflow gets them, and the zone that the server is pinned
-    to."""
+def read_placement(cloud: Cloud, answer: Any) -> tuple[Any, Any, Any, Any]:
+    """Return zone, host and forced of the create's arguments, and the server's pinned zone."""
     assert answer.status_code == 202, answer.text
     server = answer.json["server"]["id"]
     [args] = [action.args for action in cloud.rows(schema.actions) if action.server_id == server]
@@ -38,18 +36,18 @@ def placed(cloud: Cloud, answer: Any) -> tuple[Any, Any, Any, Any]:
     return args["zone"], args["host"], args["forced"], row.pinned_availability_zone
 
 
-def refusal(answer: Any) -> str:
+def read_refusal(answer: Any) -> str:
     assert answer.status_code == 400, answer.text
     return str(answer.json["badRequest"]["message"])
 
 
 @pytest.fixture
-def zoned(cloud: Cloud) -> Cloud:
-    """host1 in the zone nova, host2 in az1."""
-    return put_in_zone(cloud)
+def zoned_cloud(cloud: Cloud) -> Cloud:
+    """Return a cloud with host1 in the zone nova and host2 in az1."""
+    return add_host2_in_az1(cloud)
 
 
-def put_in_zone(cloud: Cloud) -> Cloud:
+def add_host2_in_az1(cloud: Cloud) -> Cloud:
     cloud.add_host("host2")
     with cloud.store.begin() as tx:
         tx.execute(
@@ -77,24 +75,27 @@ def put_in_zone(cloud: Cloud) -> Cloud:
         ("nova:host2", ("az1", "host2", True, "az1")),
     ],
 )
-def test_an_admin_forces_a_host_and_gets_its_own_zone(
-    zoned: Cloud, text: str, expected: Any
+def test_create_server_with_forced_host_by_admin_uses_zone_of_host(
+    zoned_cloud: Cloud, text: str, expected: Any
 ) -> None:
-    assert placed(zoned, post(zoned, token="admin", availability_zone=text)) == expected
+    assert (
+        read_placement(zoned_cloud, post_server(zoned_cloud, token="admin", availability_zone=text))
+        == expected
+    )
 
 
-def test_a_requested_host_is_not_forced(zoned: Cloud) -> None:
-    both = post(
-        zoned,
+def test_create_server_with_requested_host_does_not_force_host(zoned_cloud: Cloud) -> None:
+    both = post_server(
+        zoned_cloud,
         "2.74",
         "admin",
         host="host2",
         hypervisor_hostname="host2.cloud",
         availability_zone="az1",
     )
-    node = post(zoned, "2.74", "admin", hypervisor_hostname="host1.cloud")
-    assert placed(zoned, both) == ("az1", "host2", False, "az1")
-    assert placed(zoned, node) == (None, "host1", False, None)
+    node = post_server(zoned_cloud, "2.74", "admin", hypervisor_hostname="host1.cloud")
+    assert read_placement(zoned_cloud, both) == ("az1", "host2", False, "az1")
+    assert read_placement(zoned_cloud, node) == (None, "host1", False, None)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +126,10 @@ def test_a_requested_host_is_not_forced(zoned: Cloud) -> None:
         ),
     ],
 )
-def test_a_place_that_is_none(cloud: Cloud, change: dict[str, Any], text: str) -> None:
-    assert refusal(post(cloud, "2.74", "admin", **change)) == text
+def test_create_server_with_unknown_host_or_zone_returns_400(
+    cloud: Cloud, change: dict[str, Any], text: str
+) -> None:
+    assert read_refusal(post_server(cloud, "2.74", "admin", **change)) == text
     assert cloud.rows(schema.servers) == []
 
 
@@ -140,47 +143,57 @@ def test_a_place_that_is_none(cloud: Cloud, change: dict[str, Any], text: str) -
         {"hypervisor_hostname": "nowhere"},
     ],
 )
-def test_only_admins_name_hosts_others_learn_none(cloud: Cloud, change: dict[str, Any]) -> None:
-    answer = post(cloud, "2.74", **change)
+def test_create_server_with_host_by_user_returns_403_even_for_unknown_host(
+    cloud: Cloud, change: dict[str, Any]
+) -> None:
+    answer = post_server(cloud, "2.74", **change)
     assert answer.status_code == 403
     assert "could not be found" not in answer.text
 
 
-def test_a_zone_is_that_of_an_aggregate_and_is_pinned(zoned: Cloud) -> None:
-    answer = post(zoned, availability_zone="az1")
-    assert placed(zoned, answer) == ("az1", None, False, "az1")
-    shown = [
-        zoned.call("GET", f"/servers/{answer.json['server']['id']}", mv=mv).json["server"]
+def test_create_server_pins_requested_zone_of_aggregate(zoned_cloud: Cloud) -> None:
+    answer = post_server(zoned_cloud, availability_zone="az1")
+    assert read_placement(zoned_cloud, answer) == ("az1", None, False, "az1")
+    views = [
+        zoned_cloud.call("GET", f"/servers/{answer.json['server']['id']}", mv=mv).json["server"]
         for mv in ("2.95", "2.96")
     ]
-    assert [one.get("pinned_availability_zone", "not shown") for one in shown] == [
+    assert [view.get("pinned_availability_zone", "not shown") for view in views] == [
         "not shown",
         "az1",
     ]
     assert (
-        refusal(post(zoned, availability_zone="moon"))
+        read_refusal(post_server(zoned_cloud, availability_zone="moon"))
         == "The requested availability zone is not available"
     )
 
 
-def test_servers_that_name_no_zone_are_pinned_to_the_default_one(
+def test_create_server_without_zone_pins_default_schedule_zone(
     make_cloud: Callable[..., Cloud],
 ) -> None:
-    cloud = put_in_zone(make_cloud(default_schedule_zone="az1"))
-    assert placed(cloud, post(cloud)) == ("az1", None, False, "az1")
-    assert placed(cloud, post(cloud, availability_zone="nova")) == ("nova", None, False, "nova")
-    assert placed(cloud, post(cloud, token="admin", availability_zone=":host1")) == (
+    cloud = add_host2_in_az1(make_cloud(default_schedule_zone="az1"))
+    assert read_placement(cloud, post_server(cloud)) == ("az1", None, False, "az1")
+    assert read_placement(cloud, post_server(cloud, availability_zone="nova")) == (
+        "nova",
+        None,
+        False,
+        "nova",
+    )
+    assert read_placement(cloud, post_server(cloud, token="admin", availability_zone=":host1")) == (
         "nova",
         "host1",
         True,
         "nova",
     )
-    gone = make_cloud(default_schedule_zone="gone")
-    assert refusal(post(gone)) == "The requested availability zone is not available"
+    cloud_without_zone = make_cloud(default_schedule_zone="gone")
+    assert (
+        read_refusal(post_server(cloud_without_zone))
+        == "The requested availability zone is not available"
+    )
 
 
 # --- hints ---
-def test_hints_are_kept_as_they_were_given_and_shown(cloud: Cloud) -> None:
+def test_create_server_stores_and_shows_scheduler_hints(cloud: Cloud) -> None:
     hints = {
         "same_host": [ids.new()],
         "different_host": ids.new(),
@@ -190,7 +203,7 @@ def test_hints_are_kept_as_they_were_given_and_shown(cloud: Cloud) -> None:
         "target_cell": "cell1",
         "operators_own": "yes",
     }
-    server = post(cloud, hints=hints).json["server"]["id"]
+    server = post_server(cloud, hints=hints).json["server"]["id"]
     assert [row.scheduler_hints for row in cloud.rows(schema.servers)] == [hints]
     assert (
         cloud.call("GET", f"/servers/{server}", mv="2.100").json["server"]["scheduler_hints"]
@@ -226,17 +239,22 @@ def test_hints_are_kept_as_they_were_given_and_shown(cloud: Cloud) -> None:
         ({"target_cell": ""}, "Invalid input"),
     ],
 )
-def test_hints_that_are_none(cloud: Cloud, hints: dict[str, Any], text: str) -> None:
-    assert refusal(post(cloud, hints=hints)).startswith(text)
+def test_create_server_with_invalid_scheduler_hints_returns_400(
+    cloud: Cloud, hints: dict[str, Any], text: str
+) -> None:
+    assert read_refusal(post_server(cloud, hints=hints)).startswith(text)
     assert cloud.rows(schema.servers) == []
 
 
-def test_sixty_four_servers_can_be_named(cloud: Cloud) -> None:
-    assert post(cloud, hints={"different_host": [ids.new() for _ in range(64)]}).status_code == 202
+def test_create_server_accepts_64_servers_in_scheduler_hints(cloud: Cloud) -> None:
+    assert (
+        post_server(cloud, hints={"different_host": [ids.new() for _ in range(64)]}).status_code
+        == 202
+    )
 
 
 # --- server groups ---
-def new_group(cloud: Cloud, policy: str, token: str = "user") -> str:
+def create_group(cloud: Cloud, policy: str, token: str = "user") -> str:
     answer = cloud.call(
         "POST",
         "/os-server-groups",
@@ -250,9 +268,9 @@ def new_group(cloud: Cloud, policy: str, token: str = "user") -> str:
 @pytest.mark.parametrize(
     "policy", ["affinity", "anti-affinity", "soft-affinity", "soft-anti-affinity"]
 )
-def test_server_joins_its_group_in_its_transaction(cloud: Cloud, policy: str) -> None:
-    group = new_group(cloud, policy)
-    assert post(cloud, hints={"group": group}, min_count=2).status_code == 202
+def test_create_server_joins_group_within_member_quota(cloud: Cloud, policy: str) -> None:
+    group = create_group(cloud, policy)
+    assert post_server(cloud, hints={"group": group}, min_count=2).status_code == 202
     members = cloud.call("GET", f"/os-server-groups/{group}").json["server_group"]["members"]
     assert sorted(members) == sorted(row.id for row in cloud.rows(schema.servers))
     cloud.call(
@@ -261,24 +279,26 @@ def test_server_joins_its_group_in_its_transaction(cloud: Cloud, policy: str) ->
         {"quota_set": {"server_group_members": 2}},
         token="admin",
     )
-    over = post(cloud, hints={"group": group})
+    over = post_server(cloud, hints={"group": group})
     assert over.json["forbidden"]["message"].startswith("Quota exceeded for server_group_members")
     assert len(cloud.rows(schema.server_group_members)) == 2
 
 
-def test_a_group_of_another_project_is_none_also_for_admins(cloud: Cloud) -> None:
-    theirs, unknown = new_group(cloud, "affinity", "stranger"), ids.new()
-    for token, group in (("user", theirs), ("user", unknown), ("admin", theirs)):
-        assert refusal(post(cloud, hints={"group": group}, token=token)) == (
+def test_create_server_with_foreign_group_returns_400_also_to_admins(cloud: Cloud) -> None:
+    foreign, unknown = create_group(cloud, "affinity", "stranger"), ids.new()
+    for token, group in (("user", foreign), ("user", unknown), ("admin", foreign)):
+        assert read_refusal(post_server(cloud, hints={"group": group}, token=token)) == (
             f"Instance group {group} could not be found."
         )
     assert cloud.rows(schema.servers) == []
 
 
-def test_group_counts_no_deleted_servers_and_can_be_deleted(cloud: Cloud) -> None:
-    group = new_group(cloud, "anti-affinity")
-    first, second = (post(cloud, hints={"group": group}).json["server"]["id"] for _ in range(2))
-    cloud.rest(first, "deleted", deleted=1)
+def test_server_group_omits_deleted_servers_and_can_be_deleted(cloud: Cloud) -> None:
+    group = create_group(cloud, "anti-affinity")
+    first, second = (
+        post_server(cloud, hints={"group": group}).json["server"]["id"] for _ in range(2)
+    )
+    cloud.set_state(first, "deleted", deleted=1)
     assert cloud.call("GET", f"/os-server-groups/{group}").json["server_group"]["members"] == [
         second
     ]
@@ -291,52 +311,52 @@ def test_group_counts_no_deleted_servers_and_can_be_deleted(cloud: Cloud) -> Non
     assert cloud.rows(schema.server_group_members) == []
 
 
-def test_group_deleted_during_a_create_leaves_no_server(cloud: Cloud) -> None:
-    """The group is deleted between the reads of a create and its transaction."""
-    group, kept = new_group(cloud, "affinity"), new_group(cloud, "affinity")
+def test_create_server_returns_400_when_group_is_deleted_meanwhile(cloud: Cloud) -> None:
+    """The group is deleted between the reads of the create and its transaction."""
+    group, other = create_group(cloud, "affinity"), create_group(cloud, "affinity")
     show = cloud.images.show
 
-    def deleted_meanwhile(image_id: str, token: str) -> Any:
+    def delete_group_and_show(image_id: str, token: str) -> Any:
         cloud.call("DELETE", f"/os-server-groups/{group}")
         return show(image_id, token)
 
-    cloud.images.show = deleted_meanwhile
+    cloud.images.show = delete_group_and_show
     assert (
-        refusal(post(cloud, hints={"group": group}))
+        read_refusal(post_server(cloud, hints={"group": group}))
         == f"Instance group {group} could not be found."
     )
     assert cloud.rows(schema.servers) == cloud.rows(schema.server_group_members) == []
-    assert post(cloud, hints={"group": kept}).status_code == 202
+    assert post_server(cloud, hints={"group": other}).status_code == 202
 
 
 # --- hardware ---
-def test_what_kilonova_froze_into_a_flavor_is_nobodys_to_see(cloud: Cloud) -> None:
-    server = post(cloud).json["server"]["id"]
+def test_server_hides_internal_extra_specs_of_its_flavor(cloud: Cloud) -> None:
+    server = post_server(cloud).json["server"]["id"]
     [row] = cloud.rows(schema.servers)
-    frozen = {
+    flavor = {
         **row.flavor,
         "extra_specs": {"kilonova:devices": "gpu=10de:1db4:1", "hw:boot_menu": "true"},
     }
-    cloud.change(schema.servers, schema.servers.c.id == server, flavor=frozen)
+    cloud.change(schema.servers, schema.servers.c.id == server, flavor=flavor)
     for token in ("user", "admin"):
         for path in (
             f"/servers/{server}",
             "/servers/detail?all_tenants=1" if token == "admin" else "/servers/detail",
         ):
             for mv in ("2.1", "2.47", "2.100"):
-                shown = cloud.call("GET", path, mv=mv, token=token)
-                assert "kilonova:" not in shown.text
-                assert ("hw:boot_menu" in shown.text) == (mv != "2.1")
+                answer = cloud.call("GET", path, mv=mv, token=token)
+                assert "kilonova:" not in answer.text
+                assert ("hw:boot_menu" in answer.text) == (mv != "2.1")
 
 
-def with_specs(cloud: Cloud, **specs: str) -> str:
-    """A flavor's id."""
+def add_flavor_with_specs(cloud: Cloud, **specs: str) -> str:
+    """Add a flavor with these extra specs, and return its id."""
     cloud.add_flavor(Flavor("hw", "m1.hw", 2, 512, 1, extra_specs=specs))
     return "hw"
 
 
 @pytest.mark.parametrize(
-    ("specs", "properties", "named"),
+    ("specs", "properties", "name"),
     [
         ({"hw:mem_encryption": "true"}, {}, "hw:mem_encryption"),
         ({}, {"hw_tpm_model": "tpm-crb"}, "hw_tpm_model"),
@@ -347,52 +367,52 @@ def with_specs(cloud: Cloud, **specs: str) -> str:
         ({"pci_passthrough:alias": "gpu:1"}, {}, "pci_passthrough:alias"),
     ],
 )
-def test_hardware_that_no_host_makes_is_refused_by_name(
-    cloud: Cloud, specs: dict[str, str], properties: dict[str, str], named: str
+def test_create_server_with_unsupported_hardware_returns_400_by_name(
+    cloud: Cloud, specs: dict[str, str], properties: dict[str, str], name: str
 ) -> None:
     cloud.images.images[IMAGE].ref.properties.update(properties)
-    assert named in refusal(post(cloud, flavorRef=with_specs(cloud, **specs)))
+    assert name in read_refusal(post_server(cloud, flavorRef=add_flavor_with_specs(cloud, **specs)))
     assert cloud.rows(schema.servers) == []
 
 
-def test_pci_aliases_are_resolved_when_the_flavor_is_frozen(
+def test_create_server_stores_devices_of_pci_alias_in_its_flavor(
     make_cloud: Callable[..., Cloud],
 ) -> None:
     cloud = make_cloud(pci_aliases={"gpu": [("10de", "1db4"), ("10de", "1db5")]})
-    flavor = with_specs(
+    flavor = add_flavor_with_specs(
         cloud, **{"pci_passthrough:alias": "gpu:2", "kilonova:devices": "all=8086:1572:9"}
     )
-    server = post(cloud, flavorRef=flavor).json["server"]["id"]
+    server = post_server(cloud, flavorRef=flavor).json["server"]["id"]
     assert cloud.rows(schema.servers)[0].flavor["extra_specs"] == {
         "pci_passthrough:alias": "gpu:2",
         "kilonova:devices": "gpu=10de:1db4|10de:1db5:2",
     }
-    shown = cloud.call("GET", f"/servers/{server}", mv="2.47", token="admin").json["server"][
+    flavor_view = cloud.call("GET", f"/servers/{server}", mv="2.47", token="admin").json["server"][
         "flavor"
     ]
-    assert shown["extra_specs"] == {"pci_passthrough:alias": "gpu:2"}
+    assert flavor_view["extra_specs"] == {"pci_passthrough:alias": "gpu:2"}
 
 
 @pytest.mark.parametrize(
-    ("properties", "words"),
+    ("properties", "difference"),
     [
         ({"hw_numa_nodes": "2"}, "NUMA nodes"),
         ({"hw_cpu_policy": "dedicated"}, "resources"),
         ({"hw_disk_bus": "scsi"}, None),
     ],
 )
-def test_a_rebuild_keeps_the_servers_place_on_its_host(
-    cloud: Cloud, properties: dict[str, str], words: str | None
+def test_rebuild_with_image_of_other_hardware_needs_returns_400(
+    cloud: Cloud, properties: dict[str, str], difference: str | None
 ) -> None:
-    server = post(cloud, flavorRef=with_specs(cloud)).json["server"]["id"]
-    cloud.rest(server)
+    server = post_server(cloud, flavorRef=add_flavor_with_specs(cloud)).json["server"]["id"]
+    cloud.set_state(server)
     other = ids.new()
     cloud.images.images[other] = Image(ImageRef(other, "qcow2", 1024, properties=properties))
     answer = cloud.call("POST", f"/servers/{server}/action", {"rebuild": {"imageRef": other}})
-    if words is None:
+    if difference is None:
         assert answer.status_code == 202, answer.text
     else:
-        assert refusal(answer).startswith(
-            f"imageRef: this image asks for other {words} than the server has"
+        assert read_refusal(answer).startswith(
+            f"imageRef: this image asks for other {difference} than the server has"
         )
         assert cloud.rows(schema.servers)[0].image_id == IMAGE

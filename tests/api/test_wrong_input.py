@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be refused: the exact status and fault, never a 500, and nothing left behind."""
+"""Wrong requests: exact status and message, no 500, and no rows."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ NO_VOLUME = (
 )
 
 
-def says(key: str, value: str, text: str) -> str:
+def schema_message(key: str, value: str, text: str) -> str:
     return f"Invalid input for field/attribute {key}. Value: {value}. {text}"
 
 
 # fmt: off
-#: what is wrong, at which version, the change of a good create, status, message
+#: Id of the case, microversion, change of a valid create, status, message.
 CREATES: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("unknown key", "2.1", {"colour": "red"}, 400,
-     says("server", "{'name': 'vm', 'imageRef': '" + IMAGE + "', 'flavorRef': '1', 'colour': 'red'}",
+     schema_message("server", "{'name': 'vm', 'imageRef': '" + IMAGE + "', 'flavorRef': '1', 'colour': 'red'}",
           "Additional properties are not allowed ('colour' was unexpected)")),
-    ("wrong type", "2.1", {"name": 7}, 400, says("name", "7", "7 is not of type 'string'")),
-    ("empty name", "2.1", {"name": ""}, 400, says("name", "", "'' should be non-empty")),
-    ("white name", "2.1", {"name": " vm"}, 400, says(
+    ("wrong type", "2.1", {"name": 7}, 400, schema_message("name", "7", "7 is not of type 'string'")),
+    ("empty name", "2.1", {"name": ""}, 400, schema_message("name", "", "'' should be non-empty")),
+    ("white name", "2.1", {"name": " vm"}, 400, schema_message(
         "name", " vm", "' vm' must not be empty, hold only printable characters, and neither begin nor end with white "
         "space")),
     ("no UUID", "2.1", {"imageRef": "cirros"}, 400,
-     says("imageRef", "cirros", "'cirros' is not valid under any of the given schemas")),
+     schema_message("imageRef", "cirros", "'cirros' is not valid under any of the given schemas")),
     ("unknown image", "2.1", {"imageRef": UNKNOWN}, 400, f"Can not find requested image {UNKNOWN}."),
     ("no image", "2.1", {"imageRef": ""}, 400, "Invalid imageRef provided."),
     ("unknown flavor", "2.1", {"flavorRef": "99"}, 400, "Flavor 99 could not be found."),
     ("unknown key pair", "2.1", {"key_name": "nope"}, 400, "Invalid key_name provided."),
     ("networks", "2.1", {"networks": [{"uuid": UNKNOWN}]}, 400, NO_NETWORK),
     ("networks as word, too early", "2.36", {"networks": "none"}, 400,
-     says("networks", "none", "'none' is not of type 'array'")),
+     schema_message("networks", "none", "'none' is not of type 'array'")),
     ("volume", "2.1", {"block_device_mapping_v2": [
         {"source_type": "volume", "destination_type": "volume", "uuid": UNKNOWN, "boot_index": 0}]}, 400, NO_VOLUME),
     ("old mapping", "2.1", {"block_device_mapping": [{"volume_id": UNKNOWN, "device_name": "/dev/vda"}]}, 400,
@@ -102,43 +102,45 @@ KINDS = {
     [row[1:] for row in CREATES],
     ids=[row[0] for row in CREATES],
 )
-def test_a_wrong_create_says_what_is_wrong(
+def test_create_server_with_invalid_field_is_refused_with_reason(
     cloud: Cloud, mv: str, change: dict[str, Any], status: int, message: str
 ) -> None:
     answer = cloud.call("POST", "/servers", {"server": {**GOOD, **change}}, mv=mv)
     assert answer.json == {KINDS[status]: {"code": status, "message": message}}
     assert answer.status_code == status
     assert cloud.rows(schema.servers) == cloud.rows(schema.actions) == []
-    assert cloud.wakeup.woken == 0
+    assert cloud.wakeup.count == 0
 
 
-def test_a_name_of_256_is_refused_without_repeating_all_of_it(cloud: Cloud) -> None:
+def test_create_server_with_name_of_256_returns_400_with_short_message(cloud: Cloud) -> None:
     assert (
         cloud.call("POST", "/servers", {"server": {**GOOD, "name": "x" * 255}}).status_code == 202
     )
     answer = cloud.call("POST", "/servers", {"server": {**GOOD, "name": "x" * 256}})
-    text = says("name", "x" * 256, f"'{'x' * 256}' is too long")
+    text = schema_message("name", "x" * 256, f"'{'x' * 256}' is too long")
     assert answer.json == {"badRequest": {"code": 400, "message": text}}
 
 
 @pytest.mark.parametrize(
     "raw", [b'{"server": ', b"", b"\xff\xfe", b"[" * 5000, b'{"server": NaN}', b'{"a": "\\ud800"}']
 )
-def test_malformed_json(cloud: Cloud, raw: bytes) -> None:
+def test_create_server_with_malformed_json_returns_400(cloud: Cloud, raw: bytes) -> None:
     answer = cloud.call("POST", "/servers", raw=raw)
     assert answer.status_code == 400
     assert answer.json == {"badRequest": {"code": 400, "message": "Malformed request body"}}
 
 
-def nested(levels: int, by: str = "{") -> bytes:
-    """Objects or lists within each other."""
-    opened, closed = (b'{"a":', b"}") if by == "{" else (b"[", b"]")
-    return opened * levels + b"1" + closed * levels
+def build_nested_json(levels: int, bracket: str = "{") -> bytes:
+    """Return JSON of objects or lists within each other."""
+    opening, closing = (b'{"a":', b"}") if bracket == "{" else (b"[", b"]")
+    return opening * levels + b"1" + closing * levels
 
 
-@pytest.mark.parametrize("by", "{[")
+@pytest.mark.parametrize("bracket", "{[")
 @pytest.mark.parametrize("levels", [33, 200, 900, 1000])
-def test_json_that_is_too_deep_is_told_so(cloud: Cloud, levels: int, by: str) -> None:
+def test_json_deeper_than_32_levels_returns_400_with_reason(
+    cloud: Cloud, levels: int, bracket: str
+) -> None:
     server = cloud.create()
     for method, path in (
         ("POST", "/servers"),
@@ -148,7 +150,9 @@ def test_json_that_is_too_deep_is_told_so(cloud: Cloud, levels: int, by: str) ->
         ("POST", "/os-aggregates"),
         ("PUT", "/os-quota-sets/x"),
     ):
-        answer = cloud.call(method, path, raw=nested(levels, by), token="admin", mv="2.26")
+        answer = cloud.call(
+            method, path, raw=build_nested_json(levels, bracket), token="admin", mv="2.26"
+        )
         assert (answer.status_code, answer.json) == (
             400,
             {
@@ -161,17 +165,17 @@ def test_json_that_is_too_deep_is_told_so(cloud: Cloud, levels: int, by: str) ->
     hints = cloud.call(
         "POST",
         "/servers",
-        {"server": GOOD, "os:scheduler_hints": {"x": orjson.loads(nested(29, by))}},
+        {"server": GOOD, "os:scheduler_hints": {"x": orjson.loads(build_nested_json(29, bracket))}},
     )
     assert hints.status_code in (202, 400)
 
 
-@pytest.mark.parametrize("by", "{[")
-def test_placement_takes_nothing_deeper_either(cloud: Cloud, by: str) -> None:
+@pytest.mark.parametrize("bracket", "{[")
+def test_placement_json_deeper_than_32_levels_returns_400(cloud: Cloud, bracket: str) -> None:
     client = falcon.testing.TestClient(Callers(placement.create(cloud.store)))
     answer = client.simulate_post(
         "/resource_providers",
-        body=nested(33, by),
+        body=build_nested_json(33, bracket),
         headers={"X-Auth-Token": "admin", "Content-Type": "application/json"},
     )
     assert answer.status_code == 400
@@ -195,12 +199,12 @@ def test_placement_takes_nothing_deeper_either(cloud: Cloud, by: str) -> None:
         "\U0001f600",
     ],
 )
-def test_strange_letters_in_names_and_tags_are_kept_or_refused(cloud: Cloud, name: str) -> None:
+def test_unusual_characters_in_names_and_tags_cause_no_500(cloud: Cloud, name: str) -> None:
     server = cloud.create()
-    tagged = cloud.call("PUT", f"/servers/{server}/tags/{quote(name)}", mv="2.26")
-    assert tagged.status_code in (201, 400)
-    if tagged.status_code == 201:
-        assert tagged.headers["Location"].endswith(quote(name))
+    answer_to_tag = cloud.call("PUT", f"/servers/{server}/tags/{quote(name)}", mv="2.26")
+    assert answer_to_tag.status_code in (201, 400)
+    if answer_to_tag.status_code == 201:
+        assert answer_to_tag.headers["Location"].endswith(quote(name))
         assert (
             cloud.call("GET", f"/servers/{server}/tags/{quote(name)}", mv="2.26").status_code == 204
         )
@@ -238,14 +242,16 @@ def test_strange_letters_in_names_and_tags_are_kept_or_refused(cloud: Cloud, nam
 @pytest.mark.parametrize(
     "sign", ["\n", "\r\nX-Forged: 1", "\x01", "\x1b[31m", "\x7f", "\x85", "\u2028"]
 )
-def test_control_characters_are_in_no_tag(cloud: Cloud, sign: str) -> None:
+def test_tag_with_control_character_returns_400(cloud: Cloud, sign: str) -> None:
     server = cloud.create()
     path = f"/servers/{server}/tags"
-    made = cloud.call("POST", "/servers", {"server": {**GOOD, "tags": [f"a{sign}b"]}}, mv="2.52")
+    answer_to_create = cloud.call(
+        "POST", "/servers", {"server": {**GOOD, "tags": [f"a{sign}b"]}}, mv="2.52"
+    )
     for answer in (
         cloud.call("PUT", f"{path}/{quote(f'a{sign}b', safe='')}", mv="2.26"),
         cloud.call("PUT", path, {"tags": [f"a{sign}b"]}, mv="2.26"),
-        made,
+        answer_to_create,
     ):
         assert answer.status_code == 400
         assert "printable characters" in answer.json["badRequest"]["message"]
@@ -255,22 +261,22 @@ def test_control_characters_are_in_no_tag(cloud: Cloud, sign: str) -> None:
 @pytest.mark.parametrize(
     "raw", [b"null", b"[]", b"7", b'"x"', b'{"server": null}', b'{"server": {"name": "a\\u0000"}}']
 )
-def test_json_that_is_no_create(cloud: Cloud, raw: bytes) -> None:
+def test_create_server_with_json_of_wrong_type_returns_400(cloud: Cloud, raw: bytes) -> None:
     assert cloud.call("POST", "/servers", raw=raw).status_code == 400
 
 
 class Endless(io.BytesIO):
-    """A body that counts how much of it was asked for."""
+    """A body without end that counts the requested bytes."""
 
     taken = 0
 
     def read(self, size: int | None = -1) -> bytes:
-        assert size is not None and size >= 0, "nobody may ask for all of it"
-        self.taken += size
+        assert size is not None and size >= 0, "a read must have a size"
+        self.requested_bytes += size
         return b" " * size
 
 
-def test_ten_megabytes_are_refused_unread(cloud: Cloud) -> None:
+def test_body_of_10_mib_returns_413_without_a_read(cloud: Cloud) -> None:
     body = Endless()
     answer = cloud.client.simulate_post(
         "/v2.1/servers",
@@ -289,7 +295,7 @@ def test_ten_megabytes_are_refused_unread(cloud: Cloud) -> None:
         }
     }
     assert answer.headers["Retry-After"] == "0"
-    assert body.taken == 0
+    assert body.requested_bytes == 0
 
 
 def test_body_of_unknown_length_is_read_up_to_the_limit(cloud: Cloud) -> None:
@@ -300,10 +306,10 @@ def test_body_of_unknown_length_is_read_up_to_the_limit(cloud: Cloud) -> None:
         extras={"wsgi.input": body, "wsgi.input_terminated": True, "CONTENT_LENGTH": ""},
     )
     assert answer.status_code == 413
-    assert body.taken == 1024**2 + 1
+    assert body.requested_bytes == 1024**2 + 1
 
 
-def test_a_body_that_is_no_json_by_its_own_word(cloud: Cloud) -> None:
+def test_body_with_content_type_xml_returns_415(cloud: Cloud) -> None:
     answer = cloud.call(
         "POST", "/servers", raw=b"<server/>", headers={"Content-Type": "application/xml"}
     )
@@ -314,32 +320,32 @@ def test_a_body_that_is_no_json_by_its_own_word(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     "media_type", ["application/vnd.openstack.compute+json", "text/plain", "text/plain; charset=x"]
 )
-def test_body_with_a_media_type_that_nova_takes_is_read(cloud: Cloud, media_type: str) -> None:
+def test_body_with_media_type_of_nova_is_accepted(cloud: Cloud, media_type: str) -> None:
     body = b'{"keypair": {"name": "k"}}'
     headers = {"Content-Type": media_type}
     assert cloud.call("POST", "/os-keypairs", raw=body, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("user_data", "why"),
+    ("user_data", "reason"),
     [
         ("a" * 65536, "It has more than 65535 characters."),
         ("no base64!", "It is not base64."),
         (5, "Its type is not string."),
     ],
 )
-def test_refusal_of_user_data_gives_the_reason_and_not_the_value(
-    cloud: Cloud, user_data: object, why: str
+def test_refusal_of_user_data_has_reason_without_value(
+    cloud: Cloud, user_data: object, reason: str
 ) -> None:
     body = {"server": {"name": "a", "imageRef": IMAGE, "flavorRef": "1", "user_data": user_data}}
     message = cloud.call("POST", "/servers", body).json["badRequest"]["message"]
     assert message == (
-        f"Invalid input for field/attribute user_data. The value is not repeated here. {why}"
+        f"Invalid input for field/attribute user_data. The value is not repeated here. {reason}"
     )
 
 
 @pytest.mark.parametrize("token", [None, "", "forged"])
-def test_without_a_good_token(cloud: Cloud, token: str | None) -> None:
+def test_request_without_valid_token_returns_401(cloud: Cloud, token: str | None) -> None:
     answer = cloud.call("GET", "/servers", token=token)
     assert answer.status_code == 401
     assert answer.json == {
@@ -350,7 +356,7 @@ def test_without_a_good_token(cloud: Cloud, token: str | None) -> None:
     }
 
 
-def test_identity_headers_of_a_client_are_ignored(cloud: Cloud) -> None:
+def test_identity_headers_of_client_are_ignored(cloud: Cloud) -> None:
     headers = {"X-User-Id": "a1", "X-Project-Id": "admins", "X-Roles": "admin"}
     assert cloud.call("GET", "/os-services", token=None, headers=headers).status_code == 401
 
@@ -373,7 +379,9 @@ def test_identity_headers_of_a_client_are_ignored(cloud: Cloud) -> None:
         ("POST", "/action", {"addSecurityGroup": {"name": "default"}}),
     ],
 )
-def test_a_foreign_server_does_not_exist(cloud: Cloud, method: str, path: str, body: Any) -> None:
+def test_foreign_server_returns_404_like_missing_one(
+    cloud: Cloud, method: str, path: str, body: Any
+) -> None:
     server = cloud.create()
     foreign = cloud.call(method, f"/servers/{server}{path}", body, token="stranger")
     missing = cloud.call(method, f"/servers/{ids.new()}{path}", body, token="stranger")
@@ -388,17 +396,20 @@ def test_a_foreign_server_does_not_exist(cloud: Cloud, method: str, path: str, b
     ("token", "status"),
     [("user", 202), ("manager", 202), ("admin", 202), ("reader", 403), ("nobody", 403)],
 )
-def test_roles(cloud: Cloud, token: str, status: int) -> None:
+def test_create_server_needs_member_role_and_list_servers_any_role(
+    cloud: Cloud, token: str, status: int
+) -> None:
     assert cloud.call("POST", "/servers", {"server": GOOD}, token=token).status_code == status
     assert cloud.call("GET", "/servers", token=token).status_code == (
         200 if token != "nobody" else 403
     )
 
 
-def test_what_nobody_foresaw_is_a_500_that_gives_nothing_away(
+def test_unexpected_error_returns_500_without_details_and_is_logged(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cloud.images.images = None  # type: ignore[assignment]  # the image service's client breaks
+    # This breaks the double of the image service.
+    cloud.images.images = None  # type: ignore[assignment]
     answer = cloud.call("POST", "/servers", {"server": GOOD})
     assert answer.status_code == 500
     assert answer.json == {
@@ -411,7 +422,7 @@ def test_what_nobody_foresaw_is_a_500_that_gives_nothing_away(
     assert "TypeError" in caplog.text
 
 
-def test_an_image_service_that_is_down_is_said_to_be(cloud: Cloud) -> None:
+def test_create_server_returns_503_when_image_service_is_down(cloud: Cloud) -> None:
     cloud.images.down = True
     answer = cloud.call("POST", "/servers", {"server": GOOD})
     assert answer.status_code == 503
@@ -444,7 +455,7 @@ def test_an_image_service_that_is_down_is_said_to_be(cloud: Cloud) -> None:
         "/flavors/detail?sort_dir=up",
     ],
 )
-def test_wrong_queries(cloud: Cloud, path: str) -> None:
+def test_list_with_invalid_query_returns_400(cloud: Cloud, path: str) -> None:
     answer = cloud.call("GET", path)
     assert answer.status_code == 400
     assert answer.json["badRequest"]["code"] == 400
@@ -459,10 +470,11 @@ def test_wrong_queries(cloud: Cloud, path: str) -> None:
         ("/servers?tags=", "tags", "2.26"),
     ],
 )
-def test_an_expression_that_takes_a_minute_is_refused_at_once(
+def test_expensive_regular_expression_in_query_returns_400_at_once(
     cloud: Cloud, path: str, field: str, mv: str
 ) -> None:
-    begun = time.process_time()  # other processes may have the processors
+    # Other processes may use the CPU, so the test counts the time of its own process.
+    started = time.process_time()
     answer = cloud.call(
         "GET", path + quote("(?:(?:(?:^){60000}){60000}){60000}"), mv=mv, token="reader"
     )
@@ -471,7 +483,7 @@ def test_an_expression_that_takes_a_minute_is_refused_at_once(
         answer.json
     )
     assert cloud.call("GET", path + quote("(a+)+$"), mv=mv, token="reader").status_code == 200
-    assert time.process_time() - begun < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize(
@@ -489,7 +501,7 @@ def test_an_expression_that_takes_a_minute_is_refused_at_once(
         ("/flavors/1", 102),
     ],
 )
-def test_unknown_parameters_are_refused_from_a_version_on(
+def test_unknown_query_parameter_returns_400_from_strict_microversion(
     cloud: Cloud, path: str, strict_since: int
 ) -> None:
     for number in (strict_since - 1, strict_since):
@@ -514,7 +526,7 @@ def test_unknown_parameters_are_refused_from_a_version_on(
         ),
     ],
 )
-def test_an_image_that_does_not_fit_the_flavor(
+def test_create_server_with_image_unfit_for_flavor_returns_400(
     cloud: Cloud, change: dict[str, Any], message: str
 ) -> None:
     cloud.images.images[IMAGE] = replace(cloud.images.images[IMAGE], **change)
@@ -522,7 +534,7 @@ def test_an_image_that_does_not_fit_the_flavor(
     assert answer.json == {"badRequest": {"code": 400, "message": message}}
 
 
-def test_a_flavor_without_disk_is_for_admins(cloud: Cloud) -> None:
+def test_create_server_with_diskless_flavor_needs_admin(cloud: Cloud) -> None:
     cloud.add_flavor(Flavor("0", "nodisk", 1, 64, 0))
     assert cloud.call("POST", "/servers", {"server": {**GOOD, "flavorRef": "0"}}).status_code == 403
     assert (
@@ -533,8 +545,8 @@ def test_a_flavor_without_disk_is_for_admins(cloud: Cloud) -> None:
     )
 
 
-class Torn:
-    """The body of a client whose connection ends in the middle of a chunk."""
+class BrokenBody:
+    """The body of a client whose connection breaks within a chunk."""
 
     def __init__(self, problem: Exception) -> None:
         self._problem = problem
@@ -546,29 +558,32 @@ class Torn:
 
 
 @pytest.mark.parametrize("problem", [InvalidChunkSize(b"zz"), ConnectionResetError("gone")])
-def test_a_body_that_is_torn_is_the_clients_fault(cloud: Cloud, problem: Exception) -> None:
+def test_body_of_broken_connection_returns_400(cloud: Cloud, problem: Exception) -> None:
     answer = cloud.client.simulate_request(
         "POST",
         "/v2.1/servers",
         headers={"X-Auth-Token": "user", "Content-Type": "application/json"},
-        extras={"wsgi.input": Torn(problem), "wsgi.input_terminated": True},
+        extras={"wsgi.input": BrokenBody(problem), "wsgi.input_terminated": True},
     )
     assert answer.status_code == 400, answer.text
     assert "badly chunked" in answer.json["badRequest"]["message"]
 
 
-def test_a_database_of_another_version_is_a_503_until_it_fits(cloud: Cloud) -> None:
-    """As a fail-over to an older copy, or an upgrade that went ahead, may leave it."""
+def test_requests_return_503_while_database_has_other_version(cloud: Cloud) -> None:
+    """A fail-over to an old copy or an early upgrade can cause this."""
     guarded(cloud.store)
     operator = Store(cloud.store.url)
-    for found, status in (("0000", 503), ("9999", 503), (needed(), 200)):
+    for version, status in (("0000", 503), ("9999", 503), (needed(), 200)):
         with operator.begin() as tx:
-            tx.execute(sa.text("UPDATE alembic_version SET version_num = :found"), {"found": found})
-        cloud.store.engine.dispose()  # as when its connections break
+            tx.execute(
+                sa.text("UPDATE alembic_version SET version_num = :found"), {"found": version}
+            )
+        # The connections break.
+        cloud.store.engine.dispose()
         answer = cloud.call("GET", "/servers")
         assert answer.status_code == status
         if status == 503:
-            assert f"has version {found}" in answer.json["serviceUnavailable"]["message"]
+            assert f"has version {version}" in answer.json["serviceUnavailable"]["message"]
             assert answer.headers["Retry-After"] == "1"
     operator.close()
 
@@ -586,7 +601,7 @@ def test_a_database_of_another_version_is_a_503_until_it_fits(cloud: Cloud) -> N
         ("GET", "/", 200),
     ],
 )
-def test_a_record_without_a_name_is_not_found(
+def test_path_with_trailing_slash_returns_404(
     cloud: Cloud, method: str, path: str, status: int
 ) -> None:
     assert cloud.call(method, path).status_code == status

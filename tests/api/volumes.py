@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block storage service with the volumes that a test puts into it."""
+"""A block storage service in memory with the volumes and snapshots of a test."""
 
 from __future__ import annotations
 
@@ -20,29 +20,33 @@ SNAPSHOT, TYPE = "e8debdc0-447a-4376-a10a-4cd9122d7986", "70a599e0-31e7-49b7-b26
 
 
 class Volumes:
-    """A test changes what is ``held``, how many volumes the quota lets be made: ``allowed``, and
-    what a new snapshot ``becomes``; whether a new volume is encrypted."""
+    """The volumes, snapshots and quotas that the API finds at the block storage service.
+
+    A test changes ``by_id`` (the volumes), the quotas, ``new_snapshot_status`` and ``encrypts``
+    (True to encrypt new volumes). ``created`` and ``deleted`` record the requests. The proxies use
+    the separate ``proxy_records``.
+    """
 
     def __init__(self) -> None:
-        self.there, self.allowed, self.encrypts = True, 100, False
-        self.held = {
-            one: Volume(one, "available", 2, availability_zone="nova", bootable=True)
-            for one in (VOLUME, OTHER)
+        self.has_endpoint, self.volume_quota, self.encrypts = True, 100, False
+        self.by_id = {
+            volume: Volume(volume, "available", 2, availability_zone="nova", bootable=True)
+            for volume in (VOLUME, OTHER)
         }
-        self.held[SHARED] = Volume(SHARED, "in-use", 1, multiattach=True, availability_zone="nova")
+        self.by_id[SHARED] = Volume(SHARED, "in-use", 1, multiattach=True, availability_zone="nova")
         self.snapshots = {SNAPSHOT: VolumeSnapshot(SNAPSHOT, "available", 3, VOLUME)}
-        self.allowed_snapshots, self.becomes = 100, "available"
-        self.made: list[dict[str, Any]] = []
+        self.snapshot_quota, self.new_snapshot_status = 100, "available"
+        self.created: list[dict[str, Any]] = []
         self.deleted: list[str] = []
-        self.shown: dict[str, dict[str, dict[str, Any]]] = {"volumes": {}, "snapshots": {}}
+        self.proxy_records: dict[str, dict[str, dict[str, Any]]] = {"volumes": {}, "snapshots": {}}
 
     def has_service(self) -> bool:
-        return self.there
+        return self.has_endpoint
 
     def volume(self, token: str, volume_id: str) -> Volume:
-        if volume_id not in self.held or token == "stranger":
+        if volume_id not in self.by_id or token == "stranger":
             raise errors.NotFound(f"Volume {volume_id} could not be found.")
-        return self.held[volume_id]
+        return self.by_id[volume_id]
 
     def snapshot(self, token: str, snapshot_id: str) -> VolumeSnapshot:
         if snapshot_id not in self.snapshots:
@@ -50,13 +54,13 @@ class Volumes:
         return self.snapshots[snapshot_id]
 
     def make_snapshot(self, token: str, volume_id: str, name: str) -> VolumeSnapshot:
-        if len(self.snapshots) > self.allowed_snapshots:
+        if len(self.snapshots) > self.snapshot_quota:
             raise errors.TooLarge("The block storage service says: SnapshotLimitExceeded")
-        made = VolumeSnapshot(
+        snapshot = VolumeSnapshot(
             ids.new(), "creating", self.volume("", volume_id).size_gb, volume_id, token
         )
-        self.snapshots[made.id] = replace(made, status=self.becomes)
-        return made
+        self.snapshots[snapshot.id] = replace(snapshot, status=self.new_snapshot_status)
+        return snapshot
 
     def delete_snapshot(self, token: str, snapshot_id: str) -> None:
         self.snapshots.pop(snapshot_id, None)
@@ -64,56 +68,60 @@ class Volumes:
     def types(self, token: str) -> list[VolumeType]:
         return [VolumeType(TYPE, "fast")]
 
-    def create(self, token: str, **wanted: Any) -> Volume:
-        if len(self.made) >= self.allowed:
+    def create(self, token: str, **values: Any) -> Volume:
+        if len(self.created) >= self.volume_quota:
             raise errors.TooLarge("The block storage service says: VolumeLimitExceeded")
-        made = Volume(
+        volume = Volume(
             ids.new(),
             "creating",
-            wanted["size_gb"],
+            values["size_gb"],
             encrypted=self.encrypts,
-            volume_type=wanted["volume_type"],
+            volume_type=values["volume_type"],
         )
-        self.made.append({**wanted, "id": made.id, "token": token})
-        self.held[made.id] = made
-        return made
+        self.created.append({**values, "id": volume.id, "token": token})
+        self.by_id[volume.id] = volume
+        return volume
 
     def delete(self, token: str, volume_id: str) -> None:
         self.deleted.append(volume_id)
 
-    # --- as users see them: of the proxies, which have records of their own here ---
+    # --- methods of the client for the proxies ---
     def records(self, token: str, resource: str) -> list[dict[str, Any]]:
-        return [*self.shown[resource].values()]
+        return [*self.proxy_records[resource].values()]
 
     def record(self, token: str, resource: str, record_id: str) -> dict[str, Any]:
-        if record_id not in self.shown[resource]:
+        if record_id not in self.proxy_records[resource]:
             raise errors.NotFound(f"{record_id} could not be found.")
-        return self.shown[resource][record_id]
+        return self.proxy_records[resource][record_id]
 
     def make(self, token: str, resource: str, values: dict[str, Any]) -> dict[str, Any]:
-        if len(self.shown[resource]) >= self.allowed:
+        if len(self.proxy_records[resource]) >= self.volume_quota:
             raise errors.TooLarge("The block storage service says: LimitExceeded")
-        made = {"id": ids.new(), "status": "creating", "created_at": "2026-11-23T10:00:00.000001"}
-        self.shown[resource][made["id"]] = made | {"size": 1} | values
-        return self.record(token, resource, made["id"])
+        identity = {
+            "id": ids.new(),
+            "status": "creating",
+            "created_at": "2026-11-23T10:00:00.000001",
+        }
+        self.proxy_records[resource][identity["id"]] = identity | {"size": 1} | values
+        return self.record(token, resource, identity["id"])
 
     def remove(self, token: str, resource: str, record_id: str) -> None:
         self.record(token, resource, record_id)
-        del self.shown[resource][record_id]
+        del self.proxy_records[resource][record_id]
 
     def change(self, volume_id: str, **values: Any) -> None:
-        self.held[volume_id] = replace(self.held[volume_id], **values)
+        self.by_id[volume_id] = replace(self.by_id[volume_id], **values)
 
 
-def storing(cloud: Cloud) -> Volumes:
-    """Give this cloud such a service."""
-    made = Volumes()
-    cloud.services.volumes = made
-    return made
+def add_volume_service(cloud: Cloud) -> Volumes:
+    """Give the cloud an in-memory volume service, and return this service."""
+    service = Volumes()
+    cloud.services.volumes = service
+    return service
 
 
-def done(cloud: Cloud, server: str, status: str = "attached", **values: Any) -> None:
-    """The conductor has attached what was asked for."""
+def finish_attachments(cloud: Cloud, server: str, status: str = "attached", **values: Any) -> None:
+    """Bring the server's volume attachments to a status, as a conductor does."""
     for row in cloud.rows(schema.block_devices):
         if row.server_id == server:
             cloud.change(
@@ -122,4 +130,4 @@ def done(cloud: Cloud, server: str, status: str = "attached", **values: Any) -> 
                 status=status,
                 attachment_id=row.attachment_id or ids.new(),
             )
-    cloud.rest(server, **values)
+    cloud.set_state(server, **values)

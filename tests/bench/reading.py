@@ -25,7 +25,7 @@ from compute_api.compute.routes import ROUTES
 from tests.api.conftest import IMAGE, PROJECT, TOKENS
 from tests.api.conftest import Cloud as ApiCloud
 from tests.api.networks import Networks
-from tests.api.volumes import storing
+from tests.api.volumes import add_volume_service
 from tests.workflows.moves import clouds, server_on
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud
@@ -72,7 +72,7 @@ def record_create() -> list[Function]:
     with tempfile.TemporaryDirectory() as folder:
         cloud = ApiCloud(f"sqlite:///{folder}/api.db", "secret", Networks(projects))
         cloud.furnish()
-        storing(cloud)
+        add_volume_service(cloud)
         network = cloud.services.networks.add_network("net", PROJECT)
         cloud.call("POST", "/os-keypairs", {"keypair": {"name": "key"}})
         group = cloud.call(

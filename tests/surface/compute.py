@@ -191,7 +191,7 @@ class Compute:
             "tags": [owner]}})["server"]["id"]
         port = self.networks.add_port(network, project, device_id=server, security_groups=[group])
         fixed = self.networks.ports_by_id[port]["fixed_ips"][0]["ip_address"]
-        self.cloud.rest(server, interfaces=[to_wire(Interface(port, network, owner, addresses=[{
+        self.cloud.set_state(server, interfaces=[to_wire(Interface(port, network, owner, addresses=[{
             "address": fixed, "version": 4, "prefix": 24, "dhcp": True, "floating": []}]))])
         records |= {"servers": server, "os-volumes_boot": server, "os-interface": port, "metadata": owner,
                   "tags": owner, "ips": owner, "flavors": flavor, "images": image, "os-keypairs": owner,
