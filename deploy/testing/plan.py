@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The jobs of ./deploy/test, their budgets, and the sets of tests.
 
-Pure data. ``./deploy/test`` reads this table before anything is installed, and tests/selection.py
-reads it in each pytest process. A test belongs to the first job of its ring whose fixtures or mark
-it has, so each job makes only the servers, hosts and clouds that its tests share. A test is in the
-default set unless a mark puts it into a slice.
+The module only contains data. ``./deploy/test`` reads this table before anything is installed, and
+tests/selection.py reads it in each pytest process. A test belongs to the first job of its ring with
+a matching fixture or mark. A job therefore makes only the servers, hosts and clouds that its tests
+share. A test is in the default set unless a mark puts it into a slice.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class Set(StrEnum):
 
 
 class Slice(StrEnum):
-    """The part of a set that a test belongs to; ``@pytest.mark.slice(...)``. Only ``all`` contains
-    every slice."""
+    """A part of the tests, chosen with ``@pytest.mark.slice(...)``. Only the set ``all`` contains
+    every slice.
+    """
 
     DEFAULT = "default"
     GUESTS = "guests"
@@ -197,6 +198,5 @@ def job_of(ring: str, fixtures: Collection[str], marks: Collection[str]) -> Job:
 
 
 def longest_first(jobs: Collection[Job]) -> list[Job]:
-    """Return the jobs in the order of their start. The run would end late if a long job began
-    last."""
+    """Return the jobs in the order of their start, so that no long job starts last."""
     return sorted(jobs, key=lambda job: -job.seconds)

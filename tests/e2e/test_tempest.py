@@ -27,7 +27,7 @@ LEFT_OUT = re.compile(
 
 @pytest.mark.slice(TEMPEST_SLICE)
 def test_what_needs_no_server_passes_tempest(keeping: Live, tmp_path: Path) -> None:
-    if not environment.tempest_is_there():
+    if not environment.has_tempest():
         pytest.skip(f"Tempest is not installed: ./deploy/test {TEMPEST_SLICE} installs it")
     clear(keeping.rest())  # a host with a server does not join another zone
     tempest = Tempest(tmp_path / "tempest")

@@ -107,9 +107,9 @@ def test_archive_holds_what_was_given(tmp_path: Path) -> None:
 @pytest.mark.skipif(not boot_disk.BOOT_CODE.exists(), reason="syslinux-common is not installed")
 def test_lean_module_has_neither_signature_nor_types() -> None:
     plain = b"\x7fELF code\0.text\0.data\0"
-    assert boot_disk.lean(plain) == plain
+    assert boot_disk.strip_module(plain) == plain
     signed = b"\x7fELF code\0.text\0.BTF\0.data\0" + b"PKCS7~Module signature appended~\n"
-    made = boot_disk.lean(signed)
+    made = boot_disk.strip_module(signed)
     assert b".BTF\0" not in made and not made.endswith(b"appended~\n")
     assert made.startswith(b"\x7fELF code\0.text\0") and made.index(b".data") == signed.index(
         b".data"

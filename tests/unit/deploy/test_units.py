@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.service import config, service
-from deploy.testing.lint import INSTALLED, SCORES, _scored
+from deploy.testing.lint import INSTALLED, SCORES, _score_command
 
 ROOT = Path(__file__).resolve().parents[3]
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
@@ -130,7 +130,7 @@ def test_lint_refuses_a_unit_that_leaves_more_open(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     said = [
-        subprocess.run(list(map(str, _scored(one))), capture_output=True, check=False)
+        subprocess.run(list(map(str, _score_command(one))), capture_output=True, check=False)
         for one in (unit, opened)
     ]
     assert [done.returncode for done in said] == [0, 1], said
@@ -144,7 +144,7 @@ def test_each_unit_has_a_score() -> None:
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_a_unit_may_score_what_it_does_and_no_more(unit: Path) -> None:
     """The highest score that is allowed passes, a tenth less does not."""
-    *command, _ = map(str, _scored(unit))
+    *command, _ = map(str, _score_command(unit))
     [highest] = [word for word in command if word.startswith("--threshold=")]
     lower = f"--threshold={int(highest.partition('=')[2]) - 1}"
     asked = {
