@@ -80,7 +80,7 @@ class Connectivity:
             }
 
         wait(
-            self._seed.patiently(alive),
+            self._seed.tolerate_errors(alive),
             60,
             "A host's part of the network service does not count as alive",
             lambda: explain_failure(self._cloud, "network-host"),

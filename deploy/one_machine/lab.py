@@ -32,7 +32,7 @@ The lab is in {lab_hosts.HOME}, or where KILONOVA_HOME says; its ports begin at 
 KILONOVA_PORT_BASE."""
 
 #: command on a host -> what it does, and what is said of it then
-STRIKES: dict[str, tuple[Callable[[Lab, str], None], str]] = {
+HOST_COMMANDS: dict[str, tuple[Callable[[Lab, str], None], str]] = {
     "kill": (Lab.kill, "has no power; boot it with: ./deploy/lab start {0}"),
     "start": (Lab.start, "boots; its agent registers in a few seconds"),
     "cut": (Lab.cut, "is cut off; its guests run on; heal it with: ./deploy/lab heal {0}"),
@@ -50,8 +50,8 @@ def command(arguments: list[str]) -> int:
             return _down()
         case ["status"]:
             return _status(Lab.open(lab_hosts.home()))
-        case [name, host] if name in STRIKES:
-            act, words = STRIKES[name]
+        case [name, host] if name in HOST_COMMANDS:
+            act, words = HOST_COMMANDS[name]
             act(Lab.open(lab_hosts.home()), host)
             say(f"{host} {words.format(host)}")
             return 0
@@ -63,12 +63,12 @@ def command(arguments: list[str]) -> int:
 
 def _up(hosts: str, more: set[str]) -> int:
     wanted = lab_hosts.facts(hosts, "--shared" in more, "--volumes" in more)
-    _insist_root()
+    _require_root()
     lab = Lab.make(lab_hosts.home(), wanted)
     if up.CONTINUED not in more:
-        return up.begin(lab.cloud, "lab", "up", *lab_hosts.arguments(wanted).split())
+        return up.run_first_steps(lab.cloud, "lab", "up", *lab_hosts.arguments(wanted).split())
     lab.write_hook()
-    say(f"""{up.go_on(lab.cloud)}
+    say(f"""{up.run_later_steps(lab.cloud)}
 This lab is {lab_hosts.describe(wanted)}: {", ".join(lab.cloud.hosts)}. Strike it, and look what becomes of it:
   ./deploy/lab status
   ./deploy/lab kill {lab.cloud.hosts[0]}     # and start; cut and heal; fence
@@ -82,7 +82,7 @@ def _down() -> int:
         say(f"there is no lab in {home}")
         return 0
     lab = Lab.open(home)
-    _insist_root()
+    _require_root()
     say(f"Removing the lab in {home} …")
     lab.down()
     say("removed")
@@ -90,8 +90,8 @@ def _down() -> int:
 
 
 def _status(lab: Lab) -> int:
-    _insist_root()
-    lab.insist_up()
+    _require_root()
+    lab.require_running()
     say(f"{lab_hosts.describe(lab.facts)}; this machine is {lab.cloud.address} to them")
     for number, host in enumerate(lab.cloud.hosts, 1):
         state = lab.state(host)
@@ -106,7 +106,7 @@ def _status(lab: Lab) -> int:
     return 0
 
 
-def _insist_root() -> None:
+def _require_root() -> None:
     if os.geteuid() != 0:
         raise Failure("A lab is made of processes and namespaces of root.", "Run this as root.")
 

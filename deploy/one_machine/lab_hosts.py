@@ -149,13 +149,13 @@ class Lab:
         """A power cut: agent, libvirtd and every guest die at once, and stay dead until
         ``start``."""
         number = self.number(host)
-        with self._striking():
+        with self._lock_hosts():
             power.off(self.cloud, number)
 
     def start(self, host: str) -> None:
         """Boot a host that is off: it has another boot id, and its cable is in."""
         number = self.number(host)
-        with self._striking():
+        with self._lock_hosts():
             power.on(self.cloud, number)
 
     def cut(self, host: str) -> None:
@@ -201,7 +201,7 @@ class Lab:
             key=lambda guest: guest.server,
         )
 
-    def insist_up(self) -> None:
+    def require_running(self) -> None:
         """Raises Failure when the lab does not run."""
         if find_supervisor(self.cloud) is None:
             raise Failure(
@@ -209,22 +209,22 @@ class Lab:
                 f"Start it with: ./deploy/lab up {arguments(self.facts)}",
             )
 
-    def _plug(self, host: str, in_or_out: bool) -> None:
+    def _plug(self, host: str, is_in: bool) -> None:
         number = self.number(host)
-        with self._striking():
+        with self._lock_hosts():
             if self.state(host) == "off":
                 raise Failure(
                     f"{host} is off: it has no cable to pull or put in.",
                     f"Boot it with: ./deploy/lab start {host}",
                 )
-            self.cloud.underlay.plug(number, in_or_out)
+            self.cloud.underlay.plug(number, is_in)
 
     @contextmanager
-    def _striking(self) -> Iterator[None]:
+    def _lock_hosts(self) -> Iterator[None]:
         """One at a time: the fencing hook and a person may want the same host."""
         if os.geteuid() != 0:
             raise Failure("This strikes processes and namespaces of root.", "Run this as root.")
-        self.insist_up()
+        self.require_running()
         with (self.cloud.run / "lab.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -110,7 +110,7 @@ def check_space(cloud: Cloud) -> None:
 
 def check_settings(cloud: Cloud) -> None:
     """A cloud that runs keeps its settings."""
-    then = settings.changed(cloud)
+    then = settings.find_changes(cloud)
     if then:
         raise Failure(
             f"This cloud runs with other settings than these: {', '.join(then)}.",

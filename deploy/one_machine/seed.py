@@ -44,16 +44,18 @@ class Seed:
         self.cloud = cloud
         for name in ("no_proxy", "NO_PROXY"):
             os.environ[name] = ",".join(filter(None, (os.environ.get(name), cloud.address)))
-        self._made: dict[str, openstack.connection.Connection] = {}
+        self._connections: dict[str, openstack.connection.Connection] = {}
         self.launched = ""  # when the processes were started, if they just were: UTC, ISO 8601
         self._boots = False  # whether the first server was started here
 
     def connect(self, name: str) -> openstack.connection.Connection:
         """As "kilonova" (the user demo) or "kilonova-admin"."""
-        if name not in self._made:
+        if name not in self._connections:
             files = OpenStackConfig(config_files=[str(self.cloud.clouds_yaml)], load_envvars=False)
-            self._made[name] = openstack.connection.Connection(config=files.get_one(cloud=name))
-        return self._made[name]
+            self._connections[name] = openstack.connection.Connection(
+                config=files.get_one(cloud=name)
+            )
+        return self._connections[name]
 
     @property
     def admin(self) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
@@ -77,7 +79,7 @@ class Seed:
             return wanted <= found
 
         wait(
-            self.patiently(up),
+            self.tolerate_errors(up),
             90,
             f"The agent of {', '.join(sorted(wanted))} does not count as up",
             lambda: explain_failure(self.cloud, "agent"),
@@ -85,7 +87,7 @@ class Seed:
         return f"{', '.join(sorted(wanted))} up"
 
     @staticmethod
-    def patiently(question: Callable[[], bool]) -> Callable[[], bool]:
+    def tolerate_errors(question: Callable[[], bool]) -> Callable[[], bool]:
         """A service that is just starting may refuse the first calls."""
 
         def ask() -> bool:

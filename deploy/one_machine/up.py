@@ -32,7 +32,7 @@ TOTAL, CONTINUED = 17, "--continued"
 Step = tuple[str, Callable[[], str | None]]
 
 
-def begin(cloud: Cloud, *command: str) -> int:
+def run_first_steps(cloud: Cloud, *command: str) -> int:
     """Steps 1 to 3, then the others in the virtual environment, by this module of
     deploy.one_machine."""
     log = cloud.log("install")
@@ -54,7 +54,7 @@ def begin(cloud: Cloud, *command: str) -> int:
     return done.returncode
 
 
-def go_on(cloud: Cloud) -> str:
+def run_later_steps(cloud: Cloud) -> str:
     """Steps 4 to 17; returns how to go on."""
     from deploy.one_machine.connectivity import Connectivity
     from deploy.one_machine.seed import Seed
@@ -178,8 +178,8 @@ def command(arguments: list[str]) -> int:
         )
     cloud = Cloud.from_environment()
     if not arguments:
-        return begin(cloud, "up")
-    say(f"{go_on(cloud)}; stop everything with ./deploy/down")
+        return run_first_steps(cloud, "up")
+    say(f"{run_later_steps(cloud)}; stop everything with ./deploy/down")
     return 0
 
 

@@ -75,7 +75,7 @@ class World:
     def certified(self, address: str, name: str) -> Path:
         """What QEMU has there."""
         place = self.ours.folder.parent / f"pki-{name}"
-        certificates.lay_for_qemu(place, self.ours, name, address)
+        certificates.install_qemu_files(place, self.ours, name, address)
         return place
 
     def succeeds(self, shows: Tls, port: int = PORT) -> set[str]:
@@ -112,7 +112,7 @@ def test_memory_does_not_go_to_a_qemu_that_is_not_proved(world: World, shown: st
         "expired": (world.ours, address, {"valid": -datetime.timedelta(hours=1)}),
     }[shown]
     place = world.ours.folder.parent / f"pki-{name}"
-    certificates.lay(
+    certificates.install_files(
         place, by.issue(f"wrong-{shown[:7]}", names, **more), certificates.QEMU, QEMU_GROUP
     )
     try:

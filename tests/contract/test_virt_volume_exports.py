@@ -85,7 +85,7 @@ class ServingWorld:
 
     def certified(self, address: str, name: str) -> Path:
         place = self.folder / f"pki-{name}"
-        certificates.lay_for_qemu(place, self.authority, name, address)
+        certificates.install_qemu_files(place, self.authority, name, address)
         return place
 
     def path(self, volume_id: str) -> Path:
@@ -225,7 +225,7 @@ def test_a_guest_goes_on_at_another_export(world: ServingWorld) -> None:
 def test_an_export_of_another_authority_is_not_taken(world: ServingWorld) -> None:
     others = Authority(world.folder / "others")
     place = world.folder / "pki-others"
-    certificates.lay_for_qemu(place, others, "others", world.address)
+    certificates.install_qemu_files(place, others, "others", world.address)
     mine = world.exports.tls
     world.exports.tls = str(place)
     try:

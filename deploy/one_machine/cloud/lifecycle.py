@@ -85,27 +85,29 @@ def launch(
     Raises:
         Failure: A process does not start.
     """
-    wanted = processes.programs(cloud) if programs is None else list(programs)
+    new_programs = processes.programs(cloud) if programs is None else list(programs)
     if cloud.is_joined:
         cloud.underlay.make(len(cloud.hosts))
     for marker in cloud.run.glob("*.down"):
         marker.unlink()
     if find_supervisor(cloud) is None:
-        first = [program for program in wanted if program.name.startswith(processes.NEIGHBOURS)]
+        first = [
+            program for program in new_programs if program.name.startswith(processes.FIRST_PROGRAMS)
+        ]
         supervise.write(cloud.run, first)
         settings.remember(cloud)
         _start_supervisor(cloud)
         _await_broker(cloud, broker_seconds)
     running = supervise.read(cloud.run)
-    if running == wanted:
+    if running == new_programs:
         return
-    supervise.write(cloud.run, wanted)
+    supervise.write(cloud.run, new_programs)
     supervisor = find_supervisor(cloud)
     if supervisor is None:
         raise Failure("The supervisor has ended.", explain_failure(cloud, "supervise"))
     old_pids = {
         program.name: find_process(cloud, program.name)
-        for program in wanted
+        for program in new_programs
         if program not in running
     }
     os.kill(supervisor, signal.SIGHUP)
@@ -183,7 +185,11 @@ def shut_down(cloud: Cloud, seconds: float = 120) -> bool:
         )
     if cloud.volume_folder.exists():
         # Exports outlive the volume service, as guests outlive their agent.
-        run(processes.ending_exports(cloud), "Run ./deploy/down again.", log=cloud.log("volume"))
+        run(
+            processes.end_exports_command(cloud),
+            "Run ./deploy/down again.",
+            log=cloud.log("volume"),
+        )
     for number in range(MOST_HOSTS + 1):
         if cloud.network_folder(number).exists():
             power.sweep(cloud, number)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals and states of the single processes of a cloud, by their names.
+"""Signals to the processes of a cloud, and their states, by process name.
 
-``kill(cloud, "conductor")`` is kill -9, after which the supervisor starts another conductor.
-``stop`` keeps a process down until ``start``. All state is in the files that the supervisor
-(deploy/one_machine/machine/supervise.py) writes and reads in the cloud's folder ``run``.
+``kill(cloud, "conductor")`` sends SIGKILL, after which the supervisor starts another conductor.
+``stop`` keeps a process down until ``start``. All state is in files in the cloud's folder ``run``,
+which the supervisor (deploy/one_machine/machine/supervise.py) writes and reads.
 """
 
 from __future__ import annotations

@@ -21,7 +21,10 @@ FILE, HIDDEN = "settings.json", "#"
 
 
 def of(cloud: Cloud) -> dict[str, str]:
-    """What each variable comes to in this cloud; of a URL, only what tells it from others."""
+    """Return the value of each variable in this cloud.
+
+    Values that may contain passwords are digests.
+    """
     return {
         "KILONOVA_NETWORKS": "yes" if cloud.has_networks else "no",
         "KILONOVA_VOLUMES": "yes" if cloud.volumes else "no",
@@ -38,7 +41,7 @@ def remember(cloud: Cloud) -> None:
     private_files.replace(cloud.run / FILE, json.dumps(of(cloud)))
 
 
-def changed(cloud: Cloud) -> list[str]:
+def find_changes(cloud: Cloud) -> list[str]:
     """Return the variables that changed since the cloud was started.
 
     Each comes with its former value if that may be printed. The list is empty if the cloud does not

@@ -16,7 +16,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import NamedTuple
 
-from deploy.one_machine.machine.underlay import complaint
+from deploy.one_machine.machine.underlay import find_error
 
 FILTER, TUN = Path("/proc/sys/net/bridge/bridge-nf-call-iptables"), Path("/dev/net/tun")
 PRIVILEGED = "Run this where root may do that (in a container: --privileged)"
@@ -70,25 +70,25 @@ class Lack(NamedTuple):
 
 def lack_of(*abilities: Ability) -> Lack | None:
     """The first of these that this machine does not have; None: it has them all."""
-    return next(filter(None, map(_lack, abilities)), None)
+    return next(filter(None, map(_find_lack, abilities)), None)
 
 
 @functools.cache
-def _lack(ability: Ability) -> Lack | None:
+def _find_lack(ability: Ability) -> Lack | None:
     if ability is Ability.ROOT:
         return None if os.geteuid() == 0 else Lack("This is not root.", "Run it with sudo.")
-    if ability is Ability.TAPS and (lack := _lack_of_devices()):
+    if ability is Ability.TAPS and (lack := _find_lack_of_devices()):
         return lack
     for command in TRIED[ability]:
         words = command.split()
         program = words[2] if words[1] == "--net" else words[0]
-        if _is_there(program) and (said := complaint(words)):
+        if _is_there(program) and (said := find_error(words)):
             return Lack(f"{WORDS[ability]}: '{command}' says: {said}", f"{PRIVILEGED}.")
     return None
 
 
-def _lack_of_devices() -> Lack | None:
-    if not FILTER.exists() and (said := complaint(["modprobe", "--dry-run", "br_netfilter"])):
+def _find_lack_of_devices() -> Lack | None:
+    if not FILTER.exists() and (said := find_error(["modprobe", "--dry-run", "br_netfilter"])):
         return Lack(
             f"The kernel has no br_netfilter, which security groups need: {said}",
             "Load it ('modprobe br_netfilter', in a container on its host).",

@@ -93,9 +93,11 @@ def start(
         raise Failed(
             f"{folder} is too long for socket paths: take a folder of at most {LONGEST_STATE_DIR} letters"
         )
-    serving = None if is_running(folder) else _serve_behind(folder, host, [address, certificates])
+    serving = (
+        None if is_running(folder) else _serve_in_background(folder, host, [address, certificates])
+    )
     deadline = time.monotonic() + seconds
-    while not _accepts(folder):
+    while not _accepts_connections(folder):
         if time.monotonic() > deadline or (serving and serving.poll() is not None):
             said = (folder / "libvirtd.out").read_text(errors="replace").strip().splitlines()[-1:]
             raise Failed(
@@ -106,7 +108,7 @@ def start(
     return uri(folder)
 
 
-def _serve_behind(
+def _serve_in_background(
     folder: Path, host: tuple[Path, str] | None, reached: list[str]
 ) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
@@ -163,11 +165,13 @@ def serve(
         lock.flush()
         configure(state_dir, address, certificates)
         if host is not None:
-            _become(*host)
+            _enter_host(*host)
         _unshare(CLONE_NEWNS | CLONE_NEWPID)
         child = os.fork()
         if child == 0:
-            os._exit(_first_process(state_dir, own_network=host is not None and host[0] != HERE))
+            os._exit(
+                _run_first_process(state_dir, own_network=host is not None and host[0] != HERE)
+            )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, frame: os.kill(child, signal.SIGTERM))
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -219,7 +223,7 @@ def configure(state_dir: Path, address: str = "", certificates: str = "") -> Non
             path.write_text(before + "".join(missing))
 
 
-def _first_process(state_dir: Path, own_network: bool = False) -> int:
+def _run_first_process(state_dir: Path, own_network: bool = False) -> int:
     """Process 1 of the namespace: mounts, daemons, and reaping until told to stop."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _mount("--make-rprivate", "/")
@@ -249,7 +253,7 @@ def _give_kvm(node: Path) -> None:
     """Where /dev/kvm is root's alone, as in many containers, guests get one of their own that their
     group may open."""
     group = grp.getgrnam(QEMU_GROUP).gr_gid
-    if not KVM.exists() or _may_open(KVM.stat(), group):
+    if not KVM.exists() or _can_open(KVM.stat(), group):
         return
     node.unlink(missing_ok=True)
     os.mknod(node, stat.S_IFCHR | 0o600, KVM.stat().st_rdev)
@@ -258,7 +262,7 @@ def _give_kvm(node: Path) -> None:
     _mount("--bind", str(node), str(KVM))
 
 
-def _may_open(about: os.stat_result, group: int) -> bool:
+def _can_open(about: os.stat_result, group: int) -> bool:
     return about.st_mode & 0o006 == 0o006 or (
         about.st_gid == group and about.st_mode & 0o060 == 0o060
     )
@@ -284,7 +288,7 @@ def _unshare(flags: int) -> None:
         )
 
 
-def _become(network: Path, name: str) -> None:
+def _enter_host(network: Path, name: str) -> None:
     try:
         with network.open("rb") as file:
             left = ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET)
@@ -313,7 +317,7 @@ def _socket(state_dir: Path) -> Path:
     return state_dir.resolve() / "run" / "libvirt-sock"
 
 
-def _accepts(state_dir: Path) -> bool:
+def _accepts_connections(state_dir: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(_socket(state_dir)))

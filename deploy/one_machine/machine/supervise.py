@@ -72,7 +72,7 @@ class Supervised:
     def look(self, moment: float) -> None:
         """Bring it to what is wanted: note a death, stop it, start it."""
         if self._process is not None and self._process.poll() is not None:
-            self._died(moment)
+            self._handle_exit(moment)
         if self._down.exists():
             if self._process is not None and self._down.read_text() == KILL:
                 self._clear_group()
@@ -105,7 +105,7 @@ class Supervised:
         self._pid_file.unlink(missing_ok=True)
         say(f"{self.program.name} stopped")
 
-    def _died(self, moment: float) -> None:
+    def _handle_exit(self, moment: float) -> None:
         assert self._process is not None
         good = moment - self._started >= GOOD_RUN
         self._pause = (
@@ -147,7 +147,7 @@ class Supervised:
                     cwd=program.cwd,
                     env=program.env,
                     start_new_session=True,
-                    preexec_fn=_first_act,
+                    preexec_fn=_prepare_child,
                     **user,
                 )
         except OSError as problem:
@@ -159,7 +159,7 @@ class Supervised:
         say(f"{program.name} started as {self._process.pid}")
 
 
-def _first_act() -> None:
+def _prepare_child() -> None:
     """In the child, before its program: end with the supervisor, take signals again."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -183,8 +183,8 @@ def supervise(folder: Path) -> None:
         if received.si_signo in (signal.SIGTERM, signal.SIGINT):
             break
         if received.si_signo == signal.SIGHUP:
-            processes = _again(processes, folder)
-    for _, alike in itertools.groupby(reversed(processes), key=_kind):
+            processes = _reload(processes, folder)
+    for _, alike in itertools.groupby(reversed(processes), key=_process_kind):
         asked = list(alike)
         for process in asked:
             process.ask()
@@ -192,12 +192,12 @@ def supervise(folder: Path) -> None:
             process.end()
 
 
-def _kind(process: Supervised) -> str:
+def _process_kind(process: Supervised) -> str:
     """What is alike is ended together: the agents of many hosts need not wait for one another."""
     return process.program.name.rstrip("-0123456789")
 
 
-def _again(processes: list[Supervised], folder: Path) -> list[Supervised]:
+def _reload(processes: list[Supervised], folder: Path) -> list[Supervised]:
     """The new list: what is the same runs on, what changed or went is stopped, what is new
     starts."""
     programs = read(folder)

@@ -122,7 +122,7 @@ class Underlay:
         if not self.exists(number):
             if (NAMESPACES / name).exists():
                 _ip("netns", "delete", name)
-            _fine("ip", "link", "delete", outside)  # a namespace takes its end along, but later
+            _succeeds("ip", "link", "delete", outside)  # a namespace takes its end along, but later
             self.boot_id(number).parent.mkdir(parents=True, exist_ok=True)
             self.boot_id(number).write_text(f"{uuid.uuid4()}\n")
             _ip("netns", "add", name)
@@ -157,11 +157,11 @@ class Underlay:
 
     def exists(self, number: int) -> bool:
         """Is there a namespace of this host, and not only a name that outlived it?"""
-        return _fine("ip", "-netns", f"{self.bridge}-{number}", "link", "show", "lo")
+        return _succeeds("ip", "-netns", f"{self.bridge}-{number}", "link", "show", "lo")
 
-    def plug(self, number: int, in_or_out: bool) -> None:
+    def plug(self, number: int, is_in: bool) -> None:
         """Put the host's cable in, or pull it."""
-        _ip("link", "set", self.cable(number), "up" if in_or_out else "down")
+        _ip("link", "set", self.cable(number), "up" if is_in else "down")
 
     def is_plugged(self, number: int) -> bool:
         """Is the host's cable in?"""
@@ -173,15 +173,15 @@ class Underlay:
         if (NAMESPACES / f"{self.bridge}-{number}").exists():
             _ip("netns", "delete", f"{self.bridge}-{number}")
         # the pair may go with its namespace at this moment
-        _fine("ip", "link", "delete", self.cable(number))
+        _succeeds("ip", "link", "delete", self.cable(number))
 
     def remove(self) -> None:
         """Namespaces, bridge and guard go; harmless when there are none."""
         for namespace in self.namespaces():
             self.remove_host(int(namespace.rpartition("-")[2]))
         for device in (*DEVICES.glob(f"klv{self.tag}-*"), *DEVICES.glob(self.bridge)):
-            _fine("ip", "link", "delete", device.name)
-        _fine("nft", "delete", "table", "inet", self.bridge)
+            _succeeds("ip", "link", "delete", device.name)
+        _succeeds("nft", "delete", "table", "inet", self.bridge)
 
     def namespaces(self) -> list[str]:
         """Those that exist now."""
@@ -207,11 +207,11 @@ def _ip(*arguments: str) -> None:
     run(["ip", *arguments], ADVICE)
 
 
-def _fine(*command: str) -> bool:
-    return not complaint(command)
+def _succeeds(*command: str) -> bool:
+    return not find_error(command)
 
 
-def complaint(command: Sequence[str]) -> str:
+def find_error(command: Sequence[str]) -> str:
     """What the command had to say against it; empty when it went well, or when there is no such
     program yet."""
     path = shutil.which(command[0], path="/usr/sbin:/usr/bin:/sbin:/bin")

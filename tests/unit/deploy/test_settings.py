@@ -53,7 +53,7 @@ def others(cloud: Cloud) -> dict[str, Cloud]:
 
 def test_each_variable_that_differs_is_told_by_name(running: Cloud) -> None:
     for told, other in others(running).items():
-        assert settings.changed(other) == [told]
+        assert settings.find_changes(other) == [told]
         with pytest.raises(Failure) as caught:
             preflight.check_settings(other)
         assert told in caught.value.what and "./deploy/down" in caught.value.todo
