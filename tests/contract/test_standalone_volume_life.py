@@ -67,7 +67,7 @@ class NoCompute:
     def attachment_of(self, server: str, volume: str) -> str | None:
         return None
 
-    def tell(self, events: Collection[Mapping[str, str]]) -> bool:
+    def notify(self, events: Collection[Mapping[str, str]]) -> bool:
         return True
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.one_machine.services.identity import passwords
-from deploy.one_machine.services.identity.tokens import implied
+from deploy.one_machine.services.identity.tokens import add_implied
 
 PROJECT = {"project": {"name": "admin", "domain": {"id": "default"}}}
 
@@ -23,7 +23,7 @@ PROJECT = {"project": {"name": "admin", "domain": {"id": "default"}}}
     ],
 )
 def test_a_role_brings_those_that_it_implies(held: set[str], whole: set[str]) -> None:
-    assert implied(held) == whole
+    assert add_implied(held) == whole
 
 
 def test_a_token_expires_and_its_descendants_with_it(identity: Any) -> None:

@@ -13,16 +13,16 @@ from deploy.one_machine.services.web import App, application
 
 
 def build(service: IdentityService) -> App:
-    """The WSGI application."""
+    """Return the WSGI application."""
     app = application([TokenAuthentication(service)])
-    versions, own = IdentityVersions(), OwnScopes(service)
+    versions, own_scopes = IdentityVersions(), OwnScopes(service)
     app.add_route("/", versions)
     app.add_route("/v3", versions, suffix="v3")
     app.add_route("/v3/auth/tokens", Tokens(service))
-    app.add_route("/v3/auth/projects", own, suffix="projects")
-    app.add_route("/v3/auth/domains", own, suffix="domains")
-    app.add_route("/v3/auth/system", own, suffix="system")
-    app.add_route("/v3/users/{key}/projects", own, suffix="user_projects")
+    app.add_route("/v3/auth/projects", own_scopes, suffix="projects")
+    app.add_route("/v3/auth/domains", own_scopes, suffix="domains")
+    app.add_route("/v3/auth/system", own_scopes, suffix="system")
+    app.add_route("/v3/users/{key}/projects", own_scopes, suffix="user_projects")
     for targets in HELD:
         path = f"/v3/{targets}" if targets == SYSTEM else f"/v3/{targets}/{{key}}"
         assignments = Assignments(service, targets)

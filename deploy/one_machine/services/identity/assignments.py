@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Role assignments: /v3/{projects|domains}/{target}/users/{user}/roles/{role} and
+"""Role assignments in projects, domains and the system.
+
+The paths are /v3/{projects|domains}/{target}/users/{user}/roles/{role} and
 /v3/system/users/{user}/roles/{role}.
 """
 
@@ -16,8 +18,7 @@ from deploy.one_machine.services.web import answer
 
 
 class Assignments(Handler[IdentityService]):
-    """The roles of users in one kind of target: "projects", "domains", or the "system", which needs
-    no key."""
+    """The roles of users in one kind of target: projects, domains, or system without a key."""
 
     def __init__(self, service: IdentityService, targets: str) -> None:
         super().__init__(service)

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from deploy.one_machine.services.database import Database
-from deploy.one_machine.services.guard import add_identity_options, guarded, identity_of
+from deploy.one_machine.services.guard import add_authentication, add_identity_options, identity_of
 from deploy.one_machine.services.image.app import build
 from deploy.one_machine.services.image.caller import is_open
 from deploy.one_machine.services.image.files import ImageFiles
@@ -33,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     identity = identity_of(options)
     serve(
-        lambda: guarded(build(_store(options)), identity, is_open),
+        lambda: add_authentication(build(_store(options)), identity, is_open),
         options,
         lambda: _recover(options),
     )

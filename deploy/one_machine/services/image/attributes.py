@@ -89,12 +89,12 @@ OPERATIONS = BodySchema(
 )
 
 
-def checked(body: object, caller: ImageCaller) -> Body:
+def validate(body: object, caller: ImageCaller) -> Body:
     """The columns for a new or changed image from its attributes as the API has them."""
     fixed = sorted(set(READ_ONLY) & body.keys()) if isinstance(body, dict) else []
     if fixed:
         raise falcon.HTTPForbidden(description=f"Attribute '{fixed[0]}' is read-only.")
-    found: Body = IMAGE_SCHEMA.checked(body, "image")
+    found: Body = IMAGE_SCHEMA.validate(body, "image")
     properties = {name: value for name, value in found.items() if name not in ATTRIBUTES}
     if len(properties) > MAX_PROPERTIES:
         raise falcon.HTTPContentTooLarge(
@@ -114,10 +114,10 @@ def checked(body: object, caller: ImageCaller) -> Body:
     return columns | {"properties": properties}
 
 
-def patched(image: DbValues, operations: object, caller: ImageCaller) -> Body:
+def apply_patch(image: DbValues, operations: object, caller: ImageCaller) -> Body:
     """The columns that a list of JSON-patch operations changes in `image` (a row)."""
     properties, changes = dict(image["properties"]), {}
-    for operation in OPERATIONS.checked(operations, "patch"):
+    for operation in OPERATIONS.validate(operations, "patch"):
         verb, name = operation["op"], operation["path"][1:].replace("~1", "/").replace("~0", "~")
         if name in READ_ONLY:
             raise falcon.HTTPForbidden(description=f"Attribute '{name}' is read-only.")
@@ -136,20 +136,20 @@ def patched(image: DbValues, operations: object, caller: ImageCaller) -> Body:
         raise falcon.HTTPForbidden(description="The formats of an image with data are fixed.")
     if changes.get("visibility") == image["visibility"]:
         del changes["visibility"]
-    return checked(properties | changes, caller)
+    return validate(properties | changes, caller)
 
 
-def converted(operations: object) -> object:
+def convert_operations(operations: object) -> object:
     """Operations as API v2.0 wrote them, {"add": "/name", "value": …}, in today's form; other
     values stay, and are refused."""
     return (
-        [_converted(one) if isinstance(one, dict) else one for one in operations]
+        [_convert_operation(one) if isinstance(one, dict) else one for one in operations]
         if isinstance(operations, list)
         else operations
     )
 
 
-def _converted(operation: Body) -> Body:
+def _convert_operation(operation: Body) -> Body:
     verbs = [verb for verb in ("add", "replace", "remove") if verb in operation]
     if len(verbs) != 1 or "op" in operation or "path" in operation:
         return {}

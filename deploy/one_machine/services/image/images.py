@@ -7,7 +7,12 @@ from urllib.parse import urlencode
 import falcon
 
 from deploy.one_machine.services.database import DbRow
-from deploy.one_machine.services.image.attributes import checked, converted, patched, view
+from deploy.one_machine.services.image.attributes import (
+    apply_patch,
+    convert_operations,
+    validate,
+    view,
+)
 from deploy.one_machine.services.image.caller import ImageCaller
 from deploy.one_machine.services.image.listing import matching, page
 from deploy.one_machine.services.image.store import ImageStore
@@ -47,7 +52,7 @@ class ImageCollection(Handler[ImageStore]):
         caller.require_writer()
         body = read_json(req)
         key = _new_id(body.pop("id", None) if isinstance(body, dict) else None)
-        self._service.add({"owner": caller.project_id} | checked(body, caller) | {"id": key})
+        self._service.add({"owner": caller.project_id} | validate(body, caller) | {"id": key})
         resp.status = falcon.HTTP_201
         resp.location = f"{req.prefix}/v2/images/{key}"
         answer(resp, view(self._service.find(caller, key)._mapping))
@@ -83,9 +88,9 @@ class ImageItem(Handler[ImageStore]):
             )
         operations = read_json(req)
         if form == OLD_PATCH_TYPE:
-            operations = converted(operations)
-        image = self._owned(req, key)
-        columns = patched(image._mapping, operations, req.context.caller)
+            operations = convert_operations(operations)
+        image = self._find_owned(req, key)
+        columns = apply_patch(image._mapping, operations, req.context.caller)
         self._change(image, columns, properties=image.properties, status=image.status)
         self.on_get(req, resp, key)
 
@@ -95,10 +100,10 @@ class ImageItem(Handler[ImageStore]):
         answer(resp, {"tasks": []})
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        self._service.remove(self._owned(req, key))
+        self._service.remove(self._find_owned(req, key))
         resp.status = falcon.HTTP_204
 
-    def _owned(self, req: falcon.Request, key: str) -> DbRow:
+    def _find_owned(self, req: falcon.Request, key: str) -> DbRow:
         image = self._service.find(req.context.caller, key)
         req.context.caller.require_owner(image)
         return image

@@ -12,10 +12,10 @@ from deploy.one_machine.services.image.caller import ImageCaller
 from deploy.one_machine.services.image.schema import images
 from deploy.one_machine.services.listing import (
     Query,
-    compared,
+    compare,
     contains,
     number_of,
-    paged,
+    select_page,
     sort_words,
     value_of,
     values_of,
@@ -64,7 +64,7 @@ def page(
 ) -> tuple[DbSelect, int]:
     """The SELECT for one page, one row longer than its limit, and the limit. Raises 400."""
     limit = min(number_of("limit", value_of(query, "limit", str(DEFAULT_LIMIT)), 2**31), MAX_LIMIT)
-    found = paged(select(images).where(*rules), images, _sort_keys(query), marker)
+    found = select_page(select(images).where(*rules), images, _sort_keys(query), marker)
     return found.limit(limit + 1), limit
 
 
@@ -81,7 +81,7 @@ def _filter(name: str, value: str) -> ColumnElement[bool]:
         return images.c.size >= size if name == "size_min" else images.c.size <= size
     if name in ("created_at", "updated_at"):
         verb, _, text = value.partition(":")
-        rule = compared(images.c[name], verb, text)
+        rule = compare(images.c[name], verb, text)
         return images.c[name].in_([value]) if rule is None else rule
     if name == "tag":
         return contains(images.c.tags, value)

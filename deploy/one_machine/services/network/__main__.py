@@ -12,7 +12,7 @@ from pathlib import Path
 from compute_api.metadata.proxy_headers import host_key
 from deploy.one_machine.services.database import Database
 from deploy.one_machine.services.external import ComputeEvents, session_of
-from deploy.one_machine.services.guard import add_identity_options, guarded, identity_of
+from deploy.one_machine.services.guard import add_authentication, add_identity_options, identity_of
 from deploy.one_machine.services.json_types import Body
 from deploy.one_machine.services.network.app import build
 from deploy.one_machine.services.network.background import BackgroundThread
@@ -74,7 +74,7 @@ def main() -> None:
         print(host_key(_host_secret(options), options.host))
         return
     identity = identity_of(options)
-    serve(lambda: guarded(_start(options, identity), identity, is_open), options, lambda: None)
+    serve(lambda: add_authentication(_start(options, identity), identity, is_open), options, lambda: None)
 
 
 def _host_secret(options: argparse.Namespace) -> str:

@@ -58,7 +58,7 @@ class Attributes(dict[str, Attribute]):
         """Of a body that holds any of them."""
         return BodySchema(mapping({name: attribute.schema for name, attribute in self.items()}))
 
-    def checked(self, body: object, name: str, caller: NetworkCaller, *, new: bool) -> Body:
+    def validate(self, body: object, name: str, caller: NetworkCaller, *, new: bool) -> Body:
         """A body, filled up with defaults if it is new. Raises 400 naming the attribute, 403 for an
         admin's."""
         if isinstance(body, dict) and body.get("tenant_id") == body.get(
@@ -67,7 +67,7 @@ class Attributes(dict[str, Attribute]):
             body = dict(body)
             if "tenant_id" in body:
                 body["project_id"] = body.pop("tenant_id")
-        given: Body = self.schema.checked(body, name)
+        given: Body = self.schema.validate(body, name)
         for key, attribute in self.items():
             why = ""
             if key in given:

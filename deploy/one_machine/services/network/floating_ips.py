@@ -12,7 +12,7 @@ import uuid
 from sqlalchemy import ColumnElement, func, or_, select
 
 from deploy.one_machine.services.database import DbRow, DbSelect, DbValues
-from deploy.one_machine.services.listing import gathered
+from deploy.one_machine.services.listing import collect
 from deploy.one_machine.services.network import ports, schema
 from deploy.one_machine.services.network.addresses import subnets_of
 from deploy.one_machine.services.network.attributes import (
@@ -76,7 +76,7 @@ class FloatingIpsApi(NetworkResource):
 
     def select(self) -> DbSelect:
         parts = [part for name in DETAILS for part in (name, PORTS.c[name])]
-        details = gathered(func.json_object(*parts), PORTS.c.id == FLOATING.c.port_id)
+        details = collect(func.json_object(*parts), PORTS.c.id == FLOATING.c.port_id)
         return select(FLOATING, details.label("details"))
 
     def view(self, row: DbValues, caller: NetworkCaller) -> Body:
@@ -135,7 +135,7 @@ class FloatingIpsApi(NetworkResource):
     def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
         _disassociate(change, row)
         change.remove(FLOATING, row.id)
-        ports.remove(change, change.existing(PORTS, row.floating_port_id))
+        ports.remove(change, change.get_existing(PORTS, row.floating_port_id))
 
     def _associate(
         self, change: Change, caller: NetworkCaller, key: str, network: str, body: Body

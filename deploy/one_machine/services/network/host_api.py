@@ -71,7 +71,7 @@ class HostApi(Handler[Fabric]):
 
     def on_put(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
         self._require_key(req, name)
-        report = REPORT.checked(read_json(req), "host", AS_SERVICE, new=True)
+        report = REPORT.validate(read_json(req), "host", AS_SERVICE, new=True)
         self._register(name)
         with self._service.change() as change:
             host = change.execute(_host(name)).one()

@@ -9,7 +9,7 @@ or reads the provider's attributes. A network that has ports of others than its 
 from sqlalchemy import ColumnElement, delete, func, or_, select
 
 from deploy.one_machine.services.database import DbRow, DbSelect, DbValues
-from deploy.one_machine.services.listing import gathered
+from deploy.one_machine.services.listing import collect
 from deploy.one_machine.services.network import schema
 from deploy.one_machine.services.network.attributes import (
     ADMIN_STATE_UP,
@@ -75,7 +75,7 @@ class NetworksApi(NetworkResource):
 
     def select(self) -> DbSelect:
         inside = schema.subnets.c.network_id == NETWORKS.c.id
-        return select(NETWORKS, gathered(schema.subnets.c.id, inside).label("subnets"))
+        return select(NETWORKS, collect(schema.subnets.c.id, inside).label("subnets"))
 
     def visible_to(self, project_id: str) -> ColumnElement[bool]:
         return or_(NETWORKS.c.project_id == project_id, NETWORKS.c.shared, NETWORKS.c.external)

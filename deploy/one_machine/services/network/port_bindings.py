@@ -63,7 +63,7 @@ class PortBindings(Handler[Fabric]):
 
     def on_post(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         """One more, inactive; the answer waits, as a port's does, until the host has wired it."""
-        body = BINDING.checked(read_object(req, "binding"), "binding", req.context.caller, new=True)
+        body = BINDING.validate(read_object(req, "binding"), "binding", req.context.caller, new=True)
         with self._service.change() as change:
             port = _port(change.connection, req, key, "create")
             host = body["host"]

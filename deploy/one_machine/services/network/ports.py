@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from sqlalchemy import ColumnElement, delete, insert, or_, select, true
 
 from deploy.one_machine.services.database import DbRow, DbSelect, DbValues
-from deploy.one_machine.services.listing import gathered
+from deploy.one_machine.services.listing import collect
 from deploy.one_machine.services.network import schema
 from deploy.one_machine.services.network.addresses import choose_addresses, free_mac, has_mac, store
 from deploy.one_machine.services.network.attributes import (
@@ -132,8 +132,8 @@ class PortsApi(NetworkResource):
     }
 
     def select(self) -> DbSelect:
-        fixed = gathered(schema.FIXED_IP, HELD.c.port_id == PORTS.c.id)
-        groups = gathered(GROUPS.c.group_id, GROUPS.c.port_id == PORTS.c.id)
+        fixed = collect(schema.FIXED_IP, HELD.c.port_id == PORTS.c.id)
+        groups = collect(GROUPS.c.group_id, GROUPS.c.port_id == PORTS.c.id)
         return select(PORTS, fixed.label("fixed_ips"), groups.label("security_groups"))
 
     def visible_to(self, project_id: str) -> ColumnElement[bool]:
@@ -157,7 +157,7 @@ class PortsApi(NetworkResource):
         return add(change, network, body, caller)
 
     def update(self, change: Change, caller: NetworkCaller, row: DbRow, body: Body) -> None:
-        network = change.existing(schema.networks, row.network_id)
+        network = change.get_existing(schema.networks, row.network_id)
         _check_policy(caller, network, body, "update_port")
         owner = body.get("device_owner", row.device_owner)
         if row.device_owner in ROUTER_OWNERS and owner != row.device_owner:

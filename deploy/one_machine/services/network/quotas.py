@@ -56,7 +56,7 @@ class NetworkQuotas(Handler[Fabric]):
     def on_put_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         caller: NetworkCaller = req.context.caller
         caller.require_admin("(rule:update_quota)")
-        limits = ATTRIBUTES.checked(read_object(req, "quota"), "quota", caller, new=False)
+        limits = ATTRIBUTES.validate(read_object(req, "quota"), "quota", caller, new=False)
         with self._service.change() as change:
             QUOTAS.change(change.connection, project_id, limits)
         self.on_get_one(req, resp, project_id)

@@ -19,7 +19,7 @@ from deploy.one_machine.services.listing import (
     Query,
     contains,
     number_of,
-    paged,
+    select_page,
     value_of,
     values_of,
 )
@@ -62,8 +62,8 @@ class NetworkResource(Resource):
     def not_found(self, key: str) -> falcon.HTTPError:
         return fault(self.missing, id=key[:64])
 
-    def checked(self, caller: NetworkCaller, body: object, *, new: bool) -> Body:
-        found = self.attributes.checked(body, self.name, caller, new=new)
+    def validate(self, caller: NetworkCaller, body: object, *, new: bool) -> Body:
+        found = self.attributes.validate(body, self.name, caller, new=new)
         if new and found.setdefault("project_id", caller.project_id) != caller.project_id:
             caller.require_admin(f"(rule:create_{self.name}:project_id)")
         return found
@@ -97,7 +97,7 @@ class NetworkResource(Resource):
         self.before_list(service, caller)
         with service.database.read() as connection:
             after = self.find(connection, caller, marker) if marker else None
-            statement = paged(
+            statement = select_page(
                 self.select().where(self.visible(caller), *rules),
                 self.table,
                 [(name, up != backwards) for name, up in keys.items()],

@@ -14,7 +14,7 @@ import falcon
 from sqlalchemy import delete, select, update
 
 from deploy.one_machine.services.database import DbRow, DbSelect, DbValues
-from deploy.one_machine.services.listing import gathered
+from deploy.one_machine.services.listing import collect
 from deploy.one_machine.services.network import ports, schema
 from deploy.one_machine.services.network.attributes import (
     ADMIN_STATE_UP,
@@ -72,7 +72,7 @@ class RoutersApi(NetworkResource):
     def select(self) -> DbSelect:
         mine = (PORTS.c.device_id == ROUTERS.c.id) & (PORTS.c.device_owner == GATEWAY)
         network = select(PORTS.c.network_id).where(mine).scalar_subquery()
-        fixed = gathered(schema.FIXED_IP, mine, within=HELD.join(PORTS))
+        fixed = collect(schema.FIXED_IP, mine, within=HELD.join(PORTS))
         return select(ROUTERS, network.label("outside"), fixed.label("fixed_ips"))
 
     def view(self, row: DbValues, caller: NetworkCaller) -> Body:
@@ -109,7 +109,7 @@ class RoutersApi(NetworkResource):
     def _set_gateway(self, change: Change, caller: NetworkCaller, key: str, wanted: Body) -> None:
         """Let the router have this gateway, or none; addresses that it has in the same network
         stay."""
-        router = change.existing(ROUTERS, key)
+        router = change.get_existing(ROUTERS, key)
         port = change.first(_ports_of(key, GATEWAY))
         network_id, fixed = wanted.get("network_id"), wanted.get("external_fixed_ips")
         if port is not None and (network_id != port.network_id or fixed):
@@ -169,7 +169,7 @@ def _owned(change: Change, caller: NetworkCaller, key: str, what: str) -> DbRow:
 
 
 def _which(req: falcon.Request) -> Body:
-    which = WHICH.checked(read_json(req), "router", req.context.caller, new=True)
+    which = WHICH.validate(read_json(req), "router", req.context.caller, new=True)
     if not which:
         raise bad_request("router", "Either subnet_id or port_id must be specified")
     return which
@@ -258,7 +258,7 @@ def _joined(change: Change, router: DbRow, which: Body) -> DbRow:
 
 
 def _interface(change: Change, router: DbRow, port_id: str) -> Body:
-    port = change.existing(PORTS, port_id)
+    port = change.get_existing(PORTS, port_id)
     subnets = change.scalars(select(HELD.c.subnet_id).where(HELD.c.port_id == port_id))
     return {
         "id": router.id,
@@ -279,7 +279,7 @@ def _require_unused(change: Change, router: DbRow, subnet_id: str) -> None:
     floating = select(FLOATING.c.id).join(HELD, led_to).where(FLOATING.c.router_id == router.id)
     if change.has(floating.where(HELD.c.subnet_id == subnet_id)):
         raise fault("RouterInterfaceInUseByFloatingIP", id=router.id, subnet=subnet_id)
-    inside = ipaddress.ip_network(change.existing(schema.subnets, subnet_id).cidr)
+    inside = ipaddress.ip_network(change.get_existing(schema.subnets, subnet_id).cidr)
     if any(ipaddress.ip_address(route["nexthop"]) in inside for route in router.routes):
         raise fault("RouterInterfaceInUseByRoute", id=router.id, subnet=subnet_id)
 

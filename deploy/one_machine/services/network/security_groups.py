@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Select, func, select
 
 from deploy.one_machine.services.database import DbRow, DbSelect, DbValues
-from deploy.one_machine.services.listing import gathered
+from deploy.one_machine.services.listing import collect
 from deploy.one_machine.services.network import schema
 from deploy.one_machine.services.network.attributes import (
     ID,
@@ -62,7 +62,7 @@ class SecurityGroupsApi(NetworkResource):
         each: list[Any] = []
         for column in RULES.c:
             each += [column.name, func.json(column) if column.name == "tags" else column]
-        rules = gathered(func.json_object(*each), RULES.c.security_group_id == GROUPS.c.id)
+        rules = collect(func.json_object(*each), RULES.c.security_group_id == GROUPS.c.id)
         return select(GROUPS, rules.label("rules"))
 
     def view(self, row: DbValues, caller: NetworkCaller) -> Body:
@@ -173,8 +173,8 @@ class SecurityGroupRulesApi(NetworkResource):
         whole = str(ipaddress.ip_network(prefix, strict=False)) if prefix else None
         return super().view(row, caller) | {"normalized_cidr": whole}
 
-    def checked(self, caller: NetworkCaller, body: object, *, new: bool) -> Body:
-        found = super().checked(caller, body, new=new)
+    def validate(self, caller: NetworkCaller, body: object, *, new: bool) -> Body:
+        found = super().validate(caller, body, new=new)
         return found | {"protocol": protocol(found["protocol"])} if "protocol" in found else found
 
     def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:

@@ -108,7 +108,7 @@ class SubnetsApi(NetworkResource):
             body.pop("allocation_pools", None)
         check_pools(body.get("allocation_pools", row.allocation_pools), net, gateway)
         change.set(SUBNETS, row.id, body)
-        serve_dhcp(change, change.existing(schema.networks, row.network_id))
+        serve_dhcp(change, change.get_existing(schema.networks, row.network_id))
         change.touch(networks=[row.network_id])
 
     def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
@@ -127,7 +127,7 @@ class SubnetsApi(NetworkResource):
             raise fault("SubnetInUse", id=row.id, why=why)
         change.touch(networks=[row.network_id])
         change.remove(SUBNETS, row.id)
-        serve_dhcp(change, change.existing(schema.networks, row.network_id))
+        serve_dhcp(change, change.get_existing(schema.networks, row.network_id))
 
 
 def serve_dhcp(change: Change, network: DbRow) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deploy.one_machine.services.database import Database
 from deploy.one_machine.services.external import session_of
-from deploy.one_machine.services.guard import add_identity_options, guarded, identity_of
+from deploy.one_machine.services.guard import add_authentication, add_identity_options, identity_of
 from deploy.one_machine.services.json_types import Body
 from deploy.one_machine.services.volume.app import build
 from deploy.one_machine.services.volume.caller import is_open
@@ -79,7 +79,7 @@ def main() -> None:
         Exports((options.data / "exports").resolve(), "", (0, 0), "").settle({})
         return
     identity = identity_of(options)
-    serve(lambda: guarded(_start(options, identity), identity, is_open), options, lambda: None)
+    serve(lambda: add_authentication(_start(options, identity), identity, is_open), options, lambda: None)
 
 
 def _start(options: argparse.Namespace, identity: Body) -> App:

@@ -17,10 +17,10 @@ from deploy.one_machine.services.resource import Body
 from deploy.one_machine.services.schemas import BodySchema, mapping, nullable, one_of, text
 from deploy.one_machine.services.volume.caller import VolumeCaller
 from deploy.one_machine.services.volume.faults import fault
-from deploy.one_machine.services.volume.listing import listed
+from deploy.one_machine.services.volume.listing import list_rows
 from deploy.one_machine.services.volume.schema import attachments, jobs, volumes
 from deploy.one_machine.services.volume.service import VolumeChange, VolumeService, moment
-from deploy.one_machine.services.volume.states import settle_use
+from deploy.one_machine.services.volume.states import update_status
 from deploy.one_machine.services.volume.versions import require, since
 from deploy.one_machine.services.web import answer, part_of, read_json
 
@@ -56,12 +56,12 @@ class VolumeAttachments:
         self._service = service
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        rows, beside = listed(self._service, req, attachments, FILTERS, "attachments")
-        answer(resp, {"attachments": [summary(row) for row in rows]} | beside)
+        rows, extras = list_rows(self._service, req, attachments, FILTERS, "attachments")
+        answer(resp, {"attachments": [summary(row) for row in rows]} | extras)
 
     def on_get_detail(self, req: falcon.Request, resp: falcon.Response) -> None:
-        rows, beside = listed(self._service, req, attachments, FILTERS, "attachments")
-        answer(resp, {"attachments": [detail(row) for row in rows]} | beside)
+        rows, extras = list_rows(self._service, req, attachments, FILTERS, "attachments")
+        answer(resp, {"attachments": [detail(row) for row in rows]} | extras)
 
     def on_get_one(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         with self._service.database.read() as connection:
@@ -70,7 +70,7 @@ class VolumeAttachments:
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         caller: VolumeCaller = req.context.caller
         form = CREATE_WITH_MODE if since(req, 54) else CREATE
-        body: Body = form.checked(part_of(read_json(req), "attachment"), "attachment")
+        body: Body = form.validate(part_of(read_json(req), "attachment"), "attachment")
         mode = body.get("mode")
         with self._service.change() as change:
             volume = find_volume(change.connection, caller, body["volume_uuid"])
@@ -85,7 +85,7 @@ class VolumeAttachments:
         self._answer(req, resp, key)
 
     def on_put_one(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        body: Body = UPDATE.checked(part_of(read_json(req), "attachment"), "attachment")
+        body: Body = UPDATE.validate(part_of(read_json(req), "attachment"), "attachment")
         self._connect(req.context.caller, key, body["connector"])
         self._answer(req, resp, key)
 
@@ -111,7 +111,7 @@ class VolumeAttachments:
             caller.require_member("volume:attachment_complete")
             values = {"status": "attached", "attached_at": row.attached_at or moment()}
             change.set(attachments, key, values)
-            settle_use(change, row.volume_id)
+            update_status(change, row.volume_id)
         resp.status = falcon.HTTP_204
 
     def _answer(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
@@ -137,7 +137,7 @@ class VolumeAttachments:
             self._service.open_export(key)
         except falcon.HTTPError:
             with self._service.change() as change:
-                settle_use(change, volume.id)
+                update_status(change, volume.id)
             raise
 
     def _delete(self, key: str, volume_id: str) -> None:
@@ -150,7 +150,7 @@ def delete(service: VolumeService, key: str, volume_id: str) -> None:
         service.exports.end(key)
         with service.change() as change:
             change.remove(attachments, key)
-            settle_use(change, volume_id)
+            update_status(change, volume_id)
 
 
 def check_deletable(service: VolumeService, caller: VolumeCaller, row: DbRow) -> None:

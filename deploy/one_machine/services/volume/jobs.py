@@ -21,7 +21,7 @@ from deploy.one_machine.services.volume.files import GIGABYTE, Check
 from deploy.one_machine.services.volume.neighbours import ImageRefused
 from deploy.one_machine.services.volume.schema import attachments, snapshots, volumes
 from deploy.one_machine.services.volume.service import VolumeChange, VolumeService
-from deploy.one_machine.services.volume.states import settle_use
+from deploy.one_machine.services.volume.states import update_status
 
 
 class NotWanted(Exception):
@@ -124,8 +124,8 @@ def _remove(kind: str) -> Callable[[VolumeService, VolumeJob, Check], None]:
     return remove
 
 
-def _tell(service: VolumeService, job: VolumeJob, check: Check) -> None:
-    if not service.compute.tell(job.arguments["events"]):
+def _send_events(service: VolumeService, job: VolumeJob, check: Check) -> None:
+    if not service.compute.notify(job.arguments["events"]):
         raise Later("the compute service does not take events")
 
 
@@ -143,33 +143,33 @@ def _set(
     return change_row
 
 
-def _back(before: str) -> Callable[[VolumeChange, VolumeJob], None]:
+def _restore_status(before: str) -> Callable[[VolumeChange, VolumeJob], None]:
     """What was attached in front of the job may be gone since."""
 
     def restore(change: VolumeChange, job: VolumeJob) -> None:
-        settle_use(change, job.target_id, volumes.c.status == before)
+        update_status(change, job.target_id, volumes.c.status == before)
 
     return restore
 
 
-def _reimaged(change: VolumeChange, job: VolumeJob) -> None:
+def _record_reimage(change: VolumeChange, job: VolumeJob) -> None:
     metadata = job.arguments["image_metadata"]
     change.set(volumes, job.target_id, {"image_metadata": metadata, "bootable": True})
-    settle_use(change, job.target_id, volumes.c.status == "downloading")
+    update_status(change, job.target_id, volumes.c.status == "downloading")
     _order_events(change, "volume-reimaged", job)
 
 
-def _not_reimaged(change: VolumeChange, job: VolumeJob) -> None:
+def _record_failed_reimage(change: VolumeChange, job: VolumeJob) -> None:
     _set(volumes, ("downloading",), status="error", previous_status=None)(change, job)
 
 
-def _extended(change: VolumeChange, job: VolumeJob) -> None:
+def _record_extension(change: VolumeChange, job: VolumeJob) -> None:
     change.set(volumes, job.target_id, {"size": job.arguments["size"]})
-    _back("extending")(change, job)
+    _restore_status("extending")(change, job)
     _order_events(change, "volume-extended", job)
 
 
-def _not_extended(change: VolumeChange, job: VolumeJob) -> None:
+def _record_failed_extension(change: VolumeChange, job: VolumeJob) -> None:
     _set(volumes, ("extending",), status="error_extending")(change, job)
 
 
@@ -188,7 +188,7 @@ def _order_events(change: VolumeChange, name: str, job: VolumeJob) -> None:
         change.order("tell", f"events-{job.target_id}", events=events)
 
 
-def _gone(table: Table) -> Callable[[VolumeChange, VolumeJob], None]:
+def _delete_row(table: Table) -> Callable[[VolumeChange, VolumeJob], None]:
     def remove_row(change: VolumeChange, job: VolumeJob) -> None:
         if table is volumes:
             for one in (attachments, snapshots):
@@ -198,7 +198,7 @@ def _gone(table: Table) -> Callable[[VolumeChange, VolumeJob], None]:
     return remove_row
 
 
-def _nothing(change: VolumeChange, job: VolumeJob) -> None:
+def _do_nothing(change: VolumeChange, job: VolumeJob) -> None:
     """No row says anything of it."""
 
 
@@ -209,13 +209,13 @@ KINDS: Mapping[str, JobKind] = {
     "create": JobKind(volumes, _make_blank, _NEW, _NOT_MADE),
     "copy": JobKind(volumes, _copy, _NEW, _NOT_MADE),
     "download": JobKind(volumes, _download, _NEW, _NOT_MADE),
-    "reimage": JobKind(volumes, _download, _reimaged, _not_reimaged),
-    "upload": JobKind(volumes, _upload, _back("uploading"), _back("uploading")),
-    "extend": JobKind(volumes, _grow, _extended, _not_extended),
+    "reimage": JobKind(volumes, _download, _record_reimage, _record_failed_reimage),
+    "upload": JobKind(volumes, _upload, _restore_status("uploading"), _restore_status("uploading")),
+    "extend": JobKind(volumes, _grow, _record_extension, _record_failed_extension),
     "delete": JobKind(
         volumes,
         _remove("volume"),
-        _gone(volumes),
+        _delete_row(volumes),
         _set(volumes, ("deleting",), status="error_deleting"),
         removes=True,
     ),
@@ -228,10 +228,10 @@ KINDS: Mapping[str, JobKind] = {
     "delete-snapshot": JobKind(
         snapshots,
         _remove("snapshot"),
-        _gone(snapshots),
+        _delete_row(snapshots),
         _set(snapshots, ("deleting",), status="error_deleting"),
         removes=True,
     ),
     # While the compute service is away: an hour.
-    "tell": JobKind(None, _tell, _nothing, _nothing, attempts=70),
+    "tell": JobKind(None, _send_events, _do_nothing, _do_nothing, attempts=70),
 }

@@ -16,10 +16,10 @@ from sqlalchemy import Boolean, ColumnElement, Integer, Table, and_, func, selec
 from deploy.one_machine.services.database import DbRow
 from deploy.one_machine.services.listing import (
     Query,
-    compared,
+    compare,
     contains,
     number_of,
-    paged,
+    select_page,
     sort_words,
     value_of,
 )
@@ -52,7 +52,7 @@ def all_projects(req: falcon.Request) -> bool:
     return bool(req.context.caller.is_admin and TRUTHS.get(wanted, True))
 
 
-def listed(
+def list_rows(
     service: VolumeService,
     req: falcon.Request,
     table: Table,
@@ -61,10 +61,10 @@ def listed(
 ) -> tuple[list[DbRow], Body]:
     """The rows of a page of things with owners, and what stands beside them. `filters`: None is a
     column of this name. Raises 400."""
-    return listed_of(service, req, table, filters, plural, _owner(req, table, req.context.caller))
+    return list_matching(service, req, table, filters, plural, _owner(req, table, req.context.caller))
 
 
-def listed_of(
+def list_matching(
     service: VolumeService,
     req: falcon.Request,
     table: Table,
@@ -78,24 +78,24 @@ def listed_of(
     offset = number_of("offset", value_of(query, "offset", "0"), 2**31)
     statement = select(table).where(*_rules(req, table, filters), *known)
     marker = value_of(query, "marker")
-    beside: Body = {}
+    extras: Body = {}
     with service.database.read() as connection:
         after = None
         if marker:
             after = connection.execute(select(table).where(table.c.id == marker, *known)).first()
             if after is None:
                 raise fault("BadRequest", why=f"marker [{marker[:64]}] not found")
-        chosen = paged(statement, table, _sort_keys(query, table), after)
+        chosen = select_page(statement, table, _sort_keys(query, table), after)
         rows = list(connection.execute(chosen.offset(offset).limit(limit)).all()) if limit else []
         if since(req, 45) and TRUTHS.get(value_of(query, "with_count").lower()):
             total = select(func.count()).select_from(statement.subquery())
-            beside["count"] = connection.execute(total).scalar_one()
+            extras["count"] = connection.execute(total).scalar_one()
     if rows and len(rows) == limit:
         kept = {name: value for name, value in query.items() if name not in ("marker", "offset")}
         more = urlencode(kept | {"marker": rows[-1].id}, doseq=True)
         href = f"{req.context.root}{req.path.removeprefix('/v3')}?{more}"
-        beside[f"{plural}_links"] = [{"rel": "next", "href": href}]
-    return rows, beside
+        extras[f"{plural}_links"] = [{"rel": "next", "href": href}]
+    return rows, extras
 
 
 def _owner(req: falcon.Request, table: Table, caller: VolumeCaller) -> list[ColumnElement[bool]]:
@@ -115,7 +115,7 @@ def _rules(
         if name in NOT_FILTERS or name in ("project_id", "tenant_id"):
             continue
         if name in COMPARED and since(req, 60) and name in table.c:
-            rules.append(_compared(table, name, value))
+            rules.append(_compare(table, name, value))
         elif name not in filters:
             if since(req, 31):
                 why = f"Invalid filters {name[:64]} are found in query options."
@@ -141,12 +141,12 @@ def _equals(table: Table, name: str, value: str) -> ColumnElement[bool]:
     return column.is_(None) if value in ("None", "null") else column == value
 
 
-def _compared(table: Table, name: str, text: str) -> ColumnElement[bool]:
+def _compare(table: Table, name: str, text: str) -> ColumnElement[bool]:
     column, rules = table.c[name], []
     for word in text.split(","):
         verb, _, moment = word.partition(":")
         moment = moment.rstrip("Z").partition("+")[0]
-        rule = compared(column, verb, moment)
+        rule = compare(column, verb, moment)
         if rule is None:
             raise fault("BadRequest", why=f"Invalid {verb[:20]} operator")
         rules.append(rule)

@@ -131,7 +131,7 @@ class ComputeNeighbour(ComputeEvents):
             why = "Cannot ask the identity service for the compute service; try again."
             raise fault("Unavailable", why=why) from error
 
-    def tell(self, events: Collection[Mapping[str, str]]) -> bool:
+    def notify(self, events: Collection[Mapping[str, str]]) -> bool:
         try:
             if not self.url():
                 return True  # no compute service has to know of the events

@@ -119,7 +119,7 @@ class VolumeQuotas:
         with self._service.change() as change:
             known = limits(change.connection, project_id)
             used = usage(change.connection, project_id)
-            wanted = _checked(body, known)
+            wanted = _validate(body, known)
             for name, limit in wanted.items():
                 if name != "per_volume_gigabytes" and 0 <= limit < used[name]:
                     why = (
@@ -144,12 +144,12 @@ class VolumeQuotas:
         answer(resp, {"quota_set": found | {"id": project_id}})
 
 
-def _checked(body: object, known: dict[str, int]) -> dict[str, int]:
+def _validate(body: object, known: dict[str, int]) -> dict[str, int]:
     if not isinstance(body, dict) or not body:
         raise fault("BadRequest", why="Invalid input for 'quota_set': it must hold a limit.")
     given = {name: value for name, value in body.items() if name not in NOT_LIMITS}
     form = BodySchema(mapping(dict.fromkeys(known, LIMIT)))
-    found: dict[str, int] = form.checked(given, "quota_set")
+    found: dict[str, int] = form.validate(given, "quota_set")
     return found
 
 

@@ -69,7 +69,7 @@ class ComputeSource(Protocol):
     def attachment_of(self, server: str, volume: str) -> str | None:
         """The attachment by which a server uses a volume, or None."""
 
-    def tell(self, events: Collection[Mapping[str, str]]) -> bool:
+    def notify(self, events: Collection[Mapping[str, str]]) -> bool:
         """Send events; False when they should be sent again."""
 
 
@@ -129,7 +129,7 @@ class VolumeService:
         more = (
             {"driver_volume_type": "local", "device_path": str(path)}
             if host in {self.settings.host, *self.settings.more_hosts}
-            else self._nbd(change, volume.id, attachment.id)
+            else self._nbd_connection(change, volume.id, attachment.id)
         )
         return more | {
             "format": "raw",
@@ -143,11 +143,11 @@ class VolumeService:
             "qos_specs": None,
         }
 
-    def _nbd(self, change: "VolumeChange", volume_id: str, key: str) -> Body:
+    def _nbd_connection(self, change: "VolumeChange", volume_id: str, key: str) -> Body:
         if not self.exports.address:
             why = f"The volumes are on host {self.settings.host} and not served to other hosts."
             raise fault("InvalidInput", why=why)
-        own = {row.id: row.connection_info for row in _served(change.connection)}
+        own = {row.id: row.connection_info for row in _find_exported(change.connection)}
         port = own.get(key, {}).get("port") or self.exports.free_port(
             info["port"] for info in own.values()
         )
@@ -166,7 +166,7 @@ class VolumeService:
         cannot be served; the attachment is then without a connection."""
         with self.exports.lock:
             with self.database.read() as connection:
-                wanted = self._wanted(connection)
+                wanted = self._expected_exports(connection)
             if key not in wanted or self.exports.start(wanted[key]):
                 return
             with self.change() as change:
@@ -183,10 +183,10 @@ class VolumeService:
         """Make the processes that serve volumes those that the attachments say."""
         with self.exports.lock:
             with self.database.read() as connection:
-                wanted = self._wanted(connection)
+                wanted = self._expected_exports(connection)
             self.exports.settle(wanted)
 
-    def _wanted(self, connection: Connection) -> dict[str, Export]:
+    def _expected_exports(self, connection: Connection) -> dict[str, Export]:
         return {
             row.id: Export(
                 row.id,
@@ -195,11 +195,11 @@ class VolumeService:
                 row.connection_info["port"],
                 row.mode == "ro",
             )
-            for row in _served(connection)
+            for row in _find_exported(connection)
         }
 
 
-def _served(connection: Connection) -> list[DbRow]:
+def _find_exported(connection: Connection) -> list[DbRow]:
     rows = connection.execute(select(schema.attachments))
     return [row for row in rows if row.connection_info.get("driver_volume_type") == "nbd"]
 
@@ -245,7 +245,7 @@ def is_read(connection: Connection, key: str) -> bool:
     return connection.execute(found).first() is not None
 
 
-def connected(connection: Connection, volume_id: str) -> list[DbRow]:
+def find_connected(connection: Connection, volume_id: str) -> list[DbRow]:
     """The attachments of a volume through which somebody may write."""
     rows = connection.execute(
         select(schema.attachments).where(schema.attachments.c.volume_id == volume_id)

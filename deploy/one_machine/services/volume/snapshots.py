@@ -10,7 +10,7 @@ from deploy.one_machine.services.schemas import BodySchema, mapping, nullable, o
 from deploy.one_machine.services.volume import quotas
 from deploy.one_machine.services.volume.caller import VolumeCaller
 from deploy.one_machine.services.volume.faults import fault
-from deploy.one_machine.services.volume.listing import listed, of_pairs
+from deploy.one_machine.services.volume.listing import list_rows, of_pairs
 from deploy.one_machine.services.volume.schema import snapshots, volumes
 from deploy.one_machine.services.volume.service import VolumeChange, VolumeService, is_read
 from deploy.one_machine.services.volume.versions import since
@@ -65,15 +65,15 @@ class SnapshotsApi(Resource):
     def not_found(self, key: str) -> falcon.HTTPError:
         return fault("SnapshotNotFound", id=key)
 
-    def checked(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
-        found: Body = CREATE.checked(body, "snapshot")
+    def validate(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
+        found: Body = CREATE.validate(body, "snapshot")
         for name in ("name", "description"):
             if f"display_{name}" in found:
                 found.setdefault(name, found.pop(f"display_{name}"))
         return found
 
     def page(self, service: VolumeService, req: falcon.Request) -> tuple[list[DbRow], Body]:
-        return listed(service, req, snapshots, FILTERS, "snapshots")
+        return list_rows(service, req, snapshots, FILTERS, "snapshots")
 
     def show(self, req: falcon.Request, row: DbValues) -> Body:
         return self.changed(req, row) | {
@@ -154,7 +154,7 @@ class SnapshotCollection(BriefCollection):
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         caller: VolumeCaller = req.context.caller
         self._api.admit(caller, "create")
-        body = self._api.checked(caller, part_of(read_json(req), "snapshot"), new=True)
+        body = self._api.validate(caller, part_of(read_json(req), "snapshot"), new=True)
         if since(req, 66):
             if body.get("force") is False and "force" in body:
                 why = "Since microversion 3.66 the 'force' option is invalid: leave it out."
@@ -189,7 +189,7 @@ class SnapshotItem(Item):
             if name in ("os-reset_status", "os-update_snapshot_status"):
                 caller.require_admin(f"volume_extension:snapshot_admin_actions:{name}")
                 form = RESET if name == "os-reset_status" else PROGRESS
-                values = form.checked(given, name)
+                values = form.validate(given, name)
                 if values["status"] not in STATUSES:
                     raise fault("BadRequest", why=f"The states are {', '.join(STATUSES)}.")
                 if form is PROGRESS and values["status"] not in REPORTED.get(row.status, ()):

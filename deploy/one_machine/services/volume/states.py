@@ -10,7 +10,7 @@ from deploy.one_machine.services.volume.service import VolumeChange
 USES = ("available", "reserved", "attaching", "in-use", "detaching")
 
 
-def use_of(change: VolumeChange, volume_id: str) -> str:
+def derive_status(change: VolumeChange, volume_id: str) -> str:
     """What the attachments say: in-use, attaching, reserved or available."""
     found = set(
         change.connection.execute(
@@ -21,8 +21,8 @@ def use_of(change: VolumeChange, volume_id: str) -> str:
     return next((status for word, status in words if word in found), "available")
 
 
-def settle_use(change: VolumeChange, volume_id: str, *rules: ColumnElement[bool]) -> None:
+def update_status(change: VolumeChange, volume_id: str, *rules: ColumnElement[bool]) -> None:
     """Give a volume the status that its attachments say, unless somebody works on it."""
     wanted = rules or (volumes.c.status.in_(USES),)
-    status = {"status": use_of(change, volume_id), "previous_status": None}
+    status = {"status": derive_status(change, volume_id), "previous_status": None}
     change.set(volumes, volume_id, status, *wanted)

@@ -24,7 +24,7 @@ from deploy.one_machine.services.schemas import (
 )
 from deploy.one_machine.services.volume.caller import VolumeCaller
 from deploy.one_machine.services.volume.faults import fault
-from deploy.one_machine.services.volume.listing import listed_of, of_pairs
+from deploy.one_machine.services.volume.listing import list_matching, of_pairs
 from deploy.one_machine.services.volume.schema import snapshots, types, volumes
 from deploy.one_machine.services.volume.service import (
     DEFAULT_TYPE,
@@ -81,8 +81,8 @@ class TypesApi(Resource):
             return fault("TypeInUse", id="")
         return fault("Conflict", why="there is a volume type of this name")
 
-    def checked(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
-        found: Body = CREATE.checked(body, "volume_type")
+    def validate(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
+        found: Body = CREATE.validate(body, "volume_type")
         if "os-volume-type-access:is_public" in found:
             found["is_public"] = found.pop("os-volume-type-access:is_public")
         return found
@@ -90,10 +90,10 @@ class TypesApi(Resource):
     def page(self, service: AnyService, req: falcon.Request) -> tuple[list[DbRow], Body]:
         caller: VolumeCaller = req.context.caller
         rules = [self.visible(caller)]
-        public = wanted_public(req) if caller.is_admin else None
+        public = read_is_public(req) if caller.is_admin else None
         if public is not None:
             rules.append(types.c.is_public.is_(public))
-        return listed_of(service, req, types, FILTERS, "volume_type", rules)
+        return list_matching(service, req, types, FILTERS, "volume_type", rules)
 
     def show(self, req: falcon.Request, row: DbValues) -> Body:
         caller: VolumeCaller = req.context.caller
@@ -162,7 +162,7 @@ class TypeItem(Item):
         answer(resp, {})
 
     def on_post_extra_specs(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        specs = FORM.checked(read_object(req, "extra_specs"), "extra_specs")
+        specs = FORM.validate(read_object(req, "extra_specs"), "extra_specs")
         caller: VolumeCaller = req.context.caller
         caller.require_admin("volume_extension:types_extra_specs:create")
         with self._types.change() as change:
@@ -175,7 +175,7 @@ class TypeItem(Item):
         answer(resp, {"extra_specs": specs})
 
 
-def wanted_public(req: falcon.Request) -> bool | None:
+def read_is_public(req: falcon.Request) -> bool | None:
     """Which types an admin lists: public ones, others, or (None) both."""
     word = value_of(req.params, "is_public", "true").lower()
     return None if word == "none" else TRUTHS.get(word, True)

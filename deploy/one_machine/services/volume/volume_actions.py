@@ -33,8 +33,8 @@ from deploy.one_machine.services.volume.schema import attachments, types, volume
 from deploy.one_machine.services.volume.service import (
     VolumeChange,
     VolumeService,
-    connected,
     count,
+    find_connected,
     is_read,
 )
 from deploy.one_machine.services.volume.versions import since
@@ -52,7 +52,7 @@ NOT_OF_A_COPY = ("image_id", "image_name", "img_signature", "signature_verified"
 
 
 @dataclass(frozen=True)
-class AskedAction:
+class ActionRequest:
     """An action as it is asked for."""
 
     service: VolumeService
@@ -75,70 +75,70 @@ class AskedAction:
             raise fault("InvalidVolume", why=why)
 
 
-def _extend(asked: AskedAction) -> None:
-    row, size = asked.row, asked.body["new_size"]
+def _extend(request: ActionRequest) -> None:
+    row, size = request.row, request.body["new_size"]
     if size <= row.size:
         why = (
             "New size for extend must be greater than current size."
             f" (current: {row.size}, extended: {size})."
         )
         raise fault("InvalidInput", why=why)
-    is_used = row.status == "in-use" and since(asked.req, 42)
-    _check_growing(asked)
-    quotas.check_size(asked.change.connection, row.project_id, size)
-    quotas.spend(asked.change.connection, row.project_id, row.type_id, gigabytes=size - row.size)
+    is_used = row.status == "in-use" and since(request.req, 42)
+    _check_growing(request)
+    quotas.check_size(request.change.connection, row.project_id, size)
+    quotas.spend(request.change.connection, row.project_id, row.type_id, gigabytes=size - row.size)
     before = ("in-use",) if is_used else ("available",)
-    asked.move(before, "extending", previous_status=row.status)
-    asked.change.order("extend", row.id, size=size)
+    request.move(before, "extending", previous_status=row.status)
+    request.change.order("extend", row.id, size=size)
 
 
-def _check_growing(asked: AskedAction) -> None:
+def _check_growing(request: ActionRequest) -> None:
     """An NBD server tells the size once, when a host connects."""
-    rows = connected(asked.change.connection, asked.row.id)
+    rows = find_connected(request.change.connection, request.row.id)
     if any(one.connection_info["driver_volume_type"] == "nbd" for one in rows):
         why = (
-            f"volume {asked.row.id} is connected over NBD, which cannot tell a new size; detach"
+            f"volume {request.row.id} is connected over NBD, which cannot tell a new size; detach"
             " it first, or move the server to the host of the volumes."
         )
         raise fault("InvalidVolume", why=why)
 
 
-def _set_bootable(asked: AskedAction) -> None:
-    asked.change.set(volumes, asked.row.id, {"bootable": asked.body["bootable"]})
+def _set_bootable(request: ActionRequest) -> None:
+    request.change.set(volumes, request.row.id, {"bootable": request.body["bootable"]})
 
 
-def _set_readonly(asked: AskedAction) -> None:
+def _set_readonly(request: ActionRequest) -> None:
     rule = volumes.c.status == "available"
-    if not asked.change.set(volumes, asked.row.id, {"readonly": asked.body["readonly"]}, rule):
-        why = f"Volume {asked.row.id} status must be available to update readonly flag."
+    if not request.change.set(volumes, request.row.id, {"readonly": request.body["readonly"]}, rule):
+        why = f"Volume {request.row.id} status must be available to update readonly flag."
         raise fault("InvalidVolume", why=why)
 
 
-def _reset_status(asked: AskedAction) -> None:
-    status, attach = asked.body.get("status"), asked.body.get("attach_status")
-    if not status and not attach and "migration_status" not in asked.body:
+def _reset_status(request: ActionRequest) -> None:
+    status, attach = request.body.get("status"), request.body.get("attach_status")
+    if not status and not attach and "migration_status" not in request.body:
         raise fault("BadRequest", why="Give status or attach_status.")
     if status:
-        asked.change.set(volumes, asked.row.id, {"status": status, "previous_status": None})
+        request.change.set(volumes, request.row.id, {"status": status, "previous_status": None})
     if attach == "detached":
-        has = count(asked.change.connection, attachments, attachments.c.volume_id == asked.row.id)
+        has = count(request.change.connection, attachments, attachments.c.volume_id == request.row.id)
         if has:
             why = "The volume has attachments: os-force_detach ends them."
             raise fault("InvalidVolume", why=why)
 
 
-def _upload(asked: AskedAction) -> Body:
-    row, image, body = asked.row, asked.image or {}, asked.body
+def _upload(request: ActionRequest) -> Body:
+    row, image, body = request.row, request.image or {}, request.body
     before = ("available", "in-use") if body.get("force") else ("available",)
-    check_copied(asked.change.connection, asked.service, row)
-    asked.move(before, "uploading", previous_status=row.status)
-    asked.change.order(
+    check_copied(request.change.connection, request.service, row)
+    request.move(before, "uploading", previous_status=row.status)
+    request.change.order(
         "upload",
         row.id,
         row.id,
         image_id=image["id"],
         disk_format=image["disk_format"],
-        clone=asked.service.files.shares_blocks,
+        clone=request.service.files.shares_blocks,
     )
     type_name = select(types.c.name).where(types.c.id == row.type_id)
     return {
@@ -150,7 +150,7 @@ def _upload(asked: AskedAction) -> Body:
             "size": row.size,
             "volume_type": {
                 "id": row.type_id,
-                "name": asked.change.connection.execute(type_name).scalar(),
+                "name": request.change.connection.execute(type_name).scalar(),
             },
             "image_id": image["id"],
             "container_format": image["container_format"],
@@ -162,18 +162,18 @@ def _upload(asked: AskedAction) -> Body:
     }
 
 
-def _reimage(asked: AskedAction) -> None:
-    row, image = asked.row, asked.image or {}
-    if count(asked.change.connection, attachments, attachments.c.volume_id == row.id) > 1:
+def _reimage(request: ActionRequest) -> None:
+    row, image = request.row, request.image or {}
+    if count(request.change.connection, attachments, attachments.c.volume_id == row.id) > 1:
         why = "Cannot re-image a volume which is attached to more than one server."
         raise fault("Conflict", why=why)
-    _check_still(asked)
+    _check_still(request)
     images.check_size(image, row.size)
     before: tuple[str, ...] = ("available", "error")
-    if asked.body.get("reimage_reserved"):
+    if request.body.get("reimage_reserved"):
         before += ("reserved",)
-    asked.move(before, "downloading", previous_status=row.status)
-    asked.change.order(
+    request.move(before, "downloading", previous_status=row.status)
+    request.change.order(
         "reimage",
         row.id,
         image_id=image["id"],
@@ -182,10 +182,10 @@ def _reimage(asked: AskedAction) -> None:
     )
 
 
-def _check_still(asked: AskedAction) -> None:
+def _check_still(request: ActionRequest) -> None:
     """Its content may be another one: nobody reads or writes it."""
-    connection, key = asked.change.connection, asked.row.id
-    if connected(connection, key) or is_read(connection, key):
+    connection, key = request.change.connection, request.row.id
+    if find_connected(connection, key) or is_read(connection, key):
         raise fault("Conflict", why=f"volume {key} is connected to a host, or is being copied")
 
 
@@ -193,15 +193,15 @@ def _check_still(asked: AskedAction) -> None:
 class VolumeAction:
     """One action."""
 
-    run: Callable[[AskedAction], Body | None]
+    run: Callable[[ActionRequest], Body | None]
     form: Document | None = None
     minor: int = 0
     is_admins: bool = False
     status: str = falcon.HTTP_202
 
-    def checked(self, name: str, body: object) -> JsonValue:
+    def validate(self, name: str, body: object) -> JsonValue:
         """The action's body. Raises 400."""
-        return BodySchema(self.form).checked(body, name) if self.form else None
+        return BodySchema(self.form).validate(body, name) if self.form else None
 
 
 UPLOAD = mapping(
@@ -266,7 +266,7 @@ class VolumeActions:
         action = ACTIONS.get(name)
         if action is None or not since(req, action.minor):
             raise fault("BadRequest", why=f"There is no such action: {name[:64]}")
-        form = action.checked(name, given)
+        form = action.validate(name, given)
         with self._service.database.read() as connection:
             row = uses.find_volume(connection, caller, key)
         if action.is_admins:
@@ -275,7 +275,7 @@ class VolumeActions:
         image = self._image(caller, row, name, form)
         with self._service.change() as change:
             row = uses.find_volume(change.connection, caller, key)
-            said = action.run(AskedAction(self._service, req, caller, change, row, form, image))
+            said = action.run(ActionRequest(self._service, req, caller, change, row, form, image))
         resp.status = action.status
         if said is not None:
             answer(resp, said)
@@ -310,7 +310,7 @@ class VolumeActions:
         self, req: falcon.Request, resp: falcon.Response, key: str, name: str, given: object
     ) -> None:
         """End attachments, but none beneath a server that has the volume."""
-        wanted = DETACH.checked(given, name).get("attachment_id")
+        wanted = DETACH.validate(given, name).get("attachment_id")
         caller: VolumeCaller = req.context.caller
         with self._service.database.read() as connection:
             row = uses.find_volume(connection, caller, key)

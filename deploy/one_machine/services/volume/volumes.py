@@ -26,14 +26,14 @@ from deploy.one_machine.services.schemas import (
 from deploy.one_machine.services.volume import images, quotas
 from deploy.one_machine.services.volume.caller import VolumeCaller
 from deploy.one_machine.services.volume.faults import fault
-from deploy.one_machine.services.volume.listing import listed, of_pairs
+from deploy.one_machine.services.volume.listing import list_rows, of_pairs
 from deploy.one_machine.services.volume.schema import attachments, snapshots, types, volumes
 from deploy.one_machine.services.volume.service import (
     VolumeChange,
     VolumeService,
-    connected,
     count,
     default_type,
+    find_connected,
     is_read,
 )
 from deploy.one_machine.services.volume.versions import links, since
@@ -98,8 +98,8 @@ class VolumesApi(Resource):
     def not_found(self, key: str) -> falcon.HTTPError:
         return fault("VolumeNotFound", id=key)
 
-    def checked(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
-        found: Body = CREATE.checked(body, "volume")
+    def validate(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
+        found: Body = CREATE.validate(body, "volume")
         for name in ("name", "description"):
             if f"display_{name}" in found:
                 found.setdefault(name, found.pop(f"display_{name}"))
@@ -108,7 +108,7 @@ class VolumesApi(Resource):
         return found
 
     def page(self, service: VolumeService, req: falcon.Request) -> tuple[list[DbRow], Body]:
-        return listed(service, req, volumes, FILTERS, "volumes")
+        return list_rows(service, req, volumes, FILTERS, "volumes")
 
     def brief(self, req: falcon.Request, row: DbValues) -> Body:
         place = links(req, "volumes", row["id"])
@@ -202,10 +202,10 @@ class VolumeCollection(BriefCollection):
         caller.require_member("volume:create")
         given = part_of(read_json(req), "volume")
         form = CREATE if since(req, 53) else CREATE_LENIENT
-        form.checked(given, "volume")
+        form.validate(given, "volume")
         if isinstance(given, dict):
             given = {name: value for name, value in given.items() if name in NEW}
-        body = self._api.checked(caller, given, new=True)
+        body = self._api.validate(caller, given, new=True)
         reference = body.pop("imageRef", None) or body.pop("image_id", None)
         body.pop("image_id", None)
         image = images.wanted(self._volumes, caller, reference) if reference else None
@@ -314,7 +314,7 @@ def _source(connection: Connection, caller: VolumeCaller, body: Body, name: str)
 
 def check_copied(connection: Connection, service: VolumeService, row: DbRow) -> None:
     """Raises 400 when a copy of a volume would not be of one moment."""
-    if not service.files.shares_blocks and connected(connection, row.id):
+    if not service.files.shares_blocks and find_connected(connection, row.id):
         why = (
             f"volume {row.id} is in use, and the folder of the volumes is on a file system that"
             " cannot share blocks (XFS and Btrfs can): a copy would not be of one moment."

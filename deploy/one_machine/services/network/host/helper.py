@@ -82,7 +82,7 @@ class Helper:
         if user != self._user:
             raise InvalidMessage(f"user {user} may not call, user {self._user} may")
         while (message := _received(caller)) is not None:
-            verb, arguments = checked(message)
+            verb, arguments = validate(message)
             descriptors: list[int] = []
             try:
                 answer = self._do(verb, arguments, descriptors)
@@ -196,7 +196,7 @@ class HelperClient(HostPart):
         return answer, descriptors
 
 
-def checked(message: object) -> tuple[str, Body]:
+def validate(message: object) -> tuple[str, Body]:
     """A message's verb and arguments: exactly those that the verb has, of their types. Raises
     InvalidMessage."""
     if not isinstance(message, dict) or not isinstance(message.get("verb"), str):
