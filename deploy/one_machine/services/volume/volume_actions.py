@@ -283,7 +283,7 @@ class VolumeActions:
     def _image(self, caller: VolumeCaller, row: DbRow, name: str, form: Body) -> Body | None:
         """The image that an action needs, or has the image service make."""
         if name == "os-reimage":
-            return images.wanted(self._service, caller, form["image_id"])
+            return images.find_image(self._service, caller, form["image_id"])
         if name != "os-volume_upload_image":
             return None
         # What the transaction refuses is refused before an image is made, as far as it is known.

@@ -208,7 +208,7 @@ class VolumeCollection(BriefCollection):
         body = self._api.validate(caller, given, new=True)
         reference = body.pop("imageRef", None) or body.pop("image_id", None)
         body.pop("image_id", None)
-        image = images.wanted(self._volumes, caller, reference) if reference else None
+        image = images.find_image(self._volumes, caller, reference) if reference else None
         snapshot = images.root_snapshot(image) if image else None
         if image and snapshot and not body.get("snapshot_id"):
             if not since(req, 46):
