@@ -23,7 +23,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m deploy.one_machine.services.image", description=__doc__
     )
-    serve_parser = parser.add_subparsers(required=True).add_parser("serve", help="serve until SIGTERM")
+    serve_parser = parser.add_subparsers(required=True).add_parser(
+        "serve", help="serve until SIGTERM"
+    )
     serve_parser.add_argument(
         "--data", type=Path, required=True, help="the folder for images.db and the images"
     )

@@ -166,7 +166,10 @@ def convert_operations(operations: object) -> object:
     Other values stay as they are, and the schema refuses them later.
     """
     return (
-        [_convert_operation(operation) if isinstance(operation, dict) else operation for operation in operations]
+        [
+            _convert_operation(operation) if isinstance(operation, dict) else operation
+            for operation in operations
+        ]
         if isinstance(operations, list)
         else operations
     )

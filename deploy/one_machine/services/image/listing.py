@@ -111,7 +111,9 @@ def _visibility(query: Query, caller: ImageCaller) -> ColumnElement[bool]:
         return caller.sees()
     if visibility:
         readable = own if visibility in ("private", "shared") else caller.sees()
-        return and_(images.c.visibility == visibility, caller.sees() if caller.is_admin else readable)
+        return and_(
+            images.c.visibility == visibility, caller.sees() if caller.is_admin else readable
+        )
     if caller.is_admin:
         return images.c.visibility != "community" if "owner" not in query else caller.sees()
     # Other projects' community images would flood every list. A client finds them by id or with

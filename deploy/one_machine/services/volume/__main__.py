@@ -79,7 +79,11 @@ def main() -> None:
         Exports((options.data / "exports").resolve(), "", (0, 0), "").settle({})
         return
     identity = identity_of(options)
-    serve(lambda: add_authentication(_start(options, identity), identity, is_open), options, lambda: None)
+    serve(
+        lambda: add_authentication(_start(options, identity), identity, is_open),
+        options,
+        lambda: None,
+    )
 
 
 def _start(options: argparse.Namespace, identity: Body) -> App:

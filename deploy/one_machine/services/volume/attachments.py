@@ -261,7 +261,9 @@ def _connect(
     others = change.connection.execute(
         select(attachments).where(attachments.c.volume_id == volume.id, attachments.c.id != row.id)
     ).all()
-    if not volume.multiattach and any(attachment.connection_info and attachment.host == host for attachment in others):
+    if not volume.multiattach and any(
+        attachment.connection_info and attachment.host == host for attachment in others
+    ):
         why = f"volume {volume.id} has a connection to host {host[:64]} already"
         raise fault("Conflict", why=why)
     mode = "ro" if volume.readonly else row.mode or connector.get("mode") or "rw"

@@ -98,7 +98,10 @@ class VolumeFiles:
             os.close(folder)
 
     def _shares_blocks(self) -> bool:
-        first_file, second_file = self.part(self.folder / "probe-1"), self.part(self.folder / "probe-2")
+        first_file, second_file = (
+            self.part(self.folder / "probe-1"),
+            self.part(self.folder / "probe-2"),
+        )
         try:
             first_file.write_bytes(b"\0" * 4096)
             with first_file.open("rb") as old, os.fdopen(_new(second_file), "wb") as new:

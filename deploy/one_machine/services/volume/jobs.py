@@ -204,7 +204,9 @@ def _delete_row(table: Table) -> Callable[[VolumeChange, VolumeJob], None]:
     def remove_row(change: VolumeChange, job: VolumeJob) -> None:
         if table is volumes:
             for child_table in (attachments, snapshots):
-                change.connection.execute(delete(child_table).where(child_table.c.volume_id == job.target_id))
+                change.connection.execute(
+                    delete(child_table).where(child_table.c.volume_id == job.target_id)
+                )
         change.remove(table, job.target_id)
 
     return remove_row

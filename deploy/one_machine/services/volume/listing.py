@@ -71,7 +71,9 @@ def list_rows(
     Raises:
         Fault: 400, a parameter of the query is invalid.
     """
-    return list_matching(service, req, table, filters, plural, _owner(req, table, req.context.caller))
+    return list_matching(
+        service, req, table, filters, plural, _owner(req, table, req.context.caller)
+    )
 
 
 def list_matching(
@@ -92,7 +94,9 @@ def list_matching(
     with service.database.read() as connection:
         marker_row = None
         if marker:
-            marker_row = connection.execute(select(table).where(table.c.id == marker, *rules)).first()
+            marker_row = connection.execute(
+                select(table).where(table.c.id == marker, *rules)
+            ).first()
             if marker_row is None:
                 raise fault("BadRequest", why=f"marker [{marker[:64]}] not found")
         page = select_page(statement, table, _sort_keys(query, table), marker_row)
@@ -101,7 +105,9 @@ def list_matching(
             total = select(func.count()).select_from(statement.subquery())
             extras["count"] = connection.execute(total).scalar_one()
     if rows and len(rows) == limit:
-        parameters = {name: value for name, value in query.items() if name not in ("marker", "offset")}
+        parameters = {
+            name: value for name, value in query.items() if name not in ("marker", "offset")
+        }
         encoded_query = urlencode(parameters | {"marker": rows[-1].id}, doseq=True)
         href = f"{req.context.root}{req.path.removeprefix('/v3')}?{encoded_query}"
         extras[f"{plural}_links"] = [{"rel": "next", "href": href}]

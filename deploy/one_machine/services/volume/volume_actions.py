@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""POST /v3/volumes/{key}/action: what is done with a volume.
+"""POST /v3/volumes/{key}/action: the actions on volumes.
 
-Each action is a row of ACTIONS: since which version, whether for admins only, the form of its body,
-and a function that does it in one transaction, or begins it there.
+Each action is a row of ACTIONS with its first version, whether only admins may call it, the schema
+of its body, and a function that runs in one transaction and may add a job.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,13 +47,13 @@ STATUSES = (
     "maintenance",
 )
 
-#: What was said of the old image alone, or is the image service's own.
+#: Properties that describe only the old image, or that the image service sets.
 NOT_OF_A_COPY = ("image_id", "image_name", "img_signature", "signature_verified", "os_glance")
 
 
 @dataclass(frozen=True)
 class ActionRequest:
-    """An action as it is asked for."""
+    """A request for an action."""
 
     service: VolumeService
     req: falcon.Request
@@ -61,11 +61,20 @@ class ActionRequest:
     change: VolumeChange
     row: DbRow
     body: JsonValue
-    #: What was asked of other services in front of the transaction.
+    #: The image of the action, which was found or created before the transaction.
     image: Body | None = None
 
     def move(self, before: tuple[str, ...], status: str, **more: JsonValue) -> None:
-        """Set the status. Raises 400 unless it is one of `before`."""
+        """Set the status of the volume.
+
+        Args:
+            before: The permitted present statuses.
+            status: The new status.
+            more: Values of other columns.
+
+        Raises:
+            Fault: 400, the present status is not one of ``before``.
+        """
         values = {"status": status, **more}
         if not self.change.set(volumes, self.row.id, values, volumes.c.status.in_(before)):
             why = (
@@ -93,9 +102,9 @@ def _extend(request: ActionRequest) -> None:
 
 
 def _check_growing(request: ActionRequest) -> None:
-    """An NBD server tells the size once, when a host connects."""
+    """Refuse to extend a volume with an NBD connection, because NBD reports a size only once."""
     rows = find_connected(request.change.connection, request.row.id)
-    if any(one.connection_info["driver_volume_type"] == "nbd" for one in rows):
+    if any(attachment.connection_info["driver_volume_type"] == "nbd" for attachment in rows):
         why = (
             f"volume {request.row.id} is connected over NBD, which cannot tell a new size; detach"
             " it first, or move the server to the host of the volumes."
@@ -109,7 +118,9 @@ def _set_bootable(request: ActionRequest) -> None:
 
 def _set_readonly(request: ActionRequest) -> None:
     rule = volumes.c.status == "available"
-    if not request.change.set(volumes, request.row.id, {"readonly": request.body["readonly"]}, rule):
+    if not request.change.set(
+        volumes, request.row.id, {"readonly": request.body["readonly"]}, rule
+    ):
         why = f"Volume {request.row.id} status must be available to update readonly flag."
         raise fault("InvalidVolume", why=why)
 
@@ -121,8 +132,10 @@ def _reset_status(request: ActionRequest) -> None:
     if status:
         request.change.set(volumes, request.row.id, {"status": status, "previous_status": None})
     if attach == "detached":
-        has = count(request.change.connection, attachments, attachments.c.volume_id == request.row.id)
-        if has:
+        attachment_count = count(
+            request.change.connection, attachments, attachments.c.volume_id == request.row.id
+        )
+        if attachment_count:
             why = "The volume has attachments: os-force_detach ends them."
             raise fault("InvalidVolume", why=why)
 
@@ -183,7 +196,7 @@ def _reimage(request: ActionRequest) -> None:
 
 
 def _check_still(request: ActionRequest) -> None:
-    """Its content may be another one: nobody reads or writes it."""
+    """Refuse to replace the content of a volume that a host or a job uses."""
     connection, key = request.change.connection, request.row.id
     if find_connected(connection, key) or is_read(connection, key):
         raise fault("Conflict", why=f"volume {key} is connected to a host, or is being copied")
@@ -191,7 +204,7 @@ def _check_still(request: ActionRequest) -> None:
 
 @dataclass(frozen=True)
 class VolumeAction:
-    """One action."""
+    """The definition of an action."""
 
     run: Callable[[ActionRequest], Body | None]
     form: Document | None = None
@@ -200,7 +213,11 @@ class VolumeAction:
     status: str = falcon.HTTP_202
 
     def validate(self, name: str, body: object) -> JsonValue:
-        """The action's body. Raises 400."""
+        """Return the action's body in its canonical form.
+
+        Raises:
+            HTTPBadRequest: The body does not match the schema.
+        """
         return BodySchema(self.form).validate(body, name) if self.form else None
 
 
@@ -244,14 +261,12 @@ ACTIONS: Mapping[str, VolumeAction] = {
         minor=68,
     ),
 }
-#: What ends attachments in the words of older clients.
+#: Actions of older clients that end attachments.
 ENDING = ("os-detach", "os-force_detach", "os-terminate_connection")
 DETACH = BodySchema(mapping({"attachment_id": nullable(text(64)), "connector": {}}, others=False))
 
 
 class VolumeActions:
-    """POST /v3/volumes/{key}/action."""
-
     def __init__(self, service: VolumeService) -> None:
         self._service = service
 
@@ -259,74 +274,82 @@ class VolumeActions:
         body, caller = read_json(req), req.context.caller
         if not isinstance(body, dict) or len(body) != 1:
             raise fault("BadRequest", why="The body must be an object with one action.")
-        [(name, given)] = body.items()
+        [(name, action_body)] = body.items()
         if name in ENDING:
-            self._end(req, resp, key, name, given)
+            self._end(req, resp, key, name, action_body)
             return
         action = ACTIONS.get(name)
         if action is None or not since(req, action.minor):
             raise fault("BadRequest", why=f"There is no such action: {name[:64]}")
-        form = action.validate(name, given)
+        arguments = action.validate(name, action_body)
         with self._service.database.read() as connection:
             row = uses.find_volume(connection, caller, key)
         if action.is_admins:
             caller.require_admin(f"volume_extension:volume_admin_actions:{name}")
         caller.require_member(f"volume_extension:volume_actions:{name}")
-        image = self._image(caller, row, name, form)
+        image = self._image(caller, row, name, arguments)
         with self._service.change() as change:
             row = uses.find_volume(change.connection, caller, key)
-            said = action.run(ActionRequest(self._service, req, caller, change, row, form, image))
+            response_body = action.run(
+                ActionRequest(self._service, req, caller, change, row, arguments, image)
+            )
         resp.status = action.status
-        if said is not None:
-            answer(resp, said)
+        if response_body is not None:
+            answer(resp, response_body)
 
-    def _image(self, caller: VolumeCaller, row: DbRow, name: str, form: Body) -> Body | None:
-        """The image that an action needs, or has the image service make."""
+    def _image(self, caller: VolumeCaller, row: DbRow, name: str, arguments: Body) -> Body | None:
+        """Return the image for an action: an existing one (reimage) or a new one (upload)."""
         if name == "os-reimage":
-            return images.find_image(self._service, caller, form["image_id"])
+            return images.find_image(self._service, caller, arguments["image_id"])
         if name != "os-volume_upload_image":
             return None
-        # What the transaction refuses is refused before an image is made, as far as it is known.
-        if row.status not in (("available", "in-use") if form.get("force") else ("available",)):
+        # Refuse what the transaction would refuse, before an image is created.
+        if row.status not in (
+            ("available", "in-use") if arguments.get("force") else ("available",)
+        ):
             why = f"Volume {row.id} status must be available, but current status is {row.status}."
             raise fault("InvalidVolume", why=why)
         with self._service.database.read() as connection:
             check_copied(connection, self._service, row)
         body: Body = {
-            "name": form["image_name"],
-            "disk_format": form.get("disk_format") or "raw",
-            "container_format": form.get("container_format") or "bare",
+            "name": arguments["image_name"],
+            "disk_format": arguments.get("disk_format") or "raw",
+            "container_format": arguments.get("container_format") or "bare",
             "min_disk": row.size,
-            **{one: form[one] for one in ("visibility", "protected") if form.get(one) is not None},
+            **{
+                key: arguments[key]
+                for key in ("visibility", "protected")
+                if arguments.get(key) is not None
+            },
         }
-        kept = {
+        kept_properties = {
             name: value
             for name, value in row.image_metadata.items()
             if name not in images.OWN and not name.startswith(NOT_OF_A_COPY)
         }
-        return self._service.images.create(kept | body, caller.token)
+        return self._service.images.create(kept_properties | body, caller.token)
 
     def _end(
-        self, req: falcon.Request, resp: falcon.Response, key: str, name: str, given: object
+        self, req: falcon.Request, resp: falcon.Response, key: str, name: str, action_body: object
     ) -> None:
-        """End attachments, but none beneath a server that has the volume."""
-        wanted = DETACH.validate(given, name).get("attachment_id")
+        """Delete attachments, unless a server uses the volume through them."""
+        attachment_id = DETACH.validate(action_body, name).get("attachment_id")
         caller: VolumeCaller = req.context.caller
         with self._service.database.read() as connection:
             row = uses.find_volume(connection, caller, key)
             caller.require_member(f"volume_extension:volume_actions:{name}")
             if name == "os-force_detach":
                 caller.require_admin("volume_extension:volume_admin_actions:force_detach")
-            found = connection.execute(
+            rows = connection.execute(
                 select(attachments).where(attachments.c.volume_id == row.id)
             ).all()
-        ended = [one for one in found if wanted in (None, one.id)]
-        for one in ended:
-            uses.check_deletable(self._service, caller, one)
+        chosen_rows = [attachment for attachment in rows if attachment_id in (None, attachment.id)]
+        for attachment in chosen_rows:
+            uses.check_deletable(self._service, caller, attachment)
         if name == "os-terminate_connection":
             raise fault("BadRequest", why="Connections are ended with their attachments.")
-        if not ended:
+        if not chosen_rows:
             raise fault("InvalidVolume", why="There is no such attachment of the volume.")
-        for one in ended:
-            uses.delete(self._service, one.id, row.id)
+        for attachment in chosen_rows:
+            uses.delete(self._service, attachment.id, row.id)
         resp.status = falcon.HTTP_202
