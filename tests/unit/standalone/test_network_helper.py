@@ -23,8 +23,8 @@ from deploy.one_machine.services.network.host.helper import (
     Helper,
     HelperClient,
     InvalidMessage,
-    checked,
     listening_socket,
+    validate,
 )
 from deploy.one_machine.services.network.host.kernel import KernelError
 
@@ -82,7 +82,7 @@ def talking(part: Part, user: int | None = None) -> Iterator[tuple[socket.socket
             try:
                 Helper(
                     cast("Any", part), cast("Any", part), os.getuid() if user is None else user
-                ).talk(theirs)
+                ).serve_caller(theirs)
             except (OSError, InvalidMessage) as problem:
                 ended.append(problem)
 
@@ -103,7 +103,7 @@ def said(message: object) -> bytes:
 @given(st.dictionaries(NAMES | st.text(max_size=6), JSON, max_size=5) | JSON)
 def test_only_verbs_with_their_arguments_are_taken(message: Any) -> None:
     try:
-        verb, arguments = checked(message)
+        verb, arguments = validate(message)
     except InvalidMessage:
         return
     assert arguments.keys() == VERBS[verb].keys()
@@ -119,10 +119,10 @@ def test_a_verb_is_taken_with_exactly_its_arguments(verb: str, arguments: dict[s
         type(value) in VERBS[verb][name] for name, value in arguments.items()
     )
     if fits:
-        assert checked({"verb": verb, **arguments}) == (verb, arguments)
+        assert validate({"verb": verb, **arguments}) == (verb, arguments)
     else:
         with pytest.raises(InvalidMessage):
-            checked({"verb": verb, **arguments})
+            validate({"verb": verb, **arguments})
 
 
 @pytest.mark.parametrize(

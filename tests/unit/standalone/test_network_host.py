@@ -23,7 +23,7 @@ from deploy.one_machine.services.network.host.desired import (
     Namespace,
     desire,
 )
-from deploy.one_machine.services.network.host.dnsmasq_processes import reassigned, stale_leases
+from deploy.one_machine.services.network.host.dnsmasq_processes import find_reassigned, stale_leases
 from deploy.one_machine.services.network.host.metadata import MetadataUpstream
 from deploy.one_machine.services.network.host.names import Names, bridge, tap
 from deploy.one_machine.services.network.host.state import MAX_NUMBER, StateFolder, assign
@@ -242,7 +242,7 @@ def test_hostile_ids_are_left_out(key: str) -> None:
         assert (
             bad in taken.failed
             if key == "ports"
-            else any(text.startswith(f"{bad}: ") for text in taken.complaints)
+            else any(text.startswith(f"{bad}: ") for text in taken.warnings)
         )
 
 
@@ -280,7 +280,7 @@ def test_a_bad_floating_address_costs_only_itself(bad: Any) -> None:
         ("172.24.4.9", "10.0.0.5")
     ]
     assert taken.routers[ROUTER].external is not None
-    assert [text.split(": ")[0] for text in taken.complaints] == [ROUTER]
+    assert [text.split(": ")[0] for text in taken.warnings] == [ROUTER]
 
 
 def test_a_guest_has_its_own_addresses_in_the_rules() -> None:
@@ -495,10 +495,10 @@ def test_an_address_moved_when_its_line_had_another_mac() -> None:
     served = space(told(), "net").dnsmasq
     assert served is not None
     lines = "fa:16:3e:00:00:05,id:*,10.0.0.5,[2001:db8::5],vm1\n\nx\n"
-    assert reassigned(
+    assert find_reassigned(
         lines, {"10.0.0.5": "fa:16:3e:00:00:05", "2001:db8::5": "fa:16:3e:00:00:09"}
     ) == {"2001:db8::5"}
-    assert reassigned(served.hosts, dict(served.reserved)) == set()
+    assert find_reassigned(served.hosts, dict(served.reserved)) == set()
 
 
 def test_router_admits_only_translated_packets() -> None:

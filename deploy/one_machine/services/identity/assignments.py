@@ -11,7 +11,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from deploy.one_machine.services.identity import schema
 from deploy.one_machine.services.identity.resources import RESOURCES, listing, require_rows
-from deploy.one_machine.services.identity.schema import HELD, SYSTEM
+from deploy.one_machine.services.identity.schema import ROLE_ASSIGNMENTS, SYSTEM
 from deploy.one_machine.services.identity.service import IdentityService, require
 from deploy.one_machine.services.resource import Handler, Transaction
 from deploy.one_machine.services.web import answer
@@ -22,7 +22,7 @@ class Assignments(Handler[IdentityService]):
 
     def __init__(self, service: IdentityService, targets: str) -> None:
         super().__init__(service)
-        self._targets, self._table = targets, HELD[targets]
+        self._targets, self._table = targets, ROLE_ASSIGNMENTS[targets]
 
     def on_put(
         self, req: falcon.Request, resp: falcon.Response, user: str, role: str, key: str = ""

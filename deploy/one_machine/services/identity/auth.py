@@ -94,7 +94,7 @@ class OwnScopes(Handler[IdentityService]):
     def _answer_scopes(
         self, req: falcon.Request, resp: falcon.Response, user_id: str, plural: str
     ) -> None:
-        assignments, table = schema.HELD[plural], RESOURCES[plural].table
+        assignments, table = schema.ROLE_ASSIGNMENTS[plural], RESOURCES[plural].table
         target_ids = select(assignments.c[f"{plural[:-1]}_id"]).where(
             assignments.c.user_id == user_id
         )

@@ -62,7 +62,7 @@ def bootstrap(
             role_ids = [roles[name] for name in names]
             key = _ensure_user(connection, user, hashes[user], project, role_ids)
             assignment = {"user_id": key, "role_id": roles[IN_SYSTEM[user]]}
-            _ensure_row(connection, schema.HELD[schema.SYSTEM], assignment)
+            _ensure_row(connection, schema.ROLE_ASSIGNMENTS[schema.SYSTEM], assignment)
         for kind, url in endpoints.items():
             name = {"name": SERVICES.get(kind, kind)}
             service = _ensure(connection, schema.services, {"type": kind}, name)
@@ -85,7 +85,7 @@ def _ensure_user(
     _set(connection, schema.users, user_id, password_hash=password_hash)
     for role_id in roles:
         assignment = {"project_id": project_id, "user_id": user_id, "role_id": role_id}
-        _ensure_row(connection, schema.HELD["projects"], assignment)
+        _ensure_row(connection, schema.ROLE_ASSIGNMENTS["projects"], assignment)
     return user_id
 
 

@@ -150,7 +150,7 @@ def _assignments_table(scope: str, *target: Column[Any]) -> Table:
 
 
 #: The role assignments of users in projects, in domains, and in the whole cloud.
-HELD = {
+ROLE_ASSIGNMENTS = {
     "projects": _assignments_table("project", _to("projects.id", primary_key=True)),
     "domains": _assignments_table("domain", _to("domains.id", primary_key=True)),
     SYSTEM: _assignments_table(SYSTEM),
@@ -158,5 +158,5 @@ HELD = {
 
 
 def target_columns(scope: str, key: str) -> dict[str, str]:
-    """Return the columns that select a project or domain in its table of HELD."""
+    """Return the columns that select a project or domain in its table of ROLE_ASSIGNMENTS."""
     return {} if scope == SYSTEM else {f"{scope[:-1]}_id": key}

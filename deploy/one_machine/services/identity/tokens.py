@@ -141,7 +141,7 @@ def roles_of(connection: Connection, user_id: str, scope: str, key: str = "") ->
     """Return the roles of a user in a scope (see `scope_of`), with the roles that they imply."""
     if not scope:
         return []
-    table = schema.HELD[scope]
+    table = schema.ROLE_ASSIGNMENTS[scope]
     where = {"user_id": user_id, **schema.target_columns(scope, key)}
     held_ids = select(table.c.role_id).filter_by(**where)
     rows = connection.execute(

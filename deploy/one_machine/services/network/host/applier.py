@@ -22,7 +22,7 @@ from deploy.one_machine.services.network.host.desired import (
 from deploy.one_machine.services.network.host.dnsmasq_processes import DnsmasqProcesses
 from deploy.one_machine.services.network.host.kernel import Kernel, KernelError, Link
 from deploy.one_machine.services.network.host.names import TABLES, Names
-from deploy.one_machine.services.network.host.nft import FAMILIES, deletion
+from deploy.one_machine.services.network.host.nft import FAMILIES, delete_table
 from deploy.one_machine.services.network.host.state import StateFolder
 
 LOG = logging.getLogger("network.host")
@@ -59,7 +59,7 @@ class Applier:
         if full:
             self._done.clear()
         failed: dict[str, str] = {}
-        if not self._try("rules", failed, self._apply_rules, desired.rules, full):
+        if not self._attempt("rules", failed, self._apply_rules, desired.rules, full):
             return failed  # without rules no frame may pass: nothing new is made
         links = (desired.bridges, desired.tunnels, desired.gateways)
         if self._done.get("links") != links or any(map(self._differs, desired.namespaces)):
@@ -69,7 +69,7 @@ class Applier:
         for namespace in desired.namespaces:
             name, dnsmasq = namespace.name, namespace.dnsmasq
             if dnsmasq is not None and name not in failed:
-                self._try(name, failed, self._dnsmasq.ensure, name, dnsmasq)
+                self._attempt(name, failed, self._dnsmasq.ensure, name, dnsmasq)
         self._remove_others(desired, failed)
         return failed
 
@@ -91,9 +91,9 @@ class Applier:
         failed: dict[str, str] = {}
         self._dnsmasq.clear()
         self._remove_others(DesiredState((), (), (), (), "", {}), failed)
-        gone = "".join(deletion(one, self._names.table) for one in FAMILIES)
-        self._try("rules", failed, self.kernel.nft, gone)
-        self._try("settings", failed, self._restore_sysctls)
+        gone = "".join(delete_table(one, self._names.table) for one in FAMILIES)
+        self._attempt("rules", failed, self.kernel.nft, gone)
+        self._attempt("settings", failed, self._restore_sysctls)
         if not failed:
             self._state.clear()
         return [f"{name}: {reason}" for name, reason in failed.items()]
@@ -124,7 +124,7 @@ class Applier:
             else:
                 self.kernel.sysctl(name, value)
 
-    def _try(
+    def _attempt(
         self, name: str, failed: dict[str, str], act: Callable[..., object], *arguments: object
     ) -> bool:
         try:
@@ -160,14 +160,14 @@ class Applier:
         links = self.kernel.links()
         self._done.pop("links", None)
         for bridge in desired.bridges:
-            self._try(bridge.name, failed, self._apply_bridge, bridge, links.get(bridge.name))
+            self._attempt(bridge.name, failed, self._apply_bridge, bridge, links.get(bridge.name))
         for tunnel in desired.tunnels:
-            self._try(tunnel.bridge, failed, self._apply_tunnel, tunnel, links.get(tunnel.name))
+            self._attempt(tunnel.bridge, failed, self._apply_tunnel, tunnel, links.get(tunnel.name))
         for pair in desired.gateways:
-            self._try(pair.bridge, failed, self._apply_pair, pair, None, links, links)
+            self._attempt(pair.bridge, failed, self._apply_pair, pair, None, links, links)
         for namespace in desired.namespaces:
             if self._differs(namespace):
-                self._try(namespace.name, failed, self._apply_namespace, namespace, links)
+                self._attempt(namespace.name, failed, self._apply_namespace, namespace, links)
 
     def _apply_bridge(self, wanted: Bridge, link: Link | None) -> None:
         if link is None:
@@ -274,7 +274,7 @@ class Applier:
         kept = {one.name for one in desired.namespaces}
         served = {one.dnsmasq.network for one in desired.namespaces if one.dnsmasq is not None}
         for network in self._dnsmasq.networks() - served:
-            self._try(network, failed, self._dnsmasq.remove, network)
+            self._attempt(network, failed, self._dnsmasq.remove, network)
         bridges = {bridge.name for bridge in desired.bridges}
         devices = {tunnel.name for tunnel in desired.tunnels}
         devices |= {pair.outer for one in desired.namespaces for pair in one.pairs}
@@ -287,11 +287,11 @@ class Applier:
         ours = [name for name in links if self._names.is_ours(name) and name[:2] != "kg"]
         left = [name for name in ours if name not in devices]
         for name in [*left, *(gone & links.keys())]:
-            self._try(name, failed, self.kernel.delete_link, name)
+            self._attempt(name, failed, self.kernel.delete_link, name)
             LOG.info("device %s removed", name)
         for name in unwanted:
             self._done.pop(name, None)
-            self._try(name, failed, self.kernel.run, "ip", "netns", "del", name)
+            self._attempt(name, failed, self.kernel.run, "ip", "netns", "del", name)
             LOG.info("namespace %s removed", name)
         if not failed:
             self._state.forget(gone)

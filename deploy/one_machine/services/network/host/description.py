@@ -173,7 +173,7 @@ class Description:
     routers: Mapping[str, Router] = field(default_factory=dict)
     #: ports that are not understood -> reason
     failed: Mapping[str, str] = field(default_factory=dict)
-    complaints: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def parse(tree: JsonValue) -> Description:
@@ -183,11 +183,11 @@ def parse(tree: JsonValue) -> Description:
     if odd := [key for key, kind in PARTS.items() if not isinstance(tree.get(key) or kind(), kind)]:
         raise ValueError(f"The description is no object with {', '.join(odd)} as they should be.")
     wrong: dict[str, str] = {}
-    networks = _each(tree, "networks", _network, wrong)
-    groups = _each(tree, "groups", lambda id_, item: _group(id_, item, wrong), wrong)
-    routers = _each(tree, "routers", lambda id_, item: _router(id_, item, wrong), wrong)
+    networks = _take_each(tree, "networks", _network, wrong)
+    groups = _take_each(tree, "groups", lambda id_, item: _group(id_, item, wrong), wrong)
+    routers = _take_each(tree, "routers", lambda id_, item: _router(id_, item, wrong), wrong)
     failed: dict[str, str] = {}
-    ports = _each(tree, "ports", _port, failed)
+    ports = _take_each(tree, "ports", _port, failed)
     for port in list(ports.values()):
         if port.network not in networks:
             failed[port.id] = f"its network {port.network} is not there or not understood"
@@ -201,7 +201,7 @@ def parse(tree: JsonValue) -> Description:
             del routers[id_]
     return Description(
         tree["revision"],
-        tuple(_tolerant(tree.get("dns") or (), _address, wrong)),
+        tuple(_take_valid(tree.get("dns") or (), _address, wrong)),
         networks,
         ports,
         groups,
@@ -211,7 +211,7 @@ def parse(tree: JsonValue) -> Description:
     )
 
 
-def _each(
+def _take_each(
     tree: Body, key: str, take: Callable[[str, JsonValue], Item | None], wrong: dict[str, str]
 ) -> dict[str, Item]:
     found: dict[str, Item] = {}
@@ -226,7 +226,7 @@ def _each(
     return found
 
 
-def _tolerant(
+def _take_valid(
     items: JsonValue, take: Callable[[JsonValue], Item], wrong: dict[str, str], name: str = "list"
 ) -> list[Item]:
     """What of a list is understood; the rest is complained of."""
@@ -245,12 +245,12 @@ def _word(shape: re.Pattern[str], value: JsonValue) -> str:
     return value
 
 
-def _known(shape: re.Pattern[str], value: JsonValue) -> str:
+def _optional_word(shape: re.Pattern[str], value: JsonValue) -> str:
     """A word that may as well be missing."""
     return value if isinstance(value, str) and shape.fullmatch(value) else ""
 
 
-def _plain(value: JsonValue) -> str:
+def _require_plain(value: JsonValue) -> str:
     """A text without a zone: Python takes any letters behind a % for one."""
     if not isinstance(value, str) or "%" in value:
         raise ValueError(f"{str(value)[:80]!r} is no address")
@@ -259,17 +259,17 @@ def _plain(value: JsonValue) -> str:
 
 @lru_cache(CACHED_ADDRESSES)
 def _address(value: JsonValue) -> Address:
-    return ipaddress.ip_address(_plain(value))
+    return ipaddress.ip_address(_require_plain(value))
 
 
 @lru_cache(CACHED_ADDRESSES)
 def _interface(value: JsonValue) -> Interface:
-    return ipaddress.ip_interface(_plain(value))
+    return ipaddress.ip_interface(_require_plain(value))
 
 
 @lru_cache(CACHED_ADDRESSES)
 def _prefix(value: JsonValue) -> Prefix:
-    return ipaddress.ip_network(_plain(value), strict=False)
+    return ipaddress.ip_network(_require_plain(value), strict=False)
 
 
 def _number(value: JsonValue, low: int, high: int) -> int:
@@ -332,17 +332,17 @@ def _port(id_: str, item: JsonValue) -> GuestPort | None:
         pairs,
         bool(item.get("security", True)),
         tuple(sorted(_word(ID, one) for one in item.get("groups") or ())),
-        _known(ID, item.get("server")),
-        _known(ID, item.get("project_id")),
-        _known(HOSTNAME, item.get("hostname")),
+        _optional_word(ID, item.get("server")),
+        _optional_word(ID, item.get("project_id")),
+        _optional_word(HOSTNAME, item.get("hostname")),
         bool(item.get("arrived")),
     )
 
 
 def _group(id_: str, item: JsonValue, wrong: dict[str, str]) -> SecurityGroup:
     return SecurityGroup(
-        tuple(_tolerant(item.get("rules") or (), _rule, wrong, id_)),
-        tuple(_tolerant(item.get("members") or (), _prefix, wrong, id_)),
+        tuple(_take_valid(item.get("rules") or (), _rule, wrong, id_)),
+        tuple(_take_valid(item.get("members") or (), _prefix, wrong, id_)),
     )
 
 
@@ -391,7 +391,7 @@ def _router(id_: str, item: JsonValue, wrong: dict[str, str]) -> Router:
         key = (_word(ID, interface["network"]), _mac(interface["mac"]))
         before = interfaces[key].addresses if key in interfaces else ()
         interfaces[key] = RouterInterface(*key, (*before, _interface(interface["address"])))
-    floating = tuple(_tolerant(item.get("floating") or (), _floating, wrong, id_))
+    floating = tuple(_take_valid(item.get("floating") or (), _floating, wrong, id_))
     return Router(
         id_,
         external or None,
@@ -404,4 +404,4 @@ def _router(id_: str, item: JsonValue, wrong: dict[str, str]) -> Router:
 
 
 def _floating(item: JsonValue) -> tuple[IPv4Address, IPv4Address]:
-    return IPv4Address(_plain(item["floating"])), IPv4Address(_plain(item["fixed"]))
+    return IPv4Address(_require_plain(item["floating"])), IPv4Address(_require_plain(item["fixed"]))

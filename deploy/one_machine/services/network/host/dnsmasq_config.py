@@ -76,8 +76,13 @@ def configure(network: Network, ports: list[GuestPort], dns: tuple[Address, ...]
         for address in port.addresses:
             name = host_name(port.hostname, address)
             names.append(f"{address} {name}.{DOMAIN} {name}\n")
-        for together in _lines(own):
-            words = [port.mac, "id:*", *map(_written, together), _name(port.hostname, together[0])]
+        for together in _group_addresses(own):
+            words = [
+                port.mac,
+                "id:*",
+                *map(_format_address, together),
+                _name(port.hostname, together[0]),
+            ]
             hosts.append(f"{','.join(words)}\n")
     options = [f"option:mtu,{network.mtu}\n"] if network.mtu >= 576 else []
     for tag, subnet in served:
@@ -92,7 +97,7 @@ def configure(network: Network, ports: list[GuestPort], dns: tuple[Address, ...]
     )
 
 
-def _lines(own: list[Address]) -> list[list[Address]]:
+def _group_addresses(own: list[Address]) -> list[list[Address]]:
     """A line for each address of IPv4, those of IPv6 with the first: dnsmasq may take any line with
     the MAC."""
     four, six = ([one for one in own if one.version == version] for version in (4, 6))
@@ -119,7 +124,7 @@ def _options(tag: str, subnet: Subnet, network: Network, dns: tuple[Address, ...
     here = next((one for one in ours if one in subnet.cidr), None)
     servers = list(subnet.dns) or [one for one in (here, *dns) if one is not None]
     listed = [one for one in servers if one.version == subnet.cidr.version]
-    dns_servers = ",".join(map(_written, listed))
+    dns_servers = ",".join(map(_format_address, listed))
     if subnet.cidr.version == 6:
         return [f"tag:{tag},option6:dns-server,{dns_servers}\n"] if listed else []
     routes = [(str(prefix), str(hop)) for prefix, hop in subnet.routes]
@@ -135,5 +140,5 @@ def _options(tag: str, subnet: Subnet, network: Network, dns: tuple[Address, ...
     return [f"tag:{tag},{option}\n" for option in found]
 
 
-def _written(address: Address) -> str:
+def _format_address(address: Address) -> str:
     return f"[{address}]" if address.version == 6 else str(address)

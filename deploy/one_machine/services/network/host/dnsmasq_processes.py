@@ -65,7 +65,7 @@ class DnsmasqProcesses:
         self._folder.chmod(0o755)
         network, files = wanted.network, (wanted.hosts, wanted.names, wanted.options)
         version = f"{wanted.version}-{self._kernel.namespace_id(namespace)}"
-        pid, stale = self._running(network, version), self._stale(wanted)
+        pid, stale = self._find_running(network, version), self._find_stale_leases(wanted)
         if pid is not None and not stale and self._loaded.get(network) == files:
             return
         if pid is not None and all(lease.mac for lease in stale):
@@ -81,7 +81,9 @@ class DnsmasqProcesses:
                 )
                 return
         self.stop(network)
-        self._strike(wanted)  # before the files: the old ones say who had an address of IPv6
+        self._remove_stale_leases(
+            wanted
+        )  # before the files: the old ones say who had an address of IPv6
         self._write_files(network, files)
         self._write(config := self._path(network, f"{version}.conf"), wanted.fixed)
         options = [f"--{name}={self._path(network, kind)}" for name, kind in FILES.items()]
@@ -102,14 +104,14 @@ class DnsmasqProcesses:
 
     def clear(self) -> None:
         """Remove all, and the folder."""
-        for network in self.networks() | set(self._processes()):
+        for network in self.networks() | set(self._find_processes()):
             self.remove(network)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop(self, network: str) -> None:
         """End the process, even one whose files were lost. Raises KernelError when it does not
         end."""
-        pid = self._processes().get(network)
+        pid = self._find_processes().get(network)
         deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
         if pid is not None:
             os.kill(pid, signal.SIGTERM)
@@ -121,7 +123,7 @@ class DnsmasqProcesses:
     def _is_of(self, pid: int, network: str) -> bool:
         return f"--pid-file={self._path(network, 'pid')}".encode() in _command_line(pid)
 
-    def _processes(self) -> dict[str, int]:
+    def _find_processes(self) -> dict[str, int]:
         """All that run, network -> pid, found without their files."""
         start = f"--pid-file={self._folder}/".encode()
         found = {
@@ -132,24 +134,24 @@ class DnsmasqProcesses:
         }
         return {name.removesuffix(".pid"): pid for name, pid in found.items()}
 
-    def _running(self, network: str, version: str) -> int | None:
+    def _find_running(self, network: str, version: str) -> int | None:
         """Its pid when it was started with this configuration, in this namespace; pids are used
         again."""
-        text = self._text(network, "pid").strip()
+        text = self._read_text(network, "pid").strip()
         config = f"--conf-file={self._path(network, f'{version}.conf')}"
         if not text.isdigit() or not self._is_of(int(text), network):
             return None
         return int(text) if config.encode() in _command_line(int(text)) else None
 
-    def _text(self, network: str, kind: str) -> str:
+    def _read_text(self, network: str, kind: str) -> str:
         try:
             return self._path(network, kind).read_text(errors="replace")
         except FileNotFoundError:
             return ""
 
-    def _stale(self, wanted: DnsmasqConfig) -> list[DhcpLease]:
+    def _find_stale_leases(self, wanted: DnsmasqConfig) -> list[DhcpLease]:
         owners = dict(wanted.reserved)
-        moved = reassigned(self._text(wanted.network, "hosts"), owners)
+        moved = find_reassigned(self._read_text(wanted.network, "hosts"), owners)
         return stale_leases(self._lease_lines(wanted.network), owners, moved)
 
     def _lease_lines(self, network: str) -> list[str]:
@@ -157,7 +159,7 @@ class DnsmasqProcesses:
         when it is older."""
         path = self._path(network, "leases")
         while True:
-            text = self._text(network, "leases")
+            text = self._read_text(network, "leases")
             is_fresh = path.exists() and 0 <= time.time() - path.stat().st_mtime < REWRITE_SECONDS
             if text.endswith("\n") or not is_fresh:
                 return text.splitlines()
@@ -169,7 +171,7 @@ class DnsmasqProcesses:
             words = (DEVICE, lease.address, lease.mac, lease.client_id)
             self._kernel.run("dhcp_release", *words, namespace=namespace)
         deadline = time.monotonic() + RELEASE_TIMEOUT_SECONDS
-        while left := self._stale(wanted):
+        while left := self._find_stale_leases(wanted):
             if time.monotonic() > deadline:
                 addresses = ", ".join(one.address for one in left)
                 LOG.warning("dnsmasq of %s does not forget %s", wanted.network, addresses)
@@ -177,8 +179,8 @@ class DnsmasqProcesses:
             time.sleep(0.002)
         return True
 
-    def _strike(self, wanted: DnsmasqConfig) -> None:
-        stale = {lease.line for lease in self._stale(wanted)}
+    def _remove_stale_leases(self, wanted: DnsmasqConfig) -> None:
+        stale = {lease.line for lease in self._find_stale_leases(wanted)}
         kept = [f"{line}\n" for line in self._lease_lines(wanted.network) if line not in stale]
         self._write(self._path(wanted.network, "leases"), "".join(kept))
 
@@ -215,7 +217,7 @@ def stale_leases(
     ]
 
 
-def reassigned(hosts: str, owners: Mapping[str, str]) -> set[str]:
+def find_reassigned(hosts: str, owners: Mapping[str, str]) -> set[str]:
     """The addresses of a hosts file that belong to another MAC now."""
     lines = [line.split(",") for line in hosts.splitlines()]
     pairs = [(word.strip("[]"), words[0]) for words in lines for word in words[2:-1]]

@@ -38,9 +38,9 @@ from deploy.one_machine.services.network.host.group_chains import (
 from deploy.one_machine.services.network.host.names import digest, tap
 from deploy.one_machine.services.network.host.nft import (
     chain_of,
-    indented,
+    indent,
     map_of,
-    replacement,
+    replace_table,
     set_of,
 )
 
@@ -261,7 +261,7 @@ def ruleset(table: str, given: FilterInput) -> str:
     """The document that replaces both tables."""
     inet = _inet(given)
     generation = int(hashlib.sha256(inet.encode()).hexdigest()[:8], 16) & STAMP or 1
-    return replacement("bridge", table, _bridge(given)) + replacement(
+    return replace_table("bridge", table, _bridge(given)) + replace_table(
         "inet", table, inet.replace(GENERATION, f"{generation:#x}")
     )
 
@@ -304,13 +304,13 @@ def _bridge(given: FilterInput) -> str:
         map_of("numbers", "type ifname : mark", {f'"{device}"': f"{mark:#010x}" for device, mark in marks.items()}),
         BRIDGE.format(
             one=ONE_RECEIVER, rarp=RARP, rarp_request=RARP_REQUEST,
-            pairs_arp=indented(f'iifname "{device}" arp saddr ether {mac} arp saddr ip {prefix} return'
+            pairs_arp=indent(f'iifname "{device}" arp saddr ether {mac} arp saddr ip {prefix} return'
                                for device, mac, prefix, _ in wide if prefix.version == 4),
-            pairs_4=indented(f'iifname "{device}" ether saddr {mac} ip saddr {prefix} return'
+            pairs_4=indent(f'iifname "{device}" ether saddr {mac} ip saddr {prefix} return'
                              for device, mac, prefix, _ in wide if prefix.version == 4),
-            pairs_6=indented(f'iifname "{device}" ether saddr {mac} ip6 saddr {prefix} return'
+            pairs_6=indent(f'iifname "{device}" ether saddr {mac} ip6 saddr {prefix} return'
                              for device, mac, prefix, _ in wide if prefix.version == 6),
-            targets=indented(f'iifname "{device}" {_target(prefix)}return'
+            targets=indent(f'iifname "{device}" {_target(prefix)}return'
                              for device, _, prefix, _ in wide if prefix.version == 6))])
 # fmt: on
 
@@ -371,14 +371,14 @@ def _underlay(given: FilterInput) -> str:
     family = "ip" if given.tunnel.version == 4 else "ip6"
     to_us = f"{family} daddr {given.tunnel} udp dport {given.tunnel_port}"
     peers = ", ".join(str(peer) for peer in given.peers if peer.version == given.tunnel.version)
-    return indented([f"{to_us} {family} saddr != {{ {peers} }} drop" if peers else f"{to_us} drop"])
+    return indent([f"{to_us} {family} saddr != {{ {peers} }} drop" if peers else f"{to_us} drop"])
 
 
 def _peers(given: FilterInput) -> str:
     """What comes from an external network begins no flow with a host: it may answer one, and go
     anywhere else."""
     families = {4: "ip", 6: "ip6"}
-    return indented(
+    return indent(
         f"iifname @gateways ct direction original {families[peer.version]} daddr {peer} drop"
         for peer in given.peers
     )
@@ -388,7 +388,7 @@ def _masquerade(given: FilterInput) -> str:
     if not given.gateways:
         return ""
     devices = ", ".join(f'"{name}"' for name in given.gateways)
-    return indented(
+    return indent(
         f"oifname != @bridges oifname != {{ {devices} }} ip saddr {prefix} masquerade"
         for prefix in given.external
         if prefix.version == 4

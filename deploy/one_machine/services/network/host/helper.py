@@ -70,18 +70,18 @@ class Helper:
             caller, _ = where.accept()
             with caller:
                 try:
-                    self.talk(caller)
+                    self.serve_caller(caller)
                 except (OSError, InvalidMessage) as error:
                     LOG.warning("the caller is cut off: %s", error)
 
-    def talk(self, caller: socket.socket) -> None:
+    def serve_caller(self, caller: socket.socket) -> None:
         """With one caller until it ends. Raises OSError, InvalidMessage."""
         user = CREDENTIALS.unpack(
             caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         )[1]
         if user != self._user:
             raise InvalidMessage(f"user {user} may not call, user {self._user} may")
-        while (message := _received(caller)) is not None:
+        while (message := _receive(caller)) is not None:
             verb, arguments = validate(message)
             descriptors: list[int] = []
             try:
@@ -190,7 +190,7 @@ class HelperClient(HostPart):
     def _exchange(self, verb: str, **arguments: object) -> tuple[Body, list[int]]:
         _send(self._socket, {"verb": verb, **arguments})
         descriptors: list[int] = []
-        answer = _received(self._socket, descriptors)
+        answer = _receive(self._socket, descriptors)
         if not isinstance(answer, dict):
             raise OSError("the helper has ended")
         return answer, descriptors
@@ -216,7 +216,7 @@ def _send(to: socket.socket, message: object, descriptors: list[int] | None = No
     to.sendall(data)
 
 
-def _received(by: socket.socket, descriptors: list[int] | None = None) -> object:
+def _receive(by: socket.socket, descriptors: list[int] | None = None) -> object:
     """The next message; None at the end of the connection, between two. Raises OSError,
     InvalidMessage."""
     head, passed, _, _ = socket.recv_fds(

@@ -71,7 +71,7 @@ class HostPart(ABC):
         self.tree = tree
         if self.listeners is not None:
             self.listeners.set_ports(self.description.ports)
-        for complaint in self.description.complaints:
+        for complaint in self.description.warnings:
             LOG.warning("description: %s", complaint)
         for port, reason in self.description.failed.items():
             LOG.error("port %s: %s", port, reason)
@@ -158,7 +158,7 @@ class Loop:
         host.prepare()
         failed = host.restore() or {}  # without one, what is there stays until the service answers
         threading.Thread(target=self._receive, name="description", daemon=True).start()
-        validate, is_unacknowledged = time.monotonic(), True
+        last_check, is_unacknowledged = time.monotonic(), True
         while not self._stop.is_set():
             if is_unacknowledged:
                 is_unacknowledged = not self._report(failed)
@@ -167,16 +167,16 @@ class Loop:
             check = self._check_seconds
             if not host.is_whole:
                 check = min(RETRY_SECONDS, check)
-            wait = min(validate + check - time.monotonic(), 1.0 if is_unacknowledged else check)
+            wait = min(last_check + check - time.monotonic(), 1.0 if is_unacknowledged else check)
             tree = self._next(max(0.0, wait))
-            is_due = host.description.revision > 0 and time.monotonic() >= validate + check
+            is_due = host.description.revision > 0 and time.monotonic() >= last_check + check
             if tree is not None and not host.accept(tree):
                 tree = None
             if tree is not None or is_due:
                 began = time.monotonic()
                 before, failed = failed, host.apply(full=is_due)
                 is_unacknowledged = is_unacknowledged or tree is not None or failed != before
-                validate = time.monotonic() if is_due else validate
+                last_check = time.monotonic() if is_due else last_check
                 if tree is not None:
                     LOG.info(
                         "revision %d applied in %.1f ms, %d ports, %d failed",

@@ -220,7 +220,7 @@ class Kernel:
                 path.write_text(value)
             return path.read_text().strip()
 
-        return self._inside(namespace, access)
+        return self._run_inside(namespace, access)
 
     def listen(self, namespace: str, address: str, port: int) -> socket.socket:
         """A listening socket inside a namespace. Raises OSError."""
@@ -232,7 +232,7 @@ class Kernel:
             made.listen(64)
             return made
 
-        return self._inside(namespace, make)
+        return self._run_inside(namespace, make)
 
     def announce(self, namespace: str, device: str, mac: str, addresses: Iterable[str]) -> None:
         """Tell the segment where these IPv4 addresses are now (gratuitous ARP). Raises OSError."""
@@ -245,7 +245,7 @@ class Kernel:
                 for address in map(socket.inet_aton, addresses):
                     raw.send(b"\xff" * 6 + own + head + own + address + b"\0" * 6 + address)
 
-        self._inside(namespace, send)
+        self._run_inside(namespace, send)
 
     def disable_checksum_offload(self, namespace: str, device: str) -> None:
         """Packets of this device carry whole checksums: DHCP clients read them from raw sockets.
@@ -258,7 +258,7 @@ class Kernel:
                 ethtool.set_offload_flag("tx-checksumming", 0)
 
         try:
-            self._inside(namespace, disable)
+            self._run_inside(namespace, disable)
         except EthtoolError as error:
             raise KernelError(f"{device} in {namespace}: {type(error).__name__}") from error
 
@@ -271,11 +271,11 @@ class Kernel:
                 return act(ip)
 
         try:
-            return self._inside(namespace, talk)
+            return self._run_inside(namespace, talk)
         except NetlinkError as error:
             raise KernelError(f"{namespace or 'the host'}: {error.args[-1]}") from error
 
-    def _inside(self, namespace: str | None, act: Callable[[], Result]) -> Result:
+    def _run_inside(self, namespace: str | None, act: Callable[[], Result]) -> Result:
         """Do one thing in a namespace (None: the host's), in a thread that enters it and ends.
         Raises what it does."""
         path = self._path(namespace)

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 FAMILIES = ("bridge", "inet")
 
 
-def deletion(family: str, table: str) -> str:
+def delete_table(family: str, table: str) -> str:
     """Removes a table, there or not."""
     return f"add table {family} {table}\ndelete table {family} {table}\n"
 
 
-def replacement(family: str, table: str, body: str) -> str:
+def replace_table(family: str, table: str, body: str) -> str:
     """Replaces a table."""
-    return f"{deletion(family, table)}table {family} {table} {{\n{body}}}\n"
+    return f"{delete_table(family, table)}table {family} {table} {{\n{body}}}\n"
 
 
 def set_of(name: str, key_type: str, elements: Iterable[str]) -> str:
@@ -35,10 +35,10 @@ def map_of(name: str, key_type: str, elements: Mapping[str, str]) -> str:
 
 def chain_of(name: str, lines: Iterable[str]) -> str:
     """A chain, one statement a line."""
-    return f"  chain {name} {{\n{indented(lines)}  }}\n"
+    return f"  chain {name} {{\n{indent(lines)}  }}\n"
 
 
-def indented(lines: Iterable[str]) -> str:
+def indent(lines: Iterable[str]) -> str:
     """Statements of a chain."""
     return "".join(f"    {line}\n" for line in lines)
 
