@@ -27,13 +27,13 @@ TEST = ROOT / "deploy/requirements-test.txt"
 INSTALLER = ROOT / "deploy/requirements-installer.txt"
 #: The placement service's own tests as data, apart from Python's packages: the service never runs.
 ORACLE, ORACLE_PIN = VENV / "placement-tests", ROOT / "deploy/requirements-placement-tests.txt"
-#: Tempest, with packages of its own.
+#: Tempest, with separate packages.
 TEMPEST, TEMPEST_LOCK = VENV / "tempest", ROOT / "deploy/requirements-tempest.txt"
 #: Clients with their own functional test suites, and the packages that these need.
 CLIENTS, CLIENTS_LOCK = VENV / "clients", ROOT / "deploy/requirements-clients.txt"
 #: Sphinx, which builds the site of docs/.
 DOCS, DOCS_LOCK = VENV / "docs", ROOT / "deploy/requirements-docs.txt"
-#: Nova, in an environment of its own. Tests compare our schemas of requests and responses with
+#: Nova, in a separate environment. Tests compare our schemas of requests and responses with
 #: Nova's.
 NOVA, NOVA_LOCK = VENV / "nova", ROOT / "deploy/requirements-nova-tests.txt"
 NOVA_PYTHON, NOVA_SCHEMAS, NOVA_READER = (
@@ -174,7 +174,7 @@ def has_tempest() -> bool:
 
 
 def make_nova(log: Path) -> str:
-    """Install Nova in an environment of its own, store its schemas as JSON, and return a note.
+    """Install Nova in a separate environment, store its schemas as JSON, and return a note.
 
     Raises:
         Failure: A package cannot be downloaded or built, or Nova's schemas cannot be read.
@@ -192,7 +192,7 @@ def make_nova(log: Path) -> str:
 
 
 def has_nova_schemas() -> bool:
-    """True if the stored schemas are those of the Nova in the lock."""
+    """True if the stored schemas belong to the Nova of the lock."""
     return _nova_stamp().exists()
 
 
@@ -242,7 +242,7 @@ def make_samples(log: Path) -> str:
 
 
 def has_samples() -> bool:
-    """True if the samples are those of the pinned package."""
+    """True if the samples belong to the pinned package."""
     stamp = SAMPLES / ".pin"
     return stamp.exists() and stamp.read_text() == SAMPLES_PIN.read_text()
 

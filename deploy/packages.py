@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian packages that the commands need, and the installation of missing ones.
+"""The Debian packages that the commands need, and their installation.
 
 deploy/one_machine/up.py and deploy/testing/test.py use this module. Services of packages that are
 installed here are neither started nor enabled, because the commands run nodes of their own.
@@ -104,7 +104,7 @@ _KERNEL_NAMED = r"Depends: (linux-image-\S+-cloud-amd64)"
 
 
 def unpack_kernel(log: Path) -> None:
-    """Unpack the guests' kernel into build/kernel, unless one is there.
+    """Unpack the guests' kernel into build/kernel, unless there is a kernel.
 
     The package is never installed, because this machine would boot that kernel.
 
@@ -148,7 +148,7 @@ def unpack_promtool(log: Path) -> None:
 
 
 def _unpack(package: str, folder: Path, log: Path) -> Path:
-    """Download a Debian package, unpack it into an empty folder, and return the folder.
+    """Download and unpack a Debian package into an empty folder, and return the folder.
 
     Raises:
         Failure: The package cannot be downloaded or unpacked.

@@ -34,7 +34,7 @@ class Failure(Exception):
 
 
 def say(text: str = "") -> None:
-    """Print a line and flush it at once."""
+    """Print a line without buffering."""
     print(text, flush=True)
 
 
@@ -98,7 +98,7 @@ def run(
         command: The program and its arguments.
         todo: Advice for the operator if the program fails.
         log: The file that gets the command and its output.
-        env: Environment variables beside those of this process.
+        env: More environment variables.
         cwd: The working directory.
         timeout: Seconds until the program is killed.
 
@@ -158,7 +158,7 @@ def wait(
         condition: The condition.
         seconds: The longest time to wait.
         what: The problem, if the condition stays false.
-        todo: Advice, or a function that returns it after the wait, for example from a log.
+        todo: Advice, or a function that returns advice after the wait, for example from a log.
         pause: Seconds between two checks.
 
     Raises:

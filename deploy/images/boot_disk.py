@@ -2,9 +2,9 @@
 """Bootable disks for a BIOS: a FAT partition with syslinux, a kernel and an initramfs, then a Linux
 partition.
 
-The build scripts in the folders beside this file use it. They run on the system's Python, so only
-the standard library is imported. No loop device and no mount is used, so the build works in any
-container. The kernel is Debian's cloud kernel, either unpacked in build/kernel by
+The build scripts in the folders beside this file use this module. They run on the system's Python,
+so only the standard library is imported. No loop device and no mount is used, so the build works in
+any container. The kernel is Debian's cloud kernel, either unpacked in build/kernel by
 ``deploy.packages`` or installed.
 """
 
@@ -46,15 +46,15 @@ def build_once(
     installed: Iterable[Path] = (),
     compressed: bool = False,
 ) -> int:
-    """Build the image, unless it was built from the same parts, and return the exit status.
+    """Build the image, unless the parts are the same, and return the exit status.
 
     Args:
-        script: The build script. Its header lists the Debian packages of the tools.
+        script: The build script. The header lists the Debian packages of the tools.
         arguments: The arguments of the command line: the path of the qcow2 image.
         make: Called as ``make(folder, kernel, disk)`` to write a raw disk.
         own: Files of this repository that go into the image.
         installed: Files from Debian packages that go into the image.
-        compressed: Compress the image. It is smaller and boots more slowly.
+        compressed: Make a smaller image that boots more slowly.
 
     Raises:
         SystemExit: A part is missing, or a tool fails.
@@ -134,10 +134,10 @@ def fingerprint(own: Iterable[Path], installed: Iterable[Path]) -> str:
 
 
 def run(*command: str | Path) -> str:
-    """Run a tool and return its output.
+    """Run a tool and return the output.
 
     Raises:
-        SystemExit: The tool fails. The message contains its errors.
+        SystemExit: The tool fails. The message contains the errors.
     """
     result = subprocess.run(
         command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
@@ -163,7 +163,7 @@ def write_boot_disk(
         disk: The path of the raw disk. Temporary files are written beside it.
         kernel: The kernel.
         initrd: The content of the initramfs.
-        kernel_options: Options for the kernel after those of ``LOADER``.
+        kernel_options: Options for the kernel beside ``LOADER``.
         root_size: The size of partition 2, which is ext4, in bytes.
         mke2fs: Options of mke2fs for partition 2.
     """
@@ -233,8 +233,9 @@ def initramfs(
 ) -> bytes:
     """Return an initramfs as a cpio archive.
 
-    The archive is not compressed, because unpacking takes longer than reading. It has busybox as
-    /bin/sh, and the modules with their dependencies in /modules. /modules/order lists the modules.
+    The archive is not compressed, because unpacking takes longer than reading. The archive has
+    busybox as /bin/sh, and the modules with their dependencies in /modules. /modules/order lists
+    the modules.
 
     Args:
         folders: Folders to create.
@@ -267,12 +268,12 @@ def module_name(path: Path) -> str:
 
 
 def read_module(path: Path) -> bytes:
-    """Read a module. The guest's busybox loads no compressed ones."""
+    """Read a module. The guest's busybox cannot load compressed modules."""
     return lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
 
 
 def strip_module(module: bytes) -> bytes:
-    """Return a kernel module without its signature and with its BPF types hidden.
+    """Return a kernel module without the signature and with the BPF types hidden.
 
     The kernel would check both at each boot.
     """

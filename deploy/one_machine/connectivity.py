@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The user's access to a guest, created through the public APIs.
 
-It consists of a shared network, an external one, a router between them, a key pair, rules and a
+The parts are a shared network, an external one, a router between them, a key pair, rules and a
 floating address. deploy/one_machine/up.py calls these functions after ``Seed``. Each looks first
-and adds only the missing objects. In a cloud without networks each does nothing and returns a note.
+and adds only the missing objects. In a cloud without networks each only returns a note.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPEN: tuple[JsonObject, ...] = (
     {"protocol": "tcp", "port_range_min": 22, "port_range_max": 22},
     {"protocol": "icmp"},
 )
-#: The tiny image makes a new host key at each boot, so the client must not check it.
+#: The tiny image makes a new host key at each boot, so the client must not check the key.
 SSH = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null")
 QUICK = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=3", "-o", "LogLevel=ERROR")
 WITHOUT = "this cloud has no networks"
@@ -45,7 +45,7 @@ class Connectivity:
 
     @property
     def key(self) -> Path:
-        """The path of the private key. The public one is beside it."""
+        """The path of the private key. The public key is in the same folder."""
         return self._cloud.home / "ssh" / KEY
 
     @property

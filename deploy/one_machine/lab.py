@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``./deploy/lab``: a lab of several hosts on this machine, for experiments and failure tests.
 
-A lab is a cloud as ``./deploy/up`` makes it, in a home of its own (KILONOVA_HOME, or by default
-beside that of ./deploy/up). ``down`` removes the lab with all its data.
+A lab is a cloud as ``./deploy/up`` makes it, in a separate home (KILONOVA_HOME, or by default
+beside that of ./deploy/up). ``down`` removes the lab with all data.
 deploy/one_machine/lab_hosts.py has the commands on hosts.
 """
 
@@ -30,7 +30,7 @@ USAGE = f"""usage: ./deploy/lab COMMAND
 The lab is in {lab_hosts.HOME}, or where KILONOVA_HOME says; its ports begin at {lab_hosts.PORT_BASE}, or at
 KILONOVA_PORT_BASE."""
 
-#: Command on a host -> its function, and the message after success.
+#: Command on a host -> the function, and the message after success.
 HOST_COMMANDS: dict[str, tuple[Callable[[Lab, str], None], str]] = {
     "kill": (Lab.kill, "has no power; boot it with: ./deploy/lab start {0}"),
     "start": (Lab.start, "boots; its agent registers in a few seconds"),

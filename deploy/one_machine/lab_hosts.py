@@ -3,7 +3,7 @@
 
 deploy/one_machine/lab.py and tests/e2e use this module. HOME/lab.json has the facts of the lab from
 the start, so that later commands only need the home, and an interrupted one can be repeated. A host
-is up (its namespace exists), cut (its cable is disconnected, and its guests run on) or off (no
+is up (the namespace exists), cut (the cable is disconnected, and the guests run on) or off (no
 process, no guest). Invariant: ``fence`` succeeds only when no process of the host lives. Only one
 command at a time changes hosts.
 """
@@ -64,7 +64,7 @@ class Guest:
     """A domain of a host.
 
     Attributes:
-        server: The id of its server.
+        server: The id of the server.
         state: running, paused, shutoff or other.
     """
 
@@ -93,7 +93,7 @@ class Lab:
         """Return the existing lab.
 
         Raises:
-            Failure: There is no lab, or its file cannot be read.
+            Failure: There is no lab, or the file cannot be read.
         """
         try:
             return cls(home, Facts(**json.loads((home / "lab.json").read_text())))
@@ -149,7 +149,7 @@ class Lab:
         """Return the number of a host, counted from 1.
 
         Raises:
-            Failure: The lab has no such host. The message lists its hosts.
+            Failure: The lab has no such host. The message lists the hosts.
         """
         if host not in self.cloud.hosts:
             raise Failure(
@@ -186,7 +186,7 @@ class Lab:
         self._plug(host, True)
 
     def fence(self, host: str) -> None:
-        """Kill the host, also if it is cut or off, and make sure that no process of it lives.
+        """Kill a host that is up, cut or off, and make sure that no process remains.
 
         Raises:
             Failure: A process of the host may live.
@@ -198,7 +198,7 @@ class Lab:
             raise Failure(f"{host} is not dead.", "Run this again; see ./deploy/lab status.")
 
     def guests(self, host: str) -> list[Guest] | None:
-        """Return the domains of the host, or None if its libvirtd does not answer."""
+        """Return the domains of the host, or None if libvirtd does not answer."""
         uri = libvirtd.uri(self.cloud.libvirt_folder(self.number(host)))
         # One call, because a guest that changes its state between two calls would be in neither
         # result.

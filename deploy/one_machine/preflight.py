@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of the machine before ./deploy/up changes it.
+"""The checks of the machine before the changes of ./deploy/up.
 
 They concern root, system, kernel, disk, memory, ports, other services and proxies. ``check`` raises
 the first problem, and returns notes about things that stay as they are.
@@ -23,7 +23,7 @@ from deploy.progress import Failure
 
 DISK_GB, MEMORY_MB, LONGEST_HOME = 4, 1800, 48
 MEMORY = "KILONOVA_DRIVER=memory works here: servers on paper only"
-#: The abilities that a cloud with guests needs, and those of one with networks too. Beside each,
+#: The abilities for a cloud with guests, and for a cloud with guests and networks. Beside each,
 #: the settings for a machine without them.
 WITHOUT = (
     (machine.FOR_GUESTS, MEMORY),
@@ -120,7 +120,7 @@ def check_settings(cloud: Cloud) -> None:
 
 
 def check_abilities(cloud: Cloud) -> None:
-    """Try the abilities that the cloud needs. A cloud without guests needs none.
+    """Try the abilities that the cloud needs. A cloud without guests needs no ability.
 
     For a lab the message proposes no other settings.
     """

@@ -2,7 +2,7 @@
 """The first flavors, project, image and server of a cloud, created through the public APIs.
 
 deploy/one_machine/up.py uses this module in the virtual environment. Every function looks first,
-adds only the missing objects, and returns a note, so it can be repeated.
+adds only the missing objects, and returns a note, and can be repeated.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Seed:
         return f"{', '.join(missing)} made" if missing else "all are there"
 
     def tenant(self) -> str:
-        """Create the project demo and its user demo with the role member."""
+        """Create the project demo and the user demo with the role member."""
         identity = self.admin.identity
         project = identity.find_project("demo", ignore_missing=True) or identity.create_project(
             name="demo", domain_id="default", description="For trying things out"
@@ -130,9 +130,9 @@ class Seed:
         return "user and project demo"
 
     def image(self) -> str:
-        """Build the tiny image and upload it, unless the image service has this file.
+        """Build and upload the tiny image, unless the image service has this file.
 
-        An image of an earlier recipe gets another name and stays, because servers use it.
+        An image of an earlier recipe gets another name and stays, because servers use that image.
         """
         path = self.cloud.home / "tiny" / "tiny.qcow2"
         run(
@@ -166,7 +166,7 @@ class Seed:
         return f"{IMAGE} ({new_image.id}), {path.stat().st_size / 2**20:.0f} MiB"
 
     def server(self, **arguments: object) -> str:
-        """Create or start the first server as the user demo, and wait until it is ACTIVE.
+        """Create or start the first server as the user demo, and wait for ACTIVE.
 
         Args:
             arguments: More arguments of the server, for example networks.
@@ -204,13 +204,13 @@ class Seed:
         return f"{SERVER} ({server.id}) is {server.status}"
 
     def first(self) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
-        """Return the first server as the API shows it now."""
+        """Read the first server from the API."""
         return next(iter(self.demo.compute.servers(name=f"^{SERVER}$")))
 
     def console(self) -> str:
-        """Wait until the guest is ready, and return its console output.
+        """Wait until the guest is ready, and return the console output.
 
-        If this object did not start the guest, return its present output without a wait.
+        If this object did not start the guest, return the present output without a wait.
 
         Raises:
             Failure: The guest is not ready within 120 s.

@@ -3,7 +3,7 @@
 their results.
 
 Two more jobs than CPUs run at a time, because most jobs wait for guests, timeouts and disks. When
-the command ends early, each job is interrupted and removes its clouds.
+the command ends early, jobs are interrupted and remove their clouds.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Case:
 
     Attributes:
         id: The test's id in pytest, for example "tests/unit/test_x.py::test_y[1]".
-        seconds: Its duration.
+        seconds: The duration.
         skipped: Why the test was skipped, or None.
-        failed: True if the test, or the collection of its file, failed.
+        failed: True if the test, or the collection of the file, failed.
     """
 
     id: str
@@ -132,7 +132,7 @@ class Result:
         return tests
 
     def failures(self) -> str:
-        """Return the log from pytest's first failure on, or its end if there is none."""
+        """Return the log from pytest's first failure on, or else the last part."""
         text = self.log.read_text(errors="replace")
         first = FAILURES.search(text)
         return text[first.start() :] if first else text[-20_000:]
@@ -162,7 +162,7 @@ class Jobs:
 
     Args:
         folder: Where logs and reports are written.
-        command: Returns the command line of a job that writes its report to a path.
+        command: Returns the command line of a job that writes a report to a path.
         environment: Returns a job's environment. Called when the job starts, because this may
             start servers.
     """
@@ -179,7 +179,7 @@ class Jobs:
         self._ended: queue.SimpleQueue[Result | Exception] = queue.SimpleQueue()
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Result]:
-        """Run the jobs and yield each result when its job ends."""
+        """Run the jobs and yield each result at the end of the job."""
         waiting = iter(jobs)
         workers = [
             threading.Thread(target=self._work, args=(waiting,))
@@ -271,9 +271,9 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def _wait_with_usage(process: subprocess.Popen[bytes]) -> tuple[int, float]:
-    """Wait for the process and return its exit status and CPU-seconds.
+    """Wait for the process and return the exit status and CPU-seconds.
 
-    The CPU-seconds include those of the children for which the process waited.
+    The CPU-seconds include those of the awaited children.
     """
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

@@ -26,7 +26,7 @@ from deploy.progress import say
 
 #: The highest permitted exposure of each unit, by systemd-analyze. The limit is the present score,
 #: so that no change opens a unit unnoticed. Each unit sets PrivateMounts, because systemd 252 takes
-#: an unset one for "no" and 257 for "yes". A score above 2 has its reason beside it.
+#: an unset one for "no" and 257 for "yes". The reason for a score above 2 is beside that score.
 SCORES = {
     **dict.fromkeys(("agent",), 1.8),
     # Workers report that they are ready, so systemd listens to more than one process.
@@ -35,12 +35,12 @@ SCORES = {
         ("conductor", "scheduler", "console", "identity", "image", "network", "network-host"), 1.2
     ),
     "bridges": 1.3,
-    # Runs as root, makes devices and scans buses. It therefore sees /dev and /sys, and has
+    # Runs as root, makes devices and scans buses. Therefore sees /dev and /sys, and has
     # CAP_SYS_ADMIN.
     "volumes": 2.7,
-    # Its successor must see the mounts below /run/netns, so it has the machine's mount namespace.
-    # No option that hides or protects files works there. It also needs the right to change
-    # networks.
+    # The next process must see the mounts below /run/netns, so this unit has the machine's mount
+    # namespace. No option that hides or protects files works there. The unit also needs the right
+    # to change networks.
     "network-helper": 5.1,
 }
 ALERTS = ROOT / "deploy/monitoring/alerts.yml"
@@ -50,7 +50,7 @@ INSTALLED = "/opt/kilonova/venv/bin/"
 
 
 def main() -> int:
-    """Run all checks and return the number of failed ones."""
+    """Run all checks and return the number of failures."""
     programs = VENV / "bin"
     with tempfile.TemporaryDirectory() as folder:
         commands: list[list[str | Path]] = [
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def _score_command(unit: Path) -> list[str | Path]:
-    """Return the command that fails if the unit's exposure is above its limit."""
+    """Return the command that fails if the unit's exposure is above the limit."""
     highest = SCORES[unit.stem.removeprefix("kilonova-")]
     return [
         "systemd-analyze",
@@ -83,7 +83,7 @@ def _score_command(unit: Path) -> list[str | Path]:
 
 
 def _run_check(command: list[str | Path]) -> bool:
-    """Run a check, print its result, and return True if the check passes."""
+    """Run a check, print the result, and return True if the check passes."""
     result = subprocess.run(
         [str(part) for part in command],
         cwd=ROOT,

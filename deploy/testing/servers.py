@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from common.security.tls import Tls
 
 STANDBY = "postgresql-stand-by"
-# After SIGTERM PostgreSQL would wait for its clients.
+# After SIGTERM PostgreSQL would wait for the clients.
 STOP = dict.fromkeys(("postgresql", STANDBY), signal.SIGINT)
 KINDS = ("rabbitmq", "postgresql", "mariadb")
 #: Below the ports of outgoing connections. The step is so wide that no two clouds get the same part
@@ -90,7 +90,7 @@ class Servers:
 
     Args:
         folder: The folder for data and logs.
-        proof: A certificate for 127.0.0.1. The servers then offer TLS, and RabbitMQ nothing else.
+        proof: A certificate for 127.0.0.1. The servers then offer TLS, and RabbitMQ only TLS.
     """
 
     def __init__(self, folder: Path, proof: Tls | None = None) -> None:
@@ -126,7 +126,7 @@ class Servers:
                 process.wait()
 
     def start(self, kind: str) -> str:
-        """Start a server of one of the ``KINDS`` and return its URL.
+        """Start a server of a kind in ``KINDS`` and return the URL.
 
         Raises:
             Failure: The server is not installed or does not start.
@@ -150,7 +150,7 @@ class Servers:
         self._processes.remove((kind, process))
 
     def restart(self, kind: str) -> None:
-        """Start a killed server again at the same address, and wait until it answers."""
+        """Start a killed server again at the same address, and wait for an answer."""
         self._restarts[kind]()
 
     def _rabbitmq(self) -> str:
@@ -271,7 +271,7 @@ class Servers:
                 "--max-connections=300",
                 "--skip-log-bin",
                 "--skip-name-resolve=1",
-                # From 11.4 on MariaDB offers TLS with a certificate of its own making.
+                # From 11.4 on MariaDB offers TLS with a self-made certificate.
                 *(["--skip-ssl"] if self._proof is None else []),
                 *(
                     f"--ssl-{what}={path}"
@@ -292,7 +292,7 @@ class Servers:
         port: int,
         is_ready: Callable[[int], bool] = answers,
     ) -> None:
-        """Start a database, wait for it, and store how to start it again."""
+        """Start a database, wait until the database is ready, and store how to restart it."""
         self._run(name, command, user)
         self._wait(name, port, is_ready)
         self._restarts[name] = partial(self._start, name, command, user, port, is_ready)
@@ -355,7 +355,7 @@ def _postgresql_program(name: str) -> str:
 
 
 def _is_ready(port: int) -> bool:
-    """True if the PostgreSQL accepts connections. It listens before that."""
+    """True if the PostgreSQL accepts connections. Listening alone is not enough."""
     result = subprocess.run(
         [_postgresql_program("pg_isready"), "--quiet", "--host=127.0.0.1", f"--port={port}"],
         check=False,
@@ -391,7 +391,7 @@ def _write_secret(path: Path, text: str, user: str) -> Path:
 
 
 def _run_as(user: str, command: list[str]) -> None:
-    """Run a command as the user and wait for its end."""
+    """Run a command as the user and wait for the end."""
     run(
         ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command],
         f"Install the Debian packages {' and '.join(packages.databases())}.",

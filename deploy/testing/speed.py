@@ -2,7 +2,7 @@
 """The speed of this machine, by which the CPU budgets of ./deploy/test are scaled.
 
 ./deploy/test measures before and after the tests, and the slower measurement counts. A fixed
-calculation runs in one process per CPU at the same time, because the tests load all CPUs too. Its
+calculation runs in one process per CPU at the same time, because the tests load all CPUs too. The
 CPU time, divided by that of the reference machine, scales every budget.
 """
 

@@ -28,7 +28,7 @@ from common.security.certificates import (
 )
 from common.security.tls import Tls
 
-#: A certificate is replaced this long before it expires.
+#: A certificate is replaced this long before the expiry.
 RENEW = 30 * DAY
 
 
@@ -36,7 +36,7 @@ class Authority:
     """A certificate authority.
 
     Args:
-        folder: The folder of the authority and of all certificates that it issues.
+        folder: The folder of the authority and of all issued certificates.
         name: The subject of a new authority.
     """
 

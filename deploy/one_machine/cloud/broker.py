@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A RabbitMQ node with a folder, a cookie, ports and a port mapper of its own.
+"""A RabbitMQ node with a separate folder, cookie, ports and port mapper.
 
-The cloud on this machine and deploy/testing/servers.py use it. The node shares nothing with another
-node or epmd of the machine, so these are not affected by its start and stop. Its folder belongs to
-the user rabbitmq. Its password is in a configuration file there, and never on a command line.
+The cloud on this machine and deploy/testing/servers.py use this module. The node shares no part
+with another node or epmd of the machine, so these are not affected by a start or stop. The folder
+belongs to the user rabbitmq. The password is in a configuration file there, and never on a command
+line.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 USER = "rabbitmq"
-#: The longest message between the processes, with its header.
+#: The longest message between the processes, with the header.
 MAX_MESSAGE_BYTES = 17 * 1024 * 1024
 
 
@@ -43,7 +44,7 @@ class Broker:
         folder: The node's folder.
         port: The port for AMQP. The next two ports of 127.0.0.1 are for the node itself and for its
             port mapper.
-        password: The password of the user kilonova. Those of hosts and roles are derived from it.
+        password: The password of the user kilonova. Hosts and roles have derived passwords.
         address: The address for AMQP.
         hosts: The hosts that get users of their own. Roles get users only if there are hosts.
         proof: The certificate. With one, AMQP is available over TLS only.
@@ -58,7 +59,7 @@ class Broker:
 
     @classmethod
     def of(cls, cloud: Cloud) -> Broker:
-        """Return the node of a cloud. ``lifecycle.prepare`` makes its password."""
+        """Return the node of a cloud. ``lifecycle.prepare`` makes the password."""
         return cls(
             cloud.home / "broker",
             cloud.ports.broker,
@@ -215,7 +216,7 @@ class Broker:
     def _set_owner(self, file: Path | int) -> None:
         """Give a file to the node's user if this process is root.
 
-        A symbolic link is not followed, because the node may have put it there.
+        A symbolic link is not followed, because the node may have made the link.
         """
         if os.geteuid() == 0:
             user = pwd.getpwnam(USER)
@@ -227,7 +228,10 @@ class Broker:
             )
 
     def mapper_command(self) -> list[str]:
-        """Return the command of the port mapper in the foreground. It must run before the node."""
+        """Return the command of the port mapper in the foreground.
+
+        It must run before the node.
+        """
         return [
             shutil.which("epmd", path="/usr/bin:/usr/local/bin") or "epmd",
             "-port",
@@ -241,7 +245,7 @@ class Broker:
         return [str(SCRIPTS / "rabbitmq-server")]
 
     def count_published(self) -> int:
-        """Return the number of messages that clients published to this node since its start."""
+        """Return the number of messages that clients published to this node since the start."""
         return int(
             self.control(
                 "eval",
@@ -251,7 +255,7 @@ class Broker:
         )
 
     def control(self, *arguments: str, seconds: float = 60) -> str:
-        """Run rabbitmqctl against this node and return its output.
+        """Run rabbitmqctl against this node and return the output.
 
         Raises:
             Failure: The command ends with an error.
@@ -276,7 +280,7 @@ class Broker:
 
 
 def definitions(broker: Broker) -> str:
-    """Return the users and their rights as JSON, which the node loads when it starts.
+    """Return the users and their rights as JSON, which the node loads at the start.
 
     There is a user with narrow rights for each host and each role, and one with all rights for
     people.

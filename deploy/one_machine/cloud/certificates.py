@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The certificates of a cloud whose hosts have addresses of their own.
 
-``prepare`` in deploy/one_machine/cloud/lifecycle.py uses this module. The authority and its
-certificates are in the cloud's home. A cloud on loopback has none and uses plain text. Invariant:
-only ``make`` imports more than the standard library, because ``./deploy/up`` installs the other
-packages first.
+``prepare`` in deploy/one_machine/cloud/lifecycle.py uses this module. All certificates are in the
+cloud's home. A cloud on loopback uses plain text. Invariant: only ``make`` imports more than the
+standard library, because ``./deploy/up`` installs the other packages first.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from deploy.one_machine.cloud.authority import Authority
 
 CONTROL, BROKER = "control", "broker"
-#: Kind of file -> the names under which QEMU looks for it in the folder that its configuration
-#: names.
+#: Kind of file -> QEMU's names for the file, in the folder from QEMU's configuration.
 QEMU = {
     "cert": ("server-cert.pem", "client-cert.pem"),
     "key": ("server-key.pem", "client-key.pem"),
@@ -33,7 +31,7 @@ QEMU = {
 
 
 class Files(NamedTuple):
-    """Paths of PEM files: the certificate, its key, and the certificate of the authority."""
+    """Paths of PEM files: the certificate, the key, and the certificate of the authority."""
 
     cert: str
     key: str
@@ -75,13 +73,13 @@ def of_volumes(cloud: Cloud) -> Path | None:
 
 
 def make(cloud: Cloud) -> None:
-    """Issue the certificates that are missing or expire soon. On loopback nothing happens."""
+    """Issue the certificates that are missing or expire soon. Loopback needs no certificates."""
     if not cloud.is_joined:
         return
     from deploy.one_machine.cloud import authority as authorities
 
     authority = authorities.Authority(cloud.home / "tls", f"cloud in {cloud.home}"[:60])
-    # QEMU's user reaches its own folder through this one.
+    # QEMU's user reaches the folder with the copies through this folder.
     (cloud.home / "tls").chmod(0o711)
     control = authority.issue(CONTROL, cloud.address, "127.0.0.1")
     folder = of_volumes(cloud)
@@ -94,9 +92,9 @@ def make(cloud: Cloud) -> None:
 
 
 def install_qemu_files(folder: Path, authority: Authority, host: str, address: str) -> None:
-    """Issue a certificate for a host's QEMU and copy it into the folder.
+    """Issue a certificate for a host's QEMU into the folder.
 
-    QEMU cannot use the agent's certificate, because it runs as another user and may not read its
+    QEMU cannot use the agent's certificate, because QEMU runs as another user without access to the
     key.
     """
     install_files(folder, authority.issue(f"qemu-{host}", address), QEMU, QEMU_GROUP)
@@ -108,9 +106,9 @@ def install_files(
     """Copy a certificate's files into a folder, under the names that a program expects.
 
     Args:
-        folder: The folder, which is created if it is missing.
+        folder: The folder, which is created if necessary.
         files: The certificate.
-        names: Kind of file, as in ``QEMU`` -> the names of its copies.
+        names: Kind of file, as in ``QEMU`` -> the names of the copies.
         group: A group that may read the copies.
     """
     folder.mkdir(exist_ok=True)

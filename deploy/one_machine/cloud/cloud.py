@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts of one cloud on this machine: its folders, ports, addresses, hosts and passwords.
+"""The facts of one cloud on this machine: the folders, ports, addresses, hosts and passwords.
 
-Several clouds can run side by side. Each has its own home (KILONOVA_HOME) and its own ports
-(KILONOVA_PORT_BASE). A cloud writes nothing outside its home.
-deploy/one_machine/cloud/lifecycle.py prepares, starts and stops a cloud, and
-deploy/one_machine/cloud/process_control.py signals single processes.
+Several clouds can run side by side. Each has a separate home (KILONOVA_HOME) and separate ports
+(KILONOVA_PORT_BASE). A cloud only writes into the home. deploy/one_machine/cloud/lifecycle.py
+prepares, starts and stops a cloud, and deploy/one_machine/cloud/process_control.py signals single
+processes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GATEWAY = "gateway"
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports of the services. The broker also uses the two ports after its own, on 127.0.0.1."""
+    """The ports of the services. The broker also uses the next two ports, on 127.0.0.1."""
 
     identity: int = 5000
     image: int = 9292
@@ -84,7 +84,7 @@ class Cloud:
         home: The folder of the cloud.
         ports: The ports of the services.
         hosts: Names of the hosts. Each has an agent ("agent", "agent-2" …) and, with the driver
-            libvirt, a libvirtd of its own.
+            libvirt, a separate libvirtd.
         driver: The driver of the agents, libvirt or memory.
         broker_url: An external broker, or None for a RabbitMQ of the cloud.
         database_url: An external database, or None for SQLite.
@@ -94,7 +94,7 @@ class Cloud:
         volumes: True with a volume service.
         fencing_hook: The path of the fencing hook.
         options: (section, option, value) of kilonova.conf that replace or complete the generated
-            ones.
+            options.
     """
 
     home: Path = HOME
@@ -236,11 +236,11 @@ class Cloud:
         return self.home / "log" / f"{name}.log"
 
     def secret(self, name: str) -> Path:
-        """Return the path of the file with one of ``PASSWORDS``."""
+        """Return the path of the file with a password from ``PASSWORDS``."""
         return self.home / "secrets" / name
 
     def password(self, name: str) -> str:
-        """Return one of ``PASSWORDS``."""
+        """Return a password from ``PASSWORDS``."""
         return self.secret(name).read_text().strip()
 
     @property
@@ -276,10 +276,10 @@ def numbered(name: str, number: int) -> str:
 
 
 def _read_choice(name: str, *words: str) -> str | None:
-    """Return the value of an environment variable, or None if it is not set.
+    """Return the value of an environment variable, or None.
 
     Raises:
-        Failure: The value is not one of ``words``.
+        Failure: The value is not in ``words``.
     """
     value = os.environ.get(name)
     if value not in (None, *words):
@@ -288,7 +288,7 @@ def _read_choice(name: str, *words: str) -> str | None:
 
 
 def _read_host_names() -> tuple[str, ...]:
-    """Return the names of the hosts: this machine, and more hosts on it as KILONOVA_HOSTS says.
+    """Return the names of the hosts: this machine, and more hosts, up to the number KILONOVA_HOSTS.
 
     Raises:
         Failure: KILONOVA_HOSTS is not a number from 1 to ``MOST_HOSTS``.

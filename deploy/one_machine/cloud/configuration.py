@@ -17,7 +17,7 @@ from deploy.one_machine.machine.libvirtd import uri
 
 #: The roles that have configuration files of their own.
 ROLES = (API, SCHEDULER, CONSOLE)
-#: The port on which a host with an address of its own receives live migrations.
+#: The port on which a host with a separate address receives live migrations.
 LIVE_MIGRATION_PORT = 16598
 HEAD = "# Made by deploy/up, which writes it again. Every option: deploy/samples/kilonova.conf\n"
 
@@ -25,7 +25,7 @@ HEAD = "# Made by deploy/up, which writes it again. Every option: deploy/samples
 def of_control_plane(cloud: Cloud, role: str = "") -> str:
     """Return the configuration of the control plane's processes.
 
-    Invariant: no host may know its secrets, and only conductors have the secrets for commands and
+    Invariant: no host may know the secrets, and only conductors have the secrets for commands and
     for image tickets.
 
     Args:
@@ -142,7 +142,7 @@ def _migration(cloud: Cloud, number: int) -> dict[str, object]:
 
 
 def clouds(cloud: Cloud) -> str:
-    """Return clouds.yaml for the users demo and admin. It is JSON, so no YAML quoting is needed."""
+    """Return clouds.yaml for the users demo and admin, in JSON, which needs no YAML quoting."""
 
     def entry(user: str, project: str) -> dict[str, object]:
         auth = {

@@ -2,7 +2,7 @@
 """The life of one cloud on this machine: prepare, launch, shut down, purge.
 
 Used by deploy/one_machine/{up,down,lab}.py and by the tests. Every function can be repeated.
-``shut_down`` removes from the kernel all that the cloud made there, and ``purge`` removes its home.
+``shut_down`` removes from the kernel all that the cloud made there, and ``purge`` removes the home.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from deploy.progress import Failure, private, run, wait
 def prepare(cloud: Cloud) -> None:
     """Make folders, secrets, certificates and configuration.
 
-    Existing files stay. Only the configuration is written again, because it follows from the facts
-    of the cloud.
+    Existing files stay. Only the configuration is written again, because the configuration follows
+    from the facts of the cloud.
     """
     for name in ("etc", "secrets", "data", "log", "run", "image"):
         (cloud.home / name).mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def launch(
     look again.
 
     Args:
-        programs: What to run; None for ``processes.programs``.
+        programs: The programs to run, or None for ``processes.programs``.
         broker_seconds: How long to wait for the broker.
 
     Raises:

@@ -4,8 +4,8 @@
 deploy/one_machine/lab_hosts.py uses this module. ``shut_down`` in
 deploy/one_machine/cloud/lifecycle.py uses ``sweep`` to clean up the kernel. Files that a process
 wrote survive such a power cut in the page cache of the machine. Only libvirt's /run is empty when a
-host boots. Invariant: when ``off`` returns, no process and no guest of the host runs, and none
-starts before ``on``.
+host boots. Invariant: when ``off`` returns, no process and no guest of the host runs, and no
+process starts before ``on``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from deploy.progress import run, wait
 
 
 def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
-    """Kill all processes of the host and remove its objects from the kernel.
+    """Kill the host's processes and remove the host's objects from the kernel.
 
     A host that is off stays off.
 
@@ -41,9 +41,9 @@ def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
         part.replace(marker)
 
     def is_dead() -> bool:
-        """Kill the host's processes and return True if none was left.
+        """Kill the host's processes and return True if there were no processes.
 
-        This repeats, because the supervisor may start a process before it reads the markers.
+        This repeats, because the supervisor may start a process before reading the markers.
         """
         living = _kill(_namespaces(cloud, number))
         return not living and not _is_started(cloud, names)
@@ -84,7 +84,7 @@ def on(cloud: Cloud, number: int, seconds: float = 30) -> None:
 
 
 def is_on(cloud: Cloud, number: int) -> bool:
-    """True if the host, or a part of it, runs."""
+    """True if a part of the host runs."""
     return cloud.underlay.exists(number) or _is_started(cloud, processes.of_host(cloud, number))
 
 
@@ -101,7 +101,7 @@ def sweep(cloud: Cloud, number: int) -> None:
         return
     names = Names.of(cloud.network_folder(number))
     spaces = _namespaces(cloud, number)
-    # The network agent leaves its DHCP and metadata servers running when it ends.
+    # The network agent leaves DHCP servers running.
     _kill(spaces)
     for space in spaces:
         if space.name.startswith(names.namespaces):
@@ -129,7 +129,7 @@ def _read_identity(space: Path) -> tuple[int, int] | None:
 
 
 def _namespaces(cloud: Cloud, number: int) -> list[Path]:
-    """Return the network namespaces of the host and of its routers and DHCP servers."""
+    """Return the network namespaces of the host, of routers and of DHCP servers."""
     own = cloud.underlay.namespace(number)
     return [
         *NAMESPACES.glob(f"{own}"),
@@ -138,7 +138,7 @@ def _namespaces(cloud: Cloud, number: int) -> list[Path]:
 
 
 def _is_started(cloud: Cloud, names: list[str]) -> bool:
-    """True if the supervisor runs one of these processes."""
+    """True if the supervisor runs any of these processes."""
     return find_supervisor(cloud) is not None and any(
         (pid := find_process(cloud, name)) is not None and Path(f"/proc/{pid}/ns/net").exists()
         for name in names

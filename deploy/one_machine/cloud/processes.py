@@ -41,8 +41,8 @@ def programs(cloud: Cloud) -> list[Program]:
 def make_environment(cloud: Cloud, host: str | None = None, role: str = "") -> dict[str, str]:
     """Return the environment variables of the processes of a host or of a role.
 
-    It has no proxy, because the processes call only programs of this machine. The digest changes
-    with the configuration, so that the supervisor restarts processes whose configuration changed.
+    There is no proxy, because the processes call only programs of this machine. The digest changes
+    with the configuration, so that the supervisor restarts processes with a changed configuration.
     """
     config = cloud.config(host, role)
     digest = hashlib.sha256(config.read_bytes() if config.exists() else b"").hexdigest()[:8]
@@ -220,7 +220,7 @@ def _kilonova_programs(cloud: Cloud) -> Iterator[Program]:
 
 
 def _inside_command(cloud: Cloud, number: int) -> list[str]:
-    """Return the words before a command that run it on a host with a namespace.
+    """Return the words to put before a command that runs on a host with a namespace.
 
     The command does not see the folders of other hosts. For a host without a namespace the list is
     empty.

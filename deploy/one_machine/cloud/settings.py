@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that a running cloud was started with: they may not change while it runs.
+"""The settings that a running cloud was started with: they may not change during the run.
 
-deploy/one_machine/cloud/lifecycle.py writes them when it starts a cloud, and
+deploy/one_machine/cloud/lifecycle.py writes them at the start of a cloud, and
 deploy/one_machine/preflight.py compares them. Facts that no variable sets may change, and the
 processes that they change are restarted. Invariant: no secret is printed, because URLs may contain
 passwords.
@@ -44,7 +44,7 @@ def remember(cloud: Cloud) -> None:
 def find_changes(cloud: Cloud) -> list[str]:
     """Return the variables that changed since the cloud was started.
 
-    Each comes with its former value if that may be printed. The list is empty if the cloud does not
+    Each comes with the former value if that may be printed. The list is empty if the cloud does not
     run.
     """
     path = cloud.run / FILE

@@ -3,7 +3,7 @@
 
 deploy/one_machine/preflight.py uses this module, and so do the tests, which skip without them. Each
 ability is tried once per process, in namespaces that end with the command. A program that is not
-installed yet is not tried. Its later use then fails.
+installed yet is not tried. The later use then fails.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Lack(NamedTuple):
 
 
 def lack_of(*abilities: Ability) -> Lack | None:
-    """Return the first of these abilities that the machine lacks, or None if it has all."""
+    """Return the first of these abilities that the machine lacks, or None."""
     return next(filter(None, map(_find_lack, abilities)), None)
 
 

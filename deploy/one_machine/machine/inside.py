@@ -4,14 +4,13 @@
 ``python deploy/one_machine/machine/inside.py NETWORK HOST BOOT_ID [HIDDEN …] -- COMMAND …``
 
 deploy/one_machine/cloud/processes.py starts agents and libvirtds with this program. The process
-gets the host's network and mounts of its own. Then it becomes COMMAND, with the same process id.
-Invariant: its mounts are invisible to other processes.
+enters the host's network and makes private mounts. Then the process becomes COMMAND, with the same
+process id. Invariant: the mounts are invisible to other processes.
 
 * NETWORK is the file of the host's network namespace.
 * HOST is the host name of the process.
-* BOOT_ID is a file that replaces /proc/sys/kernel/random/boot_id. Such a host boots and loses its
-  power while the machine, whose kernel it shares, runs on. Programs that ask the kernel must notice
-  this.
+* BOOT_ID is a file that replaces /proc/sys/kernel/random/boot_id. A host boots and loses power
+while the kernel, which all hosts share, runs on. Programs that read the boot id must notice this.
 * HIDDEN are folders of other hosts. The process sees empty folders in their place.
 """
 
@@ -29,7 +28,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def become(network: Path, host: str, boot_id: Path, hidden: list[str]) -> None:
-    """Enter the host's network, and get mounts and a host name of its own.
+    """Enter the host's network, and get private mounts and a host name.
 
     Args:
         network: The file of the host's network namespace.
@@ -48,7 +47,7 @@ def become(network: Path, host: str, boot_id: Path, hidden: list[str]) -> None:
     socket.sethostname(host)
     # Unmounts outside also happen here. Otherwise this process would keep removed namespaces alive.
     subprocess.run(["mount", "--make-rslave", "/"], check=True)
-    # systemd-nspawn mounts a deleted file there, and nothing can be mounted over it.
+    # systemd-nspawn mounts a deleted file there, and no file can be mounted over that.
     subprocess.run(["umount", BOOT_ID], check=False, stderr=subprocess.DEVNULL)
     for arguments in (
         ["--bind", str(boot_id), BOOT_ID],

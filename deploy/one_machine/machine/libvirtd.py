@@ -2,16 +2,16 @@
 """A libvirtd of our own, apart from any other on the machine.
 
 deploy/up, the lab and the tests use this module. ``start(state_dir)`` returns the URI to connect
-to, and ``stop`` ends libvirtd and its guests.
+to, and ``stop`` ends libvirtd and the guests.
 
-libvirtd's folders are fixed at compile time, so it runs in a mount namespace in which they are
-folders of ``state_dir``. It also has a PID namespace, whose first process reaps children (libvirt
-waits for QEMU to vanish) and restarts daemons that die. Guests run as Debian's user for QEMU, and
-libvirt gives them their files.
+libvirtd's folders are fixed at compile time, so libvirtd runs in a mount namespace in which they
+are folders of ``state_dir``. The first process of a PID namespace reaps children (libvirt waits for
+QEMU to vanish) and restarts daemons that die. Guests run as Debian's user for QEMU, and libvirt
+gives them their files.
 
-``serve`` can also make it another host of this machine, with a network namespace for its guests'
-devices, a host name, and an address for live migrations. libvirtd itself only listens on its
-socket. ``state_dir`` must be short, because it contains sockets.
+``serve`` can also make another host of this machine, with a network namespace for the guests'
+devices, a host name, and an address for live migrations. libvirtd itself only listens on a socket
+file. ``state_dir`` must be short, because the sockets are there.
 
 Invariant: nothing outside ``state_dir`` is written, no process survives ``stop``, no guest runs as
 root, and no libvirtd is reachable from other machines.
@@ -56,7 +56,7 @@ CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = (
     0x40000000,
 )
 PR_SET_PDEATHSIG = 1
-#: Stands for the present network namespace, whose devices /sys already shows.
+#: Stands for the present network namespace. /sys already shows the devices there.
 HERE = Path("/proc/self/ns/net")
 #: The user of guests, from Debian's package libvirt-daemon-system.
 QEMU_USER, QEMU_GROUP = "libvirt-qemu", "kvm"
@@ -81,7 +81,7 @@ def start(
     address: str = "",
     certificates: str = "",
 ) -> str:
-    """Start libvirtd unless it runs, wait until it accepts connections, and return its URI.
+    """Start libvirtd unless it runs, wait until connections are accepted, and return the URI.
 
     Args:
         state_dir: The folder of this libvirtd.
@@ -138,16 +138,16 @@ def _serve_in_background(
 
 
 def stop(state_dir: str | Path, seconds: float = 30) -> None:
-    """End libvirtd and its guests, with SIGKILL after this many seconds.
+    """End libvirtd and the guests, with SIGKILL after this many seconds.
 
-    If libvirtd does not run, nothing happens.
+    A stopped libvirtd is no error.
 
     Raises:
         Failed: libvirtd still runs 5 seconds later.
     """
     folder = Path(state_dir).resolve()
     deadline, pid = time.monotonic() + seconds, 0
-    # The process releases the lock a moment before it ends.
+    # The process releases the lock a moment before the end.
     while is_running(folder) or _is_serving(pid):
         left = deadline - time.monotonic()
         if left < -5:
@@ -159,7 +159,7 @@ def stop(state_dir: str | Path, seconds: float = 30) -> None:
 
 
 def is_running(state_dir: str | Path) -> bool:
-    """True if a process serves this folder. It holds the lock as long as it lives."""
+    """True if a process serves this folder. Such a process holds the lock."""
     try:
         with (Path(state_dir) / "lock").open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,9 +173,9 @@ def is_running(state_dir: str | Path) -> bool:
 def serve(
     state_dir: Path, host: tuple[Path, str] | None = None, address: str = "", certificates: str = ""
 ) -> int:
-    """Run libvirtd in the foreground and return the status of its first process.
+    """Run libvirtd in the foreground and return the status of the first process.
 
-    SIGTERM ends libvirtd with its guests.
+    SIGTERM ends libvirtd and the guests.
 
     Args:
         state_dir: The folder of this libvirtd.
@@ -217,7 +217,8 @@ def configure(state_dir: Path, address: str = "", certificates: str = "") -> Non
     """
     for own_folder in FOLDERS.values():
         (state_dir / own_folder).mkdir(parents=True, exist_ok=True)
-        # Guests use files and sockets below this folder. They need not list those of other guests.
+        # Guests use files and sockets below this folder. They need not list the files of other
+        # guests.
         (state_dir / own_folder).chmod(0o711)
     files: dict[str, dict[str, object]] = {
         "libvirtd.conf": {
@@ -306,7 +307,8 @@ def _can_open(about: os.stat_result, group: int) -> bool:
 def _spawn(daemon: str) -> int:
     path = shutil.which(daemon, path=_path())
     assert path is not None, "start() has looked for it"
-    # Without the option the pid file would be in /run itself, where another libvirtd may hold it.
+    # Without the option the pid file would be in /run itself, where another libvirtd may use the
+    # file.
     command = [path, "--pid-file", f"/run/libvirt/{daemon}.pid"]
     return os.posix_spawn(path, command, os.environ, setsid=True, setsigmask=[])
 
@@ -336,7 +338,7 @@ def _enter_host(network: Path, name: str) -> None:
 
 
 def _is_serving(pid: int) -> bool:
-    """True if the process with this id is a libvirtd, and not another one with a recycled id."""
+    """True if the process with this id is a libvirtd. Ids are recycled."""
     try:
         return b"libvirtd" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

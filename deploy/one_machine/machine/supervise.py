@@ -5,10 +5,10 @@
 
 FOLDER/processes.json lists the programs in the order of their start. FOLDER/NAME.pid has the
 process id. While FOLDER/NAME.down exists, the program is kept stopped. If this file contains the
-word "kill", it is stopped with SIGKILL, like a power cut.
+word "kill", the stop is a SIGKILL, like a power cut.
 
 A process that died is started again, first at once and then after pauses of up to 10 s. The rest of
-its process group is killed before, so that its port is free. TERM stops all programs in reverse
+the process group is killed before, so that the port is free. TERM stops all programs in reverse
 order. HUP reads the list again. All processes end with the supervisor.
 """
 
@@ -42,11 +42,11 @@ class Program:
     Attributes:
         name: The name, unique in a folder.
         command: The command line.
-        log: The path of the file for its output.
+        log: The path of the file for the output.
         cwd: The working directory.
         env: The whole environment.
         user: The user, or None for the supervisor's.
-        grace: Seconds between SIGTERM and SIGKILL when it is stopped.
+        grace: Seconds between SIGTERM and SIGKILL at a stop.
     """
 
     name: str
@@ -73,7 +73,7 @@ def read(folder: Path) -> list[Program]:
 
 
 class Supervised:
-    """A program and, while it runs, its process."""
+    """A program and its process, if there is one."""
 
     def __init__(self, program: Program, folder: Path) -> None:
         self.program = program
@@ -100,7 +100,7 @@ class Supervised:
             self._start(moment)
 
     def stop(self) -> None:
-        """Stop the program: SIGTERM, and after the grace SIGKILL to its process group."""
+        """Stop the program: SIGTERM, and after the grace SIGKILL to the process group."""
         self.ask()
         self.end()
 
@@ -110,7 +110,7 @@ class Supervised:
             self._process.terminate()
 
     def end(self) -> None:
-        """Wait for the end of the process, kill its process group, and remove the pid file."""
+        """Wait for the end of the process, kill the process group, and remove the pid file."""
         if self._process is None:
             return
         try:
@@ -178,7 +178,7 @@ class Supervised:
 
 
 def _prepare_child() -> None:
-    """Let the child end with the supervisor, and unblock its signals."""
+    """Let the child end with the supervisor, and unblock signals."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
@@ -211,7 +211,7 @@ def supervise(folder: Path) -> None:
 
 
 def _process_kind(process: Supervised) -> str:
-    """Return the name without its number.
+    """Return the name without the number.
 
     Processes of one kind, for example all agents, stop in parallel.
     """
@@ -221,7 +221,7 @@ def _process_kind(process: Supervised) -> str:
 def _reload(processes: list[Supervised], folder: Path) -> list[Supervised]:
     """Read the list again, stop programs that are gone or changed, and return the new list.
 
-    Unchanged programs run on. New ones start with the next ``look``.
+    Unchanged programs run on. New programs start with the next ``look``.
     """
     programs = read(folder)
     for process in reversed(processes):
@@ -232,7 +232,7 @@ def _reload(processes: list[Supervised], folder: Path) -> list[Supervised]:
 
 
 def main() -> int:
-    """Supervise the folder if no other supervisor holds its lock."""
+    """Supervise the folder if no other supervisor holds the lock."""
     os.umask(UMASK)
     # Signals are blocked before the lock shows other processes that they may send some.
     signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network below the networks of one cloud: its own addresses, and a bridge between its hosts.
+"""The network below the networks of one cloud: private addresses, and a bridge between the hosts.
 
 deploy/one_machine/cloud/cloud.py and deploy/one_machine/lab_hosts.py use this module. In a lab
-(``apart``) every host has a network namespace of its own. In other clouds the first host uses the
-machine's namespace. A namespace is made when its host boots, with a new boot id. A bridge joins the
-namespaces and the machine.
+(``apart``) every host has a network namespace. In other clouds the first host uses the
+machine's namespace. A namespace is made at the boot of the host, with a new boot id. A bridge joins
+the namespaces and the machine.
 
-Device names contain a hash of the cloud's home, and addresses follow from its first port, so
+Device names contain a hash of the cloud's home, and addresses follow from the first port, so
 several clouds do not conflict. ``make`` adds the missing objects and ``remove`` removes all, also
 after a crash. Invariant: only the cloud's own hosts and the machine reach these addresses.
 """
@@ -27,11 +27,11 @@ from deploy.progress import run
 NAMESPACES, DEVICES = Path("/run/netns"), Path("/sys/class/net")
 #: The blocks for tunnels and for external networks. Each has 8192 parts, one for each cloud.
 TUNNELS, EXTERNAL = IPv4Network("198.18.0.0/15"), IPv4Network("172.24.0.0/13")
-#: One part belongs to this many ports in a row. Clouds whose ports differ never share a part.
+#: One part belongs to this many ports in a row. Clouds with different ports never share a part.
 PORTS, PARTS = 8, 8192
 #: Number of VXLAN identifiers that belong to one cloud: all identifiers, in as many parts.
 IDENTIFIERS = (1 << 24) // PARTS
-#: Both devices belong to the cloud. Packets to its addresses from other devices come from a guest
+#: Both devices belong to the cloud. Packets to these addresses from other devices come from a guest
 #: or from another machine.
 GUARD = """
 table inet {table}
@@ -91,7 +91,7 @@ class Underlay:
         return self._network[number + self.apart]
 
     def namespace(self, number: int) -> str | None:
-        """Return the network namespace of a host, or None if it uses the machine's."""
+        """Return the network namespace of a host, or None if the host uses the machine's."""
         return f"{self.bridge}-{number}" if number + self.apart > 1 else None
 
     def cable(self, number: int) -> str:
@@ -99,7 +99,7 @@ class Underlay:
         return f"klv{self.tag}-{number}"
 
     def boot_id(self, number: int) -> Path:
-        """Return the file with the host's boot id, which changes whenever its namespace is made."""
+        """Return the file with the host's boot id, which changes with each new namespace."""
         return self.home / "run" / f"boot-{number}"
 
     def make(self, hosts: int) -> None:
@@ -120,7 +120,7 @@ class Underlay:
             self.join(number)
 
     def join(self, number: int) -> None:
-        """Boot a host unless it runs: make its namespace and join it to the bridge."""
+        """Boot a stopped host: make the namespace and join the host to the bridge."""
         name, outside = f"{self.bridge}-{number}", self.cable(number)
         if not self.exists(number):
             if (NAMESPACES / name).exists():
@@ -160,7 +160,7 @@ class Underlay:
             _ip("-netns", name, "link", "set", device, "up")
 
     def exists(self, number: int) -> bool:
-        """True if the host's namespace exists. A file under its name is not enough."""
+        """True if the host's namespace exists. A file under the name is not enough."""
         return _succeeds("ip", "-netns", f"{self.bridge}-{number}", "link", "show", "lo")
 
     def plug(self, number: int, is_in: bool) -> None:
@@ -173,10 +173,10 @@ class Underlay:
         return flags.exists() and bool(int(flags.read_text(), 16) & IFF_UP)
 
     def remove_host(self, number: int) -> None:
-        """Remove a host's namespace with its content, if there is one."""
+        """Remove a host's namespace with the content, if there is a namespace."""
         if (NAMESPACES / f"{self.bridge}-{number}").exists():
             _ip("netns", "delete", f"{self.bridge}-{number}")
-        # The pair may disappear with its namespace at this moment.
+        # The pair may disappear with the namespace at this moment.
         _succeeds("ip", "link", "delete", self.cable(number))
 
     def remove(self) -> None:
@@ -216,7 +216,7 @@ def _succeeds(*command: str) -> bool:
 
 
 def find_error(command: Sequence[str]) -> str:
-    """Return the error of a command, or "" if it succeeds or its program is not installed."""
+    """Return the error of a command, or "" after success or if the program is not installed."""
     path = shutil.which(command[0], path="/usr/sbin:/usr/bin:/sbin:/bin")
     if path is None:
         return ""

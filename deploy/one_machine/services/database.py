@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A SQLite file with its engine, its tables and its two kinds of transaction.
+"""A SQLite file with engine, tables and two kinds of transaction.
 
 Each embedded service opens one `Database` per process, after gunicorn has forked. Invariant: every
-writing transaction begins IMMEDIATE, because a deferred one fails when it meets another writer. A
+writing transaction begins IMMEDIATE, because a deferred one fails beside another writer. A
 write that was answered is on the disk (synchronous=FULL). Only the owner can read the file, because
-it contains password hashes.
+of the password hashes.
 """
 
 import os
@@ -55,12 +55,12 @@ class Database:
             yield connection
 
     def rows(self, query: Executable) -> Sequence[DbRow]:
-        """Run a query and return all its rows."""
+        """Run a query and return all rows."""
         with self.read() as connection:
             return connection.execute(query).all()
 
     def first(self, query: Executable) -> DbRow | None:
-        """Run a query and return its first row, or None."""
+        """Run a query and return the first row, or None."""
         with self.read() as connection:
             return connection.execute(query).first()
 

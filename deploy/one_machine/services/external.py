@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of an embedded service to the image and the compute service, as its own user."""
+"""Requests of embedded services to the image and the compute service, as user kilonova."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ from keystoneauth1.session import Session
 from deploy.one_machine.services.database import DbValues
 
 LOG = logging.getLogger("standalone")
-#: Statuses with which the compute service refuses events that it may accept later.
+#: Statuses with which the compute service refuses events now but may accept them later.
 RETRIED = (403, 423, 425)
 
 
@@ -41,7 +41,7 @@ class ExternalService:
         self._session, self._fixed = session, url
 
     def url(self) -> str:
-        """Return the URL, or "" if the catalogue has none.
+        """Return the URL, or "" if the catalogue has no URL.
 
         Raises:
             ClientException: The identity service does not answer.

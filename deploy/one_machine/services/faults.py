@@ -19,7 +19,7 @@ class Fault(falcon.HTTPError):
 
 
 class FaultTable:
-    """Creates the errors of a service from its table."""
+    """Creates the errors of a service from a table."""
 
     def __init__(self, faults: Mapping[int, Mapping[str, str]]) -> None:
         self._faults = {

@@ -2,8 +2,9 @@
 """The authentication of an embedded service, with keystonemiddleware.
 
 The middleware validates tokens at the identity service as the user kilonova, and
-`HeaderAuthentication` makes a caller of its result. The password comes from a file or from
-KILONOVA_SERVICE_PASSWORD. It is never an argument, which every user of the machine can read.
+`HeaderAuthentication` makes a caller of the result. The password comes from a file or from
+KILONOVA_SERVICE_PASSWORD. The password is never an argument, which every user of the machine can
+read.
 """
 
 import argparse
@@ -69,7 +70,7 @@ def add_authentication(app: App, identity: Body, is_open: Callable[[str], bool])
         identity: Options from `identity_of`.
         is_open: True for a path that needs no token, for example that of the versions.
     """
-    # The middleware warns of every option that belongs to its authentication plugin.
+    # The middleware warns of every option that belongs to the authentication plugin.
     logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)
     options = ConfigOpts()
     options([], project="kilonova", default_config_files=[], default_config_dirs=[])
@@ -120,7 +121,8 @@ class Caller:
 class HeaderAuthentication:
     """Falcon middleware that refuses requests without a valid token, except for open paths.
 
-    It trusts the headers of keystonemiddleware and stores the caller in `req.context.caller`.
+    This class trusts the headers of keystonemiddleware and stores the caller in
+    `req.context.caller`.
     """
 
     def __init__(self, is_open: Callable[[str], bool], caller_class: type[Caller]) -> None:

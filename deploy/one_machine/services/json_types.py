@@ -3,7 +3,7 @@
 
 from typing import Any
 
-#: Any value. Its schema defines the possible ones.
+#: Any value. The schema defines the possible values.
 JsonValue = Any
-#: An object. Its schema defines the keys.
+#: An object. The schema defines the keys.
 Body = dict[str, Any]

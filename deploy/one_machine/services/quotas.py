@@ -11,7 +11,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 
 class SetLimits:
-    """The table of limits, and its queries."""
+    """The table of limits, and the queries."""
 
     def __init__(self, metadata: MetaData) -> None:
         self.table = Table(

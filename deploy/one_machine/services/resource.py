@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resources of the APIs with list, create, show, change and delete, each in one transaction.
 
-A subclass of `Resource` defines its table, permissions and body schemas, and how rows are created,
+A subclass of `Resource` defines table, permissions and body schemas, and how rows are created,
 changed, removed and shown. A resource never begins a transaction. The response to a write is read
-after its commit.
+after the commit.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class Transaction:
         self.execute(delete(table).where(table.c.id == key))
 
     def execute(self, statement: Executable) -> CursorResult[Any]:
-        """Execute a statement and return its result."""
+        """Execute a statement and return the result."""
         return self.connection.execute(statement)
 
     def rows(self, statement: Executable) -> Sequence[DbRow]:
@@ -87,7 +87,7 @@ def moment() -> str:
 
 
 class Handler(Generic[Service]):
-    """A falcon resource that holds its service."""
+    """A falcon resource of a service."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -184,7 +184,7 @@ class Resource:
         raise NotImplementedError
 
     def create(self, change: AnyChange, caller: AnyCaller, body: Body) -> str:
-        """Create an object and return its id."""
+        """Create an object and return the id."""
         raise NotImplementedError
 
     def update(self, change: AnyChange, caller: AnyCaller, row: DbRow, body: Body) -> None:
@@ -199,7 +199,7 @@ class Resource:
         """Return the row with this id.
 
         Raises:
-            HTTPNotFound: There is no such row, or the caller may not see it.
+            HTTPNotFound: There is no such row, or the row is invisible to the caller.
         """
         row = connection.execute(
             self.select().where(self.table.c.id == key, self.visible(caller))
@@ -253,7 +253,7 @@ class Collection:
             ).all()
         by_id = {row.id: self._resource.show(req, row._mapping) for row in rows}
         for key in keys:
-            # It may be deleted since the commit.
+            # The row may be deleted since the commit.
             if key not in by_id:
                 raise self._resource.not_found(key)
         return [by_id[key] for key in keys]

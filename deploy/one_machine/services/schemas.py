@@ -3,8 +3,8 @@
 
 Only this module brings bodies to their canonical form and validates them.
 
-A schema may contain two keys beside those of JSON Schema. A `format` of FORMATS converts a value to
-its canonical form before the validation: "TRUE" becomes true, an address gets its shortest
+A schema may contain two keys beside the keys of JSON Schema. A `format` of FORMATS converts a value
+to its canonical form before the validation: "TRUE" becomes true, an address becomes the shortest
 spelling. `null_is` replaces null. An invalid body raises a 400 that names the field and never
 repeats the value, which may be a secret. Handlers only get values of the right type.
 """
@@ -60,7 +60,7 @@ FORMATS: Mapping[str, Callable[[JsonValue], JsonValue]] = {
     "ip-address": _canonical_text(ipaddress.ip_address),
     # Host bits are dropped.
     "cidr": _canonical_text(lambda value: ipaddress.ip_network(value, strict=False)),
-    # A network, or a host's address with the length of its network. Host bits stay.
+    # A network, or a host's address with the length of the network. Host bits stay.
     "prefix": _canonical_text(ipaddress.ip_interface),
     "mac-address": _mac,
 }
@@ -126,7 +126,7 @@ class BodySchema:
 
         Args:
             value: The body.
-            where: Its name in the error, for example "server".
+            where: The name in the error, for example "server".
 
         Raises:
             HTTPBadRequest: The body does not match the schema.

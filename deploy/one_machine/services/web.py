@@ -76,7 +76,7 @@ def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPEr
 def answer_unexpected(
     req: falcon.Request, resp: falcon.Response, error: Exception, params: object
 ) -> None:
-    """Log a bug with its traceback, and answer with the id of its log line only."""
+    """Log a bug with its traceback, and answer only with the id of the log line."""
     LOG.error("%s failed", req.context.id, exc_info=error)
     raise falcon.HTTPInternalServerError(
         description=f"Unexpected error; the log of {req.context.id} says more."
@@ -239,7 +239,7 @@ def serve(
             "worker_class": worker(limits),
             "sendfile": False,
             "backlog": 2048,
-            # `server list` looks up its images by id in one line.
+            # `server list` looks up the images by id in one line.
             "limit_request_line": 8190,
             "graceful_timeout": 30,
             "control_socket_disable": True,

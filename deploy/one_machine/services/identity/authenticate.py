@@ -54,7 +54,7 @@ AUTH = BodySchema(
 def unauthorized(
     message: str = "The request you have made requires authentication.",
 ) -> falcon.HTTPUnauthorized:
-    """Return the 401 for a failed proof. It does not say which part failed."""
+    """Return the 401 for a failed proof. The text does not show which part failed."""
     return falcon.HTTPUnauthorized(description=message, challenges=["Keystone"])
 
 

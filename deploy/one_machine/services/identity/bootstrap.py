@@ -44,7 +44,7 @@ def bootstrap(
         database: The service's database.
         user_passwords: Passwords of the users "admin" and "kilonova".
         endpoints: Service type -> the URL of its public, internal and admin endpoint.
-        without: Service types whose endpoints are removed from the catalogue.
+        without: Service types without endpoints, which are removed.
     """
     users = select(schema.users).where(schema.users.c.domain_id == schema.DEFAULT_DOMAIN)
     stored = {row.name: row.password_hash for row in database.rows(users)}

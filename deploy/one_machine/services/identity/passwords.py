@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hashes of passwords, with Argon2id for a small machine.
 
-9 MiB and 4 passes are one of OWASP's recommended settings with little memory, about 25 ms on a
-core. `matches` takes as long for a user who does not exist (hash None) as for a wrong password, so
+9 MiB and 4 passes are among OWASP's recommended settings with little memory, about 25 ms on a
+core. `matches` takes as long for a missing user (hash None) as for a wrong password, so
 that the response time does not show which users exist.
 """
 

@@ -134,7 +134,7 @@ tokens = _table(
     Column("expires_at", String, nullable=False, index=True),
 )
 
-#: The tokens whose scope is the whole cloud.
+#: The tokens with the whole cloud as their scope.
 system_tokens = _table(
     "system_tokens",
     Column("digest", ForeignKey("tokens.digest", ondelete="CASCADE"), primary_key=True),

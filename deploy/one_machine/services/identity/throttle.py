@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The throttle of wrong passwords: leaky buckets that failures fill. A full bucket refuses.
 
-There is a bucket for each pair of address and user, and one for each address. A user who does not
-exist has a bucket too, and a failed proof takes as long, so neither shows which users exist.
-Clients at one address cannot lock a user out at another. The throttle is thread-safe.
+There is a bucket for each pair of address and user, and one for each address. A missing user has a
+bucket too, and a failed proof takes as long, so neither shows which users exist. Clients at one
+address cannot lock a user out at another. The throttle is thread-safe.
 """
 
 import threading

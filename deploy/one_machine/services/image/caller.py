@@ -36,7 +36,7 @@ class ImageCaller(Caller):
         )
 
     def require_writer(self) -> None:
-        """Refuse a caller who may only read.
+        """Refuse a caller without write access.
 
         Raises:
             HTTPForbidden: The caller lacks a project or a role that may write.
@@ -47,7 +47,7 @@ class ImageCaller(Caller):
             )
 
     def require_owner(self, image: DbRow) -> None:
-        """Refuse a caller who may not change the image.
+        """Refuse a caller without the right to change the image.
 
         Raises:
             HTTPForbidden: The caller is neither an admin nor a writer in the image's project.
@@ -57,7 +57,7 @@ class ImageCaller(Caller):
             raise falcon.HTTPForbidden(description="Only its owner may change this image.")
 
     def require_admin(self, what: str) -> None:
-        """Refuse a caller who is not an admin.
+        """Refuse callers that are not admins.
 
         Args:
             what: The operation, for the message.

@@ -24,7 +24,7 @@ from deploy.one_machine.services.web import App, application
 
 
 def build(service: VolumeService) -> App:
-    """Return the app without keystonemiddleware. It trusts the headers that the middleware sets."""
+    """Return the app without keystonemiddleware. The app trusts the headers of the middleware."""
     app = application([HeaderAuthentication(is_open, VolumeCaller), Microversions()])
     app.set_error_serializer(write_error)
     app.add_route("/", VolumeVersions())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v3/attachments: the attachments of volumes, from microversion 3.27 on.
 
-An attachment is reserved for a server. It gets a connection when the server's host sends its
-connector (attaching), and is completed from 3.44 on (attached). The connection ends with the
-attachment. A volume has one attachment, or several if it is multiattach or if its server moves.
+An attachment is reserved for a server. The attachment gets a connection when the server's host
+sends its connector (attaching), and is completed from 3.44 on (attached). The connection ends with
+the attachment. A volume has one attachment, or several if it is multiattach or if its server moves.
 Each change of status is one transaction with the change of the volume.
 """
 
@@ -121,7 +121,7 @@ class VolumeAttachments:
             answer(resp, {"attachment": detail(_find(connection, req.context.caller, key))})
 
     def _connect(self, caller: VolumeCaller, key: str, connector: Body) -> None:
-        """Wait until no job copies the volume, then give the attachment its connection.
+        """Wait until no job copies the volume, then give the attachment a connection.
 
         Raises:
             Fault: 404, the attachment is unknown. 409, the volume is copied for too long. 503, the
@@ -152,7 +152,7 @@ class VolumeAttachments:
 
 
 def delete(service: VolumeService, key: str, volume_id: str) -> None:
-    """Delete an attachment and end its connection."""
+    """Delete an attachment and end the connection."""
     with service.exports.lock:
         service.exports.end(key)
         with service.change() as change:
@@ -178,7 +178,7 @@ def find_volume(connection: Connection, caller: VolumeCaller, key: str) -> DbRow
     """Return a volume that the caller may see.
 
     Raises:
-        Fault: 404, there is no such volume, or the caller may not see it.
+        Fault: 404, there is no such volume, or the volume is invisible to the caller.
     """
     row = connection.execute(
         select(volumes).where(volumes.c.id == key, caller.sees(volumes))
@@ -198,7 +198,7 @@ def _find(connection: Connection, caller: VolumeCaller, key: str) -> DbRow:
 
 
 def _reserve(change: VolumeChange, volume: DbRow, instance: str | None, mode: str | None) -> str:
-    """Create an attachment and return its id.
+    """Create an attachment and return the id.
 
     Raises:
         Fault: 400, the volume's status or another attachment does not allow this.
@@ -215,7 +215,7 @@ def _reserve(change: VolumeChange, volume: DbRow, instance: str | None, mode: st
         raise fault("InvalidVolume", why=why)
     expected = ("available", "in-use") if volume.multiattach else ("available",)
     if not change.set(volumes, volume.id, {"status": "reserved"}, volumes.c.status.in_(expected)):
-        # While a server moves, it has the volume on two hosts.
+        # A moving server has the volume on two hosts.
         own_query = select(attachments.c.id).where(
             attachments.c.volume_id == volume.id, attachments.c.instance == instance
         )

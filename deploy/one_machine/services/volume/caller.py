@@ -26,7 +26,7 @@ class VolumeCaller(Caller):
         return true() if self.is_admin else table.c.project_id == self.project_id
 
     def require_member(self, action: str) -> None:
-        """Refuse a caller who may only read.
+        """Refuse a caller without write access.
 
         Raises:
             Fault: 403, with ``action`` in the message.
@@ -35,7 +35,7 @@ class VolumeCaller(Caller):
             raise fault("Forbidden", action=action)
 
     def require_admin(self, action: str) -> None:
-        """Refuse a caller who is not an admin.
+        """Refuse callers that are not admins.
 
         Raises:
             Fault: 403, with ``action`` in the message.

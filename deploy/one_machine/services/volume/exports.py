@@ -2,7 +2,7 @@
 """Exports of volumes to other hosts: a qemu-nbd process for each connection.
 
 The processes survive the service, which finds them by their pid files in one folder. A thread
-compares the processes with the rows, so a dead one is restarted on the same port. With
+compares the processes with the rows, so a dead process is restarted on the same port. With
 certificates, only hosts with a certificate of the same authority can connect.
 """
 
@@ -89,7 +89,7 @@ class Exports:
             return result.returncode == 0
 
     def end(self, key: str) -> None:
-        """End the process of an attachment, with its connections."""
+        """End the process of an attachment, with all connections."""
         with self.lock:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 pid = self._pid(key)
@@ -102,10 +102,10 @@ class Exports:
             self._file(key).unlink(missing_ok=True)
 
     def settle(self, expected: Mapping[str, Export]) -> None:
-        """End the processes without an export, and start missing ones.
+        """End the processes without an export, and start missing processes.
 
         Args:
-            wanted: Id of the attachment -> its export.
+            wanted: Id of the attachment -> the export.
         """
         with self.lock:
             for key in self.known():
@@ -117,7 +117,7 @@ class Exports:
                     self.start(export)
 
     def known(self) -> list[str]:
-        """Return the ids of the attachments whose process was started."""
+        """Return the ids of the attachments with a started process."""
         return [path.stem for path in self.folder.glob("*.pid")]
 
     def _file(self, key: str) -> Path:

@@ -29,7 +29,7 @@ class VolumeFiles:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # QEMU's user reaches its own files through both folders.
+        # QEMU's user reaches the files through both folders.
         for one in (folder.parent, folder):
             one.chmod(0o711)
         self.folder = folder.resolve()
@@ -70,7 +70,7 @@ class VolumeFiles:
         self.finish(part, path, gigabytes * GIGABYTE)
 
     def finish(self, part: Path, path: Path, size: int) -> None:
-        """Set the size of a file, sync the file and rename it to its final name."""
+        """Set the size of a file, sync the file and rename the file to the final name."""
         with part.open("r+b") as file:
             os.ftruncate(file.fileno(), size)
             os.fsync(file.fileno())

@@ -52,7 +52,7 @@ class JobKind:
 
     Attributes:
         table: The table of the target, or None.
-        work: Changes files, or calls another service. Its last argument raises when the work should
+        work: Changes files, or calls another service. The last argument raises when the work should
             stop.
         done: Updates the rows after success.
         failed: Updates the rows after a failure.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of images with qemu-img, which only this module runs.
 
-An image may be hostile. Its bytes must have the format that the image service names. Images that
+An image may be hostile. The bytes must have the format that the image service names. Images that
 refer to other files, or are too large, are refused before qemu-img reads them. qemu-img always gets
-the format, and runs with limits on memory and CPU time, in an environment of its own.
+the format, and runs with limits on memory and CPU time, in a clean environment.
 """
 
 import os
@@ -35,7 +35,7 @@ def inspect(path: Path, disk_format: str, limit: int) -> None:
 
     Args:
         path: The image.
-        disk_format: Its format at the image service.
+        disk_format: The format at the image service.
         limit: The largest permitted size of the unpacked image in bytes.
 
     Raises:

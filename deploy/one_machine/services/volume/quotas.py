@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v3/os-quota-sets and /v3/limits: the limits of projects.
 
-Usage is counted in the transaction that adds an object, so it is always correct. There is a limit
-for each project, and one for each type (`volumes_NAME`). -1 means unlimited. Snapshots also count
-as gigabytes.
+Usage is counted in the transaction that adds an object, so the result is always correct. There is a
+limit for each project, and one for each type (`volumes_NAME`). -1 means unlimited. Snapshots also
+count as gigabytes.
 """
 
 import falcon

@@ -96,7 +96,7 @@ attachments = Table(
 
 quotas = SetLimits(METADATA)
 
-#: Jobs in the order of their commits. A job is deleted with its target.
+#: Jobs in the order of their commits. A job is deleted with the target.
 jobs = Table(
     "jobs",
     METADATA,

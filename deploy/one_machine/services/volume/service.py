@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The service object of the resources, and writing transactions.
 
-A `VolumeChange` may add jobs. A job is committed together with its reason, and the worker is woken
+A `VolumeChange` may add jobs. A job is committed together with the reason, and the worker is woken
 after the commit.
 """
 
@@ -233,7 +233,7 @@ class VolumeChange(Transaction):
     has_jobs: bool = False
 
     def add(self, table: Table, values: DbValues) -> str:
-        """Insert a row and return its id."""
+        """Insert a row and return the id."""
         key = str(values.get("id") or uuid.uuid4())
         self.connection.execute(
             insert(table).values({"created_at": moment()} | dict(values) | {"id": key})

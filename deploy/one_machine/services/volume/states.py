@@ -28,7 +28,7 @@ def update_status(change: VolumeChange, volume_id: str, *rules: ColumnElement[bo
     Args:
         change: The transaction.
         volume_id: The volume.
-        rules: Conditions on the volume. By default its status must be one of ``USES``.
+        rules: Conditions on the volume. By default the status must be in ``USES``.
     """
     conditions = rules or (volumes.c.status.in_(USES),)
     status = {"status": derive_status(change, volume_id), "previous_status": None}

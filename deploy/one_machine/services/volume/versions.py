@@ -3,7 +3,7 @@
 
 A request has the header `OpenStack-API-Version: volume 3.44`, or the version is 3.0. Handlers call
 `since(req, 44)`. `require` refuses operations of later versions with 404. Clients older than 3.67
-put the project's id behind /v3. It is removed from the path before the routing.
+put the project's id behind /v3. The id is removed from the path before the routing.
 """
 
 import re
@@ -23,7 +23,7 @@ UPDATED = "2023-08-31T00:00:00Z"
 class Microversions:
     """Falcon middleware that stores the requested minor version in `req.context.minor`.
 
-    It must run after the authentication.
+    The authentication must come first.
     """
 
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -43,7 +43,7 @@ class Microversions:
     def process_resource(
         self, req: falcon.Request, resp: falcon.Response, resource: object, params: object
     ) -> None:
-        """Refuse a request whose version is older than the `minor` of its resource."""
+        """Refuse a request with a version below the `minor` of the resource."""
         require(req, getattr(resource, "minor", 0))
 
 
@@ -71,7 +71,7 @@ def since(req: falcon.Request, minor: int) -> bool:
 
 
 def require(req: falcon.Request, minor: int) -> None:
-    """Refuse a request whose version is too old for the operation.
+    """Refuse a request with a version that is too old for the operation.
 
     Raises:
         Fault: 404, with the version in the message.

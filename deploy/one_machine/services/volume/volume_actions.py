@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """POST /v3/volumes/{key}/action: the actions on volumes.
 
-Each action is a row of ACTIONS with its first version, whether only admins may call it, the schema
-of its body, and a function that runs in one transaction and may add a job.
+Each action is a row of ACTIONS with the first version, whether only admins may call the action, the
+schema of the body, and a function that runs in one transaction and may add a job.
 """
 
 from collections.abc import Callable, Mapping
@@ -73,7 +73,7 @@ class ActionRequest:
             more: Values of other columns.
 
         Raises:
-            Fault: 400, the present status is not one of ``before``.
+            Fault: 400, the present status is not in ``before``.
         """
         values = {"status": status, **more}
         if not self.change.set(volumes, self.row.id, values, volumes.c.status.in_(before)):
@@ -303,7 +303,7 @@ class VolumeActions:
             return images.find_image(self._service, caller, arguments["image_id"])
         if name != "os-volume_upload_image":
             return None
-        # Refuse what the transaction would refuse, before an image is created.
+        # These checks of the transaction come first, so that no image is created in vain.
         if row.status not in (
             ("available", "in-use") if arguments.get("force") else ("available",)
         ):

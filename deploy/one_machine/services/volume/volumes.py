@@ -171,7 +171,7 @@ def _view(
     version_fields: tuple[tuple[int, bool, Body], ...] = (
         (13, False, {"group_id": None}),
         (21, True, {"provider_id": None}),
-        # Clients need no locks against each other, because each has a connection of its own.
+        # Clients need no locks against each other, because each has a separate connection.
         (48, False, {"shared_targets": False, "service_uuid": None}),
         (61, True, {"cluster_name": None}),
         (63, False, {"volume_type_id": row["type_id"]}),
@@ -231,7 +231,7 @@ def _make(
     body: Body,
     image: Body | None,
 ) -> str:
-    """Insert a volume and the job that fills it, and return its id.
+    """Insert a volume and the job that fills the volume, and return the id.
 
     Raises:
         Fault: The request is invalid, refers to a missing object, or exceeds a limit.
@@ -354,7 +354,7 @@ def find_type(connection: Connection, caller: VolumeCaller, reference: str) -> D
     """Return a type by id or name that the caller may use.
 
     Raises:
-        Fault: 404, there is no such type, or the caller may not see it.
+        Fault: 404, there is no such type, or the type is invisible to the caller.
     """
     rules = [] if caller.is_admin else [types.c.is_public.is_(True)]
     row = connection.execute(
@@ -398,10 +398,10 @@ def remove(change: VolumeChange, row: DbRow, *, force: bool, cascade: bool = Fal
         change: The transaction.
         row: The volume.
         force: Delete the volume in any status.
-        cascade: Delete its snapshots too.
+        cascade: Delete the snapshots too.
 
     Raises:
-        Fault: 400, the volume is in use, or its status or snapshots do not allow this.
+        Fault: 400, the volume is in use, or the status or snapshots do not allow this.
     """
     connection = change.connection
     has_attachments = count(connection, attachments, attachments.c.volume_id == row.id)

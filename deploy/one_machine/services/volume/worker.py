@@ -38,7 +38,7 @@ class JobWorker:
         threading.Thread(target=self._watch, name="exports", daemon=True).start()
 
     def end(self) -> None:
-        """Take no more jobs. The next process repeats the unfinished ones."""
+        """Take no more jobs. The next process repeats unfinished jobs."""
         self._ending.set()
         self._service.has_jobs.set()
 
