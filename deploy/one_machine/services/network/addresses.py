@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice of a port's addresses.
 
-A port gets the requested addresses, or one of each IP version, and all addresses that follow from
-its MAC address. The functions run in the caller's transaction, which holds the only write lock, so
-a free address stays free until the commit. A small subnet gives its lowest free address, a large
-one a random one, which needs no search.
+A port gets the requested addresses, or an address of each IP version, and all addresses that follow
+from the MAC address. The functions run in the caller's transaction, which holds the only write
+lock, so a free address stays free until the commit. A small subnet gives the lowest free address, a
+large one a random one, which needs no search.
 """
 
 import ipaddress
@@ -35,7 +35,7 @@ def free_mac(
 ) -> str:
     """Return a random MAC address that no port of the network has.
 
-    Among 1000 random ones, two would be equal in 3 % of networks.
+    Among 1000 random addresses, two would be equal in 3 % of networks.
     """
     while True:
         mac = f"{MAC_PREFIX}:{draw().hex(':')}"

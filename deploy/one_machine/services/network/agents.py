@@ -20,7 +20,7 @@ from deploy.one_machine.services.schemas import TRUTHS
 from deploy.one_machine.services.web import answer
 
 AGENT_TYPE, BINARY = "Linux bridge agent", "kilonova-network-host"
-#: The namespace that makes a constant id of an agent from its host's name.
+#: The namespace that makes a constant id of an agent from the host's name.
 AGENT_NAMESPACE = uuid.UUID("8c1d6a0e-6f0f-4f5e-9a3e-3f0b6b0f6b55")
 
 

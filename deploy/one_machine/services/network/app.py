@@ -38,7 +38,7 @@ RESOURCES = (
 
 
 def build(fabric: Fabric) -> App:
-    """Return the app without keystonemiddleware. It trusts the headers that the middleware sets."""
+    """Return the app without keystonemiddleware. The app trusts the headers of the middleware."""
     app = application([HeaderAuthentication(is_open, NetworkCaller)])
     app.set_error_serializer(write_error)
     extensions, quotas = NetworkExtensions(), NetworkQuotas(fabric)

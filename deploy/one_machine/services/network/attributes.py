@@ -42,12 +42,12 @@ class Attribute:
 
     Attributes:
         schema: The JSON schema of the value.
-        default: The value in a new object. REQUIRED if the request must have it, UNSET if the
+        default: The value in a new object. REQUIRED if the request must have a value, UNSET if the
             resource decides.
-        post: True if a create request may contain it.
-        put: True if it can be changed.
+        post: True if a create request may contain the attribute.
+        put: True if changes are permitted.
         admin: True if only an admin may give a value that is not the default.
-        hidden: True if only an admin sees it.
+        hidden: True if only an admin sees the attribute.
         column: The column, or "" if it is that of the attribute's name.
     """
 

@@ -2,9 +2,9 @@
 """Bindings of ports to hosts.
 
 A port that is bound to a host is wired there. It becomes ACTIVE once the host has applied a
-revision with the port. Only `bind` decides the result of a binding. It fails if the host has no
-living network agent. Without hosts (`--no-hosts`) every binding succeeds at once. A port may have
-more, inactive bindings (port_bindings.py), and is wired on those hosts too.
+revision with the port. Only `bind` decides the result of a binding. The binding fails if the host
+has no living network agent. Without hosts (`--no-hosts`) every binding succeeds at once. A port may
+have more, inactive bindings (port_bindings.py), and is wired on those hosts too.
 """
 
 from sqlalchemy import ColumnElement, delete, select
@@ -55,7 +55,7 @@ def view_binding(row: DbValues) -> Body:
 
 
 def remove_inactive_bindings(change: Change, port_id: str, *rules: ColumnElement[bool]) -> None:
-    """Remove the inactive bindings of a port, or those that meet `rules`."""
+    """Remove the inactive bindings of a port that meet `rules`."""
     inactive, arrivals = schema.inactive_bindings, schema.arrivals
     hosts = change.scalars(
         delete(inactive).where(inactive.c.port_id == port_id, *rules).returning(inactive.c.host)

@@ -2,7 +2,7 @@
 """The caller of the network service, and the permissions.
 
 An admin or a service may do everything. A member may change the project's objects and use shared
-ones, and a reader only reads. Objects that a caller may not see are reported as missing (404).
+objects, and a reader only reads. Objects that a caller may not see are reported as missing (404).
 Forbidden changes of visible objects are reported as 403.
 """
 
@@ -29,7 +29,7 @@ class NetworkCaller(Caller):
 
     @property
     def is_service(self) -> bool:
-        """True for a service. It gets no events about its own changes."""
+        """True for a service. A service gets no events about changes that it made."""
         return "service" in self.roles
 
     def owns(self, project_id: str) -> bool:
@@ -37,7 +37,7 @@ class NetworkCaller(Caller):
         return self.is_admin or project_id == self.project_id
 
     def require_writer(self, rule: str) -> None:
-        """Refuse a caller who may only read.
+        """Refuse a caller without write access.
 
         Raises:
             Fault: 403, with `rule` in the message.
@@ -46,7 +46,7 @@ class NetworkCaller(Caller):
             raise fault("PolicyNotAuthorized", rule=rule)
 
     def require_owner(self, project_id: str, rule: str) -> None:
-        """Refuse a caller who may not change objects of this project.
+        """Refuse a caller without write access to this project.
 
         Raises:
             Fault: 403, with `rule` in the message.
@@ -56,7 +56,7 @@ class NetworkCaller(Caller):
             raise fault("PolicyNotAuthorized", rule=rule)
 
     def require_admin(self, rule: str) -> None:
-        """Refuse a caller who is neither an admin nor a service.
+        """Refuse callers that are neither admins nor services.
 
         Raises:
             Fault: 403, with `rule` in the message.

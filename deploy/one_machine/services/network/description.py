@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The description of a host: the networks, ports, groups and routers that the host must wire.
 
-It is computed as a whole in the read transaction that also reads the host's revision. There is no
-cache, so nothing is missing after a crash or restart. The number of queries does not depend on the
-number of objects. A port is wired in the same way on each host where it has a binding, active or
-not. A live-migrated guest therefore finds its port wired at the destination, and its first frame
-there redirects the bridges and tunnels of all hosts.
+The description is computed as a whole in the read transaction that also reads the host's revision.
+There is no cache, so nothing is missing after a crash or restart. The number of queries does not
+depend on the number of objects. A port is wired in the same way on each host where it has a
+binding, active or not. A live-migrated guest therefore finds a wired port at the destination, and
+the first frame there redirects the bridges and tunnels of all hosts.
 """
 
 import ipaddress

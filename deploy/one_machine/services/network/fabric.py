@@ -90,7 +90,7 @@ class Change(Transaction):
     _hosts: set[str] = field(default_factory=set)
 
     def revision(self) -> int:
-        """Return the number of this change. It is higher than that of all changes before."""
+        """Return the number of this change. The numbers of changes increase."""
         if not self._revision:
             number = schema.counter.c.revision
             statement = update(schema.counter).values(revision=number + 1)
@@ -141,7 +141,7 @@ class Change(Transaction):
         return dict.fromkeys(names, self.revision())
 
     def add(self, table: Table, values: DbValues) -> str:
-        """Insert a row and return its id."""
+        """Insert a row and return the id."""
         now = moment()
         row = {"id": str(uuid.uuid4()), "created_at": now, "updated_at": now} | dict(values)
         self.execute(insert(table).values(row))

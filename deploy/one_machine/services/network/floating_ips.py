@@ -2,8 +2,8 @@
 """/v2.0/floatingips: addresses of an external network that a router translates to a port's address.
 
 A port network:floatingip of the external network reserves the address. The router joins the port's
-subnet and has its gateway in the external network. Its host and the compute service are notified of
-every change.
+subnet and has its gateway in the external network. The router's host and the compute service are
+notified of every change.
 """
 
 import uuid
@@ -200,7 +200,7 @@ def _find_fixed_address(change: Change, port_id: str, requested: str | None) -> 
     """Return the port's IPv4 address for the floating IP.
 
     Raises:
-        Fault: 400, the port has no such address, or several and none was chosen.
+        Fault: 400, the port has no such address, or several without a choice.
     """
     rows = change.rows(select(ADDRESSES).where(ADDRESSES.c.port_id == port_id))
     matches = [row for row in rows if "." in row.address and requested in (None, row.address)]

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/kilonova/hosts: the API for hosts, which get their descriptions and report what they
-applied.
+"""/v2.0/kilonova/hosts: the API for hosts, which get descriptions and report applied revisions.
 
-A host authenticates with its key instead of a token, and only acts for itself. The long poll is the
-heartbeat. It waits until the host's revision differs from the one that the host has. A report makes
+A host authenticates with a key instead of a token, and only acts for itself. The long poll is the
+heartbeat. The poll waits until the host's revision is another than at the host. A report makes
 the host's ports ACTIVE up to the applied revision, and wakes the requests that wait for them.
 """
 
@@ -117,7 +116,9 @@ def _host(name: str) -> DbSelect:
 
 
 def _store_report(change: Change, host: DbRow, report: Body) -> None:
-    """Store a host's report. Other hosts get a new revision if its addresses changed."""
+    """Store a host's report. Other hosts get a new revision if the tunnel address or the gateway
+    changed.
+    """
     changes = {
         name: report[name]
         for name in ("tunnel_address", "external_gateway")
@@ -137,7 +138,7 @@ def _store_report(change: Change, host: DbRow, report: Body) -> None:
 
 
 def _bind_late(change: Change, name: str) -> None:
-    """Bind the ports whose binding failed because the host was silent."""
+    """Bind the ports of which the binding failed because the host was silent."""
     failed_networks = select(PORTS.c.network_id).filter_by(host=name, vif_type="binding_failed")
     if networks := change.scalars(failed_networks):
         statement = update(PORTS).filter_by(host=name, vif_type="binding_failed")

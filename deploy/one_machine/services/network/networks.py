@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2.0/networks. Every network is a vxlan segment. External networks provide floating IPs.
 
-A tenant sees its own networks, shared ones and external ones. Only an admin may share a network,
-make it external, or read the provider's attributes. A network with ports other than that of its
-DHCP cannot be deleted.
+A tenant sees own, shared and external networks. Only an admin may share a network,
+make it external, or read the provider's attributes. A network with ports other than the DHCP port
+cannot be deleted.
 """
 
 from sqlalchemy import ColumnElement, delete, func, or_, select

@@ -2,9 +2,10 @@
 """/v2.0/ports/{id}/bindings: the hosts of a server's port (Neutron's extension binding-extended).
 
 The active binding is in the port's row, as its binding:host_id. Inactive bindings are wired in the
-same way, so that a live-migrated server finds its port at the destination. `activate` makes one of
-them active. Only admins and services may use this. Invariant: a port has at most one active binding
-and at most one binding for each host. An inactive binding does not change the view of the port.
+same way, so that a live-migrated server finds its port at the destination. `activate` makes an
+inactive binding active. Only admins and services may use this. Invariant: a port has at most one
+active binding and at most one binding for each host. An inactive binding does not change the view
+of the port.
 """
 
 from collections.abc import Callable
@@ -167,7 +168,7 @@ def _view(row: DbValues, network_id: str, status: str) -> Body:
 
 
 def _activate(change: Change, port: DbRow, host: str) -> None:
-    """Exchange the active binding and this one.
+    """Exchange the active and this inactive binding.
 
     Hosts need no new revision, because both have wired the port.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2.0/ports: the connections of devices to networks, with addresses, groups and bindings.
 
-`add` creates every port, also those of routers, except the one of a network's DHCP. Invariant: a
+`add` creates every port, also those of routers, except the DHCP port of a network. Invariant: a
 port's addresses, groups and binding change in one transaction with the hosts' revisions and the
 events for the compute service.
 """
@@ -54,7 +54,7 @@ FLOATING, ROUTERS = schema.floating_ips, schema.routers
 MAC_ADDRESS = text(64, format="mac-address")
 PAIRS = {**array(mapping({"ip_address": CIDR, "mac_address": MAC_ADDRESS}), 10), "null_is": []}
 _LABEL = "[0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?"
-#: One label, or several with a last one that is no number, because that would be an address.
+#: One label, or several of which the last is no number, because that would be an address.
 DNS_NAME = text(
     pattern=rf"^({_LABEL}(\.{_LABEL})*\.(?![0-9]+$){_LABEL}|{_LABEL})?$",
     format="lower-case",
@@ -211,13 +211,13 @@ class PortsApi(NetworkResource):
 
 
 def add(change: Change, network: DbRow, body: Body, caller: NetworkCaller | None = None) -> str:
-    """Create a port and return its id.
+    """Create a port and return the id.
 
     Args:
         change: The transaction.
         network: The row of the port's network.
         body: The validated attributes of the port.
-        caller: The caller, or None for a port of this service, whose groups are not checked.
+        caller: The caller, or None for a port of this service, which needs no check of groups.
 
     Raises:
         Fault: 400, 404 or 409, the addresses, groups or MAC address are not available.
@@ -251,7 +251,7 @@ def add(change: Change, network: DbRow, body: Body, caller: NetworkCaller | None
 
 
 def remove(change: Change, row: DbRow) -> None:
-    """Remove a port, free its addresses, and remove floating IPs from it."""
+    """Remove a port with all addresses, and remove floating IPs from the port."""
     groups = change.scalars(select(GROUPS.c.group_id).where(GROUPS.c.port_id == row.id))
     change.touch(networks=[row.network_id] if row.host else (), groups=groups, hosts=[row.host])
     remove_inactive_bindings(change, row.id)

@@ -31,7 +31,7 @@ from deploy.one_machine.services.resource import Body, Resource
 from deploy.one_machine.services.schemas import TRUTHS
 
 #: Columns by which only admins may filter and sort. A filter for the host of a port would reveal
-#: it.
+#: the host.
 ADMIN_COLUMNS = ("host", "vni", "profile", "vif_type", "bound_at")
 NOT_FILTERS = ("fields", "limit", "marker", "page_reverse", "sort_key", "sort_dir")
 Filter = Callable[[list[str]], ColumnElement[bool]]

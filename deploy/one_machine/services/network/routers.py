@@ -5,7 +5,7 @@ One host carries each router.
 
 A router has ports: network:router_interface in each joined subnet, and network:router_gateway in
 its external network. Both are bound to the host that carries the router, so that all hosts of the
-networks know its place. A router without a living host moves to another host (`place_routers`).
+networks know the place. A router without a living host moves to another host (`place_routers`).
 """
 
 import ipaddress
@@ -337,7 +337,7 @@ def place_router(change: Change, router_id: str, before: str, host: str) -> None
 
 
 def place_routers(fabric: Fabric) -> None:
-    """Move every router without a living host to another one, if there is one."""
+    """Move every router without a living host to a living host."""
     alive = fabric.hosts.alive()
     if not fabric.settings.has_hosts or not alive:
         return

@@ -5,7 +5,7 @@
   revision has wired the port.
 * `hosts.changed` is the revision of the last change that concerns the host.
 * `counter` provides increasing revisions.
-* `addresses` has the port of each address. Its primary key makes an address unique in its subnet.
+* `addresses` has the port of each address. The primary key makes an address unique in a subnet.
 * A port's active binding is in its own row, and the others in `inactive_bindings`. PLACES contains
   all.
 * `arrivals` has the hosts for which a second binding of a port was created. A guest arrives or has

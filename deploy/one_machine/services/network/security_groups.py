@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2.0/security-groups and /v2.0/security-group-rules: permitted traffic of ports.
 
-A project's default group with its four rules is created when it is first needed. Rules never
+A project's default group with four rules is created at the first use. Rules never
 change, and the rules of a group are unique.
 """
 
@@ -103,7 +103,7 @@ class SecurityGroupsApi(NetworkResource):
 
 
 def default_group(change: Change, project_id: str) -> str:
-    """Return the id of the project's default group, and create the group if it is missing."""
+    """Return the id of the project's default group, and create a missing group."""
     group = {"project_id": project_id, "name": "default", "description": "Default security group"}
     return change.scalar(_default_group_query(project_id)) or _add(change, group, open_inside=True)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2.0/subnets: the addresses of a network, with pools, gateway, routes and DHCP options.
 
-Subnets of one network never overlap, but those of different networks may. A network whose subnets
-use DHCP has one port network:dhcp with an address in each of them, the same on every host.
+Subnets of one network never overlap, but subnets of different networks may. A network with DHCP in
+a subnet has one port network:dhcp with an address in each of them, the same on every host.
 """
 
 import ipaddress
@@ -172,7 +172,7 @@ def update_dhcp_port(change: Change, network: DbRow) -> None:
 
 
 def default_pools(net: IPNetwork, gateway: str | None) -> list[dict[str, str]]:
-    """Return pools of all addresses except those of the network, the broadcast and the gateway."""
+    """Return pools of all addresses except network, broadcast and gateway."""
     first, last = int(net.network_address), int(net.broadcast_address)
     if net.prefixlen < net.max_prefixlen - 1:
         first, last = first + 1, last - (1 if net.version == 4 else 0)

@@ -3,7 +3,7 @@
 host.
 
 An agent runs on each host. `serve` makes the networks of the host's guests until SIGTERM, and
-leaves them in place. It runs as root with --state, or as any user with --helper. Then `help` runs
+leaves them in place. This needs root with --state, or any user with --helper. Then `help` runs
 as root and does the privileged part. `clean` removes all objects that an agent with this state
 folder ever made. With --netns they work in that network namespace. Secrets come from files, and
 never from arguments, which every user of the machine can read.

@@ -2,9 +2,9 @@
 """Brings the kernel into the desired state. A stop between any two steps is safe.
 
 Rules come first, so that no frame passes a bridge without them. Objects that are not desired any
-more are removed last, while the rules still match their bridges. `apply` only does what differs
-from its last success. With ``full`` it reads everything again (at the start, every 30 s, after a
-failure). A failure only affects its network or router: `apply` continues and returns the reasons.
+more are removed last, while the rules still match their bridges. `apply` only applies differences
+from the last success. With ``full`` the whole state is read again (at the start, every 30 s, after
+a failure). A failure only affects a network or router: `apply` continues and returns the reasons.
 The memory of earlier steps only saves work. A restart leads to the same state.
 """
 

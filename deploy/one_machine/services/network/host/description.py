@@ -108,16 +108,16 @@ class GuestPort:
 
     Attributes:
         id: The port's id.
-        network: The id of its network.
-        mac: Its MAC address.
-        addresses: Its fixed addresses.
-        pairs: More prefixes and MAC addresses from which it may send.
+        network: The id of the network.
+        mac: The MAC address.
+        addresses: The fixed addresses.
+        pairs: More prefixes and MAC addresses from which the guest may send.
         security: True if packets are filtered.
-        groups: Ids of its security groups.
-        server: The id of its server, or "".
-        project: The id of its project, or "".
-        hostname: Its host name, or "".
-        arrived: True if its guest was migrated here and has connections that this host does not
+        groups: Ids of the security groups.
+        server: The id of the server, or "".
+        project: The id of the project, or "".
+        hostname: The host name, or "".
+        arrived: True if the guest was migrated here and has connections that this host does not
             know.
     """
 
@@ -199,7 +199,7 @@ def parse(tree: JsonValue) -> Description:
     """Parse a description.
 
     Raises:
-        ValueError: It is no object with a revision, or a part has the wrong type.
+        ValueError: The description is no object with a revision, or a part has the wrong type.
     """
     if not isinstance(tree, dict) or not isinstance(tree.get("revision"), int):
         raise ValueError("The description is no object with a revision.")
@@ -276,7 +276,7 @@ def _word(shape: re.Pattern[str], value: JsonValue) -> str:
 
 
 def _optional_word(shape: re.Pattern[str], value: JsonValue) -> str:
-    """Return the word, or "" if it is missing or invalid."""
+    """Return the word, or "" for a missing or invalid word."""
     return value if isinstance(value, str) and shape.fullmatch(value) else ""
 
 

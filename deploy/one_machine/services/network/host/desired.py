@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The desired state of the kernel, computed from the description: bridges, tunnels and namespaces.
 
-`desire` is pure, and applier.py applies its result. A network on this host is a bridge. With DHCP
-it has a namespace with a dnsmasq and the metadata listener, with the same address on every host. A
-router is a namespace with an interface in each of its networks.
+`desire` is pure, and applier.py applies the result. A network on this host is a bridge. With DHCP
+the network has a namespace with a dnsmasq and the metadata listener, with the same address on every
+host. A router is a namespace with an interface in each of its networks.
 """
 
 from collections.abc import Mapping
@@ -124,8 +124,8 @@ def desire(place: HostPlace, description: Description, ports: Mapping[str, int],
     Args:
         place: The facts of the host.
         description: The description.
-        ports: Port -> its mark, from the state folder.
-        zones: Bridge -> its conntrack zone, from the state folder.
+        ports: Port -> mark, from the state folder.
+        zones: Bridge -> conntrack zone, from the state folder.
     """
     names, networks = place.names, description.networks
     ports_by_network = {id_: [port for port in description.ports.values() if port.network == id_] for id_ in networks}

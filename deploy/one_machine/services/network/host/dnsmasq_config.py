@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """dnsmasq's files for the DHCP and DNS of a network, made from the description.
 
-dnsmasq gives out the addresses of this host's ports only, and accepts no names from guests. It
-cannot send packets out of its namespace, so it refuses names outside of the network. Guests get the
-operator's DNS servers as the next ones. A change of ports is a new hosts file and SIGHUP. The
-functions are pure, and dnsmasq_processes.py runs dnsmasq.
+dnsmasq gives out the addresses of this host's ports only, and accepts no names from guests. dnsmasq
+cannot send packets out of the namespace, so names outside of the network are refused. Guests get
+the operator's DNS servers as the next servers. A change of ports is a new hosts file and SIGHUP.
+The functions are pure, and dnsmasq_processes.py runs dnsmasq.
 """
 
 import re
@@ -57,7 +57,7 @@ def configure(network: Network, ports: list[GuestPort], dns: tuple[Address, ...]
 
     Args:
         network: The network.
-        ports: Its ports on this host.
+        ports: The ports of the network on this host.
         dns: The operator's DNS servers.
     """
     tagged_subnets = [
@@ -130,7 +130,7 @@ def _name(hostname: str, address: Address) -> str:
     """Return the host name for DHCP.
 
     A name that dnsmasq would parse as a keyword or a time is replaced. Of a name with a domain only
-    the first label is used, because dnsmasq only gives out its own domain.
+    the first label is used, because dnsmasq only gives out the domain of the network.
     """
     label = hostname.partition(".")[0]
     return host_name("" if KEYWORDS.fullmatch(label.lower()) else label, address)
@@ -158,7 +158,7 @@ def _options(tag: str, subnet: Subnet, network: Network, dns: tuple[Address, ...
     if dhcp_address is not None:
         routes.append((f"{METADATA}/32", str(dhcp_address)))
     if subnet.gateway is not None and all(prefix != "0.0.0.0/0" for prefix, _ in routes):
-        # Who understands 121 ignores option router.
+        # A client that understands option 121 ignores the option router.
         routes.append(("0.0.0.0/0", str(subnet.gateway)))
     words = ",".join(f"{prefix},{hop}" for prefix, hop in routes)
     options = [f"option:router{f',{subnet.gateway}' if subnet.gateway else ''}"]

@@ -2,7 +2,7 @@
 """The dnsmasq processes, one for each network: start, adoption from an earlier run, reload, end.
 
 dnsmasq is a daemon that outlives the network agent, so guests keep their addresses without the
-agent. Its files are in the runtime folder. The name of the configuration file contains its hash and
+agent. The files are in the runtime folder. The name of the configuration file contains the hash and
 the id of the namespace, so the command line of a process shows its configuration and place.
 
 Invariant: an address of a port is given to the port's MAC at its first request, also if another MAC
@@ -65,7 +65,8 @@ class DnsmasqProcesses:
 
     def __init__(self, kernel: Kernel, names: Names) -> None:
         self._kernel, self._names, self._folder = kernel, names, names.runtime
-        self._loaded: dict[str, tuple[str, str, str]] = {}  # network -> the files that it has read
+        # Network -> the files that dnsmasq has read.
+        self._loaded: dict[str, tuple[str, str, str]] = {}
 
     def ensure(self, namespace: str, desired: DnsmasqConfig) -> None:
         """Let the dnsmasq of a namespace run with this configuration.
@@ -93,9 +94,8 @@ class DnsmasqProcesses:
                 )
                 return
         self.stop(network)
-        self._remove_stale_leases(
-            desired
-        )  # before the files: the old ones say who had an address of IPv6
+        # This comes before the new files, because the old ones show the owners of IPv6 addresses.
+        self._remove_stale_leases(desired)
         self._write_files(network, files)
         self._write(config := self._path(network, f"{version}.conf"), desired.fixed)
         options = [f"--{name}={self._path(network, kind)}" for name, kind in FILES.items()]
@@ -193,7 +193,7 @@ class DnsmasqProcesses:
         """Release IPv4 leases in the guests' names.
 
         Returns:
-            False if dnsmasq still has a stale lease in its file after some seconds.
+            False if the file still has a stale lease after some seconds.
 
         Raises:
             KernelError: dhcp_release fails.
@@ -236,8 +236,8 @@ def stale_leases(
 
     Args:
         lines: The lines of the lease file.
-        owners: Address -> MAC address of its port.
-        moved: Addresses whose port changed.
+        owners: Address -> MAC address of the port.
+        moved: Addresses with another port than before.
     """
     matches = [match for match in map(LEASE.fullmatch, lines) if match is not None]
     leases = [
@@ -261,7 +261,7 @@ def find_reassigned(hosts: str, owners: Mapping[str, str]) -> set[str]:
 
 
 def _command_line(pid: int) -> list[bytes]:
-    """Return the arguments of a process, or an empty list if it has ended."""
+    """Return the arguments of a process, or an empty list after its end."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError):

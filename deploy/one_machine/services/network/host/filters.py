@@ -8,8 +8,8 @@ bridge itself can reach no device. The table marks each packet with the number o
 and later of its destination port.
 
 The table of the family inet matches flows, because br_netfilter passes bridged packets to it. An
-incoming packet enters the chains of the source port's groups, and on its way out those of the
-destination port's. A flow is matched by its first packet's addresses, and stamped with the
+incoming packet enters the chains of the source port's groups, and on its way out the chains of the
+destination port's groups. A flow is matched by its first packet's addresses, and stamped with the
 generation, a hash of these rules. When the rules change, every flow is matched again with its next
 packet, so forbidden flows end at once. If this host is the gateway of an external network, packets
 from there cannot reach listeners of a host.
@@ -240,8 +240,8 @@ class FilterInput:
     """The input of the rules.
 
     Attributes:
-        zones: Bridge -> its conntrack zone.
-        marks: Port -> its mark.
+        zones: Bridge -> conntrack zone.
+        marks: Port -> mark.
         ports: The guests' ports.
         devices: Other devices on the bridges.
         groups: The security groups.
@@ -249,7 +249,7 @@ class FilterInput:
         tunnel_port: The UDP port of the tunnels.
         peers: The other ends of the tunnels.
         external: Prefixes to masquerade when packets leave by another device than ``gateways``.
-        gateways: The devices of the external networks whose gateway is this host.
+        gateways: The devices with which this host is the gateway of external networks.
     """
 
     zones: Mapping[str, int]

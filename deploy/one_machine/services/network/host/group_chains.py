@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chains of security groups: packets that the groups permit return, and others are dropped.
 
-filters.py decides which chain a flow enters, and when. A flow is matched by the addresses of its
-first packet, which conntrack stores as its original direction. For a live-migrated guest the
+filters.py decides which chain a flow enters, and when. A flow is matched by the addresses of the
+first packet, which conntrack stores as the original direction. For a live-migrated guest the
 beginning of a flow may be unknown. Then the original direction is that of the first packet here,
 and the flow passes if either end may have begun it. The functions are pure.
 """
@@ -32,7 +32,10 @@ def group_chain(
 def midstream_chain(
     direction: str, names: Iterable[str], groups: Mapping[str, SecurityGroup]
 ) -> tuple[str, ...]:
-    """Return the chain for connections with an unknown beginning. Either end may have begun one."""
+    """Return the chain for connections with an unknown beginning.
+
+    Either end may have begun such a connection.
+    """
     own_rules, other_rules = (
         [_rule(rule) for rule in _rules(side, names, groups) if rule.protocol in (None, TCP)]
         for side in (direction, *(side for side in DIRECTIONS if side != direction))

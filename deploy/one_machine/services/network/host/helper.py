@@ -2,11 +2,11 @@
 """The privileged process of a network agent that runs as two processes, with fixed verbs over a
 Unix socket.
 
-`Helper` may change the kernel's networks and talks to its one client only. `HelperClient` is that
-client. It talks to the network service and to guests, and has no rights. A description is parsed in
-both, so an attacker in the client can choose networks, and no more. Invariant: arguments only reach
-commands, paths and rules through `description` and the names made from it. The kernel's user id of
-the peer decides who may call.
+`Helper` may change the kernel's networks and talks to one client only. `HelperClient` is that
+client. The client talks to the network service and to guests, and has no rights. A description is
+parsed in both, so an attacker in the client can choose networks, and no more. Invariant: arguments
+only reach commands, paths and rules through `description` and the names made from it. The kernel's
+user id of the peer decides about access.
 """
 
 import json
@@ -31,7 +31,7 @@ LENGTH, CREDENTIALS = struct.Struct("!I"), struct.Struct("3i")
 MAX_MESSAGE_BYTES = 64 << 20
 # The first descriptor that systemd passes (sd_listen_fds).
 SYSTEMD_DESCRIPTOR = 3
-#: Verb -> its arguments with their types.
+#: Verb -> arguments with their types.
 VERBS: dict[str, dict[str, tuple[type, ...]]] = {
     "prepare": {},
     "restore": {},
@@ -63,7 +63,7 @@ def listening_socket(path: Path | None) -> socket.socket:
 
 
 class Helper:
-    """The privileged process. It serves one caller at a time, whose user must be ``user``."""
+    """The privileged process. It serves one caller at a time, as long as the user is ``user``."""
 
     def __init__(self, host: LocalHostPart, kernel: Kernel, user: int) -> None:
         self._host, self._kernel, self._user = host, kernel, user
@@ -82,7 +82,7 @@ class Helper:
                     LOG.warning("the caller is cut off: %s", error)
 
     def serve_caller(self, caller: socket.socket) -> None:
-        """Serve one caller until it ends.
+        """Serve one caller until the end of the connection.
 
         Raises:
             OSError: The connection breaks off.
@@ -221,7 +221,7 @@ class HelperClient(HostPart):
 def validate(message: object) -> tuple[str, Body]:
     """Return a message's verb and arguments.
 
-    They must be exactly those of the verb, with their types.
+    They must be exactly the arguments of the verb, with their types.
 
     Raises:
         InvalidMessage: They are not.

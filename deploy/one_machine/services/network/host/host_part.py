@@ -73,7 +73,7 @@ class HostPart(ABC):
         """Parse a description from the service.
 
         Returns:
-            False if it is invalid. The former description then stays.
+            False for an invalid description. The former description then stays.
         """
         try:
             self.description = parse(tree)

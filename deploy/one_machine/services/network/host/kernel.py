@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only module that runs commands, opens netlink sockets and enters network namespaces.
 
-``Kernel`` belongs to one host, whose namespace is the process's own or that of ``--netns``. Work in
+``Kernel`` belongs to one host, with the namespace of the process or of ``--netns``. Work in
 another namespace happens in a thread that enters the namespace and ends, so the process itself
 never moves. A failure is a KernelError with request and answer, or an OSError.
 """
@@ -79,10 +79,10 @@ class Kernel:
         self.netns = netns
 
     def run(self, *command: str, text: str | None = None, namespace: str | None = None) -> str:
-        """Run a command in a namespace and return its output.
+        """Run a command in a namespace and return the output.
 
         Args:
-            command: The program and its arguments.
+            command: The program and the arguments.
             text: The input of the program.
             namespace: The name of the namespace, or None for the host's.
 
@@ -162,7 +162,7 @@ class Kernel:
         self._netlink(lambda ip: ip.link("add", ifname=name, kind=kind, **attributes))
 
     def add_pair(self, outer: str, inner: str, mac: str, mtu: int, namespace: str | None) -> None:
-        """Make a veth pair whose end ``inner`` is in this namespace.
+        """Make a veth pair with the end ``inner`` in this namespace.
 
         Raises:
             KernelError, OSError: The pair cannot be made.
@@ -174,7 +174,7 @@ class Kernel:
     def bring_up(
         self, name: str, namespace: str | None = None, *, master: str = "", **attributes: object
     ) -> None:
-        """Change a device and bring it up.
+        """Change and bring up a device.
 
         Devices of the host's namespace get no link-local address.
 
@@ -203,12 +203,12 @@ class Kernel:
     def set_addresses(
         self, name: str, wanted: Iterable[str], known: Set[str], namespace: str | None = None
     ) -> None:
-        """Give a device the wanted addresses. Its link-local and loopback ones stay.
+        """Give a device the wanted addresses. Link-local and loopback addresses stay.
 
         Args:
             name: The device.
             wanted: The addresses with their prefix length.
-            known: Its present addresses.
+            known: The present addresses.
             namespace: The namespace of the device, or None for the host's.
 
         Raises:
@@ -275,7 +275,7 @@ class Kernel:
         return self._netlink(change)
 
     def namespaces(self, start: str) -> set[str]:
-        """Return the namespaces whose names begin with ``start``."""
+        """Return the namespaces with names that begin with ``start``."""
         return {path.name for path in NAMESPACES.glob(f"{start}*")}
 
     def namespace_id(self, namespace: str) -> int:
@@ -365,7 +365,7 @@ class Kernel:
             raise KernelError(f"{namespace or 'the host'}: {error.args[-1]}") from error
 
     def _run_inside(self, namespace: str | None, act: Callable[[], Result]) -> Result:
-        """Run a function in a namespace, in a thread that enters it and ends.
+        """Run a function in a namespace, in a thread that enters the namespace and ends.
 
         Raises:
             Exception: The function's own exception.
@@ -381,7 +381,7 @@ class Kernel:
                 with path.open("rb") as file:
                     netns.setns(file.fileno())
                 outcome.append(act())
-            except BaseException as error:  # noqa: BLE001 - raised again below, in the thread that asked
+            except BaseException as error:  # noqa: BLE001 - raised again below, in the calling thread
                 outcome.append(error)
 
         thread = threading.Thread(target=enter)

@@ -2,7 +2,7 @@
 """Metadata for guests at 169.254.169.254: a listener in each network's namespace that signs and
 forwards requests.
 
-The origin of its packet identifies the guest: the socket belongs to the network, and the rules have
+The origin of the packet identifies the guest: the socket belongs to the network, and the rules have
 checked the address. The metadata service accepts X-Instance-ID because of its signature. Such
 headers from a guest are never forwarded. The size of a guest's request, its time, and its number of
 connections are limited, so no guest waits for another.
@@ -138,7 +138,7 @@ class MetadataListeners:
         self._thread.start()
 
     def set_ports(self, ports: Mapping[str, GuestPort]) -> None:
-        """Set the ports by whose addresses guests are identified."""
+        """Set the ports, which identify guests by address."""
         self._ports = {
             (port.network, str(address)): port
             for port in ports.values()

@@ -2,7 +2,7 @@
 """The names of the network agent's objects in the kernel.
 
 All names except those of bridges and taps contain a tag, a short hash of the state folder. Several
-hosts and clouds can therefore share one machine, and `clean` finds its own objects. Bridges and
+hosts and clouds can therefore share one machine, and `clean` finds the right objects. Bridges and
 taps have Nova's names, which the compute side computes from the same ids. The state folder has the
 list of our bridges (state.py). Invariant: no name of a device is longer than 15 characters, and the
 same ids always give the same names.
@@ -33,7 +33,7 @@ def digest(text: str, letters: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of one network agent. ``tag`` is the hash of its state folder."""
+    """The names of one network agent. ``tag`` is the hash of the state folder."""
 
     tag: str
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The translation of a router's addresses: the nft table in its namespace.
+"""The translation of a router's addresses: the nft table in the namespace.
 
 A floating IP is translated one to one in both directions. Other guests use the router's address if
 ``snat`` is set. From outside only translated packets get in. A guest's packet to a floating IP of
@@ -24,7 +24,7 @@ def router_rules(router: Router) -> str:
         pairs = sorted(router.floating)
         if pairs:
             inward = ", ".join(f"{floating} : {fixed}" for floating, fixed in pairs)
-            # A guest with two floating IPs uses one of them for outgoing packets.
+            # A guest with two floating IPs uses only the last for outgoing packets.
             floating_by_fixed = {fixed: floating for floating, fixed in pairs}
             outward = ", ".join(
                 f"{fixed} : {floating}" for fixed, floating in floating_by_fixed.items()

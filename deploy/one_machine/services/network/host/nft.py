@@ -13,7 +13,7 @@ FAMILIES = ("bridge", "inet")
 
 
 def delete_table(family: str, table: str) -> str:
-    """Return the statements that delete a table, whether it exists or not."""
+    """Return the statements that delete a table, also without such a table."""
     return f"add table {family} {table}\ndelete table {family} {table}\n"
 
 

@@ -17,7 +17,7 @@ MAX_NUMBER = 0xFFFE
 
 
 def assign(before: Mapping[str, int], all_names: Iterable[str]) -> dict[str, int]:
-    """Return a number for each name: its present one, or the lowest that was free before."""
+    """Return a number for each name: the present one, or the lowest number that was free before."""
     names = list(dict.fromkeys(all_names))
     taken = set(before.values())
     free = (number for number in range(1, MAX_NUMBER) if number not in taken)
