@@ -1,3 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What installs, starts and surrounds Kilonova on a machine; nothing in the four processes imports
-from here."""
+"""Installation, start and surroundings of Kilonova on a machine. Kilonova's processes import
+nothing from this package.
+"""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian packages that the commands need, and how the missing ones are installed.
+"""The Debian packages that the commands need, and their installation.
 
-Used by deploy/one_machine/up.py and deploy/testing/test.py. Nothing is installed when nothing is
-missing. Services of packages that are installed here are neither started nor enabled: the commands
-run nodes of their own, and what an operator runs already stays as it is.
+deploy/one_machine/up.py and deploy/testing/test.py use this module. Services of packages that are
+installed here are neither started nor enabled, because the commands run nodes of their own.
+Services that the machine already runs stay as they are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ APT_FAILED = "Check the network, the proxy and /etc/apt/sources.list, then run t
 
 @dataclass(frozen=True)
 class Release:
-    """What the packages are called that have different names in the releases.
+    """Names of packages that differ between releases.
 
     Attributes:
         postgresql: The version of PostgreSQL.
@@ -68,55 +68,61 @@ HYPERVISOR = (
 NETWORK = ("iproute2", "dnsmasq-base", "dnsmasq-utils", "nftables", "conntrack", "kmod")
 CONSOLE = ("novnc", "spice-html5")
 BROKER = ("rabbitmq-server",)
-#: What judges units and man pages.
+#: Checkers of units and man pages.
 LINT = ("systemd", "groff-base")
-#: With what Debian packages are built and judged.
+#: Tools that build and check Debian packages.
 DEBIAN = ("build-essential", "debhelper", "lintian")
-#: With what machines are made that the packages are installed on.
+#: Tools that make the machines on which tests install the packages.
 MACHINES = ("mmdebstrap", "systemd-container", "buildah")
-#: With what the tests look at guests, networks and the console's page.
+#: Tools with which the tests look at guests, networks and the console's page.
 EYES = ("genisoimage", "openssh-client", "tcpdump", "iputils-ping", "arping", "chromium")
-#: File systems of ephemeral disks that a host need not be able to make.
+#: Tools for file systems of ephemeral disks. A host works without them.
 FILE_SYSTEMS = ("xfsprogs", "ntfs-3g")
-#: An iSCSI target that needs no module of the kernel, and with what QEMU reaches it.
+#: An iSCSI target that needs no kernel module, and QEMU's access to this target.
 ISCSI = ("tgt", "qemu-block-extra")
 KERNEL, KERNEL_FOLDER = "linux-image-cloud-amd64", ROOT / "build/kernel"
-#: What judges alert rules.
+#: The checker of alert rules.
 PROMTOOL = ROOT / "build/promtool"
 
 
 def image_packages(image: str = "tiny") -> tuple[str, ...]:
-    """What the build of an image says that it needs."""
+    """Return the Debian packages that an image's build script lists in its header.
+
+    Raises:
+        Failure: The header has no such line.
+    """
     name = f"deploy/images/{image}/build"
-    found = re.search(r"^# debian-packages: (.+)$", (ROOT / name).read_text(), re.MULTILINE)
-    if found is None:
+    match = re.search(r"^# debian-packages: (.+)$", (ROOT / name).read_text(), re.MULTILINE)
+    if match is None:
         raise Failure(
             f"{name} does not name its packages.", "Restore the file from the repository."
         )
-    return tuple(found[1].split())
+    return tuple(match[1].split())
 
 
 _KERNEL_NAMED = r"Depends: (linux-image-\S+-cloud-amd64)"
 
 
 def unpack_kernel(log: Path) -> None:
-    """Unpack the guests' kernel beside the image's build. It is never installed: this machine would
-    boot it.
+    """Unpack the guests' kernel into build/kernel, unless there is a kernel.
+
+    The package is never installed, because this machine would boot that kernel.
 
     Raises:
-        Failure: it cannot be downloaded.
+        Failure: The package cannot be downloaded or unpacked.
     """
     if any(KERNEL_FOLDER.glob("boot/vmlinuz-*")):
         return
-    found = re.search(_KERNEL_NAMED, run(["apt-cache", "depends", KERNEL], APT_FAILED, log=log))
-    if found is None:
+    match = re.search(_KERNEL_NAMED, run(["apt-cache", "depends", KERNEL], APT_FAILED, log=log))
+    if match is None:
         run(["apt-get", "update", "-q"], APT_FAILED, log=log)
-        found = re.search(_KERNEL_NAMED, run(["apt-cache", "depends", KERNEL], APT_FAILED))
-    if found is None:
+        match = re.search(_KERNEL_NAMED, run(["apt-cache", "depends", KERNEL], APT_FAILED))
+    if match is None:
         raise Failure(f"apt knows no package {KERNEL}.", "Use Debian 12 or 13 for amd64.")
-    say(f"        unpacking {found[1]} for the guests")
-    part = _unpacked(found[1], KERNEL_FOLDER.with_name("kernel.new"), log)
-    if not (part / "lib").exists():  # Debian 13's package has them below /usr
+    say(f"        unpacking {match[1]} for the guests")
+    part = _unpack(match[1], KERNEL_FOLDER.with_name("kernel.new"), log)
+    # Debian 13's package has the modules below /usr.
+    if not (part / "lib").exists():
         (part / "lib").symlink_to("usr/lib")
     run(
         ["depmod", "-b", part, next(part.glob("lib/modules/*")).name],
@@ -127,22 +133,26 @@ def unpack_kernel(log: Path) -> None:
 
 
 def unpack_promtool(log: Path) -> None:
-    """Unpack promtool alone: in most releases its package would start a server.
+    """Unpack promtool without its package, which would start a server in most releases.
 
     Raises:
-        Failure: it cannot be downloaded.
+        Failure: The package cannot be downloaded.
     """
     if PROMTOOL.exists():
         return
     package = RELEASES[release()["VERSION_CODENAME"]].promtool
     say(f"        unpacking the package {package}")
-    part = _unpacked(package, PROMTOOL.with_name("promtool.new"), log)
+    part = _unpack(package, PROMTOOL.with_name("promtool.new"), log)
     (part / "usr/bin/promtool").rename(PROMTOOL)
     shutil.rmtree(part)
 
 
-def _unpacked(package: str, folder: Path, log: Path) -> Path:
-    """The folder, with the files of this Debian package and nothing else. Raises Failure."""
+def _unpack(package: str, folder: Path, log: Path) -> Path:
+    """Download and unpack a Debian package into an empty folder, and return the folder.
+
+    Raises:
+        Failure: The package cannot be downloaded or unpacked.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     download = ["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", package]
@@ -157,7 +167,7 @@ def release() -> dict[str, str]:
     """Return /etc/os-release, for example ID=debian, VERSION_ID=12, VERSION_CODENAME=bookworm.
 
     Raises:
-        Failure: this release has other packages.
+        Failure: The release is not in ``RELEASES``.
     """
     fields = platform.freedesktop_os_release()
     if fields.get("VERSION_CODENAME") not in RELEASES:
@@ -178,23 +188,23 @@ def databases() -> tuple[str, ...]:
 
 
 def for_up() -> tuple[str, ...]:
-    """What ./deploy/up needs."""
+    """Return the packages that ./deploy/up needs."""
     return PYTHON + BROKER + HYPERVISOR + NETWORK + CONSOLE + ("openssh-client",) + image_packages()
 
 
 def for_test() -> tuple[str, ...]:
-    """What ./deploy/test needs."""
+    """Return the packages that ./deploy/test needs."""
     extras = LINT + EYES + FILE_SYSTEMS + ISCSI + image_packages("debian")
     return for_up() + databases() + extras
 
 
 def for_deb() -> tuple[str, ...]:
-    """What ./deploy/deb needs."""
+    """Return the packages that ./deploy/deb needs."""
     return PYTHON + DEBIAN
 
 
 def missing(names: Sequence[str]) -> list[str]:
-    """Those that are not installed now."""
+    """Return the packages that are not installed, without duplicates."""
     query = subprocess.run(
         ["dpkg-query", "--show", "--showformat", "${binary:Package} ${db:Status-Status}\n", *names],
         capture_output=True,
@@ -211,28 +221,33 @@ def missing(names: Sequence[str]) -> list[str]:
 
 
 def install(names: Sequence[str], log: Path, *, kernel: bool = True) -> str:
-    """Install what is missing; returns a note. ``kernel``: guests will need one, too.
+    """Install the missing packages and return a note.
+
+    Args:
+        names: The packages.
+        log: The file that gets apt's output.
+        kernel: Also unpack the kernel of the guests.
 
     Raises:
-        Failure: not root, or apt failed.
+        Failure: Packages are missing and the process is not root, or apt fails.
     """
-    wanted = missing(names)
-    if not wanted:
+    missing_names = missing(names)
+    if not missing_names:
         if kernel:
             unpack_kernel(log)
         return "all are there"
     if os.geteuid() != 0:
         raise Failure(
-            f"These Debian packages are missing: {' '.join(wanted)}",
+            f"These Debian packages are missing: {' '.join(missing_names)}",
             "Install them, or run this as root.",
         )
-    say(f"        installing {' '.join(wanted)}")
+    say(f"        installing {' '.join(missing_names)}")
     environment = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
     before = _enabled_units()
-    with _services_stay_down():
+    with _prevent_service_starts():
         run(["apt-get", "update", "-q"], APT_FAILED, log=log, env=environment)
         run(
-            ["apt-get", "install", "-q", "-y", "--no-install-recommends", *wanted],
+            ["apt-get", "install", "-q", "-y", "--no-install-recommends", *missing_names],
             APT_FAILED,
             log=log,
             env=environment,
@@ -240,12 +255,12 @@ def install(names: Sequence[str], log: Path, *, kernel: bool = True) -> str:
     _disable(_enabled_units() - before, log)
     if kernel:
         unpack_kernel(log)
-    return f"{len(wanted)} installed"
+    return f"{len(missing_names)} installed"
 
 
 @contextmanager
-def _services_stay_down() -> Iterator[None]:
-    """Packages ask this policy before they start a service; one that is there already stays."""
+def _prevent_service_starts() -> Iterator[None]:
+    """Let no package start its services, unless the machine has a policy-rc.d of its own."""
     if POLICY.exists():
         yield
         return
@@ -264,19 +279,21 @@ def _systemd_runs() -> bool:
 def _enabled_units() -> set[str]:
     if not _systemd_runs():
         return set()
-    listed = subprocess.run(
+    result = subprocess.run(
         ["systemctl", "list-unit-files", "--state=enabled", "--no-legend", "--plain"],
         capture_output=True,
         text=True,
         check=False,
         stdin=subprocess.DEVNULL,
     )
-    return {line.split()[0] for line in listed.stdout.splitlines() if line.strip()}
+    return {line.split()[0] for line in result.stdout.splitlines() if line.strip()}
 
 
 def _disable(units: set[str], log: Path) -> None:
-    """Units that came with the packages would start with the machine's next boot and take the
-    ports."""
+    """Disable the units that came with the packages.
+
+    They would start with the machine's next boot and take the ports.
+    """
     ours = sorted(
         unit
         for unit in units

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands say while they work: numbered steps, and on failure what to do next.
+"""The output of the commands: numbered steps, and advice after a failure.
 
-Used by deploy/commands. Plain lines, flushed at once, so that they read the same on a terminal and
-in the log of a CI. Every failure that an operator can cause or cure is a ``Failure``; anything else
-is a bug and keeps its traceback.
+The commands in deploy/ use this module. Lines are plain and flushed at once, so that they look the
+same on a terminal and in the log of a CI. A ``Failure`` is a problem that an operator can cause or
+solve. Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-UMASK = 0o077  #: what the commands make is root's alone
+#: Everything that the commands create belongs to root alone.
+UMASK = 0o077
 
 
 class Failure(Exception):
-    """Something that the operator can put right: what failed, and what to do about it."""
+    """A problem that the operator can solve.
+
+    Attributes:
+        what: The problem.
+        todo: Advice for the operator.
+    """
 
     def __init__(self, what: str, todo: str) -> None:
         super().__init__(f"{what}\n{todo}")
@@ -28,17 +34,24 @@ class Failure(Exception):
 
 
 def say(text: str = "") -> None:
-    """One line, at once."""
+    """Print a line without buffering."""
     print(text, flush=True)
 
 
 def steps(
     table: Sequence[tuple[str, Callable[[], str | None]]], first: int = 1, total: int | None = None
 ) -> None:
-    """Run the steps in order: ``[3/14] title …``; what a step returns stands below it.
+    """Run the steps in order, each with a line such as ``[3/14] title …``.
+
+    The note that a step returns is printed below its line.
+
+    Args:
+        table: Title and function of each step.
+        first: Number of the first step.
+        total: The number behind the slash. None means the number of the last step.
 
     Raises:
-        Failure: of the step that failed, named in it.
+        Failure: A step failed. The message contains its number and title.
     """
     total = total or first - 1 + len(table)
     for number, (title, work) in enumerate(table, first):
@@ -56,7 +69,10 @@ def steps(
 
 
 def main(work: Callable[[], int]) -> int:
-    """Run a command's ``work`` and turn a Failure into words on stderr and the status 1."""
+    """Run a command's ``work`` and return the exit status.
+
+    A Failure is printed on stderr and returns 1. Ctrl-C returns 130.
+    """
     try:
         return work()
     except Failure as failure:
@@ -78,15 +94,22 @@ def run(
 ) -> str:
     """Run a program without input and return its output.
 
+    Args:
+        command: The program and its arguments.
+        todo: Advice for the operator if the program fails.
+        log: The file that gets the command and its output.
+        env: More environment variables.
+        cwd: The working directory.
+        timeout: Seconds until the program is killed.
+
     Raises:
-        Failure: it is missing, ended with an error or took longer than ``timeout`` seconds; with
-        the last
-            lines of what it said, and the given advice.
+        Failure: The program is missing, ends with an error, or takes longer than ``timeout``. After
+            an error the message contains the last lines of the output.
     """
-    # which a root made by su may lack
+    # A root shell of su may lack these folders.
     path = os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [str(part) for part in command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -100,22 +123,25 @@ def run(
         raise Failure(f"There is no program {command[0]}.", todo) from problem
     except subprocess.TimeoutExpired as problem:
         raise Failure(f"{command[0]} did not end within {timeout:.0f} s.", todo) from problem
-    output = done.stdout.decode(errors="replace")
+    output = result.stdout.decode(errors="replace")
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(log, "a", opener=private) as file:
             file.write(f"$ {' '.join(map(str, command))}\n{output}\n")
-    if done.returncode != 0:
+    if result.returncode != 0:
         tail = "\n".join("  | " + line for line in output.strip().splitlines()[-15:])
         raise Failure(
-            f"{' '.join(map(str, command[:4]))} … ended with {done.returncode}:\n{tail}",
+            f"{' '.join(map(str, command[:4]))} … ended with {result.returncode}:\n{tail}",
             todo + (f" All of its output: {log}" if log else ""),
         )
     return output
 
 
 def private(path: str, flags: int) -> int:
-    """Opens a file of root's alone, for ``open``; never through a symbolic link."""
+    """Open a file that only root can read and write, as the ``opener`` of ``open``.
+
+    A symbolic link is refused.
+    """
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
@@ -126,11 +152,17 @@ def wait(
     todo: str | Callable[[], str],
     pause: float = 0.2,
 ) -> None:
-    """Ask until the condition holds; ``todo`` may be worked out at the end, from what has been
-    logged by then.
+    """Poll until the condition is true.
+
+    Args:
+        condition: The condition.
+        seconds: The longest time to wait.
+        what: The problem, if the condition stays false.
+        todo: Advice, or a function that returns advice after the wait, for example from a log.
+        pause: Seconds between two checks.
 
     Raises:
-        Failure: it did not within that many seconds.
+        Failure: The condition is still false after this many seconds.
     """
     deadline = time.monotonic() + seconds
     while not condition():

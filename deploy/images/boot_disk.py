@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that a BIOS boots: a FAT partition with syslinux, a kernel and an initramfs, then one of
-Linux' own.
+"""Bootable disks for a BIOS: a FAT partition with syslinux, a kernel and an initramfs, then a Linux
+partition.
 
-Used by the build scripts beside it, which the system's Python runs too: nothing but its library is
-imported. No loop device and no mount is used, so it works in any container. The kernel is Debian's
-cloud kernel, which ``deploy.packages`` has unpacked into build/kernel; an installed one does as
-well.
+The build scripts in the folders beside this file use this module. They run on the system's Python,
+so only the standard library is imported. No loop device and no mount is used, so the build works in
+any container. The kernel is Debian's cloud kernel, either unpacked in build/kernel by
+``deploy.packages`` or installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BOOT_CODE = Path("/usr/lib/syslinux/mbr/mbr.bin")
 SECTOR, BOOT_START, BOOT_SIZE = 512, 1 << 20, 39 << 20
 ROOT_START = BOOT_START + BOOT_SIZE
 FAT16, LINUX = 0x0E, 0x83
-#: How a kernel module ends that has a signature before it.
+#: The end of a kernel module that has a signature.
 SIGNED = b"~Module signature appended~\n"
 LOADER = """DEFAULT kilonova
 PROMPT 0
@@ -46,12 +46,18 @@ def build_once(
     installed: Iterable[Path] = (),
     compressed: bool = False,
 ) -> int:
-    """``make(folder, kernel, disk)`` writes a raw disk that becomes the qcow2 image named by
-    ``arguments``.
+    """Build the image, unless the parts are the same, and return the exit status.
 
-    Nothing is made when the image is there and was made of the same parts: ``own`` are files of
-    ours, ``installed`` come from packages, which the script names in its header. ``compressed``:
-    smaller, slower to boot.
+    Args:
+        script: The build script. The header lists the Debian packages of the tools.
+        arguments: The arguments of the command line: the path of the qcow2 image.
+        make: Called as ``make(folder, kernel, disk)`` to write a raw disk.
+        own: Files of this repository that go into the image.
+        installed: Files from Debian packages that go into the image.
+        compressed: Make a smaller image that boots more slowly.
+
+    Raises:
+        SystemExit: A part is missing, or a tool fails.
     """
     if len(arguments) != 1:
         print("usage: build OUTPUT.qcow2", file=sys.stderr)
@@ -91,7 +97,11 @@ def build_once(
 
 
 def newest_kernel() -> Path:
-    """Of the first folder that has one; its modules are beside it."""
+    """Return the newest cloud kernel of the first folder in ``KERNELS`` with one.
+
+    Raises:
+        SystemExit: There is no cloud kernel.
+    """
     for folder in KERNELS:
         kernels = sorted(
             folder.glob("vmlinuz-*-cloud-amd64"), key=lambda path: path.stat().st_mtime
@@ -104,11 +114,17 @@ def newest_kernel() -> Path:
 
 
 def modules_of(kernel: Path) -> Path:
+    """Return the folder with the modules of a kernel."""
     return kernel.parent.parent / "lib/modules" / kernel.name.removeprefix("vmlinuz-")
 
 
 def fingerprint(own: Iterable[Path], installed: Iterable[Path]) -> str:
-    """Changes when anything that goes into the image does."""
+    """Return a digest that changes with any part of the image.
+
+    Args:
+        own: Files that count with their content.
+        installed: Files that count with size and time of change.
+    """
     digest = hashlib.sha256()
     for path in own:
         digest.update(path.read_bytes())
@@ -118,15 +134,19 @@ def fingerprint(own: Iterable[Path], installed: Iterable[Path]) -> str:
 
 
 def run(*command: str | Path) -> str:
-    """Run a tool; what it says is shown only when it fails."""
-    done = subprocess.run(
+    """Run a tool and return the output.
+
+    Raises:
+        SystemExit: The tool fails. The message contains the errors.
+    """
+    result = subprocess.run(
         command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
-    if done.returncode != 0:
+    if result.returncode != 0:
         raise SystemExit(
-            f"{command[0]} failed ({done.returncode}): {done.stderr.strip() or done.stdout.strip()}"
+            f"{command[0]} failed ({result.returncode}): {result.stderr.strip() or result.stdout.strip()}"
         )
-    return done.stdout
+    return result.stdout
 
 
 def write_boot_disk(
@@ -137,8 +157,16 @@ def write_boot_disk(
     root_size: int,
     *mke2fs: str | Path,
 ) -> None:
-    """A disk whose loader starts ``kernel``; partition 2 is ``root_size`` bytes of ext4, made with
-    these options."""
+    """Write a disk whose loader starts ``kernel``.
+
+    Args:
+        disk: The path of the raw disk. Temporary files are written beside it.
+        kernel: The kernel.
+        initrd: The content of the initramfs.
+        kernel_options: Options for the kernel beside ``LOADER``.
+        root_size: The size of partition 2, which is ext4, in bytes.
+        mke2fs: Options of mke2fs for partition 2.
+    """
     with disk.open("wb") as file:
         file.truncate(ROOT_START + root_size)
         file.write(master_boot_record(root_size))
@@ -187,7 +215,7 @@ def write_boot_disk(
 
 
 def master_boot_record(root_size: int) -> bytes:
-    """Boot code, the active FAT16 (LBA) partition, and the one of Linux."""
+    """Return the boot code with an active FAT16 (LBA) partition and a Linux partition."""
     entries = _entry(0x80, FAT16, BOOT_START, BOOT_SIZE) + _entry(0, LINUX, ROOT_START, root_size)
     return BOOT_CODE.read_bytes()[:440].ljust(446, b"\0") + entries.ljust(64, b"\0") + b"\x55\xaa"
 
@@ -203,16 +231,25 @@ def _entry(flag: int, kind: int, start: int, size: int) -> bytes:
 def initramfs(
     folders: Iterable[str], files: dict[str, bytes], kernel: Path, modules: Iterable[str]
 ) -> bytes:
-    """busybox as /bin/sh, ``files`` (all executable), and in /modules what the ``modules`` need,
-    made ``lean``; /modules/order names them. A cpio archive, not compressed because unpacking costs
-    more than reading it."""
+    """Return an initramfs as a cpio archive.
+
+    The archive is not compressed, because unpacking takes longer than reading. The archive has
+    busybox as /bin/sh, and the modules with their dependencies in /modules. /modules/order lists
+    the modules.
+
+    Args:
+        folders: Folders to create.
+        files: Path -> content of more files. All files are executable.
+        kernel: The kernel to which the modules belong.
+        modules: Names of the modules.
+    """
     archive = bytearray()
     for folder in folders:
         add(archive, folder, stat.S_IFDIR | 0o755)
     add(archive, "dev/console", stat.S_IFCHR | 0o600, device=(5, 1))
     add(archive, "bin/sh", stat.S_IFLNK | 0o777, b"busybox")
-    loaded = in_order(modules_of(kernel), modules)
-    content = {f"{module_name(module)}.ko": lean(unpacked(module)) for module in loaded}
+    loaded = sort_modules(modules_of(kernel), modules)
+    content = {f"{module_name(module)}.ko": strip_module(read_module(module)) for module in loaded}
     files = {
         "bin/busybox": BUSYBOX.read_bytes(),
         "modules/order": "".join(f"{name}\n" for name in content).encode(),
@@ -230,40 +267,49 @@ def module_name(path: Path) -> str:
     return path.name.partition(".ko")[0]
 
 
-def unpacked(path: Path) -> bytes:
-    """Read a module. The guest's busybox loads no compressed ones."""
+def read_module(path: Path) -> bytes:
+    """Read a module. The guest's busybox cannot load compressed modules."""
     return lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
 
 
-def lean(module: bytes) -> bytes:
-    """Without its signature and with its BPF types hidden, which the kernel would check at each
-    boot."""
+def strip_module(module: bytes) -> bytes:
+    """Return a kernel module without the signature and with the BPF types hidden.
+
+    The kernel would check both at each boot.
+    """
     return module.removesuffix(SIGNED).replace(b"\0.BTF\0", b"\0.btf\0")
 
 
-def in_order(tree: Path, modules: Iterable[str]) -> list[Path]:
-    """The wanted modules and what they need, each after its own needs. Built-in ones are left
-    out."""
-    needs = {
+def sort_modules(tree: Path, modules: Iterable[str]) -> list[Path]:
+    """Return the modules and their dependencies, each after its own dependencies.
+
+    Built-in modules are left out.
+
+    Args:
+        tree: The folder with the kernel's modules.
+        modules: Names of the modules.
+    """
+    entries = {
         module_name(Path(name)): (name, rest.split())
         for name, rest in (
             line.split(":", 1) for line in (tree / "modules.dep").read_text().splitlines()
         )
     }
     ordered: list[Path] = []
-    for wanted in modules:
-        name, others = next(
-            (needs[key] for key in (wanted, wanted.replace("_", "-")) if key in needs), ("", [])
+    for module in modules:
+        name, dependencies = next(
+            (entries[key] for key in (module, module.replace("_", "-")) if key in entries), ("", [])
         )
         ordered += [
-            tree / path for path in [*reversed(others), name] if path and tree / path not in ordered
+            tree / path
+            for path in [*reversed(dependencies), name]
+            if path and tree / path not in ordered
         ]
     return ordered
 
 
 def libraries(ldd: str) -> dict[str, Path]:
-    """Of what ``ldd`` said: where a guest's loader looks for each library -> the file on this
-    machine."""
+    """Return the libraries in the output of ldd: path in the guest -> file on this machine."""
     loaded = {
         f"lib/{name}": Path(path)
         for name, path in re.findall(r"^\s(\S+) => (/\S+) ", ldd, re.MULTILINE)
@@ -276,7 +322,7 @@ def libraries(ldd: str) -> dict[str, Path]:
 def add(
     archive: bytearray, name: str, mode: int, data: bytes = b"", device: tuple[int, int] = (0, 0)
 ) -> None:
-    """Append one entry in the "newc" form of cpio."""
+    """Append an entry to a cpio archive in the format "newc"."""
     path = name.encode() + b"\0"
     numbers = (len(archive), mode, 0, 0, 1, 0, len(data), 0, 0, *device, len(path), 0)
     archive += b"070701" + b"".join(b"%08X" % number for number in numbers) + path

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud on one machine: up, down, the lab, and what they check and prepare."""
+"""A cloud on one machine: up, down, the lab, and their checks and preparations."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a person comes to a guest: a shared network, an external one, a router between, a key pair,
-rules and a floating address; all through the public APIs.
+"""The user's access to a guest, created through the public APIs.
 
-Used by deploy/one_machine/up.py after ``Seed``. As there, every function looks first and adds only
-what is missing. In a cloud without networks there is nothing to do, and each says so.
+The parts are a shared network, an external one, a router between them, a key pair, rules and a
+floating address. deploy/one_machine/up.py calls these functions after ``Seed``. Each looks first
+and adds only the missing objects. In a cloud without networks each only returns a note.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from deploy.one_machine.seed import PAPER, SERVER, Seed
 from deploy.progress import run, wait
 
 PRIVATE, PUBLIC, ROUTER, KEY = "private", "public", "router", "kilonova"
-#: The shared network's addresses; they are seen by guests only.
+#: The addresses of the shared network. Only guests see them.
 ADDRESSES = "10.20.0.0/24"
-#: What may come to demo's guests from everywhere.
+#: Traffic from everywhere that may reach demo's guests.
 OPEN: tuple[JsonObject, ...] = (
     {"protocol": "tcp", "port_range_min": 22, "port_range_max": 22},
     {"protocol": "icmp"},
 )
-#: A guest's own key is new at each boot of the tiny image, so there is nothing to remember.
+#: The tiny image makes a new host key at each boot, so the client must not check the key.
 SSH = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null")
 QUICK = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=3", "-o", "LogLevel=ERROR")
 WITHOUT = "this cloud has no networks"
@@ -33,7 +33,11 @@ PORTLESS = f"{SERVER} has no port, as when it was made without networks; delete 
 
 
 class Connectivity:
-    """Of the users of one cloud; ``line`` is what the last step has to tell."""
+    """Access to the guests of one cloud.
+
+    Attributes:
+        line: The ssh command to the first server for the final message, or "".
+    """
 
     def __init__(self, seed: Seed) -> None:
         self._seed, self._cloud = seed, seed.cloud
@@ -41,23 +45,23 @@ class Connectivity:
 
     @property
     def key(self) -> Path:
-        """The private key of the key pair; the public one is beside it."""
+        """The path of the private key. The public key is in the same folder."""
         return self._cloud.home / "ssh" / KEY
 
     @property
     def options(self) -> str:
-        """How ``openstack server create`` asks for a server that can be reached."""
+        """The options of ``openstack server create`` for a reachable server."""
         return f"--network {PRIVATE} --key-name {KEY}" if self._cloud.has_networks else "--nic none"
 
     def wanted(self) -> JsonObject:
-        """What the first server wants."""
+        """Return the arguments of the first server that concern networks."""
         if not self._cloud.has_networks:
             return {"networks": "none", "config_drive": True}
         return {"networks": [{"uuid": self._network(PRIVATE, is_shared=True).id}], "key_name": KEY}
 
     # --- networks ---
     def networks(self) -> str:
-        """The shared network, the external network and the router that joins them."""
+        """Create the shared network, the external network and the router between them."""
         if not self._cloud.has_networks:
             return WITHOUT
         self._await_hosts()
@@ -80,7 +84,7 @@ class Connectivity:
             }
 
         wait(
-            self._seed.patiently(alive),
+            self._seed.tolerate_errors(alive),
             60,
             "A host's part of the network service does not count as alive",
             lambda: explain_failure(self._cloud, "network-host"),
@@ -92,11 +96,11 @@ class Connectivity:
             name=name, **kind
         )
 
-    def _subnet(self, network: Any, **facts: object) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
+    def _subnet(self, network: Any, **fields: object) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
         service = self._seed.admin.network
-        found = next(iter(service.subnets(network_id=network.id)), None)
-        return found or service.create_subnet(
-            name=network.name, network_id=network.id, ip_version=4, **facts
+        subnet = next(iter(service.subnets(network_id=network.id)), None)
+        return subnet or service.create_subnet(
+            name=network.name, network_id=network.id, ip_version=4, **fields
         )
 
     def _join(self, public: Any, private: Any, inside: Any) -> None:  # noqa: ANN401 - openstacksdk's types depend on the service's version
@@ -107,23 +111,23 @@ class Connectivity:
         if not list(service.ports(device_id=router.id, network_id=private.id)):
             service.add_interface_to_router(router, subnet=inside.id)
 
-    # --- who may come in ---
+    # --- access ---
     def access(self) -> str:
-        """demo's key pair, and the rules that let ssh and ping through to demo's guests."""
+        """Create demo's key pair, and the rules that let ssh and ping reach demo's guests."""
         if not self._cloud.has_networks:
             return WITHOUT
         self._key_pair()
         service = self._seed.demo.network
-        mine = self._seed.demo.session.get_project_id()
-        group = next(iter(service.security_groups(name="default", project_id=mine)))
-        there = {
+        project_id = self._seed.demo.session.get_project_id()
+        group = next(iter(service.security_groups(name="default", project_id=project_id)))
+        present = {
             (rule.protocol, rule.port_range_min)
             for rule in service.security_group_rules(
                 security_group_id=group.id, direction="ingress", ether_type="IPv4"
             )
         }
         for rule in OPEN:
-            if (rule["protocol"], rule.get("port_range_min")) not in there:
+            if (rule["protocol"], rule.get("port_range_min")) not in present:
                 service.create_security_group_rule(
                     security_group_id=group.id, direction="ingress", ether_type="IPv4", **rule
                 )
@@ -139,17 +143,19 @@ class Connectivity:
                 "Install the Debian package openssh-client.",
             )
         compute, text = self._seed.demo.compute, public.read_text().strip()
-        found = compute.find_keypair(KEY, ignore_missing=True)
-        if found is not None and found.public_key.strip() == text:
+        key_pair = compute.find_keypair(KEY, ignore_missing=True)
+        if key_pair is not None and key_pair.public_key.strip() == text:
             return
-        if found is not None:
-            compute.delete_keypair(found)
+        if key_pair is not None:
+            compute.delete_keypair(key_pair)
         compute.create_keypair(name=KEY, public_key=text, key_type="ssh")
 
-    # --- in ---
+    # --- login ---
     def login(self) -> str:
-        """A floating address for the first server; waits until ssh answers there, if there is a
-        guest to answer."""
+        """Give the first server a floating address, and wait until ssh answers there.
+
+        Without guests there is no wait.
+        """
         if not self._cloud.has_networks:
             return WITHOUT
         ports = list(self._seed.demo.network.ports(device_id=self._seed.first().id))
@@ -159,7 +165,7 @@ class Connectivity:
         if not self._cloud.has_guests:
             return f"{address}, where nobody answers: {PAPER}"
         ssh = ["ssh", "-i", str(self.key), *SSH, f"root@{address}"]
-        last: list[str] = []
+        last_error: list[str] = []
 
         def answers() -> bool:
             done = subprocess.run(
@@ -170,7 +176,7 @@ class Connectivity:
                 timeout=30,
                 check=False,
             )
-            last[:] = [done.stderr.strip()[-300:]]
+            last_error[:] = [done.stderr.strip()[-300:]]
             return done.returncode == 0
 
         wait(
@@ -179,7 +185,7 @@ class Connectivity:
             f"ssh to {address} does not answer",
             lambda: "\n".join(
                 [
-                    f"It said: {last}",
+                    f"It said: {last_error}",
                     explain_failure(self._cloud, "network-host"),
                     explain_failure(self._cloud, "metadata"),
                 ]
@@ -191,8 +197,8 @@ class Connectivity:
 
     def _floating(self, port: str) -> str:
         service = self._seed.demo.network
-        for found in service.ips(port_id=port):
-            return str(found.floating_ip_address)
+        for address in service.ips(port_id=port):
+            return str(address.floating_ip_address)
         public = self._network(PUBLIC, is_router_external=True)
         return str(
             service.create_ip(floating_network_id=public.id, port_id=port).floating_ip_address

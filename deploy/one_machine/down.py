@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/down [--purge]``: stop the cloud of ./deploy/up; with --purge also remove its data.
+"""``./deploy/down [--purge]``: stop the cloud of ./deploy/up.
 
-Guests end with it. What the machine had before, and installed packages, stay.
+--purge also removes the data. The guests end with the cloud. Installed packages stay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from deploy.progress import Failure, main, say
 
 
 def command(arguments: list[str]) -> int:
-    """Parse the command line and do it; harmless when nothing runs."""
+    """Stop the cloud of the environment variables, and return the exit status."""
     if arguments not in ([], ["--purge"]):
         raise Failure(f"Not known: {' '.join(arguments)}", "./deploy/down [--purge]")
     cloud = Cloud.from_environment()

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/lab``: several real hosts on this machine, to play with and for the tests: make them,
-strike them, look.
+"""``./deploy/lab``: a lab of several hosts on this machine, for experiments and failure tests.
 
-A lab is a cloud as ``./deploy/up`` makes it, in a home of its own (KILONOVA_HOME, by default beside
-the other), which ``down`` removes with all its data. What a command does to a host is said in
-deploy/one_machine/lab_hosts.py.
+A lab is a cloud as ``./deploy/up`` makes it, in a separate home (KILONOVA_HOME, or by default
+beside that of ./deploy/up). ``down`` removes the lab with all data.
+deploy/one_machine/lab_hosts.py has the commands on hosts.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ USAGE = f"""usage: ./deploy/lab COMMAND
 The lab is in {lab_hosts.HOME}, or where KILONOVA_HOME says; its ports begin at {lab_hosts.PORT_BASE}, or at
 KILONOVA_PORT_BASE."""
 
-#: command on a host -> what it does, and what is said of it then
-STRIKES: dict[str, tuple[Callable[[Lab, str], None], str]] = {
+#: Command on a host -> the function, and the message after success.
+HOST_COMMANDS: dict[str, tuple[Callable[[Lab, str], None], str]] = {
     "kill": (Lab.kill, "has no power; boot it with: ./deploy/lab start {0}"),
     "start": (Lab.start, "boots; its agent registers in a few seconds"),
     "cut": (Lab.cut, "is cut off; its guests run on; heal it with: ./deploy/lab heal {0}"),
@@ -42,18 +41,18 @@ STRIKES: dict[str, tuple[Callable[[Lab, str], None], str]] = {
 
 
 def command(arguments: list[str]) -> int:
-    """Parse the command line and do it."""
+    """Run the command of the command line and return the exit status."""
     match arguments:
-        case ["up", hosts, *more] if set(more) <= {"--shared", "--volumes", up.CONTINUED}:
-            return _up(hosts, set(more))
+        case ["up", hosts, *options] if set(options) <= {"--shared", "--volumes", up.CONTINUED}:
+            return _up(hosts, set(options))
         case ["down"]:
             return _down()
         case ["status"]:
             return _status(Lab.open(lab_hosts.home()))
-        case [name, host] if name in STRIKES:
-            act, words = STRIKES[name]
-            act(Lab.open(lab_hosts.home()), host)
-            say(f"{host} {words.format(host)}")
+        case [name, host] if name in HOST_COMMANDS:
+            run, text = HOST_COMMANDS[name]
+            run(Lab.open(lab_hosts.home()), host)
+            say(f"{host} {text.format(host)}")
             return 0
         case ["--help" | "-h" | "help"]:
             say(USAGE)
@@ -61,15 +60,15 @@ def command(arguments: list[str]) -> int:
     raise Failure(f"Not known: {' '.join(arguments) or 'no command'}", USAGE)
 
 
-def _up(hosts: str, more: set[str]) -> int:
-    wanted = lab_hosts.facts(hosts, "--shared" in more, "--volumes" in more)
-    _insist_root()
-    lab = Lab.make(lab_hosts.home(), wanted)
-    if up.CONTINUED not in more:
-        return up.begin(lab.cloud, "lab", "up", *lab_hosts.arguments(wanted).split())
+def _up(hosts: str, options: set[str]) -> int:
+    facts = lab_hosts.facts(hosts, "--shared" in options, "--volumes" in options)
+    _require_root()
+    lab = Lab.make(lab_hosts.home(), facts)
+    if up.CONTINUED not in options:
+        return up.run_first_steps(lab.cloud, "lab", "up", *lab_hosts.arguments(facts).split())
     lab.write_hook()
-    say(f"""{up.go_on(lab.cloud)}
-This lab is {lab_hosts.describe(wanted)}: {", ".join(lab.cloud.hosts)}. Strike it, and look what becomes of it:
+    say(f"""{up.run_later_steps(lab.cloud)}
+This lab is {lab_hosts.describe(facts)}: {", ".join(lab.cloud.hosts)}. Strike it, and look what becomes of it:
   ./deploy/lab status
   ./deploy/lab kill {lab.cloud.hosts[0]}     # and start; cut and heal; fence
   ./deploy/lab down""")
@@ -82,7 +81,7 @@ def _down() -> int:
         say(f"there is no lab in {home}")
         return 0
     lab = Lab.open(home)
-    _insist_root()
+    _require_root()
     say(f"Removing the lab in {home} …")
     lab.down()
     say("removed")
@@ -90,15 +89,15 @@ def _down() -> int:
 
 
 def _status(lab: Lab) -> int:
-    _insist_root()
-    lab.insist_up()
+    _require_root()
+    lab.require_running()
     say(f"{lab_hosts.describe(lab.facts)}; this machine is {lab.cloud.address} to them")
     for number, host in enumerate(lab.cloud.hosts, 1):
         state = lab.state(host)
         say(f"{host:<6} {state:<4} {lab.cloud.host_address(number)}")
         guests = lab.guests(host) if state != "off" else []
         for line in (
-            [f"{one.server} {one.state}" for one in guests]
+            [f"{guest.server} {guest.state}" for guest in guests]
             if guests is not None
             else [f"its libvirtd does not answer; see {lab.cloud.libvirt_folder(number)}/log"]
         ):
@@ -106,7 +105,7 @@ def _status(lab: Lab) -> int:
     return 0
 
 
-def _insist_root() -> None:
+def _require_root() -> None:
     if os.geteuid() != 0:
         raise Failure("A lab is made of processes and namespaces of root.", "Run this as root.")
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lab: a cloud all of whose hosts have namespaces of their own, so that each can be struck alone.
+"""A lab: a cloud whose hosts all have namespaces of their own, so that each can fail alone.
 
-Used by deploy/one_machine/lab.py and tests/e2e. What a lab is made of stands in HOME/lab.json from
-its first moment on, so that every later command needs the home only and an interrupted one can be
-repeated. A host is on (its namespace is there), cut (its cable is pulled: it reaches nobody and
-nobody it, its guests run on) or off (no process, no guest). Must stay true: ``fence`` ends well
-only when nothing of the host lives; one command at a time strikes.
+deploy/one_machine/lab.py and tests/e2e use this module. HOME/lab.json has the facts of the lab from
+the start, so that later commands only need the home, and an interrupted one can be repeated. A host
+is up (the namespace exists), cut (the cable is disconnected, and the guests run on) or off (no
+process, no guest). Invariant: ``fence`` succeeds only when no process of the host lives. Only one
+command at a time changes hosts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HOOK = """#!/bin/sh
 KILONOVA_HOME={home} exec {lab} fence "$1"
 """
 UP = "Make one with: ./deploy/lab up 3"
-#: A domain in virsh's words: the server's id, which the agent's name for it ends with, and the
+#: A domain in the output of virsh: the server's id, which is part of the domain's name, and the
 #: number of its state.
 DOMAIN = re.compile(r"^Domain: '(?:instance-)?(.+)'\n  state\.state=(\d+)$", re.MULTILINE)
 STATES = {1: "running", 3: "paused", 5: "shutoff"}
@@ -44,7 +44,14 @@ STATES = {1: "running", 3: "paused", 5: "shutoff"}
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a lab is made of."""
+    """The facts of a lab.
+
+    Attributes:
+        hosts: The number of hosts.
+        shared: True if the disks of all guests are in one folder.
+        port_base: The first port.
+        volumes: True with a volume service.
+    """
 
     hosts: int
     shared: bool
@@ -54,7 +61,12 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A domain of a host, by the id of its server: running, paused, shutoff or other."""
+    """A domain of a host.
+
+    Attributes:
+        server: The id of the server.
+        state: running, paused, shutoff or other.
+    """
 
     server: str
     state: str
@@ -78,7 +90,11 @@ class Lab:
 
     @classmethod
     def open(cls, home: Path) -> Lab:
-        """The one that is there. Raises Failure when there is none."""
+        """Return the existing lab.
+
+        Raises:
+            Failure: There is no lab, or the file cannot be read.
+        """
         try:
             return cls(home, Facts(**json.loads((home / "lab.json").read_text())))
         except FileNotFoundError as problem:
@@ -92,19 +108,19 @@ class Lab:
 
     @classmethod
     def make(cls, home: Path, facts: Facts) -> Lab:
-        """The one that is there if it is like this, else a new one, of which nothing runs yet.
+        """Return the existing lab if it has these facts, otherwise a new one without processes.
 
         Raises:
-            Failure: another one is there, or something else.
+            Failure: The home contains a lab with other facts, or other files.
         """
         if (home / "lab.json").exists():
-            there = cls.open(home)
-            if there.facts != facts:
+            lab = cls.open(home)
+            if lab.facts != facts:
                 raise Failure(
-                    f"The lab in {home} is another one: {describe(there.facts)}.",
+                    f"The lab in {home} is another one: {describe(lab.facts)}.",
                     "Take it down with ./deploy/lab down, or set KILONOVA_HOME to another folder.",
                 )
-            return there
+            return lab
         if home.exists() and any(home.iterdir()):
             raise Failure(
                 f"{home} is no lab, and not empty.", "Set KILONOVA_HOME to another folder."
@@ -114,7 +130,7 @@ class Lab:
         return cls(home, facts)
 
     def write_hook(self) -> None:
-        """The program that the conductor calls to fence a host."""
+        """Write the program that the conductor calls to fence a host."""
         path = Path(self.cloud.fencing_hook)
         path.write_text(
             HOOK.format(
@@ -124,13 +140,17 @@ class Lab:
         path.chmod(0o700)
 
     def down(self) -> None:
-        """Nothing of it stays: processes, namespaces, devices, rules, files."""
+        """Remove the lab: processes, namespaces, devices, rules and files."""
         lifecycle.shut_down(self.cloud)
         shutil.rmtree(self.cloud.home)
 
-    # --- its hosts ---
+    # --- hosts ---
     def number(self, host: str) -> int:
-        """Of a host, by its name. Raises Failure naming those that there are."""
+        """Return the number of a host, counted from 1.
+
+        Raises:
+            Failure: The lab has no such host. The message lists the hosts.
+        """
         if host not in self.cloud.hosts:
             raise Failure(
                 f"There is no host {host!r} in this lab.",
@@ -139,39 +159,37 @@ class Lab:
         return self.cloud.hosts.index(host) + 1
 
     def state(self, host: str) -> str:
-        """up, cut or off."""
+        """Return up, cut or off."""
         number = self.number(host)
         if not power.is_on(self.cloud, number):
             return "off"
         return "up" if self.cloud.underlay.is_plugged(number) else "cut"
 
     def kill(self, host: str) -> None:
-        """A power cut: agent, libvirtd and every guest die at once, and stay dead until
-        ``start``."""
+        """Cut the host's power: agent, libvirtd and guests die, and stay dead until ``start``."""
         number = self.number(host)
-        with self._striking():
+        with self._lock_hosts():
             power.off(self.cloud, number)
 
     def start(self, host: str) -> None:
-        """Boot a host that is off: it has another boot id, and its cable is in."""
+        """Boot a host that is off, with a new boot id and a connected cable."""
         number = self.number(host)
-        with self._striking():
+        with self._lock_hosts():
             power.on(self.cloud, number)
 
     def cut(self, host: str) -> None:
-        """Pull its cable."""
+        """Disconnect the host's cable."""
         self._plug(host, False)
 
     def heal(self, host: str) -> None:
-        """Put its cable in again."""
+        """Connect the host's cable again."""
         self._plug(host, True)
 
     def fence(self, host: str) -> None:
-        """Make sure that nothing of the host lives; it needs no word from the host, which may be
-        cut, or off.
+        """Kill a host that is up, cut or off, and make sure that no process remains.
 
         Raises:
-            Failure: something of it may live.
+            Failure: A process of the host may live.
         """
         self.kill(host)
         if self.state(host) != "off" or libvirtd.is_running(
@@ -180,9 +198,10 @@ class Lab:
             raise Failure(f"{host} is not dead.", "Run this again; see ./deploy/lab status.")
 
     def guests(self, host: str) -> list[Guest] | None:
-        """What its libvirtd has; None when it does not answer."""
+        """Return the domains of the host, or None if libvirtd does not answer."""
         uri = libvirtd.uri(self.cloud.libvirt_folder(self.number(host)))
-        # One question: a guest that changes its state between two would be in neither answer.
+        # One call, because a guest that changes its state between two calls would be in neither
+        # result.
         done = subprocess.run(
             ["virsh", "-c", uri, "domstats", "--state"],
             capture_output=True,
@@ -201,37 +220,51 @@ class Lab:
             key=lambda guest: guest.server,
         )
 
-    def insist_up(self) -> None:
-        """Raises Failure when the lab does not run."""
+    def require_running(self) -> None:
+        """Check that the lab runs.
+
+        Raises:
+            Failure: The lab does not run.
+        """
         if find_supervisor(self.cloud) is None:
             raise Failure(
                 f"The lab in {self.cloud.home} does not run.",
                 f"Start it with: ./deploy/lab up {arguments(self.facts)}",
             )
 
-    def _plug(self, host: str, in_or_out: bool) -> None:
+    def _plug(self, host: str, is_in: bool) -> None:
         number = self.number(host)
-        with self._striking():
+        with self._lock_hosts():
             if self.state(host) == "off":
                 raise Failure(
                     f"{host} is off: it has no cable to pull or put in.",
                     f"Boot it with: ./deploy/lab start {host}",
                 )
-            self.cloud.underlay.plug(number, in_or_out)
+            self.cloud.underlay.plug(number, is_in)
 
     @contextmanager
-    def _striking(self) -> Iterator[None]:
-        """One at a time: the fencing hook and a person may want the same host."""
+    def _lock_hosts(self) -> Iterator[None]:
+        """Let one command at a time change hosts.
+
+        The fencing hook and a person may want the same host.
+
+        Raises:
+            Failure: The process is not root, or the lab does not run.
+        """
         if os.geteuid() != 0:
             raise Failure("This strikes processes and namespaces of root.", "Run this as root.")
-        self.insist_up()
+        self.require_running()
         with (self.cloud.run / "lab.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 
 def facts(hosts: str, shared: bool, volumes: bool = False) -> Facts:
-    """From the command line and KILONOVA_PORT_BASE. Raises Failure."""
+    """Return the facts from the command line and KILONOVA_PORT_BASE.
+
+    Raises:
+        Failure: A value is invalid.
+    """
     if hosts not in map(str, range(1, MOST_HOSTS + 1)):
         raise Failure(
             f"A lab of {hosts!r} hosts cannot be made.", f"Give a number from 1 to {MOST_HOSTS}."
@@ -243,18 +276,18 @@ def facts(hosts: str, shared: bool, volumes: bool = False) -> Facts:
 
 
 def describe(facts: Facts) -> str:
-    """In words."""
+    """Return a description of a lab for people."""
     storage = "shared storage" if facts.shared else "storage of their own"
     volumes = ", a volume service" if facts.volumes else ""
     return f"{facts.hosts} hosts with {storage}{volumes}, ports from {facts.port_base}"
 
 
 def arguments(facts: Facts) -> str:
-    """Of the command that makes it."""
+    """Return the arguments of ``./deploy/lab up`` that make this lab."""
     words = [str(facts.hosts), *(["--shared"] if facts.shared else [])]
     return " ".join([*words, *(["--volumes"] if facts.volumes else [])])
 
 
 def home() -> Path:
-    """Where the lab is: KILONOVA_HOME, or a place beside that of ./deploy/up."""
+    """Return the home of the lab: KILONOVA_HOME, or a folder beside that of ./deploy/up."""
     return Path(os.environ.get("KILONOVA_HOME", HOME)).resolve()

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is looked at before anything is changed: root, system, kernel, disk, memory, ports,
-neighbours, proxy.
+"""The checks of the machine before the changes of ./deploy/up.
 
-Used by deploy/one_machine/up.py. ``check`` raises what must be put right first and returns notes on
-what was found and will be left alone.
+They concern root, system, kernel, disk, memory, ports, other services and proxies. ``check`` raises
+the first problem, and returns notes about things that stay as they are.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from deploy.progress import Failure
 
 DISK_GB, MEMORY_MB, LONGEST_HOME = 4, 1800, 48
 MEMORY = "KILONOVA_DRIVER=memory works here: servers on paper only"
-#: What a cloud with guests, and one with networks too, needs of the machine; and which settings do
-#: without that.
+#: The abilities for a cloud with guests, and for a cloud with guests and networks. Beside each,
+#: the settings for a machine without them.
 WITHOUT = (
     (machine.FOR_GUESTS, MEMORY),
     (machine.FOR_NETWORKS, f"KILONOVA_NETWORKS=no works here: servers without networks; {MEMORY}"),
@@ -34,10 +33,10 @@ FOREIGN = ((5672, "RabbitMQ"), (16509, "libvirtd"))
 
 
 def check(cloud: Cloud) -> str:
-    """All checks; returns the notes.
+    """Run all checks and return the notes.
 
     Raises:
-        Failure: of the first that does not hold.
+        Failure: A check fails.
     """
     check_machine(os.geteuid())
     check_settings(cloud)
@@ -90,11 +89,13 @@ def check_space(cloud: Cloud) -> None:
             f"KILONOVA_HOME has {len(str(cloud.home))} letters; sockets below it allow {LONGEST_HOME}.",
             "Choose a shorter path.",
         )
-    there = next(folder for folder in (cloud.home, *cloud.home.parents) if folder.exists())
-    free = shutil.disk_usage(there).free / 2**30
+    existing_folder = next(
+        folder for folder in (cloud.home, *cloud.home.parents) if folder.exists()
+    )
+    free = shutil.disk_usage(existing_folder).free / 2**30
     if free < DISK_GB:
         raise Failure(
-            f"{there} has {free:.1f} GiB free; {DISK_GB} are needed.",
+            f"{existing_folder} has {free:.1f} GiB free; {DISK_GB} are needed.",
             "Make room, or set KILONOVA_HOME to a folder on another disk.",
         )
     lines = Path("/proc/meminfo").read_text().splitlines()
@@ -109,18 +110,20 @@ def check_space(cloud: Cloud) -> None:
 
 
 def check_settings(cloud: Cloud) -> None:
-    """A cloud that runs keeps its settings."""
-    then = settings.changed(cloud)
-    if then:
+    """Refuse other settings for a running cloud."""
+    changes = settings.find_changes(cloud)
+    if changes:
         raise Failure(
-            f"This cloud runs with other settings than these: {', '.join(then)}.",
+            f"This cloud runs with other settings than these: {', '.join(changes)}.",
             "Set them as they were; or stop it with ./deploy/down, which keeps its data, and run this again.",
         )
 
 
 def check_abilities(cloud: Cloud) -> None:
-    """What the cloud needs is tried; of a cloud on paper nothing is needed. A lab has no other
-    settings."""
+    """Try the abilities that the cloud needs. A cloud without guests needs no ability.
+
+    For a lab the message proposes no other settings.
+    """
     for abilities, instead in WITHOUT[: 1 + cloud.has_networks] if cloud.has_guests else ():
         lack = machine.lack_of(*abilities)
         if lack is not None:
@@ -130,13 +133,13 @@ def check_abilities(cloud: Cloud) -> None:
 
 
 def find_routes(external: IPv4Network) -> list[str]:
-    """Those of other networks that these addresses belong to now."""
+    """Return the routes of other networks to these addresses."""
     if shutil.which("ip") is None:
         return []
-    said = subprocess.run(
+    result = subprocess.run(
         ["ip", "-4", "route"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
-    routes = [line.strip() for line in said.stdout.splitlines() if line[:1].isdigit()]
+    routes = [line.strip() for line in result.stdout.splitlines() if line[:1].isdigit()]
     networks = [(IPv4Network(route.split()[0], strict=False), route) for route in routes]
     return [
         route for network, route in networks if network != external and network.overlaps(external)
@@ -160,17 +163,17 @@ def check_ports(cloud: Cloud) -> None:
 
 
 def find_neighbours(cloud: Cloud) -> list[str]:
-    found = [name for port, name in FOREIGN if answers(port)]
+    names = [name for port, name in FOREIGN if answers(port)]
     # os.path, because Path.exists raises PermissionError for a user who may not read the folder.
     if os.path.exists("/run/libvirt/libvirt-sock") and _runs("libvirtd"):
-        found.append("libvirtd")
+        names.append("libvirtd")
     return [
-        f"a {name} of somebody else runs and is left untouched" for name in dict.fromkeys(found)
+        f"a {name} of somebody else runs and is left untouched" for name in dict.fromkeys(names)
     ]
 
 
 def _runs(program: str) -> bool:
-    """Does a process of this name run outside of any cloud of ours?"""
+    """True if a process of this name runs outside of our clouds' mount namespaces."""
     done = subprocess.run(
         ["pidof", program], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a new cloud is given, all through the public APIs: flavors, a project, an image, a first
-server.
+"""The first flavors, project, image and server of a cloud, created through the public APIs.
 
-Used by deploy/one_machine/up.py in the virtual environment. Every function looks first and adds
-only what is missing, so that repeating it does no harm; each returns a note.
+deploy/one_machine/up.py uses this module in the virtual environment. Every function looks first,
+adds only the missing objects, and returns a note, and can be repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from deploy.one_machine.cloud.process_control import explain_failure
 from deploy.packages import ROOT
 from deploy.progress import Failure, run, wait
 
-#: name: VCPUs, MiB, GiB
+#: Name -> VCPUs, MiB, GiB.
 FLAVORS = {
     "m1.nano": (1, 128, 1),
     "m1.tiny": (1, 512, 1),
@@ -38,22 +37,29 @@ HELLO = b'#!/bin/sh\necho "kilonova tiny guest: hello, this is $(hostname)"\n'
 
 
 class Seed:
-    """The two users' connections to one cloud."""
+    """The connections of the users demo and admin to one cloud.
+
+    Attributes:
+        launched: The start of the processes (UTC, ISO 8601) if they were just started, or "".
+    """
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
         for name in ("no_proxy", "NO_PROXY"):
             os.environ[name] = ",".join(filter(None, (os.environ.get(name), cloud.address)))
-        self._made: dict[str, openstack.connection.Connection] = {}
-        self.launched = ""  # when the processes were started, if they just were: UTC, ISO 8601
-        self._boots = False  # whether the first server was started here
+        self._connections: dict[str, openstack.connection.Connection] = {}
+        self.launched = ""
+        # True if this object started the first server.
+        self._boots = False
 
     def connect(self, name: str) -> openstack.connection.Connection:
-        """As "kilonova" (the user demo) or "kilonova-admin"."""
-        if name not in self._made:
+        """Return a connection as "kilonova" (the user demo) or "kilonova-admin"."""
+        if name not in self._connections:
             files = OpenStackConfig(config_files=[str(self.cloud.clouds_yaml)], load_envvars=False)
-            self._made[name] = openstack.connection.Connection(config=files.get_one(cloud=name))
-        return self._made[name]
+            self._connections[name] = openstack.connection.Connection(
+                config=files.get_one(cloud=name)
+            )
+        return self._connections[name]
 
     @property
     def admin(self) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
@@ -64,49 +70,51 @@ class Seed:
         return self.connect("kilonova")
 
     def host(self) -> str:
-        """Wait until every agent has registered since the launch: only then is what the API shows
-        true."""
-        wanted = set(self.cloud.hosts)
+        """Wait until every agent has registered since the launch.
+
+        Before that, the API shows the hosts' former state.
+        """
+        hosts = set(self.cloud.hosts)
 
         def up() -> bool:
-            found = {
+            up_hosts = {
                 service.host
                 for service in self.admin.compute.services(binary="nova-compute")
                 if service.state == "up" and (service.updated_at or "") >= self.launched
             }
-            return wanted <= found
+            return hosts <= up_hosts
 
         wait(
-            self.patiently(up),
+            self.tolerate_errors(up),
             90,
-            f"The agent of {', '.join(sorted(wanted))} does not count as up",
+            f"The agent of {', '.join(sorted(hosts))} does not count as up",
             lambda: explain_failure(self.cloud, "agent"),
         )
-        return f"{', '.join(sorted(wanted))} up"
+        return f"{', '.join(sorted(hosts))} up"
 
     @staticmethod
-    def patiently(question: Callable[[], bool]) -> Callable[[], bool]:
-        """A service that is just starting may refuse the first calls."""
+    def tolerate_errors(condition: Callable[[], bool]) -> Callable[[], bool]:
+        """Return the condition as False while a starting service refuses calls."""
 
-        def ask() -> bool:
+        def is_true() -> bool:
             try:
-                return question()
+                return condition()
             except (exceptions.SDKException, OSError):
                 return False
 
-        return ask
+        return is_true
 
     def flavors(self) -> str:
-        """Those of ``FLAVORS`` that are missing."""
-        there = {flavor.name for flavor in self.admin.compute.flavors(details=False)}
-        missing = [name for name in FLAVORS if name not in there]
+        """Create the missing flavors of ``FLAVORS``."""
+        names = {flavor.name for flavor in self.admin.compute.flavors(details=False)}
+        missing = [name for name in FLAVORS if name not in names]
         for name in missing:
             vcpus, ram, disk = FLAVORS[name]
             self.admin.compute.create_flavor(name=name, vcpus=vcpus, ram=ram, disk=disk)
         return f"{', '.join(missing)} made" if missing else "all are there"
 
     def tenant(self) -> str:
-        """The project demo and its user demo, with the role member."""
+        """Create the project demo and the user demo with the role member."""
         identity = self.admin.identity
         project = identity.find_project("demo", ignore_missing=True) or identity.create_project(
             name="demo", domain_id="default", description="For trying things out"
@@ -122,8 +130,10 @@ class Seed:
         return "user and project demo"
 
     def image(self) -> str:
-        """The tiny image: built, and uploaded when the image service has no such file. One of an
-        earlier recipe stays, under another name: servers were made from it."""
+        """Build and upload the tiny image, unless the image service has this file.
+
+        An image of an earlier recipe gets another name and stays, because servers use that image.
+        """
         path = self.cloud.home / "tiny" / "tiny.qcow2"
         run(
             [ROOT / "deploy/images/tiny/build", path],
@@ -132,16 +142,19 @@ class Seed:
         )
         digest = hashlib.sha512(path.read_bytes()).hexdigest()
         images = self.admin.image
-        there = list(
+        existing_images = list(
             images.images(name=IMAGE, status="active", owner=self.admin.session.get_project_id())
         )
-        for found in there:
-            if found.hash_value != digest:
-                images.update_image(found, name=f"{IMAGE}-{found.created_at[:10]}-{found.id[:8]}")
-        for found in there:
-            if found.hash_value == digest:
-                return f"{IMAGE} ({found.id}) is there"
-        made = images.create_image(
+        for existing_image in existing_images:
+            if existing_image.hash_value != digest:
+                images.update_image(
+                    existing_image,
+                    name=f"{IMAGE}-{existing_image.created_at[:10]}-{existing_image.id[:8]}",
+                )
+        for existing_image in existing_images:
+            if existing_image.hash_value == digest:
+                return f"{IMAGE} ({existing_image.id}) is there"
+        new_image = images.create_image(
             IMAGE,
             filename=str(path),
             disk_format="qcow2",
@@ -150,13 +163,19 @@ class Seed:
             wait=True,
             timeout=120,
         )
-        return f"{IMAGE} ({made.id}), {path.stat().st_size / 2**20:.0f} MiB"
+        return f"{IMAGE} ({new_image.id}), {path.stat().st_size / 2**20:.0f} MiB"
 
-    def server(self, **wanted: object) -> str:
-        """The first server, as the user demo, with what else is wanted of it; waits until it is
-        ACTIVE."""
+    def server(self, **arguments: object) -> str:
+        """Create or start the first server as the user demo, and wait for ACTIVE.
+
+        Args:
+            arguments: More arguments of the server, for example networks.
+
+        Raises:
+            Failure: The server does not become ACTIVE.
+        """
         compute = self.demo.compute
-        server = next((one for one in compute.servers(name=f"^{SERVER}$")), None)
+        server = next((candidate for candidate in compute.servers(name=f"^{SERVER}$")), None)
         self._boots = server is None or server.status == "SHUTOFF"
         if server is None:
             flavor = compute.find_flavor("m1.nano", ignore_missing=False)
@@ -168,7 +187,7 @@ class Seed:
                 flavor_id=flavor.id,
                 image_id=image.id,
                 user_data=base64.b64encode(HELLO).decode(),
-                **wanted,
+                **arguments,
             )
         elif server.status == "SHUTOFF":
             compute.start_server(server)
@@ -185,12 +204,17 @@ class Seed:
         return f"{SERVER} ({server.id}) is {server.status}"
 
     def first(self) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
-        """The first server as the API shows it now."""
+        """Read the first server from the API."""
         return next(iter(self.demo.compute.servers(name=f"^{SERVER}$")))
 
     def console(self) -> str:
-        """What the guest says, once it is ready. Of one that was not started here, what it has said
-        where it is now."""
+        """Wait until the guest is ready, and return the console output.
+
+        If this object did not start the guest, return the present output without a wait.
+
+        Raises:
+            Failure: The guest is not ready within 120 s.
+        """
         if not self.cloud.has_guests:
             return PAPER
         server = self.first()
@@ -214,12 +238,12 @@ class Seed:
             return ""  # the log appears with the guest
 
 
-#: Why nobody waits for a guest.
+#: The reason why a cloud without guests has no console.
 PAPER = "servers of the memory driver exist on paper only"
 
 
 def _tail(text: str) -> str:
-    """The last lines, of which nothing can reach the terminal but printable characters."""
+    """Return the last 20 lines, with unprintable characters replaced."""
     lines = [
         "".join(letter if letter.isprintable() else "?" for letter in line.expandtabs())
         for line in text.replace("\r", "").splitlines()[-20:]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/up``: from an empty Debian 12 or 13 to a running guest, in seventeen steps that may be
-repeated.
+"""``./deploy/up``: from an empty Debian 12 or 13 to a running guest, in seventeen repeatable steps.
 
-The first three run on the system's Python and make the virtual environment; the rest runs in it.
-What to set in the environment is said by ``Cloud.from_environment``. Nothing is asked.
+The first three steps run on the system's Python and make the virtual environment, in which the
+others run. ``Cloud.from_environment`` lists the environment variables. The command asks no
+questions.
 """
 
 from __future__ import annotations
@@ -25,16 +25,21 @@ from deploy.one_machine.cloud.process_control import find_supervisor
 from deploy.one_machine.preflight import check
 from deploy.progress import UMASK, Failure, main, run, say, steps
 
-if TYPE_CHECKING:  # it needs the virtual environment, which the first steps make
+# The import needs the virtual environment, which the first steps make.
+if TYPE_CHECKING:
     from deploy.one_machine.seed import Seed
 
 TOTAL, CONTINUED = 17, "--continued"
 Step = tuple[str, Callable[[], str | None]]
 
 
-def begin(cloud: Cloud, *command: str) -> int:
-    """Steps 1 to 3, then the others in the virtual environment, by this module of
-    deploy.one_machine."""
+def run_first_steps(cloud: Cloud, *command: str) -> int:
+    """Run steps 1 to 3, then the others in the virtual environment, and return the exit status.
+
+    Args:
+        cloud: The cloud.
+        command: A module of deploy.one_machine that runs the other steps, and its arguments.
+    """
     log = cloud.log("install")
     steps(
         [
@@ -54,15 +59,15 @@ def begin(cloud: Cloud, *command: str) -> int:
     return done.returncode
 
 
-def go_on(cloud: Cloud) -> str:
-    """Steps 4 to 17; returns how to go on."""
+def run_later_steps(cloud: Cloud) -> str:
+    """Run steps 4 to 17 and return the final message."""
     from deploy.one_machine.connectivity import Connectivity
     from deploy.one_machine.seed import Seed
 
     os.umask(UMASK)
     seed = Seed(cloud)
-    reach = Connectivity(seed)
-    table: list[Step] = [
+    connectivity = Connectivity(seed)
+    later_steps: list[Step] = [
         ("Folders, secrets and configuration", lambda: prepare(cloud)),
         ("Database and keys of hosts", lambda: upgrade(cloud)),
         ("First rows of the identity service", lambda: bootstrap(cloud)),
@@ -72,13 +77,13 @@ def go_on(cloud: Cloud) -> str:
         ("Flavors", seed.flavors),
         ("User and project", seed.tenant),
         ("Tiny image", seed.image),
-        ("Networks", reach.networks),
-        ("Key pair and security rules", reach.access),
-        ("First server, through the public API", lambda: seed.server(**reach.wanted())),
+        ("Networks", connectivity.networks),
+        ("Key pair and security rules", connectivity.access),
+        ("First server, through the public API", lambda: seed.server(**connectivity.wanted())),
         ("What the guest says", seed.console),
-        ("Floating address and ssh", reach.login),
+        ("Floating address and ssh", connectivity.login),
     ]
-    steps(table, first=4, total=TOTAL)
+    steps(later_steps, first=4, total=TOTAL)
     screen = "\n  openstack console url show first" if cloud.has_guests else ""
     clouds_yaml, config = shlex.quote(str(cloud.clouds_yaml)), shlex.quote(str(cloud.config()))
     programs = shlex.quote(f"{VENV}/bin")
@@ -87,9 +92,9 @@ It works. How to go on:
   export OS_CLIENT_CONFIG_FILE={clouds_yaml}
   export PATH=$PATH:{programs} NO_PROXY={cloud.address} OS_CLOUD=kilonova KILONOVA_CONF={config}
   openstack server list
-  openstack server create --image tiny --flavor m1.nano {reach.options} vm1{screen}
+  openstack server create --image tiny --flavor m1.nano {connectivity.options} vm1{screen}
   openstack --os-cloud kilonova-admin compute service list
-  kilonova hosts{reach.line}
+  kilonova hosts{connectivity.line}
 Logs are in {cloud.home}/log"""
 
 
@@ -101,14 +106,14 @@ def prepare(cloud: Cloud) -> str:
 def upgrade(cloud: Cloud) -> str:
     from deploy.one_machine.cloud import host_keys
 
-    said = run(
+    note = run(
         [VENV / "bin/kilonova", "database", "upgrade"],
         "If an upgrade failed, the database is as before.",
         env={"KILONOVA_CONF": str(cloud.config())},
         log=cloud.log("database"),
     ).strip()
     host_keys.make(cloud)
-    return said
+    return note
 
 
 def bootstrap(cloud: Cloud) -> None:
@@ -134,7 +139,7 @@ def bootstrap(cloud: Cloud) -> None:
     ]
     for kind, url in endpoints.items():
         command += ["--endpoint", f"{kind}={url}"]
-    # Of a cloud that had them when it was started before.
+    # A cloud that had these services at an earlier start loses their endpoints.
     for kind, is_there in (("network", cloud.has_networks), ("block-storage", cloud.volumes)):
         command += [] if is_there else ["--without", kind]
     run(command, "This is a bug; please report it.", log=cloud.log("identity-bootstrap"))
@@ -152,7 +157,7 @@ def _launch(cloud: Cloud, seed: Seed) -> str:
 
 def await_services(cloud: Cloud) -> str:
     began = time.monotonic()
-    asked = {
+    urls = {
         "identity": cloud.identity_url,
         "image": cloud.image_url,
         "network": cloud.network_url,
@@ -163,14 +168,14 @@ def await_services(cloud: Cloud) -> str:
         "image-gateway": cloud.image_gateway_url,
         "volume": cloud.volume_url,
     }
-    names = [program.name for program in processes.programs(cloud) if program.name in asked]
+    names = [program.name for program in processes.programs(cloud) if program.name in urls]
     for name in names:
-        lifecycle.await_http(cloud, name, asked[name])
+        lifecycle.await_http(cloud, name, urls[name])
     return f"{', '.join(names)} after {time.monotonic() - began:.1f} s"
 
 
 def command(arguments: list[str]) -> int:
-    """Parse the command line."""
+    """Run the steps and return the exit status."""
     if arguments not in ([], [CONTINUED]):
         raise Failure(
             f"./deploy/up takes no arguments: {' '.join(arguments)}",
@@ -178,8 +183,8 @@ def command(arguments: list[str]) -> int:
         )
     cloud = Cloud.from_environment()
     if not arguments:
-        return begin(cloud, "up")
-    say(f"{go_on(cloud)}; stop everything with ./deploy/down")
+        return run_first_steps(cloud, "up")
+    say(f"{run_later_steps(cloud)}; stop everything with ./deploy/down")
     return 0
 
 

@@ -1,3 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ./deploy/test is made of: the table of its jobs and sets (plan), and how jobs run side by
-side (jobs)."""
+"""The parts of ./deploy/test: the table of jobs and sets (plan), and the parallel run of jobs
+(jobs).
+"""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the jobs of ./deploy/test side by side, each in a process with a log and a report, and
-collect their results.
+"""Run the jobs of ./deploy/test in parallel, each in a process with a log and a report, and collect
+their results.
 
-As many jobs run at a time as there are CPUs, and two more, since most of them wait: for guests,
-silences and disks. When the command ends early, each job is interrupted and removes its clouds.
+Two more jobs than CPUs run at a time, because most jobs wait for guests, timeouts and disks. When
+the command ends early, jobs are interrupted and remove their clouds.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Case:
 
     Attributes:
         id: The test's id in pytest, for example "tests/unit/test_x.py::test_y[1]".
-        seconds: Its duration.
+        seconds: The duration.
         skipped: Why the test was skipped, or None.
-        failed: True if the test, or the collection of its file, failed.
+        failed: True if the test, or the collection of the file, failed.
     """
 
     id: str
@@ -60,7 +60,7 @@ class Case:
 
 @dataclass(frozen=True)
 class FailedTest:
-    """A failure in one line: what failed, and the command that repeats it."""
+    """A failed test, and the command that repeats the test."""
 
     what: str
     command: str
@@ -118,7 +118,7 @@ class Result:
         self.cases = [_read_case(case) for case in cases]
 
     def failed_tests(self) -> list[FailedTest]:
-        """Return every failed test. A job that failed without a failed test is one itself."""
+        """Return the failed tests. A job that failed without a failed test counts as one."""
         ring = f"./deploy/test {self.job.ring}"
         tests = [
             FailedTest(case.id, f"{ring} -- {shlex.quote(case.id)}")
@@ -132,7 +132,7 @@ class Result:
         return tests
 
     def failures(self) -> str:
-        """Return the log from pytest's first failure on, or its end if there is none."""
+        """Return the log from pytest's first failure on, or else the last part."""
         text = self.log.read_text(errors="replace")
         first = FAILURES.search(text)
         return text[first.start() :] if first else text[-20_000:]
@@ -162,7 +162,7 @@ class Jobs:
 
     Args:
         folder: Where logs and reports are written.
-        command: Returns the command line of a job that writes its report to a path.
+        command: Returns the command line of a job that writes a report to a path.
         environment: Returns a job's environment. Called when the job starts, because this may
             start servers.
     """
@@ -179,7 +179,7 @@ class Jobs:
         self._ended: queue.SimpleQueue[Result | Exception] = queue.SimpleQueue()
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Result]:
-        """Run the jobs and yield each result when its job ends."""
+        """Run the jobs and yield each result at the end of the job."""
         waiting = iter(jobs)
         workers = [
             threading.Thread(target=self._work, args=(waiting,))
@@ -248,16 +248,16 @@ class Jobs:
         return result
 
     def _end(self) -> None:
-        """Interrupt the jobs that still run, and kill those that do not end then."""
+        """Interrupt the running jobs, and kill the jobs that do not end in time."""
         with self._lock:
             self._ending = True
-            left = [process for _, process in self._running.values()]
-        for process in left:
+            processes = [process for _, process in self._running.values()]
+        for process in processes:
             _signal(process, signal.SIGINT)
         deadline = time.monotonic() + TEAR_DOWN_SECONDS
-        while any(process.returncode is None for process in left):
+        while any(process.returncode is None for process in processes):
             if time.monotonic() > deadline:
-                for process in left:
+                for process in processes:
                     _signal(process, signal.SIGKILL)
                 return
             time.sleep(0.05)  # Each process is awaited by the thread that runs its job.
@@ -271,8 +271,10 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def _wait_with_usage(process: subprocess.Popen[bytes]) -> tuple[int, float]:
-    """Wait for the process. Return its exit status and its CPU-seconds, with those of its children
-    for which it waited."""
+    """Wait for the process and return the exit status and CPU-seconds.
+
+    The CPU-seconds include those of the awaited children.
+    """
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return process.returncode, usage.ru_utime + usage.ru_stime

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked without running the code: ``python -m deploy.testing.lint``; the ring "lint" of
-deploy/test.
+"""The ring "lint" of ./deploy/test: checks that do not run the code (``python -m
+deploy.testing.lint``).
 
-Style by ruff, types by mypy (strict), the floors by import-linter, the pages of docs/ and the links
-between them by Sphinx, the alert rules by promtool, which also tries each on series that it is for
-and on such that it is not (ALERT_TRIALS), and the systemd units by systemd itself, which also says
-how much a unit leaves open to its process (0 is nothing, 10 all). Everything runs, side by side,
-then it fails if anything failed.
+* ruff checks the style, mypy (strict) the types, import-linter the layers.
+* Sphinx checks the pages of docs/ and the links between them.
+* promtool checks the alert rules. ALERT_TRIALS has series for which each rule must or must not
+  fire.
+* systemd checks the units, and rates the exposure of each from 0 (closed) to 10 (open).
+
+All checks run in parallel, and the command fails if any check fails.
 """
 
 from __future__ import annotations
@@ -22,31 +24,33 @@ from deploy.environment import VENV, docs_command
 from deploy.packages import PROMTOOL, ROOT
 from deploy.progress import say
 
-#: What each unit may score at most, as systemd-analyze says it: what it does score, so that
-#: nothing is opened unseen. Each unit sets PrivateMounts, because systemd 252 takes an unset one
-#: for "no" and 257 for "yes". Above 2 is only what cannot be lower, with the reason.
+#: The highest permitted exposure of each unit, by systemd-analyze. The limit is the present score,
+#: so that no change opens a unit unnoticed. Each unit sets PrivateMounts, because systemd 252 takes
+#: an unset one for "no" and 257 for "yes". The reason for a score above 2 is beside that score.
 SCORES = {
     **dict.fromkeys(("agent",), 1.8),
-    # Workers tell that they are ready, so systemd listens to more than one process.
+    # Workers report that they are ready, so systemd listens to more than one process.
     **dict.fromkeys(("api", "placement", "metadata", "image-gateway"), 1.4),
     **dict.fromkeys(
         ("conductor", "scheduler", "console", "identity", "image", "network", "network-host"), 1.2
     ),
     "bridges": 1.3,
-    # Root, who makes devices and scans buses: it sees /dev and /sys, and has CAP_SYS_ADMIN.
+    # Runs as root, makes devices and scans buses. Therefore sees /dev and /sys, and has
+    # CAP_SYS_ADMIN.
     "volumes": 2.7,
-    # What it mounts below /run/netns its successor must see, so it has the machine's own mounts,
-    # and with them it can have none of the options that hide or protect files; and networks are
-    # what it is there to change.
+    # The next process must see the mounts below /run/netns, so this unit has the machine's mount
+    # namespace. No option that hides or protects files works there. The unit also needs the right
+    # to change networks.
     "network-helper": 5.1,
 }
 ALERTS = ROOT / "deploy/monitoring/alerts.yml"
 ALERT_TRIALS = ROOT / "tests/unit/deploy/alert_trials.yml"
-INSTALLED = "/opt/kilonova/venv/bin/"  # where the units expect the programs
+#: The folder of the programs in the units.
+INSTALLED = "/opt/kilonova/venv/bin/"
 
 
 def main() -> int:
-    """Run all checks; the number of those that failed."""
+    """Run all checks and return the number of failures."""
     programs = VENV / "bin"
     with tempfile.TemporaryDirectory() as folder:
         commands: list[list[str | Path]] = [
@@ -58,15 +62,15 @@ def main() -> int:
             [PROMTOOL, "check", "rules", ALERTS],
             [PROMTOOL, "check", "config", "--syntax-only", ALERTS.with_name("prometheus.yml")],
             [PROMTOOL, "test", "rules", ALERT_TRIALS],
-            ["systemd-analyze", "verify", *_units(Path(folder))],
-            *(_scored(unit) for unit in sorted((ROOT / "deploy/systemd").glob("*.service"))),
+            ["systemd-analyze", "verify", *_copy_units(Path(folder))],
+            *(_score_command(unit) for unit in sorted((ROOT / "deploy/systemd").glob("*.service"))),
         ]
         with ThreadPoolExecutor() as pool:
-            return sum(not passes for passes in pool.map(_passes, commands))
+            return sum(not has_passed for has_passed in pool.map(_run_check, commands))
 
 
-def _scored(unit: Path) -> list[str | Path]:
-    """The command that fails when a unit leaves more open than it may."""
+def _score_command(unit: Path) -> list[str | Path]:
+    """Return the command that fails if the unit's exposure is above the limit."""
     highest = SCORES[unit.stem.removeprefix("kilonova-")]
     return [
         "systemd-analyze",
@@ -78,8 +82,9 @@ def _scored(unit: Path) -> list[str | Path]:
     ]
 
 
-def _passes(command: list[str | Path]) -> bool:
-    done = subprocess.run(
+def _run_check(command: list[str | Path]) -> bool:
+    """Run a check, print the result, and return True if the check passes."""
+    result = subprocess.run(
         [str(part) for part in command],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
@@ -92,16 +97,16 @@ def _passes(command: list[str | Path]) -> bool:
     name = (
         Path(command[0]).name if "security" not in command else f"score of {Path(command[-1]).name}"
     )
-    say(f"{name}: {'passed' if done.returncode == 0 else 'FAILED'}")
-    if done.returncode != 0:
-        say(done.stdout)
-    return done.returncode == 0
+    say(f"{name}: {'passed' if result.returncode == 0 else 'FAILED'}")
+    if result.returncode != 0:
+        say(result.stdout)
+    return result.returncode == 0
 
 
-def _units(folder: Path) -> list[str | Path]:
-    """Copy the units into ``folder``, with programs that exist: systemd checks them.
+def _copy_units(folder: Path) -> list[str | Path]:
+    """Copy the units into ``folder``, with paths of existing programs, which systemd checks.
 
-    The programs are named through a link, because the path of .venv may contain a space.
+    The paths go through a symbolic link, because the path of .venv may contain a space.
     """
     copies: list[str | Path] = []
     (folder / "bin").symlink_to(VENV / "bin")

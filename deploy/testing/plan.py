@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The jobs of ./deploy/test, their budgets, and the sets of tests.
 
-Pure data. ``./deploy/test`` reads this table before anything is installed, and tests/selection.py
-reads it in each pytest process. A test belongs to the first job of its ring whose fixtures or mark
-it has, so each job makes only the servers, hosts and clouds that its tests share. A test is in the
-default set unless a mark puts it into a slice.
+The module only contains data. ``./deploy/test`` reads this table before anything is installed, and
+tests/selection.py reads it in each pytest process. A test belongs to the first job of its ring with
+a matching fixture or mark. A job therefore makes only the servers, hosts and clouds of the tests. A
+test is in the default set unless a mark puts it into a slice.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class Set(StrEnum):
 
 
 class Slice(StrEnum):
-    """The part of a set that a test belongs to; ``@pytest.mark.slice(...)``. Only ``all`` contains
-    every slice."""
+    """A part of the tests, chosen with ``@pytest.mark.slice(...)``. Only the set ``all`` contains
+    every slice.
+    """
 
     DEFAULT = "default"
     GUESTS = "guests"
@@ -39,7 +40,7 @@ TEMPEST_SLICE = Slice.GUESTS
 CEILOMETER_SLICE = Slice.GUESTS
 #: Minutes on two idle CPUs, after the installation.
 LIMITS_MINUTES = {Set.DEFAULT: 10, Set.ALL: 30}
-#: With CI=true a run fails when a set uses more than this multiple of its CPU budget.
+#: With CI=true a run fails when a set uses more than this multiple of the CPU budget.
 TOLERANCE = 1.3
 
 
@@ -62,10 +63,10 @@ class Job:
     Attributes:
         ring: The ring, a folder below tests/.
         name: The job's name, unique.
-        fixtures: The job has the tests that use one of these fixtures.
+        fixtures: The job has the tests that use any of these fixtures.
         mark: The job has the tests with this mark. Without fixtures and mark: the rest of the ring.
         files: Patterns of the names of all files with such tests. The job imports no other file.
-        servers: Private servers that the job needs; see deploy/testing/servers.py.
+        servers: Private servers of the job (deploy/testing/servers.py).
         module: Run this module instead of pytest.
         seconds: Duration in a run of ``all``. Longer jobs start first.
         budget: CPU time in each set.
@@ -86,7 +87,7 @@ class Job:
 
         Args:
             fixtures: Names of the fixtures that the test uses.
-            marks: Names of its marks.
+            marks: Names of the marks.
         """
         return (not self.fixtures or not self.fixtures.isdisjoint(fixtures)) and (
             not self.mark or self.mark in marks
@@ -100,7 +101,7 @@ class Job:
 #: CPU time of the private database and message servers.
 SERVERS = Budget(130, 300)
 SQL = ("postgresql", "mariadb")
-#: A test belongs to the first job that has it.
+#: A test belongs to the first matching job.
 JOBS = (
     Job("e2e", "e2e-debian", frozenset({"debians"}), seconds=380, budget=Budget(0, 60)),
     Job("e2e", "e2e-cloud", frozenset({"first_up"}), seconds=1040, budget=Budget(22, 150)),
@@ -197,6 +198,5 @@ def job_of(ring: str, fixtures: Collection[str], marks: Collection[str]) -> Job:
 
 
 def longest_first(jobs: Collection[Job]) -> list[Job]:
-    """Return the jobs in the order of their start. The run would end late if a long job began
-    last."""
+    """Return the jobs in the order of their start, so that no long job starts last."""
     return sorted(jobs, key=lambda job: -job.seconds)

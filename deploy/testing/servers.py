@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private RabbitMQ, PostgreSQL and MariaDB for the tests: each in a folder and on a port of its
-own.
+"""Private RabbitMQ, PostgreSQL and MariaDB servers for the tests, in folders of their own.
 
-Used by deploy/testing/test.py and tests/services.py. ``Servers`` starts them as unprivileged users
-and stops them again, also when the block fails or the process is told to end; nothing outside the
-folder is written. Data survive a kill of the server, and need not survive one of the machine:
-nothing waits for a disk.
+deploy/testing/test.py and tests/services.py use this module. ``Servers`` starts the servers as
+unprivileged users and stops them at exit, also after an exception or a signal. The servers write
+only to the folder. Their data survive a kill of the server. They may be lost with the machine,
+because the servers do not wait for the disk.
 """
 
 from __future__ import annotations
@@ -33,22 +32,28 @@ from deploy.progress import Failure, run, wait
 if TYPE_CHECKING:
     from common.security.tls import Tls
 
-STAND_BY = "postgresql-stand-by"
-# on SIGTERM it would wait for its clients
-STOP = dict.fromkeys(("postgresql", STAND_BY), signal.SIGINT)
+STANDBY = "postgresql-stand-by"
+# After SIGTERM PostgreSQL would wait for the clients.
+STOP = dict.fromkeys(("postgresql", STANDBY), signal.SIGINT)
 KINDS = ("rabbitmq", "postgresql", "mariadb")
-#: Below the ports of outgoing connections, and so far apart that no two clouds have the same part
+#: Below the ports of outgoing connections. The step is so wide that no two clouds get the same part
 #: of the underlay.
 STEP, EVERYWHERE = 16, ""
 STARTS = tuple(range(20000, 30000, STEP))
-#: Who chose ports listens there only later. Until this process ends, no other of this machine is
-#: given them.
-_given: dict[int, socket.socket] = {}
+#: First port -> the socket that reserves the range for this process. The servers listen on their
+#: ports only later. Other processes of this machine get the range after this process ends.
+_claims: dict[int, socket.socket] = {}
 
 
 def free_ports(count: int) -> int:
-    """The first of at most ``STEP`` ports in a row that nobody listens on, and that nobody was
-    given before."""
+    """Reserve a range of free ports for this process and return the first.
+
+    Args:
+        count: The number of ports, at most ``STEP``.
+
+    Raises:
+        Failure: No range is free.
+    """
     first = secrets.randbelow(len(STARTS))
     for start in (*STARTS[first:], *STARTS[:first]):
         if _reserve(start) and not any(
@@ -59,9 +64,12 @@ def free_ports(count: int) -> int:
 
 
 def _reserve(start: int) -> bool:
-    """Is this process the first to get these ports? A socket's abstract name is given up when its
-    process ends."""
-    if start in _given:
+    """Return True if the range of ports was not reserved yet.
+
+    The reservation is a socket with an abstract name, which the kernel releases when the process
+    ends.
+    """
+    if start in _claims:
         return False
     claim = socket.socket(socket.AF_UNIX)
     try:
@@ -71,18 +79,24 @@ def _reserve(start: int) -> bool:
         if refusal.errno == errno.EADDRINUSE:
             return False
         raise
-    _given[start] = claim
+    _claims[start] = claim
     return True
 
 
 class Servers:
-    """``with Servers(folder) as servers: url = servers.start("mariadb")``; leaving stops them all.
-    With ``proof``, which names 127.0.0.1, they offer TLS; RabbitMQ speaks nothing else then."""
+    """A context manager that starts private servers, and stops them at exit.
+
+    For example, ``with Servers(folder) as servers: url = servers.start("mariadb")``.
+
+    Args:
+        folder: The folder for data and logs.
+        proof: A certificate for 127.0.0.1. The servers then offer TLS, and RabbitMQ only TLS.
+    """
 
     def __init__(self, folder: Path, proof: Tls | None = None) -> None:
         self.folder, self._proof = folder, proof
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
-        self._again: dict[str, Callable[[], object]] = {}
+        self._restarts: dict[str, Callable[[], object]] = {}
         self.broker: Broker | None = None
 
     def __enter__(self) -> Servers:
@@ -112,10 +126,10 @@ class Servers:
                 process.wait()
 
     def start(self, kind: str) -> str:
-        """Start one of ``KINDS`` and return its URL.
+        """Start a server of a kind in ``KINDS`` and return the URL.
 
         Raises:
-            Failure: it is not installed or does not come up.
+            Failure: The server is not installed or does not start.
         """
         starters: dict[str, Callable[[], str]] = {
             "rabbitmq": self._rabbitmq,
@@ -125,19 +139,19 @@ class Servers:
         return starters[kind]()
 
     def pid(self, kind: str) -> int:
-        """Of the server that was started last."""
+        """Return the process id of the last server of this kind."""
         return dict(self._processes)[kind].pid
 
     def kill(self, kind: str) -> None:
-        """kill -9, of a server with all its processes. What it had committed stays."""
+        """Kill all processes of a server with SIGKILL. Committed data remain."""
         process = dict(self._processes)[kind]
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         self._processes.remove((kind, process))
 
     def restart(self, kind: str) -> None:
-        """Start a server that was killed again, at the same address; returns when it answers."""
-        self._again[kind]()
+        """Start a killed server again at the same address, and wait for an answer."""
+        self._restarts[kind]()
 
     def _rabbitmq(self) -> str:
         self.broker = broker = Broker(
@@ -151,13 +165,13 @@ class Servers:
 
     def _postgresql(self) -> str:
         folder, port, password = (
-            self._own("postgresql", "postgres"),
+            self._make_folder("postgresql", "postgres"),
             free_ports(1),
             secrets.token_hex(16),
         )
-        secret = _secret(folder / "password", password, "postgres")
+        secret = _write_secret(folder / "password", password, "postgres")
         data = folder / "data"
-        _as(
+        _run_as(
             "postgres",
             [
                 _postgresql_program("initdb"),
@@ -178,22 +192,29 @@ class Servers:
         )
         self._start(
             "postgresql",
-            _postgres(folder, port, self._own_proof(folder, "postgres")),
+            _postgres_command(folder, port, self._copy_certificates(folder, "postgres")),
             "postgres",
             port,
             _is_ready,
         )
         return f"postgresql+psycopg://kilonova:{password}@127.0.0.1:{port}/postgres"
 
-    def stand_by(self, way: str) -> str:
-        """Start a copy of a PostgreSQL that follows it, some moments behind; returns its URL.
-        ``way``: the URL at which it finds the other one."""
-        folder, port, primary = self._own(STAND_BY, "postgres"), free_ports(1), urlsplit(way)
-        secret = _secret(folder / "passwords", f"*:*:*:*:{primary.password}\n", "postgres")
+    def start_standby(self, primary_url: str) -> str:
+        """Start a standby that follows a PostgreSQL server, and return the standby's URL.
+
+        Args:
+            primary_url: The URL at which the standby reaches the primary.
+        """
+        folder, port, primary = (
+            self._make_folder(STANDBY, "postgres"),
+            free_ports(1),
+            urlsplit(primary_url),
+        )
+        secret = _write_secret(folder / "passwords", f"*:*:*:*:{primary.password}\n", "postgres")
         source = (
             f"host={primary.hostname} port={primary.port} user={primary.username} passfile={secret}"
         )
-        _as(
+        _run_as(
             "postgres",
             [
                 _postgresql_program("pg_basebackup"),
@@ -207,13 +228,17 @@ class Servers:
                 source,
             ],
         )
-        self._start(STAND_BY, _postgres(folder, port), "postgres", port, _is_ready)
-        return way.replace(f"@{primary.hostname}:{primary.port}/", f"@127.0.0.1:{port}/")
+        self._start(STANDBY, _postgres_command(folder, port), "postgres", port, _is_ready)
+        return primary_url.replace(f"@{primary.hostname}:{primary.port}/", f"@127.0.0.1:{port}/")
 
     def _mariadb(self) -> str:
-        folder, port, password = self._own("mariadb", "mysql"), free_ports(1), secrets.token_hex(16)
+        folder, port, password = (
+            self._make_folder("mariadb", "mysql"),
+            free_ports(1),
+            secrets.token_hex(16),
+        )
         data = folder / "data"
-        _as(
+        _run_as(
             "mysql",
             [
                 "mariadb-install-db",
@@ -223,7 +248,7 @@ class Servers:
                 "--auth-root-authentication-method=normal",
             ],
         )
-        first = _secret(
+        first = _write_secret(
             folder / "first.sql",
             "CREATE USER IF NOT EXISTS kilonova@'127.0.0.1' IDENTIFIED BY "
             f"'{password}';\n"
@@ -246,11 +271,11 @@ class Servers:
                 "--max-connections=300",
                 "--skip-log-bin",
                 "--skip-name-resolve=1",
-                # From 11.4 on MariaDB offers TLS by itself, with a certificate that it makes.
+                # From 11.4 on MariaDB offers TLS with a self-made certificate.
                 *(["--skip-ssl"] if self._proof is None else []),
                 *(
                     f"--ssl-{what}={path}"
-                    for what, path in self._own_proof(folder, "mysql").items()
+                    for what, path in self._copy_certificates(folder, "mysql").items()
                 ),
             ],
             "mysql",
@@ -267,17 +292,17 @@ class Servers:
         port: int,
         is_ready: Callable[[int], bool] = answers,
     ) -> None:
-        """Start a database, and know how it is started again."""
+        """Start a database, wait until the database is ready, and store how to restart it."""
         self._run(name, command, user)
         self._wait(name, port, is_ready)
-        self._again[name] = partial(self._start, name, command, user, port, is_ready)
+        self._restarts[name] = partial(self._start, name, command, user, port, is_ready)
 
-    def _own_proof(self, folder: Path, user: str) -> dict[str, Path]:
-        """Copies that the server may read."""
+    def _copy_certificates(self, folder: Path, user: str) -> dict[str, Path]:
+        """Return copies of the certificate's files that the server may read."""
         if self._proof is None:
             return {}
         return {
-            what: _secret(folder / f"{what}.pem", Path(path).read_text(), user)
+            what: _write_secret(folder / f"{what}.pem", Path(path).read_text(), user)
             for what, path in (
                 ("ca", self._proof.ca),
                 ("cert", self._proof.cert),
@@ -285,7 +310,7 @@ class Servers:
             )
         }
 
-    def _own(self, name: str, user: str) -> Path:
+    def _make_folder(self, name: str, user: str) -> Path:
         folder = self.folder / name
         folder.mkdir()
         shutil.chown(folder, user)
@@ -305,7 +330,7 @@ class Servers:
                 extra_groups=[],
                 start_new_session=True,
                 cwd=self.folder,
-                env=dict(env) if env is not None else _plain(),
+                env=dict(env) if env is not None else _make_environment(),
             )
         self._processes.append((name, process))
 
@@ -330,17 +355,19 @@ def _postgresql_program(name: str) -> str:
 
 
 def _is_ready(port: int) -> bool:
-    """Does a PostgreSQL take connections? It listens before that."""
-    asked = subprocess.run(
+    """True if the PostgreSQL accepts connections. Listening alone is not enough."""
+    result = subprocess.run(
         [_postgresql_program("pg_isready"), "--quiet", "--host=127.0.0.1", f"--port={port}"],
         check=False,
         stdin=subprocess.DEVNULL,
-        env=_plain(),
+        env=_make_environment(),
     )
-    return asked.returncode == 0
+    return result.returncode == 0
 
 
-def _postgres(folder: Path, port: int, proof: Mapping[str, Path] | None = None) -> list[str]:
+def _postgres_command(
+    folder: Path, port: int, proof: Mapping[str, Path] | None = None
+) -> list[str]:
     settings: dict[str, object] = {
         "port": port,
         "listen_addresses": "127.0.0.1",
@@ -356,23 +383,23 @@ def _postgres(folder: Path, port: int, proof: Mapping[str, Path] | None = None) 
     return [_postgresql_program("postgres"), "-D", str(folder / "data"), *options]
 
 
-def _secret(path: Path, text: str, user: str) -> Path:
+def _write_secret(path: Path, text: str, user: str) -> Path:
     path.touch(mode=0o600)
     path.write_text(text)
     shutil.chown(path, user)
     return path
 
 
-def _as(user: str, command: list[str]) -> None:
-    """Run to its end as that user."""
+def _run_as(user: str, command: list[str]) -> None:
+    """Run a command as the user and wait for the end."""
     run(
         ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command],
         f"Install the Debian packages {' and '.join(packages.databases())}.",
-        env=_plain(),
+        env=_make_environment(),
     )
 
 
-def _plain() -> dict[str, str]:
+def _make_environment() -> dict[str, str]:
     return {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
         "LC_ALL": "C.UTF-8",
@@ -382,7 +409,7 @@ def _plain() -> dict[str, str]:
 
 
 def main() -> None:
-    """Start all and wait for Enter: for trials by hand."""
+    """Start all servers and wait for Enter, for manual tests."""
     folder = Path("/tmp") / f"kilonova-servers-{os.getpid()}"  # noqa: S108 - holds nothing secret and has this process's number
     with Servers(folder) as servers:
         for kind in KINDS:

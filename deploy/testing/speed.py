@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast this machine is, so that the CPU budgets of ./deploy/test mean the same everywhere.
+"""The speed of this machine, by which the CPU budgets of ./deploy/test are scaled.
 
-./deploy/test measures before and after the tests, and the slower measurement counts.
-A fixed calculation runs in one process per CPU at the same time, because the tests load all CPUs
-too. Its CPU time, divided by that of the reference machine, scales every budget.
+./deploy/test measures before and after the tests, and the slower measurement counts. A fixed
+calculation runs in one process per CPU at the same time, because the tests load all CPUs too. The
+CPU time, divided by that of the reference machine, scales every budget.
 """
 
 from __future__ import annotations

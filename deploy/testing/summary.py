@@ -21,7 +21,7 @@ def budget_lines(
     Args:
         results: The jobs that ran.
         servers_cpu: CPU-seconds of the private database and message servers.
-        chosen: The set that ran, or None if it has no budget.
+        chosen: The set that ran, or None if the set has no budget.
         speed: Scale of the budgets, from ``deploy.testing.speed``.
     """
     yield f"{'job':<22}{'tests':>7}{'minutes':>9}{'CPU minutes':>13}{'budget':>8}"
@@ -56,7 +56,7 @@ def skip_lines(results: Sequence[Result]) -> Iterator[str]:
 
 
 def skipped_tests(results: Sequence[Result]) -> Iterator[str]:
-    """Yield one line for each skipped test: its id, a tab, and the reason."""
+    """Yield one line for each skipped test: the id, a tab, and the reason."""
     for result in results:
         for case in result.skipped:
             yield f"{case.id}\t{case.skipped}\n"

@@ -43,7 +43,7 @@ WITH_ARGUMENTS = (plan.TEMPEST.name, plan.CLIENTS.name, plan.NEWCOMER.name)
 class Environment(ExitStack):
     """Starts the servers of each job, and stops them all at exit.
 
-    Each job finds the URLs of its servers in its environment variables. No two jobs share a server,
+    Each job finds the URLs of the servers in environment variables. No two jobs share a server,
     because tests remove everything that a server contains.
     """
 
@@ -114,7 +114,10 @@ def _jobs(names: Sequence[str]) -> list[Job]:
 
 
 def _set_of(names: Sequence[str]) -> Set | None:
-    """Return the set whose budgets apply. A ring has those of ``all``, and a slice has none."""
+    """Return the set with the valid budgets.
+
+    A ring has the budgets of ``all``, a slice has no budget.
+    """
     name = names[0] if names else Set.DEFAULT
     return None if name in SLICES else Set.DEFAULT if name == Set.DEFAULT else Set.ALL
 
@@ -158,7 +161,7 @@ def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
 def _in_the_foreground(
     jobs: Sequence[Job], more: Sequence[str], servers: Environment, folder: Path
 ) -> int:
-    """Run each ring in one process that prints its own progress."""
+    """Run each ring in one process that prints the progress."""
     failed = []
     for ring in dict.fromkeys(job.ring for job in jobs):
         whole = [job for job in jobs if job.ring == ring]

@@ -131,7 +131,7 @@ def cloud() -> Iterator[Live]:
     with sharing_blocks(home / "volume"):
         try:
             with redirect_stdout(StringIO()):
-                up.go_on(live.cloud)
+                up.run_later_steps(live.cloud)
             clear(live.rest())  # a host with a server does not join another zone
             yield live
         finally:

@@ -24,7 +24,7 @@ from common.store import schema
 from common.store.notifications import outbox
 from compute_agent.virt.memory.state.script import Fail
 from conductor.notifications.messages import messages
-from deploy.environment import SAMPLES, samples_are_there
+from deploy.environment import SAMPLES, has_samples
 from tests.schemas import memory_store
 from tests.told import change_all_but_servers, read_outbox
 from tests.workflows.scenarios import SCENARIOS, trial_of
@@ -56,7 +56,7 @@ SHAPE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def samples() -> Path:
-    if samples_are_there():
+    if has_samples():
         return SAMPLES
     if os.environ.get("KILONOVA_TEST"):
         pytest.fail(

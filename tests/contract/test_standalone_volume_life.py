@@ -24,7 +24,7 @@ import requests
 from sqlalchemy import select
 
 from deploy.one_machine.cloud.authority import Authority
-from deploy.one_machine.cloud.certificates import QEMU, lay
+from deploy.one_machine.cloud.certificates import QEMU, install_files
 from deploy.one_machine.services.database import Database
 from deploy.one_machine.services.volume import schema
 from deploy.one_machine.services.volume.exports import Exports
@@ -68,7 +68,7 @@ class NoCompute:
     def attachment_of(self, server: str, volume: str) -> str | None:
         return None
 
-    def tell(self, events: Collection[Mapping[str, str]]) -> bool:
+    def notify(self, events: Collection[Mapping[str, str]]) -> bool:
         return True
 
 
@@ -378,9 +378,9 @@ def test_nbd_export_with_tls_accepts_only_certificates_of_own_authority(
     standalone_cloud: Cloud, tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path / "ca")
-    lay(tmp_path / "server", authority.issue("server", "127.0.0.1"), QEMU)
-    lay(tmp_path / "host", authority.issue("host", "127.0.0.1"), QEMU)
-    lay(tmp_path / "thief", Authority(tmp_path / "other").issue("thief", "127.0.0.1"), QEMU)
+    install_files(tmp_path / "server", authority.issue("server", "127.0.0.1"), QEMU)
+    install_files(tmp_path / "host", authority.issue("host", "127.0.0.1"), QEMU)
+    install_files(tmp_path / "thief", Authority(tmp_path / "other").issue("thief", "127.0.0.1"), QEMU)
     (tmp_path / "thief/ca-cert.pem").write_bytes((tmp_path / "host/ca-cert.pem").read_bytes())
     port = free_ports(1)
     options = ("--export-address", "127.0.0.1", "--export-ports", f"{port}-{port}")

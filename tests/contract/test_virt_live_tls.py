@@ -78,7 +78,7 @@ class World:
     def lay_certificates(self, address: str, name: str) -> Path:
         """Write the certificates of QEMU on this host, and return their folder."""
         place = self.authority.folder.parent / f"pki-{name}"
-        certificates.lay_for_qemu(place, self.authority, name, address)
+        certificates.install_qemu_files(place, self.authority, name, address)
         return place
 
     def successful_calls(self, shows: Tls, port: int = PORT) -> set[str]:
@@ -118,7 +118,7 @@ def test_live_migration_fails_when_qemu_at_destination_is_not_verified(
         "expired": (world.authority, address, {"valid": -datetime.timedelta(hours=1)}),
     }[certificate]
     place = world.authority.folder.parent / f"pki-{name}"
-    certificates.lay(
+    certificates.install_files(
         place,
         authority.issue(f"wrong-{certificate[:7]}", addresses, **options),
         certificates.QEMU,

@@ -85,7 +85,7 @@ class ServingWorld:
 
     def lay_certificates(self, address: str, name: str) -> Path:
         place = self.folder / f"pki-{name}"
-        certificates.lay_for_qemu(place, self.authority, name, address)
+        certificates.install_qemu_files(place, self.authority, name, address)
         return place
 
     def path(self, volume_id: str) -> Path:
@@ -229,7 +229,7 @@ def test_copy_and_switch_volume_between_nbd_exports_lose_no_data(world: ServingW
 def test_attach_nbd_volume_without_tls_of_own_authority_is_refused(world: ServingWorld) -> None:
     other_authority = Authority(world.folder / "others")
     place = world.folder / "pki-others"
-    certificates.lay_for_qemu(place, other_authority, "others", world.address)
+    certificates.install_qemu_files(place, other_authority, "others", world.address)
     own_tls = world.exports.tls
     world.exports.tls = str(place)
     try:

@@ -90,7 +90,7 @@ def with_stand_by() -> Iterator[Pair]:
         _ask(first, f"CREATE DATABASE {NAME}")
         way, link = Wire(first), Wire(first)
         try:
-            other = servers.stand_by(link.url.render_as_string(hide_password=False))
+            other = servers.start_standby(link.url.render_as_string(hide_password=False))
             url = way.url.set(database=NAME).render_as_string(hide_password=False)
             with without_guests(HOSTS, database_url=url) as live:
                 yield Pair(servers, live, way, link, first, other)

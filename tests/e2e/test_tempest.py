@@ -28,7 +28,7 @@ LEFT_OUT = re.compile(
 
 @pytest.mark.slice(TEMPEST_SLICE)
 def test_tempest_tests_without_server_pass(keeping: Live, tmp_path: Path) -> None:
-    if not environment.tempest_is_there():
+    if not environment.has_tempest():
         pytest.skip(f"Tempest is not installed: ./deploy/test {TEMPEST_SLICE} installs it")
     # A host with a server cannot join another zone.
     clear(keeping.rest())

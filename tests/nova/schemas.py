@@ -25,7 +25,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from deploy.environment import NOVA_SCHEMAS, nova_is_there
+from deploy.environment import NOVA_SCHEMAS, has_nova_schemas
 from tests.nova.known import ANSWERS, OWN
 
 
@@ -116,7 +116,7 @@ class Operation:
 
 def require() -> None:
     """Skip, or below ./deploy/test fail, what needs Nova's schemas where they are not."""
-    if nova_is_there():
+    if has_nova_schemas():
         return
     if os.environ.get("KILONOVA_TEST"):
         pytest.fail("Nova's schemas are not there: ./deploy/test fetches them in its first steps")
@@ -126,7 +126,7 @@ def require() -> None:
 @functools.cache
 def operations() -> tuple[Operation, ...]:
     """Nova's operations, in the order of its routes."""
-    if not nova_is_there():
+    if not has_nova_schemas():
         return ()
     return tuple(
         Operation(

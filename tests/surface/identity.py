@@ -100,7 +100,7 @@ class Identity:
                     )
                 )
                 connection.execute(
-                    sa.insert(schema.HELD["projects"]).values(
+                    sa.insert(schema.ROLE_ASSIGNMENTS["projects"]).values(
                         project_id=projects[place[0]], user_id=user, role_id=roles[place[1]]
                     )
                 )

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import insert
 
 from deploy.one_machine.services.database import Database
-from deploy.one_machine.services.guard import guarded
+from deploy.one_machine.services.guard import add_authentication
 from deploy.one_machine.services.identity import app as identity_app
 from deploy.one_machine.services.identity import schema as identity_schema
 from deploy.one_machine.services.identity.service import IdentityService
@@ -74,7 +74,7 @@ class Standalone:
     ) -> Site:
         self.applications[name] = application
         if is_open is not None:
-            application = guarded(application, self._identity.middleware(), is_open)
+            application = add_authentication(application, self._identity.middleware(), is_open)
         return Site(
             name,
             application,

@@ -127,7 +127,7 @@ def cloud(
     with sharing_blocks(home / "volume") if volumes else nullcontext():
         try:
             with redirect_stdout(StringIO()):
-                up.go_on(live.cloud)
+                up.run_later_steps(live.cloud)
             if unified:
                 configure.register_limits(live.seed.admin.identity)
             else:

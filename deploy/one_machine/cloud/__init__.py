@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cloud: its facts, files, certificates, broker and processes."""
+"""One cloud on this machine: the facts, files, certificates, broker and processes."""

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small certificate authority in a folder: certificates for the processes of a lab, and for
-servers of the tests.
+"""A small certificate authority in a folder, for the processes of a cloud and for servers of tests.
 
-``Authority(folder)`` is made once and found again. ``issue`` gives a certificate for names and
-addresses, the one that is there when it still fits. Must stay true: keys are readable to the owner
-of their folder only.
+``Authority(folder)`` creates the authority once and then uses the existing one. Invariant: only the
+owner of the folder can read the keys.
 """
 
 from __future__ import annotations
@@ -30,11 +28,17 @@ from common.security.certificates import (
 )
 from common.security.tls import Tls
 
-RENEW = 30 * DAY  #: before it expires
+#: A certificate is replaced this long before the expiry.
+RENEW = 30 * DAY
 
 
 class Authority:
-    """``name`` stands in what it signs."""
+    """A certificate authority.
+
+    Args:
+        folder: The folder of the authority and of all issued certificates.
+        name: The subject of a new authority.
+    """
 
     def __init__(self, folder: Path, name: str = "kilonova") -> None:
         self.folder, self.path = folder, folder / "ca.pem"
@@ -43,7 +47,7 @@ class Authority:
         if not self.path.exists():
             key, subject = ec.generate_private_key(ec.SECP256R1()), subject_name(name)
             now = datetime.datetime.now(datetime.UTC)
-            made = (
+            unsigned = (
                 builder(subject, subject, key.public_key(), now)
                 .not_valid_after(now + YEARS)
                 .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -53,10 +57,20 @@ class Authority:
                 )
             )
             private_files.replace(self.key_path, private_pem(key))
-            _write(self.path, made.sign(key, hashes.SHA256()))
+            _write(self.path, unsigned.sign(key, hashes.SHA256()))
 
     def issue(self, name: str, *reached_at: str, valid: datetime.timedelta = YEARS) -> Tls:
-        """The files of who is reached at these names and addresses; clients too show it."""
+        """Return a certificate for these names and addresses, and issue one if the present one does
+        not fit.
+
+        A certificate that expires within ``RENEW`` is replaced. Servers and clients can use the
+        certificate.
+
+        Args:
+            name: The subject, and the name of the files.
+            reached_at: The names and addresses of the holder.
+            valid: How long a new certificate is valid.
+        """
         files = Tls(
             str(self.folder / f"{name}.pem"), str(self.folder / f"{name}-key.pem"), str(self.path)
         )
@@ -71,9 +85,9 @@ class Authority:
         if not path.exists() or not path.with_name(f"{path.stem}-key.pem").exists():
             return False
         cert = x509.load_pem_x509_certificate(path.read_bytes())
-        known = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        return list(known) == [
-            general_name(one) for one in reached_at
+        names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return list(names) == [
+            general_name(text) for text in reached_at
         ] and cert.not_valid_after_utc - RENEW > datetime.datetime.now(datetime.UTC)
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One RabbitMQ node of our own: its own folder, cookie, ports and port mapper.
+"""A RabbitMQ node with a separate folder, cookie, ports and port mapper.
 
-Used by the cloud on this machine and by deploy/testing/servers.py. It shares nothing with another
-node or epmd on the machine, so starting and stopping it leaves those alone. Its folder belongs to
-the user rabbitmq. Its password is in its configuration there, never on a command line.
+The cloud on this machine and deploy/testing/servers.py use this module. The node shares no part
+with another node or epmd of the machine, so these are not affected by a start or stop. The folder
+belongs to the user rabbitmq. The password is in a configuration file there, and never on a command
+line.
 """
 
 from __future__ import annotations
@@ -31,14 +32,23 @@ if TYPE_CHECKING:
 
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 USER = "rabbitmq"
-#: The longest message between the processes, with its header.
+#: The longest message between the processes, with the header.
 MAX_MESSAGE_BYTES = 17 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """``port`` of ``address`` speaks AMQP, with ``proof`` over TLS alone; ``port`` + 1 and + 2 of
-    127.0.0.1 are for the node itself and its port mapper."""
+    """The facts of one node.
+
+    Attributes:
+        folder: The node's folder.
+        port: The port for AMQP. The next two ports of 127.0.0.1 are for the node itself and for its
+            port mapper.
+        password: The password of the user kilonova. Hosts and roles have derived passwords.
+        address: The address for AMQP.
+        hosts: The hosts that get users of their own. Roles get users only if there are hosts.
+        proof: The certificate. With one, AMQP is available over TLS only.
+    """
 
     folder: Path
     port: int
@@ -49,7 +59,7 @@ class Broker:
 
     @classmethod
     def of(cls, cloud: Cloud) -> Broker:
-        """Return the own node of a cloud. ``lifecycle.prepare`` makes its password."""
+        """Return the node of a cloud. ``lifecycle.prepare`` makes the password."""
         return cls(
             cloud.home / "broker",
             cloud.ports.broker,
@@ -61,26 +71,30 @@ class Broker:
 
     @property
     def url(self) -> str:
-        """For oslo.messaging."""
+        """The URL for oslo.messaging, as the user with all rights."""
         return f"rabbit://kilonova:{self.password}@{self.address}:{self.port}/"
 
     def host_url(self, host: str) -> str:
-        """The same in the name of a host, which may little there."""
-        return f"rabbit://{broker_names.user_of(host)}:{self._password_of(host)}@{self.address}:{self.port}/"
+        """Return the URL with the user of a host, whose rights are narrow."""
+        return f"rabbit://{broker_names.user_of(host)}:{self._derive_password(host)}@{self.address}:{self.port}/"
 
     def role_url(self, role: str) -> str:
-        """The same in the name of a role of the control plane."""
+        """Return the URL with the user of a role of the control plane."""
         return (
-            f"rabbit://{broker_names.user_of_role(role)}:{self._password_of(f'role {role}')}"
+            f"rabbit://{broker_names.user_of_role(role)}:{self._derive_password(f'role {role}')}"
             f"@{self.address}:{self.port}/"
         )
 
-    def _password_of(self, host: str) -> str:
+    def _derive_password(self, host: str) -> str:
         return hmac.new(self.password.encode(), host.encode(), hashlib.sha256).hexdigest()
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the node's scripts read, instead of anything below /etc/rabbitmq."""
+        """The environment variables for the node, its port mapper and rabbitmqctl.
+
+        They replace the configuration files in /etc/rabbitmq. With TLS the address and port of AMQP
+        are left out, because then only the listener in rabbitmq.conf may exist.
+        """
         return {
             "HOME": str(self.folder),
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
@@ -88,7 +102,7 @@ class Broker:
             "RABBITMQ_NODENAME": "kilonova@localhost",
             "RABBITMQ_CONF_ENV_FILE": "/dev/null",
             "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
-            # Without it the node also reads /etc/rabbitmq/conf.d.
+            # Without this variable the node also reads /etc/rabbitmq/conf.d.
             "RABBITMQ_CONFIG_FILES": str(self.folder / "none/*.conf"),
             "RABBITMQ_ADVANCED_CONFIG_FILE": str(self.folder / "none"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
@@ -111,8 +125,10 @@ class Broker:
         }
 
     def prepare(self) -> bool:
-        """Make the folder and the configuration; returns whether a node that runs must learn its
-        users anew.
+        """Make the folder and the configuration.
+
+        Returns:
+            True if the users changed. A running node then needs ``learn_users``.
 
         Raises:
             Failure: RabbitMQ is not installed.
@@ -123,7 +139,7 @@ class Broker:
             )
         for folder in (self.folder, self.folder / "data", self.folder / "log"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._own(folder)
+            self._set_owner(folder)
         self.folder.chmod(0o700)
         self._write(
             "rabbitmq.conf",
@@ -150,8 +166,11 @@ class Broker:
         return bool(self.hosts) and before != self._users.read_text()
 
     def _listeners(self) -> list[str]:
-        """Whoever connects is known by its password; a certificate that it shows must be the
-        authority's."""
+        """Return the lines that configure the listener, and copy the certificate for the node.
+
+        Clients authenticate with a password. A client's certificate is optional, and must be from
+        the same authority.
+        """
         where = f"{self.address}:{self.port}"
         if self.proof is None:
             return [f"listeners.tcp.1 = {where}"]
@@ -177,33 +196,42 @@ class Broker:
         return self.folder / "definitions.json"
 
     def learn_users(self) -> None:
-        """Tell the node that runs of users that are new."""
+        """Import the users into the running node."""
         self.control("import_definitions", str(self._users))
 
     def _write(self, name: str, text: str) -> None:
-        """Replaced as a whole: what stands there was perhaps made by the broker, whose folder it
-        is."""
+        """Replace a file in the node's folder.
+
+        The file is never opened for writing in place, because the node owns the folder and may have
+        put a link there.
+        """
         path = self.folder / name
         part = path.with_name(f"{name}.new")
         part.unlink(missing_ok=True)
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
-            self._own(file.fileno())
+            self._set_owner(file.fileno())
         part.replace(path)
 
-    def _own(self, what: Path | int) -> None:
-        """A path's last part is not followed: the broker may have put a symbolic link there."""
+    def _set_owner(self, file: Path | int) -> None:
+        """Give a file to the node's user if this process is root.
+
+        A symbolic link is not followed, because the node may have made the link.
+        """
         if os.geteuid() == 0:
             user = pwd.getpwnam(USER)
             os.chown(
-                what,
+                file,
                 user.pw_uid,
                 user.pw_gid,
-                **({} if isinstance(what, int) else {"follow_symlinks": False}),
+                **({} if isinstance(file, int) else {"follow_symlinks": False}),
             )
 
     def mapper_command(self) -> list[str]:
-        """The port mapper, in the foreground; it must run before the node."""
+        """Return the command of the port mapper in the foreground.
+
+        It must run before the node.
+        """
         return [
             shutil.which("epmd", path="/usr/bin:/usr/local/bin") or "epmd",
             "-port",
@@ -213,11 +241,11 @@ class Broker:
         ]
 
     def command(self) -> list[str]:
-        """The node, in the foreground."""
+        """Return the command of the node in the foreground."""
         return [str(SCRIPTS / "rabbitmq-server")]
 
-    def published(self) -> int:
-        """Messages that clients have published to this node since it started."""
+    def count_published(self) -> int:
+        """Return the number of messages that clients published to this node since the start."""
         return int(
             self.control(
                 "eval",
@@ -227,10 +255,10 @@ class Broker:
         )
 
     def control(self, *arguments: str, seconds: float = 60) -> str:
-        """Run rabbitmqctl against this node.
+        """Run rabbitmqctl against this node and return the output.
 
         Raises:
-            Failure: it ended with an error.
+            Failure: The command ends with an error.
         """
         done = subprocess.run(
             [str(SCRIPTS / "rabbitmqctl"), *arguments],
@@ -252,13 +280,16 @@ class Broker:
 
 
 def definitions(broker: Broker) -> str:
-    """The users of a node, and what they may, as RabbitMQ reads them when it starts: hosts and
-    roles what they may, and one who may everything, for people."""
+    """Return the users and their rights as JSON, which the node loads at the start.
+
+    There is a user with narrow rights for each host and each role, and one with all rights for
+    people.
+    """
     own = identities.Identity("kilonova", broker.password, ".*", ".*", ".*")
     others = [
-        *(identities.of_host(host, broker._password_of(host)) for host in broker.hosts),
+        *(identities.of_host(host, broker._derive_password(host)) for host in broker.hosts),
         *(
-            identities.of_role(role, broker._password_of(f"role {role}"))
+            identities.of_role(role, broker._derive_password(f"role {role}"))
             for role in broker_names.ROLES
         ),
     ]
@@ -268,16 +299,18 @@ def definitions(broker: Broker) -> str:
                 "vhosts": [{"name": "/"}],
                 "users": [
                     {
-                        "name": one.user,
-                        "password_hash": _hashed(one),
+                        "name": identity.user,
+                        "password_hash": _hash_password(identity),
                         "tags": [],
                         "hashing_algorithm": "rabbit_password_hashing_sha256",
-                        "limits": dict(one.limits),
+                        "limits": dict(identity.limits),
                     }
-                    for one in (own, *others)
+                    for identity in (own, *others)
                 ],
-                "permissions": [one.permissions() for one in (own, *others)],
-                "topic_permissions": [topic for one in others for topic in one.topic_permissions()],
+                "permissions": [identity.permissions() for identity in (own, *others)],
+                "topic_permissions": [
+                    topic for identity in others for topic in identity.topic_permissions()
+                ],
             },
             indent=1,
         )
@@ -285,9 +318,11 @@ def definitions(broker: Broker) -> str:
     )
 
 
-def _hashed(identity: identities.Identity) -> str:
-    """RabbitMQ's salted hash of a password; the salt follows from both, so that the file stays as
-    it is."""
+def _hash_password(identity: identities.Identity) -> str:
+    """Return RabbitMQ's salted hash of a password.
+
+    The salt is derived from user and password, so the file only changes when a password changes.
+    """
     salt = hashlib.sha256(f"{identity.user} {identity.password}".encode()).digest()[:4]
     return base64.b64encode(
         salt + hashlib.sha256(salt + identity.password.encode()).digest()

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The certificates of a cloud whose hosts have addresses of their own: an authority in its home,
-and what it signs.
+"""The certificates of a cloud whose hosts have addresses of their own.
 
-Used by ``prepare`` in deploy/one_machine/cloud/lifecycle.py. On loopback there are none, and
-connections are plain text. Must stay
-true: only what ``make`` does needs more than Python's own library, for ``./deploy/up`` installs
-that first.
+``prepare`` in deploy/one_machine/cloud/lifecycle.py uses this module. All certificates are in the
+cloud's home. A cloud on loopback uses plain text. Invariant: only ``make`` imports more than the
+standard library, because ``./deploy/up`` installs the other packages first.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from deploy.one_machine.cloud.authority import Authority
 
 CONTROL, BROKER = "control", "broker"
-#: What QEMU calls the files of a folder, which its configuration names.
+#: Kind of file -> QEMU's names for the file, in the folder from QEMU's configuration.
 QEMU = {
     "cert": ("server-cert.pem", "client-cert.pem"),
     "key": ("server-key.pem", "client-key.pem"),
@@ -33,7 +31,7 @@ QEMU = {
 
 
 class Files(NamedTuple):
-    """Paths of PEM files: certificate, its key, the authority of all."""
+    """Paths of PEM files: the certificate, the key, and the certificate of the authority."""
 
     cert: str
     key: str
@@ -41,18 +39,20 @@ class Files(NamedTuple):
 
 
 def of(cloud: Cloud, name: str) -> Files | None:
-    """The files of CONTROL, BROKER or a host; None where none are used."""
+    """Return the files of CONTROL, BROKER or a host, or None on loopback."""
     folder = cloud.home / "tls"
     return (
-        Files(*(str(folder / f"{one}.pem") for one in (name, f"{name}-key", "ca")))
+        Files(*(str(folder / f"{stem}.pem") for stem in (name, f"{name}-key", "ca")))
         if cloud.is_joined
         else None
     )
 
 
 def section(cloud: Cloud, name: str) -> dict[str, object]:
-    """[tls] of a configuration file. Whoever names a broker or a database of their own gets plain
-    text to it."""
+    """Return the options of [tls] in a configuration file.
+
+    Plain text is permitted if the operator configured an external broker or database.
+    """
     files = of(cloud, name)
     plain = {"allow_plain_text": True} if cloud.broker_url or cloud.database_url else {}
     return (
@@ -63,45 +63,60 @@ def section(cloud: Cloud, name: str) -> dict[str, object]:
 
 
 def of_qemu(cloud: Cloud, host: str) -> Path:
-    """The folder that a host's QEMU has its own in."""
+    """Return the folder with the certificates of a host's QEMU."""
     return cloud.home / "tls" / f"libvirt-{host}"
 
 
 def of_volumes(cloud: Cloud) -> Path | None:
-    """The folder that the volume service's qemu-nbd has its own in; None where none are used."""
+    """Return the folder for the volume service's qemu-nbd, or None on loopback."""
     return cloud.home / "tls" / "volumes" if cloud.is_joined else None
 
 
 def make(cloud: Cloud) -> None:
-    """What is missing, or about to expire."""
+    """Issue the certificates that are missing or expire soon. Loopback needs no certificates."""
     if not cloud.is_joined:
         return
     from deploy.one_machine.cloud import authority as authorities
 
     authority = authorities.Authority(cloud.home / "tls", f"cloud in {cloud.home}"[:60])
-    (cloud.home / "tls").chmod(0o711)  # QEMU's user goes through to its own
+    # QEMU's user reaches the folder with the copies through this folder.
+    (cloud.home / "tls").chmod(0o711)
     control = authority.issue(CONTROL, cloud.address, "127.0.0.1")
     folder = of_volumes(cloud)
     if cloud.volumes and folder is not None:
-        lay(folder, control, QEMU)
+        install_files(folder, control, QEMU)
     authority.issue(BROKER, cloud.address)
     for number, host in enumerate(cloud.hosts, 1):
         authority.issue(host, cloud.host_address(number))
-        lay_for_qemu(of_qemu(cloud, host), authority, host, cloud.host_address(number))
+        install_qemu_files(of_qemu(cloud, host), authority, host, cloud.host_address(number))
 
 
-def lay_for_qemu(folder: Path, authority: Authority, host: str, address: str) -> None:
-    """Another one than the agent shows: QEMU runs as a user of its own, and may read no other."""
-    lay(folder, authority.issue(f"qemu-{host}", address), QEMU, QEMU_GROUP)
+def install_qemu_files(folder: Path, authority: Authority, host: str, address: str) -> None:
+    """Issue a certificate for a host's QEMU into the folder.
+
+    QEMU cannot use the agent's certificate, because QEMU runs as another user without access to the
+    key.
+    """
+    install_files(folder, authority.issue(f"qemu-{host}", address), QEMU, QEMU_GROUP)
 
 
-def lay(folder: Path, files: Tls, names: Mapping[str, tuple[str, ...]], group: str = "") -> None:
-    """Copies under the names that a program looks for; also ``group`` may read them."""
+def install_files(
+    folder: Path, files: Tls, names: Mapping[str, tuple[str, ...]], group: str = ""
+) -> None:
+    """Copy a certificate's files into a folder, under the names that a program expects.
+
+    Args:
+        folder: The folder, which is created if necessary.
+        files: The certificate.
+        names: Kind of file, as in ``QEMU`` -> the names of the copies.
+        group: A group that may read the copies.
+    """
     folder.mkdir(exist_ok=True)
     if group:
-        folder.chmod(0o711)  # whatever the umask is
-    for kind, called in names.items():
-        for name in called:
+        # The umask may be narrower.
+        folder.chmod(0o711)
+    for kind, file_names in names.items():
+        for name in file_names:
             shutil.copyfile(getattr(files, kind), folder / f"{name}.new")
             os.chmod(folder / f"{name}.new", 0o640 if group else 0o600)
             if group and os.geteuid() == 0:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts of one cloud on this machine: its folders, ports, addresses, hosts and passwords.
+"""The facts of one cloud on this machine: the folders, ports, addresses, hosts and passwords.
 
-Several clouds can run side by side. Each has its own home (KILONOVA_HOME) and its own ports
-(KILONOVA_PORT_BASE). A cloud writes nothing outside its home.
-deploy/one_machine/cloud/lifecycle.py prepares, starts and stops a cloud, and
-deploy/one_machine/cloud/process_control.py signals single processes.
+Several clouds can run side by side. Each has a separate home (KILONOVA_HOME) and separate ports
+(KILONOVA_PORT_BASE). A cloud only writes into the home. deploy/one_machine/cloud/lifecycle.py
+prepares, starts and stops a cloud, and deploy/one_machine/cloud/process_control.py signals single
+processes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ GATEWAY = "gateway"
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where things listen; the broker also takes the two after its own, on 127.0.0.1."""
+    """The ports of the services. The broker also uses the next two ports, on 127.0.0.1."""
 
     identity: int = 5000
     image: int = 9292
     api: int = 8774
-    broker: int = 5682  # beside a RabbitMQ that may run on its usual ports
-    network: int = 9696  # over UDP, the hosts' tunnels
+    # A RabbitMQ with the usual ports may run on this machine.
+    broker: int = 5682
+    # The same number over UDP is for the hosts' tunnels.
+    network: int = 9696
     metadata: int = 8775
     console: int = 6080
     placement: int = 8778
@@ -53,11 +55,11 @@ class Ports:
 
     @classmethod
     def from_base(cls, base: int) -> Ports:
-        """``COUNT`` ports in a row."""
+        """Return the ports for a range of ``COUNT`` ports that begins at ``base``."""
         return cls(*(base + number for number in (0, 1, 2, 3, 6, 7, 8, 9, 10, 11)))
 
     def taken(self) -> dict[str, int]:
-        """Every port with what it is for."""
+        """Return all ports by their purpose."""
         return {
             "identity": self.identity,
             "image": self.image,
@@ -76,15 +78,23 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
-    """Everything follows from these few facts.
+    """The facts from which the files and processes of a cloud follow.
 
-    ``hosts`` are the names of its hosts, each with an agent ("agent", "agent-2" …) and, with the
-    driver libvirt, a libvirtd of its own. ``broker_url`` and ``database_url`` replace the own
-    broker and SQLite.
-    ``networks``: None is yes where there are guests to use them. ``apart``: no host is the machine
-    itself, which is then their network's gateway. ``shared``: the disks of all hosts' guests are in
-    one folder. ``volumes``: with a volume service.
-    ``options``: (section, option, value) of kilonova.conf beside what follows from the others.
+    Attributes:
+        home: The folder of the cloud.
+        ports: The ports of the services.
+        hosts: Names of the hosts. Each has an agent ("agent", "agent-2" …) and, with the driver
+            libvirt, a separate libvirtd.
+        driver: The driver of the agents, libvirt or memory.
+        broker_url: An external broker, or None for a RabbitMQ of the cloud.
+        database_url: An external database, or None for SQLite.
+        networks: True with a network service. None means True if the cloud has guests.
+        apart: True if no host is the machine itself, which is then the hosts' gateway, as in a lab.
+        shared: True if the disks of all guests are in one folder.
+        volumes: True with a volume service.
+        fencing_hook: The path of the fencing hook.
+        options: (section, option, value) of kilonova.conf that replace or complete the generated
+            options.
     """
 
     home: Path = HOME
@@ -102,16 +112,22 @@ class Cloud:
 
     @classmethod
     def from_environment(cls) -> Cloud:
-        """KILONOVA_HOME, KILONOVA_PORT_BASE, KILONOVA_HOSTS, KILONOVA_NETWORKS, KILONOVA_VOLUMES,
-        KILONOVA_TRANSPORT_URL, KILONOVA_DATABASE_URL, KILONOVA_DRIVER."""
+        """Read the cloud's facts from environment variables.
+
+        The variables are KILONOVA_HOME, KILONOVA_PORT_BASE, KILONOVA_HOSTS, KILONOVA_NETWORKS,
+        KILONOVA_VOLUMES, KILONOVA_TRANSPORT_URL, KILONOVA_DATABASE_URL and KILONOVA_DRIVER.
+
+        Raises:
+            Failure: A variable has an invalid value.
+        """
         cloud = cls(
             home=Path(os.environ.get("KILONOVA_HOME", HOME)).resolve(),
-            hosts=_hosts(),
+            hosts=_read_host_names(),
             networks={None: None, "yes": True, "no": False}[
-                _said("KILONOVA_NETWORKS", "yes", "no")
+                _read_choice("KILONOVA_NETWORKS", "yes", "no")
             ],
-            volumes=_said("KILONOVA_VOLUMES", "yes", "no") != "no",
-            driver=_said("KILONOVA_DRIVER", "libvirt", "memory") or "libvirt",
+            volumes=_read_choice("KILONOVA_VOLUMES", "yes", "no") != "no",
+            driver=_read_choice("KILONOVA_DRIVER", "libvirt", "memory") or "libvirt",
             broker_url=os.environ.get("KILONOVA_TRANSPORT_URL"),
             database_url=os.environ.get("KILONOVA_DATABASE_URL"),
         )
@@ -122,7 +138,7 @@ class Cloud:
             raise Failure(f"KILONOVA_PORT_BASE is {base!r}.", "Give a number from 1024 to 65000.")
         return replace(cloud, ports=Ports.from_base(int(base)))
 
-    # --- where things are ---
+    # --- URLs, folders and files ---
     @property
     def run(self) -> Path:
         return self.home / "run"
@@ -169,7 +185,7 @@ class Cloud:
 
     @property
     def has_guests(self) -> bool:
-        """Do its servers run, or are they on paper only?"""
+        """True if the servers run. Servers of the memory driver only exist in the database."""
         return self.driver == "libvirt"
 
     @property
@@ -182,27 +198,30 @@ class Cloud:
 
     @property
     def is_joined(self) -> bool:
-        """Are there several hosts, of which further ones are in namespaces of their own?"""
+        """True if hosts have network namespaces of their own, which a bridge joins."""
         return self.has_guests and self.has_networks and (self.apart or len(self.hosts) > 1)
 
     @property
     def address(self) -> str:
-        """Where everything listens: where the hosts reach the machine, or nobody but the machine
-        itself."""
+        """Address of the services: the machine's address in the hosts' network, or 127.0.0.1."""
         return str(self.underlay.machine) if self.is_joined else "127.0.0.1"
 
     def host_address(self, number: int) -> str:
-        """Where a host is reached."""
+        """Return the address of a host."""
         return str(self.underlay.address(number)) if self.is_joined else "127.0.0.1"
 
     def namespace(self, number: int) -> Path | None:
-        """Of a host's own network namespace; None for a host in the machine's."""
+        """Return the file of a host's network namespace, or None for a host in the machine's
+        namespace.
+        """
         name = self.underlay.namespace(number) if self.is_joined else None
         return NAMESPACES / name if name else None
 
     def config(self, host: str | None = None, role: str = "") -> Path:
-        """The configuration file of the control plane, or of a host's agent; a ``role`` has one
-        with its own name at the broker."""
+        """Return the path of the configuration file of a host's agent or of the control plane.
+
+        The roles with broker users of their own have files of their own.
+        """
         return (
             self.home
             / "etc"
@@ -210,18 +229,18 @@ class Cloud:
         )
 
     def network_key(self, host: str) -> Path:
-        """The key file of a host's part of the network service."""
+        """Return the path of the key of a host's network agent."""
         return self.home / "etc" / f"network-{host}.key"
 
     def log(self, name: str) -> Path:
         return self.home / "log" / f"{name}.log"
 
     def secret(self, name: str) -> Path:
-        """The file with one of ``PASSWORDS``."""
+        """Return the path of the file with a password from ``PASSWORDS``."""
         return self.home / "secrets" / name
 
     def password(self, name: str) -> str:
-        """One of ``PASSWORDS``."""
+        """Return a password from ``PASSWORDS``."""
         return self.secret(name).read_text().strip()
 
     @property
@@ -237,11 +256,13 @@ class Cloud:
         return self.home / numbered("libvirt", number)
 
     def network_folder(self, number: int) -> Path:
-        """What a host's part of the network service remembers; number 0 is the gateway of a lab."""
+        """Return the folder with the state of a host's network agent. Number 0 is the gateway of a
+        lab.
+        """
         return self.home / numbered("network-host", number)
 
     def state_folder(self, number: int) -> Path:
-        """What a host's agent keeps: journal, image cache, guests' disks."""
+        """Return the folder of a host's agent with journal, image cache and guests' disks."""
         return self.home / numbered("state", number)
 
 
@@ -254,17 +275,25 @@ def numbered(name: str, number: int) -> str:
     return name if number == 1 else f"{name}-{number or GATEWAY}"
 
 
-def _said(name: str, *words: str) -> str | None:
-    """What a variable says that takes one of these words; None when it is not set."""
-    said = os.environ.get(name)
-    if said not in (None, *words):
-        raise Failure(f"{name} is {said!r}.", f"Say {' or '.join(words)}, or leave it away.")
-    return said
+def _read_choice(name: str, *words: str) -> str | None:
+    """Return the value of an environment variable, or None.
+
+    Raises:
+        Failure: The value is not in ``words``.
+    """
+    value = os.environ.get(name)
+    if value not in (None, *words):
+        raise Failure(f"{name} is {value!r}.", f"Say {' or '.join(words)}, or leave it away.")
+    return value
 
 
-def _hosts() -> tuple[str, ...]:
-    """This machine, and with KILONOVA_HOSTS=2 one more host on it, and so on."""
+def _read_host_names() -> tuple[str, ...]:
+    """Return the names of the hosts: this machine, and more hosts, up to the number KILONOVA_HOSTS.
+
+    Raises:
+        Failure: KILONOVA_HOSTS is not a number from 1 to ``MOST_HOSTS``.
+    """
     number, name = os.environ.get("KILONOVA_HOSTS", "1"), socket.gethostname()
     if number not in map(str, range(1, MOST_HOSTS + 1)):
         raise Failure(f"KILONOVA_HOSTS is {number!r}.", f"Give a number from 1 to {MOST_HOSTS}.")
-    return tuple(numbered(name, one) for one in range(1, int(number) + 1))
+    return tuple(numbered(name, index) for index in range(1, int(number) + 1))

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration of the processes and the clients of one cloud on this machine: kilonova.conf,
-clouds.yaml.
+"""The configuration files of one cloud on this machine: kilonova.conf and clouds.yaml.
 
-Used by ``prepare`` in deploy/one_machine/cloud/lifecycle.py, which writes them again at each
-start: everything follows from the facts of the cloud. Must stay true: what holds a secret is
-readable to its owner only.
+``prepare`` in deploy/one_machine/cloud/lifecycle.py writes them at each start, because they follow
+from the facts of the cloud. Invariant: only the owner can read files with secrets.
 """
 
 from __future__ import annotations
@@ -17,17 +15,24 @@ from deploy.one_machine.cloud.broker import Broker
 from deploy.one_machine.cloud.cloud import Cloud
 from deploy.one_machine.machine.libvirtd import uri
 
-#: Those that have a file of their own.
+#: The roles that have configuration files of their own.
 ROLES = (API, SCHEDULER, CONSOLE)
-#: Where a host with an address of its own takes servers in that move while they run.
+#: The port on which a host with a separate address receives live migrations.
 LIVE_MIGRATION_PORT = 16598
 HEAD = "# Made by deploy/up, which writes it again. Every option: deploy/samples/kilonova.conf\n"
 
 
 def of_control_plane(cloud: Cloud, role: str = "") -> str:
-    """The file of all processes but the agents; at the broker they have the name of this role, or
-    of a conductor. What it has no host may know; only conductors have what makes commands and
-    tickets for images."""
+    """Return the configuration of the control plane's processes.
+
+    Invariant: no host may know the secrets, and only conductors have the secrets for commands and
+    for image tickets.
+
+    Args:
+        cloud: The cloud.
+        role: A role with a broker user of its own, or "" for the file of all other processes, which
+            use the broker as conductor.
+    """
     sections: dict[str, dict[str, object]] = {
         "DEFAULT": {
             "host": cloud.hosts[0],
@@ -41,16 +46,16 @@ def of_control_plane(cloud: Cloud, role: str = "") -> str:
         },
         "tls": certificates.section(cloud, certificates.CONTROL),
         "api": {"host": cloud.address, "port": cloud.ports.api},
-        # where else could it be resized
         "conductor": {
             "fencing_hook": cloud.fencing_hook,
+            # A single host leaves no other destination.
             "allow_resize_to_same_host": len(cloud.hosts) == 1,
         },
         "host_keys": {
             "query_secret": cloud.password("queries"),
             **({} if role else {"command_secret": cloud.password("commands")}),
         },
-        # The services that stand in for others speak HTTP at an address of this machine.
+        # The embedded services speak HTTP at an address of this machine.
         "identity": {
             "auth_url": cloud.identity_url,
             "password": cloud.password("kilonova"),
@@ -76,13 +81,20 @@ def of_control_plane(cloud: Cloud, role: str = "") -> str:
     }
     for section, option, value in cloud.options:
         sections.setdefault(section, {})[option] = value
-    return _text(sections)
+    return _format(sections)
 
 
 def of_host(cloud: Cloud, host: str, number: int) -> str:
-    """The file of the agent of the cloud's first, second … host; its way to the broker is in its
-    key file, unless all share one."""
-    return _text(
+    """Return the configuration of a host's agent.
+
+    The URL of the broker is in the host's key file, unless the cloud has an external broker.
+
+    Args:
+        cloud: The cloud.
+        host: The name of the host.
+        number: The number of the host, counted from 1.
+    """
+    return _format(
         {
             "DEFAULT": {
                 "host": host,
@@ -105,22 +117,21 @@ def of_host(cloud: Cloud, host: str, number: int) -> str:
     )
 
 
-def _text(sections: dict[str, dict[str, object]]) -> str:
+def _format(sections: dict[str, dict[str, object]]) -> str:
     return HEAD + "\n".join(
-        f"[{name}]\n" + "".join(f"{key} = {_literal(value)}\n" for key, value in options.items())
+        f"[{name}]\n"
+        + "".join(f"{key} = {_format_value(value)}\n" for key, value in options.items())
         for name, options in sections.items()
     )
 
 
-def _literal(value: object) -> str:
-    """oslo.config would put another option's value where a "$" stands, as one may in a URL's
-    password."""
+def _format_value(value: object) -> str:
+    """Return a value as text for oslo.config, which replaces a single "$" by an option's value."""
     return str(value).replace("$", "$$")
 
 
 def _migration(cloud: Cloud, number: int) -> dict[str, object]:
-    """Servers move between hosts that have addresses of their own also while they run; others share
-    127.0.0.1."""
+    """Return the options of [migration]. Hosts without own addresses do no live migrations."""
     if cloud.is_joined:
         return {
             "live_migration_port": LIVE_MIGRATION_PORT,
@@ -131,8 +142,7 @@ def _migration(cloud: Cloud, number: int) -> dict[str, object]:
 
 
 def clouds(cloud: Cloud) -> str:
-    """clouds.yaml, of the users demo and admin. JSON is YAML: nothing needs quoting rules of its
-    own."""
+    """Return clouds.yaml for the users demo and admin, in JSON, which needs no YAML quoting."""
 
     def entry(user: str, project: str) -> dict[str, object]:
         auth = {

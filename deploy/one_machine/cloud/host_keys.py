@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of the hosts of one cloud on this machine: what ``kilonova host add`` does for an
-operator.
+"""The keys of the hosts of one cloud on this machine, as ``kilonova host add`` makes them.
 
-Used by deploy/one_machine/up.py once the database is there. Repeatable: a file follows from what
-the database says counts.
+deploy/one_machine/up.py uses this module once the database exists. The steps can be repeated,
+because the files follow from the database.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from deploy.one_machine.cloud.cloud import Cloud
 
 
 def make(cloud: Cloud) -> None:
-    """Give each host a key, and its key file."""
+    """Make a key for each host without a key, and write the key files of all hosts."""
     from common.service import config
     from common.store.engine import Store
     from common.store.hosts import host_keys

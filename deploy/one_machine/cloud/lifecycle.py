@@ -2,7 +2,7 @@
 """The life of one cloud on this machine: prepare, launch, shut down, purge.
 
 Used by deploy/one_machine/{up,down,lab}.py and by the tests. Every function can be repeated.
-``shut_down`` removes from the kernel all that the cloud made there, and ``purge`` removes its home.
+``shut_down`` removes from the kernel all that the cloud made there, and ``purge`` removes the home.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from deploy.progress import Failure, private, run, wait
 def prepare(cloud: Cloud) -> None:
     """Make folders, secrets, certificates and configuration.
 
-    Existing files stay. Only the configuration is written again, because it follows from the facts
-    of the cloud.
+    Existing files stay. Only the configuration is written again, because the configuration follows
+    from the facts of the cloud.
     """
     for name in ("etc", "secrets", "data", "log", "run", "image"):
         (cloud.home / name).mkdir(parents=True, exist_ok=True)
@@ -79,33 +79,35 @@ def launch(
     look again.
 
     Args:
-        programs: What to run; None for ``processes.programs``.
+        programs: The programs to run, or None for ``processes.programs``.
         broker_seconds: How long to wait for the broker.
 
     Raises:
         Failure: A process does not start.
     """
-    wanted = processes.programs(cloud) if programs is None else list(programs)
+    new_programs = processes.programs(cloud) if programs is None else list(programs)
     if cloud.is_joined:
         cloud.underlay.make(len(cloud.hosts))
     for marker in cloud.run.glob("*.down"):
         marker.unlink()
     if find_supervisor(cloud) is None:
-        first = [program for program in wanted if program.name.startswith(processes.NEIGHBOURS)]
+        first = [
+            program for program in new_programs if program.name.startswith(processes.FIRST_PROGRAMS)
+        ]
         supervise.write(cloud.run, first)
         settings.remember(cloud)
         _start_supervisor(cloud)
         _await_broker(cloud, broker_seconds)
     running = supervise.read(cloud.run)
-    if running == wanted:
+    if running == new_programs:
         return
-    supervise.write(cloud.run, wanted)
+    supervise.write(cloud.run, new_programs)
     supervisor = find_supervisor(cloud)
     if supervisor is None:
         raise Failure("The supervisor has ended.", explain_failure(cloud, "supervise"))
     old_pids = {
         program.name: find_process(cloud, program.name)
-        for program in wanted
+        for program in new_programs
         if program not in running
     }
     os.kill(supervisor, signal.SIGHUP)
@@ -183,7 +185,11 @@ def shut_down(cloud: Cloud, seconds: float = 120) -> bool:
         )
     if cloud.volume_folder.exists():
         # Exports outlive the volume service, as guests outlive their agent.
-        run(processes.ending_exports(cloud), "Run ./deploy/down again.", log=cloud.log("volume"))
+        run(
+            processes.end_exports_command(cloud),
+            "Run ./deploy/down again.",
+            log=cloud.log("volume"),
+        )
     for number in range(MOST_HOSTS + 1):
         if cloud.network_folder(number).exists():
             power.sweep(cloud, number)

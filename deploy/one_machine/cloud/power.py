@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The power of the hosts that have namespaces of their own: cut at once, put back, and whether it
-is there.
+"""Power of the hosts with network namespaces of their own: cut, restore, query.
 
-Used by deploy/one_machine/lab_hosts.py. ``shut_down`` in deploy/one_machine/cloud/lifecycle.py
-uses ``sweep`` to clean up the kernel. Files that a process wrote survive such a power cut in the
-page cache of the machine. Only libvirt's /run is empty when a host boots. Invariant: when ``off``
-returns, no process and no guest of the host lives, and none is started again before ``on``.
+deploy/one_machine/lab_hosts.py uses this module. ``shut_down`` in
+deploy/one_machine/cloud/lifecycle.py uses ``sweep`` to clean up the kernel. Files that a process
+wrote survive such a power cut in the page cache of the machine. Only libvirt's /run is empty when a
+host boots. Invariant: when ``off`` returns, no process and no guest of the host runs, and no
+process starts before ``on``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from deploy.progress import run, wait
 
 
 def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
-    """SIGKILL to all that the host runs, and its part of the kernel is emptied; harmless when it is
-    off.
+    """Kill the host's processes and remove the host's objects from the kernel.
+
+    A host that is off stays off.
 
     Raises:
-        Failure: something of it still lives.
+        Failure: A process of the host still runs after this many seconds.
     """
     names = processes.of_host(cloud, number)
     for name in names:
@@ -39,22 +40,25 @@ def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
         part.write_text(supervise.KILL)
         part.replace(marker)
 
-    def dead() -> bool:
-        """The supervisor may have started one more before it saw the markers."""
-        living = _kill(_spaces(cloud, number))
-        return not living and not _started(cloud, names)
+    def is_dead() -> bool:
+        """Kill the host's processes and return True if there were no processes.
+
+        This repeats, because the supervisor may start a process before reading the markers.
+        """
+        living = _kill(_namespaces(cloud, number))
+        return not living and not _is_started(cloud, names)
 
     wait(
-        dead,
+        is_dead,
         seconds,
         f"Processes of {cloud.hosts[number - 1]} do not die",
         lambda: (
-            f"They are {sorted(inhabitants(_spaces(cloud, number)))}; see what they wait for with "
+            f"They are {sorted(find_pids(_namespaces(cloud, number)))}; see what they wait for with "
             "'cat /proc/NUMBER/stack', then run this again."
         ),
         pause=0.02,
     )
-    # Else the next libvirtd says for a moment that the dead guests run.
+    # Otherwise the next libvirtd would report the dead guests as running for a moment.
     shutil.rmtree(
         cloud.libvirt_folder(number) / libvirtd.FOLDERS["/run/libvirt"], ignore_errors=True
     )
@@ -62,7 +66,11 @@ def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
 
 
 def on(cloud: Cloud, number: int, seconds: float = 30) -> None:
-    """Boot the host; harmless when it is on."""
+    """Boot the host. A host that is on stays on.
+
+    Raises:
+        Failure: A process does not start within this many seconds.
+    """
     cloud.underlay.join(number)
     names = processes.of_host(cloud, number)
     for name in names:
@@ -76,23 +84,25 @@ def on(cloud: Cloud, number: int, seconds: float = 30) -> None:
 
 
 def is_on(cloud: Cloud, number: int) -> bool:
-    """Does the host run, or at least a part of it?"""
-    return cloud.underlay.exists(number) or _started(cloud, processes.of_host(cloud, number))
+    """True if a part of the host runs."""
+    return cloud.underlay.exists(number) or _is_started(cloud, processes.of_host(cloud, number))
 
 
 def sweep(cloud: Cloud, number: int) -> None:
-    """Remove what a host whose processes have ended left in the kernel; number 0 is the gateway of
-    a lab."""
+    """Remove from the kernel the objects of a host without processes. Number 0 is the gateway of a
+    lab.
+    """
     if number == 0 or cloud.underlay.namespace(number) is None:
         run(
-            processes.cleaning(cloud, number),
+            processes.clean_command(cloud, number),
             "Run ./deploy/down again.",
             log=cloud.log("network-host-clean"),
         )
         return
     names = Names.of(cloud.network_folder(number))
-    spaces = _spaces(cloud, number)
-    _kill(spaces)  # the network service's part leaves its servers running
+    spaces = _namespaces(cloud, number)
+    # The network agent leaves DHCP servers running.
+    _kill(spaces)
     for space in spaces:
         if space.name.startswith(names.namespaces):
             run(["ip", "netns", "delete", space.name], ADVICE)
@@ -100,26 +110,26 @@ def sweep(cloud: Cloud, number: int) -> None:
     cloud.underlay.remove_host(number)
 
 
-def inhabitants(spaces: Iterable[Path]) -> set[int]:
-    """The processes in these network namespaces."""
-    wanted = {_identity(space) for space in spaces}
+def find_pids(spaces: Iterable[Path]) -> set[int]:
+    """Return the ids of the processes in these network namespaces."""
+    identities = {_read_identity(space) for space in spaces}
     return {
         int(process.name)
         for process in Path("/proc").glob("[0-9]*")
-        if (found := _identity(process / "ns/net")) is not None and found in wanted
+        if (identity := _read_identity(process / "ns/net")) is not None and identity in identities
     }
 
 
-def _identity(space: Path) -> tuple[int, int] | None:
+def _read_identity(space: Path) -> tuple[int, int] | None:
     try:
-        found = space.stat()
-    except OSError:  # it has ended meanwhile
+        status = space.stat()
+    except OSError:  # The process has ended.
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
-def _spaces(cloud: Cloud, number: int) -> list[Path]:
-    """The host's own network namespace, and those of its routers and DHCP servers."""
+def _namespaces(cloud: Cloud, number: int) -> list[Path]:
+    """Return the network namespaces of the host, of routers and of DHCP servers."""
     own = cloud.underlay.namespace(number)
     return [
         *NAMESPACES.glob(f"{own}"),
@@ -127,8 +137,8 @@ def _spaces(cloud: Cloud, number: int) -> list[Path]:
     ]
 
 
-def _started(cloud: Cloud, names: list[str]) -> bool:
-    """Has the supervisor one of these running?"""
+def _is_started(cloud: Cloud, names: list[str]) -> bool:
+    """True if the supervisor runs any of these processes."""
     return find_supervisor(cloud) is not None and any(
         (pid := find_process(cloud, name)) is not None and Path(f"/proc/{pid}/ns/net").exists()
         for name in names
@@ -136,8 +146,8 @@ def _started(cloud: Cloud, names: list[str]) -> bool:
 
 
 def _kill(spaces: Iterable[Path]) -> set[int]:
-    """Those that lived."""
-    living = inhabitants(spaces)
+    """Kill the processes in these network namespaces and return their ids."""
+    living = find_pids(spaces)
     for pid in living:
         try:
             os.kill(pid, signal.SIGKILL)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals and states of the single processes of a cloud, by their names.
+"""Signals to the processes of a cloud, and their states, by process name.
 
-``kill(cloud, "conductor")`` is kill -9, after which the supervisor starts another conductor.
-``stop`` keeps a process down until ``start``. All state is in the files that the supervisor
-(deploy/one_machine/machine/supervise.py) writes and reads in the cloud's folder ``run``.
+``kill(cloud, "conductor")`` sends SIGKILL, after which the supervisor starts another conductor.
+``stop`` keeps a process down until ``start``. All state is in files in the cloud's folder ``run``,
+which the supervisor (deploy/one_machine/machine/supervise.py) writes and reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from deploy.progress import Failure, wait
 def find_supervisor(cloud: Cloud) -> int | None:
     """Return the process id of the running supervisor, or None.
 
-    The supervisor holds a lock as long as it lives.
+    A living supervisor holds a lock.
     """
     try:
         with (cloud.run / "supervise.lock").open("r+") as lock:
@@ -56,7 +56,7 @@ def kill(cloud: Cloud, name: str, number: int = signal.SIGKILL) -> int:
 
 
 def stop(cloud: Cloud, name: str, seconds: float = 30) -> None:
-    """End the process and keep it down.
+    """End the process and prevent restarts until ``start``.
 
     Raises:
         Failure: The process still runs after this many seconds.
@@ -71,7 +71,7 @@ def stop(cloud: Cloud, name: str, seconds: float = 30) -> None:
 
 
 def start(cloud: Cloud, name: str, seconds: float = 30) -> int:
-    """Let a stopped process run again and return its id.
+    """Let a stopped process run again and return the id.
 
     Raises:
         Failure: The process does not run after this many seconds.
@@ -87,13 +87,13 @@ def start(cloud: Cloud, name: str, seconds: float = 30) -> int:
 
 
 def restart(cloud: Cloud, name: str) -> int:
-    """Stop the process, start it again, and return its new id."""
+    """Stop and start the process, and return the new id."""
     stop(cloud, name)
     return start(cloud, name)
 
 
 def explain_failure(cloud: Cloud, name: str) -> str:
-    """Return advice on a process that fails: the last lines of its log, and where the rest is."""
+    """Return advice on a failing process: the last lines and the paths of the logs."""
     log = cloud.log(name)
     lines = (
         log.read_text(errors="replace").strip().splitlines()[-5:] if log.exists() else ["nothing"]

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of one cloud, in the order of their start: what each is called, its command and its
-log.
+"""The processes of one cloud in the order of their start: names, commands and logs.
 
-Used by deploy/one_machine/cloud/lifecycle.py. A host has an agent, with the driver libvirt a
-libvirtd of its own, and when the cloud has networks a host part of the network service; those of a
-further host end in its number: "agent-2". A host with a namespace has all of them in it; in a lab,
-whose hosts all have one, the machine has a host part too: the gateway. No secret stands in a
-command or in an environment.
+deploy/one_machine/cloud/lifecycle.py uses this module. A host has an agent, a libvirtd if the
+driver is libvirt, and a network agent if the cloud has networks. The processes of later hosts have
+the host's number in their name, for example "agent-2". All processes of a host with a network
+namespace run in it. In a lab all hosts have one, and the machine itself has a network agent as the
+gateway. Invariant: no command and no environment contains a secret.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from deploy.one_machine.machine.supervise import Program
 from deploy.packages import ROOT
 
 PYTHON = str(VENV / "bin/python")
-#: What runs before the others, which would find nothing and wait.
-NEIGHBOURS = ("epmd", "rabbitmq", "libvirtd")
-#: Once in a cloud; each is a program of our own.
+#: Prefixes of the programs that start first, because the others would fail and retry.
+FIRST_PROGRAMS = ("epmd", "rabbitmq", "libvirtd")
+#: Kilonova's processes that a cloud has once.
 SERVICES = ("api", "conductor", "scheduler", "placement", "image-gateway")
 NSENTER = "/usr/bin/nsenter"
 
 
 def programs(cloud: Cloud) -> list[Program]:
-    """All of them."""
-    return [*_neighbours(cloud), *_standalone(cloud), *_own(cloud)]
+    """Return all programs of the cloud in the order of their start."""
+    return [*_infrastructure_programs(cloud), *_service_programs(cloud), *_kilonova_programs(cloud)]
 
 
 def make_environment(cloud: Cloud, host: str | None = None, role: str = "") -> dict[str, str]:
     """Return the environment variables of the processes of a host or of a role.
 
-    It has no proxy, because the processes call only programs of this machine. The digest changes
-    with the configuration, so that the supervisor restarts processes whose configuration changed.
+    There is no proxy, because the processes call only programs of this machine. The digest changes
+    with the configuration, so that the supervisor restarts processes with a changed configuration.
     """
     config = cloud.config(host, role)
     digest = hashlib.sha256(config.read_bytes() if config.exists() else b"").hexdigest()[:8]
@@ -57,7 +56,7 @@ def make_environment(cloud: Cloud, host: str | None = None, role: str = "") -> d
     }
 
 
-def _neighbours(cloud: Cloud) -> Iterator[Program]:
+def _infrastructure_programs(cloud: Cloud) -> Iterator[Program]:
     broker = Broker.of(cloud) if cloud.broker_url is None else None
     if broker is not None:
         for name, command in (("epmd", broker.mapper_command()), ("rabbitmq", broker.command())):
@@ -80,7 +79,7 @@ def _neighbours(cloud: Cloud) -> Iterator[Program]:
             cloud,
             numbered("libvirtd", number),
             [
-                *_inside(cloud, number),
+                *_inside_command(cloud, number),
                 sys.executable,
                 str(ROOT / "deploy/one_machine/machine/libvirtd.py"),
                 "serve",
@@ -90,15 +89,20 @@ def _neighbours(cloud: Cloud) -> Iterator[Program]:
         )
 
 
-def _standalone(cloud: Cloud) -> Iterator[Program]:
-    ports, here = cloud.ports, cloud.address
-    asking = ["--auth-url", cloud.identity_url, "--password-file", str(cloud.secret("kilonova"))]
+def _service_programs(cloud: Cloud) -> Iterator[Program]:
+    ports, address = cloud.ports, cloud.address
+    authentication = [
+        "--auth-url",
+        cloud.identity_url,
+        "--password-file",
+        str(cloud.secret("kilonova")),
+    ]
     yield _module(
         cloud,
         "identity",
         "identity",
         "--bind",
-        f"{here}:{ports.identity}",
+        f"{address}:{ports.identity}",
         "--db",
         cloud.identity_db,
     )
@@ -107,13 +111,13 @@ def _standalone(cloud: Cloud) -> Iterator[Program]:
         "image",
         "image",
         "--bind",
-        f"{here}:{ports.image}",
+        f"{address}:{ports.image}",
         "--data",
         cloud.home / "image",
-        *asking,
+        *authentication,
     )
     if cloud.volumes:
-        yield _module(cloud, "volume", "volume", *_volume_options(cloud), *asking)
+        yield _module(cloud, "volume", "volume", *_volume_options(cloud), *authentication)
     if not cloud.has_networks:
         return
     yield _module(
@@ -121,12 +125,12 @@ def _standalone(cloud: Cloud) -> Iterator[Program]:
         "network",
         "network",
         "--bind",
-        f"{here}:{ports.network}",
+        f"{address}:{ports.network}",
         "--db",
         cloud.home / "data/network.db",
         "--vni-base",
         cloud.underlay.first_identifier,
-        *asking,
+        *authentication,
         "--metadata-secret-file",
         cloud.secret("metadata"),
         *([] if cloud.has_guests else ["--no-hosts"]),
@@ -159,23 +163,27 @@ def _standalone(cloud: Cloud) -> Iterator[Program]:
 
 
 def _volume_options(cloud: Cloud) -> list[object]:
-    """Servers on the machine itself open files; other hosts are served at its address."""
+    """Return the options of the volume service.
+
+    Servers on the machine itself open the volumes' files. Other hosts reach volumes at the
+    machine's address.
+    """
     proof = certificates.of_volumes(cloud)
-    here, *more = [GATEWAY] if cloud.apart else cloud.hosts
+    first_host, *other_hosts = [GATEWAY] if cloud.apart else cloud.hosts
     return [
         "--bind",
         f"{cloud.address}:{cloud.ports.volume}",
         "--data",
         cloud.volume_folder,
         "--host",
-        here,
-        *(word for host in more for word in ("--also-host", host)),
+        first_host,
+        *(word for host in other_hosts for word in ("--also-host", host)),
         *(["--export-address", cloud.address, "--tls-folder", proof] if proof else []),
     ]
 
 
-def ending_exports(cloud: Cloud) -> list[str]:
-    """The command that ends what serves volumes to other hosts."""
+def end_exports_command(cloud: Cloud) -> list[str]:
+    """Return the command that ends the exports of volumes to other hosts."""
     return [
         PYTHON,
         "-m",
@@ -187,16 +195,18 @@ def ending_exports(cloud: Cloud) -> list[str]:
 
 
 def network_parts(cloud: Cloud) -> list[tuple[int, str]]:
-    """Number and name of each host that has a part of the network service; 0 is the gateway of a
-    lab."""
+    """Return number and name of each host with a network agent. A lab's gateway has number 0."""
     if not (cloud.has_networks and cloud.has_guests):
         return []
     return [*([(0, GATEWAY)] if cloud.apart else []), *enumerate(cloud.hosts, 1)]
 
 
-def _own(cloud: Cloud) -> Iterator[Program]:
-    edge = {"metadata": cloud.has_networks, "console": cloud.has_guests}
-    for name in (*SERVICES, *(name for name, wanted in edge.items() if wanted)):
+def _kilonova_programs(cloud: Cloud) -> Iterator[Program]:
+    optional_services = {"metadata": cloud.has_networks, "console": cloud.has_guests}
+    for name in (
+        *SERVICES,
+        *(name for name, is_enabled in optional_services.items() if is_enabled),
+    ):
         yield _program(
             cloud, name, [str(VENV / f"bin/kilonova-{name}")], role=name if name in ROLES else ""
         )
@@ -204,14 +214,17 @@ def _own(cloud: Cloud) -> Iterator[Program]:
         yield _program(
             cloud,
             numbered("agent", number),
-            [*_inside(cloud, number), str(VENV / "bin/kilonova-agent")],
+            [*_inside_command(cloud, number), str(VENV / "bin/kilonova-agent")],
             host,
         )
 
 
-def _inside(cloud: Cloud, number: int) -> list[str]:
-    """What stands before a command so that it runs on a host with a namespace; other hosts' folders
-    are not there."""
+def _inside_command(cloud: Cloud, number: int) -> list[str]:
+    """Return the words to put before a command that runs on a host with a namespace.
+
+    The command does not see the folders of other hosts. For a host without a namespace the list is
+    empty.
+    """
     network = cloud.namespace(number)
     if network is None:
         return []
@@ -233,14 +246,13 @@ def _inside(cloud: Cloud, number: int) -> list[str]:
 
 
 def of_host(cloud: Cloud, number: int) -> list[str]:
-    """The names of those that work for one host alone."""
+    """Return the names of the programs that belong to one host alone."""
     own = {numbered(name, number) for name in ("libvirtd", "network-host", "agent")}
     return [program.name for program in programs(cloud) if program.name in own]
 
 
-def cleaning(cloud: Cloud, number: int) -> list[str]:
-    """The command that removes all that the part of the network service on the machine ever
-    made."""
+def clean_command(cloud: Cloud, number: int) -> list[str]:
+    """Return the command that removes the network agent's objects from the machine's kernel."""
     return [
         PYTHON,
         "-m",
@@ -254,7 +266,7 @@ def cleaning(cloud: Cloud, number: int) -> list[str]:
 def _module(
     cloud: Cloud, name: str, module: str, *arguments: object, network: Path | None = None
 ) -> Program:
-    """One of the standalone services, in this network namespace."""
+    """Return the program of an embedded service, in this network namespace."""
     return _program(
         cloud,
         name,

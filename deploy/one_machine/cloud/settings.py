@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that a running cloud was started with: they may not change while it runs.
+"""The settings that a running cloud was started with: they may not change during the run.
 
-deploy/one_machine/cloud/lifecycle.py writes them when it starts a cloud, and
+deploy/one_machine/cloud/lifecycle.py writes them at the start of a cloud, and
 deploy/one_machine/preflight.py compares them. Facts that no variable sets may change, and the
 processes that they change are restarted. Invariant: no secret is printed, because URLs may contain
 passwords.
@@ -21,7 +21,10 @@ FILE, HIDDEN = "settings.json", "#"
 
 
 def of(cloud: Cloud) -> dict[str, str]:
-    """What each variable comes to in this cloud; of a URL, only what tells it from others."""
+    """Return the value of each variable in this cloud.
+
+    Values that may contain passwords are digests.
+    """
     return {
         "KILONOVA_NETWORKS": "yes" if cloud.has_networks else "no",
         "KILONOVA_VOLUMES": "yes" if cloud.volumes else "no",
@@ -38,10 +41,10 @@ def remember(cloud: Cloud) -> None:
     private_files.replace(cloud.run / FILE, json.dumps(of(cloud)))
 
 
-def changed(cloud: Cloud) -> list[str]:
+def find_changes(cloud: Cloud) -> list[str]:
     """Return the variables that changed since the cloud was started.
 
-    Each comes with its former value if that may be printed. The list is empty if the cloud does not
+    Each comes with the former value if that may be printed. The list is empty if the cloud does not
     run.
     """
     path = cloud.run / FILE

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine below a cloud: namespaces, libvirtd, the supervisor."""
+"""The parts of a cloud that belong to the machine: namespaces, libvirtd, the supervisor."""

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine lets us do: be root, make namespaces, mount, make the devices and rules of
-networks.
+"""Checks of this machine's abilities: root, namespaces, mounts, network devices and rules.
 
-Used by deploy/one_machine/preflight.py, and by tests/services.py for the tests that need it. Each
-is tried once for the life of the process, in namespaces that end with the command, so that nothing
-is left. A program that is not installed yet is not tried; whoever uses it will say.
+deploy/one_machine/preflight.py uses this module, and so do the tests, which skip without them. Each
+ability is tried once per process, in namespaces that end with the command. A program that is not
+installed yet is not tried. The later use then fails.
 """
 
 from __future__ import annotations
@@ -16,28 +15,30 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import NamedTuple
 
-from deploy.one_machine.machine.underlay import complaint
+from deploy.one_machine.machine.underlay import find_error
 
 FILTER, TUN = Path("/proc/sys/net/bridge/bridge-nf-call-iptables"), Path("/dev/net/tun")
 PRIVILEGED = "Run this where root may do that (in a container: --privileged)"
 
 
 class Ability(Enum):
-    """Of a machine."""
+    """An ability of a machine."""
 
     ROOT = auto()
     NAMESPACES = auto()
     MOUNTS = auto()
-    BRIDGES = auto()  #: and the pairs, tunnels and rules that go with them
-    TAPS = auto()  #: guests' interfaces, and the rules for what crosses a bridge
+    #: Bridges, and the veth pairs, tunnels and rules that go with them.
+    BRIDGES = auto()
+    #: Guests' interfaces, and the rules for packets that cross a bridge.
+    TAPS = auto()
 
 
-#: What a libvirtd of our own takes; what hosts with a network of their own take; what guests with
-#: networks take.
+#: Abilities for a libvirtd of our own, for hosts with networks of their own, and for guests with
+#: networks.
 FOR_GUESTS = (Ability.ROOT, Ability.NAMESPACES, Ability.MOUNTS)
 FOR_HOSTS = (*FOR_GUESTS, Ability.BRIDGES)
 FOR_NETWORKS = (*FOR_HOSTS, Ability.TAPS)
-#: The commands that show it; those after "unshare --net" are tried in a network namespace.
+#: The commands that try an ability. Those after "unshare --net" run in a network namespace.
 TRIED: dict[Ability, tuple[str, ...]] = {
     Ability.NAMESPACES: ("unshare --net true", "unshare --mount --pid --fork true"),
     Ability.MOUNTS: ("unshare --mount --pid --fork --mount-proc mount --bind /run /run",),
@@ -62,35 +63,40 @@ WORDS = {
 
 
 class Lack(NamedTuple):
-    """What a machine cannot do, and how it could."""
+    """A missing ability.
+
+    Attributes:
+        what: The missing ability.
+        todo: Advice for the operator.
+    """
 
     what: str
     todo: str
 
 
 def lack_of(*abilities: Ability) -> Lack | None:
-    """The first of these that this machine does not have; None: it has them all."""
-    return next(filter(None, map(_lack, abilities)), None)
+    """Return the first of these abilities that the machine lacks, or None."""
+    return next(filter(None, map(_find_lack, abilities)), None)
 
 
 @functools.cache
-def _lack(ability: Ability) -> Lack | None:
+def _find_lack(ability: Ability) -> Lack | None:
     if ability is Ability.ROOT:
         return None if os.geteuid() == 0 else Lack("This is not root.", "Run it with sudo.")
-    if ability is Ability.TAPS and (lack := _lack_of_devices()):
+    if ability is Ability.TAPS and (lack := _find_lack_of_devices()):
         return lack
     for command in TRIED[ability]:
         words = command.split()
         program = words[2] if words[1] == "--net" else words[0]
-        if _is_there(program) and (said := complaint(words)):
-            return Lack(f"{WORDS[ability]}: '{command}' says: {said}", f"{PRIVILEGED}.")
+        if _is_there(program) and (error := find_error(words)):
+            return Lack(f"{WORDS[ability]}: '{command}' says: {error}", f"{PRIVILEGED}.")
     return None
 
 
-def _lack_of_devices() -> Lack | None:
-    if not FILTER.exists() and (said := complaint(["modprobe", "--dry-run", "br_netfilter"])):
+def _find_lack_of_devices() -> Lack | None:
+    if not FILTER.exists() and (error := find_error(["modprobe", "--dry-run", "br_netfilter"])):
         return Lack(
-            f"The kernel has no br_netfilter, which security groups need: {said}",
+            f"The kernel has no br_netfilter, which security groups need: {error}",
             "Load it ('modprobe br_netfilter', in a container on its host).",
         )
     if not TUN.exists():

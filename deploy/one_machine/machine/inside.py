@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Become a process of a host on this machine:
-``python deploy/one_machine/machine/inside.py NETWORK HOST BOOT_ID [HIDDEN …] -- COMMAND …``.
+"""Become a process of a host on this machine.
 
-Made for agents and libvirtds in deploy/one_machine/cloud/processes.py. NETWORK is the file of the
-host's network namespace, HOST the name that it gives itself, BOOT_ID a file whose content stands in
-/proc/sys/kernel/random/boot_id there: such a host boots and loses its power while the machine,
-whose kernel it shares, runs on, and what asks the kernel must learn of it. HIDDEN are folders that
-are other hosts': they are empty there. Then the process becomes COMMAND, with the same process id.
-Must stay true: what it mounts, nobody else sees.
+``python deploy/one_machine/machine/inside.py NETWORK HOST BOOT_ID [HIDDEN …] -- COMMAND …``
+
+deploy/one_machine/cloud/processes.py starts agents and libvirtds with this program. The process
+enters the host's network and makes private mounts. Then the process becomes COMMAND, with the same
+process id. Invariant: the mounts are invisible to other processes.
+
+* NETWORK is the file of the host's network namespace.
+* HOST is the host name of the process.
+* BOOT_ID is a file that replaces /proc/sys/kernel/random/boot_id. A host boots and loses power
+while the kernel, which all hosts share, runs on. Programs that read the boot id must notice this.
+* HIDDEN are folders of other hosts. The process sees empty folders in their place.
 """
 
 from __future__ import annotations
@@ -24,17 +28,26 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def become(network: Path, host: str, boot_id: Path, hidden: list[str]) -> None:
-    """Enter the host's network, and mounts and a name of its own. Raises OSError,
-    CalledProcessError."""
+    """Enter the host's network, and get private mounts and a host name.
+
+    Args:
+        network: The file of the host's network namespace.
+        host: The name of the host.
+        boot_id: The file with the host's boot id.
+        hidden: Folders of other hosts.
+
+    Raises:
+        OSError: The process may not enter or make a namespace.
+        CalledProcessError: A mount fails.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     with network.open("rb") as file:
         _check(libc.setns(file.fileno(), CLONE_NEWNET), f"cannot enter {network}")
     _check(libc.unshare(CLONE_NEWNS | CLONE_NEWUTS), "no namespace can be made; it takes root")
     socket.sethostname(host)
-    # What is unmounted outside is unmounted here too: else this process would keep namespaces that
-    # were removed.
+    # Unmounts outside also happen here. Otherwise this process would keep removed namespaces alive.
     subprocess.run(["mount", "--make-rslave", "/"], check=True)
-    # systemd-nspawn mounts a deleted file there, over which nothing else can be mounted.
+    # systemd-nspawn mounts a deleted file there, and no file can be mounted over that.
     subprocess.run(["umount", BOOT_ID], check=False, stderr=subprocess.DEVNULL)
     for arguments in (
         ["--bind", str(boot_id), BOOT_ID],

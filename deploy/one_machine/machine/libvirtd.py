@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A libvirtd of our own, apart from any other on the machine.
 
-Called by deploy/up, by the lab and by the tests: ``start(state_dir)`` returns the URI to connect
-to, ``stop`` ends it and the guests it runs. libvirtd's folders are fixed when it is compiled, so it
-gets a mount namespace in which they are folders of ``state_dir``; and a PID namespace whose first
-process reaps the dead (libvirt waits for QEMU to vanish) and starts a daemon that died again.
-Guests run as the user that Debian makes for QEMU, and libvirt hands their files to it. ``serve``
-may also make it another host of this machine: with a network namespace, in which the guests'
-devices then appear, and a name; and give it an address at which its QEMUs take in guests that move
-while they run. libvirtd itself listens on its socket alone.
-``state_dir`` must be short: sockets live below it. Must stay true: nothing outside ``state_dir`` is
-written, no process survives ``stop``, no guest's process is root's, and no libvirtd is reached from
-elsewhere.
+deploy/up, the lab and the tests use this module. ``start(state_dir)`` returns the URI to connect
+to, and ``stop`` ends libvirtd and the guests.
+
+libvirtd's folders are fixed at compile time, so libvirtd runs in a mount namespace in which they
+are folders of ``state_dir``. The first process of a PID namespace reaps children (libvirt waits for
+QEMU to vanish) and restarts daemons that die. Guests run as Debian's user for QEMU, and libvirt
+gives them their files.
+
+``serve`` can also make another host of this machine, with a network namespace for the guests'
+devices, a host name, and an address for live migrations. libvirtd itself only listens on a socket
+file. ``state_dir`` must be short, because the sockets are there.
+
+Invariant: nothing outside ``state_dir`` is written, no process survives ``stop``, no guest runs as
+root, and no libvirtd is reachable from other machines.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ import time
 import uuid
 from pathlib import Path
 
-#: libvirt's own folder -> ours, below the state folder.
+#: libvirt's folder -> our folder below the state folder.
 FOLDERS = {
     "/run/libvirt": "run",
     "/var/lib/libvirt": "lib",
@@ -41,7 +44,7 @@ FOLDERS = {
     "/var/log/libvirt": "log",
     "/var/cache/libvirt": "cache",
 }
-#: What it takes to be started; virtlogd keeps the guests' console logs from filling the disk.
+#: The daemons. virtlogd keeps the guests' console logs from filling the disk.
 DAEMONS = ("virtlogd", "libvirtd")
 PACKAGES = (
     "libvirt-daemon libvirt-daemon-driver-qemu libvirt-daemon-system qemu-system-x86 qemu-utils"
@@ -53,21 +56,20 @@ CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = (
     0x40000000,
 )
 PR_SET_PDEATHSIG = 1
-#: Instead of the file of a namespace: the one that we are in, with the devices that /sys shows
-#: already.
+#: Stands for the present network namespace. /sys already shows the devices there.
 HERE = Path("/proc/self/ns/net")
-#: Who guests run as: Debian's package libvirt-daemon-system makes the user.
+#: The user of guests, from Debian's package libvirt-daemon-system.
 QEMU_USER, QEMU_GROUP = "libvirt-qemu", "kvm"
 KVM = Path("/dev/kvm")
 LONGEST_STATE_DIR, PAUSE_BEFORE_RESTART = 80, 0.5
 
 
 class Failed(Exception):
-    """libvirtd could not be started or stopped; the text says what to do next."""
+    """libvirtd cannot be started or stopped. The text contains advice."""
 
 
 def uri(state_dir: str | Path) -> str:
-    """Where to connect to the libvirtd of this folder."""
+    """Return the URI for a connection to the libvirtd of this folder."""
     return f"qemu+unix:///system?socket={_socket(Path(state_dir))}"
 
 
@@ -79,8 +81,18 @@ def start(
     address: str = "",
     certificates: str = "",
 ) -> str:
-    """Start libvirtd unless it runs, wait until it accepts connections, and return its URI.
-    ``host``, ``address`` and ``certificates`` are as ``serve`` has them. Raises Failed."""
+    """Start libvirtd unless it runs, wait until connections are accepted, and return the URI.
+
+    Args:
+        state_dir: The folder of this libvirtd.
+        seconds: How long to wait.
+        host: As for ``serve``.
+        address: As for ``serve``.
+        certificates: As for ``serve``.
+
+    Raises:
+        Failed: A program or user is missing, the path is too long, or libvirtd does not answer.
+    """
     folder = Path(state_dir).resolve()
     missing = [daemon for daemon in DAEMONS if shutil.which(daemon, path=_path()) is None]
     if missing:
@@ -93,20 +105,24 @@ def start(
         raise Failed(
             f"{folder} is too long for socket paths: take a folder of at most {LONGEST_STATE_DIR} letters"
         )
-    serving = None if is_running(folder) else _serve_behind(folder, host, [address, certificates])
+    serving = (
+        None if is_running(folder) else _serve_in_background(folder, host, [address, certificates])
+    )
     deadline = time.monotonic() + seconds
-    while not _accepts(folder):
+    while not _accepts_connections(folder):
         if time.monotonic() > deadline or (serving and serving.poll() is not None):
-            said = (folder / "libvirtd.out").read_text(errors="replace").strip().splitlines()[-1:]
+            last_line = (
+                (folder / "libvirtd.out").read_text(errors="replace").strip().splitlines()[-1:]
+            )
             raise Failed(
-                f"libvirtd does not answer: see {folder}/libvirtd.out, which ends with {said}, and "
+                f"libvirtd does not answer: see {folder}/libvirtd.out, which ends with {last_line}, and "
                 f"{folder}/log. It needs the right to make namespaces (root; in a container --privileged)"
             )
         time.sleep(0.05)
     return uri(folder)
 
 
-def _serve_behind(
+def _serve_in_background(
     folder: Path, host: tuple[Path, str] | None, reached: list[str]
 ) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,10 +138,16 @@ def _serve_behind(
 
 
 def stop(state_dir: str | Path, seconds: float = 30) -> None:
-    """End libvirtd and every guest it runs; harmless when it does not run. Raises Failed."""
+    """End libvirtd and the guests, with SIGKILL after this many seconds.
+
+    A stopped libvirtd is no error.
+
+    Raises:
+        Failed: libvirtd still runs 5 seconds later.
+    """
     folder = Path(state_dir).resolve()
     deadline, pid = time.monotonic() + seconds, 0
-    # Who served gives up the lock a moment before it ends.
+    # The process releases the lock a moment before the end.
     while is_running(folder) or _is_serving(pid):
         left = deadline - time.monotonic()
         if left < -5:
@@ -137,7 +159,7 @@ def stop(state_dir: str | Path, seconds: float = 30) -> None:
 
 
 def is_running(state_dir: str | Path) -> bool:
-    """Whether a process serves this folder: it holds the lock for as long as it lives."""
+    """True if a process serves this folder. Such a process holds the lock."""
     try:
         with (Path(state_dir) / "lock").open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,11 +173,21 @@ def is_running(state_dir: str | Path) -> bool:
 def serve(
     state_dir: Path, host: tuple[Path, str] | None = None, address: str = "", certificates: str = ""
 ) -> int:
-    """Stay in the foreground as long as libvirtd runs. SIGTERM ends it with its guests. ``host``:
-    the file of the network namespace to run in, and the name of the host that it is there.
-    ``address``: where QEMU takes in guests that come from other hosts while they run. With a folder
-    of ``certificates`` (in QEMU's names) it speaks with nobody who cannot show one of the same
-    authority."""
+    """Run libvirtd in the foreground and return the status of the first process.
+
+    SIGTERM ends libvirtd and the guests.
+
+    Args:
+        state_dir: The folder of this libvirtd.
+        host: The file of the network namespace and the host name, or None for the machine's own.
+        address: The address at which QEMU receives live migrations.
+        certificates: A folder with certificates under QEMU's names. QEMU then only accepts peers
+            with a certificate of the same authority.
+
+    Raises:
+        Failed: A namespace cannot be made or entered.
+        BlockingIOError: Another process serves this folder.
+    """
     with (state_dir / "lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lock.truncate(0)
@@ -163,24 +195,31 @@ def serve(
         lock.flush()
         configure(state_dir, address, certificates)
         if host is not None:
-            _become(*host)
+            _enter_host(*host)
         _unshare(CLONE_NEWNS | CLONE_NEWPID)
         child = os.fork()
         if child == 0:
-            os._exit(_first_process(state_dir, own_network=host is not None and host[0] != HERE))
+            os._exit(
+                _run_first_process(state_dir, own_network=host is not None and host[0] != HERE)
+            )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, frame: os.kill(child, signal.SIGTERM))
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def configure(state_dir: Path, address: str = "", certificates: str = "") -> None:
-    """Write the settings that the configuration does not have yet; an operator's changes to it
-    stay, but none that let libvirtd listen."""
-    for ours in FOLDERS.values():
-        (state_dir / ours).mkdir(parents=True, exist_ok=True)
-        # Guests' processes have files and sockets of their own below; they need not list their
-        # neighbours'.
-        (state_dir / ours).chmod(0o711)
+    """Add missing settings to the configuration files, and keep the operator's changes.
+
+    Args:
+        state_dir: The folder of this libvirtd.
+        address: As for ``serve``.
+        certificates: As for ``serve``.
+    """
+    for own_folder in FOLDERS.values():
+        (state_dir / own_folder).mkdir(parents=True, exist_ok=True)
+        # Guests use files and sockets below this folder. They need not list the files of other
+        # guests.
+        (state_dir / own_folder).chmod(0o711)
     files: dict[str, dict[str, object]] = {
         "libvirtd.conf": {
             "auth_unix_rw": "none",
@@ -211,25 +250,27 @@ def configure(state_dir: Path, address: str = "", certificates: str = "") -> Non
     for name, settings in files.items():
         path = state_dir / "etc" / name
         before = path.read_text() if path.exists() else ""
-        known = {line.split("=")[0].strip() for line in before.splitlines()}
+        present_keys = {line.split("=")[0].strip() for line in before.splitlines()}
         missing = [
-            f"{key} = {json.dumps(value)}\n" for key, value in settings.items() if key not in known
+            f"{key} = {json.dumps(value)}\n"
+            for key, value in settings.items()
+            if key not in present_keys
         ]
         if missing:
             path.write_text(before + "".join(missing))
 
 
-def _first_process(state_dir: Path, own_network: bool = False) -> int:
-    """Process 1 of the namespace: mounts, daemons, and reaping until told to stop."""
+def _run_first_process(state_dir: Path, own_network: bool = False) -> int:
+    """Mount the folders, start the daemons, and reap processes until SIGTERM or SIGINT."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _mount("--make-rprivate", "/")
     _mount("-t", "proc", "proc", "/proc")
     if own_network:
-        # it shows the devices of the namespace that mounted it
+        # /sys shows the devices of the network namespace that mounted it.
         _mount("-t", "sysfs", "sysfs", "/sys")
-    for theirs, ours in FOLDERS.items():
-        Path(theirs).mkdir(parents=True, exist_ok=True)
-        _mount("--bind", str(state_dir / ours), theirs)
+    for libvirt_folder, own_folder in FOLDERS.items():
+        Path(libvirt_folder).mkdir(parents=True, exist_ok=True)
+        _mount("--bind", str(state_dir / own_folder), libvirt_folder)
     _give_kvm(state_dir / "kvm")
     for stale in (state_dir / "run").glob("*.pid"):
         stale.unlink()
@@ -246,10 +287,9 @@ def _first_process(state_dir: Path, own_network: bool = False) -> int:
 
 
 def _give_kvm(node: Path) -> None:
-    """Where /dev/kvm is root's alone, as in many containers, guests get one of their own that their
-    group may open."""
+    """Give guests a /dev/kvm that their group may open, if only root may open the machine's."""
     group = grp.getgrnam(QEMU_GROUP).gr_gid
-    if not KVM.exists() or _may_open(KVM.stat(), group):
+    if not KVM.exists() or _can_open(KVM.stat(), group):
         return
     node.unlink(missing_ok=True)
     os.mknod(node, stat.S_IFCHR | 0o600, KVM.stat().st_rdev)
@@ -258,7 +298,7 @@ def _give_kvm(node: Path) -> None:
     _mount("--bind", str(node), str(KVM))
 
 
-def _may_open(about: os.stat_result, group: int) -> bool:
+def _can_open(about: os.stat_result, group: int) -> bool:
     return about.st_mode & 0o006 == 0o006 or (
         about.st_gid == group and about.st_mode & 0o060 == 0o060
     )
@@ -267,7 +307,8 @@ def _may_open(about: os.stat_result, group: int) -> bool:
 def _spawn(daemon: str) -> int:
     path = shutil.which(daemon, path=_path())
     assert path is not None, "start() has looked for it"
-    # Without the option the pid file would be in /run itself, where another libvirtd may hold it.
+    # Without the option the pid file would be in /run itself, where another libvirtd may use the
+    # file.
     command = [path, "--pid-file", f"/run/libvirt/{daemon}.pid"]
     return os.posix_spawn(path, command, os.environ, setsid=True, setsigmask=[])
 
@@ -284,7 +325,7 @@ def _unshare(flags: int) -> None:
         )
 
 
-def _become(network: Path, name: str) -> None:
+def _enter_host(network: Path, name: str) -> None:
     try:
         with network.open("rb") as file:
             left = ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET)
@@ -297,7 +338,7 @@ def _become(network: Path, name: str) -> None:
 
 
 def _is_serving(pid: int) -> bool:
-    """Whether the number is still that of a process that serves, and not a recycled one."""
+    """True if the process with this id is a libvirtd. Ids are recycled."""
     try:
         return b"libvirtd" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -313,7 +354,7 @@ def _socket(state_dir: Path) -> Path:
     return state_dir.resolve() / "run" / "libvirt-sock"
 
 
-def _accepts(state_dir: Path) -> bool:
+def _accepts_connections(state_dir: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(_socket(state_dir)))

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep processes running without systemd:
-``python -m deploy.one_machine.machine.supervise FOLDER``.
+"""Keep processes running without systemd.
 
-FOLDER/processes.json lists them in the order of their start; FOLDER/NAME.pid says where each is;
-while FOLDER/NAME.down exists it is kept stopped; one that holds the word "kill" stops it as a power
-cut does. A process that died is started again, at once the first time and then ever later, up to 10
-s; what it left in its process group is killed first, so that it finds its port free. TERM stops all
-in reverse order; HUP reads the list again. All end with the supervisor, however it ends.
+``python -m deploy.one_machine.machine.supervise FOLDER``
+
+FOLDER/processes.json lists the programs in the order of their start. FOLDER/NAME.pid has the
+process id. While FOLDER/NAME.down exists, the program is kept stopped. If this file contains the
+word "kill", the stop is a SIGKILL, like a power cut.
+
+A process that died is started again, first at once and then after pauses of up to 10 s. The rest of
+the process group is killed before, so that the port is free. TERM stops all programs in reverse
+order. HUP reads the list again. All processes end with the supervisor.
 """
 
 from __future__ import annotations
@@ -27,13 +30,24 @@ from typing import Any
 FIRST_PAUSE, LONGEST_PAUSE, GOOD_RUN = 0.2, 10.0, 30.0  # seconds
 LOOK, LOG_LIMIT = 0.2, 50 * 1024 * 1024
 PR_SET_PDEATHSIG, KILL = 1, "kill"
-UMASK = 0o077  # of all that it starts, unless they set another
+# Of all started processes, unless they set another.
+UMASK = 0o077
 WAITED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One process: ``grace`` is how many seconds it has to end before it is killed."""
+    """A program to run.
+
+    Attributes:
+        name: The name, unique in a folder.
+        command: The command line.
+        log: The path of the file for the output.
+        cwd: The working directory.
+        env: The whole environment.
+        user: The user, or None for the supervisor's.
+        grace: Seconds between SIGTERM and SIGKILL at a stop.
+    """
 
     name: str
     command: list[str]
@@ -45,7 +59,7 @@ class Program:
 
 
 def write(folder: Path, programs: list[Program]) -> None:
-    """Write the list for a supervisor of this folder."""
+    """Write the list of programs for the supervisor of this folder."""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / "processes.json.new"
     part.touch(mode=0o600)
@@ -54,12 +68,12 @@ def write(folder: Path, programs: list[Program]) -> None:
 
 
 def read(folder: Path) -> list[Program]:
-    """The list as it was written."""
+    """Return the list of programs."""
     return [Program(**item) for item in json.loads((folder / "processes.json").read_text())]
 
 
 class Supervised:
-    """One program and, while it runs, its process."""
+    """A program and its process, if there is one."""
 
     def __init__(self, program: Program, folder: Path) -> None:
         self.program = program
@@ -70,9 +84,13 @@ class Supervised:
         self._pause = 0.0
 
     def look(self, moment: float) -> None:
-        """Bring it to what is wanted: note a death, stop it, start it."""
+        """Notice the end of the process, and start or stop the program if necessary.
+
+        Args:
+            moment: The present time.monotonic().
+        """
         if self._process is not None and self._process.poll() is not None:
-            self._died(moment)
+            self._handle_exit(moment)
         if self._down.exists():
             if self._process is not None and self._down.read_text() == KILL:
                 self._clear_group()
@@ -82,17 +100,17 @@ class Supervised:
             self._start(moment)
 
     def stop(self) -> None:
-        """End it: TERM, and KILL to its group when the grace is over."""
+        """Stop the program: SIGTERM, and after the grace SIGKILL to the process group."""
         self.ask()
         self.end()
 
     def ask(self) -> None:
-        """Send TERM."""
+        """Send SIGTERM, if the program runs."""
         if self._process is not None:
             self._process.terminate()
 
     def end(self) -> None:
-        """Wait for the end, and make it."""
+        """Wait for the end of the process, kill the process group, and remove the pid file."""
         if self._process is None:
             return
         try:
@@ -105,7 +123,7 @@ class Supervised:
         self._pid_file.unlink(missing_ok=True)
         say(f"{self.program.name} stopped")
 
-    def _died(self, moment: float) -> None:
+    def _handle_exit(self, moment: float) -> None:
         assert self._process is not None
         good = moment - self._started >= GOOD_RUN
         self._pause = (
@@ -147,7 +165,7 @@ class Supervised:
                     cwd=program.cwd,
                     env=program.env,
                     start_new_session=True,
-                    preexec_fn=_first_act,
+                    preexec_fn=_prepare_child,
                     **user,
                 )
         except OSError as problem:
@@ -159,19 +177,19 @@ class Supervised:
         say(f"{program.name} started as {self._process.pid}")
 
 
-def _first_act() -> None:
-    """In the child, before its program: end with the supervisor, take signals again."""
+def _prepare_child() -> None:
+    """Let the child end with the supervisor, and unblock signals."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def say(text: str) -> None:
-    """One line of the supervisor's own log."""
+    """Print a line with the time into the supervisor's own log."""
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)
 
 
 def supervise(folder: Path) -> None:
-    """Until TERM or INT."""
+    """Run the programs until SIGTERM or SIGINT, then stop them."""
     processes = [Supervised(program, folder) for program in read(folder)]
     while True:
         moment = time.monotonic()
@@ -183,23 +201,28 @@ def supervise(folder: Path) -> None:
         if received.si_signo in (signal.SIGTERM, signal.SIGINT):
             break
         if received.si_signo == signal.SIGHUP:
-            processes = _again(processes, folder)
-    for _, alike in itertools.groupby(reversed(processes), key=_kind):
-        asked = list(alike)
-        for process in asked:
+            processes = _reload(processes, folder)
+    for _, same_kind in itertools.groupby(reversed(processes), key=_process_kind):
+        group = list(same_kind)
+        for process in group:
             process.ask()
-        for process in asked:
+        for process in group:
             process.end()
 
 
-def _kind(process: Supervised) -> str:
-    """What is alike is ended together: the agents of many hosts need not wait for one another."""
+def _process_kind(process: Supervised) -> str:
+    """Return the name without the number.
+
+    Processes of one kind, for example all agents, stop in parallel.
+    """
     return process.program.name.rstrip("-0123456789")
 
 
-def _again(processes: list[Supervised], folder: Path) -> list[Supervised]:
-    """The new list: what is the same runs on, what changed or went is stopped, what is new
-    starts."""
+def _reload(processes: list[Supervised], folder: Path) -> list[Supervised]:
+    """Read the list again, stop programs that are gone or changed, and return the new list.
+
+    Unchanged programs run on. New programs start with the next ``look``.
+    """
     programs = read(folder)
     for process in reversed(processes):
         if process.program not in programs:
@@ -209,9 +232,9 @@ def _again(processes: list[Supervised], folder: Path) -> list[Supervised]:
 
 
 def main() -> int:
-    """Hold the folder's lock, so that there is one supervisor of it."""
+    """Supervise the folder if no other supervisor holds the lock."""
     os.umask(UMASK)
-    # before the lock tells others that they may signal
+    # Signals are blocked before the lock shows other processes that they may send some.
     signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)
     folder = Path(sys.argv[1]).resolve()
     with (folder / "supervise.lock").open("a+") as lock:

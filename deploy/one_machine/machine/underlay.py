@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies below the networks of one cloud: the addresses that are its own, and the wire between
-its hosts.
+"""The network below the networks of one cloud: private addresses, and a bridge between the hosts.
 
-Used by deploy/one_machine/cloud/cloud.py and deploy/one_machine/lab_hosts.py. A cloud's first host
-lives in the machine's own network namespace, but in a lab (``apart``); every other has a namespace
-of its own, which is made when the host boots, with a name for that boot. A bridge joins them all
-and the machine. Names carry a hash of the cloud's home and addresses follow from its first port,
-so that clouds side by side never meet. ``make`` adds what is missing, ``remove`` leaves nothing,
-whatever was killed before. Must stay true: nothing but the cloud's own hosts and the machine
-reaches these addresses.
+deploy/one_machine/cloud/cloud.py and deploy/one_machine/lab_hosts.py use this module. In a lab
+(``apart``) every host has a network namespace. In other clouds the first host uses the
+machine's namespace. A namespace is made at the boot of the host, with a new boot id. A bridge joins
+the namespaces and the machine.
+
+Device names contain a hash of the cloud's home, and addresses follow from the first port, so
+several clouds do not conflict. ``make`` adds the missing objects and ``remove`` removes all, also
+after a crash. Invariant: only the cloud's own hosts and the machine reach these addresses.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pathlib import Path
 from deploy.progress import run
 
 NAMESPACES, DEVICES = Path("/run/netns"), Path("/sys/class/net")
-#: The block for tunnels and the block for external networks, each cut into 8192 parts: one a cloud.
+#: The blocks for tunnels and for external networks. Each has 8192 parts, one for each cloud.
 TUNNELS, EXTERNAL = IPv4Network("198.18.0.0/15"), IPv4Network("172.24.0.0/13")
-#: Ports in a row that one part is for: clouds whose ports differ never have the same part.
+#: One part belongs to this many ports in a row. Clouds with different ports never share a part.
 PORTS, PARTS = 8, 8192
-#: Identifiers of networks that one cloud has for itself: all of VXLAN's, in as many parts.
+#: Number of VXLAN identifiers that belong to one cloud: all identifiers, in as many parts.
 IDENTIFIERS = (1 << 24) // PARTS
-#: Both devices are ours alone: what comes for our addresses by another is a guest's, or a
-#: neighbour's.
+#: Both devices belong to the cloud. Packets to these addresses from other devices come from a guest
+#: or from another machine.
 GUARD = """
 table inet {table}
 delete table inet {table}
@@ -49,7 +49,13 @@ ADVICE = "It takes root and the right to make network namespaces (in a container
 
 @dataclass(frozen=True, slots=True)
 class Underlay:
-    """Of the cloud with this home and this first port. ``apart``: no host is the machine itself."""
+    """The network below a cloud's networks.
+
+    Attributes:
+        home: The cloud's home.
+        port: The cloud's first port.
+        apart: True if no host uses the machine's own namespace.
+    """
 
     home: Path
     port: int
@@ -57,53 +63,50 @@ class Underlay:
 
     @property
     def tag(self) -> str:
-        """The prefix of this cloud's devices and namespaces."""
+        """The hash that is part of the names of this cloud's devices and namespaces."""
         return hashlib.sha256(str(self.home).encode()).hexdigest()[:8]
 
     @property
     def bridge(self) -> str:
-        """The device that joins the hosts, in the machine's own namespace; the guard's tables are
-        called like it."""
+        """Name of the bridge in the machine's namespace, and of the machine's table of rules."""
         return f"klab{self.tag}"
 
     @property
     def external(self) -> IPv4Network:
-        """The addresses of the external network: its gateway is the first, floating addresses are
-        the others."""
+        """The addresses of the external network: first the gateway, then floating addresses."""
         return _part(EXTERNAL, self.port)
 
     @property
     def first_identifier(self) -> int:
-        """Of this cloud's VXLAN networks."""
+        """The first identifier of this cloud's VXLAN networks."""
         return max(1, self.port // PORTS % PARTS * IDENTIFIERS)
 
     @property
     def machine(self) -> IPv4Address:
-        """Where the hosts reach the machine."""
+        """The machine's address in the hosts' network."""
         return self._network[1]
 
     def address(self, number: int) -> IPv4Address:
-        """Where the cloud's first, second … host is reached; tunnels end there."""
+        """Return the address of a host, counted from 1. Tunnels end there."""
         return self._network[number + self.apart]
 
     def namespace(self, number: int) -> str | None:
-        """The network namespace of a host; None of one that lives in the machine's."""
+        """Return the network namespace of a host, or None if the host uses the machine's."""
         return f"{self.bridge}-{number}" if number + self.apart > 1 else None
 
     def cable(self, number: int) -> str:
-        """The machine's end of the pair that leads to a host."""
+        """Return the machine's end of the veth pair that leads to a host."""
         return f"klv{self.tag}-{number}"
 
     def boot_id(self, number: int) -> Path:
-        """The file that says which boot of the host this is; it changes whenever the namespace is
-        made."""
+        """Return the file with the host's boot id, which changes with each new namespace."""
         return self.home / "run" / f"boot-{number}"
 
     def make(self, hosts: int) -> None:
-        """Join that many hosts; what is there already stays.
+        """Join this many hosts. Existing objects stay.
 
         Raises:
-            Failure: the kernel or the rights do not allow it.
+            Failure: The kernel lacks a feature, or the process lacks the rights.
         """
         numbers = [number for number in range(1, hosts + 1) if self.namespace(number)]
         if not numbers:
@@ -117,12 +120,13 @@ class Underlay:
             self.join(number)
 
     def join(self, number: int) -> None:
-        """Boot one host, unless it runs: its namespace, and the pair that joins it."""
+        """Boot a stopped host: make the namespace and join the host to the bridge."""
         name, outside = f"{self.bridge}-{number}", self.cable(number)
         if not self.exists(number):
             if (NAMESPACES / name).exists():
                 _ip("netns", "delete", name)
-            _fine("ip", "link", "delete", outside)  # a namespace takes its end along, but later
+            # The end in the namespace goes with the namespace, but later.
+            _succeeds("ip", "link", "delete", outside)
             self.boot_id(number).parent.mkdir(parents=True, exist_ok=True)
             self.boot_id(number).write_text(f"{uuid.uuid4()}\n")
             _ip("netns", "add", name)
@@ -156,35 +160,35 @@ class Underlay:
             _ip("-netns", name, "link", "set", device, "up")
 
     def exists(self, number: int) -> bool:
-        """Is there a namespace of this host, and not only a name that outlived it?"""
-        return _fine("ip", "-netns", f"{self.bridge}-{number}", "link", "show", "lo")
+        """True if the host's namespace exists. A file under the name is not enough."""
+        return _succeeds("ip", "-netns", f"{self.bridge}-{number}", "link", "show", "lo")
 
-    def plug(self, number: int, in_or_out: bool) -> None:
-        """Put the host's cable in, or pull it."""
-        _ip("link", "set", self.cable(number), "up" if in_or_out else "down")
+    def plug(self, number: int, is_in: bool) -> None:
+        """Connect or disconnect the host's cable."""
+        _ip("link", "set", self.cable(number), "up" if is_in else "down")
 
     def is_plugged(self, number: int) -> bool:
-        """Is the host's cable in?"""
+        """True if the host's cable is connected."""
         flags = DEVICES / self.cable(number) / "flags"
         return flags.exists() and bool(int(flags.read_text(), 16) & IFF_UP)
 
     def remove_host(self, number: int) -> None:
-        """A host's namespace goes with all that is in it; harmless when there is none."""
+        """Remove a host's namespace with the content, if there is a namespace."""
         if (NAMESPACES / f"{self.bridge}-{number}").exists():
             _ip("netns", "delete", f"{self.bridge}-{number}")
-        # the pair may go with its namespace at this moment
-        _fine("ip", "link", "delete", self.cable(number))
+        # The pair may disappear with the namespace at this moment.
+        _succeeds("ip", "link", "delete", self.cable(number))
 
     def remove(self) -> None:
-        """Namespaces, bridge and guard go; harmless when there are none."""
+        """Remove namespaces, bridge and rules, if there are any."""
         for namespace in self.namespaces():
             self.remove_host(int(namespace.rpartition("-")[2]))
         for device in (*DEVICES.glob(f"klv{self.tag}-*"), *DEVICES.glob(self.bridge)):
-            _fine("ip", "link", "delete", device.name)
-        _fine("nft", "delete", "table", "inet", self.bridge)
+            _succeeds("ip", "link", "delete", device.name)
+        _succeeds("nft", "delete", "table", "inet", self.bridge)
 
     def namespaces(self) -> list[str]:
-        """Those that exist now."""
+        """Return the names of the cloud's namespaces that exist now."""
         return sorted(path.name for path in NAMESPACES.glob(f"{self.bridge}-*"))
 
     @property
@@ -192,7 +196,7 @@ class Underlay:
         return _part(TUNNELS, self.port)
 
     def _guard(self, device: str, namespace: str | None = None) -> None:
-        """Set up first, before anything can listen."""
+        """Load the rules that drop foreign packets. This comes before any program can listen."""
         rules = GUARD.format(table=self.bridge, device=device, part=self._network)
         run([*(["ip", "netns", "exec", namespace] if namespace else []), "nft", rules], ADVICE)
 
@@ -207,13 +211,12 @@ def _ip(*arguments: str) -> None:
     run(["ip", *arguments], ADVICE)
 
 
-def _fine(*command: str) -> bool:
-    return not complaint(command)
+def _succeeds(*command: str) -> bool:
+    return not find_error(command)
 
 
-def complaint(command: Sequence[str]) -> str:
-    """What the command had to say against it; empty when it went well, or when there is no such
-    program yet."""
+def find_error(command: Sequence[str]) -> str:
+    """Return the error of a command, or "" after success or if the program is not installed."""
     path = shutil.which(command[0], path="/usr/sbin:/usr/bin:/sbin:/bin")
     if path is None:
         return ""

@@ -3,13 +3,13 @@
 (Neutron v2.0) and volume (Cinder v3).
 
 Kilonova and the clients reach them over HTTP only, as they would reach the real services. Each
-service keeps its own SQLite file. docs/one-machine.md lists the routes with their consumers.
+service has a separate SQLite file. docs/one-machine.md lists the routes with their consumers.
 
 The services share a small framework: `resource.py` (list, create, show, change, delete),
 `listing.py` (queries, sorting, pages), `schemas.py` (bodies), `faults.py` (refusals), `quotas.py`
 (limits), `guard.py` (authentication and callers), `external.py` (requests to other services),
 `database.py` and `web.py`. `json_types.py` names the types of JSON.
 
-The services use the product's HTTP edge and nothing else of it. The product does not use them.
+The services only use the product's HTTP edge. The product does not use them.
 Import contracts in setup.cfg hold both.
 """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One SQLite file: its engine, its tables and its two kinds of transaction.
+"""A SQLite file with engine, tables and two kinds of transaction.
 
-Each standalone service opens one `Database` per process, after gunicorn has forked. What must stay
-true: every writing transaction begins IMMEDIATE (a deferred one fails when it meets another
-writer), an answered write has reached the disk (synchronous=FULL), and the file can be read by its
-owner only, for it holds password hashes.
+Each embedded service opens one `Database` per process, after gunicorn has forked. Invariant: every
+writing transaction begins IMMEDIATE, because a deferred one fails beside another writer. A
+write that was answered is on the disk (synchronous=FULL). Only the owner can read the file, because
+of the password hashes.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Executable, MetaData, Row, Select, create_engine, event
 from sqlalchemy.engine import URL
 
-#: What a query gives defines the columns of a row.
+#: The columns of a row follow from the query.
 DbSelect = Select[Any]
 DbRow = Row[Any]
 DbValues = Mapping[Any, Any]
@@ -25,7 +25,10 @@ PRAGMAS = ("busy_timeout=30000", "journal_mode=WAL", "synchronous=FULL", "foreig
 
 
 class Database:
-    """Hands out `read()` and `write()` connections; creates missing tables when it is opened."""
+    """Connections for reading and for writing to a SQLite file.
+
+    The constructor creates missing tables.
+    """
 
     def __init__(self, path: Path, tables: MetaData) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,35 +42,34 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A connection that sees one moment of the database."""
+        """Yield a connection that sees one state of the database."""
         with self._reader.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that commits when the block ends well and leaves nothing behind when it
-        raises."""
+        """Yield the connection of a transaction that commits if the block succeeds, and else rolls
+        back.
+        """
         with self._writer.begin() as connection:
             yield connection
 
     def rows(self, query: Executable) -> Sequence[DbRow]:
-        """All rows of one query."""
+        """Run a query and return all rows."""
         with self.read() as connection:
             return connection.execute(query).all()
 
     def first(self, query: Executable) -> DbRow | None:
-        """The first row of one query."""
+        """Run a query and return the first row, or None."""
         with self.read() as connection:
             return connection.execute(query).first()
 
     def close(self) -> None:
-        """Close the pooled connections."""
         self._reader.dispose()
 
 
 def _prepare(dbapi_connection: sqlite3.Connection, _record: object) -> None:
-    # The driver's own implicit BEGIN would be a deferred one: transactions are begun in `_begin`
-    # instead.
+    # The driver itself would begin a deferred transaction, so `_begin` begins each transaction.
     dbapi_connection.isolation_level = None
     for pragma in PRAGMAS:
         dbapi_connection.execute(f"PRAGMA {pragma}")

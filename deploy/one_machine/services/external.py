@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of an embedded service to the image and the compute service, as its own user."""
+"""Requests of embedded services to the image and the compute service, as user kilonova."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -13,12 +13,12 @@ from keystoneauth1.session import Session
 from deploy.one_machine.services.database import DbValues
 
 LOG = logging.getLogger("standalone")
-#: Answers of the compute service to events that it may accept later.
+#: Statuses with which the compute service refuses events now but may accept them later.
 RETRIED = (403, 423, 425)
 
 
 class Later(Exception):
-    """The other service cannot be asked now. The caller tries again later."""
+    """The other service cannot answer now. The caller must try again later."""
 
 
 def session_of(identity: DbValues, timeout_seconds: float) -> Session:
@@ -41,12 +41,20 @@ class ExternalService:
         self._session, self._fixed = session, url
 
     def url(self) -> str:
-        """Return the URL, "" if the catalogue has none. Raises keystoneauth's ClientException."""
+        """Return the URL, or "" if the catalogue has no URL.
+
+        Raises:
+            ClientException: The identity service does not answer.
+        """
         url = self._fixed or self._session.get_endpoint(service_type=self.kind)
         return str(url or "").rstrip("/")
 
     def _request(self, method: str, path: str, **options: Any) -> requests.Response:  # noqa: ANN401 - keystoneauth
-        """Send a request. Raises Later without an answer, and for one that may be another later."""
+        """Send a request as the service's own user.
+
+        Raises:
+            Later: There is no response, or a response that may differ later (401, 408, 429, 5xx).
+        """
         try:
             response = self._session.request(
                 f"{self.url()}{path}", method, raise_exc=False, redirect=False, **options
@@ -64,8 +72,12 @@ class ComputeEvents(ExternalService):
     kind = "compute"
 
     def send_events(self, events: Collection[Mapping[str, str]]) -> bool:
-        """Send events. Returns False if they must be sent again later, and True if the compute
-        service accepted them or refuses them for good."""
+        """Send events to the compute service.
+
+        Returns:
+            False if the events must be sent again later. True if the compute service accepted them,
+            or refuses them for good.
+        """
         try:
             response = self._request(
                 "POST",

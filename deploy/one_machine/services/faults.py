@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The refusals of a service in one table: status -> kind -> message with {words} of a request."""
+"""The errors of a service in one table: status -> kind -> message with {words} from the request."""
 
 from collections.abc import Mapping
 
 import falcon
 
-#: Words of a client are cut to this length.
+#: Words from a client are cut to this length.
 MAX_WORD_LENGTH = 500
 
 
 class Fault(falcon.HTTPError):
-    """A refusal of a kind that the service names."""
+    """An error of a kind from the service's table."""
 
     def __init__(self, kind: str, status: int, message: str) -> None:
         headers = {"Retry-After": "0"} if status == 413 else None
@@ -19,7 +19,7 @@ class Fault(falcon.HTTPError):
 
 
 class FaultTable:
-    """Makes the refusals of a service."""
+    """Creates the errors of a service from a table."""
 
     def __init__(self, faults: Mapping[int, Mapping[str, str]]) -> None:
         self._faults = {
@@ -29,7 +29,12 @@ class FaultTable:
         }
 
     def fault(self, kind: str, **words: object) -> Fault:
-        """Return the error of this kind; its message must find all of its words."""
+        """Return the error of this kind.
+
+        Args:
+            kind: A key of the table.
+            words: The values for all words in braces of the message.
+        """
         status, message = self._faults[kind]
         cut = {name: str(word)[:MAX_WORD_LENGTH] for name, word in words.items()}
         return Fault(kind, status, message.format(**cut))

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The authentication of a standalone service: keystonemiddleware, which validates tokens at the
-identity service as the user kilonova, and what makes a caller of its answer. The password comes
-from a file or, without the option, from KILONOVA_SERVICE_PASSWORD; never from an argument, which
-every user of the machine can read.
+"""The authentication of an embedded service, with keystonemiddleware.
+
+The middleware validates tokens at the identity service as the user kilonova, and
+`HeaderAuthentication` makes a caller of the result. The password comes from a file or from
+KILONOVA_SERVICE_PASSWORD. The password is never an argument, which every user of the machine can
+read.
 """
 
 import argparse
@@ -28,7 +30,7 @@ SILENT = b'{"message": "The identity service does not answer; try again later."}
 
 
 def add_identity_options(parser: argparse.ArgumentParser) -> None:
-    """The options that `identity_of` reads."""
+    """Add the options that `identity_of` reads."""
     parser.add_argument(
         "--auth-url", required=True, metavar="URL", help="of the identity service, with /v3"
     )
@@ -38,7 +40,11 @@ def add_identity_options(parser: argparse.ArgumentParser) -> None:
 
 
 def identity_of(options: argparse.Namespace) -> Body:
-    """keystonemiddleware's options. Raises SystemExit when there is no password."""
+    """Return the options for keystonemiddleware.
+
+    Raises:
+        SystemExit: There is no password.
+    """
     return {
         "auth_type": "password",
         "auth_url": options.auth_url,
@@ -56,10 +62,15 @@ def identity_of(options: argparse.Namespace) -> Body:
     }
 
 
-def guarded(app: App, identity: Body, is_open: Callable[[str], bool]) -> WSGIApplication:
-    """`app` behind keystonemiddleware with these options; paths that are open (version documents)
-    are in front."""
-    # It warns of every option that belongs to its authentication plugin.
+def add_authentication(app: App, identity: Body, is_open: Callable[[str], bool]) -> WSGIApplication:
+    """Return the app behind keystonemiddleware. Requests to open paths go to the app directly.
+
+    Args:
+        app: The app.
+        identity: Options from `identity_of`.
+        is_open: True for a path that needs no token, for example that of the versions.
+    """
+    # The middleware warns of every option that belongs to the authentication plugin.
     logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)
     options = ConfigOpts()
     options([], project="kilonova", default_config_files=[], default_config_dirs=[])
@@ -87,14 +98,13 @@ class Caller:
     project_id: str
     roles: frozenset[str]
     user_id: str = ""
-    #: Whether a service token stands beside the user's token.
+    #: True if the request has a valid service token beside the user's token.
     has_service_token: bool = False
-    #: The user's own token, for requests to other services in the user's name.
+    #: The user's own token, for requests to other services as the user.
     token: str = field(default="", repr=False)
 
     @property
     def is_admin(self) -> bool:
-        """True for an admin of this service."""
         return "admin" in self.roles
 
     @property
@@ -109,8 +119,11 @@ class Caller:
 
 
 class HeaderAuthentication:
-    """Falcon middleware: only open paths are reached without a valid token. It believes the headers
-    that keystonemiddleware sets, and makes them the `req.context.caller` of this class."""
+    """Falcon middleware that refuses requests without a valid token, except for open paths.
+
+    This class trusts the headers of keystonemiddleware and stores the caller in
+    `req.context.caller`.
+    """
 
     def __init__(self, is_open: Callable[[str], bool], caller_class: type[Caller]) -> None:
         self._is_open, self._caller_class = is_open, caller_class

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lists of the APIs share: parameters of a query, and pages by keyset.
+"""Parameters of queries, filters and pages, for the lists of all services.
 
-The marker of a page is the last row of the page before; `id` breaks ties. What has no value sorts
-first.
+Pages use a keyset: the marker is the last row of the page before, and `id` breaks ties. Rows
+without a value sort first.
 """
 
 import operator
@@ -41,18 +41,22 @@ COMPARISONS: Mapping[str, Callable[[ColumnElement[str], str], ColumnElement[bool
 
 
 def values_of(query: Query, name: str) -> list[str]:
-    """All values of a parameter."""
+    """Return all values of a query parameter."""
     values = query.get(name, [])
     return [values] if isinstance(values, str) else list(values)
 
 
 def value_of(query: Query, name: str, default: str = "") -> str:
-    """The last value of a parameter."""
+    """Return the last value of a query parameter."""
     return (values_of(query, name) or [default])[-1]
 
 
 def number_of(name: str, value: str, maximum: int = 2**62) -> int:
-    """A number from 0 on. Raises 400."""
+    """Return a parameter's value as a number from 0 to ``maximum``.
+
+    Raises:
+        HTTPBadRequest: The value is not such a number.
+    """
     if not (value.isascii() and value.isdigit() and len(value) < 20 and int(value) <= maximum):
         raise falcon.HTTPBadRequest(
             description=f"Invalid input for '{name}': it must be a number from 0 on."
@@ -61,8 +65,11 @@ def number_of(name: str, value: str, maximum: int = 2**62) -> int:
 
 
 def sort_words(query: Query) -> list[tuple[str, str]]:
-    """Return (name, direction) pairs from `sort=name:direction,...`, or else from `sort_key` and
-    `sort_dir`: the newest first if the query names none. A direction may be ""."""
+    """Return pairs of name and direction for the order of a list.
+
+    They come from `sort=name:direction,...`, or else from `sort_key` and `sort_dir`. Without these,
+    the newest rows come first. A direction may be "".
+    """
     if "sort" in query:
         words = [word for text in values_of(query, "sort") for word in text.split(",")]
         return [(name.strip(), way) for name, _, way in (word.partition(":") for word in words)]
@@ -71,45 +78,54 @@ def sort_words(query: Query) -> list[tuple[str, str]]:
     return [(name, ways[min(place, len(ways) - 1)]) for place, name in enumerate(names)]
 
 
-def compared(column: ColumnElement[str], verb: str, value: str) -> ColumnElement[bool] | None:
-    """Compare a column as `gt:value` and the like say; None for another verb."""
+def compare(column: ColumnElement[str], verb: str, value: str) -> ColumnElement[bool] | None:
+    """Return the condition for a filter such as `gt:value`, or None if the verb is unknown."""
     operation = COMPARISONS.get(verb)
     return None if operation is None else operation(column, value)
 
 
 def contains(column: ColumnElement[Any], value: str, key: str | None = None) -> ColumnElement[bool]:
-    """Whether a JSON list, or object under this key, holds a value."""
+    """Return the condition that a JSON list, or the given key of a JSON object, has this value."""
     each = func.json_each(column).table_valued("key", "value")
-    found = select(each.c.key).where(each.c.value == value)
-    return (found if key is None else found.where(each.c.key == key)).exists()
+    keys = select(each.c.key).where(each.c.value == value)
+    return (keys if key is None else keys.where(each.c.key == key)).exists()
 
 
-def gathered(
+def collect(
     value: ColumnElement[Any], *rules: ColumnElement[bool], within: FromClause | None = None
 ) -> TypeCoerce[Any]:
-    """The JSON list of this value of all rows that meet the rules, as a column; `within`: of what
-    joined tables."""
+    """Return a column with the JSON list of this value, from all rows that meet the rules.
+
+    Args:
+        value: The value to collect.
+        rules: Conditions on the rows, which may refer to the outer query.
+        within: The joined tables of the rows, or None if the columns imply them.
+    """
     query = select(func.json_group_array(value)).where(*rules)
     query = query if within is None else query.select_from(within)
     return type_coerce(query.scalar_subquery(), JSON)
 
 
-def paged(statement: DbSelect, table: Table, keys: SortKeys, marker: DbRow | None) -> DbSelect:
-    """`statement` in the order of `keys`, from after `marker`."""
+def select_page(
+    statement: DbSelect, table: Table, keys: SortKeys, marker: DbRow | None
+) -> DbSelect:
+    """Return the statement in the order of `keys`, with only the rows after `marker`."""
 
     def nothing(name: str) -> int | str:
         return 0 if isinstance(table.c[name].type, Integer | Boolean) else ""
 
-    columns = [(func.coalesce(table.c[name], nothing(name)), up, name) for name, up in keys]
+    columns = [
+        (func.coalesce(table.c[name], nothing(name)), ascending, name) for name, ascending in keys
+    ]
     statement = statement.order_by(
-        *[column.asc() if up else column.desc() for column, up, _ in columns]
+        *[column.asc() if ascending else column.desc() for column, ascending, _ in columns]
     )
     if marker is None:
         return statement
     steps: list[ColumnElement[bool]] = []
     equal: list[ColumnElement[bool]] = []
-    for column, up, name in columns:
-        last = nothing(name) if marker._mapping[name] is None else marker._mapping[name]
-        steps.append(and_(*equal, column > last if up else column < last))
-        equal.append(column == last)
+    for column, ascending, name in columns:
+        marker_value = nothing(name) if marker._mapping[name] is None else marker._mapping[name]
+        steps.append(and_(*equal, column > marker_value if ascending else column < marker_value))
+        equal.append(column == marker_value)
     return statement.where(or_(*steps))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits that were set for projects, in the place of a service's defaults.
+"""Limits of projects that differ from a service's defaults.
 
-A service has one table of them; what is counted against a limit is the service's own.
+Each service has one such table. The service itself counts the usage.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 
 class SetLimits:
-    """The table, and what reads and writes it."""
+    """The table of limits, and the queries."""
 
     def __init__(self, metadata: MetaData) -> None:
         self.table = Table(
@@ -25,12 +25,15 @@ class SetLimits:
     def of(
         self, connection: Connection, project_id: str, defaults: Mapping[str, int]
     ) -> dict[str, int]:
-        """All limits of a project; those of resources without a default are none."""
+        """Return all limits of a project.
+
+        Resources without a default have no limit and are left out.
+        """
         own = connection.execute(select(self.table).where(self.table.c.project_id == project_id))
         return {**defaults, **{row.resource: row.limit for row in own if row.resource in defaults}}
 
     def change(self, connection: Connection, project_id: str, limits: Mapping[str, int]) -> None:
-        """Set these; others stay."""
+        """Set these limits. Other limits stay."""
         for resource, limit in limits.items():
             row = insert(self.table).values(project_id=project_id, resource=resource, limit=limit)
             connection.execute(
@@ -40,5 +43,5 @@ class SetLimits:
             )
 
     def forget(self, connection: Connection, project_id: str) -> None:
-        """The defaults are in force again."""
+        """Remove the limits of a project, so that the defaults apply."""
         connection.execute(delete(self.table).where(self.table.c.project_id == project_id))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resources of the APIs: list, create, show, change and delete, each in one transaction.
+"""Resources of the APIs with list, create, show, change and delete, each in one transaction.
 
-A `Resource` says what is its own: its table, who may do what, how a body is checked, and how a row
-is made, changed, removed and shown. It never begins a transaction; the answer to a write is read
-after its commit.
+A subclass of `Resource` defines table, permissions and body schemas, and how rows are created,
+changed, removed and shown. A resource never begins a transaction. The response to a write is read
+after the commit.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from deploy.one_machine.services.web import answer, part_of, read_json, read_obj
 
 MAX_BULK = 1000
 Service = TypeVar("Service")
-#: Of a service's own types, which its resources name.
+#: Types that the resources of each service define.
 AnyCaller = Any
 AnyChange = Any
 AnyService = Any
@@ -40,16 +40,16 @@ AnyService = Any
 
 @dataclass
 class Transaction:
-    """A transaction under way."""
+    """An open transaction."""
 
     connection: Connection
 
     def one(self, table: Table, key: str) -> DbRow | None:
-        """The row with this id."""
+        """Return the row with this id, or None."""
         return self.first(select(table).where(table.c.id == key))
 
-    def existing(self, table: Table, key: str) -> DbRow:
-        """The row with this id, which another one names."""
+    def get_existing(self, table: Table, key: str) -> DbRow:
+        """Return the row with this id, to which another row refers."""
         return self.execute(select(table).where(table.c.id == key)).one()
 
     def remove(self, table: Table, key: str) -> None:
@@ -57,122 +57,150 @@ class Transaction:
         self.execute(delete(table).where(table.c.id == key))
 
     def execute(self, statement: Executable) -> CursorResult[Any]:
-        """Whatever it gives."""
+        """Execute a statement and return the result."""
         return self.connection.execute(statement)
 
     def rows(self, statement: Executable) -> Sequence[DbRow]:
-        """All rows."""
+        """Return all rows of a query."""
         return self.connection.execute(statement).all()
 
     def first(self, statement: Executable) -> DbRow | None:
-        """The first row."""
+        """Return the first row of a query, or None."""
         return self.connection.execute(statement).first()
 
     def has(self, statement: Executable) -> bool:
-        """Whether there is a row."""
+        """True if a query has a row."""
         return self.first(statement) is not None
 
     def scalars(self, statement: Executable) -> list[JsonValue]:
-        """The first column of all rows."""
+        """Return the first column of all rows of a query."""
         return list(self.connection.scalars(statement))
 
     def scalar(self, statement: Executable) -> JsonValue:
-        """The first column of the first row, None without one."""
+        """Return the first column of the first row of a query, or None without a row."""
         return self.connection.scalar(statement)
 
 
 def moment() -> str:
-    """The time as the APIs of images and networks write it."""
+    """Return the present time in the format of the image and network APIs."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Handler(Generic[Service]):
-    """What answers the requests of a route, with its service."""
+    """A falcon resource of a service."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
 
 class ResourceService(Protocol):
-    """What the resources of a service work on."""
+    """The service of a resource."""
 
     @property
     def database(self) -> Database:
-        """To read from."""
+        """The database, for reading."""
 
     def change(self) -> AbstractContextManager[AnyChange]:
-        """A `Transaction` that commits when the block ends well."""
+        """Return a `Transaction` that commits if the block succeeds."""
 
     def settle(self, change: AnyChange) -> None:
-        """Wait for what a committed change has begun elsewhere."""
+        """Wait for the effects of a committed change on other processes."""
 
 
 class Resource:
-    """What the API shows under one plural."""
+    """A kind of object that the API shows under a plural."""
 
-    name: str  #: of one, in a body
-    plural: str  #: in a path
+    #: The name of one object in a body.
+    name: str
+    #: The name in a path.
+    plural: str
     table: Table
-    bulk: bool | None = None  #: whether several are made at a time: None if the client wants
+    #: True if a request creates several objects, False if one, None if the client chooses.
+    bulk: bool | None = None
 
     @property
     def collection(self) -> str:
-        """The name of several in a body."""
+        """The name of a list of objects in a body."""
         return self.plural.replace("-", "_")
 
     def select(self) -> DbSelect:
-        """What `show` needs of each row."""
+        """Return the query for rows with the columns that `show` needs."""
         return select(self.table)
 
     def visible(self, caller: AnyCaller) -> ColumnElement[bool]:
-        """The rows that this caller may know of."""
+        """Return the condition for the rows that the caller may see."""
         return true()
 
     def admit(self, caller: AnyCaller, action: str, key: str = "") -> None:
-        """Raises 403 for a caller who may not list, create, show, update or delete, whatever is
-        there."""
+        """Refuse a caller who may not list, create, show, update or delete any row.
+
+        Raises:
+            HTTPForbidden: The caller may not do this. Subclasses raise the error of their service.
+        """
 
     def admit_to(self, caller: AnyCaller, action: str, row: DbRow) -> None:
-        """Raises 403 for a caller who may not update or delete this one."""
+        """Refuse a caller who may not update or delete this row.
+
+        Raises:
+            HTTPForbidden: The caller may not do this. Subclasses raise the error of their service.
+        """
 
     def not_found(self, key: str) -> falcon.HTTPError:
-        """The 404."""
+        """Return the 404 error for this id."""
         raise NotImplementedError
 
     def conflict(self, action: str, error: IntegrityError) -> falcon.HTTPError:
-        """The refusal of what the database's constraints refuse."""
+        """Return the error for a violated constraint of the database, or raise the given one."""
         raise error
 
-    def checked(self, caller: AnyCaller, body: object, *, new: bool) -> Body:
-        """A body, checked. Raises 400, 403."""
+    def validate(self, caller: AnyCaller, body: object, *, new: bool) -> Body:
+        """Return a body in its canonical form.
+
+        Args:
+            caller: The caller.
+            body: The body.
+            new: True for a new object, False for a change.
+
+        Raises:
+            HTTPBadRequest: The body does not match the schema.
+            HTTPForbidden: The caller may not set an attribute.
+        """
         raise NotImplementedError
 
     def show(self, req: falcon.Request, row: DbValues) -> Body:
-        """A row as the API shows it."""
+        """Return a row as the API shows it."""
         raise NotImplementedError
 
     def brief(self, req: falcon.Request, row: DbValues) -> Body:
-        """A row in a list without details."""
+        """Return a row as a list without details shows it."""
         raise NotImplementedError
 
     def page(self, service: AnyService, req: falcon.Request) -> tuple[list[DbRow], Body]:
-        """The rows of a list, and what stands beside them. Raises 400."""
+        """Return the rows of a page, and the other fields of the body, for example links.
+
+        Raises:
+            HTTPBadRequest: A parameter of the query is invalid.
+        """
         raise NotImplementedError
 
     def create(self, change: AnyChange, caller: AnyCaller, body: Body) -> str:
-        """Make one and return its id."""
+        """Create an object and return the id."""
         raise NotImplementedError
 
     def update(self, change: AnyChange, caller: AnyCaller, row: DbRow, body: Body) -> None:
-        """Change one."""
+        """Change an object."""
         raise NotImplementedError
 
     def delete(self, change: AnyChange, caller: AnyCaller, row: DbRow) -> None:
-        """Remove one."""
+        """Remove an object."""
         change.remove(self.table, row.id)
 
     def find(self, connection: Connection, caller: AnyCaller, key: str) -> DbRow:
-        """One that the caller may know of. Raises 404 also for one that they may not."""
+        """Return the row with this id.
+
+        Raises:
+            HTTPNotFound: There is no such row, or the row is invisible to the caller.
+        """
         row = connection.execute(
             self.select().where(self.table.c.id == key, self.visible(caller))
         ).first()
@@ -190,9 +218,9 @@ class Collection:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         resource = self._resource
         resource.admit(req.context.caller, "list")
-        rows, beside = resource.page(self._service, req)
+        rows, extras = resource.page(self._service, req)
         answer(
-            resp, {resource.collection: [resource.show(req, row._mapping) for row in rows]} | beside
+            resp, {resource.collection: [resource.show(req, row._mapping) for row in rows]} | extras
         )
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -207,31 +235,32 @@ class Collection:
             raise falcon.HTTPBadRequest(
                 description=f"'{resource.collection}' must be a list of 1 to {MAX_BULK}."
             )
-        wanted = [resource.checked(caller, item, new=True) for item in items]
+        bodies = [resource.validate(caller, item, new=True) for item in items]
         try:
             with self._service.change() as change:
-                keys = [resource.create(change, caller, item) for item in wanted]
+                keys = [resource.create(change, caller, item) for item in bodies]
         except IntegrityError as error:
             raise resource.conflict("create", error) from error
         self._service.settle(change)
-        shown = self._shown(req, keys)
+        shown = self._show_rows(req, keys)
         resp.status = falcon.HTTP_201
         answer(resp, {resource.collection: shown} if is_bulk else {resource.name: shown[0]})
 
-    def _shown(self, req: falcon.Request, keys: list[str]) -> list[Body]:
+    def _show_rows(self, req: falcon.Request, keys: list[str]) -> list[Body]:
         with self._service.database.read() as connection:
             rows = connection.execute(
                 self._resource.select().where(self._resource.table.c.id.in_(keys))
             ).all()
         by_id = {row.id: self._resource.show(req, row._mapping) for row in rows}
         for key in keys:
-            if key not in by_id:  # deleted meanwhile
+            # The row may be deleted since the commit.
+            if key not in by_id:
                 raise self._resource.not_found(key)
         return [by_id[key] for key in keys]
 
 
 class BriefCollection(Collection):
-    """GET (brief) and POST of a plural; GET .../detail."""
+    """GET (brief) and POST of a plural, and GET .../detail."""
 
     def on_get_detail(self, req: falcon.Request, resp: falcon.Response) -> None:
         super().on_get(req, resp)
@@ -239,13 +268,13 @@ class BriefCollection(Collection):
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         resource = self._resource
         resource.admit(req.context.caller, "list")
-        rows, beside = resource.page(self._service, req)
+        rows, extras = resource.page(self._service, req)
         brief = [resource.brief(req, row._mapping) for row in rows]
-        answer(resp, {resource.collection: brief} | beside)
+        answer(resp, {resource.collection: brief} | extras)
 
 
 class Item:
-    """GET and DELETE of one."""
+    """GET and DELETE of one object."""
 
     def __init__(self, service: ResourceService, resource: Resource) -> None:
         self._service, self._resource = service, resource
@@ -272,12 +301,12 @@ class Item:
     def _update(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         resource, caller = self._resource, req.context.caller
         resource.admit(caller, "update", key)
-        wanted = resource.checked(caller, read_object(req, resource.name), new=False)
+        changes = resource.validate(caller, read_object(req, resource.name), new=False)
         try:
             with self._service.change() as change:
                 row = resource.find(change.connection, caller, key)
                 resource.admit_to(caller, "update", row)
-                resource.update(change, caller, row, wanted)
+                resource.update(change, caller, row, changes)
         except IntegrityError as error:
             raise resource.conflict("update", error) from error
         self._service.settle(change)
@@ -285,12 +314,12 @@ class Item:
 
 
 class PutItem(Item):
-    """GET, PUT and DELETE of one."""
+    """GET, PUT and DELETE of one object."""
 
     on_put = Item._update
 
 
 class PatchItem(Item):
-    """GET, PATCH and DELETE of one."""
+    """GET, PATCH and DELETE of one object."""
 
     on_patch = Item._update

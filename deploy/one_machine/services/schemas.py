@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON schemas of bodies: here they are brought to their canonical form and checked, and nowhere
-else.
+"""JSON schemas of bodies.
 
-A schema may say two things more than JSON schema knows. A `format` of FORMATS brings a value to its
-canonical form first ("TRUE" becomes true, an address its shortest spelling); `null_is` stands for
-null. A wrong body raises a 400 that names the field, and never repeats the value, which may be a
-secret. No handler meets a value of a wrong type.
+Only this module brings bodies to their canonical form and validates them.
+
+A schema may contain two keys beside the keys of JSON Schema. A `format` of FORMATS converts a value
+to its canonical form before the validation: "TRUE" becomes true, an address becomes the shortest
+spelling. `null_is` replaces null. An invalid body raises a 400 that names the field and never
+repeats the value, which may be a secret. Handlers only get values of the right type.
 """
 
 import copy
@@ -24,12 +25,13 @@ TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
 
 
-def _spelled(parse: Callable[[str], JsonValue]) -> Callable[[JsonValue], str]:
-    """As `parse` spells it."""
+def _canonical_text(parse: Callable[[str], JsonValue]) -> Callable[[JsonValue], str]:
+    """Return a function that parses a text and returns the canonical text of the result."""
 
     def spell(value: JsonValue) -> str:
+        # A number would be parsed as an address.
         if not isinstance(value, str):
-            raise TypeError  # a number would be taken for an address
+            raise TypeError
         return str(parse(value))
 
     return spell
@@ -44,50 +46,50 @@ def _integer(value: JsonValue) -> JsonValue:
 
 
 def _mac(value: str) -> str:
-    found = value.lower().replace("-", ":")
-    if not MAC.fullmatch(found) or int(found[:2], 16) & 1 or found == "00:00:00:00:00:00":
+    address = value.lower().replace("-", ":")
+    if not MAC.fullmatch(address) or int(address[:2], 16) & 1 or address == "00:00:00:00:00:00":
         raise ValueError
-    return found
+    return address
 
 
-#: Each gives the canonical form of a value, or raises ValueError or TypeError.
+#: Name -> a function that returns the canonical value, or raises ValueError or TypeError.
 FORMATS: Mapping[str, Callable[[JsonValue], JsonValue]] = {
     "boolean": _boolean,
     "integer": _integer,
     "lower-case": lambda value: value.lower() if isinstance(value, str) else value,
-    "ip-address": _spelled(ipaddress.ip_address),
-    # Bits of a host are dropped.
-    "cidr": _spelled(lambda value: ipaddress.ip_network(value, strict=False)),
-    # A network, or a host's address with the length of its network, which stays as it was given.
-    "prefix": _spelled(ipaddress.ip_interface),
+    "ip-address": _canonical_text(ipaddress.ip_address),
+    # Host bits are dropped.
+    "cidr": _canonical_text(lambda value: ipaddress.ip_network(value, strict=False)),
+    # A network, or a host's address with the length of the network. Host bits stay.
+    "prefix": _canonical_text(ipaddress.ip_interface),
     "mac-address": _mac,
 }
 
 
 def text(max_length: int = 255, **more: JsonValue) -> Document:
-    """A string."""
+    """Return the schema of a string."""
     return {"type": "string", "maxLength": max_length, **more}
 
 
 def integer(minimum: int = 0, maximum: int = MAX_INTEGER, **more: JsonValue) -> Document:
-    """A whole number."""
+    """Return the schema of an integer."""
     return {"type": "integer", "minimum": minimum, "maximum": maximum, **more}
 
 
 def one_of(*values: JsonValue) -> Document:
-    """One of these values."""
+    """Return the schema of a choice of values."""
     return {"enum": list(values)} | (
-        {"type": "string"} if all(isinstance(one, str) for one in values) else {}
+        {"type": "string"} if all(isinstance(value, str) for value in values) else {}
     )
 
 
 def array(items: Document, max_items: int = 200) -> Document:
-    """A list without repetitions."""
+    """Return the schema of a list without duplicates."""
     return {"type": "array", "items": items, "maxItems": max_items, "uniqueItems": True}
 
 
 def mapping(properties: Mapping[str, Document], *required: str, others: bool = False) -> Document:
-    """An object with these properties, and others only where that is said."""
+    """Return the schema of an object with these properties, and more only if ``others`` is True."""
     return {
         "type": "object",
         "properties": dict(properties),
@@ -97,13 +99,13 @@ def mapping(properties: Mapping[str, Document], *required: str, others: bool = F
 
 
 def nullable(document: Document) -> Document:
-    """What the schema allows, or null."""
+    """Return the schema extended by null."""
     enum = {"enum": [None, *document["enum"]]} if "enum" in document else {}
     return {**document, "type": ["null", document["type"]], **enum}
 
 
 BOOLEAN, NOT_EMPTY = {"type": "boolean"}, r"\S"
-#: A boolean, or a word for one.
+#: A boolean, or a word for one, for example "TRUE" or "0".
 TRUTH = {"type": "boolean", "format": "boolean"}
 
 
@@ -114,18 +116,25 @@ class BodySchema:
         self._document = document
         self._validator = jsonschema_rs.validator_for(
             document,
-            formats={name: _parses(form) for name, form in FORMATS.items()},
+            formats={name: _make_check(form) for name, form in FORMATS.items()},
             validate_formats=True,
             mask="the value",
         )
 
-    def checked(self, value: JsonValue, where: str) -> JsonValue:
-        """The canonical form of a body, or of a part of it; `where` is its name in the error.
-        Raises 400."""
-        found = _canonical(self._document, value)
-        error = next(self._validator.iter_errors(found), None)
+    def validate(self, value: JsonValue, where: str) -> JsonValue:
+        """Return the canonical form of a body, or of a part of it.
+
+        Args:
+            value: The body.
+            where: The name in the error, for example "server".
+
+        Raises:
+            HTTPBadRequest: The body does not match the schema.
+        """
+        canonical = _canonical(self._document, value)
+        error = next(self._validator.iter_errors(canonical), None)
         if error is None:
-            return found
+            return canonical
         path = [
             where,
             *(str(step)[:64] for step in error.instance_path),
@@ -154,7 +163,7 @@ def _canonical(document: Document, value: JsonValue) -> JsonValue:
     return value
 
 
-def _parses(form: Callable[[JsonValue], JsonValue]) -> Callable[[str], bool]:
+def _make_check(form: Callable[[JsonValue], JsonValue]) -> Callable[[str], bool]:
     def check(value: str) -> bool:
         try:
             form(value)

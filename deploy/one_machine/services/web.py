@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP edge that the standalone services share: bodies in, answers and errors out, the log, the
-server.
+"""The HTTP edge of the embedded services: bodies, responses and errors, the log, the server.
 
-`application` builds a falcon app whose every error has the shape {"error": {"code", "title",
-"message"}}; `read_object` takes in a bounded JSON body; `serve` runs an app under gunicorn until
-SIGTERM and lets requests that are under way finish. Neither headers, bodies nor query strings are
-ever logged: that is where secrets travel.
+`application` builds a falcon app whose errors have the shape {"error": {"code", "title",
+"message"}}. `read_object` reads a bounded JSON body. `serve` runs an app under gunicorn until
+SIGTERM and lets running requests finish. Invariant: headers, bodies and query strings are never
+logged, because they may contain secrets.
 """
 
 import argparse
@@ -38,8 +37,10 @@ App = falcon.App[falcon.Request, falcon.Response]
 
 
 def application(middleware: list[Any]) -> App:
-    """A falcon app with the log, the error shape and lenient trailing slashes; routes are the
-    caller's."""
+    """Return a falcon app without routes, with the request log and the shape of errors.
+
+    A slash at the end of a path is ignored.
+    """
     app: App = falcon.App(middleware=[RequestLog(), *middleware])
     app.req_options.strip_url_path_trailing_slash = True
     app.req_options.keep_blank_qs_values = True
@@ -49,7 +50,7 @@ def application(middleware: list[Any]) -> App:
 
 
 class RequestLog:
-    """Gives every request an id and writes one line when it has been answered."""
+    """Falcon middleware that gives each request an id and logs a line after the response."""
 
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
         req.context.id = f"req-{uuid.uuid4()}"
@@ -66,8 +67,7 @@ class RequestLog:
 
 
 def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
-    """Give `error` the body that Keystone's clients read, and that openstacksdk reads of any
-    service."""
+    """Give an error the body of Keystone's API, which openstacksdk accepts from any service."""
     title = HTTPStatus(error.status_code).phrase
     message = error.description or f"{title}."
     answer(resp, {"error": {"code": error.status_code, "title": title, "message": message}})
@@ -76,8 +76,7 @@ def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPEr
 def answer_unexpected(
     req: falcon.Request, resp: falcon.Response, error: Exception, params: object
 ) -> None:
-    """Log a bug with its traceback; tell the client only the id under which the operator finds
-    it."""
+    """Log a bug with its traceback, and answer only with the id of the log line."""
     LOG.error("%s failed", req.context.id, exc_info=error)
     raise falcon.HTTPInternalServerError(
         description=f"Unexpected error; the log of {req.context.id} says more."
@@ -85,15 +84,18 @@ def answer_unexpected(
 
 
 def answer(resp: falcon.Response, body: object) -> None:
-    """Set `body` as the JSON answer."""
+    """Set the JSON body of a response."""
     resp.content_type = falcon.MEDIA_JSON
-    # Names of columns are a subclass of str, which orjson takes as a key only when told to.
+    # Names of columns are a subclass of str, which orjson accepts as keys only with this option.
     resp.data = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
 
 
 def read_bytes(req: falcon.Request, limit: int) -> bytes:
-    """Up to `limit` bytes of the body, chunked or not; b"" at its end. Raises 400 when the client
-    broke off."""
+    """Read up to `limit` bytes of the body, chunked or not. The end of the body returns b"".
+
+    Raises:
+        HTTPBadRequest: The client broke off.
+    """
     try:
         return bytes(req.stream.read(limit))
     except (OSError, ParseException) as error:
@@ -103,8 +105,12 @@ def read_bytes(req: falcon.Request, limit: int) -> bytes:
 
 
 def read_json(req: falcon.Request) -> JsonValue:
-    """The body as JSON. Raises 413 above 256 KiB and 400 when it isn't JSON in UTF-8 or too
-    deep."""
+    """Return the body as JSON.
+
+    Raises:
+        HTTPContentTooLarge: The body is larger than 256 KiB.
+        HTTPBadRequest: The body is not JSON in UTF-8, or too deeply nested.
+    """
     raw = b"" if (req.content_length or 0) > BODY_LIMIT else read_bytes(req, BODY_LIMIT + 1)
     if (req.content_length or 0) > BODY_LIMIT or len(raw) > BODY_LIMIT:
         raise falcon.HTTPContentTooLarge(
@@ -124,21 +130,31 @@ def read_json(req: falcon.Request) -> JsonValue:
 
 
 def read_object(req: falcon.Request, key: str) -> JsonValue:
-    """What the body holds under its one `key`: {"project": ...} for "project". Raises 400 naming
-    the key."""
+    """Return the value under `key` in the body, for example {"project": ...} for "project".
+
+    Raises:
+        HTTPContentTooLarge: The body is larger than 256 KiB.
+        HTTPBadRequest: The body is not valid JSON, or not an object with this key.
+    """
     return part_of(read_json(req), key)
 
 
 def part_of(body: object, key: str) -> JsonValue:
-    """What a body holds under this key. Raises 400 naming it."""
+    """Return the value under `key` in a body.
+
+    Raises:
+        HTTPBadRequest: The body is not an object with this key.
+    """
     if not isinstance(body, dict) or key not in body:
         raise falcon.HTTPBadRequest(description=f"The request body must be an object with '{key}'.")
     return body[key]
 
 
 def secret(path: str | None, variable: str) -> str:
-    """A password from the first line of a file, or else from the environment. Raises SystemExit
-    saying what to do.
+    """Return a password from the first line of a file, or else from an environment variable.
+
+    Raises:
+        SystemExit: There is no password. The message contains advice.
     """
     if path:
         with open(path, encoding="utf-8") as file:
@@ -152,13 +168,13 @@ def secret(path: str | None, variable: str) -> str:
 
 
 def log_to_stdout() -> None:
-    """Every line of the log from INFO on."""
+    """Log to stdout, from the level INFO on."""
     form = "%(asctime)s %(levelname)s %(name)s %(message)s"
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format=form)
 
 
 def add_options(parser: argparse.ArgumentParser, bind: str) -> None:
-    """The options that `serve` reads."""
+    """Add the options that `serve` reads."""
     parser.add_argument("--bind", default=bind, metavar="HOST:PORT")
     parser.add_argument("--threads", type=int, default=8, help="requests at a time")
     parser.add_argument(
@@ -167,8 +183,10 @@ def add_options(parser: argparse.ArgumentParser, bind: str) -> None:
 
 
 def before_sigterm(action: Callable[[], None]) -> None:
-    """Run `action` on SIGTERM, before the handler that is installed now: requests that wait would
-    delay the end of the process."""
+    """Run `action` on SIGTERM before the present handler.
+
+    For example, `action` ends requests that wait and would delay the end of the process.
+    """
     handler = signal.getsignal(signal.SIGTERM)
 
     def handle(received: int, frame: FrameType | None) -> None:
@@ -195,11 +213,15 @@ class _Server(BaseApplication):  # type: ignore[misc]
 def serve(
     load: Callable[[], WSGIApplication], options: argparse.Namespace, when_ready: Callable[[], None]
 ) -> None:
-    """Run one worker as the options of `add_options` say until SIGTERM; `load` builds the app in
-    it. Half of its threads may be busy with bodies that are longer than BODY_LIMIT: images.
+    """Run one worker until SIGTERM, with the options of `add_options`.
 
-    `when_ready` runs once, before the first worker, when the address is ours: the place to tidy up
-    after a crash.
+    Half of the threads may be busy with bodies longer than BODY_LIMIT, which are images.
+
+    Args:
+        load: Builds the app, in the worker.
+        options: The parsed command line.
+        when_ready: Runs once before the first worker, when the address is bound. A service cleans
+            up after a crash here.
     """
     os.umask(UMASK)
     log_to_stdout()
@@ -217,7 +239,7 @@ def serve(
             "worker_class": worker(limits),
             "sendfile": False,
             "backlog": 2048,
-            # `server list` asks for its images by id, all in one line.
+            # `server list` looks up the images by id in one line.
             "limit_request_line": 8190,
             "graceful_timeout": 30,
             "control_socket_disable": True,

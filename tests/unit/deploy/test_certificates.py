@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 
 from deploy.one_machine.cloud.authority import Authority
-from deploy.one_machine.cloud.certificates import lay_for_qemu
+from deploy.one_machine.cloud.certificates import install_qemu_files
 
 
 def test_lay_for_qemu_makes_files_readable_by_owner_and_group_only(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         folder = tmp_path / "libvirt-h1"
-        lay_for_qemu(folder, Authority(tmp_path / "tls", "a cloud"), "h1", "192.0.2.1")
+        install_qemu_files(folder, Authority(tmp_path / "tls", "a cloud"), "h1", "192.0.2.1")
     finally:
         os.umask(before)
     assert folder.stat().st_mode & 0o777 == 0o711

@@ -113,9 +113,9 @@ def test_initramfs_contains_files_and_modules_in_dependency_order(tmp_path: Path
 @pytest.mark.skipif(not boot_disk.BOOT_CODE.exists(), reason="syslinux-common is not installed")
 def test_lean_removes_signature_and_types_of_kernel_module() -> None:
     plain = b"\x7fELF code\0.text\0.data\0"
-    assert boot_disk.lean(plain) == plain
+    assert boot_disk.strip_module(plain) == plain
     signed = b"\x7fELF code\0.text\0.BTF\0.data\0" + b"PKCS7~Module signature appended~\n"
-    lean_module = boot_disk.lean(signed)
+    lean_module = boot_disk.strip_module(signed)
     assert b".BTF\0" not in lean_module and not lean_module.endswith(b"appended~\n")
     assert lean_module.startswith(b"\x7fELF code\0.text\0") and lean_module.index(
         b".data"

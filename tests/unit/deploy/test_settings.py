@@ -52,7 +52,7 @@ def make_variants(cloud: Cloud) -> dict[str, Cloud]:
 
 def test_up_on_running_cloud_refuses_and_names_changed_variable(running: Cloud) -> None:
     for variable, other in make_variants(running).items():
-        assert settings.changed(other) == [variable]
+        assert settings.find_changes(other) == [variable]
         with pytest.raises(Failure) as caught:
             preflight.check_settings(other)
         assert variable in caught.value.what and "./deploy/down" in caught.value.todo

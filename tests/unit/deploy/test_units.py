@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.service import config, service
-from deploy.testing.lint import INSTALLED, SCORES, _scored
+from deploy.testing.lint import INSTALLED, SCORES, _score_command
 
 ROOT = Path(__file__).resolve().parents[3]
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
@@ -133,7 +133,7 @@ def test_lint_refuses_unit_with_less_protection(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     results = [
-        subprocess.run(list(map(str, _scored(path))), capture_output=True, check=False)
+        subprocess.run(list(map(str, _score_command(path))), capture_output=True, check=False)
         for path in (unit, opened_unit)
     ]
     assert [result.returncode for result in results] == [0, 1], results
@@ -147,7 +147,7 @@ def test_lint_has_score_of_each_unit() -> None:
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_lint_threshold_of_unit_equals_its_score(unit: Path) -> None:
     """The unit passes with its threshold, and fails with a threshold that is lower by one."""
-    *command, _ = map(str, _scored(unit))
+    *command, _ = map(str, _score_command(unit))
     [highest] = [word for word in command if word.startswith("--threshold=")]
     lower = f"--threshold={int(highest.partition('=')[2]) - 1}"
     commands = {

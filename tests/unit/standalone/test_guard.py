@@ -10,7 +10,7 @@ from pathlib import Path
 
 from falcon.testing import TestClient
 
-from deploy.one_machine.services.guard import add_identity_options, guarded, identity_of
+from deploy.one_machine.services.guard import add_authentication, add_identity_options, identity_of
 from deploy.one_machine.services.volume import app
 from deploy.one_machine.services.volume.caller import is_open
 
@@ -23,7 +23,9 @@ def test_guarded_service_returns_503_in_ten_seconds_when_identity_hangs(tmp_path
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v3"
         words = ["--auth-url", url, "--password-file", str(tmp_path / "password")]
         application = app.build(None)  # type: ignore[arg-type]
-        client = TestClient(guarded(application, identity_of(parser.parse_args(words)), is_open))
+        client = TestClient(
+            add_authentication(application, identity_of(parser.parse_args(words)), is_open)
+        )
         began = time.monotonic()
         answer = client.simulate_get("/v3/volumes", headers={"X-Auth-Token": "a"})
     assert answer.status_code == 503

@@ -22,8 +22,8 @@ from deploy.one_machine.services.network.host.helper import (
     Helper,
     HelperClient,
     InvalidMessage,
-    checked,
     listening_socket,
+    validate,
 )
 from deploy.one_machine.services.network.host.kernel import KernelError
 
@@ -83,7 +83,7 @@ def connect_helper(
             try:
                 Helper(
                     cast("Any", part), cast("Any", part), os.getuid() if user is None else user
-                ).talk(theirs)
+                ).serve_caller(theirs)
             except (OSError, InvalidMessage) as problem:
                 errors.append(problem)
 
@@ -104,7 +104,7 @@ def encode(message: object) -> bytes:
 @given(st.dictionaries(NAMES | st.text(max_size=6), JSON, max_size=5) | JSON)
 def test_network_helper_accepts_only_verbs_with_valid_arguments(message: Any) -> None:
     try:
-        verb, arguments = checked(message)
+        verb, arguments = validate(message)
     except InvalidMessage:
         return
     assert arguments.keys() == VERBS[verb].keys()
@@ -122,10 +122,10 @@ def test_network_helper_verb_requires_exactly_its_arguments(
         type(value) in VERBS[verb][name] for name, value in arguments.items()
     )
     if fits:
-        assert checked({"verb": verb, **arguments}) == (verb, arguments)
+        assert validate({"verb": verb, **arguments}) == (verb, arguments)
     else:
         with pytest.raises(InvalidMessage):
-            checked({"verb": verb, **arguments})
+            validate({"verb": verb, **arguments})
 
 
 @pytest.mark.parametrize(

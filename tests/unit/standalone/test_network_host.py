@@ -22,7 +22,7 @@ from deploy.one_machine.services.network.host.desired import (
     Namespace,
     desire,
 )
-from deploy.one_machine.services.network.host.dnsmasq_processes import reassigned, stale_leases
+from deploy.one_machine.services.network.host.dnsmasq_processes import find_reassigned, stale_leases
 from deploy.one_machine.services.network.host.metadata import MetadataUpstream
 from deploy.one_machine.services.network.host.names import Names, bridge, tap
 from deploy.one_machine.services.network.host.state import MAX_NUMBER, StateFolder, assign
@@ -249,7 +249,7 @@ def test_description_object_with_hostile_id_is_left_out(key: str) -> None:
         assert (
             hostile_id in description.failed
             if key == "ports"
-            else any(text.startswith(f"{hostile_id}: ") for text in description.complaints)
+            else any(text.startswith(f"{hostile_id}: ") for text in description.warnings)
         )
 
 
@@ -287,7 +287,7 @@ def test_parse_description_leaves_out_only_invalid_floating_ip(invalid: Any) -> 
         (str(floating), str(fixed)) for floating, fixed in description.routers[ROUTER].floating
     ] == [("172.24.4.9", "10.0.0.5")]
     assert description.routers[ROUTER].external is not None
-    assert [text.split(": ")[0] for text in description.complaints] == [ROUTER]
+    assert [text.split(": ")[0] for text in description.warnings] == [ROUTER]
 
 
 def test_rules_have_addresses_and_allowed_pairs_of_port() -> None:
@@ -508,10 +508,10 @@ def test_reassigned_returns_addresses_with_changed_mac() -> None:
     dnsmasq = find_namespace(new_description(), "net").dnsmasq
     assert dnsmasq is not None
     lines = "fa:16:3e:00:00:05,id:*,10.0.0.5,[2001:db8::5],vm1\n\nx\n"
-    assert reassigned(
+    assert find_reassigned(
         lines, {"10.0.0.5": "fa:16:3e:00:00:05", "2001:db8::5": "fa:16:3e:00:00:09"}
     ) == {"2001:db8::5"}
-    assert reassigned(dnsmasq.hosts, dict(dnsmasq.reserved)) == set()
+    assert find_reassigned(dnsmasq.hosts, dict(dnsmasq.reserved)) == set()
 
 
 def test_router_rules_translate_floating_ips_and_drop_other_packets() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.one_machine.services.identity import passwords
-from deploy.one_machine.services.identity.tokens import implied
+from deploy.one_machine.services.identity.tokens import add_implied
 
 PROJECT = {"project": {"name": "admin", "domain": {"id": "default"}}}
 
@@ -25,7 +25,7 @@ PROJECT = {"project": {"name": "admin", "domain": {"id": "default"}}}
 def test_implied_roles_are_added_to_roles(
     assigned_roles: set[str], effective_roles: set[str]
 ) -> None:
-    assert implied(assigned_roles) == effective_roles
+    assert add_implied(assigned_roles) == effective_roles
 
 
 def test_token_from_token_expires_with_first_token(identity: Any) -> None:

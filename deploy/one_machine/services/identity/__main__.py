@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m deploy.one_machine.services.identity bootstrap|serve`: the identity service's command.
 
-Passwords come from files or, without the option, from KILONOVA_ADMIN_PASSWORD and
-KILONOVA_SERVICE_PASSWORD; never from arguments, which every user of the machine can read.
+Passwords come from files, or without the option from KILONOVA_ADMIN_PASSWORD and
+KILONOVA_SERVICE_PASSWORD. They are never arguments, which every user of the machine can read.
 """
 
 import argparse
@@ -31,42 +31,44 @@ def _endpoint(text: str) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Parse the command line and do what it says."""
+    """Parse the command line and run the command."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy.one_machine.services.identity", description=__doc__
     )
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(required=True)
-    first = commands.add_parser("bootstrap", help="make the first rows; safe to repeat")
-    first.add_argument("--db", type=Path, required=True, help="the SQLite file; made when absent")
-    first.add_argument("--admin-password-file")
-    first.add_argument(
+    bootstrap_parser = commands.add_parser("bootstrap", help="make the first rows; safe to repeat")
+    bootstrap_parser.add_argument(
+        "--db", type=Path, required=True, help="the SQLite file; made when absent"
+    )
+    bootstrap_parser.add_argument("--admin-password-file")
+    bootstrap_parser.add_argument(
         "--service-password-file", help="of the user kilonova in the project service"
     )
-    first.add_argument(
+    bootstrap_parser.add_argument(
         "--endpoint", type=_endpoint, action="append", default=[], metavar="TYPE=URL"
     )
-    first.add_argument(
+    bootstrap_parser.add_argument(
         "--without", action="append", default=[], metavar="TYPE", help="a service that is no more"
     )
-    first.set_defaults(run=_bootstrap)
-    serving = commands.add_parser("serve", help="serve until SIGTERM")
-    serving.add_argument("--db", type=Path, required=True)
-    add_options(serving, "127.0.0.1:5000")
-    serving.add_argument("--token-hours", type=float, default=12.0)
-    serving.set_defaults(run=_serve)
+    bootstrap_parser.set_defaults(run=_bootstrap)
+    serve_parser = commands.add_parser("serve", help="serve until SIGTERM")
+    serve_parser.add_argument("--db", type=Path, required=True)
+    add_options(serve_parser, "127.0.0.1:5000")
+    serve_parser.add_argument("--token-hours", type=float, default=12.0)
+    serve_parser.set_defaults(run=_serve)
     options = parser.parse_args()
     options.run(options)
 
 
 def _bootstrap(options: argparse.Namespace) -> None:
-    given = {
+    user_passwords = {
         "admin": secret(options.admin_password_file, "KILONOVA_ADMIN_PASSWORD"),
         "kilonova": secret(options.service_password_file, "KILONOVA_SERVICE_PASSWORD"),
     }
     os.umask(UMASK)
     database = Database(options.db, METADATA)
-    bootstrap(database, given, dict(options.endpoint), options.without)
+    bootstrap(database, user_passwords, dict(options.endpoint), options.without)
     database.close()
 
 

@@ -6,24 +6,24 @@ from deploy.one_machine.services.identity.auth import OwnScopes, Tokens
 from deploy.one_machine.services.identity.catalogue import IdentityVersions
 from deploy.one_machine.services.identity.limits import LimitModel, ProjectLimits, RegisteredLimits
 from deploy.one_machine.services.identity.resources import RESOURCES
-from deploy.one_machine.services.identity.schema import HELD, SYSTEM
+from deploy.one_machine.services.identity.schema import ROLE_ASSIGNMENTS, SYSTEM
 from deploy.one_machine.services.identity.service import IdentityService, TokenAuthentication
 from deploy.one_machine.services.resource import Collection, PatchItem
 from deploy.one_machine.services.web import App, application
 
 
 def build(service: IdentityService) -> App:
-    """The WSGI application."""
+    """Return the WSGI application."""
     app = application([TokenAuthentication(service)])
-    versions, own = IdentityVersions(), OwnScopes(service)
+    versions, own_scopes = IdentityVersions(), OwnScopes(service)
     app.add_route("/", versions)
     app.add_route("/v3", versions, suffix="v3")
     app.add_route("/v3/auth/tokens", Tokens(service))
-    app.add_route("/v3/auth/projects", own, suffix="projects")
-    app.add_route("/v3/auth/domains", own, suffix="domains")
-    app.add_route("/v3/auth/system", own, suffix="system")
-    app.add_route("/v3/users/{key}/projects", own, suffix="user_projects")
-    for targets in HELD:
+    app.add_route("/v3/auth/projects", own_scopes, suffix="projects")
+    app.add_route("/v3/auth/domains", own_scopes, suffix="domains")
+    app.add_route("/v3/auth/system", own_scopes, suffix="system")
+    app.add_route("/v3/users/{key}/projects", own_scopes, suffix="user_projects")
+    for targets in ROLE_ASSIGNMENTS:
         path = f"/v3/{targets}" if targets == SYSTEM else f"/v3/{targets}/{{key}}"
         assignments = Assignments(service, targets)
         app.add_route(f"{path}/users/{{user}}/roles", assignments, suffix="all")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Role assignments: /v3/{projects|domains}/{target}/users/{user}/roles/{role} and
+"""Role assignments in projects, domains and the system.
+
+The paths are /v3/{projects|domains}/{target}/users/{user}/roles/{role} and
 /v3/system/users/{user}/roles/{role}.
 """
 
@@ -9,19 +11,18 @@ from sqlalchemy.dialects.sqlite import insert
 
 from deploy.one_machine.services.identity import schema
 from deploy.one_machine.services.identity.resources import RESOURCES, listing, require_rows
-from deploy.one_machine.services.identity.schema import HELD, SYSTEM
+from deploy.one_machine.services.identity.schema import ROLE_ASSIGNMENTS, SYSTEM
 from deploy.one_machine.services.identity.service import IdentityService, require
 from deploy.one_machine.services.resource import Handler, Transaction
 from deploy.one_machine.services.web import answer
 
 
 class Assignments(Handler[IdentityService]):
-    """The roles of users in one kind of target: "projects", "domains", or the "system", which needs
-    no key."""
+    """The roles of users in one kind of target: projects, domains, or system without a key."""
 
     def __init__(self, service: IdentityService, targets: str) -> None:
         super().__init__(service)
-        self._targets, self._table = targets, HELD[targets]
+        self._targets, self._table = targets, ROLE_ASSIGNMENTS[targets]
 
     def on_put(
         self, req: falcon.Request, resp: falcon.Response, user: str, role: str, key: str = ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v3/auth: tokens (issue, validate, revoke), and what the caller's token opens."""
+"""/v3/auth: issue, validate and revoke tokens, and list the scopes of the caller."""
 
 import falcon
 from sqlalchemy import select
@@ -26,7 +26,7 @@ class Tokens(Handler[IdentityService]):
         grant = grant_of(self._service.database, read_object(req, "auth"), now, attempts)
         with self._service.database.write() as connection:
             secret = tokens.issue(connection, grant, now, self._service.lifetime)
-            # One that would be worth nothing (no role there, something disabled) is rolled back.
+            # A token without rights (no role there, something disabled) is rolled back.
             if (token := tokens.load(connection, secret, now)) is None:
                 raise unauthorized()
         resp.status = falcon.HTTP_201
@@ -45,7 +45,13 @@ class Tokens(Handler[IdentityService]):
         resp.status = falcon.HTTP_204
 
     def _subject(self, req: falcon.Request) -> tuple[str, Token]:
-        """The token asked about. Raises 400 without the header, 404 when it is worth nothing."""
+        """Return the secret and the token of the header X-Subject-Token.
+
+        Raises:
+            HTTPBadRequest: The header is missing.
+            HTTPNotFound: The token is not valid.
+            HTTPForbidden: The caller may not see other users' tokens.
+        """
         caller: Token = req.context.caller
         if not (secret := req.get_header("X-Subject-Token")):
             raise falcon.HTTPBadRequest(description="The header X-Subject-Token is required.")
@@ -77,9 +83,9 @@ class OwnScopes(Handler[IdentityService]):
     def on_get_system(self, req: falcon.Request, resp: falcon.Response) -> None:
         caller: Token = req.context.caller
         with self._service.database.read() as connection:
-            held = tokens.roles_of(connection, caller.user_id, schema.SYSTEM)
+            roles = tokens.roles_of(connection, caller.user_id, schema.SYSTEM)
         links = {"self": f"{req.prefix}/v3/auth/system"}
-        answer(resp, {"system": [{"all": True}] if held else [], "links": links})
+        answer(resp, {"system": [{"all": True}] if roles else [], "links": links})
 
     def on_get_user_projects(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         require(req.context.caller.is_admin or req.context.caller.user_id == key)
@@ -88,7 +94,11 @@ class OwnScopes(Handler[IdentityService]):
     def _answer_scopes(
         self, req: falcon.Request, resp: falcon.Response, user_id: str, plural: str
     ) -> None:
-        held, table = schema.HELD[plural], RESOURCES[plural].table
-        mine = select(held.c[f"{plural[:-1]}_id"]).where(held.c.user_id == user_id)
-        query = select(table).where(table.c.enabled, table.c.id.in_(mine)).order_by(table.c.name)
+        assignments, table = schema.ROLE_ASSIGNMENTS[plural], RESOURCES[plural].table
+        target_ids = select(assignments.c[f"{plural[:-1]}_id"]).where(
+            assignments.c.user_id == user_id
+        )
+        query = (
+            select(table).where(table.c.enabled, table.c.id.in_(target_ids)).order_by(table.c.name)
+        )
         answer(resp, listing(req, RESOURCES[plural], self._service.database.rows(query)))

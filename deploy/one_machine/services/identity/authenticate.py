@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the body of POST /v3/auth/tokens to a grant: who proves to be whom, by which methods, for
-which scope.
+"""Authentication: from the body of POST /v3/auth/tokens to a grant.
 
-`grant_of` checks the shape first (a 400 that names the field), then every method of the body (a 401
-that says nothing), and then finds the scope. Whether the user may have that scope is checked where
-the token is issued, by the rule that checks it later. No transaction is open while a password is
-verified, for that takes its time.
+`grant_of` first checks the shape (a 400 that names the field), then every method of the body (a 401
+without a reason), and then finds the scope. `tokens.load` later checks whether the user may have
+that scope. No transaction is open while a password is verified, because that takes long.
 """
 
 from dataclasses import replace
@@ -56,14 +54,19 @@ AUTH = BodySchema(
 def unauthorized(
     message: str = "The request you have made requires authentication.",
 ) -> falcon.HTTPUnauthorized:
-    """The 401 for every failed proof: it doesn't say which part failed."""
+    """Return the 401 for a failed proof. The text does not show which part failed."""
     return falcon.HTTPUnauthorized(description=message, challenges=["Keystone"])
 
 
 def grant_of(database: Database, auth: object, now: datetime, attempts: Attempts) -> Grant:
-    """Verify the `auth` object of a request. Raises 400 for its shape, 401 for what it fails to
-    prove and 429 after too many failures."""
-    body = AUTH.checked(auth, "auth")
+    """Verify the `auth` object of a request and return the grant.
+
+    Raises:
+        HTTPBadRequest: The shape is wrong.
+        HTTPUnauthorized: A proof failed, or the scope does not exist.
+        HTTPTooManyRequests: There were too many failures.
+    """
+    body = AUTH.validate(auth, "auth")
     identity, methods = body["identity"], body["identity"]["methods"]
     proofs: dict[str, Grant] = {}
     for method in methods:
@@ -77,10 +80,12 @@ def grant_of(database: Database, auth: object, now: datetime, attempts: Attempts
             proofs[method] = _PROVE[method](database, identity[method], now, attempts)
     if len({proof.user_id for proof in proofs.values()}) != 1:
         raise unauthorized()
-    return _scoped(database, list(proofs.values()), methods, body.get("scope"))
+    return _make_grant(database, list(proofs.values()), methods, body.get("scope"))
 
 
-def _scoped(database: Database, proofs: list[Grant], methods: list[str], scope: JsonValue) -> Grant:
+def _make_grant(
+    database: Database, proofs: list[Grant], methods: list[str], scope: JsonValue
+) -> Grant:
     parent = next((proof for proof in proofs if proof.expires_at), proofs[0])
     project_id, domain_id = _find_scope(database, parent.user_id, scope)
     return replace(
@@ -95,7 +100,10 @@ def _scoped(database: Database, proofs: list[Grant], methods: list[str], scope: 
 def _find_scope(
     database: Database, user_id: str, scope: JsonValue
 ) -> tuple[str | None, str | None]:
-    """(project id, domain id) of what was asked; both None for unscoped, and for the system."""
+    """Return the ids of the requested project and domain.
+
+    Both are None for an unscoped token and for the system.
+    """
     if scope is None:
         return _default_project(database, user_id), None
     if scope == "unscoped" or set(scope) == {"unscoped"}:
@@ -108,10 +116,10 @@ def _find_scope(
         raise falcon.HTTPBadRequest(
             description="'auth.scope' must hold exactly one of project, domain, system, unscoped."
         )
-    [(kind, named)] = scope.items()
+    [(kind, reference)] = scope.items()
     table = schema.domains if kind == "domain" else schema.projects
-    found = _required(_find(database, table, named, f"auth.scope.{kind}")).id
-    return (None, found) if kind == "domain" else (found, None)
+    target_id = _require_row(_find(database, table, reference, f"auth.scope.{kind}")).id
+    return (None, target_id) if kind == "domain" else (target_id, None)
 
 
 def _default_project(database: Database, user_id: str) -> str | None:
@@ -119,9 +127,9 @@ def _default_project(database: Database, user_id: str) -> str | None:
         project_id = connection.scalar(
             select(schema.users.c.default_project_id).where(schema.users.c.id == user_id)
         )
-        # One that the user may no longer enter gives an unscoped token, as in Keystone.
-        held = project_id and tokens.roles_of(connection, user_id, "projects", project_id)
-        return project_id if held else None
+        # As in Keystone, a default project without a role for the user gives an unscoped token.
+        has_role = project_id and tokens.roles_of(connection, user_id, "projects", project_id)
+        return project_id if has_role else None
 
 
 def _prove_password(
@@ -133,7 +141,7 @@ def _prove_password(
     name = str(user["id"] if "id" in user else user.get("name"))
     if not attempts.matches(("user", name), stored, user["password"]):
         raise unauthorized()
-    return Grant(_required(row).id, ["password"])
+    return Grant(_require_row(row).id, ["password"])
 
 
 def _prove_token(database: Database, body: JsonValue, now: datetime, attempts: Attempts) -> Grant:
@@ -149,7 +157,7 @@ _PROVE = {"password": _prove_password, "token": _prove_token}
 
 
 def _find(database: Database, table: Table, body: JsonValue, where: str) -> DbRow | None:
-    """The domain, project or user that `body` names by id, or by name and domain."""
+    """Return the domain, project or user that `body` names by id, or by name and domain."""
     query = select(table)
     if "id" in body:
         return database.first(query.filter_by(id=body["id"]))
@@ -164,7 +172,7 @@ def _find(database: Database, table: Table, body: JsonValue, where: str) -> DbRo
     return database.first(query.filter_by(domain_id=domain.id if domain else None))
 
 
-def _required(row: DbRow | None) -> DbRow:
+def _require_row(row: DbRow | None) -> DbRow:
     if row is None:
         raise unauthorized()
     return row

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first rows of an identity service, so that an admin can log in and services can find each
+"""The first rows of an identity service, with which an admin can log in and services find each
 other.
 
-`bootstrap` may run any number of times: it adds what is missing, sets the two passwords and the
-endpoints' URLs to what it is given, removes the endpoints of services that are no more, and leaves
-everything else as it is.
+`bootstrap` can be repeated. It adds missing rows, sets the two passwords and the endpoints' URLs,
+and removes the endpoints of services that do not exist any more. All other rows stay.
 """
 
 import uuid
@@ -39,11 +38,13 @@ def bootstrap(
     endpoints: Mapping[str, str],
     without: Sequence[str] = (),
 ) -> None:
-    """Make domain, roles, projects, users ("admin" and "kilonova"), region, services and endpoints
-    exist.
+    """Create the domain, roles, projects, users, region, services and endpoints that are missing.
 
-    `endpoints` maps a service type to its URL, which becomes the public, internal and admin one;
-    those of the types in `without` are removed, so that the catalogue does not name them.
+    Args:
+        database: The service's database.
+        user_passwords: Passwords of the users "admin" and "kilonova".
+        endpoints: Service type -> the URL of its public, internal and admin endpoint.
+        without: Service types without endpoints, which are removed.
     """
     users = select(schema.users).where(schema.users.c.domain_id == schema.DEFAULT_DOMAIN)
     stored = {row.name: row.password_hash for row in database.rows(users)}
@@ -58,10 +59,10 @@ def bootstrap(
         _ensure(connection, schema.regions, {"id": REGION})
         roles = {name: _ensure(connection, schema.roles, {"name": name}) for name in ROLES}
         for user, project, names in USERS:
-            held = [roles[name] for name in names]
-            key = _ensure_user(connection, user, hashes[user], project, held)
-            in_system = {"user_id": key, "role_id": roles[IN_SYSTEM[user]]}
-            _ensure_row(connection, schema.HELD[schema.SYSTEM], in_system)
+            role_ids = [roles[name] for name in names]
+            key = _ensure_user(connection, user, hashes[user], project, role_ids)
+            assignment = {"user_id": key, "role_id": roles[IN_SYSTEM[user]]}
+            _ensure_row(connection, schema.ROLE_ASSIGNMENTS[schema.SYSTEM], assignment)
         for kind, url in endpoints.items():
             name = {"name": SERVICES.get(kind, kind)}
             service = _ensure(connection, schema.services, {"type": kind}, name)
@@ -69,8 +70,10 @@ def bootstrap(
                 place = {"service_id": service, "region_id": REGION, "interface": interface}
                 key = _ensure(connection, schema.endpoints, place, {"url": url})
                 _set(connection, schema.endpoints, key, url=url)
-        gone = select(schema.services.c.id).where(schema.services.c.type.in_(without))
-        connection.execute(delete(schema.endpoints).where(schema.endpoints.c.service_id.in_(gone)))
+        missing_services = select(schema.services.c.id).where(schema.services.c.type.in_(without))
+        connection.execute(
+            delete(schema.endpoints).where(schema.endpoints.c.service_id.in_(missing_services))
+        )
 
 
 def _ensure_user(
@@ -81,8 +84,8 @@ def _ensure_user(
     user_id = _ensure(connection, schema.users, home | {"name": name})
     _set(connection, schema.users, user_id, password_hash=password_hash)
     for role_id in roles:
-        held = {"project_id": project_id, "user_id": user_id, "role_id": role_id}
-        _ensure_row(connection, schema.HELD["projects"], held)
+        assignment = {"project_id": project_id, "user_id": user_id, "role_id": role_id}
+        _ensure_row(connection, schema.ROLE_ASSIGNMENTS["projects"], assignment)
     return user_id
 
 
@@ -96,10 +99,10 @@ def _ensure_row(connection: Connection, table: Table, key: Body) -> None:
 
 
 def _ensure(connection: Connection, table: Table, key: Body, rest: Body | None = None) -> str:
-    """The id of the row with `key`; made with `rest` added when there is none."""
-    found = connection.scalar(select(table.c.id).filter_by(**key))
-    if found is None:
+    """Return the id of the row with `key`, and insert the row with `rest` if it is missing."""
+    row_id = connection.scalar(select(table.c.id).filter_by(**key))
+    if row_id is None:
         values = {"id": uuid.uuid4().hex, **key, **(rest or {})}
         connection.execute(insert(table).values(values))
-        found = values["id"]
-    return str(found)
+        row_id = values["id"]
+    return str(row_id)

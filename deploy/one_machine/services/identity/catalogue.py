@@ -13,8 +13,7 @@ MEDIA = [{"base": "application/json", "type": "application/vnd.openstack.identit
 
 
 def version(base: str) -> Body:
-    """Keystone's v3 as clients discover it; `base` is the URL under which this service was
-    asked."""
+    """Return Keystone's v3 document for discovery. `base` is the URL of the request."""
     return {
         "id": "v3.14",
         "status": "stable",
@@ -25,7 +24,7 @@ def version(base: str) -> Body:
 
 
 class IdentityVersions:
-    """GET / and GET /v3: open to everyone."""
+    """GET / and GET /v3, open to every client."""
 
     open_methods = ("GET",)
 
@@ -38,7 +37,7 @@ class IdentityVersions:
 
 
 def catalogue_for(connection: Connection, token: Token) -> list[Body]:
-    """The enabled services with their enabled endpoints, ids filled into the URLs."""
+    """Return the enabled services with their enabled endpoints, with ids filled into the URLs."""
     rows = connection.execute(
         select(
             services.c.id,
@@ -55,7 +54,7 @@ def catalogue_for(connection: Connection, token: Token) -> list[Body]:
     )
     entries: dict[str, Body] = {}
     for row in rows:
-        if (url := _filled(row.url, token)) is not None:
+        if (url := _fill(row.url, token)) is not None:
             entry = entries.setdefault(
                 row.id, {"id": row.id, "type": row.type, "name": row.name, "endpoints": []}
             )
@@ -68,14 +67,18 @@ def catalogue_for(connection: Connection, token: Token) -> list[Body]:
     return list(entries.values())
 
 
-def _filled(url: str, token: Token) -> str | None:
-    """`url` with $(project_id)s and the like filled in; None when the token cannot fill it."""
-    known = {
+def _fill(url: str, token: Token) -> str | None:
+    """Return `url` with ids in place of $(project_id)s and the like.
+
+    Returns:
+        None if the token has no such id.
+    """
+    ids = {
         "project_id": token.row.project_id,
         "tenant_id": token.row.project_id,
         "user_id": token.user_id,
     }
-    for name, value in known.items():
+    for name, value in ids.items():
         for mark in (f"$({name})s", f"%({name})s"):
             if mark in url and value is None:
                 return None

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v3/registered_limits, /v3/limits and /v3/limits/model: what projects may have of the services'
-resources.
+"""/v3/registered_limits, /v3/limits and /v3/limits/model: limits on the services' resources.
 
-A registered limit is the default of a service's resource, in one region or in all; a limit is
-another number for one project or domain, and stands on a registered one, which meanwhile can
-neither be changed nor removed. The model is "flat": no limit looks at another. Admins write; a
-caller sees the limits of their own project, and those who may read the whole cloud see all.
+A registered limit is the default for a service's resource, in one region or in all. A limit is
+another number for one project or domain. It belongs to a registered limit, which then cannot be
+changed or removed. The model is "flat": limits are independent. Only admins write. A caller sees
+the limits of their own project, and readers of the whole cloud see all.
 """
 
 import uuid
@@ -46,7 +45,7 @@ class _LimitResource(IdentityResource):
 
 
 class RegisteredLimits(_LimitResource):
-    """Defaults."""
+    """Default limits."""
 
     name, plural, table = "registered_limit", "registered_limits", registered_limits
     fields = {**KEY, "default_limit": LIMIT, "description": DESCRIPTION}
@@ -63,19 +62,23 @@ class RegisteredLimits(_LimitResource):
         if any(new[name] != row._mapping[name] for name in KEY):
             self._require_unused(change, row)
             self._check_key(change, new)
-        changed = update(registered_limits).where(registered_limits.c.id == row.id)
-        change.execute(changed.values(new))
+        statement = update(registered_limits).where(registered_limits.c.id == row.id)
+        change.execute(statement.values(new))
 
     def delete(self, change: Transaction, caller: Token, row: DbRow) -> None:
         self._require_unused(change, row)
         super().delete(change, caller, row)
 
     def _check_key(self, change: Transaction, values: DbValues) -> None:
-        """Raises 400 without its service or region, 409 when another one is of the same
-        resource."""
+        """Check the service, the region and the uniqueness of a registered limit.
+
+        Raises:
+            HTTPBadRequest: The service or the region does not exist.
+            HTTPConflict: The resource has a registered limit there.
+        """
         _require(change, values, service_id=schema.services, region_id=schema.regions)
-        found = _registered(change, values)
-        if found is not None and found.id != values["id"]:
+        registered = _find_registered(change, values)
+        if registered is not None and registered.id != values["id"]:
             raise falcon.HTTPConflict(
                 description=f"A registered limit of {values['resource_name']} exists already for "
                 "this service and region."
@@ -115,11 +118,15 @@ class ProjectLimits(_LimitResource):
         own: ColumnElement[bool] = limits.c[target] == caller.row._mapping[target]
         return own
 
-    def checked(self, caller: Token, body: object, *, new: bool) -> Body:
-        found = super().checked(caller, body, new=new)
-        if fixed := sorted(found.keys() - {"resource_limit", "description"}) if not new else []:
-            raise falcon.HTTPBadRequest(description=f"'limit.{fixed[0]}' cannot be changed.")
-        return found
+    def validate(self, caller: Token, body: object, *, new: bool) -> Body:
+        changes = super().validate(caller, body, new=new)
+        if (
+            fixed_names := sorted(changes.keys() - {"resource_limit", "description"})
+            if not new
+            else []
+        ):
+            raise falcon.HTTPBadRequest(description=f"'limit.{fixed_names[0]}' cannot be changed.")
+        return changes
 
     def create(self, change: Transaction, caller: Token, body: Body) -> str:
         target = {name: body.get(name) for name in ("project_id", "domain_id")}
@@ -128,21 +135,23 @@ class ProjectLimits(_LimitResource):
                 description="'limits' must hold exactly one of project_id and domain_id."
             )
         _require(change, body, project_id=schema.projects, domain_id=schema.domains)
-        found = _registered(change, body)
-        if found is None:
+        registered = _find_registered(change, body)
+        if registered is None:
             raise falcon.HTTPForbidden(
                 description="Unable to create a limit that has no corresponding registered limit."
             )
-        same = [limits.c[name].is_not_distinct_from(value) for name, value in target.items()]
-        if change.has(select(limits).where(limits.c.registered_limit_id == found.id, *same)):
+        is_same = [limits.c[name].is_not_distinct_from(value) for name, value in target.items()]
+        if change.has(
+            select(limits).where(limits.c.registered_limit_id == registered.id, *is_same)
+        ):
             raise falcon.HTTPConflict(
                 description=f"A limit of {body['resource_name']} exists already for this project "
                 "or domain."
             )
-        own = {"id": uuid.uuid4().hex, "registered_limit_id": found.id}
-        own |= {name: body.get(name) for name in ("resource_limit", "description")}
-        change.execute(insert(limits).values(own | target))
-        return str(own["id"])
+        row = {"id": uuid.uuid4().hex, "registered_limit_id": registered.id}
+        row |= {name: body.get(name) for name in ("resource_limit", "description")}
+        change.execute(insert(limits).values(row | target))
+        return str(row["id"])
 
     def update(self, change: Transaction, caller: Token, row: DbRow, body: Body) -> None:
         if body:
@@ -156,17 +165,21 @@ class LimitModel:
         answer(resp, {"model": MODEL})
 
 
-def _registered(change: Transaction, key: DbValues) -> DbRow | None:
-    """The registered limit of a service's resource in a region."""
-    same = [registered_limits.c[name].is_not_distinct_from(key.get(name)) for name in KEY]
-    return change.first(select(registered_limits).where(*same))
+def _find_registered(change: Transaction, key: DbValues) -> DbRow | None:
+    """Return the registered limit of a service's resource in a region, or None."""
+    is_same = [registered_limits.c[name].is_not_distinct_from(key.get(name)) for name in KEY]
+    return change.first(select(registered_limits).where(*is_same))
 
 
 def _require(change: Transaction, body: DbValues, **tables: Table) -> None:
-    """What the body names must be there. Raises 400."""
+    """Check that the rows exist to which the body refers.
+
+    Raises:
+        HTTPBadRequest: A row does not exist.
+    """
     for name, table in tables.items():
-        wanted = body.get(name)
-        if wanted is not None and change.one(table, wanted) is None:
+        row_id = body.get(name)
+        if row_id is not None and change.one(table, row_id) is None:
             raise falcon.HTTPBadRequest(
-                description=f"'{name}': there is no {table.name[:-1]} {wanted[:64]}."
+                description=f"'{name}': there is no {table.name[:-1]} {row_id[:64]}."
             )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hashes of passwords and of application credentials' secrets: Argon2id, sized for one box.
+"""Hashes of passwords, with Argon2id for a small machine.
 
-9 MiB and 4 passes are OWASP's smallest-memory setting but one: about 25 ms on a core. `matches`
-takes as long for a user who doesn't exist (hash None) as for a wrong password, so that the time of
-an answer doesn't tell who exists.
+9 MiB and 4 passes are among OWASP's recommended settings with little memory, about 25 ms on a
+core. `matches` takes as long for a missing user (hash None) as for a wrong password, so
+that the response time does not show which users exist.
 """
 
 import secrets
@@ -16,12 +16,12 @@ _NOBODY = _HASHER.hash(secrets.token_urlsafe(32))
 
 
 def digest(password: str) -> str:
-    """The hash to store for `password`."""
+    """Return the hash to store for `password`."""
     return _HASHER.hash(password)
 
 
 def matches(stored: str | None, password: str) -> bool:
-    """Whether `password` is the one `stored` was made of."""
+    """True if the hash `stored` belongs to `password`."""
     try:
         return _HASHER.verify(stored or _NOBODY, password) and stored is not None
     except VerificationError:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Domains, projects, users, roles, services, regions and endpoints: each a class, with what is its
-own.
+"""Domains, projects, users, roles, services, regions and endpoints, with a class for each.
 
-Admins write. Others read what `is_shown_to` says of a list, and of one row `is_own`. What a client
-adds to the attributes of a resource is kept in `extra` and shown again.
+Only admins write. Other callers read lists if `is_shown_to` is true, and one row also if `is_own`
+is true. Attributes that a client adds to a resource are kept in `extra` and shown again.
 """
 
 import uuid
@@ -34,29 +33,32 @@ NEW_ID = text(64, pattern=r"^[A-Za-z0-9_.:-]+$")
 
 
 def list_links(req: falcon.Request) -> Body:
-    """What stands beside a list: never in pages, as Keystone's."""
+    """Return the links of a list. There is only one page, as in Keystone."""
     return {"links": {"self": f"{req.prefix}{req.path}", "next": None, "previous": None}}
 
 
 class IdentityResource(Resource):
-    """What the identity service's resources have in common."""
+    """The base class of the identity service's resources."""
 
     fields: Mapping[str, Document] = {}
     required: tuple[str, ...] = ()
-    filters: tuple[str, ...] = ()  #: columns
-    fixed: tuple[str, ...] = ()  #: attributes that cannot be changed
-    takes_others: bool = True  #: whether clients may add attributes
+    #: The columns by which a list can be filtered.
+    filters: tuple[str, ...] = ()
+    #: Attributes that cannot be changed.
+    fixed: tuple[str, ...] = ()
+    #: True if clients may add attributes.
+    takes_others: bool = True
 
     def __init__(self) -> None:
         self._new = BodySchema(mapping(self.fields, *self.required, others=self.takes_others))
         self._changed = BodySchema(mapping(self.fields, others=self.takes_others))
 
     def is_shown_to(self, token: Token) -> bool:
-        """Whether the bearer may see all rows."""
+        """True if the token's user may see all rows."""
         return token.is_admin
 
     def is_own(self, token: Token, key: str) -> bool:
-        """Whether this row is about the bearer."""
+        """True if this row concerns the token's user."""
         return False
 
     def admit(self, caller: Token, action: str, key: str = "") -> None:
@@ -78,19 +80,19 @@ class IdentityResource(Resource):
             return falcon.HTTPConflict(description=f"This {self.name} is in use.")
         if "FOREIGN KEY" in str(error.orig):
             ids = [name for name in self.fields if name.endswith("_id")]
-            named = ", ".join(f"'{self.name}.{name}'" for name in ids)
+            names = ", ".join(f"'{self.name}.{name}'" for name in ids)
             return falcon.HTTPBadRequest(
-                description=f"One of {named} names something that does not exist."
+                description=f"One of {names} names something that does not exist."
             )
         return falcon.HTTPConflict(
             description=f"A {self.name} with this name or id exists already."
         )
 
-    def checked(self, caller: Token, body: object, *, new: bool) -> Body:
-        found: Body = (self._new if new else self._changed).checked(body, self.name)
+    def validate(self, caller: Token, body: object, *, new: bool) -> Body:
+        values: Body = (self._new if new else self._changed).validate(body, self.name)
         if new and "domain_id" in self.fixed:
-            found.setdefault("domain_id", caller.row.project_domain_id or schema.DEFAULT_DOMAIN)
-        return found
+            values.setdefault("domain_id", caller.row.project_domain_id or schema.DEFAULT_DOMAIN)
+        return values
 
     def page(self, service: IdentityService, req: falcon.Request) -> tuple[list[DbRow], Body]:
         query = self.select().where(self.visible(req.context.caller))
@@ -121,18 +123,18 @@ class IdentityResource(Resource):
         change.execute(update(self.table).where(self.table.c.id == row.id).values(columns))
 
     def _columns(self, body: Body, extra: DbValues) -> Body:
-        """The columns for a checked body; what has no field is kept in `extra`."""
-        known = self.fields.keys() & self.table.c.keys()
-        values = {name: value for name, value in body.items() if name in known}
+        """Return the columns for a validated body. Attributes without a field go into `extra`."""
+        own_columns = self.fields.keys() & self.table.c.keys()
+        values = {name: value for name, value in body.items() if name in own_columns}
         reserved = {*self.fields, *self.table.c.keys(), "options", "links"}
         if values.get("description", "") is None and not self.table.c.description.nullable:
             values["description"] = ""
-        more = {name: value for name, value in body.items() if name not in reserved}
-        return values | {"extra": {**extra, **more}}
+        extra_values = {name: value for name, value in body.items() if name not in reserved}
+        return values | {"extra": {**extra, **extra_values}}
 
 
 class IdentityDomains(IdentityResource):
-    """Domains; one is disabled before it is deleted."""
+    """Domains. A domain must be disabled before its deletion."""
 
     name, plural, table = "domain", "domains", schema.domains
     fields, required = {"name": NAME, "description": DESCRIPTION, "enabled": BOOLEAN}, ("name",)
@@ -150,7 +152,7 @@ class IdentityDomains(IdentityResource):
 
 
 class IdentityProjects(IdentityResource):
-    """Projects; they cannot be nested."""
+    """Projects, which cannot be nested."""
 
     name, plural, table = "project", "projects", schema.projects
     fields = {
@@ -180,7 +182,7 @@ class IdentityProjects(IdentityResource):
 
 
 class IdentityUsers(IdentityResource):
-    """Users; whose password changes loses all tokens."""
+    """Users. A new password revokes all tokens of a user."""
 
     name, plural, table = "user", "users", schema.users
     fields = {
@@ -202,13 +204,14 @@ class IdentityUsers(IdentityResource):
         del shown["password_hash"]
         return shown
 
-    def checked(self, caller: Token, body: object, *, new: bool) -> Body:
-        found = super().checked(caller, body, new=new)
-        found.pop("password_hash", None)
-        if "password" in found:  # now, for it takes its time: no transaction is open yet
-            password = found.pop("password")
-            found["password_hash"] = None if password is None else passwords.digest(password)
-        return found
+    def validate(self, caller: Token, body: object, *, new: bool) -> Body:
+        values = super().validate(caller, body, new=new)
+        values.pop("password_hash", None)
+        # Hashing takes long, so it happens before a transaction is open.
+        if "password" in values:
+            password = values.pop("password")
+            values["password_hash"] = None if password is None else passwords.digest(password)
+        return values
 
     def update(self, change: Transaction, caller: Token, row: DbRow, body: Body) -> None:
         super().update(change, caller, row, body)
@@ -221,7 +224,7 @@ class IdentityUsers(IdentityResource):
 
 
 class IdentityRoles(IdentityResource):
-    """Roles; they belong to no domain."""
+    """Roles, which belong to no domain."""
 
     name, plural, table = "role", "roles", schema.roles
     fields = {"name": NAME, "description": DESCRIPTION, "domain_id": {"type": "null"}}
@@ -243,7 +246,7 @@ class CatalogueServices(IdentityResource):
 
 
 class CatalogueRegions(IdentityResource):
-    """Regions, whose ids clients choose."""
+    """Regions. Clients choose their ids."""
 
     name, plural, table = "region", "regions", schema.regions
     fields = {"id": NEW_ID, "description": text(4096), "parent_region_id": nullable(text())}
@@ -254,7 +257,7 @@ class CatalogueRegions(IdentityResource):
 
 
 class CatalogueEndpoints(IdentityResource):
-    """Endpoints of services; `region` is the old name of `region_id`."""
+    """Endpoints of services. `region` is the old name of `region_id`."""
 
     name, plural, table = "endpoint", "endpoints", schema.endpoints
     fields = {
@@ -274,11 +277,11 @@ class CatalogueEndpoints(IdentityResource):
     def show(self, req: falcon.Request, row: DbValues) -> Body:
         return super().show(req, row) | {"region": row["region_id"]}
 
-    def checked(self, caller: Token, body: object, *, new: bool) -> Body:
-        found = super().checked(caller, body, new=new)
-        if found.get("region") is not None:
-            found.setdefault("region_id", found["region"])
-        return found
+    def validate(self, caller: Token, body: object, *, new: bool) -> Body:
+        values = super().validate(caller, body, new=new)
+        if values.get("region") is not None:
+            values.setdefault("region_id", values["region"])
+        return values
 
 
 RESOURCES: dict[str, IdentityResource] = {
@@ -293,12 +296,20 @@ RESOURCES: dict[str, IdentityResource] = {
 
 
 def listing(req: falcon.Request, resource: IdentityResource, rows: Iterable[DbRow]) -> Body:
-    """A list as the API shows it."""
+    """Return a list as the API shows it."""
     return {resource.plural: [resource.show(req, row._mapping) for row in rows]} | list_links(req)
 
 
 def require_rows(change: Transaction, keys: Mapping[str, str | None]) -> None:
-    """Raises 404 for a key (by its resource's plural) that names nothing."""
+    """Check that rows exist.
+
+    Args:
+        change: The transaction.
+        keys: Plural of the resource -> id of the row, or None.
+
+    Raises:
+        HTTPNotFound: A row does not exist.
+    """
     for plural, key in keys.items():
         if key is not None and change.one(RESOURCES[plural].table, key) is None:
             raise RESOURCES[plural].not_found(key)

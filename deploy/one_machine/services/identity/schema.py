@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of the identity service, and the roles that other roles imply.
 
-Deleting a row takes what hangs on it along (foreign keys cascade): a deleted user leaves no token,
-or role assignment. Times are ISO 8601 in UTC with microseconds, so that they
-compare as text. `extra` holds the attributes that clients add and the service only keeps.
+Foreign keys cascade, so a deleted user leaves no token and no role assignment. Times are ISO 8601
+in UTC with microseconds, so that they compare as text. `extra` holds attributes that clients add.
+The service does not use them.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ def _table(name: str, *columns: Column[Any] | UniqueConstraint | Index) -> Table
 
 
 def _resource(name: str, *columns: Column[Any] | UniqueConstraint) -> Table:
-    """What the API shows, with the attributes that clients add."""
+    """Return the table of a resource of the API, with a column for clients' attributes."""
     extra = Column("extra", JSON, default=dict)
     return _table(name, Column("id", String, primary_key=True), *columns, extra)
 
@@ -101,7 +101,7 @@ endpoints = _resource(
     Column("enabled", Boolean, nullable=False, server_default=true()),
 )
 
-#: Defaults of services' resources, and what projects and domains may have instead.
+#: Defaults for services' resources, and other values for projects and domains.
 registered_limits = _table(
     "registered_limits",
     Column("id", String, primary_key=True),
@@ -134,7 +134,7 @@ tokens = _table(
     Column("expires_at", String, nullable=False, index=True),
 )
 
-#: The tokens whose scope is the whole of the cloud.
+#: The tokens with the whole cloud as their scope.
 system_tokens = _table(
     "system_tokens",
     Column("digest", ForeignKey("tokens.digest", ondelete="CASCADE"), primary_key=True),
@@ -143,20 +143,20 @@ system_tokens = _table(
 SYSTEM = "system"
 
 
-def _held(scope: str, *target: Column[Any]) -> Table:
+def _assignments_table(scope: str, *target: Column[Any]) -> Table:
     user, role = _to("users.id", primary_key=True), _to("roles.id", primary_key=True)
     by_user = [Index(f"{scope}_roles_by_user", "user_id")] if target else []
     return _table(f"{scope}_roles", *target, user, role, *by_user)
 
 
-#: Who has which role where: in projects, in domains, in the whole of the cloud.
-HELD = {
-    "projects": _held("project", _to("projects.id", primary_key=True)),
-    "domains": _held("domain", _to("domains.id", primary_key=True)),
-    SYSTEM: _held(SYSTEM),
+#: The role assignments of users in projects, in domains, and in the whole cloud.
+ROLE_ASSIGNMENTS = {
+    "projects": _assignments_table("project", _to("projects.id", primary_key=True)),
+    "domains": _assignments_table("domain", _to("domains.id", primary_key=True)),
+    SYSTEM: _assignments_table(SYSTEM),
 }
 
 
 def target_columns(scope: str, key: str) -> dict[str, str]:
-    """What names one project or domain in its table of HELD; the cloud needs no name."""
+    """Return the columns that select a project or domain in its table of ROLE_ASSIGNMENTS."""
     return {} if scope == SYSTEM else {f"{scope[:-1]}_id": key}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the resources of the identity service work on, and the caller of a request.
+"""The service object of the identity service's resources, and the caller of a request.
 
-Two kinds of right exist: an admin (the role, in any project or domain) may do everything; everybody
-else may do what concerns themselves. Other services validate tokens with the role service, and read
-limits with the role reader in the whole cloud.
+An admin (the role, in any project or domain) may do everything. Other users may only do things that
+concern themselves. Other services validate tokens with the role service, and read limits with the
+role reader in the whole cloud.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,13 +22,13 @@ from deploy.one_machine.services.resource import Transaction
 
 
 def utc_now() -> datetime:
-    """The time."""
+    """Return the present time."""
     return datetime.now(UTC)
 
 
 @dataclass(frozen=True)
 class IdentityService:
-    """The database with the clock and the lifetime of tokens, and what slows guesses down."""
+    """The database, the lifetime of tokens, the clock, and the throttle of wrong passwords."""
 
     database: Database
     lifetime: timedelta
@@ -37,22 +37,24 @@ class IdentityService:
 
     @contextmanager
     def change(self) -> Iterator[Transaction]:
-        """A writing transaction."""
+        """Yield a writing transaction."""
         with self.database.write() as connection:
             yield Transaction(connection)
 
     def settle(self, change: Transaction) -> None:
-        """Nothing is left to do."""
+        """Do nothing, because a change has no effects on other processes."""
 
     def load(self, secret: str) -> Token | None:
-        """What a token's secret is worth now."""
+        """Return the token with this secret, or None if it is not valid now."""
         with self.database.read() as connection:
             return tokens.load(connection, secret, self.clock())
 
 
 class TokenAuthentication:
-    """Falcon middleware: `req.context.caller` is the token of the request. A resource names its
-    `open_methods`."""
+    """Falcon middleware that stores the request's token in `req.context.caller`.
+
+    Methods in a resource's `open_methods` need no token.
+    """
 
     def __init__(self, service: IdentityService) -> None:
         self._service = service
@@ -70,7 +72,11 @@ class TokenAuthentication:
 
 
 def require(allowed: bool) -> None:
-    """Raises 403 unless it is allowed."""
+    """Refuse the request unless it is allowed.
+
+    Raises:
+        HTTPForbidden: It is not allowed.
+    """
     if not allowed:
         raise falcon.HTTPForbidden(
             description="You are not authorized to perform the requested action."

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often wrong passwords may be tried: a leaky bucket takes each failure, and a full one
-refuses.
+"""The throttle of wrong passwords: leaky buckets that failures fill. A full bucket refuses.
 
-There is one for each address and user, and one for each address. A user who does not exist has one
-too, and a failed proof takes as long for them, so that neither tells who exists. Nobody is locked
-out from elsewhere. Thread-safe.
+There is a bucket for each pair of address and user, and one for each address. A missing user has a
+bucket too, and a failed proof takes as long, so neither shows which users exist. Clients at one
+address cannot lock a user out at another. The throttle is thread-safe.
 """
 
 import threading
@@ -16,13 +15,13 @@ import falcon
 from common.security.unproved import origin
 from deploy.one_machine.services.identity import passwords
 
-#: Failures that fit, and the seconds in which one is forgotten.
+#: The capacity in failures, and the seconds in which one failure leaks.
 USER_LIMIT, ADDRESS_LIMIT = (5, 10.0), (30, 5.0)
 MAX_BUCKETS = 10_000
 
 
 class Throttle:
-    """Of one process."""
+    """The buckets of one process."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -33,39 +32,51 @@ class Throttle:
         return len(self._empty_at)
 
     def attempts(self, address: str) -> "Attempts":
-        """Those of one request from this address."""
+        """Return the attempts of one request from this address."""
         return Attempts(self, origin((address, 0)))
 
     def wait(self, key: Hashable, size: int, seconds: float) -> float:
-        """In how many seconds there is room for a failure; 0: now."""
+        """Return the seconds until the bucket has room for a failure. 0 means now."""
         with self._lock:
             return max(0.0, self._empty_at.get(key, 0.0) - self._monotonic() - (size - 1) * seconds)
 
     def failed(self, key: Hashable, seconds: float) -> None:
-        """One more failure."""
+        """Add a failure to a bucket."""
         with self._lock:
             now = self._monotonic()
             if key not in self._empty_at and len(self._empty_at) >= MAX_BUCKETS:
-                self._empty_at = {known: at for known, at in self._empty_at.items() if at > now}
+                self._empty_at = {
+                    bucket: empty_at
+                    for bucket, empty_at in self._empty_at.items()
+                    if empty_at > now
+                }
                 while len(self._empty_at) >= MAX_BUCKETS:
                     del self._empty_at[next(iter(self._empty_at))]
             self._empty_at[key] = max(self._empty_at.get(key, 0.0), now) + seconds
 
     def succeeded(self, key: Hashable) -> None:
-        """It is who it says: what went wrong before is forgotten."""
+        """Empty the bucket after a correct password."""
         with self._lock:
             self._empty_at.pop(key, None)
 
 
 class Attempts:
-    """Proofs by secrets, from one address."""
+    """The attempts of one request to prove an identity, from one address."""
 
     def __init__(self, throttle: Throttle, address: str) -> None:
         self._throttle, self._address = throttle, address
 
     def matches(self, who: Hashable, stored: str | None, secret: str) -> bool:
-        """As `passwords.matches`; `who` is what the request calls them. Raises 429 after too many
-        failures."""
+        """Check a secret as `passwords.matches` does, unless there were too many failures.
+
+        Args:
+            who: The user, by the name or id in the request.
+            stored: The stored hash, or None.
+            secret: The password.
+
+        Raises:
+            HTTPTooManyRequests: There were too many failures.
+        """
         buckets = (((self._address, who), *USER_LIMIT), (self._address, *ADDRESS_LIMIT))
         wait = max(self._throttle.wait(key, size, seconds) for key, size, seconds in buckets)
         if wait > 0:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens: opaque random strings whose SHA-256 is stored; what one is worth is read from the rows of
-this moment.
+"""Tokens: opaque random strings of which the SHA-256 is stored.
 
-`issue` writes a token, `load` reads it back with two SELECTs, `view` words it as Keystone does.
-`load` returns None, because the token is worthless, when it is expired or revoked, when its user,
-project or domain is gone or disabled, or when a scoped token has no role left.
+Their rights are read from the present rows.
+
+`issue` writes a token, `load` reads it with two SELECTs, `view` shows it as Keystone does. `load`
+returns None if the token has expired or is revoked, if its user, project or domain is deleted or
+disabled, or if a scoped token has no role left.
 """
 
 import hashlib
@@ -35,7 +36,10 @@ Named = dict[str, str]
 
 @dataclass(frozen=True)
 class Grant:
-    """What a token is to be issued for. `expires_at` is set when it continues another token."""
+    """The properties of a token to issue.
+
+    `expires_at` is set if the token continues another one.
+    """
 
     user_id: str
     methods: list[str]
@@ -48,7 +52,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Token:
-    """A valid token: its row joined with user and scope, and the roles it carries."""
+    """A valid token with its roles. The row is joined with user and scope."""
 
     row: DbRow
     roles: list[Named]
@@ -59,13 +63,12 @@ class Token:
 
     @property
     def may_validate(self) -> bool:
-        """Whether the bearer is a service that may look into other people's tokens."""
+        """True if the user is an admin or a service, which may see other users' tokens."""
         return any(role["name"] in ("admin", "service") for role in self.roles)
 
     @property
     def reads_all(self) -> bool:
-        """Whether the bearer may read what concerns others: admins, and readers of the whole
-        cloud."""
+        """True if the user may read data of others: an admin, or a reader of the whole cloud."""
         return self.is_admin or (
             bool(self.row.system) and any(role["name"] == "reader" for role in self.roles)
         )
@@ -76,58 +79,57 @@ class Token:
 
 
 def text_of(moment: datetime) -> str:
-    """`moment` as the API and the database write it."""
+    """Return a time in the format of the API and the database."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def digest(secret: str) -> str:
-    """Under what a token is stored."""
+    """Return the digest under which a token is stored."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def issue(connection: Connection, grant: Grant, now: datetime, lifetime: timedelta) -> str:
-    """Store a token for `grant` and return its secret; also forgets tokens that have expired.
+    """Store a token for `grant` and return its secret. Expired tokens are deleted.
 
-    It is hexadecimal, as every secret that people hand to a command: a "-" in front would be read
-    as an option.
+    The secret is hexadecimal, because commands would read a "-" at the front as an option.
     """
     secret = secrets.token_hex(32)
     connection.execute(delete(tokens).where(tokens.c.expires_at <= text_of(now)))
-    granted = {name: value for name, value in vars(grant).items() if name in tokens.c}
-    own = {
+    grant_columns = {name: value for name, value in vars(grant).items() if name in tokens.c}
+    columns = {
         "digest": digest(secret),
         "audit_ids": [secrets.token_urlsafe(16), *filter(None, [grant.parent_audit_id])],
         "issued_at": text_of(now),
         "expires_at": grant.expires_at or text_of(now + lifetime),
     }
-    connection.execute(insert(tokens).values(granted | own))
+    connection.execute(insert(tokens).values(grant_columns | columns))
     if grant.system:
         connection.execute(insert(system_tokens).values(digest=digest(secret)))
     return secret
 
 
 def load(connection: Connection, secret: str, now: datetime) -> Token | None:
-    """The token behind `secret` if it is worth anything at `now`."""
+    """Return the token with this secret, or None if it is not valid at `now`."""
     row = connection.execute(_FULL_ROW.where(tokens.c.digest == digest(secret))).first()
     if row is None or row.expires_at <= text_of(now) or not _is_enabled(row):
         return None
     scope, key = scope_of(row)
-    held = roles_of(connection, row.user_id, scope, key)
-    return Token(row, held) if held or not scope else None
+    token_roles = roles_of(connection, row.user_id, scope, key)
+    return Token(row, token_roles) if token_roles or not scope else None
 
 
 def revoke(connection: Connection, secret: str) -> None:
-    """Make a token worthless."""
+    """Delete the token with this secret."""
     connection.execute(delete(tokens).where(tokens.c.digest == digest(secret)))
 
 
 def revoke_all(connection: Connection, user_id: str) -> None:
-    """Make all tokens of a user worthless: after a change of password."""
+    """Delete all tokens of a user, after a change of password."""
     connection.execute(delete(tokens).where(tokens.c.user_id == user_id))
 
 
 def scope_of(row: DbRow) -> tuple[str, str]:
-    """Where a token is good: "projects" or "domains" and an id, "system", or nowhere."""
+    """Return a token's scope: "projects" or "domains" with an id, "system", or "" if unscoped."""
     if row.system:
         return schema.SYSTEM, ""
     if row.project_id:
@@ -139,28 +141,35 @@ def roles_of(connection: Connection, user_id: str, scope: str, key: str = "") ->
     """Return the roles of a user in a scope (see `scope_of`), with the roles that they imply."""
     if not scope:
         return []
-    table = schema.HELD[scope]
+    table = schema.ROLE_ASSIGNMENTS[scope]
     where = {"user_id": user_id, **schema.target_columns(scope, key)}
-    held = select(table.c.role_id).filter_by(**where)
+    held_ids = select(table.c.role_id).filter_by(**where)
     rows = connection.execute(
-        select(roles.c.id, roles.c.name, roles.c.id.in_(held).label("held")).order_by(roles.c.name)
+        select(roles.c.id, roles.c.name, roles.c.id.in_(held_ids).label("held")).order_by(
+            roles.c.name
+        )
     ).all()
-    mine = implied({row.name for row in rows if row.held})
-    return [{"id": row.id, "name": row.name} for row in rows if row.name in mine]
+    names = add_implied({row.name for row in rows if row.held})
+    return [{"id": row.id, "name": row.name} for row in rows if row.name in names]
 
 
-def implied(names: set[str]) -> set[str]:
-    """`names` with every role that they imply."""
-    whole, left = set(names), list(names)
-    while left:
-        if (name := schema.IMPLIED.get(left.pop())) and name not in whole:
-            whole.add(name)
-            left.append(name)
-    return whole
+def add_implied(names: set[str]) -> set[str]:
+    """Return `names` with all roles that they imply."""
+    all_names, remaining = set(names), list(names)
+    while remaining:
+        if (name := schema.IMPLIED.get(remaining.pop())) and name not in all_names:
+            all_names.add(name)
+            remaining.append(name)
+    return all_names
 
 
 def view(token: Token, catalogue: list[Body] | None) -> Body:
-    """The token as Keystone shows it; a scoped one carries the catalogue unless it is None."""
+    """Return a token as Keystone shows it.
+
+    Args:
+        token: The token.
+        catalogue: The catalogue for a scoped token, or None to leave it out.
+    """
     row = token.row
     body: Body = {
         name: row._mapping[name] for name in ("methods", "audit_ids", "issued_at", "expires_at")

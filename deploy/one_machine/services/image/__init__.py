@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small Glance v2: images with their data on disk, members, schemas.
+"""A small Glance v2 with images, their data on disk, and schemas.
 
-`app.py` lists the routes; `python -m deploy.one_machine.services.image serve` runs it. What must
-stay true: an image is active only when its whole file, synced and checksummed, is in place; nobody
-sees an image that isn't shown to their project.
+`app.py` lists the routes. `python -m deploy.one_machine.services.image serve` runs the service.
+Invariant: an image is active only when its whole file is on disk, with a checksum. No caller sees
+an image that is not visible to their project.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m deploy.one_machine.services.image serve`: the image service's command.
 
-It validates tokens at the identity service as the user kilonova (see
+The service validates tokens at the identity service as the user kilonova (see
 deploy.one_machine.services.guard).
 """
 
@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from deploy.one_machine.services.database import Database
-from deploy.one_machine.services.guard import add_identity_options, guarded, identity_of
+from deploy.one_machine.services.guard import add_authentication, add_identity_options, identity_of
 from deploy.one_machine.services.image.app import build
 from deploy.one_machine.services.image.caller import is_open
 from deploy.one_machine.services.image.files import ImageFiles
@@ -19,21 +19,23 @@ from deploy.one_machine.services.web import add_options, serve
 
 
 def main() -> None:
-    """Parse the command line and do what it says."""
+    """Parse the command line and serve."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy.one_machine.services.image", description=__doc__
     )
-    serving = parser.add_subparsers(required=True).add_parser("serve", help="serve until SIGTERM")
-    serving.add_argument(
+    serve_parser = parser.add_subparsers(required=True).add_parser(
+        "serve", help="serve until SIGTERM"
+    )
+    serve_parser.add_argument(
         "--data", type=Path, required=True, help="the folder for images.db and the images"
     )
-    add_options(serving, "127.0.0.1:9292")
-    serving.add_argument("--max-megabytes", type=int, default=102400, help="of one image")
-    add_identity_options(serving)
+    add_options(serve_parser, "127.0.0.1:9292")
+    serve_parser.add_argument("--max-megabytes", type=int, default=102400, help="of one image")
+    add_identity_options(serve_parser)
     options = parser.parse_args()
     identity = identity_of(options)
     serve(
-        lambda: guarded(build(_store(options)), identity, is_open),
+        lambda: add_authentication(build(_store(options)), identity, is_open),
         options,
         lambda: _recover(options),
     )

@@ -10,7 +10,7 @@ from deploy.one_machine.services.web import App, application
 
 
 def build(store: ImageStore) -> App:
-    """The application by itself: it believes the headers that the middleware sets."""
+    """Return the app without keystonemiddleware. The app trusts the headers of the middleware."""
     app = application([HeaderAuthentication(is_open, ImageCaller)])
     versions, image = ImageVersions(), ImageItem(store)
     app.add_route("/", versions)

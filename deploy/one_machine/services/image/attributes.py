@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attributes of images: their schema, how JSON patches change them, and how an image is shown.
-Pure functions.
+"""The attributes of images: their schema, their changes by JSON patches, and their view.
 
-`checked` and `patched` return the columns to store; custom properties are strings and live in one
-JSON column. Both raise the API's errors: 400 for a bad value, 403 for what is not the caller's to
-set, 409 for a path that is missing.
+The functions are pure. `validate` and `apply_patch` return the columns to store. Custom properties
+are strings in one JSON column. Both raise the API's errors: 400 for an invalid value, 403 for an
+attribute that the caller may not set, 409 for a missing path.
 """
 
 import falcon
@@ -89,13 +88,23 @@ OPERATIONS = BodySchema(
 )
 
 
-def checked(body: object, caller: ImageCaller) -> Body:
-    """The columns for a new or changed image from its attributes as the API has them."""
-    fixed = sorted(set(READ_ONLY) & body.keys()) if isinstance(body, dict) else []
-    if fixed:
-        raise falcon.HTTPForbidden(description=f"Attribute '{fixed[0]}' is read-only.")
-    found: Body = IMAGE_SCHEMA.checked(body, "image")
-    properties = {name: value for name, value in found.items() if name not in ATTRIBUTES}
+def validate(body: object, caller: ImageCaller) -> Body:
+    """Return the columns for a new or changed image from the attributes in a request.
+
+    Args:
+        body: The attributes, as in the API.
+        caller: The caller.
+
+    Raises:
+        HTTPForbidden: An attribute is read-only, or reserved for admins.
+        HTTPContentTooLarge: There are too many properties.
+        HTTPBadRequest: A value is invalid.
+    """
+    read_only = sorted(set(READ_ONLY) & body.keys()) if isinstance(body, dict) else []
+    if read_only:
+        raise falcon.HTTPForbidden(description=f"Attribute '{read_only[0]}' is read-only.")
+    attributes: Body = IMAGE_SCHEMA.validate(body, "image")
+    properties = {name: value for name, value in attributes.items() if name not in ATTRIBUTES}
     if len(properties) > MAX_PROPERTIES:
         raise falcon.HTTPContentTooLarge(
             description=f"An image has at most {MAX_PROPERTIES} properties."
@@ -104,7 +113,7 @@ def checked(body: object, caller: ImageCaller) -> Body:
         raise falcon.HTTPBadRequest(
             description="The name of a property must have 1 to 255 characters."
         )
-    columns = {name: found[name] for name in ATTRIBUTES if name in found}
+    columns = {name: attributes[name] for name in ATTRIBUTES if name in attributes}
     if "tags" in columns:
         columns["tags"] = sorted(set(columns["tags"]))
     if columns.get("visibility") == "public":
@@ -114,10 +123,22 @@ def checked(body: object, caller: ImageCaller) -> Body:
     return columns | {"properties": properties}
 
 
-def patched(image: DbValues, operations: object, caller: ImageCaller) -> Body:
-    """The columns that a list of JSON-patch operations changes in `image` (a row)."""
+def apply_patch(image: DbValues, operations: object, caller: ImageCaller) -> Body:
+    """Return the columns that a list of JSON-patch operations changes.
+
+    Args:
+        image: The present row.
+        operations: The operations.
+        caller: The caller.
+
+    Raises:
+        HTTPForbidden: An attribute is read-only, reserved for admins, fixed, or cannot be removed.
+        HTTPConflict: A property to replace or remove does not exist.
+        HTTPContentTooLarge: There are too many properties.
+        HTTPBadRequest: An operation or a value is invalid.
+    """
     properties, changes = dict(image["properties"]), {}
-    for operation in OPERATIONS.checked(operations, "patch"):
+    for operation in OPERATIONS.validate(operations, "patch"):
         verb, name = operation["op"], operation["path"][1:].replace("~1", "/").replace("~0", "~")
         if name in READ_ONLY:
             raise falcon.HTTPForbidden(description=f"Attribute '{name}' is read-only.")
@@ -136,20 +157,25 @@ def patched(image: DbValues, operations: object, caller: ImageCaller) -> Body:
         raise falcon.HTTPForbidden(description="The formats of an image with data are fixed.")
     if changes.get("visibility") == image["visibility"]:
         del changes["visibility"]
-    return checked(properties | changes, caller)
+    return validate(properties | changes, caller)
 
 
-def converted(operations: object) -> object:
-    """Operations as API v2.0 wrote them, {"add": "/name", "value": …}, in today's form; other
-    values stay, and are refused."""
+def convert_operations(operations: object) -> object:
+    """Convert operations of API v2.0, {"add": "/name", "value": …}, into today's form.
+
+    Other values stay as they are, and the schema refuses them later.
+    """
     return (
-        [_converted(one) if isinstance(one, dict) else one for one in operations]
+        [
+            _convert_operation(operation) if isinstance(operation, dict) else operation
+            for operation in operations
+        ]
         if isinstance(operations, list)
         else operations
     )
 
 
-def _converted(operation: Body) -> Body:
+def _convert_operation(operation: Body) -> Body:
     verbs = [verb for verb in ("add", "replace", "remove") if verb in operation]
     if len(verbs) != 1 or "op" in operation or "path" in operation:
         return {}
@@ -158,7 +184,7 @@ def _converted(operation: Body) -> Body:
 
 
 def view(image: DbValues) -> Body:
-    """A row as the API shows it."""
+    """Return an image as the API shows it."""
     own = {name: value for name, value in image.items() if name not in ("properties", "upload")}
     path = f"/v2/images/{image['id']}"
     return {

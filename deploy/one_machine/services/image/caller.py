@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The caller, as keystonemiddleware found out, and what they may do with an image.
+"""The caller of the image service, and the permissions for images.
 
-The middleware validates the token and puts the outcome into headers, after it has removed those
-that the client sent. Version documents are open; everything else needs a valid token, and writing
-needs a project and the role member.
+keystonemiddleware validates the token and puts the result into headers, after it has removed those
+of the client. Version documents are open. Other paths need a valid token, and writing needs a
+project and the role member.
 """
 
 import falcon
@@ -17,17 +17,17 @@ VERSIONS = ("/", "/versions", "/v2", "/v2/")
 
 
 def is_open(path: str) -> bool:
-    """Is it reached without a token?"""
+    """True if the path needs no token."""
     return path in VERSIONS
 
 
 class ImageCaller(Caller):
-    """The caller of the image service."""
+    """A caller of the image service."""
 
     WRITERS = frozenset({"admin", "member"})
 
     def sees(self) -> ColumnElement[bool]:
-        """Which images this caller may show: public ones, community ones and the project's own."""
+        """Return the condition for public images, community images and the project's own."""
         if self.is_admin:
             return true()
         return or_(
@@ -36,19 +36,34 @@ class ImageCaller(Caller):
         )
 
     def require_writer(self) -> None:
-        """Raises 403 for who may only read."""
+        """Refuse a caller without write access.
+
+        Raises:
+            HTTPForbidden: The caller lacks a project or a role that may write.
+        """
         if not self.may_write:
             raise falcon.HTTPForbidden(
                 description="You need the role member in a project to change images."
             )
 
     def require_owner(self, image: DbRow) -> None:
-        """Raises 403 unless the image is the caller's to change."""
+        """Refuse a caller without the right to change the image.
+
+        Raises:
+            HTTPForbidden: The caller is neither an admin nor a writer in the image's project.
+        """
         self.require_writer()
         if not self.is_admin and image.owner != self.project_id:
             raise falcon.HTTPForbidden(description="Only its owner may change this image.")
 
     def require_admin(self, what: str) -> None:
-        """Raises 403, naming `what`, unless the caller is an admin."""
+        """Refuse callers that are not admins.
+
+        Args:
+            what: The operation, for the message.
+
+        Raises:
+            HTTPForbidden: The caller is not an admin.
+        """
         if not self.is_admin:
             raise falcon.HTTPForbidden(description=f"Only an admin may {what}.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents about the image service: its versions and the schemas of images."""
+"""Documents of the image service: its versions and the schemas of images."""
 
 import falcon
 
@@ -18,7 +18,7 @@ IMAGE = {
 
 
 class ImageVersions:
-    """GET / and GET /versions: open to everyone."""
+    """GET / and GET /versions, open to every client."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         links = [{"rel": "self", "href": f"{req.prefix}/v2/"}]

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image data on disk: one file per finished upload, named by the upload's own UUID, in one folder.
+"""Image data on disk: one file per finished upload, in one folder, named by the upload's own UUID.
 
-An upload streams into `NAME.part`, hashing as it goes, is synced and then renamed. What must stay
-true: a file without ".part" is whole, no name is ever used twice, and none comes from a client. A
-file counts only while a row names it, so a crash leaves at most files that nobody names, which
-`sweep` removes.
+An upload is written to `NAME.part` and hashed, then synced and renamed. Invariant: a file without
+".part" is complete, no name is used twice, and no name comes from a client. A file is used only
+while a row refers to it. A crash can leave files without a row, which `sweep` removes.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ LARGEST = 2**63 - 1
 
 @dataclass(frozen=True)
 class Upload:
-    """What was received."""
+    """The size and the digests of received data."""
 
     size: int
     checksum: str
@@ -35,7 +34,12 @@ class Upload:
 
 
 class ImageFiles:
-    """The folder with the data of all images; `limit` bounds one image, in bytes."""
+    """The folder with the data of all images.
+
+    Args:
+        folder: The folder, which is created if it is missing.
+        limit: The maximum size of an image in bytes.
+    """
 
     def __init__(self, folder: Path, limit: int) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -48,8 +52,20 @@ class ImageFiles:
         announced: int | None,
         read: Callable[[int], bytes],
     ) -> Upload:
-        """Stream a body to disk. Raises 413 above the limit, 400 when it breaks off; nothing is
-        left then."""
+        """Write the body of a request to disk.
+
+        After an error no file is left.
+
+        Args:
+            name: The name of the file.
+            disk_format: The image's format. The virtual size is read from the data of qcow2.
+            announced: The size in the request's header, or None.
+            read: Reads up to this many bytes of the body.
+
+        Raises:
+            HTTPContentTooLarge: The image is above the limit, or cannot be written.
+            HTTPBadRequest: The body is shorter than announced.
+        """
         if announced is not None and announced > self._limit:
             raise self._too_large()
         part = self._folder / f"{name}.part"
@@ -97,15 +113,15 @@ class ImageFiles:
         return Upload(size, md5.hexdigest(), sha512.hexdigest(), virtual)
 
     def open(self, name: str) -> BinaryIO:
-        """The data that an upload brought."""
+        """Open the file of an upload."""
         return (self._folder / name).open("rb")
 
     def remove(self, name: str) -> None:
-        """Forget the data that an upload brought; downloads under way go on."""
+        """Remove the file of an upload. Running downloads continue."""
         (self._folder / name).unlink(missing_ok=True)
 
     def sweep(self, keep: set[str]) -> None:
-        """Remove what a crash has left: all files but those in `keep`."""
+        """Remove all files except those in `keep`. A crash may have left them."""
         for path in self._folder.iterdir():
             if path.name not in keep:
                 LOG.info("Removing %s, which no image names", path.name)

@@ -7,7 +7,12 @@ from urllib.parse import urlencode
 import falcon
 
 from deploy.one_machine.services.database import DbRow
-from deploy.one_machine.services.image.attributes import checked, converted, patched, view
+from deploy.one_machine.services.image.attributes import (
+    apply_patch,
+    convert_operations,
+    validate,
+    view,
+)
 from deploy.one_machine.services.image.caller import ImageCaller
 from deploy.one_machine.services.image.listing import matching, page
 from deploy.one_machine.services.image.store import ImageStore
@@ -25,21 +30,21 @@ class ImageCollection(Handler[ImageStore]):
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         caller: ImageCaller = req.context.caller
-        after = req.get_param("marker")
-        marker = None if after is None else self._service.find(caller, after)
+        marker_id = req.get_param("marker")
+        marker = None if marker_id is None else self._service.find(caller, marker_id)
         query, limit = page(req.params, matching(req.params, caller), marker)
         rows = self._service.database.rows(query) if limit else []
-        kept = {name: value for name, value in req.params.items() if name != "marker"}
-        links = {"first": kept}
+        parameters = {name: value for name, value in req.params.items() if name != "marker"}
+        links = {"first": parameters}
         if len(rows) > limit:
-            links["next"] = kept | {"marker": rows[limit - 1].id}
+            links["next"] = parameters | {"marker": rows[limit - 1].id}
         body: Body = {
             "images": [view(row._mapping) for row in rows[:limit]],
             "schema": "/v2/schemas/images",
         }
         for name, query_of in links.items():
-            more = f"?{urlencode(query_of, doseq=True)}" if query_of else ""
-            body[name] = f"/v2/images{more}"
+            suffix = f"?{urlencode(query_of, doseq=True)}" if query_of else ""
+            body[name] = f"/v2/images{suffix}"
         answer(resp, body)
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -47,15 +52,18 @@ class ImageCollection(Handler[ImageStore]):
         caller.require_writer()
         body = read_json(req)
         key = _new_id(body.pop("id", None) if isinstance(body, dict) else None)
-        self._service.add({"owner": caller.project_id} | checked(body, caller) | {"id": key})
+        self._service.add({"owner": caller.project_id} | validate(body, caller) | {"id": key})
         resp.status = falcon.HTTP_201
         resp.location = f"{req.prefix}/v2/images/{key}"
         answer(resp, view(self._service.find(caller, key)._mapping))
 
 
 def _new_id(requested: object) -> str:
-    """The id for a new image; a client may choose it, as long as it is a UUID (it names a file).
-    Raises 400."""
+    """Return the id of a new image. A client may choose a UUID, because the id is unique.
+
+    Raises:
+        HTTPBadRequest: The requested id is not a canonical UUID.
+    """
     if requested is None:
         return str(uuid.uuid4())
     try:
@@ -69,7 +77,7 @@ def _new_id(requested: object) -> str:
 
 
 class ImageItem(Handler[ImageStore]):
-    """GET, PATCH and DELETE /v2/images/{key}; GET .../tasks."""
+    """GET, PATCH and DELETE /v2/images/{key}, and GET .../tasks."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         answer(resp, view(self._service.find(req.context.caller, key)._mapping))
@@ -83,28 +91,28 @@ class ImageItem(Handler[ImageStore]):
             )
         operations = read_json(req)
         if form == OLD_PATCH_TYPE:
-            operations = converted(operations)
-        image = self._owned(req, key)
-        columns = patched(image._mapping, operations, req.context.caller)
+            operations = convert_operations(operations)
+        image = self._find_owned(req, key)
+        columns = apply_patch(image._mapping, operations, req.context.caller)
         self._change(image, columns, properties=image.properties, status=image.status)
         self.on_get(req, resp, key)
 
     def on_get_tasks(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         self._service.find(req.context.caller, key)
-        # Only imports make tasks, and this service has no imports.
+        # Only imports create tasks, and this service has no imports.
         answer(resp, {"tasks": []})
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        self._service.remove(self._owned(req, key))
+        self._service.remove(self._find_owned(req, key))
         resp.status = falcon.HTTP_204
 
-    def _owned(self, req: falcon.Request, key: str) -> DbRow:
+    def _find_owned(self, req: falcon.Request, key: str) -> DbRow:
         image = self._service.find(req.context.caller, key)
         req.context.caller.require_owner(image)
         return image
 
-    def _change(self, image: DbRow, columns: Body, **seen: object) -> None:
-        if not self._service.change(image.id, columns, **seen):
+    def _change(self, image: DbRow, columns: Body, **expected_state: object) -> None:
+        if not self._service.change(image.id, columns, **expected_state):
             raise falcon.HTTPConflict(
                 description="The image was changed or deleted meanwhile: read it and try again."
             )
@@ -140,7 +148,11 @@ class ImageFile(Handler[ImageStore]):
 
 
 def _range(req: falcon.Request, size: int) -> tuple[int, int]:
-    """(first, last) byte to send. Raises 416 for a range that lies outside."""
+    """Return the first and last byte to send.
+
+    Raises:
+        HTTPRangeNotSatisfiable: The range is outside of the data.
+    """
     if req.range is None:
         return 0, size - 1
     first, last = req.range

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the query string of GET /v2/images to one SELECT: filters, sort keys, marker and limit.
+"""The query of GET /v2/images as one SELECT: filters, sort keys, marker and limit.
 
-An unknown parameter filters by the custom property of that name, as in Glance.
+As in Glance, an unknown parameter filters by the custom property of that name.
 """
 
 import falcon
@@ -12,10 +12,10 @@ from deploy.one_machine.services.image.caller import ImageCaller
 from deploy.one_machine.services.image.schema import images
 from deploy.one_machine.services.listing import (
     Query,
-    compared,
+    compare,
     contains,
     number_of,
-    paged,
+    select_page,
     sort_words,
     value_of,
     values_of,
@@ -49,7 +49,11 @@ NOT_FILTERS = ("limit", "marker", "sort", "sort_key", "sort_dir", "member_status
 
 
 def matching(query: Query, caller: ImageCaller) -> list[ColumnElement[bool]]:
-    """The conditions of a list. Raises 400 for a value that no image can have."""
+    """Return the conditions of a list.
+
+    Raises:
+        HTTPBadRequest: A value of the query is invalid.
+    """
     rules = [_visibility(query, caller)]
     if "os_hidden" not in query:
         rules.append(images.c.os_hidden.is_(False))
@@ -62,10 +66,14 @@ def matching(query: Query, caller: ImageCaller) -> list[ColumnElement[bool]]:
 def page(
     query: Query, rules: list[ColumnElement[bool]], marker: DbRow | None
 ) -> tuple[DbSelect, int]:
-    """The SELECT for one page, one row longer than its limit, and the limit. Raises 400."""
+    """Return the SELECT for one page and its limit. The SELECT returns up to one row more.
+
+    Raises:
+        HTTPBadRequest: A value of the query is invalid.
+    """
     limit = min(number_of("limit", value_of(query, "limit", str(DEFAULT_LIMIT)), 2**31), MAX_LIMIT)
-    found = paged(select(images).where(*rules), images, _sort_keys(query), marker)
-    return found.limit(limit + 1), limit
+    statement = select_page(select(images).where(*rules), images, _sort_keys(query), marker)
+    return statement.limit(limit + 1), limit
 
 
 def _filter(name: str, value: str) -> ColumnElement[bool]:
@@ -74,14 +82,14 @@ def _filter(name: str, value: str) -> ColumnElement[bool]:
             raise falcon.HTTPBadRequest(description=f"'{name}' must be true or false.")
         return images.c[name].is_(value.lower() == "true")
     if name in PLAIN:
-        wanted = value[3:].split(",") if value.startswith("in:") else [value]
-        return images.c[name].in_([word.strip('"') for word in wanted])
+        values = value[3:].split(",") if value.startswith("in:") else [value]
+        return images.c[name].in_([word.strip('"') for word in values])
     if name in ("size_min", "size_max"):
         size = number_of(name, value)
         return images.c.size >= size if name == "size_min" else images.c.size <= size
     if name in ("created_at", "updated_at"):
         verb, _, text = value.partition(":")
-        rule = compared(images.c[name], verb, text)
+        rule = compare(images.c[name], verb, text)
         return images.c[name].in_([value]) if rule is None else rule
     if name == "tag":
         return contains(images.c.tags, value)
@@ -89,8 +97,8 @@ def _filter(name: str, value: str) -> ColumnElement[bool]:
 
 
 def _visibility(query: Query, caller: ImageCaller) -> ColumnElement[bool]:
-    wanted, status = value_of(query, "visibility"), value_of(query, "member_status", "accepted")
-    if wanted not in ("", "all", "public", "private", "shared", "community"):
+    visibility, status = value_of(query, "visibility"), value_of(query, "member_status", "accepted")
+    if visibility not in ("", "all", "public", "private", "shared", "community"):
         raise falcon.HTTPBadRequest(
             description="'visibility' must be public, private, shared, community or all."
         )
@@ -99,20 +107,25 @@ def _visibility(query: Query, caller: ImageCaller) -> ColumnElement[bool]:
             description="'member_status' must be pending, accepted, rejected or all."
         )
     own = images.c.owner == caller.project_id
-    if wanted == "all":
+    if visibility == "all":
         return caller.sees()
-    if wanted:
-        seen = own if wanted in ("private", "shared") else caller.sees()
-        return and_(images.c.visibility == wanted, caller.sees() if caller.is_admin else seen)
+    if visibility:
+        readable = own if visibility in ("private", "shared") else caller.sees()
+        return and_(
+            images.c.visibility == visibility, caller.sees() if caller.is_admin else readable
+        )
     if caller.is_admin:
         return images.c.visibility != "community" if "owner" not in query else caller.sees()
-    # Other projects' community images are found by id or by asking for them: they would flood every
-    # list.
+    # Other projects' community images would flood every list. A client finds them by id or with
+    # visibility=community.
     return or_(images.c.visibility == "public", own)
 
 
 def _sort_keys(query: Query) -> list[tuple[str, bool]]:
-    """[(column, ascending)]; ends with id, so that no two images are equal."""
+    """Return pairs of column and direction (True for ascending).
+
+    The last is id, as a tie-breaker.
+    """
     keys: dict[str, bool] = {}
     for name, way in sort_words(query):
         if name not in SORTABLE or way not in ("asc", "desc", ""):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the image service. `upload` names the one upload that may finish an image in the
-state saving.
+"""The tables of the image service.
+
+`upload` names the only upload that may finish an image in the status saving.
 """
 
 from sqlalchemy import (

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image rows and their data together: the one place where an image's state changes.
+"""Image rows and their data. All changes of an image's status are in this module.
 
 queued --claim--> saving --finish--> active        any of them --remove--> gone
   ^                 |
-  +-----release-----+   (a broken or refused upload; `recover` releases after a crash)
+  +-----release-----+   (a broken or refused upload, or a crash: see `recover`)
 
-Every change names the state that it starts from in its WHERE, so of two that race one finds no row
-and is refused.
+Every change has the expected status in its WHERE, so of two concurrent changes one finds no row and
+is refused.
 """
 
 import uuid
@@ -24,20 +24,28 @@ from deploy.one_machine.services.resource import moment
 
 
 class ImageStore:
-    """Images by id, and what may happen to them."""
+    """Images by id, and their changes."""
 
     def __init__(self, database: Database, files: ImageFiles) -> None:
         self.database, self.files = database, files
 
     def find(self, caller: ImageCaller, key: str) -> DbRow:
-        """An image that the caller may see. Raises 404 also for one that they may not."""
+        """Return an image that the caller may see.
+
+        Raises:
+            HTTPNotFound: There is no such image, or the caller may not see it.
+        """
         row = self.database.first(select(images).where(images.c.id == key, caller.sees()))
         if row is None:
             raise falcon.HTTPNotFound(description=f"No image found with ID {key[:64]}.")
         return row
 
     def add(self, columns: DbValues) -> None:
-        """Store a new image. Raises 409 when its id is taken."""
+        """Store a new image.
+
+        Raises:
+            HTTPConflict: The id exists.
+        """
         now = moment()
         try:
             with self.database.write() as connection:
@@ -49,14 +57,29 @@ class ImageStore:
             ) from error
 
     def change(self, key: str, columns: DbValues, **state: object) -> bool:
-        """Set columns of an image that is in `state` (columns and values); False when it isn't."""
+        """Set columns of an image.
+
+        Args:
+            key: The image's id.
+            columns: The new values.
+            state: The expected present values of columns.
+
+        Returns:
+            False if the image does not have the expected values.
+        """
         query = update(images).where(images.c.id == key).filter_by(**state)
         with self.database.write() as connection:
             return connection.execute(query.values(updated_at=moment(), **columns)).rowcount == 1
 
     def upload(self, image: DbRow, announced: int | None, read: Callable[[int], bytes]) -> None:
-        """Give a queued image its data. Raises 409 in another state, 410 when it is deleted
-        meanwhile."""
+        """Receive the data of a queued image.
+
+        Raises:
+            HTTPBadRequest: The image has no formats, or the body is shorter than announced.
+            HTTPConflict: The image is not queued.
+            HTTPContentTooLarge: The data are too large.
+            HTTPGone: The image was deleted during the upload.
+        """
         if not (image.disk_format and image.container_format):
             raise falcon.HTTPBadRequest(
                 description="Set disk_format and container_format before uploading."
@@ -75,27 +98,33 @@ class ImageStore:
             raise
 
     def remove(self, image: DbRow) -> None:
-        """Delete an image and its data. Raises 403 for a protected one."""
+        """Delete an image and its data.
+
+        Raises:
+            HTTPForbidden: The image is protected.
+            HTTPConflict: The image was protected or deleted in between.
+        """
         if image.protected:
             raise falcon.HTTPForbidden(
                 description=f"Image {image.id} is protected and cannot be deleted."
             )
         query = delete(images).where(images.c.id == image.id, images.c.protected.is_(False))
         with self.database.write() as connection:
-            gone = connection.execute(query.returning(images.c.upload)).first()
-        if gone is None:
+            deleted_row = connection.execute(query.returning(images.c.upload)).first()
+        if deleted_row is None:
             raise falcon.HTTPConflict(description="The image was protected or deleted meanwhile.")
-        # After the commit: a crash in between leaves a file too many, never an active image without
-        # its file.
-        if gone.upload:
-            self.files.remove(gone.upload)
+        # After the commit. A crash in between leaves an unused file, and never an active image
+        # without a file.
+        if deleted_row.upload:
+            self.files.remove(deleted_row.upload)
 
     def recover(self) -> None:
-        """After a crash, before the first request: no upload is under way, so tidy up what they
-        left."""
+        """Clean up after a crash, before the first request: release unfinished uploads, remove
+        unused files.
+        """
         with self.database.write() as connection:
             saving = update(images).where(images.c.status == "saving")
             connection.execute(saving.values(status="queued", upload=None))
-            known = select(images.c.upload).where(images.c.upload.is_not(None))
-            keep = set(connection.scalars(known))
+            used_names = select(images.c.upload).where(images.c.upload.is_not(None))
+            keep = set(connection.scalars(used_names))
         self.files.sweep(keep)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small Neutron v2.0: networks, ports, security groups, routers, and for each host what it must
-wire.
+"""A small Neutron v2.0 with networks, ports, security groups and routers, and an agent on each
+host.
 
-`app.py` lists the routes; `python -m deploy.one_machine.services.network serve` runs it, `host/`
-is its part on every host. What must stay true: a request is one transaction; what hosts and the
-compute service get follows from committed rows.
+`app.py` lists the routes. `python -m deploy.one_machine.services.network serve` runs the service,
+and `host/` is its network agent for the hosts. Invariant: a request is one transaction. The data
+for hosts and the events for the compute service follow from committed rows.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m deploy.one_machine.services.network serve|host-key`: the network service's command.
 
-It validates tokens at the identity service, and sends events to the compute service, as the user
-kilonova (see deploy.one_machine.services.guard).
+As the user kilonova, the service validates tokens at the identity service and sends events to the
+compute service (see deploy.one_machine.services.guard).
 """
 
 import argparse
@@ -12,7 +12,7 @@ from pathlib import Path
 from compute_api.metadata.proxy_headers import host_key
 from deploy.one_machine.services.database import Database
 from deploy.one_machine.services.external import ComputeEvents, session_of
-from deploy.one_machine.services.guard import add_identity_options, guarded, identity_of
+from deploy.one_machine.services.guard import add_authentication, add_identity_options, identity_of
 from deploy.one_machine.services.json_types import Body
 from deploy.one_machine.services.network.app import build
 from deploy.one_machine.services.network.background import BackgroundThread
@@ -21,49 +21,49 @@ from deploy.one_machine.services.network.fabric import Fabric, NetworkSettings
 from deploy.one_machine.services.network.schema import METADATA
 from deploy.one_machine.services.web import App, add_options, before_sigterm, secret, serve
 
-#: For how long a request to the compute service may wait.
+#: Seconds until a request to the compute service fails.
 TIMEOUT_SECONDS = 10
 
 
 def main() -> None:
-    """Parse the command line and do what it says."""
+    """Parse the command line and run the command."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy.one_machine.services.network", description=__doc__
     )
     commands = parser.add_subparsers(required=True, dest="command")
-    serving = commands.add_parser("serve", help="serve until SIGTERM")
-    add_options(serving, "127.0.0.1:9696")
-    # Every host holds a thread for as long as nothing changes.
-    serving.set_defaults(threads=32)
-    serving.add_argument("--db", type=Path, required=True, metavar="FILE")
-    add_identity_options(serving)
-    serving.add_argument(
+    serve_parser = commands.add_parser("serve", help="serve until SIGTERM")
+    add_options(serve_parser, "127.0.0.1:9696")
+    # The long poll of each host holds a thread.
+    serve_parser.set_defaults(threads=32)
+    serve_parser.add_argument("--db", type=Path, required=True, metavar="FILE")
+    add_identity_options(serve_parser)
+    serve_parser.add_argument(
         "--compute-url", metavar="URL", help="of the compute service; default: from the catalogue"
     )
-    serving.add_argument(
+    serve_parser.add_argument(
         "--no-hosts", action="store_true", help="ports are wired as soon as they are bound"
     )
-    serving.add_argument(
+    serve_parser.add_argument(
         "--dns",
         type=_addresses,
         default=(),
         metavar="ADDRESS,...",
         help="the servers that hosts' DNS forwards to",
     )
-    serving.add_argument(
+    serve_parser.add_argument(
         "--vni-base", type=int, default=1, metavar="N", help="the first vxlan segment"
     )
-    serving.add_argument("--mtu", type=int, default=1450, help="the largest MTU of a network")
-    serving.add_argument(
+    serve_parser.add_argument("--mtu", type=int, default=1450, help="the largest MTU of a network")
+    serve_parser.add_argument(
         "--wait-seconds",
         type=float,
         default=NetworkSettings.wait_seconds,
         metavar="S",
         help="how long the request that makes a port waits for its host",
     )
-    showing = commands.add_parser("host-key", help="print the key of a host, for its --key-file")
-    showing.add_argument("host", metavar="NAME")
-    for command in (serving, showing):
+    key_parser = commands.add_parser("host-key", help="print the key of a host, for its --key-file")
+    key_parser.add_argument("host", metavar="NAME")
+    for command in (serve_parser, key_parser):
         command.add_argument(
             "--metadata-secret-file",
             metavar="FILE",
@@ -74,7 +74,11 @@ def main() -> None:
         print(host_key(_host_secret(options), options.host))
         return
     identity = identity_of(options)
-    serve(lambda: guarded(_start(options, identity), identity, is_open), options, lambda: None)
+    serve(
+        lambda: add_authentication(_start(options, identity), identity, is_open),
+        options,
+        lambda: None,
+    )
 
 
 def _host_secret(options: argparse.Namespace) -> str:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which addresses a port gets: those it asks for, or one of each version, and all that follow from
-its MAC address.
+"""The choice of a port's addresses.
 
-Works inside the caller's transaction, which holds the only write lock: what is free stays free
-until the commit. In a small subnet the lowest free address is given; in a large one a random one,
-so that none has to be searched.
+A port gets the requested addresses, or an address of each IP version, and all addresses that follow
+from the MAC address. The functions run in the caller's transaction, which holds the only write
+lock, so a free address stays free until the commit. A small subnet gives the lowest free address, a
+large one a random one, which needs no search.
 """
 
 import ipaddress
@@ -33,29 +33,31 @@ def free_mac(
     network_id: str,
     draw: Callable[[], bytes] = lambda: secrets.token_bytes(3),
 ) -> str:
-    """A MAC address that no port of the network has; of 1000 random ones two would be the same in 3
-    % of networks."""
+    """Return a random MAC address that no port of the network has.
+
+    Among 1000 random addresses, two would be equal in 3 % of networks.
+    """
     while True:
-        found = f"{MAC_PREFIX}:{draw().hex(':')}"
-        if not has_mac(connection, network_id, found):
-            return found
+        mac = f"{MAC_PREFIX}:{draw().hex(':')}"
+        if not has_mac(connection, network_id, mac):
+            return mac
 
 
 def has_mac(connection: Connection, network_id: str, mac: str) -> bool:
-    """Does a port of the network have it?"""
-    taken = select(schema.ports.c.id).filter_by(network_id=network_id, mac_address=mac)
-    return connection.scalar(taken) is not None
+    """True if a port of the network has this MAC address."""
+    query = select(schema.ports.c.id).filter_by(network_id=network_id, mac_address=mac)
+    return connection.scalar(query) is not None
 
 
 def subnets_of(connection: Connection, network_id: str) -> Sequence[DbRow]:
-    """The subnets of a network, oldest first."""
-    inside = select(schema.subnets).filter_by(network_id=network_id)
-    oldest_first = inside.order_by(schema.subnets.c.created_at, schema.subnets.c.id)
-    return connection.execute(oldest_first).all()
+    """Return the subnets of a network, oldest first."""
+    query = select(schema.subnets).filter_by(network_id=network_id)
+    ordered_query = query.order_by(schema.subnets.c.created_at, schema.subnets.c.id)
+    return connection.execute(ordered_query).all()
 
 
 def is_from_mac(subnet: DbRow) -> bool:
-    """Do its guests make their addresses themselves?"""
+    """True if guests in the subnet derive their addresses from their MAC addresses."""
     return subnet.ipv6_address_mode in FROM_MAC
 
 
@@ -68,80 +70,94 @@ def choose_addresses(
     *,
     router: bool = False,
 ) -> list[Fixed]:
-    """The addresses for a port; `requested` is its fixed_ips, None when it leaves the choice,
-    `keep` what it has.
+    """Return the addresses for a port.
 
-    Raises 400 for an address outside of the network, 404 for a subnet elsewhere, 409 for one in use
-    or none left.
+    Args:
+        connection: The connection of the transaction.
+        network_id: The port's network.
+        mac: The port's MAC address.
+        requested: The requested fixed_ips, or None for a default choice.
+        keep: The present addresses of the port.
+        router: True for a port of a router, which needs no addresses derived from its MAC.
+
+    Raises:
+        Fault: 400, an address or subnet does not belong to the network, or a request is empty. 409,
+            an address is in use, or no address is free.
     """
     subnets = subnets_of(connection, network_id)
     if requested is None:
-        return _default(connection, network_id, subnets, mac)
-    found: list[Fixed] = []
-    own = set(keep)
+        return _choose_default(connection, network_id, subnets, mac)
+    chosen: list[Fixed] = []
+    present = set(keep)
     for request in requested:
-        subnet = _subnet(network_id, subnets, request)
+        subnet = _find_subnet(network_id, subnets, request)
         if "ip_address" in request:
             fixed = (subnet.id, request["ip_address"])
-            _require_free(connection, network_id, subnet, fixed, own, found)
+            _require_free(connection, network_id, subnet, fixed, present, chosen)
         elif is_from_mac(subnet) and not router:
-            fixed = (subnet.id, from_mac(subnet.cidr, mac))
+            fixed = (subnet.id, derive_from_mac(subnet.cidr, mac))
         else:
-            mine = (fixed for fixed in own if fixed[0] == subnet.id and fixed not in found)
-            fixed = next(mine, None) or _free(connection, subnet, [one for _, one in found])
-        found.append(fixed)
-    # A router's advertisement makes every guest on the network take such an address, requested or
+            reusable = (fixed for fixed in present if fixed[0] == subnet.id and fixed not in chosen)
+            fixed = next(reusable, None) or _choose_free(
+                connection, subnet, [address for _, address in chosen]
+            )
+        chosen.append(fixed)
+    # After a router's advertisement, every guest on the network takes such an address, requested or
     # not.
-    given = {key for key, _ in found}
+    subnet_ids = {key for key, _ in chosen}
     if requested and not router:
-        found += [fixed for fixed in _from_mac(subnets, mac) if fixed[0] not in given]
-    return found
+        chosen += [
+            fixed for fixed in _list_mac_addresses(subnets, mac) if fixed[0] not in subnet_ids
+        ]
+    return chosen
 
 
 def store(connection: Connection, port_id: str, fixed: Sequence[Fixed]) -> None:
-    """Write down that the port has these addresses."""
+    """Insert the addresses of a port."""
     rows = [{"subnet_id": key, "address": address, "port_id": port_id} for key, address in fixed]
     if rows:
         connection.execute(insert(ADDRESSES), rows)
 
 
-def from_mac(cidr: str, mac: str) -> str:
-    """The address that a guest with this MAC makes for itself in a subnet (EUI-64)."""
+def derive_from_mac(cidr: str, mac: str) -> str:
+    """Return the address that a guest with this MAC derives for a subnet (EUI-64)."""
     octets = bytes.fromhex(mac.replace(":", ""))
     interface = bytes([octets[0] ^ 2]) + octets[1:3] + b"\xff\xfe" + octets[3:]
     return str(ipaddress.ip_network(cidr)[int.from_bytes(interface, "big")])
 
 
-def _default(
+def _choose_default(
     connection: Connection, network_id: str, subnets: Sequence[DbRow], mac: str
 ) -> list[Fixed]:
-    found: list[Fixed] = []
+    chosen: list[Fixed] = []
     for version in (4, 6):
-        alike = [subnet for subnet in subnets if subnet.ip_version == version]
-        managed = [subnet for subnet in alike if not is_from_mac(subnet)]
+        same_version = [subnet for subnet in subnets if subnet.ip_version == version]
+        managed = [subnet for subnet in same_version if not is_from_mac(subnet)]
         for subnet in managed:
-            if (address := _lowest(connection, subnet, ())) is not None:
-                found.append((subnet.id, address))
+            if (address := _find_free_address(connection, subnet, ())) is not None:
+                chosen.append((subnet.id, address))
                 break
         else:
             if managed:
                 raise fault("IpAddressGenerationFailure", network=network_id)
-    return found + _from_mac(subnets, mac)
+    return chosen + _list_mac_addresses(subnets, mac)
 
 
-def _from_mac(subnets: Sequence[DbRow], mac: str) -> list[Fixed]:
-    return [(subnet.id, from_mac(subnet.cidr, mac)) for subnet in subnets if is_from_mac(subnet)]
+def _list_mac_addresses(subnets: Sequence[DbRow], mac: str) -> list[Fixed]:
+    return [
+        (subnet.id, derive_from_mac(subnet.cidr, mac)) for subnet in subnets if is_from_mac(subnet)
+    ]
 
 
-def _subnet(network_id: str, subnets: Sequence[DbRow], request: Body) -> DbRow:
+def _find_subnet(network_id: str, subnets: Sequence[DbRow], request: Body) -> DbRow:
     address, key = request.get("ip_address"), request.get("subnet_id")
     if not address and not key:
         raise invalid("IP allocation requires subnet_id or ip_address")
-    meant = [subnet for subnet in subnets if not key or subnet.id == key]
-    if key and not meant:
+    candidates = [subnet for subnet in subnets if not key or subnet.id == key]
+    if key and not candidates:
         why = f"because fixed_ips included invalid subnet {key}"
         raise invalid(f"Failed to create port on network {network_id}, {why}")
-    for subnet in meant:
+    for subnet in candidates:
         if not address or ipaddress.ip_address(address) in ipaddress.ip_network(subnet.cidr):
             return subnet
     if key:
@@ -154,26 +170,28 @@ def _require_free(
     network_id: str,
     subnet: DbRow,
     fixed: Fixed,
-    own: set[Fixed],
-    found: Sequence[Fixed],
+    present: set[Fixed],
+    chosen: Sequence[Fixed],
 ) -> None:
     network, address = ipaddress.ip_network(subnet.cidr), ipaddress.ip_address(fixed[1])
     if network.version == 4 and network.prefixlen < 31 and address in (network[0], network[-1]):
         raise fault("InvalidIpForSubnet", ip=fixed[1], subnet=subnet.id)
-    taken = select(ADDRESSES.c.port_id).filter_by(subnet_id=fixed[0], address=fixed[1])
-    if fixed in found or (fixed not in own and connection.scalar(taken) is not None):
+    query = select(ADDRESSES.c.port_id).filter_by(subnet_id=fixed[0], address=fixed[1])
+    if fixed in chosen or (fixed not in present and connection.scalar(query) is not None):
         raise fault("IpAddressInUse", network=network_id, ip=fixed[1])
 
 
-def _free(connection: Connection, subnet: DbRow, reserved: Iterable[str]) -> Fixed:
-    address = _lowest(connection, subnet, reserved)
+def _choose_free(connection: Connection, subnet: DbRow, reserved: Iterable[str]) -> Fixed:
+    address = _find_free_address(connection, subnet, reserved)
     if address is None:
         raise fault("IpAddressGenerationFailure", network=subnet.network_id)
     return subnet.id, address
 
 
-def _lowest(connection: Connection, subnet: DbRow, reserved: Iterable[str]) -> str | None:
-    """An address of the subnet's pools that nobody has; None when there is none."""
+def _find_free_address(
+    connection: Connection, subnet: DbRow, reserved: Iterable[str]
+) -> str | None:
+    """Return a free address from the subnet's pools, or None."""
     pools = [
         (int(ipaddress.ip_address(pool["start"])), int(ipaddress.ip_address(pool["end"])))
         for pool in subnet.allocation_pools
@@ -188,8 +206,10 @@ def _lowest(connection: Connection, subnet: DbRow, reserved: Iterable[str]) -> s
             if guess not in taken:
                 return guess
     taken.update(connection.scalars(query))
-    every = map(str, map(make, chain.from_iterable(range(low, up + 1) for low, up in pools)))
-    return next((address for address in every if address not in taken), None)
+    all_addresses = map(
+        str, map(make, chain.from_iterable(range(low, high + 1) for low, high in pools))
+    )
+    return next((address for address in all_addresses if address not in taken), None)
 
 
 def _nth(pools: Sequence[tuple[int, int]], place: int) -> int:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/agents: the hosts' parts as agents, for admins to see which are alive;
-/v2.0/network-ip-availabilities/{key}."""
+"""/v2.0/agents for admins, and /v2.0/network-ip-availabilities/{key}."""
 
 import json
 import uuid
@@ -21,25 +20,23 @@ from deploy.one_machine.services.schemas import TRUTHS
 from deploy.one_machine.services.web import answer
 
 AGENT_TYPE, BINARY = "Linux bridge agent", "kilonova-network-host"
-#: Makes the id of an agent from its host's name, for ever the same.
+#: The namespace that makes a constant id of an agent from the host's name.
 AGENT_NAMESPACE = uuid.UUID("8c1d6a0e-6f0f-4f5e-9a3e-3f0b6b0f6b55")
 
 
 class NetworkAgents(Handler[Fabric]):
-    """GET /v2.0/agents."""
-
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         req.context.caller.require_admin("(rule:get_agent)")
         rows = self._service.database.rows(select(schema.hosts).order_by(schema.hosts.c.name))
-        found = [self._show(row) for row in rows]
+        agents = [self._show(row) for row in rows]
         for name in req.params.keys() - set(NOT_FILTERS):
             wanted = [TRUTHS.get(value.lower(), value) for value in values_of(req.params, name)]
-            found = [agent for agent in found if agent.get(name) in wanted]
-        answer(resp, {"agents": found})
+            agents = [agent for agent in agents if agent.get(name) in wanted]
+        answer(resp, {"agents": agents})
 
     def _show(self, row: DbRow) -> Body:
         silence = self._service.hosts.silence(row.name)
-        heard = datetime.now(UTC) - timedelta(seconds=silence or 0)
+        last_contact = datetime.now(UTC) - timedelta(seconds=silence or 0)
         created = row.created_at.replace("T", " ").rstrip("Z")
         return {
             "id": str(uuid.uuid5(AGENT_NAMESPACE, row.name)),
@@ -53,7 +50,7 @@ class NetworkAgents(Handler[Fabric]):
             "created_at": created,
             "started_at": created,
             "description": None,
-            "heartbeat_timestamp": heard.strftime("%Y-%m-%d %H:%M:%S"),
+            "heartbeat_timestamp": last_contact.strftime("%Y-%m-%d %H:%M:%S"),
             "resources_synced": None,
             "configurations": {
                 "tunneling_ip": row.tunnel_address,
@@ -63,20 +60,19 @@ class NetworkAgents(Handler[Fabric]):
 
 
 class IpAvailability(Handler[Fabric]):
-    """GET /v2.0/network-ip-availabilities/{key}: how many addresses a network has, and how many of
-    them ports hold."""
+    """GET /v2.0/network-ip-availabilities/{key}: numbers of all and of used addresses."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         req.context.caller.require_admin("(rule:get_network_ip_availability)")
-        networks, subnets, held = schema.networks, schema.subnets, schema.addresses
-        used = select(func.count()).where(held.c.subnet_id == subnets.c.id).scalar_subquery()
-        inside = select(subnets, used.label("used")).where(subnets.c.network_id == key)
+        networks, subnets, addresses = schema.networks, schema.subnets, schema.addresses
+        used = select(func.count()).where(addresses.c.subnet_id == subnets.c.id).scalar_subquery()
+        query = select(subnets, used.label("used")).where(subnets.c.network_id == key)
         with self._service.database.read() as connection:
             row = connection.execute(select(networks).where(networks.c.id == key)).first()
             if row is None:
                 raise fault("NetworkNotFound", id=key)
             parts = [
-                _availability(one) for one in connection.execute(inside.order_by(subnets.c.id))
+                _availability(subnet) for subnet in connection.execute(query.order_by(subnets.c.id))
             ]
         body = {
             "network_id": row.id,

@@ -38,7 +38,7 @@ RESOURCES = (
 
 
 def build(fabric: Fabric) -> App:
-    """The application by itself: it believes the headers that the middleware sets."""
+    """Return the app without keystonemiddleware. The app trusts the headers of the middleware."""
     app = application([HeaderAuthentication(is_open, NetworkCaller)])
     app.set_error_serializer(write_error)
     extensions, quotas = NetworkExtensions(), NetworkQuotas(fabric)
@@ -61,7 +61,7 @@ def build(fabric: Fabric) -> App:
     app.add_route("/v2.0/ports/{key}/bindings/{host}/activate", bindings, suffix="activate")
     app.add_route("/v2.0/agents", NetworkAgents(fabric))
     app.add_route("/v2.0/network-ip-availabilities/{key}", IpAvailability(fabric))
-    for one in RESOURCES:
-        app.add_route(f"/v2.0/{one.plural}", Collection(fabric, one))
-        app.add_route(f"/v2.0/{one.plural}/{{key}}", PutItem(fabric, one))
+    for resource in RESOURCES:
+        app.add_route(f"/v2.0/{resource.plural}", Collection(fabric, resource))
+        app.add_route(f"/v2.0/{resource.plural}/{{key}}", PutItem(fabric, resource))
     return app

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attributes of Neutron's resources: their JSON schemas, defaults, and who may set them."""
+"""The attributes of Neutron's resources: JSON schemas, defaults, and permissions to set them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,50 +32,71 @@ ZONES = array(one_of("nova"), 1)
 
 
 def number(minimum: int, maximum: int) -> Document:
-    """A whole number, also as a string."""
+    """Return the schema of an integer, which may also be a string."""
     return integer(minimum, maximum, format="integer")
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """One attribute of a resource."""
+    """An attribute of a resource.
+
+    Attributes:
+        schema: The JSON schema of the value.
+        default: The value in a new object. REQUIRED if the request must have a value, UNSET if the
+            resource decides.
+        post: True if a create request may contain the attribute.
+        put: True if changes are permitted.
+        admin: True if only an admin may give a value that is not the default.
+        hidden: True if only an admin sees the attribute.
+        column: The column, or "" if it is that of the attribute's name.
+    """
 
     schema: Document
-    #: of a new one; REQUIRED when it must be given, UNSET when the resource decides
     default: JsonValue = UNSET
-    post: bool = True  #: may be given when it is made
-    put: bool = True  #: may be changed
-    admin: bool = False  #: only an admin may give another value than the default
-    hidden: bool = False  #: only an admin sees it
-    column: str = ""  #: where it is stored, if not under its own name
+    post: bool = True
+    put: bool = True
+    admin: bool = False
+    hidden: bool = False
+    column: str = ""
 
 
 class Attributes(dict[str, Attribute]):
-    """Those of one resource."""
+    """The attributes of a resource."""
 
     @cached_property
     def schema(self) -> BodySchema:
-        """Of a body that holds any of them."""
+        """The schema of a body with any of the attributes."""
         return BodySchema(mapping({name: attribute.schema for name, attribute in self.items()}))
 
-    def checked(self, body: object, name: str, caller: NetworkCaller, *, new: bool) -> Body:
-        """A body, filled up with defaults if it is new. Raises 400 naming the attribute, 403 for an
-        admin's."""
+    def validate(self, body: object, name: str, caller: NetworkCaller, *, new: bool) -> Body:
+        """Return a body in its canonical form. A new object gets default values.
+
+        Args:
+            body: The body.
+            name: The name of the resource in errors.
+            caller: The caller.
+            new: True for a new object, False for a change.
+
+        Raises:
+            Fault: 400, an attribute is missing or not allowed. 403, an attribute is reserved for
+                admins.
+            HTTPBadRequest: The body does not match the schema.
+        """
         if isinstance(body, dict) and body.get("tenant_id") == body.get(
             "project_id", body.get("tenant_id")
         ):
             body = dict(body)
             if "tenant_id" in body:
                 body["project_id"] = body.pop("tenant_id")
-        given: Body = self.schema.checked(body, name)
+        values: Body = self.schema.validate(body, name)
         for key, attribute in self.items():
             why = ""
-            if key in given:
+            if key in values:
                 if new and not attribute.post:
                     why = f"Attribute '{key}' not allowed in POST"
                 elif not new and not attribute.put:
                     why = f"Cannot update read-only attribute {key}"
-                elif attribute.admin and not (new and given[key] == attribute.default):
+                elif attribute.admin and not (new and values[key] == attribute.default):
                     caller.require_admin(f"(rule:{'create' if new else 'update'}_{name}:{key})")
             elif new and attribute.default is REQUIRED:
                 why = f"Failed to parse request. Required attribute '{key}' not specified"
@@ -86,10 +107,10 @@ class Attributes(dict[str, Attribute]):
             for key, attribute in self.items()
             if new and attribute.default is not UNSET
         }
-        return defaults | given
+        return defaults | values
 
 
-#: What nearly every resource has.
+#: The attributes of most resources.
 STANDARD = {
     "name": Attribute(NAME, ""),
     "description": Attribute(NAME, ""),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thread beside the requests: sends events to the compute service, gives routers of dead hosts
-to living ones.
+"""The background thread: sends events to the compute service, moves routers away from dead hosts.
 
-Events are sent in the order of their commits. Those that the compute service refuses for good (it
-does not know the server any more) are dropped; while it is away they wait, for an hour at most.
+Events are sent in the order of their commits. Events that the compute service refuses for good, for
+example because the server is deleted, are dropped. While the compute service is unavailable, events
+are kept for an hour.
 """
 
 import logging
@@ -22,18 +22,19 @@ from deploy.one_machine.services.network.schema import events
 LOG = logging.getLogger("standalone.network")
 BATCH_SIZE, KEEP_SECONDS = 100, 3600
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0
-CHECK_SECONDS = 1.0  # between looks for routers without a living host
+# Seconds between two checks for routers without a living host.
+CHECK_SECONDS = 1.0
 
 
 class EventReceiver(Protocol):
-    """The compute service (external.ComputeEvents)."""
+    """The compute service, as external.ComputeEvents."""
 
     def send_events(self, events: Collection[Mapping[str, str]]) -> bool:
         """Return True if the events were accepted or refused for good, False to send them again."""
 
 
 class BackgroundThread:
-    """Runs as long as the process does."""
+    """The thread of the process for events and routers."""
 
     def __init__(self, fabric: Fabric, receiver: EventReceiver) -> None:
         self._fabric, self._receiver = fabric, receiver
@@ -41,11 +42,11 @@ class BackgroundThread:
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def end(self) -> None:
-        """Release the requests that wait for hosts, and the thread: the process is about to end."""
+        """Stop the thread and answer the requests that wait for hosts."""
         self._fabric.hosts.end()
         self._ending.set()
 
@@ -70,7 +71,11 @@ class BackgroundThread:
 def send_events(
     fabric: Fabric, receiver: EventReceiver, now: Callable[[], float] = time.time
 ) -> bool:
-    """Send all events, the oldest first; False when some were not accepted."""
+    """Send all events, oldest first.
+
+    Returns:
+        False if some were not accepted.
+    """
     while True:
         with fabric.database.read() as connection:
             rows = connection.execute(select(events).order_by(events.c.id).limit(BATCH_SIZE)).all()
@@ -94,7 +99,8 @@ def _send(rows: Sequence[DbRow], receiver: EventReceiver, now: Callable[[], floa
         | ({"tag": row.tag} if row.tag else {})
         for row in fresh
     ]
-    # An event makes its receiver look again and says nothing of what there is to see: of equal ones
-    # the last suffices.
-    last = {tuple(sorted(event.items())): place for place, event in enumerate(batch)}
-    return not fresh or receiver.send_events([batch[place] for place in sorted(last.values())])
+    # An event only makes the receiver read the state again, so the last of equal events suffices.
+    last_places = {tuple(sorted(event.items())): place for place, event in enumerate(batch)}
+    return not fresh or receiver.send_events(
+        [batch[place] for place in sorted(last_places.values())]
+    )

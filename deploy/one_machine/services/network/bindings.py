@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place of a port: bound to a host it is wired there, and ACTIVE once that host has applied a
-revision with it.
+"""Bindings of ports to hosts.
 
-`bind` is the one place that decides what a binding means. A host without a living host part fails
-the binding; without hosts altogether (`--no-hosts`) every binding is good at once. A port may have
-more, inactive bindings (port_bindings.py): it is wired on those hosts too.
+A port that is bound to a host is wired there. It becomes ACTIVE once the host has applied a
+revision with the port. Only `bind` decides the result of a binding. The binding fails if the host
+has no living network agent. Without hosts (`--no-hosts`) every binding succeeds at once. A port may
+have more, inactive bindings (port_bindings.py), and is wired on those hosts too.
 """
 
 from sqlalchemy import ColumnElement, delete, select
@@ -17,12 +17,14 @@ from deploy.one_machine.services.resource import Body
 
 ROUTER_OWNERS = ("network:router_interface", "network:router_gateway")
 UNBOUND: DbValues = {"host": "", "vif_type": "unbound", "status": "DOWN", "bound_at": 0}
-"""The columns of a port that is nowhere."""
+"""The columns of a port without a host."""
 
 
 def bind(change: Change, host: str, is_up: bool = True) -> Body:
-    """The columns of a port that is bound to `host` by this change; its maker waits for the
-    host."""
+    """Return the columns of a port that this change binds to `host`.
+
+    The request then waits for the host with `Fabric.settle`.
+    """
     if not change.fabric.settings.has_hosts:
         return {
             "host": host,
@@ -38,20 +40,22 @@ def bind(change: Change, host: str, is_up: bool = True) -> Body:
 
 
 def bind_to_carrier(change: Change, host: str) -> Body:
-    """The columns of a router's port: bound to the host that carries the router, if it has one or
-    needs none."""
+    """Return the columns of a router's port, bound to the host that carries the router.
+
+    Without such a host nothing is bound, unless the cloud has no hosts.
+    """
     return bind(change, host) if host or not change.fabric.settings.has_hosts else {}
 
 
-def shown_binding(row: DbValues) -> Body:
-    """What only admins and services see of a port."""
+def view_binding(row: DbValues) -> Body:
+    """Return the fields of a port that only admins and services see."""
     is_bound = row["vif_type"] == "bridge"
     details = {"port_filter": True, "bridge_name": bridge(row["network_id"])} if is_bound else {}
     return {"binding:vif_type": row["vif_type"], "binding:vif_details": details}
 
 
-def withdraw(change: Change, port_id: str, *rules: ColumnElement[bool]) -> None:
-    """Give the inactive bindings of a port up, all or those that meet `rules`."""
+def remove_inactive_bindings(change: Change, port_id: str, *rules: ColumnElement[bool]) -> None:
+    """Remove the inactive bindings of a port that meet `rules`."""
     inactive, arrivals = schema.inactive_bindings, schema.arrivals
     hosts = change.scalars(
         delete(inactive).where(inactive.c.port_id == port_id, *rules).returning(inactive.c.host)
@@ -65,11 +69,11 @@ def withdraw(change: Change, port_id: str, *rules: ColumnElement[bool]) -> None:
 
 
 def is_of_server(row: DbRow) -> bool:
-    """Is this the port of a server?"""
+    """True if the port belongs to a server."""
     return bool(row.device_id) and row.device_owner.startswith("compute:")
 
 
 def notify_changed(change: Change, row: DbRow) -> None:
-    """The compute service looks again at what it knows of this port."""
+    """Send the compute service an event, so that it reads the port again."""
     if is_of_server(row):
         change.add_event("network-changed", row.device_id, row.id)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one host must wire, computed whole from the rows of one moment: networks, ports, groups,
-routers.
+"""The description of a host: the networks, ports, groups and routers that the host must wire.
 
-Called in the read transaction that also reads the host's revision. Nothing is remembered between
-two calls, so a crash or a restart anywhere leaves nothing out. A fixed number of queries, whatever
-the host holds. A port is wired alike wherever it has a binding, active or not: a guest that is
-moved while it runs finds all of it where it arrives, and its first frame there tells the bridges
-and tunnels of all hosts the new way.
+The description is computed as a whole in the read transaction that also reads the host's revision.
+There is no cache, so nothing is missing after a crash or restart. The number of queries does not
+depend on the number of objects. A port is wired in the same way on each host where it has a
+binding, active or not. A live-migrated guest therefore finds a wired port at the destination, and
+the first frame there redirects the bridges and tunnels of all hosts.
 """
 
 import ipaddress
@@ -21,74 +20,89 @@ from deploy.one_machine.services.network.bindings import ROUTER_OWNERS
 from deploy.one_machine.services.network.host.names import tap
 from deploy.one_machine.services.resource import Body, Transaction
 
-PORTS, PLACES, HELD, GROUPS = schema.ports, schema.PLACES, schema.addresses, schema.port_groups
+PORTS, PLACES, ADDRESSES, GROUPS = schema.ports, schema.PLACES, schema.addresses, schema.port_groups
 RULES, HOSTS, FLOATING = schema.security_group_rules, schema.hosts, schema.floating_ips
 ARRIVALS = schema.arrivals
 Addresses = dict[str, list[DbRow]]
 
 
 def describe(connection: Connection, host: DbRow, dns: Sequence[str]) -> Body:
-    """The description for this host (its row)."""
-    read = Transaction(connection)
-    here = select(PLACES.c.port_id).where(PLACES.c.host == host.name)
-    ports = read.rows(select(PORTS).where(PORTS.c.id.in_(here)))
-    plugged = [port for port in ports if port.device_owner not in ROUTER_OWNERS]
-    routed = [port for port in ports if port.device_owner in ROUTER_OWNERS]
-    known = {port.network_id for port in ports}
-    rule: ColumnElement[bool] = schema.networks.c.id.in_(known)
+    """Return the description for a host.
+
+    Args:
+        connection: The connection of the read transaction.
+        host: The row of the host.
+        dns: The operator's DNS servers.
+    """
+    transaction = Transaction(connection)
+    local_port_ids = select(PLACES.c.port_id).where(PLACES.c.host == host.name)
+    ports = transaction.rows(select(PORTS).where(PORTS.c.id.in_(local_port_ids)))
+    guest_ports = [port for port in ports if port.device_owner not in ROUTER_OWNERS]
+    router_ports = [port for port in ports if port.device_owner in ROUTER_OWNERS]
+    network_ids = {port.network_id for port in ports}
+    rule: ColumnElement[bool] = schema.networks.c.id.in_(network_ids)
     if host.external_gateway:
         rule = or_(rule, schema.networks.c.external)
-    networks = read.rows(select(schema.networks).where(rule))
-    known = {network.id for network in networks}
-    inside = select(schema.subnets).where(schema.subnets.c.network_id.in_(known))
-    subnets = {row.id: row for row in read.rows(inside)}
+    networks = transaction.rows(select(schema.networks).where(rule))
+    network_ids = {network.id for network in networks}
+    subnet_query = select(schema.subnets).where(schema.subnets.c.network_id.in_(network_ids))
+    subnets = {row.id: row for row in transaction.rows(subnet_query)}
     dhcp = PORTS.c.device_owner == "network:dhcp"
-    servers = read.rows(select(PORTS).where(PORTS.c.network_id.in_(known), dhcp))
-    held = _addresses(connection, [port.id for port in [*ports, *servers]])
-    arrived = read.scalars(select(ARRIVALS.c.port_id).where(ARRIVALS.c.host == host.name))
-    groups = _groups_of(connection, [port.id for port in plugged if port.port_security_enabled])
+    servers = transaction.rows(select(PORTS).where(PORTS.c.network_id.in_(network_ids), dhcp))
+    addresses = _addresses(connection, [port.id for port in [*ports, *servers]])
+    arrived_ids = transaction.scalars(
+        select(ARRIVALS.c.port_id).where(ARRIVALS.c.host == host.name)
+    )
+    groups = _find_group_ids(
+        connection, [port.id for port in guest_ports if port.port_security_enabled]
+    )
     return {
         "revision": host.changed,
         "host": host.name,
         "dns": list(dns),
-        "networks": _networks(networks, subnets, held, servers, _peers(connection, host, networks)),
+        "networks": _networks(
+            networks, subnets, addresses, servers, _find_peers(connection, host, networks)
+        ),
         "ports": {
-            port.id: _port(port, held, groups[port.id], port.id in arrived) for port in plugged
+            port.id: _port(port, addresses, groups[port.id], port.id in arrived_ids)
+            for port in guest_ports
         },
         "groups": _groups(connection, {group for ids in groups.values() for group in ids}),
-        "routers": _routers(connection, host, routed, held, subnets),
+        "routers": _routers(connection, host, router_ports, addresses, subnets),
     }
 
 
 def _addresses(connection: Connection, keys: list[str]) -> Addresses:
-    found: Addresses = defaultdict(list)
-    theirs = select(HELD).where(HELD.c.port_id.in_(keys)).order_by(HELD.c.address)
-    for row in connection.execute(theirs):
-        found[row.port_id].append(row)
-    return found
+    addresses: Addresses = defaultdict(list)
+    query = select(ADDRESSES).where(ADDRESSES.c.port_id.in_(keys)).order_by(ADDRESSES.c.address)
+    for row in connection.execute(query):
+        addresses[row.port_id].append(row)
+    return addresses
 
 
-def _groups_of(connection: Connection, keys: list[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
-    theirs = select(GROUPS).where(GROUPS.c.port_id.in_(keys)).order_by(GROUPS.c.group_id)
-    for row in connection.execute(theirs):
-        found[row.port_id].append(row.group_id)
-    return found
+def _find_group_ids(connection: Connection, keys: list[str]) -> dict[str, list[str]]:
+    group_ids: dict[str, list[str]] = defaultdict(list)
+    query = select(GROUPS).where(GROUPS.c.port_id.in_(keys)).order_by(GROUPS.c.group_id)
+    for row in connection.execute(query):
+        group_ids[row.port_id].append(row.group_id)
+    return group_ids
 
 
-def _peers(connection: Connection, host: DbRow, networks: Sequence[DbRow]) -> dict[str, list[str]]:
-    """network -> tunnel addresses of the other hosts that have it."""
-    reached = HOSTS.c.tunnel_address.is_not(None)
-    others = connection.execute(select(HOSTS).where(HOSTS.c.name != host.name, reached)).all()
+def _find_peers(
+    connection: Connection, host: DbRow, networks: Sequence[DbRow]
+) -> dict[str, list[str]]:
+    """Return the tunnel addresses of the other hosts of each network."""
+    has_tunnel = HOSTS.c.tunnel_address.is_not(None)
+    others = connection.execute(select(HOSTS).where(HOSTS.c.name != host.name, has_tunnel)).all()
     rule = PLACES.c.network_id.in_([network.id for network in networks])
     places = select(PLACES.c.network_id, PLACES.c.host).distinct().where(rule)
-    there = {(row.network_id, row.host) for row in connection.execute(places)}
+    pairs = {(row.network_id, row.host) for row in connection.execute(places)}
     return {
         network.id: sorted(
             {
                 other.tunnel_address
                 for other in others
-                if (network.id, other.name) in there
+                if (network.id, other.name) in pairs
                 or (network.external and other.external_gateway)
             }
         )
@@ -99,11 +113,11 @@ def _peers(connection: Connection, host: DbRow, networks: Sequence[DbRow]) -> di
 def _networks(
     networks: Sequence[DbRow],
     subnets: dict[str, DbRow],
-    held: Addresses,
+    port_addresses: Addresses,
     servers: Iterable[DbRow],
     peers: dict[str, list[str]],
 ) -> Body:
-    found: dict[str, Body] = {
+    result: dict[str, Body] = {
         row.id: {
             "vni": row.vni,
             "mtu": row.mtu,
@@ -115,10 +129,10 @@ def _networks(
         for row in networks
     }
     for server in servers:
-        addresses = [_with_prefix(address, subnets) for address in held[server.id]]
-        found[server.network_id]["dhcp"] = {"mac": server.mac_address, "addresses": addresses}
+        addresses = [_with_prefix(address, subnets) for address in port_addresses[server.id]]
+        result[server.network_id]["dhcp"] = {"mac": server.mac_address, "addresses": addresses}
     for row in subnets.values():
-        found[row.network_id]["subnets"][row.id] = {
+        result[row.network_id]["subnets"][row.id] = {
             "cidr": row.cidr,
             "gateway": row.gateway_ip,
             "dhcp": row.enable_dhcp,
@@ -126,17 +140,17 @@ def _networks(
             "routes": row.host_routes,
             "ipv6_mode": row.ipv6_ra_mode or row.ipv6_address_mode,
         }
-    return found
+    return result
 
 
-def _port(row: DbRow, held: Addresses, groups: list[str], arrived: bool) -> Body:
+def _port(row: DbRow, port_addresses: Addresses, groups: list[str], arrived: bool) -> Body:
     return {
         "network": row.network_id,
         "mac": row.mac_address,
         "device": tap(row.id),
-        "addresses": [{"address": one.address} for one in held[row.id]],
+        "addresses": [{"address": item.address} for item in port_addresses[row.id]],
         "allowed_pairs": [
-            {"mac_address": row.mac_address} | one for one in row.allowed_address_pairs
+            {"mac_address": row.mac_address} | item for item in row.allowed_address_pairs
         ],
         "security": row.port_security_enabled,
         "groups": groups,
@@ -148,14 +162,13 @@ def _port(row: DbRow, held: Addresses, groups: list[str], arrived: bool) -> Body
     }
 
 
-def _groups(connection: Connection, used: set[str]) -> Body:
-    """The groups of local ports with their rules, and those that the rules name, with their
-    members."""
+def _groups(connection: Connection, local_groups: set[str]) -> Body:
+    """Return the local ports' groups with their rules, and remote groups with their members."""
     rules: dict[str, list[Body]] = defaultdict(list)
-    named: set[str] = set()
-    theirs = select(RULES).where(RULES.c.security_group_id.in_(used)).order_by(RULES.c.id)
-    for row in connection.execute(theirs):
-        named |= {row.remote_group_id} - {None}
+    remote_groups: set[str] = set()
+    query = select(RULES).where(RULES.c.security_group_id.in_(local_groups)).order_by(RULES.c.id)
+    for row in connection.execute(query):
+        remote_groups |= {row.remote_group_id} - {None}
         rules[row.security_group_id].append(
             {
                 "direction": row.direction,
@@ -167,81 +180,89 @@ def _groups(connection: Connection, used: set[str]) -> Body:
                 "remote_group": row.remote_group_id,
             }
         )
-    members = _members(connection, named)
+    members = _members(connection, remote_groups)
     return {
         group: {"rules": rules[group], "members": sorted(members[group])}
-        for group in sorted(used | named)
+        for group in sorted(local_groups | remote_groups)
     }
 
 
 def _members(connection: Connection, groups: Iterable[str]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = defaultdict(set)
+    members: dict[str, set[str]] = defaultdict(set)
     of_groups = GROUPS.c.group_id.in_(groups)
-    held = select(GROUPS.c.group_id, HELD.c.address).where(HELD.c.port_id == GROUPS.c.port_id)
-    for group, address in connection.execute(held.where(of_groups)):
-        found[group].add(address)
-    allowed = select(GROUPS.c.group_id, PORTS.c.allowed_address_pairs).join_from(GROUPS, PORTS)
+    query = select(GROUPS.c.group_id, ADDRESSES.c.address).where(
+        ADDRESSES.c.port_id == GROUPS.c.port_id
+    )
+    for group, address in connection.execute(query.where(of_groups)):
+        members[group].add(address)
+    pairs_query = select(GROUPS.c.group_id, PORTS.c.allowed_address_pairs).join_from(GROUPS, PORTS)
     for group, pairs in connection.execute(
-        allowed.where(of_groups, PORTS.c.allowed_address_pairs != [])
+        pairs_query.where(of_groups, PORTS.c.allowed_address_pairs != [])
     ):
-        found[group].update(_plain(pair["ip_address"]) for pair in pairs)
-    return found
+        members[group].update(_strip_prefix_length(pair["ip_address"]) for pair in pairs)
+    return members
 
 
 def _routers(
     connection: Connection,
     host: DbRow,
     ports: Sequence[DbRow],
-    held: Addresses,
+    port_addresses: Addresses,
     subnets: dict[str, DbRow],
 ) -> Body:
-    mine = select(schema.routers).filter_by(host=host.name, admin_state_up=True)
-    routers = connection.execute(mine).all()
+    router_query = select(schema.routers).filter_by(host=host.name, admin_state_up=True)
+    routers = connection.execute(router_query).all()
     floating: dict[str, list[Body]] = defaultdict(list)
-    theirs = FLOATING.c.router_id.in_([one.id for one in routers])
+    of_routers = FLOATING.c.router_id.in_([router_row.id for router_row in routers])
     for row in connection.execute(
-        select(FLOATING).where(theirs, FLOATING.c.fixed_ip_address.is_not(None))
+        select(FLOATING).where(of_routers, FLOATING.c.fixed_ip_address.is_not(None))
     ):
         floating[row.router_id].append(
             {"floating": row.floating_ip_address, "fixed": row.fixed_ip_address}
         )
-    found: Body = {}
+    result: Body = {}
     for router in routers:
-        own = [port for port in ports if port.device_id == router.id]
-        gateway = next((port for port in own if port.device_owner == ROUTER_OWNERS[1]), None)
-        found[router.id] = {
-            "external": None if gateway is None else _external(gateway, router, held, subnets),
+        router_ports = [port for port in ports if port.device_id == router.id]
+        gateway = next(
+            (port for port in router_ports if port.device_owner == ROUTER_OWNERS[1]), None
+        )
+        result[router.id] = {
+            "external": None
+            if gateway is None
+            else _external(gateway, router, port_addresses, subnets),
             "interfaces": [
                 {
                     "network": port.network_id,
                     "mac": port.mac_address,
                     "address": _with_prefix(address, subnets),
                 }
-                for port in own
+                for port in router_ports
                 if port is not gateway
-                for address in held[port.id]
+                for address in port_addresses[port.id]
             ],
             "floating": floating[router.id],
             "routes": router.routes,
         }
-    return found
+    return result
 
 
-def _external(port: DbRow, router: DbRow, held: Addresses, subnets: dict[str, DbRow]) -> Body:
-    gateways = [subnets[address.subnet_id].gateway_ip for address in held[port.id]]
+def _external(
+    port: DbRow, router: DbRow, port_addresses: Addresses, subnets: dict[str, DbRow]
+) -> Body:
+    gateways = [subnets[address.subnet_id].gateway_ip for address in port_addresses[port.id]]
     return {
         "network": port.network_id,
         "mac": port.mac_address,
         "snat": router.enable_snat,
-        "addresses": [_with_prefix(address, subnets) for address in held[port.id]],
+        "addresses": [_with_prefix(address, subnets) for address in port_addresses[port.id]],
         "gateway": next((gateway for gateway in gateways if gateway), None),
     }
 
 
-def _with_prefix(held: DbRow, subnets: dict[str, DbRow]) -> str:
-    return f"{held.address}/{ipaddress.ip_network(subnets[held.subnet_id].cidr).prefixlen}"
+def _with_prefix(row: DbRow, subnets: dict[str, DbRow]) -> str:
+    return f"{row.address}/{ipaddress.ip_network(subnets[row.subnet_id].cidr).prefixlen}"
 
 
-def _plain(cidr: str) -> str:
-    """A pair of one address is written as an address."""
+def _strip_prefix_length(cidr: str) -> str:
+    """Return the address of a prefix with a single address, or the prefix."""
     return cidr.removesuffix("/32") if "." in cidr else cidr.removesuffix("/128")

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the network service says of itself: versions, extensions, availability zones. Only what is
-true is named."""
+"""Documents of the network service: versions, extensions, availability zones.
+
+Only extensions that exist here are listed.
+"""
 
 import falcon
 
 from deploy.one_machine.services.network.faults import fault
 from deploy.one_machine.services.web import answer
 
-#: alias -> (name, what of it is here)
+#: Alias -> (name, description).
 EXTENSIONS = {
     "agent": ("agent", "The hosts' parts, as agents."),
     "allowed-address-pairs": ("Allowed Address Pairs", "More addresses that a port may use."),
@@ -59,7 +61,7 @@ UPDATED = "2026-11-01T00:00:00-00:00"
 
 
 class NetworkVersions:
-    """GET /: open to everyone."""
+    """GET /, open to every client."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         links = [{"rel": "self", "href": f"{req.prefix}/v2.0/"}]
@@ -79,7 +81,7 @@ class NetworkExtensions:
 
 
 class AvailabilityZones:
-    """GET /v2.0/availability_zones: one, for networks and routers."""
+    """GET /v2.0/availability_zones: one zone, for networks and routers."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         answer(

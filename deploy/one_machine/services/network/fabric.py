@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing transactions: a `Change` is one, with what it means for hosts and servers.
+"""Writing transactions, with their effects on hosts and servers.
 
-Code that changes rows says what is touched (networks, groups, hosts) and which events the compute
-service gets; at the end the hosts concerned get a new revision, in the same transaction. After the
-commit waiting requests are woken. What must stay true: everything that a host or the compute
-service must know follows from committed rows.
+Code that changes rows calls `touch` for the networks, groups and hosts concerned, and `add_event`
+for the compute service. At the end the hosts concerned get a new revision in the same transaction.
+After the commit waiting requests are woken. Invariant: the data for hosts and the compute service
+follow from committed rows.
 """
 
 import threading
@@ -25,21 +25,21 @@ from deploy.one_machine.services.resource import Transaction, moment
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """What the operator chose."""
+    """Settings from the command line."""
 
     has_hosts: bool = True
     dns: tuple[str, ...] = ()
     first_vni: int = 1
     mtu: int = 1450
     wait_seconds: float = 2.0
-    """How long the request that makes a port waits for its host."""
+    """How long a request that creates a port waits for its host."""
     host_secret: str = field(default="", repr=False)
-    """Shared with the metadata service; each host's key follows from it. None is
-    believed without it."""
+    """The secret shared with the metadata service, from which the hosts' keys follow. Without it no
+    host is accepted."""
 
 
 class Fabric:
-    """The database, the hosts and the settings: what every resource works on."""
+    """The service object of all resources: the database, the hosts and the settings."""
 
     def __init__(
         self,
@@ -52,15 +52,17 @@ class Fabric:
             connection.execute(
                 insert_or(schema.counter).values(id=1, revision=0).on_conflict_do_nothing()
             )
-            known = {row.name: row.changed for row in connection.execute(select(schema.hosts))}
-        self.hosts = HostRegistry(known, monotonic)
+            revisions = {row.name: row.changed for row in connection.execute(select(schema.hosts))}
+        self.hosts = HostRegistry(revisions, monotonic)
         self.has_events = threading.Event()
         """Set when there are events for the compute service."""
 
     @contextmanager
     def change(self) -> Iterator["Change"]:
-        """A writing transaction; hosts that it concerns and requests that wait are woken when it
-        has committed."""
+        """Yield a writing transaction.
+
+        After the commit the hosts concerned and waiting requests are woken.
+        """
         with self.database.write() as connection:
             change = Change(connection, self)
             yield change
@@ -70,14 +72,14 @@ class Fabric:
             self.has_events.set()
 
     def settle(self, change: "Change") -> None:
-        """Wait, but not for long, until the hosts have wired what `change` bound to them."""
+        """Wait a short time until the hosts have wired the ports that `change` bound to them."""
         if change.bound:
             self.hosts.await_acknowledged(change.bound, self.settings.wait_seconds)
 
 
 @dataclass
 class Change(Transaction):
-    """A transaction under way, with what it means for hosts and servers."""
+    """An open transaction, with its effects on hosts and servers."""
 
     fabric: Fabric
     bound: dict[str, int] = field(default_factory=dict)
@@ -88,36 +90,40 @@ class Change(Transaction):
     _hosts: set[str] = field(default_factory=set)
 
     def revision(self) -> int:
-        """The number of this change, higher than every one before."""
+        """Return the number of this change. The numbers of changes increase."""
         if not self._revision:
             number = schema.counter.c.revision
-            higher = update(schema.counter).values(revision=number + 1)
-            self._revision = self.scalar(higher.returning(number))
+            statement = update(schema.counter).values(revision=number + 1)
+            self._revision = self.scalar(statement.returning(number))
         return self._revision
 
     def touch(
         self, *, networks: Iterable[str] = (), groups: Iterable[str] = (), hosts: Iterable[str] = ()
     ) -> None:
-        """What is no longer as hosts know it: all hosts with ports of these networks or groups, and
-        these hosts."""
+        """Record that the descriptions of hosts change.
+
+        Args:
+            networks: Networks. All hosts with ports in them are concerned.
+            groups: Security groups. All hosts with ports that depend on them are concerned.
+            hosts: Names of hosts. "" is ignored.
+        """
         self._networks.update(networks)
         self._groups.update(groups)
         self._hosts.update(name for name in hosts if name)
 
     def add_event(self, name: str, server: str, tag: str | None, status: str = "completed") -> None:
-        """Store an event for the compute service."""
+        """Insert an event for the compute service."""
         self.has_events = True
         event = {"name": name, "server": server, "tag": tag, "status": status}
         self.execute(insert(schema.events).values(event | {"created": int(time.time())}))
 
     def finish(self) -> dict[str, int]:
-        """Give the hosts that this change concerns its revision: which hosts, and their
-        revision."""
+        """Set the revision of the hosts concerned, and return the revisions by host."""
         if not self.fabric.settings.has_hosts or not (
             self._networks or self._groups or self._hosts
         ):
             return {}
-        hosts, places, grouped = schema.hosts.c, schema.PLACES.c, schema.port_groups.c
+        hosts, places, groups = schema.hosts.c, schema.PLACES.c, schema.port_groups.c
         concerned: list[ColumnElement[bool]] = [hosts.name.in_(self._hosts)]
         if self._networks:
             touched = schema.networks.c.id.in_(self._networks)
@@ -127,21 +133,21 @@ class Change(Transaction):
         if self._groups:
             rules = schema.security_group_rules.c
             named = select(rules.security_group_id).where(rules.remote_group_id.in_(self._groups))
-            met = or_(grouped.group_id.in_(self._groups), grouped.group_id.in_(named))
-            there = select(places.host).join(schema.port_groups, grouped.port_id == places.port_id)
+            met = or_(groups.group_id.in_(self._groups), groups.group_id.in_(named))
+            there = select(places.host).join(schema.port_groups, groups.port_id == places.port_id)
             concerned.append(hosts.name.in_(there.where(met)))
         changed = update(schema.hosts).where(or_(*concerned)).values(changed=self.revision())
         names = self.scalars(changed.returning(hosts.name))
         return dict.fromkeys(names, self.revision())
 
     def add(self, table: Table, values: DbValues) -> str:
-        """Store a new thing and return its id."""
+        """Insert a row and return the id."""
         now = moment()
         row = {"id": str(uuid.uuid4()), "created_at": now, "updated_at": now} | dict(values)
         self.execute(insert(table).values(row))
         return str(row["id"])
 
     def set(self, table: Table, key: str, values: DbValues) -> None:
-        """Change columns of a thing; its revision number rises."""
-        risen = {"updated_at": moment(), "revision_number": table.c.revision_number + 1}
-        self.execute(update(table).where(table.c.id == key).values(dict(values) | risen))
+        """Change columns of a row and increase its revision number."""
+        automatic = {"updated_at": moment(), "revision_number": table.c.revision_number + 1}
+        self.execute(update(table).where(table.c.id == key).values(dict(values) | automatic))

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the network service refuses, in Neutron's words: clients decide by the type's name, so each
-has one line here.
+"""The errors of the network service, with Neutron's texts. Clients decide by the type's name.
 
-`fault("PortNotFound", id=key)` makes the error to raise; `write_error` gives every error, falcon's
-own too, the shape {"NeutronError": {"type", "message", "detail"}}.
+`fault("PortNotFound", id=key)` returns the error to raise. `write_error` gives every error, also
+falcon's own, the shape {"NeutronError": {"type", "message", "detail"}}.
 """
 
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ import falcon
 from deploy.one_machine.services.faults import Fault, FaultTable
 from deploy.one_machine.services.web import answer
 
-#: status -> type -> message
+#: Status -> type -> message.
 FAULTS: Mapping[int, Mapping[str, str]] = {
     400: {
         "HTTPBadRequest": "{why}",
@@ -100,27 +99,27 @@ FAULTS: Mapping[int, Mapping[str, str]] = {
 }
 
 
-#: Makes the error of a type; its message must find all of its words.
+#: Return the error of a type. All words in braces need a value.
 fault = FaultTable(FAULTS).fault
 
 
 def bad_request(what: str, why: str) -> Fault:
-    """The 400 of a request about a router, port or floating address."""
+    """Return the 400 error of a request about a router, port or floating IP."""
     return fault("BadRequest", what=what, why=why)
 
 
 def invalid(why: str) -> Fault:
-    """The 400 of values that do not fit each other, or what is there."""
+    """Return the 400 error for values that do not fit each other or the present state."""
     return fault("InvalidInput", why=why)
 
 
 def malformed(why: str) -> Fault:
-    """The 400 of a request whose form is wrong."""
+    """Return the 400 error of a request with a wrong form."""
     return fault("HTTPBadRequest", why=why)
 
 
 def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
-    """Give `error` the body that Neutron's clients read."""
+    """Give an error the body that Neutron's clients expect."""
     kind = error.kind if isinstance(error, Fault) else type(error).__name__
     answer(
         resp,

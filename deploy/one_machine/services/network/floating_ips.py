@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/floatingips: addresses of an external network that lead, through a router, to the fixed
-address of a port.
+"""/v2.0/floatingips: addresses of an external network that a router translates to a port's address.
 
-The address itself is held by a port network:floatingip of the external network. The router is the
-one that joins the port's subnet and has its gateway in that network; its host learns of every
-change, and so does the compute service.
+A port network:floatingip of the external network reserves the address. The router joins the port's
+subnet and has its gateway in the external network. The router's host and the compute service are
+notified of every change.
 """
 
 import uuid
@@ -12,7 +11,7 @@ import uuid
 from sqlalchemy import ColumnElement, func, or_, select
 
 from deploy.one_machine.services.database import DbRow, DbSelect, DbValues
-from deploy.one_machine.services.listing import gathered
+from deploy.one_machine.services.listing import collect
 from deploy.one_machine.services.network import ports, schema
 from deploy.one_machine.services.network.addresses import subnets_of
 from deploy.one_machine.services.network.attributes import (
@@ -33,7 +32,12 @@ from deploy.one_machine.services.network.resource import NetworkResource
 from deploy.one_machine.services.resource import Body
 from deploy.one_machine.services.schemas import nullable
 
-FLOATING, PORTS, HELD, ROUTERS = schema.floating_ips, schema.ports, schema.addresses, schema.routers
+FLOATING, PORTS, ADDRESSES, ROUTERS = (
+    schema.floating_ips,
+    schema.ports,
+    schema.addresses,
+    schema.routers,
+)
 INTERFACE, GATEWAY = ROUTER_OWNERS
 OWNER = "network:floatingip"
 DETAILS = (
@@ -48,15 +52,16 @@ DETAILS = (
 
 
 def by_status(values: list[str]) -> ColumnElement[bool]:
-    """ACTIVE are those that lead to a port."""
-    leads = {"ACTIVE": FLOATING.c.port_id.is_not(None), "DOWN": FLOATING.c.port_id.is_(None)}
+    """Return the condition for a status. A floating IP is ACTIVE if it has a port."""
+    conditions = {"ACTIVE": FLOATING.c.port_id.is_not(None), "DOWN": FLOATING.c.port_id.is_(None)}
     return or_(
-        *[leads[value.upper()] for value in values if value.upper() in leads], FLOATING.c.id == ""
+        *[conditions[value.upper()] for value in values if value.upper() in conditions],
+        FLOATING.c.id == "",
     )
 
 
 class FloatingIpsApi(NetworkResource):
-    """Floating addresses."""
+    """Floating IPs."""
 
     name, plural, table, missing = "floatingip", "floatingips", FLOATING, "FloatingIPNotFound"
     attributes = Attributes(
@@ -76,11 +81,13 @@ class FloatingIpsApi(NetworkResource):
 
     def select(self) -> DbSelect:
         parts = [part for name in DETAILS for part in (name, PORTS.c[name])]
-        details = gathered(func.json_object(*parts), PORTS.c.id == FLOATING.c.port_id)
+        details = collect(func.json_object(*parts), PORTS.c.id == FLOATING.c.port_id)
         return select(FLOATING, details.label("details"))
 
     def view(self, row: DbValues, caller: NetworkCaller) -> Body:
-        details = [one | {"admin_state_up": bool(one["admin_state_up"])} for one in row["details"]]
+        details = [
+            detail | {"admin_state_up": bool(detail["admin_state_up"])} for detail in row["details"]
+        ]
         return super().view(row, caller) | {
             "router_id": row["router_id"],
             "status": "ACTIVE" if row["port_id"] else "DOWN",
@@ -95,7 +102,7 @@ class FloatingIpsApi(NetworkResource):
             raise bad_request("floatingip", f"Network {network.id} is not a valid external network")
         spend(change, body["project_id"], "floatingip")
         key = str(uuid.uuid4())
-        held = ports.add(
+        port_id = ports.add(
             change,
             network,
             {
@@ -104,19 +111,23 @@ class FloatingIpsApi(NetworkResource):
                 "device_id": key,
                 "device_owner": OWNER,
                 "port_security_enabled": False,
-                "fixed_ips": [_wanted_address(change, network.id, body)],
+                "fixed_ips": [_choose_address(change, network.id, body)],
             },
         )
-        taken = change.execute(select(HELD.c.address).where(HELD.c.port_id == held)).scalar_one()
-        own = {name: body[name] for name in ("project_id", "description", "dns_name", "dns_domain")}
+        address = change.execute(
+            select(ADDRESSES.c.address).where(ADDRESSES.c.port_id == port_id)
+        ).scalar_one()
+        columns = {
+            name: body[name] for name in ("project_id", "description", "dns_name", "dns_domain")
+        }
         change.add(
             FLOATING,
-            own
+            columns
             | {
                 "id": key,
                 "floating_network_id": network.id,
-                "floating_ip_address": taken,
-                "floating_port_id": held,
+                "floating_ip_address": address,
+                "floating_port_id": port_id,
             },
         )
         if body.get("port_id"):
@@ -135,31 +146,35 @@ class FloatingIpsApi(NetworkResource):
     def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
         _disassociate(change, row)
         change.remove(FLOATING, row.id)
-        ports.remove(change, change.existing(PORTS, row.floating_port_id))
+        ports.remove(change, change.get_existing(PORTS, row.floating_port_id))
 
     def _associate(
         self, change: Change, caller: NetworkCaller, key: str, network: str, body: Body
     ) -> None:
-        port_id, fixed = body["port_id"], body.get("fixed_ip_address")
+        port_id, fixed_ip = body["port_id"], body.get("fixed_ip_address")
         port = change.one(PORTS, port_id)
         if port is None or not caller.owns(port.project_id):
             raise fault("PortNotFound", id=port_id)
-        inside = _inside(change, port_id, fixed)
-        wanted = {"port_id": port_id, "fixed_ip_address": inside.address}
-        alike = select(FLOATING).filter_by(floating_network_id=network, **wanted)
+        fixed_row = _find_fixed_address(change, port_id, fixed_ip)
+        columns = {"port_id": port_id, "fixed_ip_address": fixed_row.address}
+        query = select(FLOATING).filter_by(floating_network_id=network, **columns)
         words = {"port": port_id, "network": network}
-        if change.has(alike.where(FLOATING.c.id != key)):
-            raise fault("FloatingIPPortAlreadyAssociated", ip=inside.address, **words)
-        router = _router(change, network, inside.subnet_id)
+        if change.has(query.where(FLOATING.c.id != key)):
+            raise fault("FloatingIPPortAlreadyAssociated", ip=fixed_row.address, **words)
+        router = _find_router(change, network, fixed_row.subnet_id)
         if router is None:
-            raise fault("ExternalGatewayForFloatingIPNotFound", subnet=inside.subnet_id, **words)
-        change.set(FLOATING, key, wanted | {"router_id": router.id})
+            raise fault("ExternalGatewayForFloatingIPNotFound", subnet=fixed_row.subnet_id, **words)
+        change.set(FLOATING, key, columns | {"router_id": router.id})
         change.touch(hosts=[router.host])
         notify_changed(change, port)
 
 
-def _wanted_address(change: Change, network: str, body: Body) -> Body:
-    """Which address the new one shall be: always of IPv4."""
+def _choose_address(change: Change, network: str, body: Body) -> Body:
+    """Return the fixed_ips entry for a new floating IP, which is always IPv4.
+
+    Raises:
+        Fault: 400, the network has no IPv4 subnet.
+    """
     if body.get("floating_ip_address"):
         return {"ip_address": body["floating_ip_address"]}
     if body.get("subnet_id"):
@@ -171,40 +186,44 @@ def _wanted_address(change: Change, network: str, body: Body) -> Body:
 
 
 def _disassociate(change: Change, row: DbRow) -> None:
-    """Let it lead to no port; the server of the one that it led to gets an event."""
+    """Remove a floating IP from its port, and send an event for the port's server."""
     if row.port_id is None:
         return
-    change.set(FLOATING, row.id, ports.NOWHERE)
+    change.set(FLOATING, row.id, ports.UNASSOCIATED)
     router, port = change.one(ROUTERS, row.router_id or ""), change.one(PORTS, row.port_id)
     change.touch(hosts=[router.host] if router is not None else ())
     if port is not None:
         notify_changed(change, port)
 
 
-def _inside(change: Change, port_id: str, fixed: str | None) -> DbRow:
-    """The port's address of IPv4 that is meant."""
-    held = change.rows(select(HELD).where(HELD.c.port_id == port_id))
-    found = [one for one in held if "." in one.address and fixed in (None, one.address)]
-    if fixed and not found:
-        raise bad_request("floatingip", f"Port {port_id} does not have fixed ip {fixed}")
-    if not found:
+def _find_fixed_address(change: Change, port_id: str, requested: str | None) -> DbRow:
+    """Return the port's IPv4 address for the floating IP.
+
+    Raises:
+        Fault: 400, the port has no such address, or several without a choice.
+    """
+    rows = change.rows(select(ADDRESSES).where(ADDRESSES.c.port_id == port_id))
+    matches = [row for row in rows if "." in row.address and requested in (None, row.address)]
+    if requested and not matches:
+        raise bad_request("floatingip", f"Port {port_id} does not have fixed ip {requested}")
+    if not matches:
         raise bad_request(
             "floatingip",
             f"Cannot add floating IP to port {port_id} that has no fixed IPv4 addresses",
         )
-    if len(found) > 1:
+    if len(matches) > 1:
         raise bad_request(
             "floatingip",
             f"Port {port_id} has multiple fixed IPv4 addresses. Must provide a specific IPv4"
             " address when assigning one",
         )
-    return found[0]
+    return matches[0]
 
 
-def _router(change: Change, network: str, subnet: str) -> DbRow | None:
-    """The router that joins this subnet and has its gateway in this network."""
-    led = select(PORTS.c.device_id).filter_by(device_owner=GATEWAY, network_id=network)
-    joining = select(PORTS.c.device_id).filter_by(device_owner=INTERFACE)
-    joining = joining.join(HELD).where(HELD.c.subnet_id == subnet)
-    mine = select(ROUTERS).where(ROUTERS.c.id.in_(led), ROUTERS.c.id.in_(joining))
-    return change.first(mine.order_by(ROUTERS.c.created_at, ROUTERS.c.id))
+def _find_router(change: Change, network: str, subnet: str) -> DbRow | None:
+    """Return the router that joins this subnet and has its gateway in this network, or None."""
+    with_gateway = select(PORTS.c.device_id).filter_by(device_owner=GATEWAY, network_id=network)
+    with_interface = select(PORTS.c.device_id).filter_by(device_owner=INTERFACE)
+    with_interface = with_interface.join(ADDRESSES).where(ADDRESSES.c.subnet_id == subnet)
+    query = select(ROUTERS).where(ROUTERS.c.id.in_(with_gateway), ROUTERS.c.id.in_(with_interface))
+    return change.first(query.order_by(ROUTERS.c.created_at, ROUTERS.c.id))

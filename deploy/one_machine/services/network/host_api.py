@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/kilonova/hosts: here a host gets its description and reports what it has applied. For hosts
-alone.
+"""/v2.0/kilonova/hosts: the API for hosts, which get descriptions and report applied revisions.
 
-A host proves by its key who it is, and speaks for itself only; it has no token. A poll is the
-heartbeat; it waits until the host's revision is another than the one it has seen. A report makes
-the host's ports ACTIVE, up to the revision that it has applied, and wakes the requests that wait
-for them.
+A host authenticates with a key instead of a token, and only acts for itself. The long poll is the
+heartbeat. The poll waits until the host's revision is another than at the host. A report makes
+the host's ports ACTIVE up to the applied revision, and wakes the requests that wait for them.
 """
 
 import hmac
@@ -44,7 +42,7 @@ REPORT = Attributes(
         "revision": Attribute(number(0, 10**12), REQUIRED),
         "tunnel_address": Attribute(ADDRESS),
         "external_gateway": Attribute(TRUTH),
-        # port -> reason
+        # Port -> reason.
         "failed": Attribute({"type": "object", "additionalProperties": {"type": "string"}}),
     }
 )
@@ -71,7 +69,7 @@ class HostApi(Handler[Fabric]):
 
     def on_put(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
         self._require_key(req, name)
-        report = REPORT.checked(read_json(req), "host", AS_SERVICE, new=True)
+        report = REPORT.validate(read_json(req), "host", AS_SERVICE, new=True)
         self._register(name)
         with self._service.change() as change:
             host = change.execute(_host(name)).one()
@@ -82,18 +80,24 @@ class HostApi(Handler[Fabric]):
         resp.status = falcon.HTTP_204
 
     def _require_key(self, req: falcon.Request, name: str) -> None:
-        """Raises 401 unless the caller has this host's key."""
-        secret, given = self._service.settings.host_secret, req.get_header(HEADER) or ""
+        """Refuse a request without the key of this host.
+
+        Raises:
+            HTTPUnauthorized: The key is wrong or missing.
+        """
+        secret, key = self._service.settings.host_secret, req.get_header(HEADER) or ""
         if not secret or not hmac.compare_digest(
-            wiring_key(host_key(secret, name)).encode(), given.encode()
+            wiring_key(host_key(secret, name)).encode(), key.encode()
         ):
             raise falcon.HTTPUnauthorized(
                 description=f"This is not the key of the host {name[:255]!r}."
             )
 
     def _register(self, name: str) -> None:
-        """Note that this host is alive; a new one gets its row first, so that ports can be bound to
-        it."""
+        """Record a contact of the host.
+
+        A new host gets a row first, so that ports can be bound to it.
+        """
         if self._service.hosts.silence(name) is None:
             if len(name) > 255:
                 raise malformed("The name of a host has at most 255 characters")
@@ -112,48 +116,50 @@ def _host(name: str) -> DbSelect:
 
 
 def _store_report(change: Change, host: DbRow, report: Body) -> None:
-    """Store what the host says of itself; others get a new revision when it is elsewhere now."""
-    changed = {
+    """Store a host's report. Other hosts get a new revision if the tunnel address or the gateway
+    changed.
+    """
+    changes = {
         name: report[name]
         for name in ("tunnel_address", "external_gateway")
         if name in report and report[name] != getattr(host, name)
     }
-    if changed:
-        here = select(schema.PLACES.c.network_id).filter_by(host=host.name).distinct()
-        outside = select(schema.networks.c.id).where(schema.networks.c.external)
-        change.touch(networks=change.scalars(here), hosts=[host.name])
-        if host.external_gateway or changed.get("external_gateway"):
-            change.touch(networks=change.scalars(outside))
+    if changes:
+        local_networks = select(schema.PLACES.c.network_id).filter_by(host=host.name).distinct()
+        external_networks = select(schema.networks.c.id).where(schema.networks.c.external)
+        change.touch(networks=change.scalars(local_networks), hosts=[host.name])
+        if host.external_gateway or changes.get("external_gateway"):
+            change.touch(networks=change.scalars(external_networks))
     change.execute(
         update(HOSTS)
         .where(HOSTS.c.name == host.name)
-        .values(changed | {"acknowledged": report["revision"]})
+        .values(changes | {"acknowledged": report["revision"]})
     )
 
 
 def _bind_late(change: Change, name: str) -> None:
-    """Ports that were bound while the host was silent are bound now."""
-    late = select(PORTS.c.network_id).filter_by(host=name, vif_type="binding_failed")
-    if networks := change.scalars(late):
-        bound = update(PORTS).filter_by(host=name, vif_type="binding_failed")
-        change.execute(bound.values(vif_type="bridge", bound_at=change.revision()))
+    """Bind the ports of which the binding failed because the host was silent."""
+    failed_networks = select(PORTS.c.network_id).filter_by(host=name, vif_type="binding_failed")
+    if networks := change.scalars(failed_networks):
+        statement = update(PORTS).filter_by(host=name, vif_type="binding_failed")
+        change.execute(statement.values(vif_type="bridge", bound_at=change.revision()))
         change.touch(networks=networks, hosts=[name])
 
 
 def _update_ports(change: Change, name: str, revision: int, failed: dict[str, str]) -> None:
-    """The ports that this revision holds are wired, but for those that failed."""
-    here = update(PORTS).filter_by(host=name, vif_type="bridge").returning(PORTS)
-    down = here.where(PORTS.c.status == "DOWN", PORTS.c.admin_state_up)
-    good = down.where(PORTS.c.bound_at <= revision, PORTS.c.id.not_in(failed))
-    wired = change.rows(good.values(status="ACTIVE"))
-    bad = here.where(PORTS.c.status == "ACTIVE", PORTS.c.id.in_(failed))
-    lost = change.rows(bad.values(status="DOWN"))
+    """Set the status of the ports in the applied revision, and send events for their servers."""
+    local_ports = update(PORTS).filter_by(host=name, vif_type="bridge").returning(PORTS)
+    down_ports = local_ports.where(PORTS.c.status == "DOWN", PORTS.c.admin_state_up)
+    applied = down_ports.where(PORTS.c.bound_at <= revision, PORTS.c.id.not_in(failed))
+    wired_ports = change.rows(applied.values(status="ACTIVE"))
+    failed_ports = local_ports.where(PORTS.c.status == "ACTIVE", PORTS.c.id.in_(failed))
+    lost_ports = change.rows(failed_ports.values(status="DOWN"))
     change.execute(
         update(INACTIVE)
         .where(INACTIVE.c.host == name, INACTIVE.c.bound_at <= revision)
         .values(is_wired=INACTIVE.c.port_id.not_in(failed))
     )
-    for port in filter(is_of_server, wired):
+    for port in filter(is_of_server, wired_ports):
         change.add_event("network-vif-plugged", port.device_id, port.id)
-    for port in filter(is_of_server, lost):
+    for port in filter(is_of_server, lost_ports):
         change.add_event("network-vif-plugged", port.device_id, port.id, "failed")

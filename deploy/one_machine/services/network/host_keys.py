@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a host proves to the network service who it is.
+"""The keys with which hosts authenticate to the network service.
 
-The network service and the metadata service share a secret. Each host has a key that follows from
-it (``asker.host_key``): with it the host signs what its guests ask of the metadata service, and
-from it follows what it shows to the network service.
+The network and the metadata service share a secret, from which each host's key follows
+(``proxy_headers.host_key``). The host signs its guests' metadata requests with this key. The host
+derives another key for the network service.
 """
 
 import hashlib
@@ -13,5 +13,5 @@ HEADER = "X-Host-Key"
 
 
 def wiring_key(key: str) -> str:
-    """What a host with this key shows to the network service; nothing can be signed with it."""
+    """Return the key for the network service. That key cannot sign metadata requests."""
     return hmac.new(key.encode(), b"wiring", hashlib.sha256).hexdigest()

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names that guests have in their networks: the port's dns_name, or one made of the address.
+"""Host names of guests in their networks: the port's dns_name, or a name made from the address.
 
-The API shows them (dns_assignment) and dnsmasq on the guest's host answers to them; both take them
-from here, so that what is shown is what resolves. Pure.
+The API shows them (dns_assignment), and dnsmasq on the guest's host resolves them. Both use this
+module, so they agree. The functions are pure.
 """
 
 DOMAIN = "openstacklocal"
 
 
 def host_name(dns_name: str, address: object) -> str:
-    """The name of an address: ``dns_name``, or host-10-0-0-5 where there is none."""
+    """Return the name of an address: ``dns_name``, or for example host-10-0-0-5."""
     return dns_name or f"host-{str(address).replace('.', '-').replace(':', '-').strip('-')}"
 
 
-def qualified(name: str) -> str:
-    """The whole name, up to the root."""
+def qualify(name: str) -> str:
+    """Return the fully qualified name."""
     return f"{name}.{DOMAIN}."

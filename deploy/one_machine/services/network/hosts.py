@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process knows of the hosts while it runs: their last contacts and revisions. Nothing
-here must last.
+"""The state of the hosts in this process: last contacts and revisions, which need no storage.
 
-Requests wait here for what another request brings: a host for a change that concerns it, the
-request that makes a port for the host's acknowledgement. A host is alive for 30 s after its last
-contact. After a restart every host that the database knows counts as just in contact, for it was
-this service that was away.
+Requests wait here for other requests: the poll of a host for a change, and the request that creates
+a port for the host's acknowledgement. A host is alive for 30 s after its last contact. After a
+restart all hosts of the database count as just in contact, because the service itself was away.
 """
 
 import threading
@@ -13,11 +11,15 @@ import time
 from collections.abc import Callable, Mapping
 
 SILENCE_SECONDS = 30.0
-CHECK_SECONDS = 0.5  # how soon a request that waits notices that the service is about to end
+# How soon a waiting request notices that the service ends.
+CHECK_SECONDS = 0.5
 
 
 class HostRegistry:
-    """Contacts and revisions, and the requests that wait for them. Thread-safe."""
+    """Contacts and revisions of hosts, and the requests that wait for them.
+
+    The class is thread-safe.
+    """
 
     def __init__(
         self, known: Mapping[str, int], monotonic: Callable[[], float] = time.monotonic
@@ -29,47 +31,56 @@ class HostRegistry:
         self._ending = False
 
     def note_contact(self, name: str) -> None:
-        """This host has just sent a request."""
+        """Record a request of this host."""
         self._contacts[name] = self._monotonic()
 
     def silence(self, name: str) -> float | None:
-        """Seconds since the last contact of this host; None: never."""
+        """Return the seconds since the host's last contact, or None if there was no contact.
+
+        Hosts that were in the database when the service started count as in contact at that moment.
+        """
         contact = self._contacts.get(name)
         return None if contact is None else self._monotonic() - contact
 
     def is_alive(self, name: str) -> bool:
-        """Whether this host had contact within the last 30 s."""
+        """True if the host had contact within the last 30 s."""
         silence = self.silence(name)
         return silence is not None and silence < SILENCE_SECONDS
 
     def alive(self) -> list[str]:
-        """All hosts that are alive, in the order of their names."""
+        """Return the names of all living hosts, sorted."""
         return sorted(name for name in list(self._contacts) if self.is_alive(name))
 
     def acknowledge(self, name: str, revision: int) -> None:
-        """This host has applied this revision, and the database knows."""
+        """Record that the host has applied this revision. The database must already have it."""
         with self._changed:
             self._acknowledged[name] = revision
             self._changed.notify_all()
 
     def set_revisions(self, revisions: Mapping[str, int]) -> None:
-        """These hosts got these revisions, and the database knows."""
+        """Record the new revisions of hosts. The database must already have them."""
         if revisions:
             with self._changed:
                 self._revisions.update(revisions)
                 self._changed.notify_all()
 
     def await_other_revision(self, name: str, seen: int, seconds: float) -> None:
-        """Wait until the host's revision is another than `seen`."""
+        """Wait until the host's revision differs from `seen`, or the time is up."""
         self._await_until(seconds, lambda: self._revisions.get(name) != seen)
 
     def end(self) -> None:
-        """Let all that wait go within half a second. Takes no lock: a signal handler may call
-        it."""
+        """Release all waiting requests within half a second.
+
+        A signal handler may call this, so it takes no lock.
+        """
         self._ending = True
 
     def await_acknowledged(self, revisions: Mapping[str, int], seconds: float) -> bool:
-        """Wait until these hosts have applied these revisions; False when time ran out first."""
+        """Wait until these hosts have applied these revisions.
+
+        Returns:
+            False if the time is up first.
+        """
         return self._await_until(
             seconds,
             lambda: all(
@@ -78,12 +89,16 @@ class HostRegistry:
         )
 
     def _await_until(self, seconds: float, condition: Callable[[], bool]) -> bool:
-        """Wait until `condition` holds; False when time ran out first."""
+        """Wait until `condition` is true.
+
+        Returns:
+            False if the time is up first, or the service ends.
+        """
         deadline = self._monotonic() + seconds
         with self._changed:
             while not condition():
-                left = deadline - self._monotonic()
-                if left <= 0 or self._ending:
+                remaining = deadline - self._monotonic()
+                if remaining <= 0 or self._ending:
                     return False
-                self._changed.wait(min(left, CHECK_SECONDS))
+                self._changed.wait(min(remaining, CHECK_SECONDS))
         return True

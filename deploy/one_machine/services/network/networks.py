@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/networks. Every network is a vxlan segment of its own; an external one is where floating
-addresses come from.
+"""/v2.0/networks. Every network is a vxlan segment. External networks provide floating IPs.
 
-A tenant sees its own networks, shared ones and external ones; only an admin shares, makes external
-or reads the provider's attributes. A network that has ports of others than its DHCP is not deleted.
+A tenant sees own, shared and external networks. Only an admin may share a network,
+make it external, or read the provider's attributes. A network with ports other than the DHCP port
+cannot be deleted.
 """
 
 from sqlalchemy import ColumnElement, delete, func, or_, select
 
 from deploy.one_machine.services.database import DbRow, DbSelect, DbValues
-from deploy.one_machine.services.listing import gathered
+from deploy.one_machine.services.listing import collect
 from deploy.one_machine.services.network import schema
 from deploy.one_machine.services.network.attributes import (
     ADMIN_STATE_UP,
@@ -34,8 +34,6 @@ NETWORKS, PORTS = schema.networks, schema.ports
 
 
 class NetworksApi(NetworkResource):
-    """Networks."""
-
     name, plural, table, missing = "network", "networks", NETWORKS, "NetworkNotFound"
     attributes = Attributes(
         {
@@ -74,8 +72,8 @@ class NetworksApi(NetworkResource):
     }
 
     def select(self) -> DbSelect:
-        inside = schema.subnets.c.network_id == NETWORKS.c.id
-        return select(NETWORKS, gathered(schema.subnets.c.id, inside).label("subnets"))
+        of_network = schema.subnets.c.network_id == NETWORKS.c.id
+        return select(NETWORKS, collect(schema.subnets.c.id, of_network).label("subnets"))
 
     def visible_to(self, project_id: str) -> ColumnElement[bool]:
         return or_(NETWORKS.c.project_id == project_id, NETWORKS.c.shared, NETWORKS.c.external)
@@ -98,11 +96,11 @@ class NetworksApi(NetworkResource):
         _check_mtu(change, body)
         if body.get("shared") is False and row.shared and _has_ports_of_others(change, row):
             raise fault("InvalidSharedSetting", id=row.id)
-        outside = PORTS.c.device_owner.in_(("network:router_gateway", "network:floatingip"))
+        is_gateway_port = PORTS.c.device_owner.in_(("network:router_gateway", "network:floatingip"))
         if (
             body.get("router:external") is False
             and row.external
-            and change.has(select(PORTS).where(PORTS.c.network_id == row.id, outside))
+            and change.has(select(PORTS).where(PORTS.c.network_id == row.id, is_gateway_port))
         ):
             raise fault("ExternalNetworkInUse", id=row.id)
         change.set(NETWORKS, row.id, self.columns(body))
@@ -111,31 +109,40 @@ class NetworksApi(NetworkResource):
         )
 
     def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
-        inside = PORTS.c.network_id == row.id
-        left = select(PORTS.c.id).where(inside, PORTS.c.device_owner != "network:dhcp").limit(10)
-        if keys := change.scalars(left):
+        of_network = PORTS.c.network_id == row.id
+        remaining_ports = (
+            select(PORTS.c.id).where(of_network, PORTS.c.device_owner != "network:dhcp").limit(10)
+        )
+        if keys := change.scalars(remaining_ports):
             raise fault("NetworkInUse", id=row.id, ports=", ".join(keys))
         change.touch(hosts=gateway_hosts(change) if row.external else ())
-        change.execute(delete(PORTS).where(inside))
+        change.execute(delete(PORTS).where(of_network))
         change.remove(NETWORKS, row.id)
 
     def _free_vni(self, change: Change) -> int:
         first = change.fabric.settings.first_vni
-        after = select(func.max(NETWORKS.c.vni) + 1).where(NETWORKS.c.vni >= first)
-        found: int = change.scalar(after) or first
-        if found <= MAX_VNI:
-            return found
-        taken = set(change.scalars(select(NETWORKS.c.vni)))
-        return next(vni for vni in range(first, MAX_VNI + 1) if vni not in taken)
+        query = select(func.max(NETWORKS.c.vni) + 1).where(NETWORKS.c.vni >= first)
+        free_vni: int = change.scalar(query) or first
+        if free_vni <= MAX_VNI:
+            return free_vni
+        used_vnis = set(change.scalars(select(NETWORKS.c.vni)))
+        return next(vni for vni in range(first, MAX_VNI + 1) if vni not in used_vnis)
 
 
 def visible_network(change: Change, caller: NetworkCaller, key: str) -> DbRow:
-    """A network that the caller may know of. Raises 404."""
+    """Return a network that the caller may see.
+
+    Raises:
+        Fault: 404, there is no such network, or the caller may not see it.
+    """
     return NetworksApi().find(change.connection, caller, key)
 
 
 def gateway_hosts(change: Change) -> list[str]:
-    """The hosts that own the gateways of external networks: they know all of those."""
+    """Return the hosts that are gateways of external networks.
+
+    Their descriptions contain all external networks.
+    """
     return change.scalars(select(schema.hosts.c.name).where(schema.hosts.c.external_gateway))
 
 
@@ -146,5 +153,5 @@ def _check_mtu(change: Change, body: Body) -> None:
 
 
 def _has_ports_of_others(change: Change, row: DbRow) -> bool:
-    others = (PORTS.c.project_id != row.project_id) & ~PORTS.c.device_owner.like("network:%")
-    return change.has(select(PORTS.c.id).where(PORTS.c.network_id == row.id, others))
+    is_foreign = (PORTS.c.project_id != row.project_id) & ~PORTS.c.device_owner.like("network:%")
+    return change.has(select(PORTS.c.id).where(PORTS.c.network_id == row.id, is_foreign))

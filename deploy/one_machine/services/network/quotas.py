@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/quotas: how many of each resource a project may have; counted exactly, within the
-transaction that adds one."""
+"""/v2.0/quotas: limits of the projects for each resource.
+
+The usage is counted in the transaction that adds an object.
+"""
 
 import falcon
 from sqlalchemy import ScalarSelect, Table, func, select
@@ -13,7 +15,7 @@ from deploy.one_machine.services.network.faults import fault
 from deploy.one_machine.services.resource import Handler
 from deploy.one_machine.services.web import answer, read_object
 
-#: resource -> (the limit of a project for which none was set, its table)
+#: Resource -> (the default limit of a project, its table).
 RESOURCES: dict[str, tuple[int, Table]] = {
     "network": (100, schema.networks),
     "subnet": (100, schema.subnets),
@@ -29,24 +31,30 @@ QUOTAS = schema.quotas
 
 
 def spend(change: Change, project_id: str, resource: str, count: int = 1) -> None:
-    """Raises 409 OverQuota unless the project may have `count` more."""
-    own = QUOTAS.table.c
-    limit = select(own.limit).where(own.project_id == project_id, own.resource == resource)
-    used = _used(project_id, resource)
+    """Check that the project may have `count` more objects.
+
+    Raises:
+        Fault: 409 OverQuota, the limit would be exceeded.
+    """
+    columns = QUOTAS.table.c
+    limit = select(columns.limit).where(
+        columns.project_id == project_id, columns.resource == resource
+    )
+    used = _usage_query(project_id, resource)
     row = change.execute(select(limit.scalar_subquery().label("limit"), used.label("used"))).one()
     allowed = DEFAULTS[resource] if row.limit is None else row.limit
     if 0 <= allowed < row.used + count:
         raise fault("OverQuota", resource=resource)
 
 
-def _used(project_id: str, resource: str) -> ScalarSelect[int]:
+def _usage_query(project_id: str, resource: str) -> ScalarSelect[int]:
     _, table = RESOURCES[resource]
-    counted = select(func.count()).select_from(table).where(table.c.project_id == project_id)
-    return counted.scalar_subquery()
+    query = select(func.count()).select_from(table).where(table.c.project_id == project_id)
+    return query.scalar_subquery()
 
 
 class NetworkQuotas(Handler[Fabric]):
-    """GET, PUT and DELETE /v2.0/quotas/{project_id}; GET .../default and .../details."""
+    """GET, PUT and DELETE /v2.0/quotas/{project_id}, and GET .../default and .../details."""
 
     def on_get_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         _require_owner(req.context.caller, project_id)
@@ -56,7 +64,7 @@ class NetworkQuotas(Handler[Fabric]):
     def on_put_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         caller: NetworkCaller = req.context.caller
         caller.require_admin("(rule:update_quota)")
-        limits = ATTRIBUTES.checked(read_object(req, "quota"), "quota", caller, new=False)
+        limits = ATTRIBUTES.validate(read_object(req, "quota"), "quota", caller, new=False)
         with self._service.change() as change:
             QUOTAS.change(change.connection, project_id, limits)
         self.on_get_one(req, resp, project_id)
@@ -76,7 +84,7 @@ class NetworkQuotas(Handler[Fabric]):
         with self._service.database.read() as connection:
             limits = QUOTAS.of(connection, project_id, DEFAULTS)
             used = connection.execute(
-                select(*(_used(project_id, name).label(name) for name in limits))
+                select(*(_usage_query(project_id, name).label(name) for name in limits))
             ).one()
         quota = {
             name: {"limit": limit, "used": used._mapping[name], "reserved": 0}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Neutron's resources have in common: attributes, owners, filters and pages.
+"""The base class of Neutron's resources: attributes, owners, filters and pages.
 
-A filter that is given several times matches any of its values; one that nobody knows is refused,
-for an ignored filter shows, or deletes, too much. What somebody may not know of does not exist for
-them.
+A filter that is given several times matches any of its values. An unknown filter is refused,
+because without it a client would show or delete too much. Objects that a caller may not see are
+reported as missing.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from deploy.one_machine.services.listing import (
     Query,
     contains,
     number_of,
-    paged,
+    select_page,
     value_of,
     values_of,
 )
@@ -30,26 +30,28 @@ from deploy.one_machine.services.network.faults import fault, malformed
 from deploy.one_machine.services.resource import Body, Resource
 from deploy.one_machine.services.schemas import TRUTHS
 
-#: Columns that only admins filter and sort by: whoever may ask whether a port is on a host, knows
-#: where it is.
+#: Columns by which only admins may filter and sort. A filter for the host of a port would reveal
+#: the host.
 ADMIN_COLUMNS = ("host", "vni", "profile", "vif_type", "bound_at")
 NOT_FILTERS = ("fields", "limit", "marker", "page_reverse", "sort_key", "sort_dir")
 Filter = Callable[[list[str]], ColumnElement[bool]]
 
 
 class NetworkResource(Resource):
-    """The default of each part fits a thing that its project owns."""
+    """A resource that its project owns."""
 
     attributes: Attributes
-    missing: str  #: Neutron's type of the 404
+    #: Neutron's type of the 404 error.
+    missing: str
     filters: Mapping[str, Filter] = {}
-    constant: Mapping[str, object] = {}  #: what is shown of every one
+    #: Fields with the same value for all objects.
+    constant: Mapping[str, object] = {}
 
     def visible(self, caller: NetworkCaller) -> ColumnElement[bool]:
         return true() if caller.is_admin else self.visible_to(caller.project_id)
 
     def visible_to(self, project_id: str) -> ColumnElement[bool]:
-        """The rows that a project's members may know of."""
+        """Return the condition for the rows that members of a project may see."""
         return self.table.c.project_id == project_id
 
     def admit(self, caller: NetworkCaller, action: str, key: str = "") -> None:
@@ -62,29 +64,29 @@ class NetworkResource(Resource):
     def not_found(self, key: str) -> falcon.HTTPError:
         return fault(self.missing, id=key[:64])
 
-    def checked(self, caller: NetworkCaller, body: object, *, new: bool) -> Body:
-        found = self.attributes.checked(body, self.name, caller, new=new)
-        if new and found.setdefault("project_id", caller.project_id) != caller.project_id:
+    def validate(self, caller: NetworkCaller, body: object, *, new: bool) -> Body:
+        values = self.attributes.validate(body, self.name, caller, new=new)
+        if new and values.setdefault("project_id", caller.project_id) != caller.project_id:
             caller.require_admin(f"(rule:create_{self.name}:project_id)")
-        return found
+        return values
 
     @classmethod
     def columns(cls, body: Body) -> Body:
-        """What of `body` is stored in this table, under the names of the columns."""
-        named = {cls.attributes[name].column or name: value for name, value in body.items()}
-        return {name: value for name, value in named.items() if name in cls.table.c}
+        """Return the values of a body for the columns of this table."""
+        values = {cls.attributes[name].column or name: value for name, value in body.items()}
+        return {name: value for name, value in values.items() if name in cls.table.c}
 
     def show(self, req: falcon.Request, row: DbValues) -> Body:
-        return fields(req, self.view(row, req.context.caller))
+        return select_fields(req, self.view(row, req.context.caller))
 
     def view(self, row: DbValues, caller: NetworkCaller) -> Body:
-        """A row as the API shows it to this caller."""
-        shown = {
+        """Return a row as the API shows it to this caller."""
+        fields = {
             name: row[attribute.column or name]
             for name, attribute in self.attributes.items()
             if (attribute.column or name) in row and (caller.is_admin or not attribute.hidden)
         }
-        return standard(row) | shown | dict(self.constant)
+        return standard(row) | fields | dict(self.constant)
 
     def page(self, service: Fabric, req: falcon.Request) -> tuple[list[DbRow], Body]:
         query, caller = req.params, req.context.caller
@@ -96,12 +98,12 @@ class NetworkResource(Resource):
         keys, rules = self._sort_keys(query, caller), self._conditions(query, caller)
         self.before_list(service, caller)
         with service.database.read() as connection:
-            after = self.find(connection, caller, marker) if marker else None
-            statement = paged(
+            marker_row = self.find(connection, caller, marker) if marker else None
+            statement = select_page(
                 self.select().where(self.visible(caller), *rules),
                 self.table,
-                [(name, up != backwards) for name, up in keys.items()],
-                after,
+                [(name, ascending != backwards) for name, ascending in keys.items()],
+                marker_row,
             )
             rows = list(
                 connection.execute(statement.limit(limit + 1) if limit else statement).all()
@@ -111,22 +113,26 @@ class NetworkResource(Resource):
         is_more, rows = len(rows) > limit, rows[:limit]
         rows = rows[::-1] if backwards else rows
         has_next, has_previous = (bool(marker), is_more) if backwards else (is_more, bool(marker))
-        ends = (("next", rows[-1:], has_next), ("previous", rows[:1], has_previous))
+        page_links = (("next", rows[-1:], has_next), ("previous", rows[:1], has_previous))
         links = [
             {"rel": rel, "href": _href(req, row.id, rel == "previous")}
-            for rel, end, is_there in ends
-            if is_there
+            for rel, end, is_present in page_links
+            if is_present
             for row in end
         ]
         return rows, {f"{self.collection}_links": links} if links else {}
 
     def before_list(self, fabric: Fabric, caller: NetworkCaller) -> None:
-        """What must exist before this caller lists."""
+        """Create rows that must exist before this caller lists."""
 
     def _column(self, name: str, caller: NetworkCaller) -> Column[Any] | None:
         name = "project_id" if name == "tenant_id" else name
-        stored = (self.attributes[name].column or name) if name in self.attributes else name
-        return self.table.c.get(stored) if caller.is_admin or stored not in ADMIN_COLUMNS else None
+        column_name = (self.attributes[name].column or name) if name in self.attributes else name
+        return (
+            self.table.c.get(column_name)
+            if caller.is_admin or column_name not in ADMIN_COLUMNS
+            else None
+        )
 
     def _conditions(self, query: Query, caller: NetworkCaller) -> list[ColumnElement[bool]]:
         rules = []
@@ -136,10 +142,10 @@ class NetworkResource(Resource):
             if name in self.filters:
                 rules.append(self.filters[name](values))
             elif name in ("tags", "tags-any", "not-tags", "not-tags-any"):
-                tagged = [
+                tag_rules = [
                     contains(self.table.c.tags, tag) for value in values for tag in value.split(",")
                 ]
-                rule = or_(*tagged) if name.endswith("-any") else and_(*tagged)
+                rule = or_(*tag_rules) if name.endswith("-any") else and_(*tag_rules)
                 rules.append(not_(rule) if name.startswith("not-") else rule)
             elif (column := self._column(name, caller)) is None:
                 raise unknown_filter(name)
@@ -148,21 +154,21 @@ class NetworkResource(Resource):
         return rules
 
     def _sort_keys(self, query: Query, caller: NetworkCaller) -> dict[str, bool]:
-        names, ways = values_of(query, "sort_key"), values_of(query, "sort_dir")
-        if ways and len(names) != len(ways):
+        names, directions = values_of(query, "sort_key"), values_of(query, "sort_dir")
+        if directions and len(names) != len(directions):
             raise malformed("The number of sort_keys and sort_dirs must be same")
         keys: dict[str, bool] = {}
-        for name, way in zip(names, ways or ["asc"] * len(names), strict=True):
+        for name, direction in zip(names, directions or ["asc"] * len(names), strict=True):
             column = self._column(name, caller)
-            if column is None or way not in ("asc", "desc"):
+            if column is None or direction not in ("asc", "desc"):
                 why = f"['{name[:64]}'] is invalid attribute for sorting, asc or desc"
                 raise malformed(why)
-            keys.setdefault(column.name, way == "asc")
+            keys.setdefault(column.name, direction == "asc")
         return keys | {"id": keys.get("id", True)}
 
 
 def standard(row: DbValues) -> Body:
-    """What is shown of everything."""
+    """Return the fields that all resources have."""
     return {"tenant_id": row["project_id"]} | {
         name: row[name]
         for name in (
@@ -177,34 +183,34 @@ def standard(row: DbValues) -> Body:
     }
 
 
-def fields(req: falcon.Request, body: Body) -> Body:
-    """`body` cut down to the fields that the query asks for."""
-    wanted = {name for value in values_of(req.params, "fields") for name in value.split(",")} - {""}
-    return {name: value for name, value in body.items() if name in wanted} if wanted else body
+def select_fields(req: falcon.Request, body: Body) -> Body:
+    """Return the fields of `body` that the query requests, or all without a request."""
+    names = {name for value in values_of(req.params, "fields") for name in value.split(",")} - {""}
+    return {name: value for name, value in body.items() if name in names} if names else body
 
 
 def unknown_filter(name: str) -> Fault:
-    """The refusal of a filter that nobody knows."""
+    """Return the 400 error for an unknown filter."""
     return malformed(f"['{name[:64]}'] is invalid attribute for filtering")
 
 
 def _equals(name: str, column: Column[Any], values: list[str]) -> ColumnElement[bool]:
-    wanted: list[Any] = list(values)
+    column_values: list[Any] = list(values)
     if isinstance(column.type, Boolean):
-        wanted = [TRUTHS.get(value.lower()) for value in values]
-        if None in wanted:
+        column_values = [TRUTHS.get(value.lower()) for value in values]
+        if None in column_values:
             why = f"Invalid input for {name}. Reason: it must be true or false."
             raise malformed(why)
     elif isinstance(column.type, Integer):
-        wanted = [number_of(name, value) for value in values]
-    known: ColumnElement[bool] = column.in_(wanted)
-    # An empty value asks for what has none, as in `?device_id=`.
-    return or_(known, column.is_(None)) if "" in values or "None" in values else known
+        column_values = [number_of(name, value) for value in values]
+    rule: ColumnElement[bool] = column.in_(column_values)
+    # An empty value matches rows without a value, as in `?device_id=`.
+    return or_(rule, column.is_(None)) if "" in values or "None" in values else rule
 
 
 def _href(req: falcon.Request, marker: str, backwards: bool) -> str:
-    kept = {
+    parameters = {
         name: value for name, value in req.params.items() if name not in ("marker", "page_reverse")
     }
-    more = {"marker": marker} | ({"page_reverse": "True"} if backwards else {})
-    return f"{req.prefix}{req.path}?{urlencode(kept | more, doseq=True)}"
+    marker_parameters = {"marker": marker} | ({"page_reverse": "True"} if backwards else {})
+    return f"{req.prefix}{req.path}?{urlencode(parameters | marker_parameters, doseq=True)}"

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of the network service.
 
-`ports.bound_at` is the revision of the change that bound the port: a host that has applied this
-revision has wired it. `hosts.changed` is the revision of the last change that concerns the host;
-`counter` hands revisions out, for ever rising. `addresses` says who holds which address: its
-primary key is what makes an address unique in its subnet. A port's active binding stands in its own
-row, the others in `inactive_bindings`; PLACES has them all. `arrivals` says where a port's second
-binding was made, so where its guest came, or will come, with connections that live on.
+* `ports.bound_at` is the revision of the change that bound the port. A host that has applied this
+  revision has wired the port.
+* `hosts.changed` is the revision of the last change that concerns the host.
+* `counter` provides increasing revisions.
+* `addresses` has the port of each address. The primary key makes an address unique in a subnet.
+* A port's active binding is in its own row, and the others in `inactive_bindings`. PLACES contains
+  all.
+* `arrivals` has the hosts for which a second binding of a port was created. A guest arrives or has
+  arrived there with open connections.
 """
 
 from sqlalchemy import (
@@ -31,8 +34,8 @@ from deploy.one_machine.services.quotas import SetLimits
 METADATA = MetaData()
 
 
-def _noun(name: str, *columns: SchemaItem) -> Table:
-    """A table of something that the API shows, with what all such things have."""
+def _resource_table(name: str, *columns: SchemaItem) -> Table:
+    """Return the table of a resource of the API, with the columns that all have."""
     return Table(
         name,
         METADATA,
@@ -48,7 +51,7 @@ def _noun(name: str, *columns: SchemaItem) -> Table:
     )
 
 
-def _truth(name: str, default: bool) -> Column[bool]:
+def _boolean(name: str, default: bool) -> Column[bool]:
     return Column(name, Boolean, nullable=False, default=default)
 
 
@@ -60,25 +63,25 @@ def _text(name: str) -> Column[str]:
     return Column(name, String, nullable=False, default="")
 
 
-networks = _noun(
+networks = _resource_table(
     "networks",
-    _truth("admin_state_up", True),
-    _truth("shared", False),
-    _truth("external", False),
-    _truth("is_default", False),
-    _truth("port_security_enabled", True),
+    _boolean("admin_state_up", True),
+    _boolean("shared", False),
+    _boolean("external", False),
+    _boolean("is_default", False),
+    _boolean("port_security_enabled", True),
     Column("mtu", Integer, nullable=False),
     Column("vni", Integer, nullable=False, unique=True),
     _text("dns_domain"),
 )
 
-subnets = _noun(
+subnets = _resource_table(
     "subnets",
     Column("network_id", ForeignKey("networks.id", ondelete="CASCADE"), nullable=False, index=True),
     Column("ip_version", Integer, nullable=False),
     Column("cidr", String, nullable=False),
     Column("gateway_ip", String),
-    _truth("enable_dhcp", True),
+    _boolean("enable_dhcp", True),
     Column("ipv6_address_mode", String),
     Column("ipv6_ra_mode", String),
     _list("allocation_pools"),
@@ -86,11 +89,11 @@ subnets = _noun(
     _list("host_routes"),
 )
 
-ports = _noun(
+ports = _resource_table(
     "ports",
     Column("network_id", ForeignKey("networks.id"), nullable=False, index=True),
     Column("mac_address", String, nullable=False),
-    _truth("admin_state_up", True),
+    _boolean("admin_state_up", True),
     Column("status", String, nullable=False, default="DOWN"),
     Column("device_id", String, nullable=False, default="", index=True),
     _text("device_owner"),
@@ -99,7 +102,7 @@ ports = _noun(
     Column("vif_type", String, nullable=False, default="unbound"),
     Column("vnic_type", String, nullable=False, default="normal"),
     Column("profile", JSON, nullable=False, default=dict),
-    _truth("port_security_enabled", True),
+    _boolean("port_security_enabled", True),
     _list("allowed_address_pairs"),
     _text("dns_name"),
     UniqueConstraint("network_id", "mac_address"),
@@ -114,7 +117,7 @@ inactive_bindings = Table(
     Column("vif_type", String, nullable=False),
     Column("vnic_type", String, nullable=False),
     Column("profile", JSON, nullable=False),
-    _truth("is_wired", False),
+    _boolean("is_wired", False),
 )
 
 arrivals = Table(
@@ -132,7 +135,7 @@ PLACES = union_all(
     .join_from(inactive_bindings, ports)
     .where(inactive_bindings.c.vif_type == "bridge"),
 ).subquery("places")
-"""Where ports are wired: each port of each host, whether the binding is the active one or not."""
+"""The ports that each host wires, through active and inactive bindings."""
 
 addresses = Table(
     "addresses",
@@ -154,9 +157,9 @@ port_groups = Table(
     Index("port_groups_by_group", "group_id"),
 )
 
-security_groups = _noun("security_groups", _truth("stateful", True))
+security_groups = _resource_table("security_groups", _boolean("stateful", True))
 
-# One default group a project, however many requests come first at a time.
+# One default group for each project, also if several first requests run concurrently.
 Index(
     "one_default_group",
     security_groups.c.project_id,
@@ -164,7 +167,7 @@ Index(
     sqlite_where=security_groups.c.name == "default",
 )
 
-security_group_rules = _noun(
+security_group_rules = _resource_table(
     "security_group_rules",
     Column(
         "security_group_id",
@@ -181,15 +184,15 @@ security_group_rules = _noun(
     Column("remote_group_id", ForeignKey("security_groups.id", ondelete="CASCADE"), index=True),
 )
 
-routers = _noun(
+routers = _resource_table(
     "routers",
-    _truth("admin_state_up", True),
-    _truth("enable_snat", True),
+    _boolean("admin_state_up", True),
+    _boolean("enable_snat", True),
     _list("routes"),
     Column("host", String, nullable=False, default="", index=True),
 )
 
-floating_ips = _noun(
+floating_ips = _resource_table(
     "floating_ips",
     Column("floating_network_id", ForeignKey("networks.id"), nullable=False),
     Column("floating_ip_address", String, nullable=False, index=True),
@@ -208,7 +211,7 @@ hosts = Table(
     METADATA,
     Column("name", String, primary_key=True),
     Column("tunnel_address", String),
-    _truth("external_gateway", False),
+    _boolean("external_gateway", False),
     Column("changed", Integer, nullable=False),
     Column("acknowledged", Integer, nullable=False, default=0),
     Column("created_at", String, nullable=False),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/security-groups and /v2.0/security-group-rules: what a group's ports may receive and send.
+"""/v2.0/security-groups and /v2.0/security-group-rules: permitted traffic of ports.
 
-A project's default group, with its four rules, is made the first time that it is needed. A rule
-never changes; no two of a group are equal.
+A project's default group with four rules is created at the first use. Rules never
+change, and the rules of a group are unique.
 """
 
 import ipaddress
@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Select, func, select
 
 from deploy.one_machine.services.database import DbRow, DbSelect, DbValues
-from deploy.one_machine.services.listing import gathered
+from deploy.one_machine.services.listing import collect
 from deploy.one_machine.services.network import schema
 from deploy.one_machine.services.network.attributes import (
     ID,
@@ -34,7 +34,7 @@ from deploy.one_machine.services.schemas import TRUTH, nullable, one_of, text
 GROUPS, RULES = schema.security_groups, schema.security_group_rules
 ETHERTYPES = ("IPv4", "IPv6")
 ONLY_IPV6 = {41, 43, 44, 58, 59, 60}
-SAME = (
+RULE_KEY = (
     "direction",
     "ethertype",
     "protocol",
@@ -46,29 +46,30 @@ SAME = (
 
 
 class SecurityGroupsApi(NetworkResource):
-    """Security groups."""
-
     name, plural, table = "security_group", "security-groups", GROUPS
     missing = "SecurityGroupNotFound"
     constant = {"shared": False}
     attributes = Attributes({**STANDARD, "stateful": Attribute(TRUTH, True)})
 
     def before_list(self, fabric: Fabric, caller: NetworkCaller) -> None:
-        if caller.project_id and fabric.database.first(_default(caller.project_id)) is None:
+        if (
+            caller.project_id
+            and fabric.database.first(_default_group_query(caller.project_id)) is None
+        ):
             with fabric.change() as change:
                 default_group(change, caller.project_id)
 
     def select(self) -> DbSelect:
-        each: list[Any] = []
+        pairs: list[Any] = []
         for column in RULES.c:
-            each += [column.name, func.json(column) if column.name == "tags" else column]
-        rules = gathered(func.json_object(*each), RULES.c.security_group_id == GROUPS.c.id)
+            pairs += [column.name, func.json(column) if column.name == "tags" else column]
+        rules = collect(func.json_object(*pairs), RULES.c.security_group_id == GROUPS.c.id)
         return select(GROUPS, rules.label("rules"))
 
     def view(self, row: DbValues, caller: NetworkCaller) -> Body:
         rules = sorted(row["rules"], key=lambda rule: (rule["created_at"], rule["id"]))
-        shown = [SecurityGroupRulesApi().view(rule, caller) for rule in rules]
-        return super().view(row, caller) | {"security_group_rules": shown}
+        views = [SecurityGroupRulesApi().view(rule, caller) for rule in rules]
+        return super().view(row, caller) | {"security_group_rules": views}
 
     def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
         if body["name"] == "default":
@@ -89,33 +90,41 @@ class SecurityGroupsApi(NetworkResource):
     def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
         if row.name == "default" and not caller.is_admin:
             raise fault("SecurityGroupCannotRemoveDefault")
-        users = select(schema.port_groups.c.port_id).where(schema.port_groups.c.group_id == row.id)
-        if change.has(users):
+        port_query = select(schema.port_groups.c.port_id).where(
+            schema.port_groups.c.group_id == row.id
+        )
+        if change.has(port_query):
             raise fault("SecurityGroupInUse", id=row.id)
-        naming = select(RULES.c.security_group_id).where(RULES.c.remote_group_id == row.id)
-        change.touch(groups=change.scalars(naming))
+        referring_groups = select(RULES.c.security_group_id).where(
+            RULES.c.remote_group_id == row.id
+        )
+        change.touch(groups=change.scalars(referring_groups))
         change.remove(GROUPS, row.id)
 
 
 def default_group(change: Change, project_id: str) -> str:
-    """The id of the project's default group."""
-    own = {"project_id": project_id, "name": "default", "description": "Default security group"}
-    return change.scalar(_default(project_id)) or _add(change, own, open_inside=True)
+    """Return the id of the project's default group, and create a missing group."""
+    group = {"project_id": project_id, "name": "default", "description": "Default security group"}
+    return change.scalar(_default_group_query(project_id)) or _add(change, group, open_inside=True)
 
 
 def require_groups(
     change: Change, caller: NetworkCaller, groups: list[str], project_id: str
 ) -> None:
-    """Raises 404 for a group that neither the caller nor the port's project owns."""
-    known = select(GROUPS.c.id).where(GROUPS.c.id.in_(groups))
+    """Check the groups of a port.
+
+    Raises:
+        Fault: 404, neither the caller's nor the port's project owns a group.
+    """
+    query = select(GROUPS.c.id).where(GROUPS.c.id.in_(groups))
     if not caller.is_admin:
-        known = known.where(GROUPS.c.project_id.in_([caller.project_id, project_id]))
-    missing = sorted(set(groups) - set(change.scalars(known))) if groups else []
+        query = query.where(GROUPS.c.project_id.in_([caller.project_id, project_id]))
+    missing = sorted(set(groups) - set(change.scalars(query))) if groups else []
     if missing:
         raise fault("SecurityGroupNotFound", id=missing[0])
 
 
-def _default(project_id: str) -> Select[tuple[str]]:
+def _default_group_query(project_id: str) -> Select[tuple[str]]:
     return select(GROUPS.c.id).where(GROUPS.c.project_id == project_id, GROUPS.c.name == "default")
 
 
@@ -134,16 +143,20 @@ def _require_stateful(body: Body) -> None:
         raise invalid("stateless security groups are not served here")
 
 
-def protocol(value: str | int | None) -> str | None:
-    """A protocol's name or number as it is stored; "any" and 0 are none. Raises 400."""
+def normalize_protocol(value: str | int | None) -> str | None:
+    """Return the stored name or number of a protocol, or None for "any" and 0.
+
+    Raises:
+        Fault: 400, the protocol is unknown.
+    """
     name = str(value).lower()
     if value is None or name in ("any", "0"):
         return None
     is_number = name.isascii() and name.isdigit() and len(name) < 4 and int(name) <= 255
     if name in PROTOCOLS or is_number:
         return name
-    known = ", ".join(PROTOCOLS)
-    why = f"'{name[:64]}' is not a protocol: use a number from 0 to 255 or one of {known}"
+    names = ", ".join(PROTOCOLS)
+    why = f"'{name[:64]}' is not a protocol: use a number from 0 to 255 or one of {names}"
     raise malformed(why)
 
 
@@ -170,26 +183,30 @@ class SecurityGroupRulesApi(NetworkResource):
 
     def view(self, row: DbValues, caller: NetworkCaller) -> Body:
         prefix = row["remote_ip_prefix"]
-        whole = str(ipaddress.ip_network(prefix, strict=False)) if prefix else None
-        return super().view(row, caller) | {"normalized_cidr": whole}
+        cidr = str(ipaddress.ip_network(prefix, strict=False)) if prefix else None
+        return super().view(row, caller) | {"normalized_cidr": cidr}
 
-    def checked(self, caller: NetworkCaller, body: object, *, new: bool) -> Body:
-        found = super().checked(caller, body, new=new)
-        return found | {"protocol": protocol(found["protocol"])} if "protocol" in found else found
+    def validate(self, caller: NetworkCaller, body: object, *, new: bool) -> Body:
+        values = super().validate(caller, body, new=new)
+        return (
+            values | {"protocol": normalize_protocol(values["protocol"])}
+            if "protocol" in values
+            else values
+        )
 
     def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
         group = self._group(change, caller, body["security_group_id"])
         body["project_id"] = group.project_id
         if body["remote_group_id"] is not None:
             self._group(change, caller, body["remote_group_id"])
-        _check(body)
-        alike = select(RULES.c.id).where(
+        _check_rule(body)
+        query = select(RULES.c.id).where(
             RULES.c.security_group_id == group.id,
-            *[RULES.c[name].is_not_distinct_from(body[name]) for name in SAME],
+            *[RULES.c[name].is_not_distinct_from(body[name]) for name in RULE_KEY],
         )
-        known = change.scalar(alike)
-        if known is not None:
-            raise fault("SecurityGroupRuleExists", id=known)
+        equal_rule = change.scalar(query)
+        if equal_rule is not None:
+            raise fault("SecurityGroupRuleExists", id=equal_rule)
         spend(change, group.project_id, "security_group_rule")
         change.touch(groups=[group.id])
         change.set(GROUPS, group.id, {})
@@ -214,14 +231,22 @@ class SecurityGroupRulesApi(NetworkResource):
         return row
 
 
-def number_of(name: str | None) -> int | None:
-    """The number of a protocol; None for any."""
+def protocol_number(name: str | None) -> int | None:
+    """Return the number of a protocol, or None for any protocol."""
     return None if name is None else PROTOCOLS[name] if name in PROTOCOLS else int(name)
 
 
-def _check(body: Body) -> None:
-    """Raises 400 for parts that do not fit each other."""
-    low, high, kind = body["port_range_min"], body["port_range_max"], number_of(body["protocol"])
+def _check_rule(body: Body) -> None:
+    """Check that the attributes of a rule fit each other.
+
+    Raises:
+        Fault: 400, they do not.
+    """
+    low, high, kind = (
+        body["port_range_min"],
+        body["port_range_max"],
+        protocol_number(body["protocol"]),
+    )
     if body["remote_ip_prefix"] and body["remote_group_id"]:
         raise fault("SecurityGroupRemoteGroupAndRemoteIpPrefix")
     if body["remote_ip_prefix"]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/subnets: the addresses of a network, their pools, gateway, routes and what DHCP says.
+"""/v2.0/subnets: the addresses of a network, with pools, gateway, routes and DHCP options.
 
-Subnets of one network never overlap; those of different networks may. A network whose subnets want
-DHCP has one port network:dhcp with an address in each of them, the same on every host.
+Subnets of one network never overlap, but subnets of different networks may. A network with DHCP in
+a subnet has one port network:dhcp with an address in each of them, the same on every host.
 """
 
 import ipaddress
@@ -39,15 +39,13 @@ from deploy.one_machine.services.network.resource import NetworkResource
 from deploy.one_machine.services.resource import Body
 from deploy.one_machine.services.schemas import TRUTH, array, mapping, nullable, one_of
 
-SUBNETS, PORTS, HELD = schema.subnets, schema.ports, schema.addresses
+SUBNETS, PORTS, ADDRESSES = schema.subnets, schema.ports, schema.addresses
 MODE = nullable(one_of("slaac", "dhcpv6-stateful", "dhcpv6-stateless"))
 DHCP_OWNER = "network:dhcp"
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class SubnetsApi(NetworkResource):
-    """Subnets."""
-
     name, plural, table, missing = "subnet", "subnets", SUBNETS, "SubnetNotFound"
     attributes = Attributes(
         {
@@ -72,15 +70,17 @@ class SubnetsApi(NetworkResource):
 
     def visible_to(self, project_id: str) -> ColumnElement[bool]:
         networks = schema.networks.c
-        shared = select(networks.id).where(or_(networks.shared, networks.project_id == project_id))
-        return or_(SUBNETS.c.project_id == project_id, SUBNETS.c.network_id.in_(shared))
+        visible_networks = select(networks.id).where(
+            or_(networks.shared, networks.project_id == project_id)
+        )
+        return or_(SUBNETS.c.project_id == project_id, SUBNETS.c.network_id.in_(visible_networks))
 
     def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
         network = visible_network(change, caller, body["network_id"])
         caller.require_owner(network.project_id, "(rule:create_subnet)")
         body["project_id"] = network.project_id if not caller.is_admin else body["project_id"]
         spend(change, body["project_id"], "subnet")
-        net = _cidr(body)
+        net = _parse_cidr(body)
         for other in subnets_of(change.connection, network.id):
             if other.ip_version == net.version and ipaddress.ip_network(other.cidr).overlaps(net):
                 raise invalid(
@@ -94,7 +94,7 @@ class SubnetsApi(NetworkResource):
             body["allocation_pools"] = default_pools(net, body["gateway_ip"])
         check_pools(body["allocation_pools"], net, body["gateway_ip"])
         key = change.add(SUBNETS, self.columns(body))
-        serve_dhcp(change, network)
+        update_dhcp_port(change, network)
         change.touch(networks=[network.id])
         return key
 
@@ -108,11 +108,11 @@ class SubnetsApi(NetworkResource):
             body.pop("allocation_pools", None)
         check_pools(body.get("allocation_pools", row.allocation_pools), net, gateway)
         change.set(SUBNETS, row.id, body)
-        serve_dhcp(change, change.existing(schema.networks, row.network_id))
+        update_dhcp_port(change, change.get_existing(schema.networks, row.network_id))
         change.touch(networks=[row.network_id])
 
     def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
-        users = select(PORTS).join(HELD).where(HELD.c.subnet_id == row.id)
+        users = select(PORTS).join(ADDRESSES).where(ADDRESSES.c.subnet_id == row.id)
         users = users.where(
             PORTS.c.device_owner.like("network:router%")
             if is_from_mac(row)
@@ -127,26 +127,28 @@ class SubnetsApi(NetworkResource):
             raise fault("SubnetInUse", id=row.id, why=why)
         change.touch(networks=[row.network_id])
         change.remove(SUBNETS, row.id)
-        serve_dhcp(change, change.existing(schema.networks, row.network_id))
+        update_dhcp_port(change, change.get_existing(schema.networks, row.network_id))
 
 
-def serve_dhcp(change: Change, network: DbRow) -> None:
-    """Give the network's DHCP port an address in each subnet that wants DHCP, on all hosts the
-    same; no port when none does."""
+def update_dhcp_port(change: Change, network: DbRow) -> None:
+    """Give the network's DHCP port an address in each subnet with DHCP.
+
+    Without such a subnet the port is removed.
+    """
     connection = change.connection
-    wanted = {
+    dhcp_subnets = {
         subnet.id
         for subnet in subnets_of(connection, network.id)
         if subnet.enable_dhcp and not is_from_mac(subnet)
     }
     port = change.first(select(PORTS).filter_by(network_id=network.id, device_owner=DHCP_OWNER))
-    if not wanted:
+    if not dhcp_subnets:
         if port is not None:
             change.remove(PORTS, port.id)
         return
     if port is None:
         mac = free_mac(connection, network.id)
-        own = {
+        columns = {
             "project_id": network.project_id,
             "network_id": network.id,
             "mac_address": mac,
@@ -155,51 +157,62 @@ def serve_dhcp(change: Change, network: DbRow) -> None:
             "status": "ACTIVE",
             "port_security_enabled": False,
         }
-        key = change.add(PORTS, own)
+        key = change.add(PORTS, columns)
     else:
         mac, key = port.mac_address, port.id
-    before = set(change.scalars(select(HELD.c.subnet_id).where(HELD.c.port_id == key)))
-    gone = HELD.c.subnet_id.in_(before - wanted)
-    change.execute(delete(HELD).where(HELD.c.port_id == key, gone))
-    missing = [{"subnet_id": subnet} for subnet in sorted(wanted - before)]
-    store(connection, key, choose_addresses(connection, network.id, mac, missing, router=True))
+    old_subnets = set(
+        change.scalars(select(ADDRESSES.c.subnet_id).where(ADDRESSES.c.port_id == key))
+    )
+    is_obsolete = ADDRESSES.c.subnet_id.in_(old_subnets - dhcp_subnets)
+    change.execute(delete(ADDRESSES).where(ADDRESSES.c.port_id == key, is_obsolete))
+    new_addresses = [{"subnet_id": subnet} for subnet in sorted(dhcp_subnets - old_subnets)]
+    store(
+        connection, key, choose_addresses(connection, network.id, mac, new_addresses, router=True)
+    )
 
 
 def default_pools(net: IPNetwork, gateway: str | None) -> list[dict[str, str]]:
-    """All addresses but those of the network itself, of its broadcast and of the gateway."""
+    """Return pools of all addresses except network, broadcast and gateway."""
     first, last = int(net.network_address), int(net.broadcast_address)
     if net.prefixlen < net.max_prefixlen - 1:
         first, last = first + 1, last - (1 if net.version == 4 else 0)
     ranges = [(first, last)]
     if gateway is not None and first <= (middle := int(ipaddress.ip_address(gateway))) <= last:
         ranges = [(first, middle - 1), (middle + 1, last)]
-    make = type(net.network_address)
+    address_type = type(net.network_address)
     return [
-        {"start": str(make(low)), "end": str(make(high))} for low, high in ranges if low <= high
+        {"start": str(address_type(low)), "end": str(address_type(high))}
+        for low, high in ranges
+        if low <= high
     ]
 
 
 def check_pools(pools: list[dict[str, str]], net: IPNetwork, gateway: str | None) -> None:
-    """Raises 400 or 409 for pools that are outside, overlap, or hold the gateway."""
+    """Check the allocation pools of a subnet.
+
+    Raises:
+        Fault: 400, a pool is invalid or outside of the subnet. 409, pools overlap or contain the
+            gateway.
+    """
     ranges = []
     for pool in pools:
-        shown = f"{pool.get('start')}-{pool.get('end')}"
+        text = f"{pool.get('start')}-{pool.get('end')}"
         if len(pool) < 2:
-            raise fault("InvalidAllocationPool", pool=shown)
+            raise fault("InvalidAllocationPool", pool=text)
         start, end = ipaddress.ip_address(pool["start"]), ipaddress.ip_address(pool["end"])
         if start.version != net.version or end.version != net.version or int(start) > int(end):
-            raise fault("InvalidAllocationPool", pool=shown)
+            raise fault("InvalidAllocationPool", pool=text)
         if start not in net or end not in net:
-            raise fault("OutOfBoundsAllocationPool", pool=shown, cidr=net)
+            raise fault("OutOfBoundsAllocationPool", pool=text, cidr=net)
         if gateway is not None and int(start) <= int(ipaddress.ip_address(gateway)) <= int(end):
-            raise fault("GatewayConflictWithAllocationPools", ip=gateway, pool=shown)
-        ranges.append((int(start), int(end), shown))
-    for one, other in pairwise(sorted(ranges)):
-        if other[0] <= one[1]:
-            raise fault("OverlappingAllocationPools", one=one[2], other=other[2], cidr=net)
+            raise fault("GatewayConflictWithAllocationPools", ip=gateway, pool=text)
+        ranges.append((int(start), int(end), text))
+    for first, second in pairwise(sorted(ranges)):
+        if second[0] <= first[1]:
+            raise fault("OverlappingAllocationPools", one=first[2], other=second[2], cidr=net)
 
 
-def _cidr(body: Body) -> IPNetwork:
+def _parse_cidr(body: Body) -> IPNetwork:
     net = ipaddress.ip_network(body["cidr"])
     if net.version != body["ip_version"]:
         raise invalid(f"cidr {net} does not match the ip_version {body['ip_version']}")
@@ -225,16 +238,16 @@ def _cidr(body: Body) -> IPNetwork:
 def _check_gateway(gateway: str | None, net: IPNetwork, mode: str | None) -> None:
     if gateway is None:
         return
-    found = ipaddress.ip_address(gateway)
-    if found.version != net.version:
+    address = ipaddress.ip_address(gateway)
+    if address.version != net.version:
         raise invalid(f"gateway_ip '{gateway}' does not match the ip_version '{net.version}'")
-    if found in net and net.version == 4 and net.prefixlen < 31 and found in (net[0], net[-1]):
+    if address in net and net.version == 4 and net.prefixlen < 31 and address in (net[0], net[-1]):
         raise invalid("Gateway is not valid on subnet")
 
 
 def _require_unused_gateway(change: Change, row: DbRow) -> None:
-    holds = (HELD.c.subnet_id == row.id) & (HELD.c.address == row.gateway_ip)
-    routers = PORTS.c.device_owner.like("network:router%")
-    user = change.scalar(select(PORTS.c.id).join(HELD).where(holds, routers))
+    has_gateway = (ADDRESSES.c.subnet_id == row.id) & (ADDRESSES.c.address == row.gateway_ip)
+    is_router_port = PORTS.c.device_owner.like("network:router%")
+    user = change.scalar(select(PORTS.c.id).join(ADDRESSES).where(has_gateway, is_router_port))
     if user is not None:
         raise fault("GatewayIpInUse", ip=row.gateway_ip, port=user)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small Cinder v3: volumes as sparse raw files in a folder, snapshots, types, attachments.
+"""A small Cinder v3 with volumes as sparse raw files in a folder, snapshots, types and attachments.
 
-`app.py` lists the routes; `python -m deploy.one_machine.services.volume serve` runs it. What must
-stay true: a volume's row says what may happen to its file; a file with its own name is whole; work
-that takes long stands in the table of jobs until it is done, so that a death of the process costs
-nothing.
+`app.py` lists the routes. `python -m deploy.one_machine.services.volume serve` runs the service.
+Invariant: a volume's row determines the operations on its file. A file with its final name is
+complete. Long work is in the table of jobs until it is done, so a crash loses nothing.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The routes of the volume service, all in one list, behind keystonemiddleware.
 
-Each is also served with the project's id behind /v3, as older clients have it (versions.py).
+Each path also exists with the project's id behind /v3, for older clients (versions.py).
 """
 
 from deploy.one_machine.services.guard import HeaderAuthentication
@@ -24,18 +24,18 @@ from deploy.one_machine.services.web import App, application
 
 
 def build(service: VolumeService) -> App:
-    """The application by itself: it believes the headers that the middleware sets."""
+    """Return the app without keystonemiddleware. The app trusts the headers of the middleware."""
     app = application([HeaderAuthentication(is_open, VolumeCaller), Microversions()])
     app.set_error_serializer(write_error)
     app.add_route("/", VolumeVersions())
     app.add_route("/v3", VolumeVersions())
     _add_volumes(app, service)
     _add_types(app, service)
-    uses = VolumeAttachments(service)
-    app.add_route("/v3/attachments", uses)
-    app.add_route("/v3/attachments/detail", uses, suffix="detail")
-    app.add_route("/v3/attachments/{key}", uses, suffix="one")
-    app.add_route("/v3/attachments/{key}/action", uses, suffix="action")
+    attachments = VolumeAttachments(service)
+    app.add_route("/v3/attachments", attachments)
+    app.add_route("/v3/attachments/detail", attachments, suffix="detail")
+    app.add_route("/v3/attachments/{key}", attachments, suffix="one")
+    app.add_route("/v3/attachments/{key}/action", attachments, suffix="action")
     quotas, documents = VolumeQuotas(service), VolumeDocuments(service)
     app.add_route("/v3/os-quota-sets/{project_id}", quotas)
     app.add_route("/v3/os-quota-sets/{project_id}/defaults", quotas, suffix="defaults")
@@ -51,18 +51,18 @@ def build(service: VolumeService) -> App:
 
 
 def _add_volumes(app: App, service: VolumeService) -> None:
-    of_volumes, of_snapshots = VolumesApi(service), SnapshotsApi(service)
-    collection, shelf = (
-        VolumeCollection(service, of_volumes),
-        SnapshotCollection(service, of_snapshots),
+    volumes, snapshots = VolumesApi(service), SnapshotsApi(service)
+    collection, snapshot_collection = (
+        VolumeCollection(service, volumes),
+        SnapshotCollection(service, snapshots),
     )
-    snapshot = SnapshotItem(service, of_snapshots)
+    snapshot = SnapshotItem(service, snapshots)
     app.add_route("/v3/volumes", collection)
     app.add_route("/v3/volumes/detail", collection, suffix="detail")
-    app.add_route("/v3/volumes/{key}", VolumeItem(service, of_volumes))
+    app.add_route("/v3/volumes/{key}", VolumeItem(service, volumes))
     app.add_route("/v3/volumes/{key}/action", VolumeActions(service))
-    app.add_route("/v3/snapshots", shelf)
-    app.add_route("/v3/snapshots/detail", shelf, suffix="detail")
+    app.add_route("/v3/snapshots", snapshot_collection)
+    app.add_route("/v3/snapshots/detail", snapshot_collection, suffix="detail")
     app.add_route("/v3/snapshots/{key}", snapshot)
     app.add_route("/v3/snapshots/{key}/action", snapshot, suffix="action")
 

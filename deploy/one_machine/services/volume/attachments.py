@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v3/attachments: who has a volume, from 3.27 on.
+"""/v3/attachments: the attachments of volumes, from microversion 3.27 on.
 
-An attachment is reserved for a server, gets a connection when the server's host says who it is
-(attaching), and is completed (attached) from 3.44 on. The connection ends with the attachment. A
-volume has one attachment, or several with the property multiattach, or several of one server that
-moves. Each change of status is one transaction with the volume's.
+An attachment is reserved for a server. The attachment gets a connection when the server's host
+sends its connector (attaching), and is completed from 3.44 on (attached). The connection ends with
+the attachment. A volume has one attachment, or several if it is multiattach or if its server moves.
+Each change of status is one transaction with the change of the volume.
 """
 
 import time
@@ -17,10 +17,10 @@ from deploy.one_machine.services.resource import Body
 from deploy.one_machine.services.schemas import BodySchema, mapping, nullable, one_of, text
 from deploy.one_machine.services.volume.caller import VolumeCaller
 from deploy.one_machine.services.volume.faults import fault
-from deploy.one_machine.services.volume.listing import listed
+from deploy.one_machine.services.volume.listing import list_rows
 from deploy.one_machine.services.volume.schema import attachments, jobs, volumes
 from deploy.one_machine.services.volume.service import VolumeChange, VolumeService, moment
-from deploy.one_machine.services.volume.states import settle_use
+from deploy.one_machine.services.volume.states import update_status
 from deploy.one_machine.services.volume.versions import require, since
 from deploy.one_machine.services.web import answer, part_of, read_json
 
@@ -41,14 +41,16 @@ FILTERS = {
     "attach_status": lambda value: attachments.c.status == value,
     "instance_id": lambda value: attachments.c.instance == value,
 }
-#: Jobs that give a volume another content.
+#: Jobs that replace the content of a volume.
 FILLING = ("create", "copy", "download", "reimage")
 POLL_SECONDS = 0.1
 
 
 class VolumeAttachments:
-    """GET and POST /v3/attachments; GET .../detail; GET, PUT and DELETE .../{key}; POST
-    .../{key}/action."""
+    """GET and POST /v3/attachments, GET .../detail, and one attachment.
+
+    An attachment has GET, PUT and DELETE .../{key}, and POST .../{key}/action.
+    """
 
     minor = 27
 
@@ -56,12 +58,12 @@ class VolumeAttachments:
         self._service = service
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        rows, beside = listed(self._service, req, attachments, FILTERS, "attachments")
-        answer(resp, {"attachments": [summary(row) for row in rows]} | beside)
+        rows, extras = list_rows(self._service, req, attachments, FILTERS, "attachments")
+        answer(resp, {"attachments": [summary(row) for row in rows]} | extras)
 
     def on_get_detail(self, req: falcon.Request, resp: falcon.Response) -> None:
-        rows, beside = listed(self._service, req, attachments, FILTERS, "attachments")
-        answer(resp, {"attachments": [detail(row) for row in rows]} | beside)
+        rows, extras = list_rows(self._service, req, attachments, FILTERS, "attachments")
+        answer(resp, {"attachments": [detail(row) for row in rows]} | extras)
 
     def on_get_one(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         with self._service.database.read() as connection:
@@ -70,7 +72,7 @@ class VolumeAttachments:
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         caller: VolumeCaller = req.context.caller
         form = CREATE_WITH_MODE if since(req, 54) else CREATE
-        body: Body = form.checked(part_of(read_json(req), "attachment"), "attachment")
+        body: Body = form.validate(part_of(read_json(req), "attachment"), "attachment")
         mode = body.get("mode")
         with self._service.change() as change:
             volume = find_volume(change.connection, caller, body["volume_uuid"])
@@ -85,7 +87,7 @@ class VolumeAttachments:
         self._answer(req, resp, key)
 
     def on_put_one(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        body: Body = UPDATE.checked(part_of(read_json(req), "attachment"), "attachment")
+        body: Body = UPDATE.validate(part_of(read_json(req), "attachment"), "attachment")
         self._connect(req.context.caller, key, body["connector"])
         self._answer(req, resp, key)
 
@@ -97,10 +99,10 @@ class VolumeAttachments:
         check_deletable(self._service, caller, row)
         self._delete(key, row.volume_id)
         with self._service.database.read() as connection:
-            left = connection.execute(
+            rows = connection.execute(
                 select(attachments).where(attachments.c.volume_id == row.volume_id)
             ).all()
-        answer(resp, {"attachments": [summary(one) for one in left]})
+        answer(resp, {"attachments": [summary(one) for one in rows]})
 
     def on_post_action(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         require(req, 44)
@@ -111,7 +113,7 @@ class VolumeAttachments:
             caller.require_member("volume:attachment_complete")
             values = {"status": "attached", "attached_at": row.attached_at or moment()}
             change.set(attachments, key, values)
-            settle_use(change, row.volume_id)
+            update_status(change, row.volume_id)
         resp.status = falcon.HTTP_204
 
     def _answer(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
@@ -119,7 +121,12 @@ class VolumeAttachments:
             answer(resp, {"attachment": detail(_find(connection, req.context.caller, key))})
 
     def _connect(self, caller: VolumeCaller, key: str, connector: Body) -> None:
-        """Wait until nobody copies the volume, and give the attachment its connection."""
+        """Wait until no job copies the volume, then give the attachment a connection.
+
+        Raises:
+            Fault: 404, the attachment is unknown. 409, the volume is copied for too long. 503, the
+                volume cannot be exported.
+        """
         until = time.monotonic() + self._service.settings.wait_seconds
         while True:
             with self._service.change() as change:
@@ -137,7 +144,7 @@ class VolumeAttachments:
             self._service.open_export(key)
         except falcon.HTTPError:
             with self._service.change() as change:
-                settle_use(change, volume.id)
+                update_status(change, volume.id)
             raise
 
     def _delete(self, key: str, volume_id: str) -> None:
@@ -145,17 +152,22 @@ class VolumeAttachments:
 
 
 def delete(service: VolumeService, key: str, volume_id: str) -> None:
-    """End an attachment with its connection."""
+    """Delete an attachment and end the connection."""
     with service.exports.lock:
         service.exports.end(key)
         with service.change() as change:
             change.remove(attachments, key)
-            settle_use(change, volume_id)
+            update_status(change, volume_id)
 
 
 def check_deletable(service: VolumeService, caller: VolumeCaller, row: DbRow) -> None:
-    """Raises 409 when a user would take a volume away beneath a server: its device would stay, and
-    may be another volume's later (CVE-2023-2088)."""
+    """Refuse a user's request to detach a volume from a server that uses it.
+
+    The server's device would stay, and might belong to another volume later (CVE-2023-2088).
+
+    Raises:
+        Fault: 409, the server uses the volume.
+    """
     if caller.is_service or not (row.instance and row.connection_info):
         return
     if service.compute.attachment_of(row.instance, row.volume_id) in ("", row.id):
@@ -163,7 +175,11 @@ def check_deletable(service: VolumeService, caller: VolumeCaller, row: DbRow) ->
 
 
 def find_volume(connection: Connection, caller: VolumeCaller, key: str) -> DbRow:
-    """A volume that the caller may know of. Raises 404."""
+    """Return a volume that the caller may see.
+
+    Raises:
+        Fault: 404, there is no such volume, or the volume is invisible to the caller.
+    """
     row = connection.execute(
         select(volumes).where(volumes.c.id == key, caller.sees(volumes))
     ).first()
@@ -182,24 +198,28 @@ def _find(connection: Connection, caller: VolumeCaller, key: str) -> DbRow:
 
 
 def _reserve(change: VolumeChange, volume: DbRow, instance: str | None, mode: str | None) -> str:
-    """The id of a new attachment. Raises 400 when the volume is another server's."""
-    others = change.connection.execute(
+    """Create an attachment and return the id.
+
+    Raises:
+        Fault: 400, the volume's status or another attachment does not allow this.
+    """
+    other = change.connection.execute(
         select(attachments.c.id).where(
             attachments.c.volume_id == volume.id,
             attachments.c.instance.is_distinct_from(instance) | attachments.c.instance.is_(None),
         )
     ).first()
-    # An admin may have reset the status above a server that writes to the volume.
-    if others is not None and not volume.multiattach:
+    # An admin may have reset the status while a server writes to the volume.
+    if other is not None and not volume.multiattach:
         why = f"volume {volume.id} is attached: its status is {volume.status}"
         raise fault("InvalidVolume", why=why)
     expected = ("available", "in-use") if volume.multiattach else ("available",)
     if not change.set(volumes, volume.id, {"status": "reserved"}, volumes.c.status.in_(expected)):
-        # A server that moves has the volume on two hosts for a while.
-        own = select(attachments.c.id).where(
+        # A moving server has the volume on two hosts.
+        own_query = select(attachments.c.id).where(
             attachments.c.volume_id == volume.id, attachments.c.instance == instance
         )
-        is_own = instance and change.connection.execute(own).first() is not None
+        is_own = instance and change.connection.execute(own_query).first() is not None
         if not (is_own and volume.status in ("in-use", "reserved", "attaching", "detaching")):
             why = (
                 f"Volume {volume.id} status must be {' or '.join(expected)} to reserve, but the"
@@ -228,7 +248,12 @@ def _is_busy(connection: Connection, service: VolumeService, volume_id: str) -> 
 def _connect(
     change: VolumeChange, service: VolumeService, volume: DbRow, row: DbRow, connector: Body
 ) -> None:
-    """Write down the connection of an attachment. Raises 409 for a second one on the same host."""
+    """Store the connection of an attachment.
+
+    Raises:
+        Fault: 409, the volume has an error or a connection to the same host. 400, the mode is
+            invalid or the volume is not exported to other hosts.
+    """
     if "error" in volume.status:
         why = f"the volume's status is {volume.status}"
         raise fault("Conflict", why=why)
@@ -236,7 +261,9 @@ def _connect(
     others = change.connection.execute(
         select(attachments).where(attachments.c.volume_id == volume.id, attachments.c.id != row.id)
     ).all()
-    if not volume.multiattach and any(one.connection_info and one.host == host for one in others):
+    if not volume.multiattach and any(
+        attachment.connection_info and attachment.host == host for attachment in others
+    ):
         why = f"volume {volume.id} has a connection to host {host[:64]} already"
         raise fault("Conflict", why=why)
     mode = "ro" if volume.readonly else row.mode or connector.get("mode") or "rw"
@@ -261,7 +288,7 @@ def _connect(
 
 
 def summary(row: DbRow) -> Body:
-    """An attachment in a list."""
+    """Return an attachment as a list shows it."""
     return {
         "id": row.id,
         "status": row.status,
@@ -271,7 +298,7 @@ def summary(row: DbRow) -> Body:
 
 
 def detail(row: DbRow) -> Body:
-    """An attachment with its connection."""
+    """Return an attachment with its connection."""
     info: DbValues = row.connection_info or {}
     return summary(row) | {
         "attached_at": row.attached_at or "",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The caller, as keystonemiddleware found out, and what they may do here.
+"""The caller of the volume service, and the permissions.
 
-As Cinder's own rules: whoever has a role in a project sees what is the project's, a member changes
-it, an admin does so for all. What somebody may not know of does not exist for them (404).
+As in Cinder, a user with a role in a project sees the project's volumes, a member changes them, and
+an admin does so for all projects. Objects that a caller may not see are reported as missing (404).
 """
 
 from sqlalchemy import ColumnElement, Table, true
@@ -14,23 +14,31 @@ VERSIONS = ("/", "/v3", "/v3/")
 
 
 def is_open(path: str) -> bool:
-    """Is it reached without a token?"""
+    """True if the path needs no token."""
     return path in VERSIONS
 
 
 class VolumeCaller(Caller):
-    """The caller of the volume service."""
+    """A caller of the volume service."""
 
     def sees(self, table: Table) -> ColumnElement[bool]:
-        """Which rows of a table with owners this caller may know of."""
+        """Return the condition for the rows that this caller may see, in a table with owners."""
         return true() if self.is_admin else table.c.project_id == self.project_id
 
     def require_member(self, action: str) -> None:
-        """Raises 403 for who may only read."""
+        """Refuse a caller without write access.
+
+        Raises:
+            Fault: 403, with ``action`` in the message.
+        """
         if not self.may_write:
             raise fault("Forbidden", action=action)
 
     def require_admin(self, action: str) -> None:
-        """Raises 403 unless the caller is an admin."""
+        """Refuse callers that are not admins.
+
+        Raises:
+            Fault: 403, with ``action`` in the message.
+        """
         if not self.is_admin:
             raise fault("Forbidden", action=action)

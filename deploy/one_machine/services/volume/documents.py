@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents about the volume service: zones, services, extensions, and the empty lists of backups,
-groups and other things that it does not have."""
+"""Documents of the volume service: zones, services and extensions.
+
+Lists of backups, groups and other unsupported objects are empty.
+"""
 
 from datetime import UTC, datetime
 
@@ -11,7 +13,7 @@ from deploy.one_machine.services.volume.service import VolumeService
 from deploy.one_machine.services.volume.versions import UPDATED, since
 from deploy.one_machine.services.web import answer
 
-#: alias -> name
+#: Alias -> name.
 EXTENSIONS = {
     "os-availability-zone": "AvailabilityZones",
     "os-quota-sets": "Quotas",
@@ -28,7 +30,7 @@ EXTENSIONS = {
     "os-snapshot-actions": "SnapshotActions",
     "os-extended-snapshot-attributes": "ExtendedSnapshotAttributes",
 }
-#: Lists that clients read and that are always empty here: path -> (name in the body, microversion).
+#: Lists that are always empty here. Path -> (name in the body, first minor version).
 EMPTY = {
     "backups": ("backups", 0),
     "messages": ("messages", 3),
@@ -53,13 +55,13 @@ class VolumeDocuments:
 
     def on_get_services(self, req: falcon.Request, resp: falcon.Response) -> None:
         req.context.caller.require_admin("volume_extension:services:index")
-        host, wanted = self._service.settings.host, req.params
+        host, parameters = self._service.settings.host, req.params
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
-        both = (("cinder-scheduler", host), ("cinder-volume", f"{host}@files"))
-        found = [
+        binaries = (("cinder-scheduler", host), ("cinder-volume", f"{host}@files"))
+        services = [
             {
                 "binary": binary,
-                "host": place,
+                "host": host_name,
                 "zone": self._service.settings.zone,
                 "status": "enabled",
                 "state": "up",
@@ -68,22 +70,22 @@ class VolumeDocuments:
             }
             | ({"cluster": None} if since(req, 7) else {})
             | ({"backend_state": "up"} if since(req, 49) and binary == "cinder-volume" else {})
-            for binary, place in both
-            if value_of(wanted, "binary", binary) == binary
-            and value_of(wanted, "host", place) == place
+            for binary, host_name in binaries
+            if value_of(parameters, "binary", binary) == binary
+            and value_of(parameters, "host", host_name) == host_name
         ]
-        answer(resp, {"services": found})
+        answer(resp, {"services": services})
 
     def on_get_extensions(self, req: falcon.Request, resp: falcon.Response) -> None:
         answer(resp, {"extensions": [_extension(alias) for alias in EXTENSIONS]})
 
 
 class EmptyCollection:
-    """GET a list, also .../detail, of a kind of thing that this service does not have.
+    """GET the list of a kind of object that this service does not support, also .../detail.
 
     Args:
-        name: Its name in the body.
-        minor: The microversion that brought it.
+        name: The kind's name in the body.
+        minor: The first minor version with this kind.
     """
 
     def __init__(self, name: str, minor: int) -> None:

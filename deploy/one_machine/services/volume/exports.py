@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes for other hosts: a qemu-nbd process for each connection, which ends with it.
+"""Exports of volumes to other hosts: a qemu-nbd process for each connection.
 
-The processes go on when the service is killed, and are found again by their files in one folder; a
-thread makes them what the rows say, so that one that died is back on the same port. With
-certificates only a host that shows one of the same authority is let in.
+The processes survive the service, which finds them by their pid files in one folder. A thread
+compares the processes with the rows, so a dead process is restarted on the same port. With
+certificates, only hosts with a certificate of the same authority can connect.
 """
 
 import logging
@@ -19,15 +19,16 @@ from pathlib import Path
 
 LOG = logging.getLogger("standalone.volume")
 START_SECONDS, END_SECONDS = 20, 10
-#: So many times a host may connect at once: QEMU does it once for each channel of a move.
+#: Connections of a host at a time. QEMU opens one for each channel of a migration.
 CLIENTS = 16
 
 
 @dataclass(frozen=True)
 class Export:
-    """What one process serves: the file, under the volume's name, at a port."""
+    """A volume's file that one process serves at a port, under the volume's id."""
 
-    key: str  #: the attachment's
+    #: The id of the attachment.
+    key: str
     volume_id: str
     path: Path
     port: int
@@ -35,7 +36,14 @@ class Export:
 
 
 class Exports:
-    """The processes; `folder` has a file with the number of each. No `address`: none."""
+    """The qemu-nbd processes.
+
+    Args:
+        folder: The folder with the pid file of each process.
+        address: The address at which hosts connect. "" means no exports.
+        ports: The first and last port.
+        tls: The folder with the certificates, or "" for plain text.
+    """
 
     def __init__(self, folder: Path, address: str, ports: tuple[int, int], tls: str) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -44,7 +52,7 @@ class Exports:
         """Held while rows and processes are made to agree."""
 
     def free_port(self, taken: Iterable[int]) -> int | None:
-        """A port that neither a row nor another program has."""
+        """Return a port that neither a row nor another program uses, or None."""
         used = set(taken)
         for port in range(self._ports[0], self._ports[1] + 1):
             if port not in used and _is_free(self.address, port):
@@ -52,12 +60,16 @@ class Exports:
         return None
 
     def start(self, export: Export) -> bool:
-        """Serve it, unless it is served; False, and a line in the log, when that fails."""
+        """Start the process of an export unless it runs.
+
+        Returns:
+            False if the start failed. The reason is logged.
+        """
         with self.lock:
             if self._pid(export.key):
                 return True
             try:
-                done = subprocess.run(
+                result = subprocess.run(
                     self._command(export),
                     env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
                     stdin=subprocess.DEVNULL,
@@ -65,18 +77,19 @@ class Exports:
                     stderr=subprocess.PIPE,
                     timeout=START_SECONDS,
                     check=False,
-                    start_new_session=True,  # it goes on when the service ends
+                    # The process continues when the service ends.
+                    start_new_session=True,
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
                 LOG.error("qemu-nbd for volume %s: %s", export.volume_id, error)
                 return False
-            if done.returncode:
-                said = done.stderr.decode(errors="replace").strip()[:300]
-                LOG.error("qemu-nbd for volume %s: %s", export.volume_id, said)
-            return done.returncode == 0
+            if result.returncode:
+                errors = result.stderr.decode(errors="replace").strip()[:300]
+                LOG.error("qemu-nbd for volume %s: %s", export.volume_id, errors)
+            return result.returncode == 0
 
     def end(self, key: str) -> None:
-        """End the process of an attachment, with its connections."""
+        """End the process of an attachment, with all connections."""
         with self.lock:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 pid = self._pid(key)
@@ -88,26 +101,33 @@ class Exports:
                     time.sleep(0.02)
             self._file(key).unlink(missing_ok=True)
 
-    def settle(self, wanted: Mapping[str, Export]) -> None:
-        """Make the processes those of `wanted`, by the attachments' ids."""
+    def settle(self, expected: Mapping[str, Export]) -> None:
+        """End the processes without an export, and start missing processes.
+
+        Args:
+            wanted: Id of the attachment -> the export.
+        """
         with self.lock:
             for key in self.known():
-                if key not in wanted:
+                if key not in expected:
                     self.end(key)
-            for key, export in wanted.items():
+            for key, export in expected.items():
                 if self._pid(key) is None:
                     LOG.warning("volume %s is served again to its host", export.volume_id)
                     self.start(export)
 
     def known(self) -> list[str]:
-        """The attachments whose processes have been started."""
+        """Return the ids of the attachments with a started process."""
         return [path.stem for path in self.folder.glob("*.pid")]
 
     def _file(self, key: str) -> Path:
         return self.folder / f"{key}.pid"
 
     def _pid(self, key: str) -> int | None:
-        """Of the living process: its command names its file, which no other process has."""
+        """Return the id of the attachment's process, or None.
+
+        The process's command line contains the path of its pid file, so recycled ids do not match.
+        """
         try:
             pid = int(self._file(key).read_text())
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -139,7 +159,7 @@ class Exports:
                 else []
             ),
             "--image-opts",
-            # The two hosts of a server that moves have the same file open.
+            # Both hosts of a moving server open the same file.
             f"driver=raw,file.driver=file,file.locking=off,file.filename={name}",
         ]
 

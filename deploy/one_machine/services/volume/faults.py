@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The refusals of the volume service, in Cinder's words and shape, {"badRequest": {"code",
-"message"}}.
+"""The errors of the volume service, with Cinder's texts and shape.
 
-`fault("VolumeNotFound", id=key)` makes the error to raise. Clients decide by the status.
+The shape is {"badRequest": {"code", "message"}}. `fault("VolumeNotFound", id=key)` returns the
+error to raise. Clients act on the status.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ NAMES = {
     503: "serviceUnavailable",
 }
 
-#: status -> kind -> message
+#: Status -> kind -> message.
 FAULTS: Mapping[int, Mapping[str, str]] = {
     400: {
         "BadRequest": "{why}",
@@ -70,12 +70,12 @@ FAULTS: Mapping[int, Mapping[str, str]] = {
         "Unavailable": "{why}",
     },
 }
-#: Makes the error of a kind; its message must find all of its words.
+#: Return the error of a kind. All words in braces need a value.
 fault = FaultTable(FAULTS).fault
 
 
 def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
-    """Give `error` the body that Cinder's clients read."""
+    """Give an error the body that Cinder's clients expect."""
     message = error.description or str(error.title or "The server refused the request.")
     name = NAMES.get(error.status_code, "computeFault")
     answer(resp, {name: {"code": error.status_code, "message": message}})

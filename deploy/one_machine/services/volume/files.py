@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contents of volumes and snapshots: one sparse raw file each, in one folder.
+"""The contents of volumes and snapshots: one sparse raw file each, in one folder.
 
-Each snapshot is a file of its own: none stands on another, so no removal, no damage and no order of
-removals can take another's data. Where the file system shares blocks (XFS, Btrfs) a copy takes no
-room and no time, and is of one moment even while a guest writes; elsewhere holes stay holes. A file
-is made as `NAME.part`, synced and renamed: what has its own name is whole.
+Snapshots are independent files, so removal or damage of one affects no other. If the file system
+shares blocks (XFS, Btrfs), a copy takes no space and no time, and is consistent while a guest
+writes. Otherwise a copy keeps holes. A file is written as `NAME.part`, synced and renamed, so a
+file with its final name is complete.
 """
 
 import errno
@@ -18,40 +18,50 @@ LOG = logging.getLogger("standalone.volume")
 GIGABYTE = 1024**3
 BLOCK = 16 * 1024 * 1024
 FICLONE = 0x40049409
-#: What the kernel says where blocks cannot be shared.
+#: Errors of the kernel on file systems that cannot share blocks.
 NO_SHARING = (errno.EOPNOTSUPP, errno.EINVAL, errno.EXDEV, errno.ENOTTY, errno.ENOSYS)
 Check = Callable[[], None]
 """Raises when the work is not wanted any more."""
 
 
 class VolumeFiles:
-    """The folder; names are `volume-ID` and `snapshot-ID`."""
+    """The folder with the files `volume-ID` and `snapshot-ID`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        # QEMU's user reaches the files through both folders.
         for one in (folder.parent, folder):
-            one.chmod(0o711)  # QEMU's user goes through to its own files
+            one.chmod(0o711)
         self.folder = folder.resolve()
         self.shares_blocks = self._shares_blocks()
 
     def path(self, kind: str, key: str) -> Path:
-        """Of the finished file of a "volume" or "snapshot"."""
+        """Return the path of the finished file of a "volume" or "snapshot"."""
         return self.folder / f"{kind}-{key}"
 
     def part(self, path: Path) -> Path:
-        """The file that becomes `path`; what an attempt before left of it is gone."""
+        """Return the path of the unfinished file for `path`, and remove the rest of an earlier
+        attempt.
+        """
         part = path.with_name(f"{path.name}.part")
         part.unlink(missing_ok=True)
         return part
 
     def make_blank(self, path: Path, gigabytes: int) -> None:
-        """A file of zeros that takes no room."""
+        """Create a file of zeros that takes no space."""
         part = self.part(path)
         part.touch(0o600, exist_ok=False)
         self.finish(part, path, gigabytes * GIGABYTE)
 
     def copy(self, source: Path, path: Path, gigabytes: int, check: Check) -> None:
-        """A file with the content of `source`, as large as `gigabytes` say."""
+        """Create a file with the content of `source`.
+
+        Args:
+            source: The file to copy.
+            path: The path of the new file.
+            gigabytes: The size of the new file in GiB.
+            check: Raises when the copy should stop.
+        """
         part = self.part(path)
         with source.open("rb") as old, os.fdopen(_new(part), "wb") as new:
             if not _share(old.fileno(), new.fileno()):
@@ -60,7 +70,7 @@ class VolumeFiles:
         self.finish(part, path, gigabytes * GIGABYTE)
 
     def finish(self, part: Path, path: Path, size: int) -> None:
-        """Give a file its size and its name, when all of it is on the disk."""
+        """Set the size of a file, sync the file and rename the file to the final name."""
         with part.open("r+b") as file:
             os.ftruncate(file.fileno(), size)
             os.fsync(file.fileno())
@@ -68,14 +78,14 @@ class VolumeFiles:
         self._sync()
 
     def grow(self, path: Path, gigabytes: int) -> None:
-        """Make a file larger, also while it is in use; never smaller."""
+        """Enlarge a file, also while it is in use. A larger file stays as it is."""
         with path.open("r+b") as file:
             if os.fstat(file.fileno()).st_size < gigabytes * GIGABYTE:
                 os.ftruncate(file.fileno(), gigabytes * GIGABYTE)
                 os.fsync(file.fileno())
 
     def remove(self, path: Path) -> None:
-        """Remove a file, and what was begun of it."""
+        """Remove a file and its unfinished version."""
         path.unlink(missing_ok=True)
         self.part(path)
         self._sync()
@@ -88,14 +98,17 @@ class VolumeFiles:
             os.close(folder)
 
     def _shares_blocks(self) -> bool:
-        one, other = self.part(self.folder / "probe-1"), self.part(self.folder / "probe-2")
+        first_file, second_file = (
+            self.part(self.folder / "probe-1"),
+            self.part(self.folder / "probe-2"),
+        )
         try:
-            one.write_bytes(b"\0" * 4096)
-            with one.open("rb") as old, os.fdopen(_new(other), "wb") as new:
+            first_file.write_bytes(b"\0" * 4096)
+            with first_file.open("rb") as old, os.fdopen(_new(second_file), "wb") as new:
                 return _share(old.fileno(), new.fileno())
         finally:
-            one.unlink(missing_ok=True)
-            other.unlink(missing_ok=True)
+            first_file.unlink(missing_ok=True)
+            second_file.unlink(missing_ok=True)
 
 
 def _new(path: Path) -> int:
@@ -120,7 +133,8 @@ def _copy(old: int, new: int, check: Check) -> None:
         try:
             position = os.lseek(old, position, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # only a hole is left
+            # Only a hole is left.
+            if error.errno == errno.ENXIO:
                 return
             raise
         hole = os.lseek(old, position, os.SEEK_HOLE)

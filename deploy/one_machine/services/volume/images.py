@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the volume service makes of an image's record: is it fit, and what does the volume keep of
-it."""
+"""Images in the volume service: their check, and the metadata that a volume keeps."""
 
 import json
 import re
@@ -13,7 +12,7 @@ from deploy.one_machine.services.volume.qemu_img import READABLE
 from deploy.one_machine.services.volume.service import VolumeService
 
 KEPT = ("checksum", "container_format", "disk_format", "min_disk", "min_ram", "size")
-#: What the image service itself says of an image; the rest are its owner's properties.
+#: Attributes of the image service itself. All others are the owner's properties.
 OWN = frozenset(
     (
         *KEPT,
@@ -24,9 +23,12 @@ OWN = frozenset(
 )
 
 
-def wanted(service: VolumeService, caller: VolumeCaller, reference: str) -> Body:
-    """The image that a user names, by its id or URL. Raises 400 when they may not see it or no
-    volume can be made of it."""
+def find_image(service: VolumeService, caller: VolumeCaller, reference: str) -> Body:
+    """Return the image that a user refers to by id or URL.
+
+    Raises:
+        Fault: 400, the user may not see the image, or no volume can be made from it.
+    """
     key = reference.rstrip("/").rsplit("/", 1)[-1]
     if not re.fullmatch(r"[0-9a-fA-F-]{36}", key):
         raise fault(
@@ -46,8 +48,10 @@ def wanted(service: VolumeService, caller: VolumeCaller, reference: str) -> Body
 
 
 def root_snapshot(image: Body) -> str | None:
-    """The snapshot that holds the root disk when the image is that of a server that boots from a
-    volume; None when it has data of its own."""
+    """Return the snapshot of the root disk, for the image of a server that boots from a volume.
+
+    Other images have data of their own and return None.
+    """
     mapping = image.get("block_device_mapping") or "[]"
     try:
         devices = json.loads(mapping) if isinstance(mapping, str) else mapping
@@ -61,7 +65,11 @@ def root_snapshot(image: Body) -> str | None:
 
 
 def check_size(image: Body, gigabytes: int) -> None:
-    """Raises 400 when a volume of this size is too small for the image."""
+    """Check that a volume is large enough for the image.
+
+    Raises:
+        Fault: 400, the volume is too small.
+    """
     size = max(image.get("size") or 0, image.get("virtual_size") or 0)
     if size > gigabytes * GIGABYTE:
         needed = -(-size // GIGABYTE)
@@ -73,8 +81,8 @@ def check_size(image: Body, gigabytes: int) -> None:
 
 
 def metadata(image: Body) -> Body:
-    """What a volume keeps of its image, all as strings."""
-    own: Body = {"image_id": image["id"], "image_name": image.get("name")}
-    own |= {name: image.get(name) for name in KEPT}
-    own |= {name: value for name, value in image.items() if name not in OWN}
-    return {name: str(value) for name, value in own.items() if value is not None}
+    """Return the image's metadata that a volume keeps, all as strings."""
+    values: Body = {"image_id": image["id"], "image_name": image.get("name")}
+    values |= {name: image.get(name) for name in KEPT}
+    values |= {name: value for name, value in image.items() if name not in OWN}
+    return {name: str(value) for name, value in values.items() if value is not None}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What takes long, as rows of the table of jobs: making, copying, filling and removing files.
+"""Long work as rows of the table of jobs: create, copy, fill and remove files.
 
-A job is done in three parts: `work` on files, which may be begun again at any point; a transaction
-that says so on the rows and removes the job (`done`); or, when it cannot be done, one that says
-that (`failed`). A death between two lines leaves the job where it was.
+A job has three functions. `work` changes files and can be repeated from any point. `done` updates
+the rows after success, and `failed` after a failure, in the transaction that deletes the job. After
+a crash the job is still there.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from deploy.one_machine.services.volume.files import GIGABYTE, Check
 from deploy.one_machine.services.volume.neighbours import ImageRefused
 from deploy.one_machine.services.volume.schema import attachments, snapshots, volumes
 from deploy.one_machine.services.volume.service import VolumeChange, VolumeService
-from deploy.one_machine.services.volume.states import settle_use
+from deploy.one_machine.services.volume.states import update_status
 
 
 class NotWanted(Exception):
-    """What it was for is gone or goes."""
+    """The target of the job is deleted, or is being deleted."""
 
 
 @dataclass(frozen=True)
 class VolumeJob:
-    """A row, and the row of what it changes."""
+    """A row of the table of jobs, with the row of its target."""
 
     id: int
     kind: str
@@ -41,21 +41,30 @@ class VolumeJob:
 
     @property
     def size(self) -> int:
-        """Its target's, GiB."""
+        """The size of the target in GiB."""
         assert self.target is not None, "a kind without a table asks for no size"
         return int(self.target.size)
 
 
 @dataclass(frozen=True)
 class JobKind:
-    """What a kind of job does. ``work`` gets a function that raises when it should stop."""
+    """The functions of a kind of job.
+
+    Attributes:
+        table: The table of the target, or None.
+        work: Changes files, or calls another service. The last argument raises when the work should
+            stop.
+        done: Updates the rows after success.
+        failed: Updates the rows after a failure.
+        attempts: The number of attempts while an external service is unavailable.
+        removes: True if the job continues although its target is being deleted.
+    """
 
     table: Table | None
     work: Callable[[VolumeService, VolumeJob, Check], None]
     done: Callable[[VolumeChange, VolumeJob], None]
     failed: Callable[[VolumeChange, VolumeJob], None]
-    attempts: int = 10  #: while a neighbour is away
-    #: Does it go on although its target is deleted?
+    attempts: int = 10
     removes: bool = False
 
 
@@ -75,40 +84,40 @@ def _copy(service: VolumeService, job: VolumeJob, check: Check) -> None:
 def _download(service: VolumeService, job: VolumeJob, check: Check) -> None:
     files, image, limit = service.files, job.arguments["image_id"], job.size * GIGABYTE
     path = files.path("volume", job.target_id)
-    fetched = files.part(files.path("download", job.target_id))
+    download = files.part(files.path("download", job.target_id))
     try:
-        most = service.settings.max_image_gigabytes * GIGABYTE
-        service.images.download(image, fetched, most, check)
-        qemu_img.inspect(fetched, job.arguments["disk_format"], limit)
+        maximum = service.settings.max_image_gigabytes * GIGABYTE
+        service.images.download(image, download, maximum, check)
+        qemu_img.inspect(download, job.arguments["disk_format"], limit)
         part = files.part(path)
         if qemu_img.READABLE[job.arguments["disk_format"]][1] == "raw":
-            os.replace(fetched, part)
+            os.replace(download, part)
         else:
-            qemu_img.unpack(fetched, job.arguments["disk_format"], part, check)
+            qemu_img.unpack(download, job.arguments["disk_format"], part, check)
         check()
         files.finish(part, path, limit)
     finally:
-        fetched.unlink(missing_ok=True)
+        download.unlink(missing_ok=True)
 
 
 def _upload(service: VolumeService, job: VolumeJob, check: Check) -> None:
-    files, form = service.files, job.arguments["disk_format"]
+    files, disk_format = service.files, job.arguments["disk_format"]
     source = files.path("volume", job.target_id)
-    copied, packed = (files.path(name, job.target_id) for name in ("upload", "packed"))
+    copy_path, packed_path = (files.path(name, job.target_id) for name in ("upload", "packed"))
     try:
-        # One moment of a volume that is in use, where blocks can be shared.
+        # A volume in use is copied first if blocks can be shared, so that the data are consistent.
         if job.arguments["clone"]:
-            files.copy(source, copied, job.size, check)
-            source = copied
-        if form != "raw":
-            part = files.part(packed)
-            qemu_img.pack(source, form, part, check)
+            files.copy(source, copy_path, job.size, check)
+            source = copy_path
+        if disk_format != "raw":
+            part = files.part(packed_path)
+            qemu_img.pack(source, disk_format, part, check)
             source = part
         if not service.images.upload(job.arguments["image_id"], source, check):
             raise ImageRefused("the image service does not take the data")
     finally:
-        files.remove(copied)
-        files.remove(packed)
+        files.remove(copy_path)
+        files.remove(packed_path)
 
 
 def _grow(service: VolumeService, job: VolumeJob, check: Check) -> None:
@@ -124,8 +133,8 @@ def _remove(kind: str) -> Callable[[VolumeService, VolumeJob, Check], None]:
     return remove
 
 
-def _tell(service: VolumeService, job: VolumeJob, check: Check) -> None:
-    if not service.compute.tell(job.arguments["events"]):
+def _send_events(service: VolumeService, job: VolumeJob, check: Check) -> None:
+    if not service.compute.notify(job.arguments["events"]):
         raise Later("the compute service does not take events")
 
 
@@ -135,7 +144,7 @@ def _tell(service: VolumeService, job: VolumeJob, check: Check) -> None:
 def _set(
     table: Table, before: tuple[str, ...], **values: object
 ) -> Callable[[VolumeChange, VolumeJob], None]:
-    """Whoever has reset the status meanwhile keeps the last word."""
+    """Return a function that changes the target, unless its status was reset in the meantime."""
 
     def change_row(change: VolumeChange, job: VolumeJob) -> None:
         change.set(table, job.target_id, values, table.c.status.in_(before))
@@ -143,38 +152,41 @@ def _set(
     return change_row
 
 
-def _back(before: str) -> Callable[[VolumeChange, VolumeJob], None]:
-    """What was attached in front of the job may be gone since."""
+def _restore_status(before: str) -> Callable[[VolumeChange, VolumeJob], None]:
+    """Return a function that derives the status from the attachments, unless it was reset.
+
+    Attachments may have ended since the job was created.
+    """
 
     def restore(change: VolumeChange, job: VolumeJob) -> None:
-        settle_use(change, job.target_id, volumes.c.status == before)
+        update_status(change, job.target_id, volumes.c.status == before)
 
     return restore
 
 
-def _reimaged(change: VolumeChange, job: VolumeJob) -> None:
+def _record_reimage(change: VolumeChange, job: VolumeJob) -> None:
     metadata = job.arguments["image_metadata"]
     change.set(volumes, job.target_id, {"image_metadata": metadata, "bootable": True})
-    settle_use(change, job.target_id, volumes.c.status == "downloading")
+    update_status(change, job.target_id, volumes.c.status == "downloading")
     _order_events(change, "volume-reimaged", job)
 
 
-def _not_reimaged(change: VolumeChange, job: VolumeJob) -> None:
+def _record_failed_reimage(change: VolumeChange, job: VolumeJob) -> None:
     _set(volumes, ("downloading",), status="error", previous_status=None)(change, job)
 
 
-def _extended(change: VolumeChange, job: VolumeJob) -> None:
+def _record_extension(change: VolumeChange, job: VolumeJob) -> None:
     change.set(volumes, job.target_id, {"size": job.arguments["size"]})
-    _back("extending")(change, job)
+    _restore_status("extending")(change, job)
     _order_events(change, "volume-extended", job)
 
 
-def _not_extended(change: VolumeChange, job: VolumeJob) -> None:
+def _record_failed_extension(change: VolumeChange, job: VolumeJob) -> None:
     _set(volumes, ("extending",), status="error_extending")(change, job)
 
 
 def _order_events(change: VolumeChange, name: str, job: VolumeJob) -> None:
-    """The servers that have the volume learn of it."""
+    """Notify the servers that have the volume."""
     rows = change.connection.execute(
         attachments.select().where(
             attachments.c.volume_id == job.target_id, attachments.c.instance.is_not(None)
@@ -188,18 +200,20 @@ def _order_events(change: VolumeChange, name: str, job: VolumeJob) -> None:
         change.order("tell", f"events-{job.target_id}", events=events)
 
 
-def _gone(table: Table) -> Callable[[VolumeChange, VolumeJob], None]:
+def _delete_row(table: Table) -> Callable[[VolumeChange, VolumeJob], None]:
     def remove_row(change: VolumeChange, job: VolumeJob) -> None:
         if table is volumes:
-            for one in (attachments, snapshots):
-                change.connection.execute(delete(one).where(one.c.volume_id == job.target_id))
+            for child_table in (attachments, snapshots):
+                change.connection.execute(
+                    delete(child_table).where(child_table.c.volume_id == job.target_id)
+                )
         change.remove(table, job.target_id)
 
     return remove_row
 
 
-def _nothing(change: VolumeChange, job: VolumeJob) -> None:
-    """No row says anything of it."""
+def _do_nothing(change: VolumeChange, job: VolumeJob) -> None:
+    """Change no rows."""
 
 
 _AVAILABLE = {"status": "available"}
@@ -209,13 +223,13 @@ KINDS: Mapping[str, JobKind] = {
     "create": JobKind(volumes, _make_blank, _NEW, _NOT_MADE),
     "copy": JobKind(volumes, _copy, _NEW, _NOT_MADE),
     "download": JobKind(volumes, _download, _NEW, _NOT_MADE),
-    "reimage": JobKind(volumes, _download, _reimaged, _not_reimaged),
-    "upload": JobKind(volumes, _upload, _back("uploading"), _back("uploading")),
-    "extend": JobKind(volumes, _grow, _extended, _not_extended),
+    "reimage": JobKind(volumes, _download, _record_reimage, _record_failed_reimage),
+    "upload": JobKind(volumes, _upload, _restore_status("uploading"), _restore_status("uploading")),
+    "extend": JobKind(volumes, _grow, _record_extension, _record_failed_extension),
     "delete": JobKind(
         volumes,
         _remove("volume"),
-        _gone(volumes),
+        _delete_row(volumes),
         _set(volumes, ("deleting",), status="error_deleting"),
         removes=True,
     ),
@@ -228,10 +242,10 @@ KINDS: Mapping[str, JobKind] = {
     "delete-snapshot": JobKind(
         snapshots,
         _remove("snapshot"),
-        _gone(snapshots),
+        _delete_row(snapshots),
         _set(snapshots, ("deleting",), status="error_deleting"),
         removes=True,
     ),
-    # While the compute service is away: an hour.
-    "tell": JobKind(None, _tell, _nothing, _nothing, attempts=70),
+    # Attempts for about an hour without the compute service.
+    "tell": JobKind(None, _send_events, _do_nothing, _do_nothing, attempts=70),
 }

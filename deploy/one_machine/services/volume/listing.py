@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of volumes, snapshots and attachments: filters, order and pages, as Cinder's clients ask.
+"""Lists of volumes, snapshots and attachments: filters, order and pages, as in Cinder.
 
-A filter that nobody knows is refused from 3.31 on and does nothing before, as in Cinder.
+An unknown filter is ignored before 3.31 and refused from then on.
 """
 
 import ast
@@ -16,10 +16,10 @@ from sqlalchemy import Boolean, ColumnElement, Integer, Table, and_, func, selec
 from deploy.one_machine.services.database import DbRow
 from deploy.one_machine.services.listing import (
     Query,
-    compared,
+    compare,
     contains,
     number_of,
-    paged,
+    select_page,
     sort_words,
     value_of,
 )
@@ -47,75 +47,91 @@ Filter = Callable[[str], ColumnElement[bool]]
 
 
 def all_projects(req: falcon.Request) -> bool:
-    """Does an admin want those of all projects?"""
-    wanted = value_of(req.params, "all_tenants", "0").lower()
-    return bool(req.context.caller.is_admin and TRUTHS.get(wanted, True))
+    """True if an admin asks for the objects of all projects."""
+    word = value_of(req.params, "all_tenants", "0").lower()
+    return bool(req.context.caller.is_admin and TRUTHS.get(word, True))
 
 
-def listed(
+def list_rows(
     service: VolumeService,
     req: falcon.Request,
     table: Table,
     filters: Mapping[str, Filter | None],
     plural: str,
 ) -> tuple[list[DbRow], Body]:
-    """The rows of a page of things with owners, and what stands beside them. `filters`: None is a
-    column of this name. Raises 400."""
-    return listed_of(service, req, table, filters, plural, _owner(req, table, req.context.caller))
+    """Return the rows of a page of objects with owners, and the other fields of the body.
+
+    Args:
+        service: The service.
+        req: The request.
+        table: The table of the objects.
+        filters: Name -> condition for a value. None compares the column of this name.
+        plural: The name of the list in the body.
+
+    Raises:
+        Fault: 400, a parameter of the query is invalid.
+    """
+    return list_matching(
+        service, req, table, filters, plural, _owner(req, table, req.context.caller)
+    )
 
 
-def listed_of(
+def list_matching(
     service: VolumeService,
     req: falcon.Request,
     table: Table,
     filters: Mapping[str, Filter | None],
     plural: str,
-    known: Sequence[ColumnElement[bool]],
+    rules: Sequence[ColumnElement[bool]],
 ) -> tuple[list[DbRow], Body]:
-    """The same of things that meet the rules `known`."""
+    """Return the rows of a page of objects that meet the rules `known`, as `list_rows` does."""
     query = req.params
     limit = min(number_of("limit", value_of(query, "limit", str(MAX_LIMIT))), MAX_LIMIT)
     offset = number_of("offset", value_of(query, "offset", "0"), 2**31)
-    statement = select(table).where(*_rules(req, table, filters), *known)
+    statement = select(table).where(*_rules(req, table, filters), *rules)
     marker = value_of(query, "marker")
-    beside: Body = {}
+    extras: Body = {}
     with service.database.read() as connection:
-        after = None
+        marker_row = None
         if marker:
-            after = connection.execute(select(table).where(table.c.id == marker, *known)).first()
-            if after is None:
+            marker_row = connection.execute(
+                select(table).where(table.c.id == marker, *rules)
+            ).first()
+            if marker_row is None:
                 raise fault("BadRequest", why=f"marker [{marker[:64]}] not found")
-        chosen = paged(statement, table, _sort_keys(query, table), after)
-        rows = list(connection.execute(chosen.offset(offset).limit(limit)).all()) if limit else []
+        page = select_page(statement, table, _sort_keys(query, table), marker_row)
+        rows = list(connection.execute(page.offset(offset).limit(limit)).all()) if limit else []
         if since(req, 45) and TRUTHS.get(value_of(query, "with_count").lower()):
             total = select(func.count()).select_from(statement.subquery())
-            beside["count"] = connection.execute(total).scalar_one()
+            extras["count"] = connection.execute(total).scalar_one()
     if rows and len(rows) == limit:
-        kept = {name: value for name, value in query.items() if name not in ("marker", "offset")}
-        more = urlencode(kept | {"marker": rows[-1].id}, doseq=True)
-        href = f"{req.context.root}{req.path.removeprefix('/v3')}?{more}"
-        beside[f"{plural}_links"] = [{"rel": "next", "href": href}]
-    return rows, beside
+        parameters = {
+            name: value for name, value in query.items() if name not in ("marker", "offset")
+        }
+        encoded_query = urlencode(parameters | {"marker": rows[-1].id}, doseq=True)
+        href = f"{req.context.root}{req.path.removeprefix('/v3')}?{encoded_query}"
+        extras[f"{plural}_links"] = [{"rel": "next", "href": href}]
+    return rows, extras
 
 
 def _owner(req: falcon.Request, table: Table, caller: VolumeCaller) -> list[ColumnElement[bool]]:
     if not all_projects(req):
         return [table.c.project_id == caller.project_id]
-    wanted = value_of(req.params, "project_id") or value_of(req.params, "tenant_id")
-    return [table.c.project_id == wanted] if wanted else []
+    project_id = value_of(req.params, "project_id") or value_of(req.params, "tenant_id")
+    return [table.c.project_id == project_id] if project_id else []
 
 
 def _rules(
     req: falcon.Request, table: Table, filters: Mapping[str, Filter | None]
 ) -> list[ColumnElement[bool]]:
     rules = []
-    for given in req.params:
-        value, name = value_of(req.params, given), given.removesuffix("~")
-        is_like = given.endswith("~") and since(req, 34)
+    for parameter in req.params:
+        value, name = value_of(req.params, parameter), parameter.removesuffix("~")
+        is_like = parameter.endswith("~") and since(req, 34)
         if name in NOT_FILTERS or name in ("project_id", "tenant_id"):
             continue
         if name in COMPARED and since(req, 60) and name in table.c:
-            rules.append(_compared(table, name, value))
+            rules.append(_compare(table, name, value))
         elif name not in filters:
             if since(req, 31):
                 why = f"Invalid filters {name[:64]} are found in query options."
@@ -123,8 +139,8 @@ def _rules(
         elif is_like:
             escaped = value.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
             rules.append(table.c[name].like(f"%{escaped}%", escape="\\"))
-        elif (form := filters[name]) is not None:
-            rules.append(form(value))
+        elif (condition := filters[name]) is not None:
+            rules.append(condition(value))
         else:
             rules.append(_equals(table, name, value))
     return rules
@@ -141,12 +157,12 @@ def _equals(table: Table, name: str, value: str) -> ColumnElement[bool]:
     return column.is_(None) if value in ("None", "null") else column == value
 
 
-def _compared(table: Table, name: str, text: str) -> ColumnElement[bool]:
+def _compare(table: Table, name: str, text: str) -> ColumnElement[bool]:
     column, rules = table.c[name], []
     for word in text.split(","):
         verb, _, moment = word.partition(":")
         moment = moment.rstrip("Z").partition("+")[0]
-        rule = compared(column, verb, moment)
+        rule = compare(column, verb, moment)
         if rule is None:
             raise fault("BadRequest", why=f"Invalid {verb[:20]} operator")
         rules.append(rule)
@@ -154,13 +170,13 @@ def _compared(table: Table, name: str, text: str) -> ColumnElement[bool]:
 
 
 def of_pairs(column: ColumnElement[Any]) -> Filter:
-    """A filter by pairs of a JSON object: `{'a': 'b'}`, as clients write it."""
+    """Return a filter by pairs of a JSON object, for example `{'a': 'b'}`, as clients write it."""
 
     def rule(value: str) -> ColumnElement[bool]:
         pairs = _pairs(value)
         if not isinstance(pairs, dict):
             raise fault("BadRequest", why="Give the pairs to filter by as {'key': 'value'}.")
-        return and_(*(contains(column, str(one), str(key)) for key, one in pairs.items()))
+        return and_(*(contains(column, str(item), str(key)) for key, item in pairs.items()))
 
     return rule
 

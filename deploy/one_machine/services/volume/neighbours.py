@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image and the compute service, as the volume service asks them.
+"""The image and the compute service, as clients of the volume service.
 
-What a user asks for is looked up with the user's own token; data travels with the service's own,
-for it may take longer than a token lives.
+Requests of a user are made with the user's token. Data are transferred with the service's own
+token, because this may take longer than a user's token is valid.
 """
 
 import logging
@@ -21,12 +21,12 @@ from deploy.one_machine.services.volume.files import Check
 
 LOG = logging.getLogger("standalone.volume")
 BLOCK = 1024 * 1024
-#: With it the compute service tells the attachment's id.
+#: The first microversion that shows the id of the attachment.
 COMPUTE_VERSION = "2.89"
 
 
 class ImageRefused(Exception):
-    """It cannot be done, and nothing will change that."""
+    """The image cannot be used, and another attempt would not help."""
 
 
 class ImageNeighbour(ExternalService):
@@ -43,44 +43,44 @@ class ImageNeighbour(ExternalService):
             raise fault("Unavailable", why=f"Cannot ask {error}; try again.") from error
 
     def show(self, key: str, token: str) -> Body | None:
-        found = self._as_user("GET", f"/v2/images/{key}", token)
-        return found.json() if found.status_code == 200 else None
+        response = self._as_user("GET", f"/v2/images/{key}", token)
+        return response.json() if response.status_code == 200 else None
 
     def create(self, body: DbValues, token: str) -> Body:
-        found = self._as_user("POST", "/v2/images", token, json=dict(body))
-        if found.status_code != 201:
-            why = f"The image service refuses the image ({found.status_code})."
+        response = self._as_user("POST", "/v2/images", token, json=dict(body))
+        if response.status_code != 201:
+            why = f"The image service refuses the image ({response.status_code})."
             raise fault(
-                "Forbidden" if found.status_code == 403 else "BadRequest", why=why, action=why
+                "Forbidden" if response.status_code == 403 else "BadRequest", why=why, action=why
             )
-        made: Body = found.json()
-        return made
+        image: Body = response.json()
+        return image
 
     def download(self, key: str, path: Path, limit: int, check: Check) -> None:
-        found = self._request("GET", f"/v2/images/{key}/file", stream=True)
-        with found:
-            if found.status_code != 200:
-                raise ImageRefused(f"image {key} cannot be read ({found.status_code})")
+        response = self._request("GET", f"/v2/images/{key}/file", stream=True)
+        with response:
+            if response.status_code != 200:
+                raise ImageRefused(f"image {key} cannot be read ({response.status_code})")
             try:
-                size = _write(found.iter_content(BLOCK), path, limit, check)
+                size = _write(response.iter_content(BLOCK), path, limit, check)
             except (requests.RequestException, exceptions.ClientException) as error:
                 raise Later(f"image {key} broke off: {type(error).__name__}") from error
-        announced = found.headers.get("Content-Length", "")
+        announced = response.headers.get("Content-Length", "")
         if announced.isdecimal() and announced.lstrip("0") != str(size).lstrip("0"):
             raise Later(f"image {key} broke off")
 
     def upload(self, key: str, path: Path, check: Check) -> bool:
         headers = {"Content-Type": "application/octet-stream"}
         with path.open("rb") as file:
-            found = self._request(
+            response = self._request(
                 "PUT", f"/v2/images/{key}/file", data=_read(file, check), headers=headers
             )
-        if found.status_code == 409:
+        if response.status_code == 409:
             state = self._request("GET", f"/v2/images/{key}")
             if state.status_code == 200 and state.json()["status"] == "saving":
                 raise Later(f"image {key} still waits for an upload that broke off")
             return state.status_code == 200 and bool(state.json()["status"] == "active")
-        return found.status_code == 204
+        return response.status_code == 204
 
 
 def _write(blocks: Iterator[bytes], path: Path, limit: int, check: Check) -> int:
@@ -92,7 +92,8 @@ def _write(blocks: Iterator[bytes], path: Path, limit: int, check: Check) -> int
             if size > limit:
                 raise ImageRefused(f"the image is larger than {limit} bytes")
             if block.count(0) == len(block):
-                file.seek(len(block), 1)  # a hole
+                # A hole.
+                file.seek(len(block), 1)
             else:
                 file.write(block)
         file.truncate(size)
@@ -112,7 +113,7 @@ class ComputeNeighbour(ComputeEvents):
         if not self._has_compute():
             return None
         try:
-            found = self._request(
+            response = self._request(
                 "GET",
                 f"/servers/{server}/os-volume_attachments/{volume}",
                 headers={"OpenStack-API-Version": f"compute {COMPUTE_VERSION}"},
@@ -120,9 +121,9 @@ class ComputeNeighbour(ComputeEvents):
         except Later as error:
             why = f"Cannot ask {error}, which may use the volume; try again."
             raise fault("Unavailable", why=why) from error
-        if found.status_code != 200:
+        if response.status_code != 200:
             return None
-        return str(found.json()["volumeAttachment"].get("attachment_id", ""))
+        return str(response.json()["volumeAttachment"].get("attachment_id", ""))
 
     def _has_compute(self) -> bool:
         try:
@@ -131,10 +132,11 @@ class ComputeNeighbour(ComputeEvents):
             why = "Cannot ask the identity service for the compute service; try again."
             raise fault("Unavailable", why=why) from error
 
-    def tell(self, events: Collection[Mapping[str, str]]) -> bool:
+    def notify(self, events: Collection[Mapping[str, str]]) -> bool:
         try:
             if not self.url():
-                return True  # no compute service has to know of the events
+                # Without a compute service there is nothing to notify.
+                return True
         except exceptions.ClientException as error:
             LOG.warning("Cannot send %d events: %s", len(events), error)
             return False

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images from outside, and images for outside: the one door to qemu-img.
+"""Conversion of images with qemu-img, which only this module runs.
 
-An image may be hostile. Its format is what its bytes are, and has to be the one that the image
-service names; one that refers to other files, or is of another size than fits, is refused before
-qemu-img sees it. qemu-img is always told the format, and runs with bounds of memory and processor
-time, in an environment of its own.
+An image may be hostile. The bytes must have the format that the image service names. Images that
+refer to other files, or are too large, are refused before qemu-img reads them. qemu-img always gets
+the format, and runs with limits on memory and CPU time, in a clean environment.
 """
 
 import os
@@ -16,7 +15,7 @@ from oslo_utils.imageutils import format_inspector
 from deploy.one_machine.services.volume.files import GIGABYTE, Check
 from deploy.one_machine.services.volume.neighbours import ImageRefused
 
-#: Name at the image service -> what the bytes may be, and qemu-img's name.
+#: Format at the image service -> (the permitted formats of the bytes, qemu-img's name).
 READABLE = {
     "raw": (("raw", "gpt", "iso"), "raw"),
     "iso": (("iso", "raw", "gpt"), "raw"),
@@ -32,16 +31,24 @@ MEMORY_BYTES, POLL_SECONDS = GIGABYTE, 0.2
 
 
 def inspect(path: Path, disk_format: str, limit: int) -> None:
-    """Raises ImageRefused for an image that is not what it says, refers to other files, or has more
-    than `limit` bytes when it is unpacked."""
+    """Check an image before qemu-img reads it.
+
+    Args:
+        path: The image.
+        disk_format: The format at the image service.
+        limit: The largest permitted size of the unpacked image in bytes.
+
+    Raises:
+        ImageRefused: The image has another format, refers to other files, or is too large.
+    """
     allowed, _ = READABLE.get(disk_format, ((), ""))
     try:
-        found = format_inspector.detect_file_format(str(path))
-        if found is None or str(found) not in allowed:
-            raise ImageRefused(f"the image says {disk_format} and is {found}")
-        if str(found) != "raw":
-            found.safety_check()
-        size = path.stat().st_size if disk_format in ("raw", "iso") else found.virtual_size
+        detected = format_inspector.detect_file_format(str(path))
+        if detected is None or str(detected) not in allowed:
+            raise ImageRefused(f"the image says {disk_format} and is {detected}")
+        if str(detected) != "raw":
+            detected.safety_check()
+        size = path.stat().st_size if disk_format in ("raw", "iso") else detected.virtual_size
     except (format_inspector.ImageFormatError, format_inspector.SafetyCheckFailed) as error:
         raise ImageRefused(f"the image is not sound: {error}") from error
     if size > limit:
@@ -49,12 +56,12 @@ def inspect(path: Path, disk_format: str, limit: int) -> None:
 
 
 def unpack(source: Path, disk_format: str, target: Path, check: Check) -> None:
-    """Write an inspected image as a raw file."""
+    """Convert an inspected image to a raw file."""
     _convert(READABLE[disk_format][1], "raw", source, target, check)
 
 
 def pack(source: Path, disk_format: str, target: Path, check: Check) -> None:
-    """Write a raw file as an image."""
+    """Convert a raw file to an image."""
     _convert("raw", WRITABLE[disk_format], source, target, check)
 
 
@@ -75,7 +82,8 @@ def _convert(old: str, new: str, source: Path, target: Path, check: Check) -> No
     environment = {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
         "LC_ALL": "C.UTF-8",
-        "MALLOC_ARENA_MAX": "1",  # else each thread keeps 64 MiB of its bound to itself
+        # Otherwise each thread would reserve 64 MiB of the memory limit.
+        "MALLOC_ARENA_MAX": "1",
     }
     with subprocess.Popen(
         command,
@@ -96,10 +104,10 @@ def _convert(old: str, new: str, source: Path, target: Path, check: Check) -> No
 def _await(process: subprocess.Popen[bytes], check: Check) -> None:
     while True:
         try:
-            _, said = process.communicate(timeout=POLL_SECONDS)
+            _, errors = process.communicate(timeout=POLL_SECONDS)
         except subprocess.TimeoutExpired:
             check()
             continue
         if process.returncode:
-            raise ImageRefused(f"qemu-img: {said.decode(errors='replace').strip()[:300]}")
+            raise ImageRefused(f"qemu-img: {errors.decode(errors='replace').strip()[:300]}")
         return

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v3/os-quota-sets and /v3/limits: how much a project may have.
+"""/v3/os-quota-sets and /v3/limits: the limits of projects.
 
-Usage is counted within the transaction that adds something, so it is never wrong. There is a limit
-for all of a project, and one for each type (`volumes_NAME`); -1 is no limit. Snapshots count as
-gigabytes too.
+Usage is counted in the transaction that adds an object, so the result is always correct. There is a
+limit for each project, and one for each type (`volumes_NAME`). -1 means unlimited. Snapshots also
+count as gigabytes.
 """
 
 import falcon
@@ -34,14 +34,14 @@ LIMIT = integer(-1, 2**31 - 1, format="integer")
 
 
 def limits(connection: Connection, project_id: str) -> dict[str, int]:
-    """All limits of a project."""
+    """Return all limits of a project."""
     names = connection.execute(select(schema.types.c.name).order_by(schema.types.c.name)).scalars()
-    found = DEFAULTS | {f"{kind}_{name}": -1 for name in names for kind in OF_TYPES}
-    return schema.quotas.of(connection, project_id, found)
+    defaults = DEFAULTS | {f"{kind}_{name}": -1 for name in names for kind in OF_TYPES}
+    return schema.quotas.of(connection, project_id, defaults)
 
 
 def usage(connection: Connection, project_id: str) -> dict[str, int]:
-    """What a project has of everything that has a limit."""
+    """Return a project's usage of everything that has a limit."""
     used = dict.fromkeys(limits(connection, project_id), 0)
     for table, kind in ((schema.volumes, "volumes"), (schema.snapshots, "snapshots")):
         rows = connection.execute(
@@ -66,13 +66,17 @@ def spend(
     snapshots: int = 0,
     gigabytes: int = 0,
 ) -> None:
-    """Raises 413 unless the project may have so much more of this type."""
+    """Check that the project may use this much more.
+
+    Raises:
+        Fault: 413, a limit would be exceeded.
+    """
     name = connection.execute(
         select(schema.types.c.name).where(schema.types.c.id == type_id)
     ).scalar_one()
     allowed, used = limits(connection, project_id), usage(connection, project_id)
-    wanted = {"volumes": volumes, "snapshots": snapshots, "gigabytes": gigabytes}
-    for kind, more in wanted.items():
+    requested = {"volumes": volumes, "snapshots": snapshots, "gigabytes": gigabytes}
+    for kind, more in requested.items():
         for key in (kind, f"{kind}_{name}"):
             if more <= 0 or not 0 <= allowed[key] < used[key] + more:
                 continue
@@ -84,19 +88,23 @@ def spend(
                     allowed=allowed[key],
                     used=used[key],
                 )
-            which = "VolumeLimitExceeded" if kind == "volumes" else "SnapshotLimitExceeded"
-            raise fault(which, allowed=allowed[key], name=key)
+            kind_of_fault = "VolumeLimitExceeded" if kind == "volumes" else "SnapshotLimitExceeded"
+            raise fault(kind_of_fault, allowed=allowed[key], name=key)
 
 
 def check_size(connection: Connection, project_id: str, gigabytes: int) -> None:
-    """Raises 413 for a volume that is larger than one may be."""
+    """Check the size of a new or extended volume.
+
+    Raises:
+        Fault: 413, the volume would be too large.
+    """
     allowed = limits(connection, project_id)["per_volume_gigabytes"]
     if 0 <= allowed < gigabytes:
         raise fault("SizeExceedsLimit", size=gigabytes, allowed=allowed)
 
 
 class VolumeQuotas:
-    """GET, PUT and DELETE /v3/os-quota-sets/{project_id}; GET .../defaults."""
+    """GET, PUT and DELETE /v3/os-quota-sets/{project_id}, and GET .../defaults."""
 
     def __init__(self, service: VolumeService) -> None:
         self._service = service
@@ -104,32 +112,32 @@ class VolumeQuotas:
     def on_get(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         _require_own(req.context.caller, project_id)
         with self._service.database.read() as connection:
-            found: Body = dict(limits(connection, project_id))
+            quota_set: Body = dict(limits(connection, project_id))
             if TRUTHS.get(value_of(req.params, "usage").lower()):
                 used = usage(connection, project_id)
-                found = {
+                quota_set = {
                     name: {"limit": limit, "in_use": used[name], "reserved": 0}
-                    for name, limit in found.items()
+                    for name, limit in quota_set.items()
                 }
-        answer(resp, {"quota_set": found | {"id": project_id}})
+        answer(resp, {"quota_set": quota_set | {"id": project_id}})
 
     def on_put(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         req.context.caller.require_admin("volume_extension:quotas:update")
         body = read_object(req, "quota_set")
         with self._service.change() as change:
-            known = limits(change.connection, project_id)
+            present_limits = limits(change.connection, project_id)
             used = usage(change.connection, project_id)
-            wanted = _checked(body, known)
-            for name, limit in wanted.items():
+            new_limits = _validate(body, present_limits)
+            for name, limit in new_limits.items():
                 if name != "per_volume_gigabytes" and 0 <= limit < used[name]:
                     why = (
                         f"Quota {name} limit must be equal or greater than existing resources."
                         f" Current usage is {used[name]} and the requested limit is {limit}."
                     )
                     raise fault("BadRequest", why=why)
-            schema.quotas.change(change.connection, project_id, wanted)
-            found = limits(change.connection, project_id)
-        answer(resp, {"quota_set": found})
+            schema.quotas.change(change.connection, project_id, new_limits)
+            quota_set = limits(change.connection, project_id)
+        answer(resp, {"quota_set": quota_set})
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         req.context.caller.require_admin("volume_extension:quotas:delete")
@@ -140,22 +148,20 @@ class VolumeQuotas:
     def on_get_defaults(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         _require_own(req.context.caller, project_id)
         with self._service.database.read() as connection:
-            found = limits(connection, "")
-        answer(resp, {"quota_set": found | {"id": project_id}})
+            defaults = limits(connection, "")
+        answer(resp, {"quota_set": defaults | {"id": project_id}})
 
 
-def _checked(body: object, known: dict[str, int]) -> dict[str, int]:
+def _validate(body: object, known: dict[str, int]) -> dict[str, int]:
     if not isinstance(body, dict) or not body:
         raise fault("BadRequest", why="Invalid input for 'quota_set': it must hold a limit.")
-    given = {name: value for name, value in body.items() if name not in NOT_LIMITS}
+    new_limits = {name: value for name, value in body.items() if name not in NOT_LIMITS}
     form = BodySchema(mapping(dict.fromkeys(known, LIMIT)))
-    found: dict[str, int] = form.checked(given, "quota_set")
-    return found
+    validated: dict[str, int] = form.validate(new_limits, "quota_set")
+    return validated
 
 
 class VolumeLimits:
-    """GET /v3/limits."""
-
     def __init__(self, service: VolumeService) -> None:
         self._service = service
 

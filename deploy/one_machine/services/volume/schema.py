@@ -96,14 +96,16 @@ attachments = Table(
 
 quotas = SetLimits(METADATA)
 
-#: Work that is to be done, in the order of its commits; a row goes with what it was for.
+#: Jobs in the order of their commits. A job is deleted with the target.
 jobs = Table(
     "jobs",
     METADATA,
     Column("id", Integer, primary_key=True),
     Column("kind", String, nullable=False),
-    Column("target_id", String, nullable=False),  # the volume or snapshot that it changes
-    Column("source_id", String),  # the volume or snapshot that it reads
+    # The id of the volume or snapshot that the job changes.
+    Column("target_id", String, nullable=False),
+    # The id of the volume or snapshot that the job reads.
+    Column("source_id", String),
     Column("arguments", JSON, nullable=False, default=dict),
     Column("attempts", Integer, nullable=False, default=0),
     Column("not_before", Float, nullable=False, default=0.0),

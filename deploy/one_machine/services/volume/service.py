@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the resources work on: the database, the files, the settings; and a writing transaction.
+"""The service object of the resources, and writing transactions.
 
-A `VolumeChange` may add jobs; they are in the database with what they are for, in one transaction,
-and the worker is woken when it has committed.
+A `VolumeChange` may add jobs. A job is committed together with the reason, and the worker is woken
+after the commit.
 """
 
 import socket
@@ -29,21 +29,21 @@ DEFAULT_TYPE = "__DEFAULT__"
 
 
 def moment() -> str:
-    """The time as the API writes it."""
+    """Return the present time in the format of the API."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
 
 
 @dataclass(frozen=True)
 class VolumeSettings:
-    """What the operator chose."""
+    """Settings from the command line."""
 
     zone: str = "nova"
-    #: Whose connectors get the path of the file.
+    #: Servers on the host with this name open the volumes' files.
     host: str = field(default_factory=socket.gethostname)
-    #: Other names that servers on this machine come by: several hosts of a trial cloud.
+    #: Other names of this machine in connectors, for a cloud with several hosts on one machine.
     more_hosts: frozenset[str] = frozenset()
     max_image_gigabytes: int = 100
-    #: How long a connection waits for a copy that is being made of the volume.
+    #: How long a connection waits for a running copy of the volume.
     wait_seconds: float = 30.0
 
 
@@ -51,30 +51,45 @@ class ImageSource(Protocol):
     """The image service."""
 
     def show(self, key: str, token: str) -> Body | None:
-        """The image, asked for with the user's own token; None when they may not see it."""
+        """Return the image, or None if the user's token may not see it."""
 
     def create(self, body: DbValues, token: str) -> Body:
-        """A new image without data, made with the user's token."""
+        """Create an image without data, with the user's token."""
 
     def download(self, key: str, path: Path, limit: int, check: Callable[[], None]) -> None:
-        """Write the image's data into a new file."""
+        """Write the image's data into a new file.
+
+        Args:
+            key: The id of the image.
+            path: The path of the new file.
+            limit: The largest permitted size in bytes.
+            check: Raises when the download should stop.
+        """
 
     def upload(self, key: str, path: Path, check: Callable[[], None]) -> bool:
-        """Give an image its data; False when the image is gone or has data."""
+        """Upload an image's data.
+
+        Returns:
+            False if the image does not exist any more, or already has data.
+        """
 
 
 class ComputeSource(Protocol):
     """The compute service."""
 
     def attachment_of(self, server: str, volume: str) -> str | None:
-        """The attachment by which a server uses a volume, or None."""
+        """Return the id of the attachment with which a server uses a volume, or None."""
 
-    def tell(self, events: Collection[Mapping[str, str]]) -> bool:
-        """Send events; False when they should be sent again."""
+    def notify(self, events: Collection[Mapping[str, str]]) -> bool:
+        """Send events.
+
+        Returns:
+            False if the events must be sent again.
+        """
 
 
 class VolumeService:
-    """The database, the files, the settings and the neighbours."""
+    """The database, the files, the settings and the clients of other services."""
 
     def __init__(
         self,
@@ -103,12 +118,12 @@ class VolumeService:
 
     @property
     def backend(self) -> str:
-        """The host, the backend and the pool, as Cinder writes them."""
+        """The host, backend and pool, in Cinder's notation."""
         return f"{self.settings.host}@files#files"
 
     @contextmanager
     def change(self) -> Iterator["VolumeChange"]:
-        """A writing transaction; the worker is woken when it has committed."""
+        """Yield a writing transaction, and wake the worker after the commit."""
         with self.database.write() as connection:
             change = VolumeChange(connection)
             yield change
@@ -116,22 +131,26 @@ class VolumeService:
             self.has_jobs.set()
 
     def settle(self, change: "VolumeChange") -> None:
-        """Nothing that a client has to wait for is begun by a change."""
+        """Do nothing, because clients do not wait for a change's effects."""
 
     def connection_info(
         self, change: "VolumeChange", volume: DbRow, attachment: DbRow, host: str, mode: str
     ) -> Body:
-        """How a host reaches a volume, as os-brick's connectors are told. Raises 400 for a host
-        that cannot, 409 for a volume without its file."""
+        """Return the connection of a host to a volume, in the format of os-brick's connectors.
+
+        Raises:
+            Fault: 400, the volume is not exported to this host. 409, the volume has no file. 503,
+                no port is free.
+        """
         path = self.files.path("volume", volume.id)
         if not path.exists():
             raise fault("Conflict", why=f"volume {volume.id} has no content: delete it")
-        more = (
+        connection = (
             {"driver_volume_type": "local", "device_path": str(path)}
             if host in {self.settings.host, *self.settings.more_hosts}
-            else self._nbd(change, volume.id, attachment.id)
+            else self._nbd_connection(change, volume.id, attachment.id)
         )
-        return more | {
+        return connection | {
             "format": "raw",
             "volume_id": volume.id,
             "attachment_id": attachment.id,
@@ -143,13 +162,13 @@ class VolumeService:
             "qos_specs": None,
         }
 
-    def _nbd(self, change: "VolumeChange", volume_id: str, key: str) -> Body:
+    def _nbd_connection(self, change: "VolumeChange", volume_id: str, key: str) -> Body:
         if not self.exports.address:
             why = f"The volumes are on host {self.settings.host} and not served to other hosts."
             raise fault("InvalidInput", why=why)
-        own = {row.id: row.connection_info for row in _served(change.connection)}
-        port = own.get(key, {}).get("port") or self.exports.free_port(
-            info["port"] for info in own.values()
+        connections = {row.id: row.connection_info for row in _find_exported(change.connection)}
+        port = connections.get(key, {}).get("port") or self.exports.free_port(
+            info["port"] for info in connections.values()
         )
         if port is None:
             raise fault("Unavailable", why="No port is free to serve the volume at.")
@@ -162,31 +181,34 @@ class VolumeService:
         }
 
     def open_export(self, key: str) -> None:
-        """Serve a volume to another host, if that is what its connection says. Raises 503 when it
-        cannot be served; the attachment is then without a connection."""
+        """Start the export of a volume if the attachment's connection needs one.
+
+        Raises:
+            Fault: 503, the export cannot start. The attachment then has no connection.
+        """
         with self.exports.lock:
             with self.database.read() as connection:
-                wanted = self._wanted(connection)
-            if key not in wanted or self.exports.start(wanted[key]):
+                exports = self._expected_exports(connection)
+            if key not in exports or self.exports.start(exports[key]):
                 return
             with self.change() as change:
-                nothing: Body = {
+                no_connection: Body = {
                     "connection_info": {},
                     "status": "reserved",
                     "host": None,
                 }
-                change.set(schema.attachments, key, nothing)
+                change.set(schema.attachments, key, no_connection)
         why = "The volume cannot be served to the host; the service's log says why."
         raise fault("Unavailable", why=why)
 
     def settle_exports(self) -> None:
-        """Make the processes that serve volumes those that the attachments say."""
+        """Start and end exports according to the attachments."""
         with self.exports.lock:
             with self.database.read() as connection:
-                wanted = self._wanted(connection)
-            self.exports.settle(wanted)
+                exports = self._expected_exports(connection)
+            self.exports.settle(exports)
 
-    def _wanted(self, connection: Connection) -> dict[str, Export]:
+    def _expected_exports(self, connection: Connection) -> dict[str, Export]:
         return {
             row.id: Export(
                 row.id,
@@ -195,23 +217,23 @@ class VolumeService:
                 row.connection_info["port"],
                 row.mode == "ro",
             )
-            for row in _served(connection)
+            for row in _find_exported(connection)
         }
 
 
-def _served(connection: Connection) -> list[DbRow]:
+def _find_exported(connection: Connection) -> list[DbRow]:
     rows = connection.execute(select(schema.attachments))
     return [row for row in rows if row.connection_info.get("driver_volume_type") == "nbd"]
 
 
 @dataclass
 class VolumeChange(Transaction):
-    """A transaction under way."""
+    """An open transaction."""
 
     has_jobs: bool = False
 
     def add(self, table: Table, values: DbValues) -> str:
-        """Store a new thing and return its id."""
+        """Insert a row and return the id."""
         key = str(values.get("id") or uuid.uuid4())
         self.connection.execute(
             insert(table).values({"created_at": moment()} | dict(values) | {"id": key})
@@ -219,18 +241,21 @@ class VolumeChange(Transaction):
         return key
 
     def set(self, table: Table, key: str, values: DbValues, *rules: ColumnElement[bool]) -> bool:
-        """Change columns of a thing that meets the rules; False when it does not."""
-        done = self.connection.execute(
+        """Change columns of a row.
+
+        Returns:
+            False if the row does not exist or does not meet the rules.
+        """
+        result = self.connection.execute(
             update(table)
             .where(table.c.id == key, *rules)
             .values(dict(values) | {"updated_at": moment()})
         )
-        return done.rowcount == 1
+        return result.rowcount == 1
 
     def order(
         self, kind: str, target: str, source: str | None = None, **arguments: JsonValue
     ) -> None:
-        """Add a job."""
         self.has_jobs = True
         self.connection.execute(
             insert(schema.jobs).values(
@@ -240,13 +265,13 @@ class VolumeChange(Transaction):
 
 
 def is_read(connection: Connection, key: str) -> bool:
-    """Is this volume or snapshot being copied?"""
-    found = select(schema.jobs.c.id).where(schema.jobs.c.source_id == key).limit(1)
-    return connection.execute(found).first() is not None
+    """True if a job copies this volume or snapshot."""
+    query = select(schema.jobs.c.id).where(schema.jobs.c.source_id == key).limit(1)
+    return connection.execute(query).first() is not None
 
 
-def connected(connection: Connection, volume_id: str) -> list[DbRow]:
-    """The attachments of a volume through which somebody may write."""
+def find_connected(connection: Connection, volume_id: str) -> list[DbRow]:
+    """Return the attachments with a connection, through which a host may write to the volume."""
     rows = connection.execute(
         select(schema.attachments).where(schema.attachments.c.volume_id == volume_id)
     )
@@ -260,7 +285,7 @@ def default_type(connection: Connection) -> str:
 
 
 def count(connection: Connection, table: Table, *rules: ColumnElement[bool]) -> int:
-    """How many rows meet the rules."""
+    """Return the number of rows that meet the rules."""
     return int(
         connection.execute(select(func.count()).select_from(table).where(*rules)).scalar_one()
     )

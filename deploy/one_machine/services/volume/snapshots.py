@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v3/snapshots: what a volume was at one moment, as a file of its own (files.py)."""
+"""/v3/snapshots: contents of volumes at one moment, as files of their own (files.py)."""
 
 import falcon
 from sqlalchemy import ColumnElement, select
@@ -10,7 +10,7 @@ from deploy.one_machine.services.schemas import BodySchema, mapping, nullable, o
 from deploy.one_machine.services.volume import quotas
 from deploy.one_machine.services.volume.caller import VolumeCaller
 from deploy.one_machine.services.volume.faults import fault
-from deploy.one_machine.services.volume.listing import listed, of_pairs
+from deploy.one_machine.services.volume.listing import list_rows, of_pairs
 from deploy.one_machine.services.volume.schema import snapshots, volumes
 from deploy.one_machine.services.volume.service import VolumeChange, VolumeService, is_read
 from deploy.one_machine.services.volume.versions import since
@@ -35,7 +35,7 @@ FILTERS = {
     "consumes_quota": lambda value: snapshots.c.id.is_not(None),
 }
 STATUSES = ("available", "creating", "deleting", "error", "error_deleting")
-#: What a host may say of one, by its status.
+#: The statuses that a host may report for a snapshot, by its present status.
 REPORTED = {
     "creating": ("creating", "available", "error"),
     "deleting": ("deleting", "error_deleting"),
@@ -45,7 +45,7 @@ PROGRESS = BodySchema(mapping({"status": text(), "progress": nullable(text(16))}
 
 
 class SnapshotsApi(Resource):
-    """Snapshots."""
+    """Snapshots of volumes."""
 
     name, plural, table, bulk = "snapshot", "snapshots", snapshots, False
 
@@ -65,15 +65,15 @@ class SnapshotsApi(Resource):
     def not_found(self, key: str) -> falcon.HTTPError:
         return fault("SnapshotNotFound", id=key)
 
-    def checked(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
-        found: Body = CREATE.checked(body, "snapshot")
+    def validate(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
+        values: Body = CREATE.validate(body, "snapshot")
         for name in ("name", "description"):
-            if f"display_{name}" in found:
-                found.setdefault(name, found.pop(f"display_{name}"))
-        return found
+            if f"display_{name}" in values:
+                values.setdefault(name, values.pop(f"display_{name}"))
+        return values
 
     def page(self, service: VolumeService, req: falcon.Request) -> tuple[list[DbRow], Body]:
-        return listed(service, req, snapshots, FILTERS, "snapshots")
+        return list_rows(service, req, snapshots, FILTERS, "snapshots")
 
     def show(self, req: falcon.Request, row: DbValues) -> Body:
         return self.changed(req, row) | {
@@ -82,21 +82,23 @@ class SnapshotsApi(Resource):
         }
 
     def brief(self, req: falcon.Request, row: DbValues) -> Body:
-        plain = "id created_at updated_at name description volume_id status size metadata"
-        return {name: row[name] for name in plain.split()}
+        names = "id created_at updated_at name description volume_id status size metadata"
+        return {name: row[name] for name in names.split()}
 
     def changed(self, req: falcon.Request, row: DbValues) -> Body:
-        """One in the answer to the request that makes or changes it: as Cinder's, without what only
-        looking at it shows."""
-        later = (
+        """Return a snapshot for the response to a create request.
+
+        As in Cinder, some fields are only in the response to GET.
+        """
+        version_fields = (
             (14, {"group_snapshot_id": None}),
             (41, {"user_id": row["user_id"]}),
             (65, {"consumes_quota": True}),
         )
-        found = self.brief(req, row)
-        for minor, more in later:
-            found |= more if since(req, minor) else {}
-        return found
+        fields = self.brief(req, row)
+        for minor, new_fields in version_fields:
+            fields |= new_fields if since(req, minor) else {}
+        return fields
 
     def create(self, change: VolumeChange, caller: VolumeCaller, body: Body) -> str:
         connection = change.connection
@@ -145,7 +147,7 @@ class SnapshotsApi(Resource):
 
 
 class SnapshotCollection(BriefCollection):
-    """GET and POST /v3/snapshots; GET .../detail."""
+    """GET and POST /v3/snapshots, and GET .../detail."""
 
     def __init__(self, service: VolumeService, api: SnapshotsApi) -> None:
         super().__init__(service, api)
@@ -154,12 +156,13 @@ class SnapshotCollection(BriefCollection):
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         caller: VolumeCaller = req.context.caller
         self._api.admit(caller, "create")
-        body = self._api.checked(caller, part_of(read_json(req), "snapshot"), new=True)
+        body = self._api.validate(caller, part_of(read_json(req), "snapshot"), new=True)
         if since(req, 66):
             if body.get("force") is False and "force" in body:
                 why = "Since microversion 3.66 the 'force' option is invalid: leave it out."
                 raise fault("BadRequest", why=why)
-            body["force"] = True  # it is allowed without being said
+            # Since 3.66 every request is allowed as with force.
+            body["force"] = True
         with self._snapshots.change() as change:
             key = self._api.create(change, caller, body)
         with self._snapshots.database.read() as connection:
@@ -169,7 +172,7 @@ class SnapshotCollection(BriefCollection):
 
 
 class SnapshotItem(Item):
-    """GET and DELETE /v3/snapshots/{key}; POST .../action."""
+    """GET and DELETE /v3/snapshots/{key}, and POST .../action."""
 
     def __init__(self, service: VolumeService, api: SnapshotsApi) -> None:
         super().__init__(service, api)
@@ -183,13 +186,13 @@ class SnapshotItem(Item):
         body, caller = read_json(req), req.context.caller
         if not isinstance(body, dict) or len(body) != 1:
             raise fault("BadRequest", why="The body must be an object with one action.")
-        [(name, given)] = body.items()
+        [(name, arguments)] = body.items()
         with self._snapshots.change() as change:
             row = self._api.find(change.connection, caller, key)
             if name in ("os-reset_status", "os-update_snapshot_status"):
                 caller.require_admin(f"volume_extension:snapshot_admin_actions:{name}")
                 form = RESET if name == "os-reset_status" else PROGRESS
-                values = form.checked(given, name)
+                values = form.validate(arguments, name)
                 if values["status"] not in STATUSES:
                     raise fault("BadRequest", why=f"The states are {', '.join(STATUSES)}.")
                 if form is PROGRESS and values["status"] not in REPORTED.get(row.status, ()):
@@ -197,7 +200,9 @@ class SnapshotItem(Item):
                         f"A snapshot that is {row.status} cannot be reported as {values['status']}."
                     )
                     raise fault("BadRequest", why=why)
-                change.set(snapshots, row.id, {name: said for name, said in values.items() if said})
+                change.set(
+                    snapshots, row.id, {name: value for name, value in values.items() if value}
+                )
             else:
                 raise fault("BadRequest", why=f"There is no such action: {name[:64]}")
         resp.status = falcon.HTTP_202

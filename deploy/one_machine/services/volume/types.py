@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v3/types: kinds of volumes with extra specs. Only admins see types that are not public.
+"""/v3/types: volume types with extra specs. Only admins see types that are not public.
 
-The one extra spec with an effect is `multiattach`: `<is> True` lets several servers have a volume
-of the type. Volumes without a type of their own have the type `__DEFAULT__`.
+Only the extra spec `multiattach` has an effect: with `<is> True`, several servers can attach a
+volume of the type. Volumes that are created without a type have the type `__DEFAULT__`.
 """
 
 import falcon
@@ -24,7 +24,7 @@ from deploy.one_machine.services.schemas import (
 )
 from deploy.one_machine.services.volume.caller import VolumeCaller
 from deploy.one_machine.services.volume.faults import fault
-from deploy.one_machine.services.volume.listing import listed_of, of_pairs
+from deploy.one_machine.services.volume.listing import list_matching, of_pairs
 from deploy.one_machine.services.volume.schema import snapshots, types, volumes
 from deploy.one_machine.services.volume.service import (
     DEFAULT_TYPE,
@@ -49,7 +49,7 @@ ATTRIBUTES = {
     "is_public": TRUTH,
 }
 CREATE = BodySchema(mapping(ATTRIBUTES | {"extra_specs": nullable(SPECS)}, "name"))
-#: What also others than admins see of the extra specs.
+#: The extra specs that callers without the role admin see too.
 VISIBLE_SPECS = ("RESKEY:availability_zones", "multiattach", "replication_enabled")
 
 
@@ -61,7 +61,7 @@ FILTERS = {
 
 
 class TypesApi(Resource):
-    """Types."""
+    """Volume types."""
 
     name, plural, table, bulk = "volume_type", "types", types, False
     collection = "volume_types"
@@ -81,26 +81,26 @@ class TypesApi(Resource):
             return fault("TypeInUse", id="")
         return fault("Conflict", why="there is a volume type of this name")
 
-    def checked(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
-        found: Body = CREATE.checked(body, "volume_type")
-        if "os-volume-type-access:is_public" in found:
-            found["is_public"] = found.pop("os-volume-type-access:is_public")
-        return found
+    def validate(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
+        values: Body = CREATE.validate(body, "volume_type")
+        if "os-volume-type-access:is_public" in values:
+            values["is_public"] = values.pop("os-volume-type-access:is_public")
+        return values
 
     def page(self, service: AnyService, req: falcon.Request) -> tuple[list[DbRow], Body]:
         caller: VolumeCaller = req.context.caller
         rules = [self.visible(caller)]
-        public = wanted_public(req) if caller.is_admin else None
+        public = read_is_public(req) if caller.is_admin else None
         if public is not None:
             rules.append(types.c.is_public.is_(public))
-        return listed_of(service, req, types, FILTERS, "volume_type", rules)
+        return list_matching(service, req, types, FILTERS, "volume_type", rules)
 
     def show(self, req: falcon.Request, row: DbValues) -> Body:
         caller: VolumeCaller = req.context.caller
         specs = dict(row["extra_specs"])
         if not caller.is_admin:
             specs = {name: specs[name] for name in VISIBLE_SPECS if name in specs}
-        found = {
+        fields = {
             "id": row["id"],
             "name": row["name"],
             "is_public": row["is_public"],
@@ -108,10 +108,10 @@ class TypesApi(Resource):
             "extra_specs": specs,
             "os-volume-type-access:is_public": row["is_public"],
         }
-        # The rest are Cinder's extensions, which do not add to every answer.
+        # Other fields belong to Cinder's extensions, which do not extend every response.
         if req.method == "GET" and caller.is_admin:
-            found["qos_specs_id"] = None
-        return found
+            fields["qos_specs_id"] = None
+        return fields
 
     def create(self, change: VolumeChange, caller: VolumeCaller, body: Body) -> str:
         specs = body.get("extra_specs") or {}
@@ -121,14 +121,16 @@ class TypesApi(Resource):
         connection = change.connection
         if row.name == DEFAULT_TYPE:
             raise fault("TypeIsDefault", id=row.id)
-        used = (count(connection, one, one.c.type_id == row.id) for one in (volumes, snapshots))
+        used = (
+            count(connection, table, table.c.type_id == row.id) for table in (volumes, snapshots)
+        )
         if any(used):
             raise fault("TypeInUse", id=row.id)
         change.remove(types, row.id)
 
 
 class TypeCollection(Collection):
-    """GET and POST /v3/types: 200 for a new one, as in Cinder."""
+    """GET and POST /v3/types. As in Cinder, POST returns 200."""
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         super().on_post(req, resp)
@@ -156,26 +158,26 @@ class TypeItem(Item):
         resp.status = falcon.HTTP_202
 
     def on_get_encryption(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        """Volumes are not encrypted here."""
+        """Answer that the type has no encryption."""
         with self._types.database.read() as connection:
             self._api.find(connection, req.context.caller, key)
         answer(resp, {})
 
     def on_post_extra_specs(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        specs = FORM.checked(read_object(req, "extra_specs"), "extra_specs")
+        specs = FORM.validate(read_object(req, "extra_specs"), "extra_specs")
         caller: VolumeCaller = req.context.caller
         caller.require_admin("volume_extension:types_extra_specs:create")
         with self._types.change() as change:
             row = self._api.find(change.connection, caller, key)
             is_used = count(change.connection, volumes, volumes.c.type_id == row.id)
-            changed = row.extra_specs | specs
-            if is_used and changed.get("multiattach") != row.extra_specs.get("multiattach"):
+            new_specs = row.extra_specs | specs
+            if is_used and new_specs.get("multiattach") != row.extra_specs.get("multiattach"):
                 raise fault("BadRequest", why=f"Volume Type {row.id} is currently in use.")
-            change.set(types, row.id, {"extra_specs": changed})
+            change.set(types, row.id, {"extra_specs": new_specs})
         answer(resp, {"extra_specs": specs})
 
 
-def wanted_public(req: falcon.Request) -> bool | None:
-    """Which types an admin lists: public ones, others, or (None) both."""
+def read_is_public(req: falcon.Request) -> bool | None:
+    """Return True for public types, False for others, or None for both, as the query asks."""
     word = value_of(req.params, "is_public", "true").lower()
     return None if word == "none" else TRUTHS.get(word, True)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Microversions of the API, and the paths with a project in them.
+"""Microversions of the API, and the paths with a project's id.
 
-A request says `OpenStack-API-Version: volume 3.44`, or gets 3.0. Handlers ask `since(req, 44)`;
-what came with a later version answers 404 through `require`. Clients older than 3.67 put the
-project's id behind /v3; it is taken out of the path in front of the routes.
+A request has the header `OpenStack-API-Version: volume 3.44`, or the version is 3.0. Handlers call
+`since(req, 44)`. `require` refuses operations of later versions with 404. Clients older than 3.67
+put the project's id behind /v3. The id is removed from the path before the routing.
 """
 
 import re
@@ -21,26 +21,29 @@ UPDATED = "2023-08-31T00:00:00Z"
 
 
 class Microversions:
-    """Falcon middleware, behind authentication: `req.context.minor` is the version asked for."""
+    """Falcon middleware that stores the requested minor version in `req.context.minor`.
+
+    The authentication must come first.
+    """
 
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
         req.context.minor = _minor(req.get_header(HEADER) or "")
         resp.set_header(HEADER, f"volume 3.{req.context.minor}")
         resp.set_header("Vary", HEADER)
         req.context.root = f"{req.prefix}/v3"
-        found = PROJECT.fullmatch(req.path)
+        match = PROJECT.fullmatch(req.path)
         caller = getattr(req.context, "caller", None)
-        if found and caller is not None:
-            # An admin's client may have the project of another one in its endpoint.
-            if found["project"] != caller.project_id and not caller.is_admin:
+        if match and caller is not None:
+            # The endpoint of an admin's client may contain another project's id.
+            if match["project"] != caller.project_id and not caller.is_admin:
                 raise fault("BadRequest", why="Malformed request url")
-            req.context.root += f"/{found['project']}"
-            req.path = f"/v3{found['rest'] or ''}"
+            req.context.root += f"/{match['project']}"
+            req.path = f"/v3{match['rest'] or ''}"
 
     def process_resource(
         self, req: falcon.Request, resp: falcon.Response, resource: object, params: object
     ) -> None:
-        """Refuse a request that is older than the `minor` of its resource."""
+        """Refuse a request with a version below the `minor` of the resource."""
         require(req, getattr(resource, "minor", 0))
 
 
@@ -55,26 +58,30 @@ def _minor(header: str) -> int:
         if not re.fullmatch(r"\d+\.\d+", version):
             why = f"API Version String {version[:20]} is of invalid format. Must be of format"
             raise fault("BadRequest", why=f"{why} MajorNum.MinorNum.")
-        found = NUMBER.fullmatch(version)
-        if not found or int(found[1]) > MAXIMUM:
+        match = NUMBER.fullmatch(version)
+        if not match or int(match[1]) > MAXIMUM:
             raise fault("NotAcceptable", version=version, minimum="3.0", maximum=f"3.{MAXIMUM}")
-        return int(found[1])
+        return int(match[1])
     return 0
 
 
 def since(req: falcon.Request, minor: int) -> bool:
-    """Was 3.`minor` or a later version asked for?"""
+    """True if the request's version is 3.`minor` or later."""
     return bool(req.context.minor >= minor)
 
 
 def require(req: falcon.Request, minor: int) -> None:
-    """Raises 404 when the client speaks an older version than the operation has."""
+    """Refuse a request with a version that is too old for the operation.
+
+    Raises:
+        Fault: 404, with the version in the message.
+    """
     if not since(req, minor):
         raise fault("VersionNotFound", version=f"3.{req.context.minor}")
 
 
 class VolumeVersions:
-    """GET / and GET /v3: open to everyone."""
+    """GET / and GET /v3, open to every client."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         resp.status = falcon.HTTP_300 if req.path == "/" else falcon.HTTP_200
@@ -92,7 +99,7 @@ class VolumeVersions:
 
 
 def links(req: falcon.Request, plural: str, key: str) -> list[dict[str, str]]:
-    """Where one thing is."""
+    """Return the links to an object."""
     bare = req.context.root.replace("/v3", "", 1)
     return [
         {"rel": "self", "href": f"{req.context.root}/{plural}/{key}"},

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""POST /v3/volumes/{key}/action: what is done with a volume.
+"""POST /v3/volumes/{key}/action: the actions on volumes.
 
-Each action is a row of ACTIONS: since which version, whether for admins only, the form of its body,
-and a function that does it in one transaction, or begins it there.
+Each action is a row of ACTIONS with the first version, whether only admins may call the action, the
+schema of the body, and a function that runs in one transaction and may add a job.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,8 +33,8 @@ from deploy.one_machine.services.volume.schema import attachments, types, volume
 from deploy.one_machine.services.volume.service import (
     VolumeChange,
     VolumeService,
-    connected,
     count,
+    find_connected,
     is_read,
 )
 from deploy.one_machine.services.volume.versions import since
@@ -47,13 +47,13 @@ STATUSES = (
     "maintenance",
 )
 
-#: What was said of the old image alone, or is the image service's own.
+#: Properties that describe only the old image, or that the image service sets.
 NOT_OF_A_COPY = ("image_id", "image_name", "img_signature", "signature_verified", "os_glance")
 
 
 @dataclass(frozen=True)
-class AskedAction:
-    """An action as it is asked for."""
+class ActionRequest:
+    """A request for an action."""
 
     service: VolumeService
     req: falcon.Request
@@ -61,11 +61,20 @@ class AskedAction:
     change: VolumeChange
     row: DbRow
     body: JsonValue
-    #: What was asked of other services in front of the transaction.
+    #: The image of the action, which was found or created before the transaction.
     image: Body | None = None
 
     def move(self, before: tuple[str, ...], status: str, **more: JsonValue) -> None:
-        """Set the status. Raises 400 unless it is one of `before`."""
+        """Set the status of the volume.
+
+        Args:
+            before: The permitted present statuses.
+            status: The new status.
+            more: Values of other columns.
+
+        Raises:
+            Fault: 400, the present status is not in ``before``.
+        """
         values = {"status": status, **more}
         if not self.change.set(volumes, self.row.id, values, volumes.c.status.in_(before)):
             why = (
@@ -75,70 +84,74 @@ class AskedAction:
             raise fault("InvalidVolume", why=why)
 
 
-def _extend(asked: AskedAction) -> None:
-    row, size = asked.row, asked.body["new_size"]
+def _extend(request: ActionRequest) -> None:
+    row, size = request.row, request.body["new_size"]
     if size <= row.size:
         why = (
             "New size for extend must be greater than current size."
             f" (current: {row.size}, extended: {size})."
         )
         raise fault("InvalidInput", why=why)
-    is_used = row.status == "in-use" and since(asked.req, 42)
-    _check_growing(asked)
-    quotas.check_size(asked.change.connection, row.project_id, size)
-    quotas.spend(asked.change.connection, row.project_id, row.type_id, gigabytes=size - row.size)
+    is_used = row.status == "in-use" and since(request.req, 42)
+    _check_growing(request)
+    quotas.check_size(request.change.connection, row.project_id, size)
+    quotas.spend(request.change.connection, row.project_id, row.type_id, gigabytes=size - row.size)
     before = ("in-use",) if is_used else ("available",)
-    asked.move(before, "extending", previous_status=row.status)
-    asked.change.order("extend", row.id, size=size)
+    request.move(before, "extending", previous_status=row.status)
+    request.change.order("extend", row.id, size=size)
 
 
-def _check_growing(asked: AskedAction) -> None:
-    """An NBD server tells the size once, when a host connects."""
-    rows = connected(asked.change.connection, asked.row.id)
-    if any(one.connection_info["driver_volume_type"] == "nbd" for one in rows):
+def _check_growing(request: ActionRequest) -> None:
+    """Refuse to extend a volume with an NBD connection, because NBD reports a size only once."""
+    rows = find_connected(request.change.connection, request.row.id)
+    if any(attachment.connection_info["driver_volume_type"] == "nbd" for attachment in rows):
         why = (
-            f"volume {asked.row.id} is connected over NBD, which cannot tell a new size; detach"
+            f"volume {request.row.id} is connected over NBD, which cannot tell a new size; detach"
             " it first, or move the server to the host of the volumes."
         )
         raise fault("InvalidVolume", why=why)
 
 
-def _set_bootable(asked: AskedAction) -> None:
-    asked.change.set(volumes, asked.row.id, {"bootable": asked.body["bootable"]})
+def _set_bootable(request: ActionRequest) -> None:
+    request.change.set(volumes, request.row.id, {"bootable": request.body["bootable"]})
 
 
-def _set_readonly(asked: AskedAction) -> None:
+def _set_readonly(request: ActionRequest) -> None:
     rule = volumes.c.status == "available"
-    if not asked.change.set(volumes, asked.row.id, {"readonly": asked.body["readonly"]}, rule):
-        why = f"Volume {asked.row.id} status must be available to update readonly flag."
+    if not request.change.set(
+        volumes, request.row.id, {"readonly": request.body["readonly"]}, rule
+    ):
+        why = f"Volume {request.row.id} status must be available to update readonly flag."
         raise fault("InvalidVolume", why=why)
 
 
-def _reset_status(asked: AskedAction) -> None:
-    status, attach = asked.body.get("status"), asked.body.get("attach_status")
-    if not status and not attach and "migration_status" not in asked.body:
+def _reset_status(request: ActionRequest) -> None:
+    status, attach = request.body.get("status"), request.body.get("attach_status")
+    if not status and not attach and "migration_status" not in request.body:
         raise fault("BadRequest", why="Give status or attach_status.")
     if status:
-        asked.change.set(volumes, asked.row.id, {"status": status, "previous_status": None})
+        request.change.set(volumes, request.row.id, {"status": status, "previous_status": None})
     if attach == "detached":
-        has = count(asked.change.connection, attachments, attachments.c.volume_id == asked.row.id)
-        if has:
+        attachment_count = count(
+            request.change.connection, attachments, attachments.c.volume_id == request.row.id
+        )
+        if attachment_count:
             why = "The volume has attachments: os-force_detach ends them."
             raise fault("InvalidVolume", why=why)
 
 
-def _upload(asked: AskedAction) -> Body:
-    row, image, body = asked.row, asked.image or {}, asked.body
+def _upload(request: ActionRequest) -> Body:
+    row, image, body = request.row, request.image or {}, request.body
     before = ("available", "in-use") if body.get("force") else ("available",)
-    check_copied(asked.change.connection, asked.service, row)
-    asked.move(before, "uploading", previous_status=row.status)
-    asked.change.order(
+    check_copied(request.change.connection, request.service, row)
+    request.move(before, "uploading", previous_status=row.status)
+    request.change.order(
         "upload",
         row.id,
         row.id,
         image_id=image["id"],
         disk_format=image["disk_format"],
-        clone=asked.service.files.shares_blocks,
+        clone=request.service.files.shares_blocks,
     )
     type_name = select(types.c.name).where(types.c.id == row.type_id)
     return {
@@ -150,7 +163,7 @@ def _upload(asked: AskedAction) -> Body:
             "size": row.size,
             "volume_type": {
                 "id": row.type_id,
-                "name": asked.change.connection.execute(type_name).scalar(),
+                "name": request.change.connection.execute(type_name).scalar(),
             },
             "image_id": image["id"],
             "container_format": image["container_format"],
@@ -162,18 +175,18 @@ def _upload(asked: AskedAction) -> Body:
     }
 
 
-def _reimage(asked: AskedAction) -> None:
-    row, image = asked.row, asked.image or {}
-    if count(asked.change.connection, attachments, attachments.c.volume_id == row.id) > 1:
+def _reimage(request: ActionRequest) -> None:
+    row, image = request.row, request.image or {}
+    if count(request.change.connection, attachments, attachments.c.volume_id == row.id) > 1:
         why = "Cannot re-image a volume which is attached to more than one server."
         raise fault("Conflict", why=why)
-    _check_still(asked)
+    _check_still(request)
     images.check_size(image, row.size)
     before: tuple[str, ...] = ("available", "error")
-    if asked.body.get("reimage_reserved"):
+    if request.body.get("reimage_reserved"):
         before += ("reserved",)
-    asked.move(before, "downloading", previous_status=row.status)
-    asked.change.order(
+    request.move(before, "downloading", previous_status=row.status)
+    request.change.order(
         "reimage",
         row.id,
         image_id=image["id"],
@@ -182,26 +195,30 @@ def _reimage(asked: AskedAction) -> None:
     )
 
 
-def _check_still(asked: AskedAction) -> None:
-    """Its content may be another one: nobody reads or writes it."""
-    connection, key = asked.change.connection, asked.row.id
-    if connected(connection, key) or is_read(connection, key):
+def _check_still(request: ActionRequest) -> None:
+    """Refuse to replace the content of a volume that a host or a job uses."""
+    connection, key = request.change.connection, request.row.id
+    if find_connected(connection, key) or is_read(connection, key):
         raise fault("Conflict", why=f"volume {key} is connected to a host, or is being copied")
 
 
 @dataclass(frozen=True)
 class VolumeAction:
-    """One action."""
+    """The definition of an action."""
 
-    run: Callable[[AskedAction], Body | None]
+    run: Callable[[ActionRequest], Body | None]
     form: Document | None = None
     minor: int = 0
     is_admins: bool = False
     status: str = falcon.HTTP_202
 
-    def checked(self, name: str, body: object) -> JsonValue:
-        """The action's body. Raises 400."""
-        return BodySchema(self.form).checked(body, name) if self.form else None
+    def validate(self, name: str, body: object) -> JsonValue:
+        """Return the action's body in its canonical form.
+
+        Raises:
+            HTTPBadRequest: The body does not match the schema.
+        """
+        return BodySchema(self.form).validate(body, name) if self.form else None
 
 
 UPLOAD = mapping(
@@ -244,14 +261,12 @@ ACTIONS: Mapping[str, VolumeAction] = {
         minor=68,
     ),
 }
-#: What ends attachments in the words of older clients.
+#: Actions of older clients that end attachments.
 ENDING = ("os-detach", "os-force_detach", "os-terminate_connection")
 DETACH = BodySchema(mapping({"attachment_id": nullable(text(64)), "connector": {}}, others=False))
 
 
 class VolumeActions:
-    """POST /v3/volumes/{key}/action."""
-
     def __init__(self, service: VolumeService) -> None:
         self._service = service
 
@@ -259,74 +274,82 @@ class VolumeActions:
         body, caller = read_json(req), req.context.caller
         if not isinstance(body, dict) or len(body) != 1:
             raise fault("BadRequest", why="The body must be an object with one action.")
-        [(name, given)] = body.items()
+        [(name, action_body)] = body.items()
         if name in ENDING:
-            self._end(req, resp, key, name, given)
+            self._end(req, resp, key, name, action_body)
             return
         action = ACTIONS.get(name)
         if action is None or not since(req, action.minor):
             raise fault("BadRequest", why=f"There is no such action: {name[:64]}")
-        form = action.checked(name, given)
+        arguments = action.validate(name, action_body)
         with self._service.database.read() as connection:
             row = uses.find_volume(connection, caller, key)
         if action.is_admins:
             caller.require_admin(f"volume_extension:volume_admin_actions:{name}")
         caller.require_member(f"volume_extension:volume_actions:{name}")
-        image = self._image(caller, row, name, form)
+        image = self._image(caller, row, name, arguments)
         with self._service.change() as change:
             row = uses.find_volume(change.connection, caller, key)
-            said = action.run(AskedAction(self._service, req, caller, change, row, form, image))
+            response_body = action.run(
+                ActionRequest(self._service, req, caller, change, row, arguments, image)
+            )
         resp.status = action.status
-        if said is not None:
-            answer(resp, said)
+        if response_body is not None:
+            answer(resp, response_body)
 
-    def _image(self, caller: VolumeCaller, row: DbRow, name: str, form: Body) -> Body | None:
-        """The image that an action needs, or has the image service make."""
+    def _image(self, caller: VolumeCaller, row: DbRow, name: str, arguments: Body) -> Body | None:
+        """Return the image for an action: an existing one (reimage) or a new one (upload)."""
         if name == "os-reimage":
-            return images.wanted(self._service, caller, form["image_id"])
+            return images.find_image(self._service, caller, arguments["image_id"])
         if name != "os-volume_upload_image":
             return None
-        # What the transaction refuses is refused before an image is made, as far as it is known.
-        if row.status not in (("available", "in-use") if form.get("force") else ("available",)):
+        # These checks of the transaction come first, so that no image is created in vain.
+        if row.status not in (
+            ("available", "in-use") if arguments.get("force") else ("available",)
+        ):
             why = f"Volume {row.id} status must be available, but current status is {row.status}."
             raise fault("InvalidVolume", why=why)
         with self._service.database.read() as connection:
             check_copied(connection, self._service, row)
         body: Body = {
-            "name": form["image_name"],
-            "disk_format": form.get("disk_format") or "raw",
-            "container_format": form.get("container_format") or "bare",
+            "name": arguments["image_name"],
+            "disk_format": arguments.get("disk_format") or "raw",
+            "container_format": arguments.get("container_format") or "bare",
             "min_disk": row.size,
-            **{one: form[one] for one in ("visibility", "protected") if form.get(one) is not None},
+            **{
+                key: arguments[key]
+                for key in ("visibility", "protected")
+                if arguments.get(key) is not None
+            },
         }
-        kept = {
+        kept_properties = {
             name: value
             for name, value in row.image_metadata.items()
             if name not in images.OWN and not name.startswith(NOT_OF_A_COPY)
         }
-        return self._service.images.create(kept | body, caller.token)
+        return self._service.images.create(kept_properties | body, caller.token)
 
     def _end(
-        self, req: falcon.Request, resp: falcon.Response, key: str, name: str, given: object
+        self, req: falcon.Request, resp: falcon.Response, key: str, name: str, action_body: object
     ) -> None:
-        """End attachments, but none beneath a server that has the volume."""
-        wanted = DETACH.checked(given, name).get("attachment_id")
+        """Delete attachments, unless a server uses the volume through them."""
+        attachment_id = DETACH.validate(action_body, name).get("attachment_id")
         caller: VolumeCaller = req.context.caller
         with self._service.database.read() as connection:
             row = uses.find_volume(connection, caller, key)
             caller.require_member(f"volume_extension:volume_actions:{name}")
             if name == "os-force_detach":
                 caller.require_admin("volume_extension:volume_admin_actions:force_detach")
-            found = connection.execute(
+            rows = connection.execute(
                 select(attachments).where(attachments.c.volume_id == row.id)
             ).all()
-        ended = [one for one in found if wanted in (None, one.id)]
-        for one in ended:
-            uses.check_deletable(self._service, caller, one)
+        chosen_rows = [attachment for attachment in rows if attachment_id in (None, attachment.id)]
+        for attachment in chosen_rows:
+            uses.check_deletable(self._service, caller, attachment)
         if name == "os-terminate_connection":
             raise fault("BadRequest", why="Connections are ended with their attachments.")
-        if not ended:
+        if not chosen_rows:
             raise fault("InvalidVolume", why="There is no such attachment of the volume.")
-        for one in ended:
-            uses.delete(self._service, one.id, row.id)
+        for attachment in chosen_rows:
+            uses.delete(self._service, attachment.id, row.id)
         resp.status = falcon.HTTP_202

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v3/volumes: the list, one volume, and how one is made; what is done with it: volume_actions.py.
+"""/v3/volumes: the list, one volume, and the creation of a volume.
+
+For actions see volume_actions.py.
 
 creating/downloading --> available <--> reserved, attaching, in-use, detaching (attachments.py)
 available or in-use <--> extending, uploading
-any but attached --> deleting --> gone;  what failed --> error, error_extending, error_deleting
+any but attached --> deleting --> deleted
+a failure --> error, error_extending, error_deleting
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,14 +29,14 @@ from deploy.one_machine.services.schemas import (
 from deploy.one_machine.services.volume import images, quotas
 from deploy.one_machine.services.volume.caller import VolumeCaller
 from deploy.one_machine.services.volume.faults import fault
-from deploy.one_machine.services.volume.listing import listed, of_pairs
+from deploy.one_machine.services.volume.listing import list_rows, of_pairs
 from deploy.one_machine.services.volume.schema import attachments, snapshots, types, volumes
 from deploy.one_machine.services.volume.service import (
     VolumeChange,
     VolumeService,
-    connected,
     count,
     default_type,
+    find_connected,
     is_read,
 )
 from deploy.one_machine.services.volume.versions import links, since
@@ -67,7 +70,7 @@ NEW: Mapping[str, Document] = {
     "group_id": ID,
     "backup_id": ID,
 }
-#: Before 3.53 what nobody knows is left aside; from then on it is refused.
+#: Unknown attributes are ignored before 3.53, and refused from then on.
 CREATE, CREATE_LENIENT = (BodySchema(mapping(NEW, others=others)) for others in (False, True))
 FILTERS = {
     **dict.fromkeys(
@@ -82,8 +85,6 @@ DELETABLE = ("available", "error", "error_restoring", "error_extending", "error_
 
 
 class VolumesApi(Resource):
-    """Volumes."""
-
     name, plural, table, bulk = "volume", "volumes", volumes, False
 
     def __init__(self, service: VolumeService) -> None:
@@ -98,21 +99,21 @@ class VolumesApi(Resource):
     def not_found(self, key: str) -> falcon.HTTPError:
         return fault("VolumeNotFound", id=key)
 
-    def checked(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
-        found: Body = CREATE.checked(body, "volume")
+    def validate(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
+        values: Body = CREATE.validate(body, "volume")
         for name in ("name", "description"):
-            if f"display_{name}" in found:
-                found.setdefault(name, found.pop(f"display_{name}"))
-            if isinstance(found.get(name), str):
-                found[name] = found[name].strip()
-        return found
+            if f"display_{name}" in values:
+                values.setdefault(name, values.pop(f"display_{name}"))
+            if isinstance(values.get(name), str):
+                values[name] = values[name].strip()
+        return values
 
     def page(self, service: VolumeService, req: falcon.Request) -> tuple[list[DbRow], Body]:
-        return listed(service, req, volumes, FILTERS, "volumes")
+        return list_rows(service, req, volumes, FILTERS, "volumes")
 
     def brief(self, req: falcon.Request, row: DbValues) -> Body:
-        place = links(req, "volumes", row["id"])
-        return {"id": row["id"], "name": row["name"], "links": place}
+        self_links = links(req, "volumes", row["id"])
+        return {"id": row["id"], "name": row["name"], "links": self_links}
 
     def show(self, req: falcon.Request, row: DbValues) -> Body:
         key = row["id"]
@@ -132,15 +133,15 @@ def _view(
     req: falcon.Request,
     service: VolumeService,
     row: DbValues,
-    attached: Iterable[DbRow],
+    attached_rows: Iterable[DbRow],
     type_name: str,
 ) -> Body:
     caller: VolumeCaller = req.context.caller
-    plain = (
+    names = (
         "id status size availability_zone created_at updated_at name description snapshot_id"
         " source_volid user_id multiattach"
     )
-    found = {name: row[name] for name in plain.split()} | {
+    fields = {name: row[name] for name in names.split()} | {
         "metadata": dict(row["metadata"])
         | ({} if row["readonly"] is None else {"readonly": str(row["readonly"])}),
         "volume_type": type_name,
@@ -152,46 +153,46 @@ def _view(
         "attachments": [
             {
                 "id": row["id"],
-                "attachment_id": one.id,
+                "attachment_id": attachment.id,
                 "volume_id": row["id"],
-                "server_id": one.instance,
-                "host_name": one.host if caller.is_admin or caller.is_service else None,
-                "device": one.mountpoint,
-                "attached_at": one.attached_at,
+                "server_id": attachment.instance,
+                "host_name": attachment.host if caller.is_admin or caller.is_service else None,
+                "device": attachment.mountpoint,
+                "attached_at": attachment.attached_at,
             }
-            for one in attached
+            for attachment in attached_rows
         ],
     }
-    admins: Body = {
+    admin_fields: Body = {
         "os-vol-host-attr:host": service.backend,
         "os-vol-mig-status-attr:migstat": None,
         "os-vol-mig-status-attr:name_id": None,
     }
-    later: tuple[tuple[int, bool, Body], ...] = (
+    version_fields: tuple[tuple[int, bool, Body], ...] = (
         (13, False, {"group_id": None}),
         (21, True, {"provider_id": None}),
-        # No client has to take turns with others: each connection is its own.
+        # Clients need no locks against each other, because each has a separate connection.
         (48, False, {"shared_targets": False, "service_uuid": None}),
         (61, True, {"cluster_name": None}),
         (63, False, {"volume_type_id": row["type_id"]}),
         (65, False, {"consumes_quota": True}),
     )
     if caller.is_admin:
-        found["migration_status"] = None
-    # These are Cinder's extensions, which add to what is read and not to the answer to a change.
+        fields["migration_status"] = None
+    # Cinder's extensions only extend the response to GET.
     if req.method == "GET":
-        found["os-vol-tenant-attr:tenant_id"] = row["project_id"]
-        found |= admins if caller.is_admin else {}
+        fields["os-vol-tenant-attr:tenant_id"] = row["project_id"]
+        fields |= admin_fields if caller.is_admin else {}
         if row["image_metadata"]:
-            found["volume_image_metadata"] = row["image_metadata"]
-    for minor, is_admins, more in later:
+            fields["volume_image_metadata"] = row["image_metadata"]
+    for minor, is_admins, new_fields in version_fields:
         if since(req, minor) and (caller.is_admin or not is_admins):
-            found |= more
-    return found
+            fields |= new_fields
+    return fields
 
 
 class VolumeCollection(BriefCollection):
-    """GET and POST /v3/volumes; GET .../detail."""
+    """GET and POST /v3/volumes, and GET .../detail."""
 
     def __init__(self, service: VolumeService, api: VolumesApi) -> None:
         super().__init__(service, api)
@@ -200,15 +201,15 @@ class VolumeCollection(BriefCollection):
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         caller: VolumeCaller = req.context.caller
         caller.require_member("volume:create")
-        given = part_of(read_json(req), "volume")
+        attributes = part_of(read_json(req), "volume")
         form = CREATE if since(req, 53) else CREATE_LENIENT
-        form.checked(given, "volume")
-        if isinstance(given, dict):
-            given = {name: value for name, value in given.items() if name in NEW}
-        body = self._api.checked(caller, given, new=True)
+        form.validate(attributes, "volume")
+        if isinstance(attributes, dict):
+            attributes = {name: value for name, value in attributes.items() if name in NEW}
+        body = self._api.validate(caller, attributes, new=True)
         reference = body.pop("imageRef", None) or body.pop("image_id", None)
         body.pop("image_id", None)
-        image = images.wanted(self._volumes, caller, reference) if reference else None
+        image = images.find_image(self._volumes, caller, reference) if reference else None
         snapshot = images.root_snapshot(image) if image else None
         if image and snapshot and not body.get("snapshot_id"):
             if not since(req, 46):
@@ -230,7 +231,11 @@ def _make(
     body: Body,
     image: Body | None,
 ) -> str:
-    """The row of a new volume, and the job that fills it."""
+    """Insert a volume and the job that fills the volume, and return the id.
+
+    Raises:
+        Fault: The request is invalid, refers to a missing object, or exceeds a limit.
+    """
     _check_new(service, body)
     sources = [name for name in ("snapshot_id", "source_volid") if body.get(name)]
     if len(sources) + (image is not None) > 1:
@@ -297,7 +302,11 @@ def _check_new(service: VolumeService, body: Body) -> None:
 
 
 def _source(connection: Connection, caller: VolumeCaller, body: Body, name: str) -> DbRow:
-    """The snapshot or volume that a new one starts from, in a state to be read."""
+    """Return the snapshot or volume from which a new volume is copied.
+
+    Raises:
+        Fault: 404, the source is unknown. 400, its status does not allow a copy.
+    """
     table = snapshots if name == "snapshot_id" else volumes
     row = connection.execute(
         select(table).where(table.c.id == body[name], caller.sees(table))
@@ -313,8 +322,12 @@ def _source(connection: Connection, caller: VolumeCaller, body: Body, name: str)
 
 
 def check_copied(connection: Connection, service: VolumeService, row: DbRow) -> None:
-    """Raises 400 when a copy of a volume would not be of one moment."""
-    if not service.files.shares_blocks and connected(connection, row.id):
+    """Check that a copy of the volume would be consistent.
+
+    Raises:
+        Fault: 400, a host may write to the volume, and the file system cannot share blocks.
+    """
+    if not service.files.shares_blocks and find_connected(connection, row.id):
         why = (
             f"volume {row.id} is in use, and the folder of the volumes is on a file system that"
             " cannot share blocks (XFS and Btrfs can): a copy would not be of one moment."
@@ -324,29 +337,36 @@ def check_copied(connection: Connection, service: VolumeService, row: DbRow) -> 
 
 
 def _type(
-    connection: Connection, caller: VolumeCaller, wanted: str | None, source: DbRow | None
+    connection: Connection, caller: VolumeCaller, requested_type: str | None, source: DbRow | None
 ) -> DbRow:
-    """The type of a new volume: the one that is wanted, the source's, or the default. Raises
-    404."""
-    if wanted:
-        return find_type(connection, caller, wanted)
+    """Return the type of a new volume: the requested one, the source's, or the default.
+
+    Raises:
+        Fault: 404, the requested type is unknown.
+    """
+    if requested_type:
+        return find_type(connection, caller, requested_type)
     key = source.type_id if source is not None else default_type(connection)
     return connection.execute(select(types).where(types.c.id == key)).one()
 
 
-def find_type(connection: Connection, caller: VolumeCaller, wanted: str) -> DbRow:
-    """A type by id or name that the caller may use. Raises 404."""
+def find_type(connection: Connection, caller: VolumeCaller, reference: str) -> DbRow:
+    """Return a type by id or name that the caller may use.
+
+    Raises:
+        Fault: 404, there is no such type, or the type is invisible to the caller.
+    """
     rules = [] if caller.is_admin else [types.c.is_public.is_(True)]
     row = connection.execute(
-        select(types).where((types.c.id == wanted) | (types.c.name == wanted), *rules)
+        select(types).where((types.c.id == reference) | (types.c.name == reference), *rules)
     ).first()
     if row is None:
-        raise fault("TypeNotFound", id=wanted)
+        raise fault("TypeNotFound", id=reference)
     return row
 
 
 def is_multiattach(extra_specs: Mapping[str, str]) -> bool:
-    """May volumes of this type be attached to several servers?"""
+    """True if volumes of this type can be attached to several servers."""
     word = extra_specs.get("multiattach", "").replace("<is>", "").strip().lower()
     return bool(TRUTHS.get(word))
 
@@ -372,16 +392,34 @@ class VolumeItem(Item):
 
 
 def remove(change: VolumeChange, row: DbRow, *, force: bool, cascade: bool = False) -> None:
-    """Begin to delete a volume. Raises 400 for one that is used."""
+    """Begin to delete a volume.
+
+    Args:
+        change: The transaction.
+        row: The volume.
+        force: Delete the volume in any status.
+        cascade: Delete the snapshots too.
+
+    Raises:
+        Fault: 400, the volume is in use, or the status or snapshots do not allow this.
+    """
     connection = change.connection
     has_attachments = count(connection, attachments, attachments.c.volume_id == row.id)
-    own = connection.execute(select(snapshots).where(snapshots.c.volume_id == row.id)).all()
-    read = is_read(connection, row.id) or any(is_read(connection, one.id) for one in own)
-    stuck = [one for one in own if one.status not in ("available", "error", "deleting")]
+    own_snapshots = connection.execute(
+        select(snapshots).where(snapshots.c.volume_id == row.id)
+    ).all()
+    is_copied = is_read(connection, row.id) or any(
+        is_read(connection, snapshot.id) for snapshot in own_snapshots
+    )
+    stuck = [
+        snapshot
+        for snapshot in own_snapshots
+        if snapshot.status not in ("available", "error", "deleting")
+    ]
     if (
-        read
+        is_copied
         or has_attachments
-        or (own and not cascade)
+        or (own_snapshots and not cascade)
         or (stuck and not force)
         or (not force and row.status not in DELETABLE)
     ):
@@ -392,6 +430,6 @@ def remove(change: VolumeChange, row: DbRow, *, force: bool, cascade: bool = Fal
         )
         raise fault("InvalidVolume", why=why)
     change.set(volumes, row.id, {"status": "deleting"})
-    for one in own:
-        change.set(snapshots, one.id, {"status": "deleting"})
-    change.order("delete", row.id, snapshots=[one.id for one in own])
+    for snapshot in own_snapshots:
+        change.set(snapshots, snapshot.id, {"status": "deleting"})
+    change.order("delete", row.id, snapshots=[snapshot.id for snapshot in own_snapshots])

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The threads that do the jobs: those of one volume or snapshot one after the other, in the order
-of their commits.
+"""The threads that run jobs. Jobs of one volume or snapshot run in the order of their commits.
 
-All jobs of the table are done, also those that an earlier process began: a job is removed in the
-transaction that says how it ended, and by nothing else.
+Jobs of an earlier process are run too. Only the transaction that records the result deletes a job.
 """
 
 import logging
@@ -26,7 +24,7 @@ MAX_PAUSE_SECONDS = 60.0
 
 
 class JobWorker:
-    """Runs as long as the process does."""
+    """The worker threads of the process."""
 
     def __init__(self, service: VolumeService, clock: Callable[[], float] = time.time) -> None:
         self._service, self._clock = service, clock
@@ -34,13 +32,13 @@ class JobWorker:
         self._busy: set[str] = set()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         for number in range(THREADS):
             threading.Thread(target=self._run, name=f"jobs-{number}", daemon=True).start()
         threading.Thread(target=self._watch, name="exports", daemon=True).start()
 
     def end(self) -> None:
-        """Take no more jobs; one under way is begun again by the next process."""
+        """Take no more jobs. The next process repeats unfinished jobs."""
         self._ending.set()
         self._service.has_jobs.set()
 
@@ -63,7 +61,11 @@ class JobWorker:
             self._ending.wait(LOOK_SECONDS)
 
     def step(self) -> bool:
-        """Do the next job that can be done; False when there is none."""
+        """Run the next job that can run.
+
+        Returns:
+            False if there is no such job.
+        """
         with self._lock:
             row = self._next()
             if row is None:
@@ -74,7 +76,8 @@ class JobWorker:
         finally:
             with self._lock:
                 self._busy.discard(row.target_id)
-            self._service.has_jobs.set()  # what waited for this one
+            # Jobs of the same target can run now.
+            self._service.has_jobs.set()
         return True
 
     def _next(self) -> Row[tuple[object, ...]] | None:
@@ -84,7 +87,8 @@ class JobWorker:
         for row in rows:
             if row.target_id not in waiting and row.not_before <= self._clock():
                 return row
-            waiting.add(row.target_id)  # what came later does not overtake
+            # A later job of the same target must wait.
+            waiting.add(row.target_id)
         return None
 
     def _do(self, row: Row[tuple[object, ...]]) -> None:
@@ -116,15 +120,15 @@ class JobWorker:
             self._end(job, kind.done)
 
     def _check(self, kind: JobKind, job: VolumeJob) -> Check:
-        looked = 0.0
+        last_check = 0.0
 
         def check() -> None:
-            nonlocal looked
+            nonlocal last_check
             if self._ending.is_set():
                 raise Later("the service ends")
-            if kind.table is None or time.monotonic() < looked + CHECK_SECONDS:
+            if kind.table is None or time.monotonic() < last_check + CHECK_SECONDS:
                 return
-            looked = time.monotonic()
+            last_check = time.monotonic()
             with self._service.database.read() as connection:
                 status = connection.execute(
                     select(kind.table.c.status).where(kind.table.c.id == job.target_id)
@@ -134,15 +138,16 @@ class JobWorker:
 
         return check
 
-    def _end(self, job: VolumeJob, say: Callable[[VolumeChange, VolumeJob], None]) -> None:
+    def _end(self, job: VolumeJob, record: Callable[[VolumeChange, VolumeJob], None]) -> None:
         with self._service.change() as change:
-            gone = change.connection.execute(delete(jobs).where(jobs.c.id == job.id))
-            if gone.rowcount == 1:
-                say(change, job)
+            result = change.connection.execute(delete(jobs).where(jobs.c.id == job.id))
+            if result.rowcount == 1:
+                record(change, job)
 
     def _postpone(self, kind: JobKind, job: VolumeJob, attempts: int, error: Later) -> None:
         if self._ending.is_set():
-            return  # as it was
+            # The next process runs the job.
+            return
         LOG.warning("%s of %s waits: %s", job.kind, job.target_id, error)
         if attempts >= kind.attempts:
             self._end(job, kind.failed)

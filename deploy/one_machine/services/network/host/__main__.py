@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m deploy.one_machine.services.network.host serve|help|clean`: the host part of the
-standalone network service.
+"""`python -m deploy.one_machine.services.network.host serve|help|clean`: the network agent of a
+host.
 
-One runs beside each agent. `serve` makes the networks of this host's guests until SIGTERM, and
-leaves them in place: as root with --state, or with --helper as any user, where `help` runs as root
-and does for it what takes root. `clean` removes all that a host part with this state folder ever
-made. With --netns they work in that network namespace. Secrets come from files, never from
-arguments, which every user of the machine can read.
+An agent runs on each host. `serve` makes the networks of the host's guests until SIGTERM, and
+leaves them in place. This needs root with --state, or any user with --helper. Then `help` runs
+as root and does the privileged part. `clean` removes all objects that an agent with this state
+folder ever made. With --netns they work in that network namespace. Secrets come from files, and
+never from arguments, which every user of the machine can read.
 """
 
 import argparse
@@ -43,7 +43,7 @@ STATE_HELP = "the folder of its state"
 
 
 def main() -> None:
-    """Parse the command line and do what it says."""
+    """Parse the command line and run the command."""
     options = _parser().parse_args()
     os.umask(UMASK)
     if os.geteuid() != 0 and options.state is not None:
@@ -65,8 +65,8 @@ def main() -> None:
         except BlockingIOError:
             raise SystemExit(f"A host part runs with {options.state}: stop it first.") from None
         if options.command == "clean":
-            left = clean(names, kernel, options.state)
-            raise SystemExit("\n".join(["Left over:", *left]) if left else 0)
+            remaining = clean(names, kernel, options.state)
+            raise SystemExit("\n".join(["Left over:", *remaining]) if remaining else 0)
         place = HostPlace(
             names, options.tunnel_address, options.vxlan_port, options.external_gateway
         )
@@ -96,7 +96,7 @@ def _key(options: argparse.Namespace) -> str:
 
 def _serve(options: argparse.Namespace, host: HostPart) -> None:
     service = HostApiClient(options.url, options.host, _key(options))
-    about = {
+    host_attributes = {
         "tunnel_address": str(options.tunnel_address),
         "external_gateway": options.external_gateway,
     }
@@ -104,7 +104,7 @@ def _serve(options: argparse.Namespace, host: HostPart) -> None:
         host,
         service.description,
         lambda revision, failed: service.acknowledge(
-            {"revision": revision, "failed": failed, **about}
+            {"revision": revision, "failed": failed, **host_attributes}
         ),
         options.check_seconds,
     )
@@ -114,7 +114,7 @@ def _serve(options: argparse.Namespace, host: HostPart) -> None:
         loop.run()
     except (KernelError, OSError) as error:
         raise SystemExit(f"The host part cannot work here: {error}") from error
-    # Threads that wait for an answer of the service or of a guest are not waited for.
+    # Do not wait for threads that wait for the service or for a guest.
     logging.shutdown()
     os._exit(0)
 
@@ -124,40 +124,42 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m deploy.one_machine.services.network.host", description=__doc__
     )
     commands = parser.add_subparsers(required=True, dest="command")
-    serving = commands.add_parser("serve", help="serve until SIGTERM")
-    serving.add_argument("--host", required=True, help="this host's name, as its agent has it")
-    serving.add_argument("--url", required=True, help="of the network service, without /v2.0")
-    serving.add_argument(
+    serve_parser = commands.add_parser("serve", help="serve until SIGTERM")
+    serve_parser.add_argument("--host", required=True, help="this host's name, as its agent has it")
+    serve_parser.add_argument("--url", required=True, help="of the network service, without /v2.0")
+    serve_parser.add_argument(
         "--key-file",
         metavar="FILE",
         help="what the network service's host-key printed for this host",
     )
-    serving.add_argument("--metadata-url", default="http://127.0.0.1:8775", metavar="URL")
-    serving.add_argument(
+    serve_parser.add_argument("--metadata-url", default="http://127.0.0.1:8775", metavar="URL")
+    serve_parser.add_argument(
         "--metadata-ca-file", default="", help="PEM file; for a metadata URL with https://"
     )
-    serving.add_argument(
+    serve_parser.add_argument(
         "--check-seconds",
         type=float,
         default=CHECK_SECONDS,
         help="between looks whether all is still there",
     )
-    who = serving.add_mutually_exclusive_group(required=True)
-    who.add_argument("--state", type=Path, metavar="DIR", help=STATE_HELP)
-    who.add_argument(
+    access = serve_parser.add_mutually_exclusive_group(required=True)
+    access.add_argument("--state", type=Path, metavar="DIR", help=STATE_HELP)
+    access.add_argument(
         "--helper",
         type=Path,
         metavar="SOCKET",
         help="where the helper listens that does what takes root",
     )
-    helping = commands.add_parser(
+    help_parser = commands.add_parser(
         "help", help="do for another process what takes root, until SIGTERM"
     )
-    helping.add_argument(
+    help_parser.add_argument(
         "--socket", type=Path, metavar="PATH", help="where to listen; none where systemd does"
     )
-    helping.add_argument("--user", required=True, help="the user of the only process that may call")
-    for command in (serving, helping):
+    help_parser.add_argument(
+        "--user", required=True, help="the user of the only process that may call"
+    )
+    for command in (serve_parser, help_parser):
         command.add_argument(
             "--tunnel-address",
             required=True,
@@ -170,12 +172,12 @@ def _parser() -> argparse.ArgumentParser:
             action="store_true",
             help="be the gateway of external networks; turns IP forwarding on",
         )
-    cleaning = commands.add_parser("clean", help="remove everything that was made here")
-    for command in (serving, helping, cleaning):
+    clean_parser = commands.add_parser("clean", help="remove everything that was made here")
+    for command in (serve_parser, help_parser, clean_parser):
         command.add_argument(
             "--netns", type=Path, metavar="PATH", help="the network namespace to work in"
         )
-    for command in (helping, cleaning):
+    for command in (help_parser, clean_parser):
         command.add_argument("--state", type=Path, required=True, metavar="DIR", help=STATE_HELP)
     return parser
 

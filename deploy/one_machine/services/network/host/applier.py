@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the kernel have the desired state, in an order that is safe to stop at any line.
+"""Brings the kernel into the desired state. A stop between any two steps is safe.
 
-Rules come first, so that no frame meets a bridge without them; what is no longer wanted is removed
-last, while the rules still know its bridge. `apply` does only what differs from the last one that
-worked; ``full`` trusts nothing and reads everything (at the start, every 30 s, after a failure). A
-failure costs the network or router it belongs to: `apply` goes on and returns the reasons. What is
-remembered only saves work: a restart ends in the same state.
+Rules come first, so that no frame passes a bridge without them. Objects that are not desired any
+more are removed last, while the rules still match their bridges. `apply` only applies differences
+from the last success. With ``full`` the whole state is read again (at the start, every 30 s, after
+a failure). A failure only affects a network or router: `apply` continues and returns the reasons.
+The memory of earlier steps only saves work. A restart leads to the same state.
 """
 
 import logging
@@ -22,12 +22,11 @@ from deploy.one_machine.services.network.host.desired import (
 from deploy.one_machine.services.network.host.dnsmasq_processes import DnsmasqProcesses
 from deploy.one_machine.services.network.host.kernel import Kernel, KernelError, Link
 from deploy.one_machine.services.network.host.names import TABLES, Names
-from deploy.one_machine.services.network.host.nft import FAMILIES, deletion
+from deploy.one_machine.services.network.host.nft import FAMILIES, delete_table
 from deploy.one_machine.services.network.host.state import StateFolder
 
 LOG = logging.getLogger("network.host")
-#: Bridged packets go through the rules of the family inet; in the host's namespace and nowhere
-#: else.
+#: Bridged packets pass the rules of the family inet, only in the host's namespace.
 BRIDGE_SYSCTLS = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables")
 FORWARDING = "net/ipv4/ip_forward"
 ROUTER_SYSCTLS = (FORWARDING, "net/ipv6/conf/all/forwarding")
@@ -42,7 +41,7 @@ class TunnelEndpoint:
 
 
 class Applier:
-    """Of one host; used by one thread."""
+    """The applier of one host, for use by one thread."""
 
     def __init__(
         self, kernel: Kernel, names: Names, state: StateFolder, endpoint: TunnelEndpoint
@@ -50,17 +49,27 @@ class Applier:
         self.kernel, self._names, self._state, self._endpoint = kernel, names, state, endpoint
         self._dnsmasq = DnsmasqProcesses(kernel, names)
         self._done: dict[str, object] = {}
-        self._rules = ""  # the document that was applied last
-        self._listing: tuple[str, ...] | None = None  # what the kernel listed then
+        # The rules that were applied last, and the kernel's list of them at that time.
+        self._rules = ""
+        self._listing: tuple[str, ...] | None = None
         self._settings: tuple[str, ...] = ()
 
     def apply(self, desired: DesiredState, full: bool = False) -> dict[str, str]:
-        """Make it so. Returns what failed: name of a bridge or namespace, or "rules" -> reason."""
+        """Bring the kernel into the desired state.
+
+        Args:
+            desired: The desired state.
+            full: Read and check the whole state of the kernel.
+
+        Returns:
+            The failures: name of a bridge or namespace, or "rules" -> reason.
+        """
         if full:
             self._done.clear()
         failed: dict[str, str] = {}
-        if not self._try("rules", failed, self._apply_rules, desired.rules, full):
-            return failed  # without rules no frame may pass: nothing new is made
+        if not self._attempt("rules", failed, self._apply_rules, desired.rules, full):
+            # Without rules no frame may pass, so no devices are made.
+            return failed
         links = (desired.bridges, desired.tunnels, desired.gateways)
         if self._done.get("links") != links or any(map(self._differs, desired.namespaces)):
             self._apply_links(desired, failed)
@@ -69,13 +78,19 @@ class Applier:
         for namespace in desired.namespaces:
             name, dnsmasq = namespace.name, namespace.dnsmasq
             if dnsmasq is not None and name not in failed:
-                self._try(name, failed, self._dnsmasq.ensure, name, dnsmasq)
+                self._attempt(name, failed, self._dnsmasq.ensure, name, dnsmasq)
         self._remove_others(desired, failed)
         return failed
 
     def prepare(self, forwards: bool) -> None:
-        """Settings of the host's namespace, which every full look renews. Raises KernelError,
-        OSError."""
+        """Apply the settings of the host's namespace. Every full `apply` renews them.
+
+        Args:
+            forwards: True if the host is a gateway and needs IP forwarding.
+
+        Raises:
+            KernelError, OSError: A setting cannot be changed.
+        """
         self._settings = (*BRIDGE_SYSCTLS, *([FORWARDING] if forwards else []))
         self._set_sysctls()
         for family in ("ip", "ip6"):
@@ -87,13 +102,13 @@ class Applier:
                 )
 
     def clean(self) -> list[str]:
-        """Remove everything that was ever made here; returns what could not be removed."""
+        """Remove all objects that were ever made here, and return the failures."""
         failed: dict[str, str] = {}
         self._dnsmasq.clear()
         self._remove_others(DesiredState((), (), (), (), "", {}), failed)
-        gone = "".join(deletion(one, self._names.table) for one in FAMILIES)
-        self._try("rules", failed, self.kernel.nft, gone)
-        self._try("settings", failed, self._restore_sysctls)
+        document = "".join(delete_table(family, self._names.table) for family in FAMILIES)
+        self._attempt("rules", failed, self.kernel.nft, document)
+        self._attempt("settings", failed, self._restore_sysctls)
         if not failed:
             self._state.clear()
         return [f"{name}: {reason}" for name, reason in failed.items()]
@@ -112,8 +127,7 @@ class Applier:
                 LOG.info("%s is 1 now, was %s", name, before)
 
     def _restore_sysctls(self) -> None:
-        """Settings as they were; not while another host part, of this or another cloud, needs them
-        here too."""
+        """Restore the settings, unless another network agent of this namespace needs them."""
         tables = [line.split()[2] for line in self.kernel.run("nft", "list", "tables").splitlines()]
         others = ", ".join({table for table in tables if table.startswith(TABLES)})
         for name, value in self._state.sysctls.items():
@@ -124,30 +138,31 @@ class Applier:
             else:
                 self.kernel.sysctl(name, value)
 
-    def _try(
-        self, name: str, failed: dict[str, str], act: Callable[..., object], *arguments: object
+    def _attempt(
+        self, name: str, failed: dict[str, str], step: Callable[..., object], *arguments: object
     ) -> bool:
         try:
-            act(*arguments)
+            step(*arguments)
         except (KernelError, OSError) as error:
             failed[name] = str(error)
-            self._done.clear()  # what is there is not known any more
+            # The state of the kernel is unknown now.
+            self._done.clear()
             LOG.error("%s: %s", name, error)
             return False
         return True
 
-    def _apply_rules(self, wanted: str, full: bool) -> None:
+    def _apply_rules(self, rules: str, full: bool) -> None:
         if full:
             self._set_sysctls()
-        if self._rules == wanted and not (
+        if self._rules == rules and not (
             full and (self._listing is None or self._listing != self._list_rules())
         ):
             return
-        if self._rules != wanted or self._listing is not None:
-            LOG.info("rules replaced, %d lines", wanted.count("\n"))
+        if self._rules != rules or self._listing is not None:
+            LOG.info("rules replaced, %d lines", rules.count("\n"))
         self._rules = ""
-        self.kernel.nft(wanted)
-        self._rules, self._listing = wanted, self._list_rules() if full else None
+        self.kernel.nft(rules)
+        self._rules, self._listing = rules, self._list_rules() if full else None
 
     def _list_rules(self) -> tuple[str, ...]:
         table = self._names.table
@@ -160,64 +175,64 @@ class Applier:
         links = self.kernel.links()
         self._done.pop("links", None)
         for bridge in desired.bridges:
-            self._try(bridge.name, failed, self._apply_bridge, bridge, links.get(bridge.name))
+            self._attempt(bridge.name, failed, self._apply_bridge, bridge, links.get(bridge.name))
         for tunnel in desired.tunnels:
-            self._try(tunnel.bridge, failed, self._apply_tunnel, tunnel, links.get(tunnel.name))
+            self._attempt(tunnel.bridge, failed, self._apply_tunnel, tunnel, links.get(tunnel.name))
         for pair in desired.gateways:
-            self._try(pair.bridge, failed, self._apply_pair, pair, None, links, links)
+            self._attempt(pair.bridge, failed, self._apply_pair, pair, None, links, links)
         for namespace in desired.namespaces:
             if self._differs(namespace):
-                self._try(namespace.name, failed, self._apply_namespace, namespace, links)
+                self._attempt(namespace.name, failed, self._apply_namespace, namespace, links)
 
-    def _apply_bridge(self, wanted: Bridge, link: Link | None) -> None:
+    def _apply_bridge(self, bridge: Bridge, link: Link | None) -> None:
         if link is None:
             self.kernel.add_link(
-                wanted.name, "bridge", br_stp_state=0, br_forward_delay=0, br_mcast_snooping=0
+                bridge.name, "bridge", br_stp_state=0, br_forward_delay=0, br_mcast_snooping=0
             )
-            LOG.info("bridge %s made", wanted.name)
-        if link is None or (link.mtu, link.is_up) != (wanted.mtu, True):
-            self.kernel.bring_up(wanted.name, mtu=wanted.mtu)
+            LOG.info("bridge %s made", bridge.name)
+        if link is None or (link.mtu, link.is_up) != (bridge.mtu, True):
+            self.kernel.bring_up(bridge.name, mtu=bridge.mtu)
 
-    def _apply_tunnel(self, wanted: Tunnel, link: Link | None) -> None:
+    def _apply_tunnel(self, tunnel: Tunnel, link: Link | None) -> None:
         address, port = self._endpoint.address, self._endpoint.port
-        if link is not None and link.vxlan != (wanted.vni, address, port):
-            self.kernel.delete_link(wanted.name)
+        if link is not None and link.vxlan != (tunnel.vni, address, port):
+            self.kernel.delete_link(tunnel.name)
             link = None
         if link is None:
             local = {"vxlan_local6" if ":" in address else "vxlan_local": address}
-            own = {"vxlan_id": wanted.vni, "vxlan_port": port, **local}
-            self.kernel.add_link(wanted.name, "vxlan", **own)
-            LOG.info("tunnel %s of %s made", wanted.name, wanted.bridge)
-        if link is None or (link.master, link.mtu, link.is_up) != (wanted.bridge, wanted.mtu, True):
-            self.kernel.bring_up(wanted.name, master=wanted.bridge, mtu=wanted.mtu)
-        if self.kernel.set_peers(wanted.name, set(wanted.peers)):
-            LOG.info("tunnel %s: peers %s", wanted.name, ", ".join(wanted.peers))
+            attributes = {"vxlan_id": tunnel.vni, "vxlan_port": port, **local}
+            self.kernel.add_link(tunnel.name, "vxlan", **attributes)
+            LOG.info("tunnel %s of %s made", tunnel.name, tunnel.bridge)
+        if link is None or (link.master, link.mtu, link.is_up) != (tunnel.bridge, tunnel.mtu, True):
+            self.kernel.bring_up(tunnel.name, master=tunnel.bridge, mtu=tunnel.mtu)
+        if self.kernel.set_peers(tunnel.name, set(tunnel.peers)):
+            LOG.info("tunnel %s: peers %s", tunnel.name, ", ".join(tunnel.peers))
 
     def _apply_pair(
         self,
-        wanted: VethPair,
+        pair: VethPair,
         namespace: str | None,
         links: dict[str, Link],
         inside: dict[str, Link],
     ) -> bool:
-        """Whether it was made anew."""
-        outer, inner = links.get(wanted.outer), inside.get(wanted.inner)
+        """Make or change a veth pair. Returns True if the pair was made anew."""
+        outer, inner = links.get(pair.outer), inside.get(pair.inner)
         is_right = (
             outer is not None
             and inner is not None
-            and (outer.master, outer.mtu, outer.is_up) == (wanted.bridge, wanted.mtu, True)
-            and (inner.mac, inner.mtu, inner.is_up) == (wanted.mac, wanted.mtu, True)
+            and (outer.master, outer.mtu, outer.is_up) == (pair.bridge, pair.mtu, True)
+            and (inner.mac, inner.mtu, inner.is_up) == (pair.mac, pair.mtu, True)
         )
         if not is_right:
             if inner is not None:
-                self.kernel.delete_link(wanted.inner, namespace)
+                self.kernel.delete_link(pair.inner, namespace)
             elif outer is not None:
-                self.kernel.delete_link(wanted.outer)
-            self.kernel.add_pair(wanted.outer, wanted.inner, wanted.mac, wanted.mtu, namespace)
-            self.kernel.bring_up(wanted.outer, master=wanted.bridge)
-            self.kernel.bring_up(wanted.inner, namespace)
-        known = inner.addresses if is_right and inner is not None else frozenset()
-        self.kernel.set_addresses(wanted.inner, wanted.addresses, known, namespace)
+                self.kernel.delete_link(pair.outer)
+            self.kernel.add_pair(pair.outer, pair.inner, pair.mac, pair.mtu, namespace)
+            self.kernel.bring_up(pair.outer, master=pair.bridge)
+            self.kernel.bring_up(pair.inner, namespace)
+        present = inner.addresses if is_right and inner is not None else frozenset()
+        self.kernel.set_addresses(pair.inner, pair.addresses, present, namespace)
         return not is_right
 
     def _apply_namespace(self, namespace: Namespace, links: dict[str, Link]) -> None:
@@ -233,16 +248,16 @@ class Applier:
             is_new = self._apply_pair(pair, name, links, inside)
             if is_new and not namespace.forwards:
                 self.kernel.disable_checksum_offload(name, pair.inner)
-            fresh = [one for one in pair.addresses if is_new or one not in before]
-            four = [one.split("/")[0] for one in fresh if ":" not in one]
-            if four and namespace.forwards:
-                self.kernel.announce(name, pair.inner, pair.mac, four)
+            new_addresses = [one for one in pair.addresses if is_new or one not in before]
+            new_ipv4 = [one.split("/")[0] for one in new_addresses if ":" not in one]
+            if new_ipv4 and namespace.forwards:
+                self.kernel.announce(name, pair.inner, pair.mac, new_ipv4)
         if namespace.forwards:
             self.kernel.set_routes(name, set(namespace.routes))
         self._done[name] = _devices_and_rules(namespace)
 
     def _enter(self, name: str) -> dict[str, Link]:
-        """The devices inside; the namespace is made when it is missing or not whole."""
+        """Return the devices in a namespace. A missing or broken namespace is made anew."""
         if name in self.kernel.namespaces(name):
             try:
                 return self.kernel.links(name)
@@ -253,15 +268,14 @@ class Applier:
         return self.kernel.links(name)
 
     def _apply_nat(self, namespace: Namespace, before: set[str]) -> None:
-        """A router's forwarding and NAT; connections that were translated to an address that is
-        gone are cut."""
+        """Apply a router's forwarding and NAT, and end connections to removed floating IPs."""
         for name in ROUTER_SYSCTLS:
             self.kernel.sysctl(name, "1", namespace.name)
         self.kernel.nft(namespace.rules, namespace.name)
         LOG.info("router %s: %d floating", namespace.name, len(namespace.floating))
-        wanted = {address for pair in namespace.pairs for address in pair.addresses}
-        gone = [one.removesuffix("/32") for one in before - wanted if one.endswith("/32")]
-        for address in sorted(gone):
+        present = {address for pair in namespace.pairs for address in pair.addresses}
+        removed = [one.removesuffix("/32") for one in before - present if one.endswith("/32")]
+        for address in sorted(removed):
             for option in ("--orig-dst", "--reply-dst"):
                 try:
                     self.kernel.run("conntrack", "-D", option, address, namespace=namespace.name)
@@ -270,31 +284,35 @@ class Applier:
                         raise
 
     def _remove_others(self, desired: DesiredState, failed: dict[str, str]) -> None:
-        """Remove what is this host part's and not wanted: dnsmasq, namespaces, devices, bridges."""
-        kept = {one.name for one in desired.namespaces}
-        served = {one.dnsmasq.network for one in desired.namespaces if one.dnsmasq is not None}
-        for network in self._dnsmasq.networks() - served:
-            self._try(network, failed, self._dnsmasq.remove, network)
+        """Remove the agent's dnsmasq, namespaces, devices and bridges that are not desired."""
+        namespace_names = {namespace.name for namespace in desired.namespaces}
+        served_networks = {
+            namespace.dnsmasq.network
+            for namespace in desired.namespaces
+            if namespace.dnsmasq is not None
+        }
+        for network in self._dnsmasq.networks() - served_networks:
+            self._attempt(network, failed, self._dnsmasq.remove, network)
         bridges = {bridge.name for bridge in desired.bridges}
         devices = {tunnel.name for tunnel in desired.tunnels}
-        devices |= {pair.outer for one in desired.namespaces for pair in one.pairs}
+        devices |= {pair.outer for namespace in desired.namespaces for pair in namespace.pairs}
         devices |= {end for pair in desired.gateways for end in (pair.outer, pair.inner)}
-        unwanted = self.kernel.namespaces(self._names.namespaces) - kept
-        gone = set(self._state.zones) - bridges
-        if self._done.get("removed") == (bridges, devices) and not gone and not unwanted:
+        unwanted = self.kernel.namespaces(self._names.namespaces) - namespace_names
+        removed_bridges = set(self._state.zones) - bridges
+        if self._done.get("removed") == (bridges, devices) and not removed_bridges and not unwanted:
             return
         links = self.kernel.links()
-        ours = [name for name in links if self._names.is_ours(name) and name[:2] != "kg"]
-        left = [name for name in ours if name not in devices]
-        for name in [*left, *(gone & links.keys())]:
-            self._try(name, failed, self.kernel.delete_link, name)
+        own_devices = [name for name in links if self._names.is_ours(name) and name[:2] != "kg"]
+        remaining = [name for name in own_devices if name not in devices]
+        for name in [*remaining, *(removed_bridges & links.keys())]:
+            self._attempt(name, failed, self.kernel.delete_link, name)
             LOG.info("device %s removed", name)
         for name in unwanted:
             self._done.pop(name, None)
-            self._try(name, failed, self.kernel.run, "ip", "netns", "del", name)
+            self._attempt(name, failed, self.kernel.run, "ip", "netns", "del", name)
             LOG.info("namespace %s removed", name)
         if not failed:
-            self._state.forget(gone)
+            self._state.forget(removed_bridges)
             self._done["removed"] = (bridges, devices)
 
 

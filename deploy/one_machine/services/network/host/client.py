@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of the network service: two calls, with the key of this host.
+"""The client of the network service, with the key of this host.
 
-Every failure to get an answer is an OSError, so that the loop tries again later.
+Without a response every call raises OSError, so the loop tries again later.
 """
 
 from urllib.parse import quote
@@ -11,11 +11,12 @@ import requests
 from deploy.one_machine.services.json_types import Body, JsonValue
 from deploy.one_machine.services.network.host_keys import HEADER, wiring_key
 
-ANSWER_TIMEOUT_SECONDS = 10.0  # beside the agreed wait
+#: Seconds beside the time of the long poll.
+ANSWER_TIMEOUT_SECONDS = 10.0
 
 
 class HostApiClient:
-    """One host's part of the API. Its sessions are used by one thread each."""
+    """The API for one host. There is one session for each of the two threads."""
 
     def __init__(self, url: str, host: str, key: str) -> None:
         self._url = f"{url.rstrip('/')}/v2.0/kilonova/hosts/{quote(host, safe='')}"
@@ -24,10 +25,17 @@ class HostApiClient:
             session.headers[HEADER] = wiring_key(key)
 
     def description(self, seen: int, wait: float) -> JsonValue:
-        """The description once its revision is above ``seen``; None when nothing changed for
-        ``wait`` seconds.
+        """Return the description once its revision differs from ``seen``.
 
-        Raises OSError.
+        Args:
+            seen: The revision that the host has.
+            wait: Seconds until the service answers without a change.
+
+        Returns:
+            The description, or None if the revision did not change.
+
+        Raises:
+            OSError: There is no valid response.
         """
         answer = self._call(
             self._polling,
@@ -43,7 +51,11 @@ class HostApiClient:
             raise OSError("the network service sent no JSON") from error
 
     def acknowledge(self, body: Body) -> None:
-        """This much is applied. Raises OSError."""
+        """Report the applied revision and the failed ports.
+
+        Raises:
+            OSError: There is no valid response.
+        """
         self._call(self._reporting, "PUT", "", json=body, timeout=ANSWER_TIMEOUT_SECONDS)
 
     def _call(

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The description: what the network service wants of this host, parsed and checked.
+"""The description: the networks that this host must wire, parsed and validated.
 
-`parse` turns the JSON into records. Everything that later stands in a rule or a configuration file
-passes through here and becomes a number, an address in its canonical spelling, or a word of a small
-alphabet: no host name or group of a tenant's can say anything to nft or dnsmasq. What is wrong
-costs only itself: a bad port is in ``failed`` with the reason, a bad rule of a group (which could
-only allow) is left out.
+`parse` turns the JSON into records. Every value that later becomes part of a rule or a
+configuration file is a number, an address in canonical form, or a word of a small alphabet. A
+tenant's host names and groups therefore cannot inject anything into nft or dnsmasq. An invalid part
+only affects itself. An invalid port is in ``failed`` with the reason. An invalid rule of a group,
+which could only permit traffic, is left out.
 """
 
 import ipaddress
@@ -63,17 +63,18 @@ PROTOCOLS = {
 ICMP, TCP, ICMP6 = 1, 6, 58
 WITH_PORTS = (6, 17, 33, 132, 136)
 PARTS = {"networks": dict, "ports": dict, "groups": dict, "routers": dict, "dns": list}
-CACHED_ADDRESSES = 65536  # a description differs little from the last one
+# A description differs little from the one before.
+CACHED_ADDRESSES = 65536
 MAX_VNI, MAX_MTU, MIN_MTU = 2**24 - 1, 65535, 68
 
 
 @dataclass(frozen=True, slots=True)
 class Subnet:
-    """Of a network."""
+    """A subnet of a network. Without a gateway the guests get no default route."""
 
     id: str
     cidr: Prefix
-    gateway: Address | None  #: None: the guests get no default route
+    gateway: Address | None
     dhcp: bool
     dns: tuple[Address, ...]
     routes: tuple[tuple[Prefix, Address], ...]
@@ -82,7 +83,7 @@ class Subnet:
 
 @dataclass(frozen=True, slots=True)
 class Dhcp:
-    """The network's own port, with the same address and MAC on every host."""
+    """The DHCP port of a network, with the same address and MAC on every host."""
 
     mac: str
     addresses: tuple[Interface, ...]
@@ -90,50 +91,68 @@ class Dhcp:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network that is on this host."""
+    """A network that this host wires. ``peers`` are the tunnel addresses of its other hosts."""
 
     id: str
     vni: int
     mtu: int
     external: bool
-    peers: tuple[Address, ...]  #: tunnel addresses of the other hosts that have it
+    peers: tuple[Address, ...]
     dhcp: Dhcp | None
     subnets: tuple[Subnet, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GuestPort:
-    """A guest's port on this host."""
+    """A guest's port on this host.
+
+    Attributes:
+        id: The port's id.
+        network: The id of the network.
+        mac: The MAC address.
+        addresses: The fixed addresses.
+        pairs: More prefixes and MAC addresses from which the guest may send.
+        security: True if packets are filtered.
+        groups: Ids of the security groups.
+        server: The id of the server, or "".
+        project: The id of the project, or "".
+        hostname: The host name, or "".
+        arrived: True if the guest was migrated here and has connections that this host does not
+            know.
+    """
 
     id: str
     network: str
     mac: str
     addresses: tuple[Address, ...]
-    pairs: tuple[tuple[Prefix, str], ...]  #: what else it may send from
+    pairs: tuple[tuple[Prefix, str], ...]
     security: bool
     groups: tuple[str, ...]
     server: str
     project: str
     hostname: str
-    arrived: bool = False  #: its guest came here running, with connections that are not known here
+    arrived: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SecurityRule:
-    """One thing that a group allows."""
+    """A rule that permits traffic.
+
+    For ICMP, ``low`` and ``high`` are type and code, otherwise ports.
+    """
 
     ingress: bool
     version: int
     protocol: int | None
-    low: int | None  #: port, or type of ICMP
-    high: int | None  #: port, or code of ICMP
+    low: int | None
+    high: int | None
     prefix: Prefix | None
     group: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class SecurityGroup:
-    """A security group; ``members`` are the addresses of its ports, on all hosts."""
+    """A security group. ``members`` are the addresses of its ports on all hosts."""
 
     rules: tuple[SecurityRule, ...]
     members: tuple[Prefix, ...]
@@ -141,7 +160,7 @@ class SecurityGroup:
 
 @dataclass(frozen=True, slots=True)
 class RouterInterface:
-    """In a network."""
+    """An interface of a router in a network."""
 
     network: str
     mac: str
@@ -150,20 +169,20 @@ class RouterInterface:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """A router that this host carries."""
+    """A router that this host carries. ``floating`` has pairs of floating and fixed address."""
 
     id: str
     external: RouterInterface | None
     gateway: Address | None
     snat: bool
     interfaces: tuple[RouterInterface, ...]
-    floating: tuple[tuple[IPv4Address, IPv4Address], ...]  #: (floating, fixed)
+    floating: tuple[tuple[IPv4Address, IPv4Address], ...]
     routes: tuple[tuple[Prefix, Address], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Everything, by id."""
+    """A whole description, by ids."""
 
     revision: int = 0
     dns: tuple[Address, ...] = ()
@@ -171,72 +190,83 @@ class Description:
     ports: Mapping[str, GuestPort] = field(default_factory=dict)
     groups: Mapping[str, SecurityGroup] = field(default_factory=dict)
     routers: Mapping[str, Router] = field(default_factory=dict)
-    #: ports that are not understood -> reason
+    #: Invalid ports -> reason.
     failed: Mapping[str, str] = field(default_factory=dict)
-    complaints: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def parse(tree: JsonValue) -> Description:
-    """Take in a description. Raises ValueError when it is none at all."""
+    """Parse a description.
+
+    Raises:
+        ValueError: The description is no object with a revision, or a part has the wrong type.
+    """
     if not isinstance(tree, dict) or not isinstance(tree.get("revision"), int):
         raise ValueError("The description is no object with a revision.")
-    if odd := [key for key, kind in PARTS.items() if not isinstance(tree.get(key) or kind(), kind)]:
-        raise ValueError(f"The description is no object with {', '.join(odd)} as they should be.")
-    wrong: dict[str, str] = {}
-    networks = _each(tree, "networks", _network, wrong)
-    groups = _each(tree, "groups", lambda id_, item: _group(id_, item, wrong), wrong)
-    routers = _each(tree, "routers", lambda id_, item: _router(id_, item, wrong), wrong)
+    if wrong_keys := [
+        key for key, kind in PARTS.items() if not isinstance(tree.get(key) or kind(), kind)
+    ]:
+        raise ValueError(
+            f"The description is no object with {', '.join(wrong_keys)} as they should be."
+        )
+    problems: dict[str, str] = {}
+    networks = _take_each(tree, "networks", _network, problems)
+    groups = _take_each(tree, "groups", lambda id_, item: _group(id_, item, problems), problems)
+    routers = _take_each(tree, "routers", lambda id_, item: _router(id_, item, problems), problems)
     failed: dict[str, str] = {}
-    ports = _each(tree, "ports", _port, failed)
+    ports = _take_each(tree, "ports", _port, failed)
     for port in list(ports.values()):
         if port.network not in networks:
             failed[port.id] = f"its network {port.network} is not there or not understood"
             del ports[port.id]
     for id_, router in list(routers.items()):
         interfaces = (*router.interfaces, *([router.external] if router.external else []))
-        if strange := [
+        if unknown_networks := [
             interface.network for interface in interfaces if interface.network not in networks
         ]:
-            wrong[id_] = f"its network {strange[0]} is not there or not understood"
+            problems[id_] = f"its network {unknown_networks[0]} is not there or not understood"
             del routers[id_]
     return Description(
         tree["revision"],
-        tuple(_tolerant(tree.get("dns") or (), _address, wrong)),
+        tuple(_take_valid(tree.get("dns") or (), _address, problems)),
         networks,
         ports,
         groups,
         routers,
         failed,
-        tuple(f"{id_}: {why}" for id_, why in wrong.items()),
+        tuple(f"{id_}: {why}" for id_, why in problems.items()),
     )
 
 
-def _each(
-    tree: Body, key: str, take: Callable[[str, JsonValue], Item | None], wrong: dict[str, str]
+def _take_each(
+    tree: Body, key: str, take: Callable[[str, JsonValue], Item | None], problems: dict[str, str]
 ) -> dict[str, Item]:
-    found: dict[str, Item] = {}
+    items: dict[str, Item] = {}
     for id_, item in (tree.get(key) or {}).items():
         try:
-            noun = take(_word(ID, id_), item)
+            record = take(_word(ID, id_), item)
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            wrong[str(id_)] = f"not understood: {type(problem).__name__} {problem}"[:300]
+            problems[str(id_)] = f"not understood: {type(problem).__name__} {problem}"[:300]
         else:
-            if noun is not None:
-                found[id_] = noun
-    return found
+            if record is not None:
+                items[id_] = record
+    return items
 
 
-def _tolerant(
-    items: JsonValue, take: Callable[[JsonValue], Item], wrong: dict[str, str], name: str = "list"
+def _take_valid(
+    items: JsonValue,
+    take: Callable[[JsonValue], Item],
+    problems: dict[str, str],
+    name: str = "list",
 ) -> list[Item]:
-    """What of a list is understood; the rest is complained of."""
-    found = []
+    """Return the valid items of a list, and add a warning for an invalid one."""
+    values = []
     for item in items:
         try:
-            found.append(take(item))
+            values.append(take(item))
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            wrong[name] = f"left out {str(item)[:100]!r}: {problem}"[:300]
-    return found
+            problems[name] = f"left out {str(item)[:100]!r}: {problem}"[:300]
+    return values
 
 
 def _word(shape: re.Pattern[str], value: JsonValue) -> str:
@@ -245,13 +275,17 @@ def _word(shape: re.Pattern[str], value: JsonValue) -> str:
     return value
 
 
-def _known(shape: re.Pattern[str], value: JsonValue) -> str:
-    """A word that may as well be missing."""
+def _optional_word(shape: re.Pattern[str], value: JsonValue) -> str:
+    """Return the word, or "" for a missing or invalid word."""
     return value if isinstance(value, str) and shape.fullmatch(value) else ""
 
 
-def _plain(value: JsonValue) -> str:
-    """A text without a zone: Python takes any letters behind a % for one."""
+def _require_plain(value: JsonValue) -> str:
+    """Return the text if it has no zone. Python accepts any letters behind a % as a zone.
+
+    Raises:
+        ValueError: The value is no text, or has a zone.
+    """
     if not isinstance(value, str) or "%" in value:
         raise ValueError(f"{str(value)[:80]!r} is no address")
     return value
@@ -259,17 +293,17 @@ def _plain(value: JsonValue) -> str:
 
 @lru_cache(CACHED_ADDRESSES)
 def _address(value: JsonValue) -> Address:
-    return ipaddress.ip_address(_plain(value))
+    return ipaddress.ip_address(_require_plain(value))
 
 
 @lru_cache(CACHED_ADDRESSES)
 def _interface(value: JsonValue) -> Interface:
-    return ipaddress.ip_interface(_plain(value))
+    return ipaddress.ip_interface(_require_plain(value))
 
 
 @lru_cache(CACHED_ADDRESSES)
 def _prefix(value: JsonValue) -> Prefix:
-    return ipaddress.ip_network(_plain(value), strict=False)
+    return ipaddress.ip_network(_require_plain(value), strict=False)
 
 
 def _number(value: JsonValue, low: int, high: int) -> int:
@@ -286,9 +320,11 @@ def _mac(value: JsonValue) -> str:
 
 
 def _network(id_: str, item: JsonValue) -> Network:
-    own = item.get("dhcp")
+    dhcp_item = item.get("dhcp")
     dhcp = (
-        Dhcp(_mac(own["mac"]), tuple(_interface(one) for one in own["addresses"])) if own else None
+        Dhcp(_mac(dhcp_item["mac"]), tuple(_interface(one) for one in dhcp_item["addresses"]))
+        if dhcp_item
+        else None
     )
     return Network(
         id_,
@@ -332,17 +368,17 @@ def _port(id_: str, item: JsonValue) -> GuestPort | None:
         pairs,
         bool(item.get("security", True)),
         tuple(sorted(_word(ID, one) for one in item.get("groups") or ())),
-        _known(ID, item.get("server")),
-        _known(ID, item.get("project_id")),
-        _known(HOSTNAME, item.get("hostname")),
+        _optional_word(ID, item.get("server")),
+        _optional_word(ID, item.get("project_id")),
+        _optional_word(HOSTNAME, item.get("hostname")),
         bool(item.get("arrived")),
     )
 
 
-def _group(id_: str, item: JsonValue, wrong: dict[str, str]) -> SecurityGroup:
+def _group(id_: str, item: JsonValue, problems: dict[str, str]) -> SecurityGroup:
     return SecurityGroup(
-        tuple(_tolerant(item.get("rules") or (), _rule, wrong, id_)),
-        tuple(_tolerant(item.get("members") or (), _prefix, wrong, id_)),
+        tuple(_take_valid(item.get("rules") or (), _rule, problems, id_)),
+        tuple(_take_valid(item.get("members") or (), _prefix, problems, id_)),
     )
 
 
@@ -377,26 +413,27 @@ def _protocol(value: JsonValue, version: int) -> int | None:
     return ICMP6 if number == ICMP and version == 6 else number
 
 
-def _router(id_: str, item: JsonValue, wrong: dict[str, str]) -> Router:
-    outside = item.get("external")
-    external = outside and RouterInterface(
-        _word(ID, outside["network"]),
-        _mac(outside["mac"]),
-        tuple(_interface(one) for one in outside["addresses"]),
+def _router(id_: str, item: JsonValue, problems: dict[str, str]) -> Router:
+    external_item = item.get("external")
+    external = external_item and RouterInterface(
+        _word(ID, external_item["network"]),
+        _mac(external_item["mac"]),
+        tuple(_interface(one) for one in external_item["addresses"]),
     )
-    interfaces: dict[
-        tuple[str, str], RouterInterface
-    ] = {}  # a port with two addresses comes as two interfaces
+    # A port with two addresses comes as two interfaces.
+    interfaces: dict[tuple[str, str], RouterInterface] = {}
     for interface in item.get("interfaces") or ():
         key = (_word(ID, interface["network"]), _mac(interface["mac"]))
-        before = interfaces[key].addresses if key in interfaces else ()
-        interfaces[key] = RouterInterface(*key, (*before, _interface(interface["address"])))
-    floating = tuple(_tolerant(item.get("floating") or (), _floating, wrong, id_))
+        present = interfaces[key].addresses if key in interfaces else ()
+        interfaces[key] = RouterInterface(*key, (*present, _interface(interface["address"])))
+    floating = tuple(_take_valid(item.get("floating") or (), _floating, problems, id_))
     return Router(
         id_,
         external or None,
-        _address(outside["gateway"]) if outside and outside.get("gateway") else None,
-        bool(outside and outside.get("snat", True)),
+        _address(external_item["gateway"])
+        if external_item and external_item.get("gateway")
+        else None,
+        bool(external_item and external_item.get("snat", True)),
         tuple(interfaces.values()),
         floating,
         _routes(item.get("routes")),
@@ -404,4 +441,4 @@ def _router(id_: str, item: JsonValue, wrong: dict[str, str]) -> Router:
 
 
 def _floating(item: JsonValue) -> tuple[IPv4Address, IPv4Address]:
-    return IPv4Address(_plain(item["floating"])), IPv4Address(_plain(item["fixed"]))
+    return IPv4Address(_require_plain(item["floating"])), IPv4Address(_require_plain(item["fixed"]))

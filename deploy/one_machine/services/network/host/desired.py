@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The desired state of the kernel: bridges, tunnels, namespaces with what is in them, made from the
-description.
+"""The desired state of the kernel, computed from the description: bridges, tunnels and namespaces.
 
-`desire` is pure; applier.py applies it. A network on this host is a bridge. When it has DHCP there
-is a namespace with our dnsmasq and the metadata listener in it, the same address on every host. A
-router is a namespace with an interface in each of its networks.
+`desire` is pure, and applier.py applies the result. A network on this host is a bridge. With DHCP
+the network has a namespace with a dnsmasq and the metadata listener, with the same address on every
+host. A router is a namespace with an interface in each of its networks.
 """
 
 from collections.abc import Mapping
@@ -32,7 +31,7 @@ from deploy.one_machine.services.network.host.nat import router_rules
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """A network's bridge."""
+    """The bridge of a network."""
 
     name: str
     mtu: int
@@ -40,7 +39,7 @@ class Bridge:
 
 @dataclass(frozen=True, slots=True)
 class Tunnel:
-    """The vxlan of a network to the other hosts."""
+    """The vxlan device of a network to the other hosts."""
 
     name: str
     vni: int
@@ -51,8 +50,7 @@ class Tunnel:
 
 @dataclass(frozen=True, slots=True)
 class VethPair:
-    """A pair of devices: ``outer`` on the bridge, ``inner`` in a namespace ("" for the host's
-    own)."""
+    """A veth pair: ``outer`` is on the bridge, ``inner`` in a namespace or in the host's own."""
 
     outer: str
     bridge: str
@@ -64,33 +62,53 @@ class VethPair:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A network namespace: of a network's dnsmasq, or of a router."""
+    """The network namespace of a network's dnsmasq, or of a router.
+
+    Attributes:
+        name: The name.
+        pairs: The veth pairs into the namespace.
+        local: Addresses of lo.
+        routes: Pairs of destination and next hop.
+        forwards: True for a router.
+        rules: The nft document for the namespace, or "".
+        floating: Floating addresses of the router.
+        dnsmasq: The configuration of the dnsmasq, or None for a router.
+    """
 
     name: str
     pairs: tuple[VethPair, ...]
-    local: tuple[str, ...] = ()  #: addresses of lo
-    routes: tuple[tuple[str, str], ...] = ()  #: (destination, next hop)
+    local: tuple[str, ...] = ()
+    routes: tuple[tuple[str, str], ...] = ()
     forwards: bool = False
-    rules: str = ""  #: nft's document for the inside; "" for none
+    rules: str = ""
     floating: tuple[str, ...] = ()
     dnsmasq: DnsmasqConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """All of it."""
+    """The desired objects of one host.
+
+    Attributes:
+        bridges: The bridges of networks.
+        tunnels: The tunnels to other hosts.
+        gateways: The pairs with which this machine is the gateway of external networks.
+        namespaces: The namespaces of networks and routers.
+        rules: The nft document for the host's namespace.
+        listeners: Namespace of a metadata listener -> network.
+    """
 
     bridges: tuple[Bridge, ...]
     tunnels: tuple[Tunnel, ...]
     gateways: tuple[VethPair, ...]
     namespaces: tuple[Namespace, ...]
-    rules: str  #: nft's document for the host's namespace
-    listeners: Mapping[str, str]  #: namespace -> network of the metadata listener
+    rules: str
+    listeners: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class HostPlace:
-    """What a host part knows of its host: what does not come from the service."""
+    """The facts of a host that do not come from the network service."""
 
     names: Names
     tunnel: Address
@@ -101,26 +119,32 @@ class HostPlace:
 # fmt: off
 def desire(place: HostPlace, description: Description, ports: Mapping[str, int],
            zones: Mapping[str, int]) -> DesiredState:
-    """From the description to what should be; ``ports`` and ``zones`` are the numbers of the state
-    folder."""
+    """Return the desired state for a description.
+
+    Args:
+        place: The facts of the host.
+        description: The description.
+        ports: Port -> mark, from the state folder.
+        zones: Bridge -> conntrack zone, from the state folder.
+    """
     names, networks = place.names, description.networks
-    mine = {id_: [port for port in description.ports.values() if port.network == id_] for id_ in networks}
+    ports_by_network = {id_: [port for port in description.ports.values() if port.network == id_] for id_ in networks}
     tunnels = tuple(Tunnel(names.vxlan(network.vni), network.vni, bridge(id_), network.mtu,
                            tuple(str(peer) for peer in network.peers))
                     for id_, network in networks.items() if network.peers)
-    namespaces = (*(_network_namespace(names, network, mine[id_], description.dns)
+    namespaces = (*(_network_namespace(names, network, ports_by_network[id_], description.dns)
                     for id_, network in networks.items() if network.dhcp),
                   *(_router_namespace(names, router, networks) for router in description.routers.values()))
     gateways = tuple(_gateway(names, network) for network in networks.values()
                      if network.external and place.external_gateway and _gateway_addresses(network))
-    served = {names.vxlan(network.vni) for network in networks.values() if network.dhcp}
+    dhcp_tunnels = {names.vxlan(network.vni) for network in networks.values() if network.dhcp}
     dhcp = {names.dhcp(id_) for id_ in networks}
-    devices = (*(BridgeDevice(tunnel.name, "tunnel" if tunnel.name in served else "other") for tunnel in tunnels),
+    devices = (*(BridgeDevice(tunnel.name, "tunnel" if tunnel.name in dhcp_tunnels else "other") for tunnel in tunnels),
                *(BridgeDevice(pair.outer, "dhcp" if pair.outer in dhcp else "other")
                  for pair in chain(gateways, *(namespace.pairs for namespace in namespaces))))
     filters = FilterInput(zones=zones, marks=ports, ports=tuple(description.ports.values()), devices=devices,
                           groups=description.groups, tunnel=place.tunnel, tunnel_port=place.tunnel_port,
-                          peers=tuple(sorted({one for network in networks.values() for one in network.peers}, key=str)),
+                          peers=tuple(sorted({ip for network in networks.values() for ip in network.peers}, key=str)),
                           external=tuple(subnet.cidr for network in networks.values() if network.external
                                          and place.external_gateway for subnet in network.subnets),
                           gateways=tuple(pair.inner for pair in gateways))
@@ -151,22 +175,24 @@ def _network_namespace(
 
 
 def _router_namespace(names: Names, router: Router, networks: Mapping[str, Network]) -> Namespace:
-    def pair(interface: RouterInterface, inner: str, more: tuple[str, ...] = ()) -> VethPair:
+    def pair(
+        interface: RouterInterface, inner: str, more_addresses: tuple[str, ...] = ()
+    ) -> VethPair:
         return VethPair(
             names.plug(router.id, f"{interface.network}{interface.mac}"),
             bridge(interface.network),
             inner,
             interface.mac,
             networks[interface.network].mtu,
-            (*_texts(interface.addresses), *more),
+            (*_texts(interface.addresses), *more_addresses),
         )
 
     pairs = [pair(interface, f"in{digest(interface.mac, 9)}") for interface in router.interfaces]
     routes = [(str(prefix), str(hop)) for prefix, hop in router.routes]
     floating: tuple[str, ...] = ()
     if router.external is not None:
-        floating = tuple(str(one) for one, _ in router.floating)
-        pairs.append(pair(router.external, "out", tuple(f"{one}/32" for one in floating)))
+        floating = tuple(str(address) for address, _ in router.floating)
+        pairs.append(pair(router.external, "out", tuple(f"{address}/32" for address in floating)))
         if router.gateway is not None:
             routes.append(
                 ("0.0.0.0/0" if router.gateway.version == 4 else "::/0", str(router.gateway))
@@ -184,7 +210,7 @@ def _router_namespace(names: Names, router: Router, networks: Mapping[str, Netwo
 def _gateway(names: Names, network: Network) -> VethPair:
     outer, inner = names.gateway(network.id)
     octets = digest(inner, 10)
-    mac = ":".join(["0e", *(octets[at : at + 2] for at in range(0, 10, 2))])
+    mac = ":".join(["0e", *(octets[index : index + 2] for index in range(0, 10, 2))])
     return VethPair(outer, bridge(network.id), inner, mac, network.mtu, _gateway_addresses(network))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DHCP and DNS of a network: dnsmasq's files, made from the description.
+"""dnsmasq's files for the DHCP and DNS of a network, made from the description.
 
-It gives the addresses of this host's ports and no others, and takes no names from guests. It has no
-way out of its namespace, so it refuses names that are not the network's; guests get the operator's
-DNS servers as the next to ask. A change of ports is a new hosts file and SIGHUP.
-Pure: dnsmasq_processes.py runs it.
+dnsmasq gives out the addresses of this host's ports only, and accepts no names from guests. dnsmasq
+cannot send packets out of the namespace, so names outside of the network are refused. Guests get
+the operator's DNS servers as the next servers. A change of ports is a new hosts file and SIGHUP.
+The functions are pure, and dnsmasq_processes.py runs dnsmasq.
 """
 
 import re
@@ -17,7 +17,7 @@ from deploy.one_machine.services.network.host_names import DOMAIN, host_name
 METADATA = "169.254.169.254"
 LEASE_SECONDS = 86400
 KEYWORDS = re.compile(r"ignore|infinite|deprecated|[0-9]+[smhdw]?")
-#: Of dnsmasq's modes for IPv6, by the subnet's.
+#: dnsmasq's modes for IPv6, by the subnet's mode.
 MODES = {
     "slaac": "ra-only",
     "dhcpv6-stateless": "ra-stateless",
@@ -28,25 +28,42 @@ MODES = {
 
 @dataclass(frozen=True, slots=True)
 class DnsmasqConfig:
-    """What dnsmasq reads for one network."""
+    """The files of one network's dnsmasq.
+
+    Attributes:
+        network: The id of the network.
+        fixed: The configuration. A change needs a restart. The other files need SIGHUP.
+        hosts: The reservations.
+        names: The host names for DNS.
+        options: The DHCP options.
+        reserved: Pairs of address and MAC address.
+    """
 
     network: str
-    fixed: str  #: needs a restart when it differs; the others a SIGHUP
+    fixed: str
     hosts: str
     names: str
     options: str
-    reserved: tuple[tuple[str, str], ...]  #: (address, MAC)
+    reserved: tuple[tuple[str, str], ...]
 
     @property
     def version(self) -> str:
-        """Of what needs a restart."""
+        """A hash of the part that needs a restart."""
         return digest(self.fixed, 12)
 
 
 def configure(network: Network, ports: list[GuestPort], dns: tuple[Address, ...]) -> DnsmasqConfig:
-    """The files for a network's ports on this host; ``dns`` are the operator's servers."""
-    served = [(f"s{digest(subnet.id, 8)}", subnet) for subnet in network.subnets if subnet.dhcp]
-    ranges = [_range(tag, subnet) for tag, subnet in served]
+    """Return the files for a network.
+
+    Args:
+        network: The network.
+        ports: The ports of the network on this host.
+        dns: The operator's DNS servers.
+    """
+    tagged_subnets = [
+        (f"s{digest(subnet.id, 8)}", subnet) for subnet in network.subnets if subnet.dhcp
+    ]
+    ranges = [_range(tag, subnet) for tag, subnet in tagged_subnets]
     fixed = [
         "interface=dhcp",
         "bind-interfaces",
@@ -66,21 +83,26 @@ def configure(network: Network, ports: list[GuestPort], dns: tuple[Address, ...]
         f"local=/{DOMAIN}/",
         *ranges,
     ]
-    if any(subnet.cidr.version == 6 for _, subnet in served):
+    if any(subnet.cidr.version == 6 for _, subnet in tagged_subnets):
         fixed += ["enable-ra", "ra-param=dhcp,60,0"]
     hosts, names, reserved = [], [], []
     for port in ports:
-        cidrs = [subnet.cidr for _, subnet in served]
-        own = [one for one in port.addresses if any(one in cidr for cidr in cidrs)]
-        reserved += [(str(address), port.mac) for address in own]
+        cidrs = [subnet.cidr for _, subnet in tagged_subnets]
+        dhcp_addresses = [one for one in port.addresses if any(one in cidr for cidr in cidrs)]
+        reserved += [(str(address), port.mac) for address in dhcp_addresses]
         for address in port.addresses:
             name = host_name(port.hostname, address)
             names.append(f"{address} {name}.{DOMAIN} {name}\n")
-        for together in _lines(own):
-            words = [port.mac, "id:*", *map(_written, together), _name(port.hostname, together[0])]
+        for group in _group_addresses(dhcp_addresses):
+            words = [
+                port.mac,
+                "id:*",
+                *map(_format_address, group),
+                _name(port.hostname, group[0]),
+            ]
             hosts.append(f"{','.join(words)}\n")
     options = [f"option:mtu,{network.mtu}\n"] if network.mtu >= 576 else []
-    for tag, subnet in served:
+    for tag, subnet in tagged_subnets:
         options += _options(tag, subnet, network, dns)
     return DnsmasqConfig(
         network.id,
@@ -92,16 +114,24 @@ def configure(network: Network, ports: list[GuestPort], dns: tuple[Address, ...]
     )
 
 
-def _lines(own: list[Address]) -> list[list[Address]]:
-    """A line for each address of IPv4, those of IPv6 with the first: dnsmasq may take any line with
-    the MAC."""
-    four, six = ([one for one in own if one.version == version] for version in (4, 6))
-    return [[*four[:1], *six], *([one] for one in four[1:])] if own else []
+def _group_addresses(addresses: list[Address]) -> list[list[Address]]:
+    """Return the addresses for each line of the hosts file.
+
+    Each IPv4 address has a line. The IPv6 addresses are in the first one, because dnsmasq may use
+    any line with the MAC address.
+    """
+    ipv4, ipv6 = (
+        [address for address in addresses if address.version == version] for version in (4, 6)
+    )
+    return [[*ipv4[:1], *ipv6], *([address] for address in ipv4[1:])] if addresses else []
 
 
 def _name(hostname: str, address: Address) -> str:
-    """The guest's, unless dnsmasq would read it as a keyword or a time. Of a name with a domain the
-    first label: it hands out no domain but its own."""
+    """Return the host name for DHCP.
+
+    A name that dnsmasq would parse as a keyword or a time is replaced. Of a name with a domain only
+    the first label is used, because dnsmasq only gives out the domain of the network.
+    """
     label = hostname.partition(".")[0]
     return host_name("" if KEYWORDS.fullmatch(label.lower()) else label, address)
 
@@ -115,25 +145,27 @@ def _range(tag: str, subnet: Subnet) -> str:
 
 
 def _options(tag: str, subnet: Subnet, network: Network, dns: tuple[Address, ...]) -> list[str]:
-    ours = [one.ip for one in (network.dhcp.addresses if network.dhcp else ())]
-    here = next((one for one in ours if one in subnet.cidr), None)
-    servers = list(subnet.dns) or [one for one in (here, *dns) if one is not None]
-    listed = [one for one in servers if one.version == subnet.cidr.version]
-    dns_servers = ",".join(map(_written, listed))
+    dhcp_addresses = [address.ip for address in (network.dhcp.addresses if network.dhcp else ())]
+    dhcp_address = next((address for address in dhcp_addresses if address in subnet.cidr), None)
+    servers = list(subnet.dns) or [
+        address for address in (dhcp_address, *dns) if address is not None
+    ]
+    version_servers = [address for address in servers if address.version == subnet.cidr.version]
+    dns_servers = ",".join(map(_format_address, version_servers))
     if subnet.cidr.version == 6:
-        return [f"tag:{tag},option6:dns-server,{dns_servers}\n"] if listed else []
+        return [f"tag:{tag},option6:dns-server,{dns_servers}\n"] if version_servers else []
     routes = [(str(prefix), str(hop)) for prefix, hop in subnet.routes]
-    if here is not None:
-        routes.append((f"{METADATA}/32", str(here)))
+    if dhcp_address is not None:
+        routes.append((f"{METADATA}/32", str(dhcp_address)))
     if subnet.gateway is not None and all(prefix != "0.0.0.0/0" for prefix, _ in routes):
-        # Who understands 121 ignores option router.
+        # A client that understands option 121 ignores the option router.
         routes.append(("0.0.0.0/0", str(subnet.gateway)))
     words = ",".join(f"{prefix},{hop}" for prefix, hop in routes)
-    found = [f"option:router{f',{subnet.gateway}' if subnet.gateway else ''}"]
-    found += [f"option:dns-server,{dns_servers}"] if listed else []
-    found += [f"option:classless-static-route,{words}", f"249,{words}"] if words else []
-    return [f"tag:{tag},{option}\n" for option in found]
+    options = [f"option:router{f',{subnet.gateway}' if subnet.gateway else ''}"]
+    options += [f"option:dns-server,{dns_servers}"] if version_servers else []
+    options += [f"option:classless-static-route,{words}", f"249,{words}"] if words else []
+    return [f"tag:{tag},{option}\n" for option in options]
 
 
-def _written(address: Address) -> str:
+def _format_address(address: Address) -> str:
     return f"[{address}]" if address.version == 6 else str(address)

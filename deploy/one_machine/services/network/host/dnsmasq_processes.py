@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of dnsmasq, one a network: started, adopted from an earlier run, reloaded, ended.
+"""The dnsmasq processes, one for each network: start, adoption from an earlier run, reload, end.
 
-dnsmasq is a daemon of its own that outlives the host part: one that stops or dies takes no
-addresses from guests. Its files are below the runtime folder; the name of the configuration holds
-its hash and the namespace, so that the command line of a running one says what it was started with,
-and where. Must stay true: an address that belongs to a port now is given to that port's MAC at its
-first request, whoever had it before; a port that is no more has no lease. dnsmasq keeps a lease
-until it runs out, whatever its reservations say: one of IPv4 is given back in the guest's place
-(dhcp_release), one of IPv6, which names no MAC, is struck from the file, and dnsmasq started anew.
-What is stale is read from dnsmasq's own file each time, so that nothing has to be remembered over a
-kill.
+dnsmasq is a daemon that outlives the network agent, so guests keep their addresses without the
+agent. The files are in the runtime folder. The name of the configuration file contains the hash and
+the id of the namespace, so the command line of a process shows its configuration and place.
+
+Invariant: an address of a port is given to the port's MAC at its first request, also if another MAC
+had it before. A deleted port has no lease. dnsmasq keeps a lease until it expires, regardless of
+the reservations. An IPv4 lease is released in the guest's name (dhcp_release). An IPv6 lease, which
+names no MAC, is removed from the file, and dnsmasq starts anew. Stale leases are read from
+dnsmasq's own file each time, so a kill of the agent loses nothing.
 """
 
 import logging
@@ -29,7 +29,7 @@ from deploy.one_machine.services.network.host.names import Names
 LOG = logging.getLogger("network.host")
 STOP_TIMEOUT_SECONDS, RELEASE_TIMEOUT_SECONDS, REWRITE_SECONDS = 5.0, 5.0, 0.1
 DEVICE = "dhcp"
-#: dnsmasq's option -> what the file's name ends with
+#: dnsmasq's option -> the end of the file's name.
 FILES = {
     "pid-file": "pid",
     "dhcp-leasefile": "leases",
@@ -38,78 +38,99 @@ FILES = {
     "dhcp-optsfile": "options",
     "log-facility": "log",
 }
-#: expiry, MAC (or the client's number of IPv6), address, name, the client's id
+#: Expiry, MAC (or the client's IPv6 number), address, name, client id.
 LEASE = re.compile(r"\d+ (\S+) ([0-9a-f.:]+) \S+ (\S+)")
 
 
 @dataclass(frozen=True, slots=True)
 class DhcpLease:
-    """One line of dnsmasq's file."""
+    """A line of dnsmasq's lease file.
+
+    Attributes:
+        line: The line.
+        address: The address.
+        mac: The MAC address, with the type of device and "-" before it if that is not Ethernet. ""
+            for IPv6.
+        client_id: The client's id.
+    """
 
     line: str
     address: str
-    mac: str  # with the type of the device before a "-" where that is not Ethernet; "" for IPv6
+    mac: str
     client_id: str
 
 
 class DnsmasqProcesses:
-    """All dnsmasq of one host part."""
+    """All dnsmasq processes of one network agent."""
 
     def __init__(self, kernel: Kernel, names: Names) -> None:
         self._kernel, self._names, self._folder = kernel, names, names.runtime
-        self._loaded: dict[str, tuple[str, str, str]] = {}  # network -> the files that it has read
+        # Network -> the files that dnsmasq has read.
+        self._loaded: dict[str, tuple[str, str, str]] = {}
 
-    def ensure(self, namespace: str, wanted: DnsmasqConfig) -> None:
-        """Let it run and know all ports. Raises KernelError, OSError."""
+    def ensure(self, namespace: str, desired: DnsmasqConfig) -> None:
+        """Let the dnsmasq of a namespace run with this configuration.
+
+        Raises:
+            KernelError, OSError: dnsmasq cannot be started or stopped.
+        """
         self._folder.mkdir(exist_ok=True)
         self._folder.chmod(0o755)
-        network, files = wanted.network, (wanted.hosts, wanted.names, wanted.options)
-        version = f"{wanted.version}-{self._kernel.namespace_id(namespace)}"
-        pid, stale = self._running(network, version), self._stale(wanted)
+        network, files = desired.network, (desired.hosts, desired.names, desired.options)
+        version = f"{desired.version}-{self._kernel.namespace_id(namespace)}"
+        pid, stale = self._find_running(network, version), self._find_stale_leases(desired)
         if pid is not None and not stale and self._loaded.get(network) == files:
             return
         if pid is not None and all(lease.mac for lease in stale):
             self._write_files(network, files)
             os.kill(pid, signal.SIGHUP)
             self._loaded[network] = files
-            if not stale or self._release(namespace, wanted, stale):
+            if not stale or self._release(namespace, desired, stale):
                 LOG.info(
                     "dnsmasq of %s reads %d reservations, %d leases released",
                     network,
-                    len(wanted.reserved),
+                    len(desired.reserved),
                     len(stale),
                 )
                 return
         self.stop(network)
-        self._strike(wanted)  # before the files: the old ones say who had an address of IPv6
+        # This comes before the new files, because the old ones show the owners of IPv6 addresses.
+        self._remove_stale_leases(desired)
         self._write_files(network, files)
-        self._write(config := self._path(network, f"{version}.conf"), wanted.fixed)
+        self._write(config := self._path(network, f"{version}.conf"), desired.fixed)
         options = [f"--{name}={self._path(network, kind)}" for name, kind in FILES.items()]
         self._kernel.run("dnsmasq", f"--conf-file={config}", *options, namespace=namespace)
         self._loaded[network] = files
         LOG.info("dnsmasq of %s started", network)
 
     def networks(self) -> set[str]:
-        """Those that have files here."""
+        """Return the networks that have files here."""
         return {path.name.split(".")[0] for path in self._folder.glob("*.*")}
 
     def remove(self, network: str) -> None:
-        """End it and delete its files. Raises KernelError."""
+        """End the dnsmasq of a network and delete its files.
+
+        Raises:
+            KernelError: dnsmasq does not end.
+        """
         self.stop(network)
         self._loaded.pop(network, None)
         for path in self._folder.glob(f"{network}.*"):
             path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Remove all, and the folder."""
-        for network in self.networks() | set(self._processes()):
+        """Remove all dnsmasq processes and the folder."""
+        for network in self.networks() | set(self._find_processes()):
             self.remove(network)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop(self, network: str) -> None:
-        """End the process, even one whose files were lost. Raises KernelError when it does not
-        end."""
-        pid = self._processes().get(network)
+        """End the dnsmasq of a network, also if its files are lost.
+
+        Raises:
+            KernelError: dnsmasq does not end.
+        """
+        pid = self._find_processes().get(network)
         deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
         if pid is not None:
             os.kill(pid, signal.SIGTERM)
@@ -121,66 +142,78 @@ class DnsmasqProcesses:
     def _is_of(self, pid: int, network: str) -> bool:
         return f"--pid-file={self._path(network, 'pid')}".encode() in _command_line(pid)
 
-    def _processes(self) -> dict[str, int]:
-        """All that run, network -> pid, found without their files."""
+    def _find_processes(self) -> dict[str, int]:
+        """Return the running processes by network, found without their files."""
         start = f"--pid-file={self._folder}/".encode()
-        found = {
+        pids = {
             word[len(start) :].decode(): int(path.name)
             for path in Path("/proc").glob("[0-9]*")
             for word in _command_line(int(path.name))
             if word.startswith(start)
         }
-        return {name.removesuffix(".pid"): pid for name, pid in found.items()}
+        return {name.removesuffix(".pid"): pid for name, pid in pids.items()}
 
-    def _running(self, network: str, version: str) -> int | None:
-        """Its pid when it was started with this configuration, in this namespace; pids are used
-        again."""
-        text = self._text(network, "pid").strip()
+    def _find_running(self, network: str, version: str) -> int | None:
+        """Return the id of the network's dnsmasq if it has this configuration and namespace.
+
+        The command line is compared, because process ids are recycled.
+        """
+        text = self._read_text(network, "pid").strip()
         config = f"--conf-file={self._path(network, f'{version}.conf')}"
         if not text.isdigit() or not self._is_of(int(text), network):
             return None
         return int(text) if config.encode() in _command_line(int(text)) else None
 
-    def _text(self, network: str, kind: str) -> str:
+    def _read_text(self, network: str, kind: str) -> str:
         try:
             return self._path(network, kind).read_text(errors="replace")
         except FileNotFoundError:
             return ""
 
-    def _stale(self, wanted: DnsmasqConfig) -> list[DhcpLease]:
+    def _find_stale_leases(self, wanted: DnsmasqConfig) -> list[DhcpLease]:
         owners = dict(wanted.reserved)
-        moved = reassigned(self._text(wanted.network, "hosts"), owners)
+        moved = find_reassigned(self._read_text(wanted.network, "hosts"), owners)
         return stale_leases(self._lease_lines(wanted.network), owners, moved)
 
     def _lease_lines(self, network: str) -> list[str]:
-        """The file as a whole: dnsmasq empties it to write it anew, so one without an end is read
-        when it is older."""
+        """Return the lines of the lease file.
+
+        dnsmasq empties the file to rewrite it. A file without a final line break is read again
+        while it is fresh.
+        """
         path = self._path(network, "leases")
         while True:
-            text = self._text(network, "leases")
+            text = self._read_text(network, "leases")
             is_fresh = path.exists() and 0 <= time.time() - path.stat().st_mtime < REWRITE_SECONDS
             if text.endswith("\n") or not is_fresh:
                 return text.splitlines()
             time.sleep(0.002)
 
     def _release(self, namespace: str, wanted: DnsmasqConfig, leases: list[DhcpLease]) -> bool:
-        """Whether dnsmasq forgot these leases, and its file with it. Raises KernelError."""
+        """Release IPv4 leases in the guests' names.
+
+        Returns:
+            False if the file still has a stale lease after some seconds.
+
+        Raises:
+            KernelError: dhcp_release fails.
+        """
         for lease in leases:
             words = (DEVICE, lease.address, lease.mac, lease.client_id)
             self._kernel.run("dhcp_release", *words, namespace=namespace)
         deadline = time.monotonic() + RELEASE_TIMEOUT_SECONDS
-        while left := self._stale(wanted):
+        while remaining := self._find_stale_leases(wanted):
             if time.monotonic() > deadline:
-                addresses = ", ".join(one.address for one in left)
+                addresses = ", ".join(stale_lease.address for stale_lease in remaining)
                 LOG.warning("dnsmasq of %s does not forget %s", wanted.network, addresses)
                 return False
             time.sleep(0.002)
         return True
 
-    def _strike(self, wanted: DnsmasqConfig) -> None:
-        stale = {lease.line for lease in self._stale(wanted)}
-        kept = [f"{line}\n" for line in self._lease_lines(wanted.network) if line not in stale]
-        self._write(self._path(wanted.network, "leases"), "".join(kept))
+    def _remove_stale_leases(self, wanted: DnsmasqConfig) -> None:
+        stale = {lease.line for lease in self._find_stale_leases(wanted)}
+        lines = [f"{line}\n" for line in self._lease_lines(wanted.network) if line not in stale]
+        self._write(self._path(wanted.network, "leases"), "".join(lines))
 
     def _write_files(self, network: str, files: tuple[str, str, str]) -> None:
         for kind, text in zip(("hosts", "names", "options"), files, strict=True):
@@ -199,12 +232,17 @@ class DnsmasqProcesses:
 def stale_leases(
     lines: list[str], owners: Mapping[str, str], moved: Container[str]
 ) -> list[DhcpLease]:
-    """Leases that nobody may have: ``owners`` are address -> MAC, ``moved`` the addresses that have
-    another owner."""
-    matches = [found for found in map(LEASE.fullmatch, lines) if found is not None]
+    """Return the leases that must not exist any more.
+
+    Args:
+        lines: The lines of the lease file.
+        owners: Address -> MAC address of the port.
+        moved: Addresses with another port than before.
+    """
+    matches = [match for match in map(LEASE.fullmatch, lines) if match is not None]
     leases = [
-        DhcpLease(found[0], found[2], "" if ":" in found[2] else found[1], found[3])
-        for found in matches
+        DhcpLease(match[0], match[2], "" if ":" in match[2] else match[1], match[3])
+        for match in matches
     ]
     return [
         lease
@@ -215,15 +253,15 @@ def stale_leases(
     ]
 
 
-def reassigned(hosts: str, owners: Mapping[str, str]) -> set[str]:
-    """The addresses of a hosts file that belong to another MAC now."""
+def find_reassigned(hosts: str, owners: Mapping[str, str]) -> set[str]:
+    """Return the addresses of a hosts file that belong to another MAC address now."""
     lines = [line.split(",") for line in hosts.splitlines()]
     pairs = [(word.strip("[]"), words[0]) for words in lines for word in words[2:-1]]
     return {address for address, mac in pairs if owners.get(address, mac) != mac}
 
 
 def _command_line(pid: int) -> list[bytes]:
-    """A process's words; none when it is gone."""
+    """Return the arguments of a process, or an empty list after its end."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError):

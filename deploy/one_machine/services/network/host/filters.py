@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of the host's bridges: two tables of nft, made from the description.
+"""The rules of the host's bridges, as two tables of nft, made from the description.
 
-The table of the family bridge matches devices. A frame from a guest must carry the port's own MAC
-and addresses, also inside of ARP, RARP and neighbour discovery, and few reports of multicast
-groups; only our dnsmasq answers DHCP; an unknown device reaches no known one; the bridge itself
-reaches nobody. It marks each packet with the number of the port that it comes from, later of the
-one that it goes to. The table inet follows flows (br_netfilter brings bridged packets there): when
-a packet comes in, it enters the chains of the groups of the port it comes from; on its way out,
-those of the port it goes to. A flow is matched by its first packet's addresses in either direction,
-and stamped with the generation, a hash of these rules: when the rules differ, every flow is matched
-anew with its next packet, so what is no longer allowed ends at once. Where this host is the gateway
-of an external network, what comes from there reaches no listener of a host's. A guest that came
-here running brings connections of which the kernel sees only the middle: they pass when the groups
-allow either end to have begun them, and nothing can begin in one (no SYN passes). Must stay true:
-pure, and only records of description.py get in, so nothing of a guest's reaches nft as it is.
+The table of the family bridge matches devices. A frame from a guest must have the port's own MAC
+and addresses, also inside of ARP, RARP and neighbour discovery, and the rate of multicast reports
+is limited. Only our dnsmasq may answer DHCP. Unknown devices cannot reach known ones, and the
+bridge itself can reach no device. The table marks each packet with the number of its source port,
+and later of its destination port.
+
+The table of the family inet matches flows, because br_netfilter passes bridged packets to it. An
+incoming packet enters the chains of the source port's groups, and on its way out the chains of the
+destination port's groups. A flow is matched by its first packet's addresses, and stamped with the
+generation, a hash of these rules. When the rules change, every flow is matched again with its next
+packet, so forbidden flows end at once. If this host is the gateway of an external network, packets
+from there cannot reach listeners of a host.
+
+A live-migrated guest has connections of which the kernel sees only the middle. They pass if the
+groups allow either end to have begun them. No connection can begin in this way, because no SYN
+passes. Invariant: the functions are pure and only accept records of description.py, so no text of a
+guest reaches nft.
 """
 
 import hashlib
@@ -38,22 +42,22 @@ from deploy.one_machine.services.network.host.group_chains import (
 from deploy.one_machine.services.network.host.names import digest, tap
 from deploy.one_machine.services.network.host.nft import (
     chain_of,
-    indented,
+    indent,
     map_of,
-    replacement,
+    replace_table,
     set_of,
 )
 
-#: The mark of what no group filters: tunnels, our namespaces, ports without security. Guests' marks
-#: are lower.
+#: The mark of unfiltered packets: of tunnels, our namespaces, and ports without security. Guests'
+#: marks are lower.
 UNFILTERED = 0xFFFF
-#: QEMU announces with it where a guest has arrived, in a request for the address of its own MAC.
+#: QEMU announces a migrated guest with a RARP request for the guest's own MAC address.
 RARP, RARP_REQUEST = "0x8035", "0x0001080006040003"
-#: Reports of multicast groups go to everybody, on all hosts: a guest may send so many.
+#: Reports of multicast groups reach all ports on all hosts, so each guest's rate is limited.
 REPORT_LIMIT = "limit rate over 10/second burst 50 packets drop"
-#: In a flow's mark, beside the stamp: its beginning was not seen here.
+#: A bit of a flow's mark beside the stamp: this host did not see the beginning of the flow.
 MIDSTREAM, STAMP = "0x80000000", 0x7FFFFFFF
-#: Stands in the text for its own hash.
+#: The placeholder for the hash of the rules.
 GENERATION = "@generation@"
 CACHED_SOURCES = 65536
 ONE_RECEIVER = "ether daddr & 01:00:00:00:00:00 == 00:00:00:00:00:00"
@@ -220,76 +224,92 @@ INET = """\
 
 @dataclass(frozen=True, slots=True)
 class BridgeDevice:
-    """A device on a bridge that is no guest's."""
+    """A device on a bridge that belongs to no guest.
+
+    Attributes:
+        name: The name.
+        kind: "dhcp", "tunnel" (of a network with DHCP) or "other".
+    """
 
     name: str
-    kind: str = "other"  # dhcp, tunnel (of a network with DHCP) or other
+    kind: str = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class FilterInput:
-    """All that the rules depend on."""
+    """The input of the rules.
 
-    zones: Mapping[str, int]  #: every bridge of ours -> its conntrack zone
-    marks: Mapping[str, int]  #: port -> its mark
+    Attributes:
+        zones: Bridge -> conntrack zone.
+        marks: Port -> mark.
+        ports: The guests' ports.
+        devices: Other devices on the bridges.
+        groups: The security groups.
+        tunnel: This host's end of the tunnels, or None.
+        tunnel_port: The UDP port of the tunnels.
+        peers: The other ends of the tunnels.
+        external: Prefixes to masquerade when packets leave by another device than ``gateways``.
+        gateways: The devices with which this host is the gateway of external networks.
+    """
+
+    zones: Mapping[str, int]
+    marks: Mapping[str, int]
     ports: tuple[GuestPort, ...] = ()
     devices: tuple[BridgeDevice, ...] = ()
     groups: Mapping[str, SecurityGroup] = field(default_factory=dict)
-    tunnel: Address | None = None  #: this host's end of the tunnels
+    tunnel: Address | None = None
     tunnel_port: int = 4789
-    peers: tuple[Address, ...] = ()  #: the other ends
-    external: tuple[
-        Prefix, ...
-    ] = ()  #: masqueraded when they leave by another device than ``gateways``
+    peers: tuple[Address, ...] = ()
+    external: tuple[Prefix, ...] = ()
     gateways: tuple[str, ...] = ()
 
 
 class Source(NamedTuple):
-    """What a device may send from."""
+    """A source from which a device may send. ``device_mac`` is an element of nft's sets."""
 
     device: str
     mac: str
     prefix: Prefix
-    device_mac: str  # as nft has it in sets
+    device_mac: str
 
     @property
     def is_single(self) -> bool:
         return self.prefix.prefixlen == self.prefix.max_prefixlen
 
 
-def ruleset(table: str, given: FilterInput) -> str:
-    """The document that replaces both tables."""
-    inet = _inet(given)
+def ruleset(table: str, inputs: FilterInput) -> str:
+    """Return the nft document that replaces both tables."""
+    inet = _inet(inputs)
     generation = int(hashlib.sha256(inet.encode()).hexdigest()[:8], 16) & STAMP or 1
-    return replacement("bridge", table, _bridge(given)) + replacement(
+    return replace_table("bridge", table, _bridge(inputs)) + replace_table(
         "inet", table, inet.replace(GENERATION, f"{generation:#x}")
     )
 
 
 @lru_cache(CACHED_SOURCES)
 def link_local(mac: str) -> IPv6Address:
-    """The address that a guest gives itself from its MAC."""
+    """Return the link-local address that a guest derives from its MAC address."""
     octets = bytes.fromhex(mac.replace(":", ""))
     host = bytes([octets[0] ^ 2, *octets[1:3], 0xFF, 0xFE, *octets[3:]])
     return IPv6Address((0xFE80 << 112) | int.from_bytes(host, "big"))
 
 
 # fmt: off
-def _bridge(given: FilterInput) -> str:
-    sources = [source for port in given.ports for source in _sources(port)]
+def _bridge(inputs: FilterInput) -> str:
+    sources = [source for port in inputs.ports for source in _sources(port)]
     single = [source for source in sources if source.is_single]
     wide = [source for source in sources if not source.is_single]
-    guarded = [tap(port.id) for port in given.ports if port.security]
-    unguarded = [tap(port.id) for port in given.ports if not port.security]
-    devices = [device.name for device in given.devices]
-    marks = {tap(port.id): given.marks[port.id] for port in given.ports if port.security}
+    guarded = [tap(port.id) for port in inputs.ports if port.security]
+    unguarded = [tap(port.id) for port in inputs.ports if not port.security]
+    devices = [device.name for device in inputs.devices]
+    marks = {tap(port.id): inputs.marks[port.id] for port in inputs.ports if port.security}
     marks |= dict.fromkeys([*unguarded, *devices], UNFILTERED)
     return "".join([
         _device_set("members", [*guarded, *unguarded, *devices]),
         _device_set("guarded", guarded),
         _device_set("unguarded", unguarded),
-        _device_set("dhcp", (device.name for device in given.devices if device.kind == "dhcp")),
-        _device_set("served", (device.name for device in given.devices if device.kind == "tunnel")),
+        _device_set("dhcp", (device.name for device in inputs.devices if device.kind == "dhcp")),
+        _device_set("served", (device.name for device in inputs.devices if device.kind == "tunnel")),
         set_of("macs", "type ifname . ether_addr", (source.device_mac for source in sources)),
         *(set_of(f"own{version}", f"type ifname . ether_addr . ipv{version}_addr", (
             f"{source.device_mac} . {source.prefix.network_address}" for source in single
@@ -304,93 +324,95 @@ def _bridge(given: FilterInput) -> str:
         map_of("numbers", "type ifname : mark", {f'"{device}"': f"{mark:#010x}" for device, mark in marks.items()}),
         BRIDGE.format(
             one=ONE_RECEIVER, rarp=RARP, rarp_request=RARP_REQUEST,
-            pairs_arp=indented(f'iifname "{device}" arp saddr ether {mac} arp saddr ip {prefix} return'
+            pairs_arp=indent(f'iifname "{device}" arp saddr ether {mac} arp saddr ip {prefix} return'
                                for device, mac, prefix, _ in wide if prefix.version == 4),
-            pairs_4=indented(f'iifname "{device}" ether saddr {mac} ip saddr {prefix} return'
+            pairs_4=indent(f'iifname "{device}" ether saddr {mac} ip saddr {prefix} return'
                              for device, mac, prefix, _ in wide if prefix.version == 4),
-            pairs_6=indented(f'iifname "{device}" ether saddr {mac} ip6 saddr {prefix} return'
+            pairs_6=indent(f'iifname "{device}" ether saddr {mac} ip6 saddr {prefix} return'
                              for device, mac, prefix, _ in wide if prefix.version == 6),
-            targets=indented(f'iifname "{device}" {_target(prefix)}return'
+            targets=indent(f'iifname "{device}" {_target(prefix)}return'
                              for device, _, prefix, _ in wide if prefix.version == 6))])
 # fmt: on
 
 
 # fmt: off
-def _inet(given: FilterInput) -> str:
-    guarded = [port for port in given.ports if port.security]
-    chains = {given.marks[port.id]: digest(" ".join(port.groups), 12) for port in guarded}
+def _inet(inputs: FilterInput) -> str:
+    guarded = [port for port in inputs.ports if port.security]
+    chains = {inputs.marks[port.id]: digest(" ".join(port.groups), 12) for port in guarded}
     used = sorted({port.groups for port in guarded})
-    arrived = {given.marks[port.id]: port.groups for port in guarded if port.arrived}
-    remote = sorted({rule.group for names in used for name in names if name in given.groups
-                     for rule in given.groups[name].rules if rule.group})
+    arrived = {inputs.marks[port.id]: port.groups for port in guarded if port.arrived}
+    remote = sorted({rule.group for names in used for name in names if name in inputs.groups
+                     for rule in inputs.groups[name].rules if rule.group})
     parts = [
-        _device_set("bridges", given.zones),
-        _device_set("gateways", given.gateways),
-        set_of("bridged", "type ifname . ifname", (f'"{bridge}" . "{bridge}"' for bridge in given.zones)),
-        map_of("zones", "typeof iifname : ct zone", {f'"{name}"': str(zone) for name, zone in given.zones.items()}),
+        _device_set("bridges", inputs.zones),
+        _device_set("gateways", inputs.gateways),
+        set_of("bridged", "type ifname . ifname", (f'"{bridge}" . "{bridge}"' for bridge in inputs.zones)),
+        map_of("zones", "typeof iifname : ct zone", {f'"{name}"': str(zone) for name, zone in inputs.zones.items()}),
         set_of("arrived", "type mark", (f"{mark:#010x}" for mark in arrived)),
-        *(group_members(name, version, given.groups.get(name)) for name in remote for version in (4, 6))]
+        *(group_members(name, version, inputs.groups.get(name)) for name in remote for version in (4, 6))]
     for direction in DIRECTIONS:
-        parts += [chain_of(f"{direction}_{digest(' '.join(names), 12)}", group_chain(direction, names, given.groups))
+        parts += [chain_of(f"{direction}_{digest(' '.join(names), 12)}", group_chain(direction, names, inputs.groups))
                   for names in used]
         parts += [chain_of(f"{direction}_midstream_{digest(' '.join(names), 12)}",
-                           midstream_chain(direction, names, given.groups)) for names in sorted(set(arrived.values()))]
+                           midstream_chain(direction, names, inputs.groups)) for names in sorted(set(arrived.values()))]
         parts.append(map_of(direction, "type mark : verdict", {
             f"{mark:#010x}": f"jump {direction}_{chain}" for mark, chain in chains.items()}))
         parts.append(map_of(f"{direction}_midstream", "type mark : verdict", {
             f"{mark:#010x}": f"jump {direction}_midstream_{chains[mark]}" for mark in arrived}))
     return "".join(parts) + INET.format(
-        one=ONE_RECEIVER, stamp=GENERATION, midstream=MIDSTREAM, bits=STAMP, underlay=_underlay(given),
-        masquerade=_masquerade(given), peers=_peers(given))
+        one=ONE_RECEIVER, stamp=GENERATION, midstream=MIDSTREAM, bits=STAMP, underlay=_underlay(inputs),
+        masquerade=_masquerade(inputs), peers=_peers(inputs))
 # fmt: on
 
 
 @lru_cache(CACHED_SOURCES)
 def _sources(port: GuestPort) -> tuple[Source, ...]:
-    """What a guest may send from: its own addresses, and the pairs that it was allowed."""
+    """Return the sources of a guest: its own addresses, and its allowed pairs."""
     macs = sorted({port.mac, *(mac for _, mac in port.pairs)})
-    own = [(ip_network(address), port.mac) for address in port.addresses]
-    own += [*port.pairs, *((ip_network(link_local(mac)), mac) for mac in macs)]
+    sources = [(ip_network(address), port.mac) for address in port.addresses]
+    sources += [*port.pairs, *((ip_network(link_local(mac)), mac) for mac in macs)]
     return tuple(
         Source(tap(port.id), mac, prefix, f'"{tap(port.id)}" . {mac}')
-        for prefix, mac in dict.fromkeys(own)
+        for prefix, mac in dict.fromkeys(sources)
     )
 
 
 def _target(prefix: Prefix) -> str:
     if prefix.prefixlen == 0:
         return ""
-    wanted = int(prefix.network_address) >> (128 - prefix.prefixlen)
-    return f"@th,64,{prefix.prefixlen} {wanted:#x} "
+    leading_bits = int(prefix.network_address) >> (128 - prefix.prefixlen)
+    return f"@th,64,{prefix.prefixlen} {leading_bits:#x} "
 
 
-def _underlay(given: FilterInput) -> str:
-    """Only the peers may put frames into our tunnels."""
-    if given.tunnel is None:
+def _underlay(inputs: FilterInput) -> str:
+    """Return the rules that only let peers send frames into our tunnels."""
+    if inputs.tunnel is None:
         return ""
-    family = "ip" if given.tunnel.version == 4 else "ip6"
-    to_us = f"{family} daddr {given.tunnel} udp dport {given.tunnel_port}"
-    peers = ", ".join(str(peer) for peer in given.peers if peer.version == given.tunnel.version)
-    return indented([f"{to_us} {family} saddr != {{ {peers} }} drop" if peers else f"{to_us} drop"])
+    family = "ip" if inputs.tunnel.version == 4 else "ip6"
+    match = f"{family} daddr {inputs.tunnel} udp dport {inputs.tunnel_port}"
+    peers = ", ".join(str(peer) for peer in inputs.peers if peer.version == inputs.tunnel.version)
+    return indent([f"{match} {family} saddr != {{ {peers} }} drop" if peers else f"{match} drop"])
 
 
-def _peers(given: FilterInput) -> str:
-    """What comes from an external network begins no flow with a host: it may answer one, and go
-    anywhere else."""
+def _peers(inputs: FilterInput) -> str:
+    """Return the rules for packets from an external network to peers.
+
+    Such a packet may only answer a host. Flows to other addresses may begin.
+    """
     families = {4: "ip", 6: "ip6"}
-    return indented(
+    return indent(
         f"iifname @gateways ct direction original {families[peer.version]} daddr {peer} drop"
-        for peer in given.peers
+        for peer in inputs.peers
     )
 
 
-def _masquerade(given: FilterInput) -> str:
-    if not given.gateways:
+def _masquerade(inputs: FilterInput) -> str:
+    if not inputs.gateways:
         return ""
-    devices = ", ".join(f'"{name}"' for name in given.gateways)
-    return indented(
+    devices = ", ".join(f'"{name}"' for name in inputs.gateways)
+    return indent(
         f"oifname != @bridges oifname != {{ {devices} }} ip saddr {prefix} masquerade"
-        for prefix in given.external
+        for prefix in inputs.external
         if prefix.version == 4
     )
 

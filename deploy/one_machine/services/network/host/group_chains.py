@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chains of security groups: what the groups allow returns, the rest is dropped.
+"""The chains of security groups: packets that the groups permit return, and others are dropped.
 
-filters.py decides which chain a flow enters, and when. A flow is matched by the addresses that it
-began with, which conntrack keeps as its original direction. Where its beginning was not seen (the
-guest came here running), the original direction is only who was heard first: then it passes when
-either end may have begun it. Pure.
+filters.py decides which chain a flow enters, and when. A flow is matched by the addresses of the
+first packet, which conntrack stores as the original direction. For a live-migrated guest the
+beginning of a flow may be unknown. Then the original direction is that of the first packet here,
+and the flow passes if either end may have begun it. The functions are pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,20 +25,25 @@ DIRECTIONS = ("egress", "ingress")
 def group_chain(
     direction: str, names: Iterable[str], groups: Mapping[str, SecurityGroup]
 ) -> tuple[str, ...]:
-    """What these groups together allow returns, the rest is dropped."""
+    """Return the chain for the groups of a port."""
     return tuple(dict.fromkeys([*map(_rule, _rules(direction, names, groups)), "drop"]))
 
 
 def midstream_chain(
     direction: str, names: Iterable[str], groups: Mapping[str, SecurityGroup]
 ) -> tuple[str, ...]:
-    """The same for a connection whose beginning was not seen: either end may have begun it."""
-    this, other = (
-        [_rule(rule) for rule in _rules(way, names, groups) if rule.protocol in (None, TCP)]
-        for way in (direction, *(way for way in DIRECTIONS if way != direction))
+    """Return the chain for connections with an unknown beginning.
+
+    Either end may have begun such a connection.
+    """
+    own_rules, other_rules = (
+        [_rule(rule) for rule in _rules(side, names, groups) if rule.protocol in (None, TCP)]
+        for side in (direction, *(side for side in DIRECTIONS if side != direction))
     )
     return tuple(
-        dict.fromkeys([*this, *(rule.replace("ct original", "ct reply") for rule in other), "drop"])
+        dict.fromkeys(
+            [*own_rules, *(rule.replace("ct original", "ct reply") for rule in other_rules), "drop"]
+        )
     )
 
 
@@ -80,21 +85,21 @@ def _rule(rule: SecurityRule) -> str:
 
 
 def group_set(name: str, version: int) -> str:
-    """The name of the set of a group's members."""
+    """Return the name of the set with a group's members."""
     return f"group{version}_{digest(name, 12)}"
 
 
 def group_members(name: str, version: int, group: SecurityGroup | None) -> str:
-    """The set of the addresses of a group's ports, of one version of IP."""
-    found = [prefix for prefix in (group.members if group else ()) if prefix.version == version]
-    if any(prefix.prefixlen != prefix.max_prefixlen for prefix in found):
+    """Return the set of a group's member addresses of one IP version."""
+    prefixes = [prefix for prefix in (group.members if group else ()) if prefix.version == version]
+    if any(prefix.prefixlen != prefix.max_prefixlen for prefix in prefixes):
         return set_of(
             group_set(name, version),
             f"type ipv{version}_addr; flags interval; auto-merge",
-            map(str, found),
+            map(str, prefixes),
         )
     return set_of(
         group_set(name, version),
         f"type ipv{version}_addr",
-        (str(one.network_address) for one in found),
+        (str(one.network_address) for one in prefixes),
     )

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The privileged process of a host part that runs as two: fixed verbs, with typed arguments, over a
+"""The privileged process of a network agent that runs as two processes, with fixed verbs over a
 Unix socket.
 
-`Helper` has the rights to change the kernel's networks and talks to nobody else; `HelperClient` is
-the other end, in the process that talks to the network service and to guests, and has no rights at
-all. A description passes through `parse` here as it does there, so that whoever takes that process
-over can say which networks there are, and no more. Must stay true: nothing of an argument reaches a
-command, a path or a rule but through `description` and the names that were made from it; who may
-call is decided by the user that the kernel says the caller is.
+`Helper` may change the kernel's networks and talks to one client only. `HelperClient` is that
+client. The client talks to the network service and to guests, and has no rights. A description is
+parsed in both, so an attacker in the client can choose networks, and no more. Invariant: arguments
+only reach commands, paths and rules through `description` and the names made from it. The kernel's
+user id of the peer decides about access.
 """
 
 import json
@@ -28,9 +27,11 @@ from deploy.one_machine.services.network.host.metadata import PORT
 
 LOG = logging.getLogger("network.helper")
 LENGTH, CREDENTIALS = struct.Struct("!I"), struct.Struct("3i")
-MAX_MESSAGE_BYTES = 64 << 20  # a description of some ten thousand ports
-SYSTEMD_DESCRIPTOR = 3  # the first that systemd passes (sd_listen_fds)
-#: Every verb with its arguments.
+# A description of some ten thousand ports.
+MAX_MESSAGE_BYTES = 64 << 20
+# The first descriptor that systemd passes (sd_listen_fds).
+SYSTEMD_DESCRIPTOR = 3
+#: Verb -> arguments with their types.
 VERBS: dict[str, dict[str, tuple[type, ...]]] = {
     "prepare": {},
     "restore": {},
@@ -41,48 +42,59 @@ VERBS: dict[str, dict[str, tuple[type, ...]]] = {
 
 
 class InvalidMessage(ValueError):
-    """No message of this protocol."""
+    """A message that does not follow this protocol."""
 
 
 def listening_socket(path: Path | None) -> socket.socket:
-    """The socket that systemd opened for us, or else one at this path for our own user."""
+    """Return the socket from systemd, or else a new one at this path.
+
+    Raises:
+        SystemExit: There is neither.
+    """
     if os.environ.get("LISTEN_PID") == str(os.getpid()):
         return socket.socket(fileno=SYSTEMD_DESCRIPTOR)
     if path is None:
         raise SystemExit("There is no socket: systemd gave none, and --socket names none.")
     path.unlink(missing_ok=True)
-    made = socket.socket(socket.AF_UNIX)
-    made.bind(str(path))
-    made.listen()
-    return made
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    return listener
 
 
 class Helper:
-    """Serves one caller at a time, who must be ``user``."""
+    """The privileged process. It serves one caller at a time, as long as the user is ``user``."""
 
     def __init__(self, host: LocalHostPart, kernel: Kernel, user: int) -> None:
         self._host, self._kernel, self._user = host, kernel, user
 
     def serve(self, where: socket.socket) -> None:
-        """Until the process ends. A caller who breaks off, or says what is no message, costs the
-        connection."""
+        """Serve callers until the process ends.
+
+        A broken connection or an invalid message ends only that connection.
+        """
         while True:
             caller, _ = where.accept()
             with caller:
                 try:
-                    self.talk(caller)
+                    self.serve_caller(caller)
                 except (OSError, InvalidMessage) as error:
                     LOG.warning("the caller is cut off: %s", error)
 
-    def talk(self, caller: socket.socket) -> None:
-        """With one caller until it ends. Raises OSError, InvalidMessage."""
+    def serve_caller(self, caller: socket.socket) -> None:
+        """Serve one caller until the end of the connection.
+
+        Raises:
+            OSError: The connection breaks off.
+            InvalidMessage: The caller is another user, or sends an invalid message.
+        """
         user = CREDENTIALS.unpack(
             caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         )[1]
         if user != self._user:
             raise InvalidMessage(f"user {user} may not call, user {self._user} may")
-        while (message := _received(caller)) is not None:
-            verb, arguments = checked(message)
+        while (message := _receive(caller)) is not None:
+            verb, arguments = validate(message)
             descriptors: list[int] = []
             try:
                 answer = self._do(verb, arguments, descriptors)
@@ -125,15 +137,18 @@ class Helper:
 
 
 class HelperClient(HostPart):
-    """A host part whose work a helper does. OSError and KernelError end the process: the next one
-    begins anew."""
+    """A network agent that leaves the privileged work to a helper.
+
+    OSError and KernelError end the process, and the next one starts anew.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(path))
         self._namespaces: dict[str, tuple[str, int]] = {}
-        self._is_sent = True  # the helper has the description
+        # True if the helper has the description.
+        self._is_sent = True
 
     def prepare(self) -> None:
         self._call("prepare")
@@ -159,15 +174,22 @@ class HelperClient(HostPart):
         self._call("keep")
 
     def listen(self, namespace: str, address: str, port: int) -> socket.socket:
-        """The listening socket of metadata in a namespace; the helper knows no other. Raises
-        OSError."""
+        """Return the listening socket for metadata in a namespace. The helper offers no other.
+
+        Raises:
+            OSError: The helper refuses.
+        """
         answer, descriptors = self._exchange("listen", space=namespace)
         if "error" in answer or len(descriptors) != 1:
             raise OSError(answer.get("error", "the helper sent no socket"))
         return socket.socket(fileno=descriptors[0])
 
     def namespace_id(self, namespace: str) -> int:
-        """Tells a namespace from another that had its name. Raises OSError."""
+        """Return a number that differs between namespaces of the same name.
+
+        Raises:
+            OSError: There is no such namespace.
+        """
         if namespace not in self._namespaces:
             raise FileNotFoundError(f"there is no namespace {namespace}")
         return self._namespaces[namespace][1]
@@ -190,47 +212,56 @@ class HelperClient(HostPart):
     def _exchange(self, verb: str, **arguments: object) -> tuple[Body, list[int]]:
         _send(self._socket, {"verb": verb, **arguments})
         descriptors: list[int] = []
-        answer = _received(self._socket, descriptors)
+        answer = _receive(self._socket, descriptors)
         if not isinstance(answer, dict):
             raise OSError("the helper has ended")
         return answer, descriptors
 
 
-def checked(message: object) -> tuple[str, Body]:
-    """A message's verb and arguments: exactly those that the verb has, of their types. Raises
-    InvalidMessage."""
+def validate(message: object) -> tuple[str, Body]:
+    """Return a message's verb and arguments.
+
+    They must be exactly the arguments of the verb, with their types.
+
+    Raises:
+        InvalidMessage: They are not.
+    """
     if not isinstance(message, dict) or not isinstance(message.get("verb"), str):
         raise InvalidMessage("no verb")
     arguments = {name: value for name, value in message.items() if name != "verb"}
-    wanted = VERBS.get(message["verb"])
-    if wanted is None or arguments.keys() != wanted.keys():
+    expected = VERBS.get(message["verb"])
+    if expected is None or arguments.keys() != expected.keys():
         raise InvalidMessage(f"no such verb with such arguments: {message['verb'][:20]!r}")
-    if not all(type(arguments[name]) in types for name, types in wanted.items()):
+    if not all(type(arguments[name]) in types for name, types in expected.items()):
         raise InvalidMessage(f"an argument of {message['verb']} is of another type")
     return message["verb"], arguments
 
 
-def _send(to: socket.socket, message: object, descriptors: list[int] | None = None) -> None:
+def _send(connection: socket.socket, message: object, descriptors: list[int] | None = None) -> None:
     data = json.dumps(message).encode()
-    socket.send_fds(to, [LENGTH.pack(len(data))], descriptors or [])
-    to.sendall(data)
+    socket.send_fds(connection, [LENGTH.pack(len(data))], descriptors or [])
+    connection.sendall(data)
 
 
-def _received(by: socket.socket, descriptors: list[int] | None = None) -> object:
-    """The next message; None at the end of the connection, between two. Raises OSError,
-    InvalidMessage."""
-    head, passed, _, _ = socket.recv_fds(
-        by, LENGTH.size, 1 if descriptors is not None else 0, socket.MSG_WAITALL
+def _receive(connection: socket.socket, descriptors: list[int] | None = None) -> object:
+    """Return the next message, or None at the end of the connection.
+
+    Raises:
+        OSError: The connection breaks off.
+        InvalidMessage: The message is too long, incomplete or not JSON.
+    """
+    head, received_descriptors, _, _ = socket.recv_fds(
+        connection, LENGTH.size, 1 if descriptors is not None else 0, socket.MSG_WAITALL
     )
     if descriptors is not None:
-        descriptors.extend(passed)
+        descriptors.extend(received_descriptors)
     if not head:
         return None
     if len(head) < LENGTH.size or not 0 < LENGTH.unpack(head)[0] <= MAX_MESSAGE_BYTES:
         raise InvalidMessage("no length of a message")
     data = bytearray()
     while len(data) < LENGTH.unpack(head)[0]:
-        piece = by.recv(min(LENGTH.unpack(head)[0] - len(data), 1 << 20))
+        piece = connection.recv(min(LENGTH.unpack(head)[0] - len(data), 1 << 20))
         if not piece:
             raise InvalidMessage("a message that is cut off")
         data += piece

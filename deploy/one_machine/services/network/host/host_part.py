@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host part and its loop: get the description, apply it, acknowledge it.
+"""The network agent and its loop: get the description, apply it, acknowledge it.
 
-One thread polls (a long poll, which is the heartbeat), the main thread applies and acknowledges;
-every 30 s it checks that the kernel still has everything. At the start the description of the last
-run is applied before any request: a host whose network service is dead comes up with all its
-networks. SIGTERM stops the process and nothing else: the guests' bridges, rules and DHCP stay, only
-metadata pauses.
+One thread polls with a long poll, which is the heartbeat. The main thread applies and acknowledges,
+and checks the kernel every 30 s. At the start the description of the last run is applied before any
+request, so all networks work without the network service. SIGTERM stops only the process. The
+guests' bridges, rules and DHCP continue, and only metadata is unavailable.
 """
 
 import logging
@@ -33,36 +32,49 @@ MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 10.0
 
 
 class HostPart(ABC):
-    """What the loop drives: `LocalHostPart`, or a helper's client that has it done by another
-    process."""
+    """A network agent: `LocalHostPart`, or the client of a helper process."""
 
     listeners: MetadataListeners | None = None
 
     def __init__(self) -> None:
-        self.tree: JsonValue = None  # the description as it came
+        # The description as received.
+        self.tree: JsonValue = None
         self.description = Description()
-        self.revision = 0  # that was applied
-        self.is_whole = True  # nothing failed that may work the next time
+        # The applied revision.
+        self.revision = 0
+        # False if something failed that may succeed the next time.
+        self.is_whole = True
 
     @abstractmethod
     def prepare(self) -> None:
-        """Settings of this machine. Raises KernelError, OSError."""
+        """Apply settings of this machine.
+
+        Raises:
+            KernelError, OSError: A setting cannot be changed.
+        """
 
     @abstractmethod
     def restore(self) -> dict[str, str] | None:
-        """Apply the description of the last run; the failed ports, or None when there is no such
-        description."""
+        """Apply the description of the last run.
+
+        Returns:
+            The failed ports with their reasons, or None if there is no such description.
+        """
 
     @abstractmethod
     def save(self) -> None:
-        """Save the description for a start without the service."""
+        """Store the description for a start without the service."""
 
     @abstractmethod
     def apply(self, full: bool = False) -> dict[str, str]:
-        """Apply the description; the failed ports with their reasons."""
+        """Apply the description and return the failed ports with their reasons."""
 
     def accept(self, tree: JsonValue) -> bool:
-        """Parse what the service sent; whether it was understood."""
+        """Parse a description from the service.
+
+        Returns:
+            False for an invalid description. The former description then stays.
+        """
         try:
             self.description = parse(tree)
         except (ValueError, TypeError, AttributeError) as error:
@@ -71,14 +83,17 @@ class HostPart(ABC):
         self.tree = tree
         if self.listeners is not None:
             self.listeners.set_ports(self.description.ports)
-        for complaint in self.description.complaints:
+        for complaint in self.description.warnings:
             LOG.warning("description: %s", complaint)
         for port, reason in self.description.failed.items():
             LOG.error("port %s: %s", port, reason)
         return True
 
     def _listen_to_metadata(self, namespaces: Mapping[str, str]) -> bool:
-        """Have metadata listeners in these namespaces (-> network); whether all are there."""
+        """Open metadata listeners in these namespaces (-> network).
+
+        Returns True if all are open.
+        """
         failed = self.listeners.listen(namespaces) if self.listeners is not None else {}
         for name, reason in failed.items():
             LOG.error("%s: %s", name, reason)
@@ -86,7 +101,7 @@ class HostPart(ABC):
 
 
 class LocalHostPart(HostPart):
-    """Applies descriptions by itself."""
+    """A network agent that applies descriptions itself."""
 
     def __init__(
         self,
@@ -120,7 +135,8 @@ class LocalHostPart(HostPart):
         state.number(description.ports, (bridge(network) for network in description.networks))
         desired, zones = desire(self.place, description, state.ports, state.zones), state.zones
         failed = self.applier.apply(desired, full)
-        if state.zones != zones and not failed:  # bridges are gone, and now their rules may go
+        # Their bridges are removed, so these rules can be removed now.
+        if state.zones != zones and not failed:
             failed = self.applier.apply(desire(self.place, description, state.ports, state.zones))
         self.listening = {
             name: id_ for name, id_ in desired.listeners.items() if name not in failed
@@ -137,8 +153,14 @@ class LocalHostPart(HostPart):
 
 
 class Loop:
-    """Runs a host part. ``poll(seen, wait)`` returns a description or None; ``acknowledge(revision,
-    failed)`` sends."""
+    """The loop of a network agent.
+
+    Args:
+        host: The network agent.
+        poll: Called as ``poll(seen, wait)``, returns a description or None.
+        acknowledge: Called as ``acknowledge(revision, failed)`` to send a report.
+        check_seconds: Seconds between full checks of the kernel.
+    """
 
     def __init__(
         self,
@@ -153,30 +175,36 @@ class Loop:
         self._stop = threading.Event()
 
     def run(self) -> None:
-        """Until `stop`. Raises KernelError when this machine lacks what it takes."""
+        """Run until `stop`.
+
+        Raises:
+            KernelError: This machine lacks a necessary feature.
+        """
         host, tree = self._host, None
         host.prepare()
-        failed = host.restore() or {}  # without one, what is there stays until the service answers
+        # Without a stored description, existing objects stay until the service answers.
+        failed = host.restore() or {}
         threading.Thread(target=self._receive, name="description", daemon=True).start()
-        checked, is_unacknowledged = time.monotonic(), True
+        last_check, is_unacknowledged = time.monotonic(), True
         while not self._stop.is_set():
             if is_unacknowledged:
                 is_unacknowledged = not self._report(failed)
             if tree is not None:
-                host.save()  # after the answer: the disk is slow
+                # After the report, because the disk is slow.
+                host.save()
             check = self._check_seconds
             if not host.is_whole:
                 check = min(RETRY_SECONDS, check)
-            wait = min(checked + check - time.monotonic(), 1.0 if is_unacknowledged else check)
+            wait = min(last_check + check - time.monotonic(), 1.0 if is_unacknowledged else check)
             tree = self._next(max(0.0, wait))
-            is_due = host.description.revision > 0 and time.monotonic() >= checked + check
+            is_due = host.description.revision > 0 and time.monotonic() >= last_check + check
             if tree is not None and not host.accept(tree):
                 tree = None
             if tree is not None or is_due:
                 began = time.monotonic()
-                before, failed = failed, host.apply(full=is_due)
-                is_unacknowledged = is_unacknowledged or tree is not None or failed != before
-                checked = time.monotonic() if is_due else checked
+                former_failed, failed = failed, host.apply(full=is_due)
+                is_unacknowledged = is_unacknowledged or tree is not None or failed != former_failed
+                last_check = time.monotonic() if is_due else last_check
                 if tree is not None:
                     LOG.info(
                         "revision %d applied in %.1f ms, %d ports, %d failed",
@@ -187,12 +215,12 @@ class Loop:
                     )
 
     def stop(self) -> None:
-        """End soon; may be called by a signal handler."""
+        """End the loop soon. A signal handler may call this."""
         self._stop.set()
         self._received.put(None)
 
     def _next(self, wait: float) -> JsonValue:
-        """The newest description that came, None when none came in time."""
+        """Return the newest description, or None if none arrives in time."""
         try:
             tree = self._received.get(timeout=wait)
             while not self._received.empty():
@@ -229,8 +257,7 @@ class Loop:
 
 
 def clean(names: Names, kernel: Kernel, folder: Path) -> list[str]:
-    """Remove everything the host part with this state folder ever made; returns what could not be
-    removed."""
+    """Remove all objects of the agent with this state folder, and return the failures."""
     try:
         return LocalHostPart(
             HostPlace(names, NO_ADDRESS), kernel, StateFolder(folder), None

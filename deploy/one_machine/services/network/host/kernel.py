@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only module that runs commands, opens netlink sockets and enters network namespaces.
 
-``Kernel`` is of one host: its namespace is the process's own or that of ``--netns``. What is done
-in another namespace is done by a thread that enters it and ends: the process itself never moves.
-Every failure is a KernelError that says what was asked and what the answer was, or an OSError.
+``Kernel`` belongs to one host, with the namespace of the process or of ``--netns``. Work in
+another namespace happens in a thread that enters the namespace and ends, so the process itself
+never moves. A failure is a KernelError with request and answer, or an OSError.
 """
 
 import os
@@ -28,8 +28,10 @@ COMMAND_TIMEOUT_SECONDS = 30
 ENVIRONMENT = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin", "LC_ALL": "C"}
 #: The forwarding entry for frames to receivers that no other entry names.
 ALL_RECEIVERS = "00:00:00:00:00:00"
-STATIC = 4  # the origin of routes (rtnetlink's RTPROT_STATIC)
-NO_DUPLICATE_DETECTION = 2  # IFA_F_NODAD
+# The origin of routes (rtnetlink's RTPROT_STATIC).
+STATIC = 4
+# The flag IFA_F_NODAD of addresses.
+NO_DUPLICATE_DETECTION = 2
 NO_LINK_LOCAL = {
     "IFLA_AF_SPEC": {"attrs": [("AF_INET6", {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", 1)]})]}
 }
@@ -38,35 +40,59 @@ Route = tuple[str, str]
 
 
 class KernelError(Exception):
-    """The kernel or a tool refused; the text says what was asked and what the answer was."""
+    """The kernel or a tool refused. The text contains the request and the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A device as it is."""
+    """A network device.
+
+    Attributes:
+        name: The name.
+        kind: For example bridge, veth or vxlan.
+        master: The bridge of the device, or "".
+        mtu: The MTU.
+        mac: The MAC address.
+        is_up: True if the device is up.
+        vxlan: Segment, local address and port of a tunnel.
+        addresses: The addresses with the length of their prefix.
+    """
 
     name: str
-    kind: str  # bridge, veth, vxlan …
-    master: str  # the bridge it belongs to
+    kind: str
+    master: str
     mtu: int
     mac: str
     is_up: bool
-    vxlan: tuple[int, str, int] | None  # segment, local address, port
-    addresses: frozenset[str]  # with the length of their prefix
+    vxlan: tuple[int, str, int] | None
+    addresses: frozenset[str]
 
 
 class Kernel:
-    """Of one host. ``netns``: the path of its namespace, None for the process's own."""
+    """The kernel as one host sees it.
+
+    Args:
+        netns: The path of the host's namespace, or None for the process's own.
+    """
 
     def __init__(self, netns: Path | None = None) -> None:
         self.netns = netns
 
     def run(self, *command: str, text: str | None = None, namespace: str | None = None) -> str:
-        """What a command prints, in the host's namespace or another. Raises KernelError."""
+        """Run a command in a namespace and return the output.
+
+        Args:
+            command: The program and the arguments.
+            text: The input of the program.
+            namespace: The name of the namespace, or None for the host's.
+
+        Raises:
+            KernelError: The program is missing, fails, or takes too long.
+        """
         path = self._path(namespace)
         words = [*(["nsenter", f"--net={path}"] if path else []), *command]
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 words,
                 input=text,
                 capture_output=True,
@@ -85,44 +111,62 @@ class Kernel:
             raise KernelError(
                 f"{' '.join(command)} did not end within {COMMAND_TIMEOUT_SECONDS} s"
             ) from error
-        if done.returncode != 0:
-            why = done.stderr.strip()[:600] or done.returncode
+        if result.returncode != 0:
+            why = result.stderr.strip()[:600] or result.returncode
             raise KernelError(f"{' '.join(command)}: {why}")
-        return done.stdout
+        return result.stdout
 
     def nft(self, document: str, namespace: str | None = None) -> None:
-        """Apply a document of nft in one transaction. Raises KernelError."""
+        """Apply an nft document in one transaction.
+
+        Raises:
+            KernelError: nft refuses the document.
+        """
         self.run("nft", "-f", "-", text=document, namespace=namespace)
 
     def nft_listing(self, *what: str) -> str:
-        """The rules of a table or chain as the kernel lists them, without the elements of sets; ""
-        without it."""
+        """Return the kernel's list of a table's or chain's rules, without the elements of sets.
+
+        Without such a table or chain the result is "".
+        """
         try:
             return self.run("nft", "-t", "list", *what)
         except KernelError:
             return ""
 
     def links(self, namespace: str | None = None) -> dict[str, Link]:
-        """Every device with its addresses, by name. Raises KernelError, OSError."""
+        """Return all devices with their addresses, by name.
+
+        Raises:
+            KernelError, OSError: The devices cannot be read.
+        """
 
         def read(ip: IPRoute) -> dict[str, Link]:
             addresses: dict[int, set[str]] = defaultdict(set)
             for item in ip.get_addr():
                 address = item.get("local") or item.get("address")
                 addresses[item["index"]].add(f"{address}/{item['prefixlen']}")
-            found = list(ip.get_links())
-            names = {item["index"]: item.get("ifname") for item in found}
-            links = [_link(item, names, addresses[item["index"]]) for item in found]
+            items = list(ip.get_links())
+            names = {item["index"]: item.get("ifname") for item in items}
+            links = [_link(item, names, addresses[item["index"]]) for item in items]
             return {link.name: link for link in links}
 
         return self._netlink(read, namespace)
 
     def add_link(self, name: str, kind: str, **attributes: object) -> None:
-        """Make a device of the host's namespace. Raises KernelError."""
+        """Make a device in the host's namespace.
+
+        Raises:
+            KernelError: The kernel refuses.
+        """
         self._netlink(lambda ip: ip.link("add", ifname=name, kind=kind, **attributes))
 
     def add_pair(self, outer: str, inner: str, mac: str, mtu: int, namespace: str | None) -> None:
-        """Make a veth pair; ``inner`` is in this namespace. Raises KernelError, OSError."""
+        """Make a veth pair with the end ``inner`` in this namespace.
+
+        Raises:
+            KernelError, OSError: The pair cannot be made.
+        """
         with (self._path(namespace) or Path("/proc/self/ns/net")).open("rb") as file:
             peer = {"ifname": inner, "address": mac, "mtu": mtu, "net_ns_fd": file.fileno()}
             self.add_link(outer, "veth", mtu=mtu, peer=peer)
@@ -130,8 +174,13 @@ class Kernel:
     def bring_up(
         self, name: str, namespace: str | None = None, *, master: str = "", **attributes: object
     ) -> None:
-        """Change a device and bring it up; one of the host's gives itself no addresses. Raises
-        KernelError."""
+        """Change and bring up a device.
+
+        Devices of the host's namespace get no link-local address.
+
+        Raises:
+            KernelError: The kernel refuses.
+        """
 
         def change(ip: IPRoute) -> None:
             index = _index(ip, name)
@@ -144,19 +193,31 @@ class Kernel:
         self._netlink(change, namespace)
 
     def delete_link(self, name: str, namespace: str | None = None) -> None:
-        """Remove a device. Raises KernelError."""
+        """Remove a device.
+
+        Raises:
+            KernelError: The kernel refuses.
+        """
         self._netlink(lambda ip: ip.link("del", index=_index(ip, name)), namespace)
 
     def set_addresses(
         self, name: str, wanted: Iterable[str], known: Set[str], namespace: str | None = None
     ) -> None:
-        """Let a device that has the addresses ``known`` have those wanted; its link-local ones
-        stay.
+        """Give a device the wanted addresses. Link-local and loopback addresses stay.
 
-        Raises KernelError.
+        Args:
+            name: The device.
+            wanted: The addresses with their prefix length.
+            known: The present addresses.
+            namespace: The namespace of the device, or None for the host's.
+
+        Raises:
+            KernelError: The kernel refuses.
         """
-        own = ("fe80:", "127.", "::1/")
-        steps = [("del", one) for one in sorted(known - set(wanted)) if not one.startswith(own)]
+        kept_prefixes = ("fe80:", "127.", "::1/")
+        steps = [
+            ("del", one) for one in sorted(known - set(wanted)) if not one.startswith(kept_prefixes)
+        ]
         steps += [("add", one) for one in wanted if one not in known]
 
         def change(ip: IPRoute) -> None:
@@ -171,48 +232,66 @@ class Kernel:
             self._netlink(change, namespace)
 
     def set_routes(self, namespace: str, wanted: Set[Route]) -> None:
-        """Let a namespace have these static routes and no others. Raises KernelError, OSError."""
+        """Give a namespace exactly these static routes.
+
+        Raises:
+            KernelError, OSError: The routes cannot be changed.
+        """
 
         def change(ip: IPRoute) -> None:
-            known = set()
+            present = set()
             for family, anywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104 - a route, no address to listen on
-                known |= {
+                present |= {
                     (f"{item.get('dst') or anywhere}/{item['dst_len']}", item.get("gateway") or "")
                     for item in ip.get_routes(family=family, proto=STATIC)
                 }
-            for command, routes in (("replace", wanted - known), ("del", known - wanted)):
-                for to, hop in sorted(routes):
-                    family = socket.AF_INET6 if ":" in to else socket.AF_INET
-                    ip.route(command, dst=to, gateway=hop, proto=STATIC, family=family)
+            for command, routes in (("replace", wanted - present), ("del", present - wanted)):
+                for destination, hop in sorted(routes):
+                    family = socket.AF_INET6 if ":" in destination else socket.AF_INET
+                    ip.route(command, dst=destination, gateway=hop, proto=STATIC, family=family)
 
         self._netlink(change, namespace)
 
     def set_peers(self, device: str, wanted: Set[str]) -> bool:
-        """Let a vxlan send what has no known receiver to these peers; whether any differed. Raises
-        KernelError."""
+        """Let a vxlan device send frames with an unknown receiver to exactly these peers.
+
+        Returns:
+            True if the peers changed.
+
+        Raises:
+            KernelError: The kernel refuses.
+        """
 
         def change(ip: IPRoute) -> bool:
             index = _index(ip, device)
-            found = [item for item in ip.fdb("dump", ifindex=index) if item["ifindex"] == index]
-            known = {item.get("dst") for item in found if item.get("lladdr") == ALL_RECEIVERS}
-            known.discard(None)
-            for command, peers in (("append", wanted - known), ("del", known - wanted)):
+            entries = [item for item in ip.fdb("dump", ifindex=index) if item["ifindex"] == index]
+            present = {item.get("dst") for item in entries if item.get("lladdr") == ALL_RECEIVERS}
+            present.discard(None)
+            for command, peers in (("append", wanted - present), ("del", present - wanted)):
                 for peer in sorted(peers):
                     ip.fdb(command, ifindex=index, lladdr=ALL_RECEIVERS, dst=peer)
-            return bool(wanted ^ known)
+            return bool(wanted ^ present)
 
         return self._netlink(change)
 
     def namespaces(self, start: str) -> set[str]:
-        """Namespaces whose names begin so."""
+        """Return the namespaces with names that begin with ``start``."""
         return {path.name for path in NAMESPACES.glob(f"{start}*")}
 
     def namespace_id(self, namespace: str) -> int:
-        """Tells a namespace from another that had its name. Raises OSError."""
+        """Return a number that differs between namespaces of the same name.
+
+        Raises:
+            OSError: There is no such namespace.
+        """
         return (NAMESPACES / namespace).stat().st_ino
 
     def sysctl(self, name: str, value: str | None = None, namespace: str | None = None) -> str:
-        """Read a setting of a namespace, or write it. Raises OSError."""
+        """Write a setting of a namespace if ``value`` is given, and return the setting.
+
+        Raises:
+            OSError: The setting does not exist, or cannot be changed.
+        """
 
         def access() -> str:
             path = Path("/proc/sys") / name
@@ -220,37 +299,47 @@ class Kernel:
                 path.write_text(value)
             return path.read_text().strip()
 
-        return self._inside(namespace, access)
+        return self._run_inside(namespace, access)
 
     def listen(self, namespace: str, address: str, port: int) -> socket.socket:
-        """A listening socket inside a namespace. Raises OSError."""
+        """Return a listening socket in a namespace.
+
+        Raises:
+            OSError: The address cannot be bound.
+        """
 
         def make() -> socket.socket:
-            made = socket.socket(socket.AF_INET)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((address, port))
-            made.listen(64)
-            return made
+            listener = socket.socket(socket.AF_INET)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((address, port))
+            listener.listen(64)
+            return listener
 
-        return self._inside(namespace, make)
+        return self._run_inside(namespace, make)
 
     def announce(self, namespace: str, device: str, mac: str, addresses: Iterable[str]) -> None:
-        """Tell the segment where these IPv4 addresses are now (gratuitous ARP). Raises OSError."""
+        """Announce the place of IPv4 addresses to the segment, with gratuitous ARP.
+
+        Raises:
+            OSError: The packet cannot be sent.
+        """
 
         def send() -> None:
-            own = bytes.fromhex(mac.replace(":", ""))
+            sender = bytes.fromhex(mac.replace(":", ""))
             with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw:
                 raw.bind((device, 0))
                 head = struct.pack("!HHHBBH", 0x0806, 1, 0x0800, 6, 4, 1)
                 for address in map(socket.inet_aton, addresses):
-                    raw.send(b"\xff" * 6 + own + head + own + address + b"\0" * 6 + address)
+                    raw.send(b"\xff" * 6 + sender + head + sender + address + b"\0" * 6 + address)
 
-        self._inside(namespace, send)
+        self._run_inside(namespace, send)
 
     def disable_checksum_offload(self, namespace: str, device: str) -> None:
-        """Packets of this device carry whole checksums: DHCP clients read them from raw sockets.
+        """Let packets of this device carry full checksums, because DHCP clients read them from raw
+        sockets.
 
-        Raises KernelError, OSError.
+        Raises:
+            KernelError, OSError: The device refuses.
         """
 
         def disable() -> None:
@@ -258,7 +347,7 @@ class Kernel:
                 ethtool.set_offload_flag("tx-checksumming", 0)
 
         try:
-            self._inside(namespace, disable)
+            self._run_inside(namespace, disable)
         except EthtoolError as error:
             raise KernelError(f"{device} in {namespace}: {type(error).__name__}") from error
 
@@ -271,13 +360,17 @@ class Kernel:
                 return act(ip)
 
         try:
-            return self._inside(namespace, talk)
+            return self._run_inside(namespace, talk)
         except NetlinkError as error:
             raise KernelError(f"{namespace or 'the host'}: {error.args[-1]}") from error
 
-    def _inside(self, namespace: str | None, act: Callable[[], Result]) -> Result:
-        """Do one thing in a namespace (None: the host's), in a thread that enters it and ends.
-        Raises what it does."""
+    def _run_inside(self, namespace: str | None, act: Callable[[], Result]) -> Result:
+        """Run a function in a namespace, in a thread that enters the namespace and ends.
+
+        Raises:
+            Exception: The function's own exception.
+            OSError: The namespace cannot be entered.
+        """
         path = self._path(namespace)
         if path is None:
             return act()
@@ -288,7 +381,7 @@ class Kernel:
                 with path.open("rb") as file:
                     netns.setns(file.fileno())
                 outcome.append(act())
-            except BaseException as error:  # noqa: BLE001 - raised again below, in the thread that asked
+            except BaseException as error:  # noqa: BLE001 - raised again below, in the calling thread
                 outcome.append(error)
 
         thread = threading.Thread(target=enter)
@@ -301,10 +394,10 @@ class Kernel:
 
 
 def _index(ip: IPRoute, name: str) -> int:
-    found = list(ip.link_lookup(ifname=name))
-    if not found:
+    indexes = list(ip.link_lookup(ifname=name))
+    if not indexes:
         raise KernelError(f"there is no device {name}")
-    return int(found[0])
+    return int(indexes[0])
 
 
 def _link(item: Any, names: dict[int, str], addresses: set[str]) -> Link:  # noqa: ANN401 - pyroute2 declares no types

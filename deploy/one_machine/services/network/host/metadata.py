@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""169.254.169.254 for guests: a listener in each network's namespace that passes requests on,
-signed.
+"""Metadata for guests at 169.254.169.254: a listener in each network's namespace that signs and
+forwards requests.
 
-Which guest sent a request is decided by where its packet came from: the network is the socket's,
-the address was checked by the rules before it got here. The metadata service believes X-Instance-ID
-because of its signature; what the guest sends under such names never gets through. Everything of a
-guest's is bounded: its line, headers and body, its time, and how many connections it has; so no
-guest waits for another's.
+The origin of the packet identifies the guest: the socket belongs to the network, and the rules have
+checked the address. The metadata service accepts X-Instance-ID because of its signature. Such
+headers from a guest are never forwarded. The size of a guest's request, its time, and its number of
+connections are limited, so no guest waits for another.
 """
 
 import http.client
@@ -44,7 +43,7 @@ LIMITS = ClientLimits(
     max_connections=2000,
     max_body_bytes=MAX_BODY_BYTES,
 )
-#: Only these headers of a guest's are forwarded.
+#: The headers of a guest that are forwarded. All others are dropped.
 FORWARDED_HEADERS = (
     "Accept",
     "Content-Type",
@@ -57,8 +56,7 @@ READ_METHODS, WRITE_METHODS = ("GET", "HEAD"), ("POST", "PUT")
 
 @dataclass(frozen=True, slots=True)
 class MetadataUpstream:
-    """The metadata service, and this host's key, with which it is believed for the guests that are
-    here."""
+    """The metadata service, and this host's key, which signs requests of local guests."""
 
     url: str
     host: str
@@ -66,17 +64,22 @@ class MetadataUpstream:
     ca_file: str = ""
 
     def connection(self) -> http.client.HTTPConnection:
-        """With https:// it must prove itself by a certificate of the authority in ``ca_file``.
-        Raises OSError, ValueError."""
-        where = urlsplit(self.url)
-        host, port = where.hostname or "", where.port
-        if where.scheme == "https":
+        """Return a new connection to the service.
+
+        For https:// the service needs a certificate of the authority in ``ca_file``.
+
+        Raises:
+            OSError, ValueError: The file or the URL is invalid.
+        """
+        parts = urlsplit(self.url)
+        host, port = parts.hostname or "", parts.port
+        if parts.scheme == "https":
             tls = Tls("", "", self.ca_file).for_client()
             return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=tls)
         return http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
 
     def headers(self, port: GuestPort, address: str) -> dict[str, str]:
-        """The guest that sent the request, and the proof that this host says so."""
+        """Return the headers that identify the guest, with the host's signature."""
         return {
             "X-Instance-ID": port.server,
             "X-Tenant-ID": port.project,
@@ -87,17 +90,28 @@ class MetadataUpstream:
 
 
 class NamespaceSockets(Protocol):
-    """Who can open a socket in a namespace: the kernel, or a helper that may ask it."""
+    """The source of sockets in namespaces: the kernel, or the client of a helper."""
 
     def listen(self, namespace: str, address: str, port: int) -> socket.socket:
-        """A listening socket. Raises OSError."""
+        """Return a listening socket.
+
+        Raises:
+            OSError: The address cannot be bound.
+        """
 
     def namespace_id(self, namespace: str) -> int:
-        """What tells a namespace from another that had its name. Raises OSError."""
+        """Return a number that differs between namespaces of the same name.
+
+        Raises:
+            OSError: There is no such namespace.
+        """
 
 
 class MetadataListeners:
-    """One thread has all sockets, a few others ask the metadata service. Thread-safe."""
+    """The listeners of all networks. The class is thread-safe.
+
+    One thread has all sockets, and a pool of threads calls the metadata service.
+    """
 
     def __init__(self, sockets: NamespaceSockets, upstream: MetadataUpstream) -> None:
         self._opener, self._upstream = sockets, upstream
@@ -124,7 +138,7 @@ class MetadataListeners:
         self._thread.start()
 
     def set_ports(self, ports: Mapping[str, GuestPort]) -> None:
-        """Whose addresses these are, from now on."""
+        """Set the ports, which identify guests by address."""
         self._ports = {
             (port.network, str(address)): port
             for port in ports.values()
@@ -133,7 +147,7 @@ class MetadataListeners:
         }
 
     def listen(self, namespaces: Mapping[str, str]) -> dict[str, str]:
-        """Listen in exactly these namespaces (-> network); what failed, with the reason."""
+        """Listen in exactly these namespaces (-> network), and return the failures."""
         failed: dict[str, str] = {}
         for namespace in set(self._sockets) - set(namespaces):
             self._close(namespace)
@@ -143,12 +157,12 @@ class MetadataListeners:
                 if namespace in self._sockets and self._sockets[namespace][0] != inode:
                     self._close(namespace)
                 if namespace not in self._sockets:
-                    made = self._opener.listen(namespace, METADATA, PORT)
-                    made.setblocking(False)
-                    self._sockets[namespace] = (inode, made)
+                    listener = self._opener.listen(namespace, METADATA, PORT)
+                    listener.setblocking(False)
+                    self._sockets[namespace] = (inode, listener)
                     self._calls.defer(
                         self._selector.register,
-                        made,
+                        listener,
                         selectors.EVENT_READ,
                         partial(self._clients.accept, tag=network),
                     )
@@ -157,7 +171,7 @@ class MetadataListeners:
         return failed
 
     def close(self) -> None:
-        """Stop answering."""
+        """Close all listeners."""
         for namespace in list(self._sockets):
             self._close(namespace)
         self._calls.defer(self._stop.set)
@@ -165,12 +179,12 @@ class MetadataListeners:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _close(self, namespace: str) -> None:
-        _, made = self._sockets.pop(namespace)
-        self._calls.defer(self._forget, made)
+        _, listener = self._sockets.pop(namespace)
+        self._calls.defer(self._forget, listener)
 
-    def _forget(self, made: socket.socket) -> None:
-        self._selector.unregister(made)
-        made.close()
+    def _forget(self, listener: socket.socket) -> None:
+        self._selector.unregister(listener)
+        listener.close()
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -196,7 +210,7 @@ class MetadataListeners:
             self._calls.defer(self._clients.finish_answer, client, True)
 
     def _answer_to(self, client: ClientConnection) -> bytes:
-        """The whole answer to a guest's request."""
+        """Return the whole response to a guest's request."""
         request, address = client.incoming.request, _address_of(client)
         port = self._ports.get((str(client.tag), address))
         if port is None:
@@ -209,8 +223,12 @@ class MetadataListeners:
             return plain_answer(400, "The request body ended early or is badly chunked.")
         if body is None:
             return plain_answer(413, f"At most {MAX_BODY_BYTES} bytes are accepted.")
-        given = dict(reversed(request.headers))
-        headers = {name: given[name.upper()] for name in FORWARDED_HEADERS if name.upper() in given}
+        guest_headers = dict(reversed(request.headers))
+        headers = {
+            name: guest_headers[name.upper()]
+            for name in FORWARDED_HEADERS
+            if name.upper() in guest_headers
+        }
         headers |= self._upstream.headers(port, address)
         return self._forward(request.method, _target(request.uri), body, headers)
 
@@ -238,7 +256,7 @@ class MetadataListeners:
 
 
 def plain_answer(status: int, text: str) -> bytes:
-    """An answer of this proxy itself."""
+    """Return a response of this proxy itself."""
     content = f"{text}\n".encode()
     return _response(status, "text/plain; charset=utf-8", str(len(content)), content)
 
@@ -257,7 +275,7 @@ def _address_of(client: ClientConnection) -> str:
 
 
 def _target(uri: str) -> str:
-    """The path and query alone: a guest may write a whole URL into its request."""
+    """Return only path and query, because a guest may send a whole URL."""
     parts = urlsplit(uri)
     path = parts.path if parts.path.startswith("/") else f"/{parts.path}"
     return f"{path}?{parts.query}" if parts.query else path

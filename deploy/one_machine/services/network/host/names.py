@@ -1,88 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of the host part's objects in the kernel.
+"""The names of the network agent's objects in the kernel.
 
-Every name but a bridge's carries a tag, a short hash of the state folder, so that several hosts and
-clouds can live on one machine and `clean` knows what is its own. Bridges and taps have Nova's
-names, which the compute side computes from the same ids; which bridges we made is remembered in the
-state folder (state.py). Must stay
-true: no name of a device is longer than 15 characters, and the same ids always give the same names.
+All names except those of bridges and taps contain a tag, a short hash of the state folder. Several
+hosts and clouds can therefore share one machine, and `clean` finds the right objects. Bridges and
+taps have Nova's names, which the compute side computes from the same ids. The state folder has the
+list of our bridges (state.py). Invariant: no name of a device is longer than 15 characters, and the
+same ids always give the same names.
 """
 
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-TABLES = "kn_"  # what the tables of every host part begin with, of all clouds
+# The prefix of the tables of all network agents of all clouds.
+TABLES = "kn_"
 
 
 def bridge(network: str) -> str:
-    """The bridge of a network."""
+    """Return the bridge of a network."""
     return f"brq{network[:11]}"
 
 
 def tap(port: str) -> str:
-    """The device of a guest's port, which libvirt makes."""
+    """Return the device of a guest's port, which libvirt makes."""
     return f"tap{port[:11]}"
 
 
 def digest(text: str, letters: int) -> str:
-    """So many hexadecimal letters that stand for a text."""
+    """Return this many hexadecimal digits of a text's hash."""
     return hashlib.sha256(text.encode()).hexdigest()[:letters]
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of one host part; ``tag`` is of its state folder."""
+    """The names of one network agent. ``tag`` is the hash of the state folder."""
 
     tag: str
 
     @classmethod
     def of(cls, state: Path) -> "Names":
-        """Those of the host part with this state folder."""
+        """Return the names for the network agent with this state folder."""
         return cls(digest(str(state.resolve()), 6))
 
     @property
     def table(self) -> str:
-        """Of both nft tables, one in the family bridge and one in inet."""
+        """The name of both nft tables, one in the family bridge and one in inet."""
         return f"{TABLES}{self.tag}"
 
     @property
     def namespaces(self) -> str:
-        """What all our namespaces begin with."""
+        """The prefix of all our namespaces."""
         return f"kn-{self.tag}-"
 
     @property
     def runtime(self) -> Path:
-        """For dnsmasq's files: it reads them again when it has given up root, perhaps below no
-        other folder."""
+        """The folder for dnsmasq's files.
+
+        It is directly below /run, because dnsmasq reads the files again without root's rights and
+        may not reach other folders.
+        """
         return Path(f"/run/kn-{self.tag}")
 
     def network_namespace(self, network: str) -> str:
-        """The namespace of a network's dnsmasq."""
+        """Return the namespace of a network's dnsmasq."""
         return f"{self.namespaces}net-{network}"
 
     def router_namespace(self, router: str) -> str:
-        """The namespace of a router."""
+        """Return the namespace of a router."""
         return f"{self.namespaces}router-{router}"
 
     def vxlan(self, vni: int) -> str:
-        """The tunnel device of a network."""
+        """Return the tunnel device of a network."""
         return f"vx{self.tag}{vni:x}"
 
     def dhcp(self, network: str) -> str:
-        """The bridge's end of the pair into the network's namespace."""
+        """Return the bridge's end of the pair into the network's namespace."""
         return f"kd{self.tag}{digest(network, 7)}"
 
     def plug(self, router: str, port: str) -> str:
-        """The bridge's end of a pair into a router's namespace."""
+        """Return the bridge's end of a pair into a router's namespace."""
         return f"kr{self.tag}{digest(router + port, 7)}"
 
     def gateway(self, network: str) -> tuple[str, str]:
-        """Both ends of the pair by which this machine is the gateway of an external network:
-        bridge's, ours."""
+        """Return the bridge's end and the host's end of an external network's gateway pair."""
         return f"kp{self.tag}{digest(network, 7)}", f"kg{self.tag}{digest(network, 7)}"
 
     def is_ours(self, device: str) -> bool:
-        """Whether a device of the host's namespace was made by us (bridges: see the state
-        folder)."""
+        """True if we made this device of the host's namespace. For bridges see the state folder."""
         return device[:2] in ("vx", "kd", "kr", "kp", "kg") and device[2:8] == self.tag

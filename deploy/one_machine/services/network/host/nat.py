@@ -1,41 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a router translates: the text of the nft table inside its namespace.
+"""The translation of a router's addresses: the nft table in the namespace.
 
-A floating IP is the guest's own to the outside: one to one, in both directions. Everybody else goes
-out with the router's address when it may (``snat``). From outside only what was translated comes
-in. A guest that talks to a floating IP of its own router is translated too, or the answer would not
-come back this way. Pure.
+A floating IP is translated one to one in both directions. Other guests use the router's address if
+``snat`` is set. From outside only translated packets get in. A guest's packet to a floating IP of
+the same router is translated too, so that the answer returns through the router. The functions are
+pure.
 """
 
 from deploy.one_machine.services.network.host.description import Router
 
 TABLE = "router"
-#: A packet that came from inside and was sent to a floating IP.
+#: The mark of a packet from inside to a floating IP.
 TURNED = 1
 
 
 def router_rules(router: Router) -> str:
-    """The whole table, for one transaction."""
-    before, after, passing = [], [], []
+    """Return the whole table, for one transaction."""
+    prerouting, postrouting, forward = [], [], []
     if router.external is not None:
-        outside = next((str(one.ip) for one in router.external.addresses if one.version == 4), None)
+        router_address = next(
+            (str(address.ip) for address in router.external.addresses if address.version == 4), None
+        )
         pairs = sorted(router.floating)
         if pairs:
             inward = ", ".join(f"{floating} : {fixed}" for floating, fixed in pairs)
-            own = {fixed: floating for floating, fixed in pairs}  # one, where a guest has two
-            outward = ", ".join(f"{fixed} : {floating}" for fixed, floating in own.items())
+            # A guest with two floating IPs uses only the last for outgoing packets.
+            floating_by_fixed = {fixed: floating for floating, fixed in pairs}
+            outward = ", ".join(
+                f"{fixed} : {floating}" for fixed, floating in floating_by_fixed.items()
+            )
             targets = ", ".join(str(floating) for floating, _ in pairs)
-            before += [
+            prerouting += [
                 f'iifname != "out" ip daddr {{ {targets} }} meta mark set {TURNED}',
                 f"dnat ip to ip daddr map {{ {inward} }}",
             ]
-            after.append(f'oifname "out" snat ip to ip saddr map {{ {outward} }}')
-            after.append(f"meta mark {TURNED} snat ip to ip saddr map {{ {outward} }}")
-        if outside is not None:
-            after.append(f"meta mark {TURNED} snat ip to {outside}")
+            postrouting.append(f'oifname "out" snat ip to ip saddr map {{ {outward} }}')
+            postrouting.append(f"meta mark {TURNED} snat ip to ip saddr map {{ {outward} }}")
+        if router_address is not None:
+            postrouting.append(f"meta mark {TURNED} snat ip to {router_address}")
             if router.snat:
-                after.append(f'oifname "out" snat ip to {outside}')
-        passing = [
+                postrouting.append(f'oifname "out" snat ip to {router_address}')
+        forward = [
             'iifname "out" ct status dnat accept',
             'iifname "out" ct direction reply accept',
             'iifname "out" meta nfproto ipv4 drop',
@@ -47,16 +52,16 @@ def router_rules(router: Router) -> str:
             f"table inet {TABLE} {{",
             "  chain prerouting {",
             "    type nat hook prerouting priority -100; policy accept;",
-            *before,
+            *prerouting,
             "  }",
             "  chain postrouting {",
             "    type nat hook postrouting priority 100; policy accept;",
-            *after,
+            *postrouting,
             "  }",
             "  chain forward {",
             "    type filter hook forward priority 0; policy accept;",
             "ip daddr 169.254.0.0/16 drop",
-            *passing,
+            *forward,
             "  }",
             "}",
             "",
