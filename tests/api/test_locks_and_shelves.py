@@ -327,16 +327,19 @@ def test_delete_server_is_soft_in_resting_state_and_immediate_otherwise(
     assert newest_action(soft_delete_cloud).workflow == workflow
 
 
-def test_delete_during_action_without_task_state_deletes_at_once(kind: Cloud) -> None:
-    server = kind.create()
-    running = newest(kind).id
-    kind.rest(server, "active", action=running)
-    assert kind.call("DELETE", f"/servers/{server}").status_code == 204
-    assert newest(kind).workflow == "delete"
-    assert [row.state for row in kind.rows(schema.actions) if row.id == running] == ["superseded"]
+def test_delete_server_during_action_without_task_state_is_immediate(
+    soft_delete_cloud: Cloud,
+) -> None:
+    cloud = soft_delete_cloud
+    server = cloud.create()
+    running = newest_action(cloud).id
+    cloud.set_state(server, "active", action=running)
+    assert cloud.call("DELETE", f"/servers/{server}").status_code == 204
+    assert newest_action(cloud).workflow == "delete"
+    assert [row.state for row in cloud.rows(schema.actions) if row.id == running] == ["superseded"]
 
 
-def test_broken_server_that_cannot_be_kept_goes_at_next_delete(soft_delete_cloud: Cloud) -> None:
+def test_delete_server_after_failed_soft_delete_is_immediate(soft_delete_cloud: Cloud) -> None:
     server = soft_delete_cloud.create()
     soft_delete_cloud.set_state(server, "error", launched_at=1)
     assert soft_delete_cloud.call("DELETE", f"/servers/{server}").status_code == 204

@@ -575,7 +575,15 @@ def test_metadata_rate_limit_of_one_guest_does_not_affect_others(
     # 50 requests pass at once, and then 50 a second.
     assert 190 <= statuses.count(200) <= 200
     assert (
-        3 <= len([record for record in caplog.records if "exceeds [metadata] rate" in record.getMessage()]) <= 4
+        3
+        <= len(
+            [
+                record
+                for record in caplog.records
+                if "exceeds [metadata] rate" in record.getMessage()
+            ]
+        )
+        <= 4
     )
     service.time += 1
     assert service.request("/").status_code == 200

@@ -76,8 +76,7 @@ def test_nested_record_is_found_below_its_own_parent_only(world: World) -> None:
             differences.append(f"{operation.service} {operation.name} has changed something")
     assert not differences, "\n".join(differences)
     # The embedded services have no route of a project's part below its whole.
-    assert {operation.service for operation in operations} == {
-        "compute"}
+    assert {operation.service for operation in operations} == {"compute"}
     assert len(operations) >= 19
 
 

@@ -380,7 +380,9 @@ def test_nbd_export_with_tls_accepts_only_certificates_of_own_authority(
     authority = Authority(tmp_path / "ca")
     install_files(tmp_path / "server", authority.issue("server", "127.0.0.1"), QEMU)
     install_files(tmp_path / "host", authority.issue("host", "127.0.0.1"), QEMU)
-    install_files(tmp_path / "thief", Authority(tmp_path / "other").issue("thief", "127.0.0.1"), QEMU)
+    install_files(
+        tmp_path / "thief", Authority(tmp_path / "other").issue("thief", "127.0.0.1"), QEMU
+    )
     (tmp_path / "thief/ca-cert.pem").write_bytes((tmp_path / "host/ca-cert.pem").read_bytes())
     port = free_ports(1)
     options = ("--export-address", "127.0.0.1", "--export-ports", f"{port}-{port}")

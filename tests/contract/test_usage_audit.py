@@ -19,7 +19,7 @@ from common.store.engine import Store
 from common.store.notifications import usage_audit
 from conductor.notifications.notification_sender import AUDIT_SECONDS
 from tests.contract.test_outbox import Broker, Time, add_servers, teller
-from tests.told import all_told, told
+from tests.told import read_outbox, read_server_events
 
 MARCH = (parse("2026-03-01T00:00:00Z"), parse("2026-04-01T00:00:00Z"))
 
@@ -73,7 +73,7 @@ def test_usage_audit_notifies_once_per_server_active_in_period(april: Store) -> 
     audit(april)
     assert april.read(lambda tx: usage_audit.is_done(tx, month))
     audit(april)
-    rows = all_told(april)
+    rows = read_outbox(april)
     assert [row.event for row in rows] == ["instance.exists"] * 5
     assert {row.key for row in rows} == active_servers
     assert {(*row.body["about"]["period"],) for row in rows} == {MARCH}
@@ -86,7 +86,7 @@ def test_usage_audit_skips_old_servers_in_small_steps(april: Store) -> None:
     steps = 1
     while april.write(lambda tx: usage_audit.step(tx, Periods.of("month"))):
         steps += 1
-    assert {row.key for row in all_told(april)} == active_servers
+    assert {row.key for row in read_outbox(april)} == active_servers
     assert steps >= 11 / 3, "each step looks at three"
 
 

@@ -104,7 +104,7 @@ def test_sealed_identity_opens_only_in_the_envelope_of_the_requester() -> None:
         (other, sealed),
         (requester, {**sealed, "public": other.public}),
         (
-            asker,
+            requester,
             {**sealed, "body": sealed["body"][:-1] + ("1" if sealed["body"][-1] == "0" else "0")},
         ),
         (requester, {**sealed, "body": ""}),
