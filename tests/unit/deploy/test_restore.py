@@ -54,7 +54,7 @@ def test_host_restore_undoes_only_drain_and_forced_down(
     state: HostState, changes: dict[str, object], stays: str
 ) -> None:
     restoration = host_restore.plan_restoration(state)
-    assert restoration.changes == changes and bool(restoration.said) == bool(changes)
+    assert restoration.changes == changes and bool(restoration.done) == bool(changes)
     assert [stays in text for text in restoration.stays] == ([True] if stays else [])
 
 
