@@ -39,7 +39,7 @@ from tests.workflows.planted import (
 from tests.workflows.planted_for_operators import FOR_OPERATORS
 from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud
-from tests.workflows.test_adopt import Adopter, Answers, lost
+from tests.workflows.test_adopt import Adopter, HostAnswers, boot_lost_server
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reliability.md"
 
@@ -89,7 +89,7 @@ class Doctor:
             GuestCommands(
                 lambda host, server: self.adopter.adopt(server, host),
                 lambda host, server: host_discard.carry_out(
-                    cloud.store, Answers(cloud), ports, server, host, True
+                    cloud.store, HostAnswers(cloud), ports, server, host, True
                 ),
             ),
         )
@@ -186,7 +186,7 @@ def test_hosts_tell_of_guests_without_a_record_unasked(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What they have told is found when nobody can ask them, and is over when it is mended."""
-    name, nobody = lost(cloud), set[str]()
+    name, nobody = boot_lost_server(cloud), set[str]()
     cloud.idle(65)
     assert [
         one.message for one in caplog.records if name in one.message and "doctor" in one.message
@@ -263,7 +263,7 @@ def test_files_of_nobody_go_when_an_operator_says_so(cloud: Cloud) -> None:
     [finding] = operator.found()
     assert (finding.kind, operator.fix(finding.id)) == ("files-of-nobody", 1)
     ports = operator.adopter.sources.ports
-    done = host_discard.carry_out(cloud.store, Answers(cloud), ports, NOBODY, other, True)
+    done = host_discard.carry_out(cloud.store, HostAnswers(cloud), ports, NOBODY, other, True)
     assert done == 0
     until_clean(cloud, operator)
     assert (operator.found(), cloud.hosts[other].driver.host.files) == ([], {})
