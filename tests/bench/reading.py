@@ -26,7 +26,7 @@ from tests.api.conftest import IMAGE, PROJECT, TOKENS
 from tests.api.conftest import Cloud as ApiCloud
 from tests.api.networks import Networks
 from tests.api.volumes import storing
-from tests.workflows.moves import clouds, server_on
+from tests.workflows.moves import boot_server, create_cloud
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud
 
@@ -118,9 +118,9 @@ def record_create() -> list[Function]:
 
 def record_resize() -> list[Function]:
     """Return the functions that one resize calls and an idle cloud does not."""
-    cloud = clouds()
+    cloud = create_cloud()
     cloud.watcher = lambda: None
-    first, second = server_on(cloud, name="first"), server_on(cloud)
+    first, second = boot_server(cloud, name="first"), boot_server(cloud)
     _resize(cloud, first)
     with record_calls() as idle:
         for seconds in (1, 10, 100, 1000):

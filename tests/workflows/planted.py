@@ -476,7 +476,7 @@ PLANTS: dict[str, Plant] = {
 }
 
 
-def planted(cloud: Cloud, kind: str, plants: Mapping[str, Plant] = PLANTS) -> str:
+def plant_kind(cloud: Cloud, kind: str, plants: Mapping[str, Plant] = PLANTS) -> str:
     """The cloud has just this wrong with it; the server that it is about."""
     plant = plants[kind]
     name = trial_of(cloud, plant.base).server if plant.base else ""

@@ -30,7 +30,7 @@ from deploy.operator.store import adoption
 from tests.workflows.frozen import register
 from tests.workflows.scenarios import PINNED, bigger
 from tests.workflows.simulator import FLAVOR, Cloud
-from tests.workflows.test_lost_commits import everything, running
+from tests.workflows.test_lost_commits import read_running_hosts, snapshot_database
 
 QUOTA = {"instances": 10, "cores": 20, "ram": 51200}
 NOBODY = "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed"
@@ -100,7 +100,7 @@ def boot_lost_server(cloud: Cloud, **wishes: Any) -> str:
     Its guest still runs on h1. Other modules use the server as a guest without a record.
     """
     cloud.round()
-    set_back = everything(cloud)
+    set_back = snapshot_database(cloud)
     server = cloud.create(host="h1", forced=True, **wishes)[0]
     cloud.settle()
     for key in ("os-stop", "os-start"):
@@ -123,7 +123,7 @@ def boot_moved_server(cloud: Cloud, move: str) -> str:
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
     cloud.hosts["h1"].driver.host.write_file(server, "canary", "alive")
-    set_back = everything(cloud)
+    set_back = snapshot_database(cloud)
     cloud.move(server, move, bigger(cloud, server) if move == "resize" else None, host="h2")
     cloud.settle()
     set_back()
@@ -146,10 +146,10 @@ def check_usable(cloud: Cloud, server: str, host: str) -> None:
             cloud.ask(server, key)
             cloud.settle()
         assert cloud.show(server).vm_state == state
-    assert running(cloud, server) == [host]
+    assert read_running_hosts(cloud, server) == [host]
     cloud.move(server, "os-migrateLive")
     cloud.settle()
-    assert running(cloud, server) not in ([], [host])
+    assert read_running_hosts(cloud, server) not in ([], [host])
     assert cloud.findings() == []
     cloud.ask(server, "delete")
     cloud.settle()
@@ -190,7 +190,7 @@ def test_adopt_creates_server_record_from_lost_guest(
 )
 def test_adopt_takes_vm_state_of_guest(cloud: Cloud, key: str, state: str) -> None:
     register(cloud)
-    set_back = everything(cloud)
+    set_back = snapshot_database(cloud)
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
     cloud.ask(server, key, args={"image": {"id": ids.new()}} if key == "rescue" else None)
@@ -349,7 +349,7 @@ def test_attach_interface_restores_port_lost_from_record(cloud: Cloud) -> None:
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
-    set_back = everything(cloud)
+    set_back = snapshot_database(cloud)
     cloud.ask(server, "attach_interface", args={"networks": [{"network": "n2", "tag": "blue"}]})
     cloud.settle()
     [port] = cloud.networks.ports(server)
@@ -419,7 +419,7 @@ def test_adopt_keeps_cpu_assignment_of_guest_or_is_refused(cloud: Cloud) -> None
     server = boot_lost_server(cloud, flavor=PINNED, networks=[])
     assignment = cloud.hosts["h1"].driver.server_facts(server).assignment
     assert assignment is not None and assignment.numa_nodes
-    set_back = everything(cloud)
+    set_back = snapshot_database(cloud)
     other = cloud.create(host="h1", forced=True, flavor=PINNED, networks=[])[0]
     cloud.settle()
     assert cloud.show(other).vm_state == states.ACTIVE
@@ -447,7 +447,7 @@ def test_adopt_of_unknown_guest_or_host_is_refused(cloud: Cloud) -> None:
 
 def test_adopt_and_discard_leave_only_port_findings(cloud: Cloud) -> None:
     register(cloud)
-    set_back = everything(cloud)
+    set_back = snapshot_database(cloud)
     first, second = cloud.create(2, host="h1", forced=True)
     cloud.settle()
     set_back()
@@ -458,7 +458,7 @@ def test_adopt_and_discard_leave_only_port_findings(cloud: Cloud) -> None:
     cloud.store.write(lambda tx: guests.discard(tx, second, "h1"))
     pass_minutes(cloud)
     assert {one.invariant for one in cloud.findings()} <= {"port-of-server"}
-    assert running(cloud, first) == ["h1"] and cloud.domains(second) == []
+    assert read_running_hosts(cloud, first) == ["h1"] and cloud.domains(second) == []
 
 
 def test_adopt_of_guest_with_lost_volumes_is_refused(cloud: Cloud) -> None:

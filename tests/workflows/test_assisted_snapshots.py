@@ -18,7 +18,7 @@ from conductor.workflows.assisted_snapshots import read_connection_file, set_con
 from tests.workflows import volumes as volume_service
 from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
-from tests.workflows.test_volumes import attached, last
+from tests.workflows.test_volumes import attach_new_volume, last
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def read_calls(cloud: Cloud) -> list[str]:
 def test_volume_snapshot_create_moves_guest_and_record_to_new_file(
     cloud: Cloud, server: str
 ) -> None:
-    volume = attached(cloud, server)
+    volume = attach_new_volume(cloud, server)
     volume_service.take_snapshot(cloud, server, volume)
     cloud.settle()
     assert last(cloud, server)[:2] == ("volume_snapshot_create", "done")
@@ -59,7 +59,7 @@ def test_volume_snapshot_create_moves_guest_and_record_to_new_file(
 
 
 def test_volume_snapshot_delete_keeps_file_of_guest(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
+    volume = attach_new_volume(cloud, server)
     before = read_volume_file(cloud, server)
     volume_service.merge_snapshot(cloud, server, volume)
     cloud.settle()
@@ -77,7 +77,7 @@ def test_volume_snapshot_delete_keeps_file_of_guest(cloud: Cloud, server: str) -
 def test_volume_snapshot_failure_on_host_is_reported_to_service(
     cloud: Cloud, server: str, ask: Callable[[Cloud, str, str], str], verb: str, status: str
 ) -> None:
-    volume = attached(cloud, server)
+    volume = attach_new_volume(cloud, server)
     before = read_volume_file(cloud, server)
     cloud.hosts["h1"].driver.host.script[verb] = [Fail("The disk is full.")]
     ask(cloud, server, volume)
@@ -102,7 +102,7 @@ def test_delete_during_volume_snapshot_reports_before_detach(
 
     The attachment stays until the service has the status.
     """
-    volume = attached(cloud, server)
+    volume = attach_new_volume(cloud, server)
     action = ask(cloud, server, volume)
     if step != "report_merged":
         cloud.hosts["h1"].power_cut()
@@ -129,7 +129,7 @@ def test_delete_during_volume_snapshot_reports_before_detach(
 
 
 def test_volume_snapshot_of_nbd_volume_fails_with_its_id(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
+    volume = attach_new_volume(cloud, server)
     [one] = cloud.hosts["h1"].driver.host.guests[server].volumes
     one.connection["driver_volume_type"] = "nbd"
     volume_service.take_snapshot(cloud, server, volume)
@@ -141,7 +141,7 @@ def test_volume_snapshot_of_nbd_volume_fails_with_its_id(cloud: Cloud, server: s
 
 
 def test_volume_snapshot_in_error_at_service_is_not_taken(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
+    volume = attach_new_volume(cloud, server)
     volume_service.take_snapshot(cloud, server, volume)
     [snapshot] = cloud.volumes.state.assisted.values()
     snapshot.status = ERROR
@@ -152,7 +152,7 @@ def test_volume_snapshot_in_error_at_service_is_not_taken(cloud: Cloud, server: 
 
 
 def test_volume_snapshot_is_done_when_service_refuses_status(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
+    volume = attach_new_volume(cloud, server)
     volume_service.take_snapshot(cloud, server, volume)
     [snapshot] = cloud.volumes.state.assisted
     cloud.volumes.refusing["update_snapshot_status", snapshot] = errors.BadRequest("It is over.")

@@ -17,7 +17,7 @@ from common.store.servers import actions
 from conductor.steps import cleanups
 from tests.answers import Answer
 from tests.workflows.frozen import register
-from tests.workflows.moves import before, clouds, disk, server_on, stands
+from tests.workflows.moves import before, boot_server, check_rests, create_cloud, read_disk
 from tests.workflows.scenarios import ask, trial_of
 from tests.workflows.simulator import Cloud
 
@@ -86,7 +86,7 @@ def test_unshelve_ends_when_image_service_refuses_to_delete_image(
         states.RUNNING,
     )
     if workflow == "unshelve_here":
-        assert disk(cloud, trial.server) == {"canary": "alive"}
+        assert read_disk(cloud, trial.server) == {"canary": "alive"}
     with pytest.raises(errors.WrongState):
         ask(cloud, trial.server, "shelveOffload")
     assert cloud.pending() == [("image", image)]
@@ -240,15 +240,15 @@ def test_pending_binding_removal_waits_while_server_moves_back(cloud: Cloud) -> 
 
 def test_migrate_ends_when_network_service_refuses_to_show_ports() -> None:
     """The guest waits, paused, until the service has wired its ports."""
-    cloud = clouds()
+    cloud = create_cloud()
     cloud.networks.wires_after = 3
-    server = server_on(cloud)
+    server = boot_server(cloud)
     before(
         cloud, "install", lambda host: cloud.networks.refusing.update({("ports", server): IN_USE})
     )
     cloud.move(server, "migrate")
     cloud.settle()
-    stands(cloud, server, states.RESIZED, cloud.show(server).host)
+    check_rests(cloud, server, states.RESIZED, cloud.show(server).host)
     assert last(cloud, server).state == "done"
     cloud.networks.well()
     cloud.clean_up()
@@ -256,16 +256,16 @@ def test_migrate_ends_when_network_service_refuses_to_show_ports() -> None:
 
 
 def test_revert_resize_ends_when_ports_are_never_wired() -> None:
-    cloud = clouds()
+    cloud = create_cloud()
     cloud.engine.vif_plugging_timeout = 20
-    server = server_on(cloud)
+    server = boot_server(cloud)
     cloud.move(server, "migrate")
     cloud.settle()
     cloud.networks.wires_after = 1000
     cloud.close(server, "revertResize")
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h1")
-    assert disk(cloud, server) == {"canary": "alive"}
+    check_rests(cloud, server, states.ACTIVE, "h1")
+    assert read_disk(cloud, server) == {"canary": "alive"}
     cloud.store.close()
 
 

@@ -23,12 +23,12 @@ from tests.workflows.test_adopt import (
     check_usable,
     pass_minutes,
 )
-from tests.workflows.test_lost_commits import everything, running
+from tests.workflows.test_lost_commits import read_running_hosts, snapshot_database
 
 
 def test_discard_removes_guest_with_higher_fence_than_database(cloud: Cloud) -> None:
     register(cloud)
-    set_back = everything(cloud)
+    set_back = snapshot_database(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
     for key in ("os-stop", "os-start"):
@@ -37,7 +37,7 @@ def test_discard_removes_guest_with_higher_fence_than_database(cloud: Cloud) -> 
     set_back()
     cloud.hosts["h1"].restart()
     cloud.idle(65)
-    assert running(cloud, server) == ["h1"]
+    assert read_running_hosts(cloud, server) == ["h1"]
     cloud.store.write(lambda tx: guests.discard(tx, server, "h1"))
     cloud.idle(65)
     assert (cloud.domains(server), cloud.findings()) == ([], [])
@@ -51,7 +51,7 @@ def test_discard_of_server_with_record_conflicts_in_store(cloud: Cloud) -> None:
         with pytest.raises(errors.Conflict):
             cloud.store.write(lambda tx, host=host: guests.discard(tx, server, host))  # type: ignore[misc]
     cloud.settle()
-    assert running(cloud, server) == ["h1"]
+    assert read_running_hosts(cloud, server) == ["h1"]
 
 
 @pytest.mark.parametrize("move", ["resize", "os-migrateLive"])
@@ -88,7 +88,7 @@ def test_discard_command_refuses_guest_on_recorded_host(cloud: Cloud) -> None:
             host_discard.carry_out(
                 cloud.store, HostAnswers(cloud), Adopter(cloud).sources.ports, server, host, True
             )
-    assert running(cloud, server) == ["h1"]
+    assert read_running_hosts(cloud, server) == ["h1"]
 
 
 def test_discard_of_last_guest_deletes_ports_of_lost_server(cloud: Cloud) -> None:
