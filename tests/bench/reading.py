@@ -26,7 +26,7 @@ from tests.api.conftest import IMAGE, PROJECT, TOKENS
 from tests.api.conftest import Cloud as ApiCloud
 from tests.api.networks import Networks
 from tests.api.volumes import add_volume_service
-from tests.workflows.moves import clouds, server_on
+from tests.workflows.moves import boot_server, create_cloud
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud
 

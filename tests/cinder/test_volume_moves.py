@@ -30,7 +30,7 @@ from tests.contract.test_volume_client import CONNECTOR, Service, is_gone
 from tests.contract.test_volume_flows import KnownToken, assert_settled_with_volume
 from tests.surface.identity import bound_input
 from tests.waiting import await_true
-from tests.workflows.moves import clouds
+from tests.workflows.moves import create_cloud
 from tests.workflows.simulator import Cloud
 from tests.workflows.test_volumes import last
 from tests.workflows.volumes import WantedVolume
@@ -107,7 +107,7 @@ def service(cinder: RunningCinder) -> Service:
 
 @pytest.fixture
 def cloud(service: Service) -> Iterator[Cloud]:
-    cloud = clouds(hosts=2)
+    cloud = create_cloud(hosts=2)
     cloud.watcher = lambda: None
     identity = KnownToken(service)
     cloud.engine.volumes = BlockStorageService(identity, 60)  # type: ignore[arg-type]  # all of it that is asked

@@ -25,7 +25,7 @@ from tests.contract.volume_rig import volume_rig
 from tests.standalone import Cloud as StandaloneCloud
 from tests.waiting import await_true
 from tests.workflows import volumes as volume_service
-from tests.workflows.moves import clouds
+from tests.workflows.moves import create_cloud
 from tests.workflows.scenarios import bigger
 from tests.workflows.simulator import Cloud
 
@@ -55,7 +55,7 @@ def service(
 
 @pytest.fixture
 def cloud(service: Service) -> Iterator[Cloud]:
-    cloud = clouds(hosts=2)
+    cloud = create_cloud(hosts=2)
     cloud.watcher = lambda: None
     identity = KnownToken(service)
     cloud.engine.volumes = BlockStorageService(identity, 60)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.schemas import memory_store
-from tests.workflows.moves import clouds
+from tests.workflows.moves import create_cloud
 from tests.workflows.simulator import Cloud, Time
 
 
@@ -23,6 +23,6 @@ def cloud() -> Iterator[Cloud]:
 @pytest.fixture(params=["", "nfs"], ids=["local", "shared"])
 def either(request: pytest.FixtureRequest) -> Iterator[Cloud]:
     """With disks of their own, or on shared storage."""
-    cloud = clouds(storage=request.param)
+    cloud = create_cloud(storage=request.param)
     yield cloud
     cloud.store.close()

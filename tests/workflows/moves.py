@@ -24,7 +24,7 @@ CANARY = {"canary": "alive"}
 Act = Callable[[str], object]
 
 
-def clouds(hosts: int = 3, storage: str = "") -> Cloud:
+def create_cloud(hosts: int = 3, storage: str = "") -> Cloud:
     """Hosts that have registered; after every round the oracle is asked."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts, storage)
@@ -33,12 +33,12 @@ def clouds(hosts: int = 3, storage: str = "") -> Cloud:
     return cloud
 
 
-def shares(cloud: Cloud) -> bool:
+def has_shared_storage(cloud: Cloud) -> bool:
     """Have the hosts the same storage?"""
     return cloud.hosts["h1"].driver.host.storage is cloud.hosts["h2"].driver.host.storage
 
 
-def server_on(cloud: Cloud, host: str = "h1", **wishes: Any) -> str:
+def boot_server(cloud: Cloud, host: str = "h1", **wishes: Any) -> str:
     """A server that has written a file."""
     server = cloud.create(host=host, **wishes)[0]
     cloud.settle()
@@ -98,12 +98,12 @@ def failures(cloud: Cloud) -> dict[str, int]:
     return {row.host: row.failures for row in rows if row.host}
 
 
-def disk(cloud: Cloud, server: str) -> dict[str, str]:
+def read_disk(cloud: Cloud, server: str) -> dict[str, str]:
     """What the server's disk has, where the server is."""
     return cloud.hosts[cloud.show(server).host].driver.host.guests[server].disk
 
 
-def resized(cloud: Cloud, server: str) -> None:
+def resize_to_bigger(cloud: Cloud, server: str) -> None:
     """It waits to be confirmed."""
     cloud.move(server, "resize", bigger(cloud, server))
     cloud.settle()
@@ -113,13 +113,13 @@ def resized(cloud: Cloud, server: str) -> None:
 def lead_up(cloud: Cloud, server: str, wanted: str) -> None:
     """What comes before such a move."""
     if wanted == "revertResize":
-        resized(cloud, server)
+        resize_to_bigger(cloud, server)
     if wanted == "evacuate":
         cloud.kill(cloud.show(server).host)
     cloud.sent.clear()
 
 
-def stands(cloud: Cloud, server: str, vm_state: str, host: str | None) -> None:
+def check_rests(cloud: Cloud, server: str, vm_state: str, host: str | None) -> None:
     """It is at rest in this state on this host, runs if it should, has no more than it needs, and
     is whole."""
     found = cloud.show(server)

@@ -23,7 +23,7 @@ from common.store.hosts import host_actions
 from common.store.placement import allocations
 from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud
-from tests.workflows.test_adopt import lost
+from tests.workflows.test_adopt import boot_lost_server
 from tests.workflows.volumes import attach
 
 NOBODY = "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed"
@@ -367,7 +367,7 @@ def half_an_image(cloud: Cloud, name: str) -> None:
 
 def forgotten(cloud: Cloud, name: str) -> None:
     """A fail-over has lost the server, and its guest runs."""
-    lost(cloud)
+    boot_lost_server(cloud)
 
 
 def places_lost(cloud: Cloud, name: str) -> None:
@@ -476,7 +476,7 @@ PLANTS: dict[str, Plant] = {
 }
 
 
-def planted(cloud: Cloud, kind: str, plants: Mapping[str, Plant] = PLANTS) -> str:
+def plant_kind(cloud: Cloud, kind: str, plants: Mapping[str, Plant] = PLANTS) -> str:
     """The cloud has just this wrong with it; the server that it is about."""
     plant = plants[kind]
     name = trial_of(cloud, plant.base).server if plant.base else ""

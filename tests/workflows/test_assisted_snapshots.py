@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of volumes that hosts take for the block storage service: what the server has, and what
-the service hears."""
+"""Tests of volume snapshots that a host takes for the block storage service.
+
+They check the guest's file, the server's record and the status that the service receives.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from conductor.workflows.assisted_snapshots import read_connection_file, set_con
 from tests.workflows import volumes as volume_service
 from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
-from tests.workflows.test_volumes import attached, last
+from tests.workflows.test_volumes import attach_new_volume, last
 
 
 @pytest.fixture
@@ -27,40 +29,42 @@ def server(cloud: Cloud) -> str:
     return server
 
 
-def file(cloud: Cloud, server: str, host: str = "h1") -> object:
-    """In which file its guest has its volume."""
+def read_volume_file(cloud: Cloud, server: str, host: str = "h1") -> object:
+    """Return the file from which the guest reads its volume."""
     [one] = cloud.hosts[host].driver.host.guests[server].volumes
     return read_connection_file(one.connection)[0]
 
 
-def snapshots(cloud: Cloud) -> list[str]:
+def read_statuses(cloud: Cloud) -> list[str]:
     return [one.status for one in cloud.volumes.state.assisted.values()]
 
 
-def asked(cloud: Cloud) -> list[str]:
+def read_calls(cloud: Cloud) -> list[str]:
     return [name for name, _ in cloud.volumes.asked]
 
 
-def test_the_guest_goes_on_in_the_new_file_and_stays_there(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
+def test_volume_snapshot_create_moves_guest_and_record_to_new_file(
+    cloud: Cloud, server: str
+) -> None:
+    volume = attach_new_volume(cloud, server)
     volume_service.take_snapshot(cloud, server, volume)
     cloud.settle()
     assert last(cloud, server)[:2] == ("volume_snapshot_create", "done")
     [snapshot] = cloud.volumes.state.assisted
-    there = f"volume-{volume}.{snapshot}"
-    assert (snapshots(cloud), file(cloud, server)) == ([AVAILABLE], there)
+    new_file = f"volume-{volume}.{snapshot}"
+    assert (read_statuses(cloud), read_volume_file(cloud, server)) == ([AVAILABLE], new_file)
     [row] = cloud.store.read(lambda tx: volume_service.volumes.list_of(tx, server))
-    assert read_connection_file(cloud.engine.vault.open(str(row.connection))) == (there, "qcow2")
-    assert asked(cloud)[-1] == "attachments"  # what the service says is what counts
+    assert read_connection_file(cloud.engine.vault.open(str(row.connection))) == (new_file, "qcow2")
+    assert read_calls(cloud)[-1] == "attachments"
 
 
-def test_a_merge_leaves_the_guest_where_it_is(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
-    before = file(cloud, server)
+def test_volume_snapshot_delete_keeps_file_of_guest(cloud: Cloud, server: str) -> None:
+    volume = attach_new_volume(cloud, server)
+    before = read_volume_file(cloud, server)
     volume_service.merge_snapshot(cloud, server, volume)
     cloud.settle()
     assert last(cloud, server)[:2] == ("volume_snapshot_delete", "done")
-    assert cloud.volumes.state.assisted == {} and file(cloud, server) == before
+    assert cloud.volumes.state.assisted == {} and read_volume_file(cloud, server) == before
 
 
 @pytest.mark.parametrize(
@@ -70,16 +74,16 @@ def test_a_merge_leaves_the_guest_where_it_is(cloud: Cloud, server: str) -> None
         (volume_service.merge_snapshot, "merge_volume", ERROR_DELETING),
     ],
 )
-def test_what_fails_is_reported(
+def test_volume_snapshot_failure_on_host_is_reported_to_service(
     cloud: Cloud, server: str, ask: Callable[[Cloud, str, str], str], verb: str, status: str
 ) -> None:
-    volume = attached(cloud, server)
-    before = file(cloud, server)
+    volume = attach_new_volume(cloud, server)
+    before = read_volume_file(cloud, server)
     cloud.hosts["h1"].driver.host.script[verb] = [Fail("The disk is full.")]
     ask(cloud, server, volume)
     cloud.settle()
     assert last(cloud, server)[1:] == ("failed", "The disk is full.")
-    assert (snapshots(cloud), file(cloud, server)) == ([status], before)
+    assert (read_statuses(cloud), read_volume_file(cloud, server)) == ([status], before)
     assert volume_service.of(cloud, server) == {volume: "attached"}
 
 
@@ -91,12 +95,14 @@ def test_what_fails_is_reported(
         (volume_service.merge_snapshot, "report_merged", []),
     ],
 )
-def test_a_delete_meanwhile_is_reported(
+def test_delete_during_volume_snapshot_reports_before_detach(
     cloud: Cloud, server: str, ask: Callable[[Cloud, str, str], str], step: str, left: list[str]
 ) -> None:
-    """Files that were not merged are merged when the snapshot is deleted again. The attachment
-    stays until the service is done."""
-    volume = attached(cloud, server)
+    """Files that were not merged are merged when the snapshot is deleted again.
+
+    The attachment stays until the service has the status.
+    """
+    volume = attach_new_volume(cloud, server)
     action = ask(cloud, server, volume)
     if step != "report_merged":
         cloud.hosts["h1"].power_cut()
@@ -106,55 +112,57 @@ def test_a_delete_meanwhile_is_reported(
         cloud.volumes.refusing[call] = errors.Unavailable("The service is silent.")
     for _ in range(3):
         cloud.round()
-    found = cloud.store.read(lambda tx: actions.show_by_id(tx, action))
-    assert found is not None and found.step == step
+    row = cloud.store.read(lambda tx: actions.show_by_id(tx, action))
+    assert row is not None and row.step == step
     cloud.volumes.well()
     cloud.ask(server, "delete")
     cloud.settle()
     if step != "report_merged":
         cloud.force_down("h1")
         cloud.time.pass_by(3600)
-        cloud.round()  # the service hears of it, and is not done yet
+        cloud.round()  # The service gets the status, and has not completed the work yet.
     cloud.clean_up()
-    names = asked(cloud)
+    names = read_calls(cloud)
     assert names[::-1].index("detach") < names[::-1].index("update_snapshot_status")
-    assert (snapshots(cloud), cloud.volumes.awaited()) == (left, [])
+    assert (read_statuses(cloud), cloud.volumes.awaited()) == (left, [])
     assert cloud.volumes.state.volumes[volume].status == AVAILABLE
 
 
-def test_a_volume_that_is_no_file_is_refused_by_name(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
+def test_volume_snapshot_of_nbd_volume_fails_with_its_id(cloud: Cloud, server: str) -> None:
+    volume = attach_new_volume(cloud, server)
     [one] = cloud.hosts["h1"].driver.host.guests[server].volumes
     one.connection["driver_volume_type"] = "nbd"
     volume_service.take_snapshot(cloud, server, volume)
     cloud.settle()
-    said = last(cloud, server)[2] or ""
-    assert volume in said and "it is served by nbd" in said and snapshots(cloud) == [ERROR]
+    message = last(cloud, server)[2] or ""
+    assert (
+        volume in message and "it is served by nbd" in message and read_statuses(cloud) == [ERROR]
+    )
 
 
-def test_what_the_service_gave_up_is_not_begun(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
+def test_volume_snapshot_in_error_at_service_is_not_taken(cloud: Cloud, server: str) -> None:
+    volume = attach_new_volume(cloud, server)
     volume_service.take_snapshot(cloud, server, volume)
     [snapshot] = cloud.volumes.state.assisted.values()
     snapshot.status = ERROR
-    before = file(cloud, server)
+    before = read_volume_file(cloud, server)
     cloud.settle()
     assert "is error at the block storage service" in (last(cloud, server)[2] or "")
-    assert (snapshots(cloud), file(cloud, server)) == ([ERROR], before)
+    assert (read_statuses(cloud), read_volume_file(cloud, server)) == ([ERROR], before)
 
 
-def test_a_service_that_refuses_to_hear_of_it_is_named(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
+def test_volume_snapshot_is_done_when_service_refuses_status(cloud: Cloud, server: str) -> None:
+    volume = attach_new_volume(cloud, server)
     volume_service.take_snapshot(cloud, server, volume)
     [snapshot] = cloud.volumes.state.assisted
     cloud.volumes.refusing["update_snapshot_status", snapshot] = errors.BadRequest("It is over.")
     cloud.settle()
-    name, state, said = last(cloud, server)
-    assert (name, state) == ("volume_snapshot_create", "done") and "does not say so" in str(said)
-    assert file(cloud, server) == f"volume-{volume}.{snapshot}"  # what was written there counts
+    name, state, message = last(cloud, server)
+    assert (name, state) == ("volume_snapshot_create", "done") and "does not say so" in str(message)
+    assert read_volume_file(cloud, server) == f"volume-{volume}.{snapshot}"
 
 
-def test_the_file_stands_where_the_connection_has_it() -> None:
+def test_connection_file_is_set_at_top_level_or_in_data() -> None:
     for before in ({"name": "a"}, {"data": {"name": "a", "export": "x"}, "b": 1}):
         after = set_connection_file(before, "c")
         assert read_connection_file(after) == ("c", "qcow2") and read_connection_file(before) == (

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Automatic evacuation: hosts that went down are emptied without anybody's word, with proof and
-within limits."""
+"""Tests of automatic evacuation: fencing, the wait, and the limit of hosts.
+
+The simulated cloud has four hosts. A fencing hook of the test cuts their power.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,21 @@ from tests.workflows.simulator import Cloud, Time
 
 
 @pytest.fixture
-def fenced() -> list[str]:
+def fenced_hosts() -> list[str]:
     """Hosts that the hook was called for."""
     return []
 
 
 @pytest.fixture
-def cloud(fenced: list[str]) -> Iterator[Cloud]:
-    """Four hosts, a hook that switches them off, and evacuation for one host at a time."""
+def cloud(fenced_hosts: list[str]) -> Iterator[Cloud]:
+    """A cloud of four hosts, a hook that cuts their power, and evacuation of one host at a time."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts=4)
 
     def fence(host: str) -> None:
-        if host not in fenced:  # the real hook's word counts for all who ask at the same time
-            fenced.append(host)
+        # Concurrent requests share one call of the real hook.
+        if host not in fenced_hosts:
+            fenced_hosts.append(host)
             cloud.hosts[host].power_cut()
 
     chore = automatic_evacuation.chore(EvacuationPolicy(after=90, max_hosts=1))
@@ -44,8 +47,8 @@ def cloud(fenced: list[str]) -> Iterator[Cloud]:
     cloud.store.close()
 
 
-def on(cloud: Cloud, host: str) -> list[str]:
-    """A server that runs and one that is stopped."""
+def boot_two_servers(cloud: Cloud, host: str) -> list[str]:
+    """Return a running server and a stopped server on the host."""
     servers = cloud.create(2, host=host, forced=True)
     cloud.settle()
     cloud.ask(servers[1], "os-stop")
@@ -53,12 +56,14 @@ def on(cloud: Cloud, host: str) -> list[str]:
     return servers
 
 
-def test_servers_of_a_host_that_went_down_live_elsewhere(cloud: Cloud, fenced: list[str]) -> None:
-    servers = on(cloud, "h1")
+def test_automatic_evacuation_moves_servers_of_silent_host(
+    cloud: Cloud, fenced_hosts: list[str]
+) -> None:
+    servers = boot_two_servers(cloud, "h1")
     silence(cloud, "h1")
-    assert (kinds(cloud), fenced) == ({}, []), "it has not been silent for long enough"
+    assert (kinds(cloud), fenced_hosts) == ({}, []), "it has not been silent for long enough"
     cloud.idle(90)
-    assert fenced == ["h1"]
+    assert fenced_hosts == ["h1"]
     assert "h1" not in {cloud.show(server).host for server in servers}
     assert [cloud.show(server).vm_state for server in servers] == [states.ACTIVE, states.STOPPED]
     assert {cloud.migration(server).user_id for server in servers} == {OURSELVES}
@@ -71,7 +76,7 @@ def test_servers_of_a_host_that_went_down_live_elsewhere(cloud: Cloud, fenced: l
     assert cloud.findings() == []
 
 
-def test_where_the_hook_proves_nothing_servers_stay(cloud: Cloud) -> None:
+def test_automatic_evacuation_leaves_servers_when_hook_fails(cloud: Cloud) -> None:
     calls: list[str] = []
 
     def refuse(host: str) -> None:
@@ -79,7 +84,7 @@ def test_where_the_hook_proves_nothing_servers_stay(cloud: Cloud) -> None:
         raise errors.Conflict("It does not answer.")
 
     cloud.engine.fence_host = refuse
-    servers = on(cloud, "h1")
+    servers = boot_two_servers(cloud, "h1")
     silence(cloud, "h1")
     cloud.idle(400)
     assert (len(calls), {cloud.show(server).host for server in servers}) == (2, {"h1"}), (
@@ -89,14 +94,14 @@ def test_where_the_hook_proves_nothing_servers_stay(cloud: Cloud) -> None:
     assert len(calls) == 4
 
 
-def test_more_hosts_down_than_allowed_are_left_to_an_operator(
-    cloud: Cloud, fenced: list[str], caplog: pytest.LogCaptureFixture
+def test_automatic_evacuation_stops_above_max_hosts(
+    cloud: Cloud, fenced_hosts: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    servers = [*on(cloud, "h1"), *on(cloud, "h2")]
+    servers = [*boot_two_servers(cloud, "h1"), *boot_two_servers(cloud, "h2")]
     cloud.cut.add("h1")
     silence(cloud, "h2")
     cloud.idle(200)
-    assert (fenced, {cloud.show(server).host for server in servers}) == ([], {"h1", "h2"})
+    assert (fenced_hosts, {cloud.show(server).host for server in servers}) == ([], {"h1", "h2"})
     assert (
         "2 hosts with servers are down (h1, h2), and [ha] max_hosts is 1: nothing is evacuated"
         in caplog.text
@@ -107,18 +112,22 @@ def test_more_hosts_down_than_allowed_are_left_to_an_operator(
     assert "h1" not in {cloud.show(server).host for server in servers[:2]}
 
 
-def test_a_host_without_servers_counts_for_nothing(cloud: Cloud, fenced: list[str]) -> None:
-    servers = on(cloud, "h1")
+def test_automatic_evacuation_does_not_count_empty_hosts(
+    cloud: Cloud, fenced_hosts: list[str]
+) -> None:
+    servers = boot_two_servers(cloud, "h1")
     silence(cloud, "h4")
     silence(cloud, "h1")
     cloud.idle(120)
-    assert fenced == ["h1"]
+    assert fenced_hosts == ["h1"]
     assert "h1" not in {cloud.show(server).host for server in servers}
 
 
-def test_a_conductor_that_has_just_started_listens_first(cloud: Cloud, fenced: list[str]) -> None:
-    """The host is well again; nobody was there to hear it."""
-    servers = on(cloud, "h1")
+def test_automatic_evacuation_waits_after_conductor_start(
+    cloud: Cloud, fenced_hosts: list[str]
+) -> None:
+    """The host has recovered while no conductor ran."""
+    servers = boot_two_servers(cloud, "h1")
     silence(cloud, "h1")
     cloud.time.pass_by(600)
     cloud.restart_conductor()
@@ -126,24 +135,28 @@ def test_a_conductor_that_has_just_started_listens_first(cloud: Cloud, fenced: l
     cloud.round()
     cloud.cut.discard("h1")
     cloud.idle(200)
-    assert (fenced, {cloud.show(server).host for server in servers}) == ([], {"h1"})
+    assert (fenced_hosts, {cloud.show(server).host for server in servers}) == ([], {"h1"})
 
 
-def test_what_an_admin_forced_down_is_the_admins(cloud: Cloud, fenced: list[str]) -> None:
-    servers = on(cloud, "h1")
+def test_automatic_evacuation_ignores_host_forced_down(
+    cloud: Cloud, fenced_hosts: list[str]
+) -> None:
+    servers = boot_two_servers(cloud, "h1")
     silence(cloud, "h1")
     cloud.force_down("h1")
     cloud.idle(200)
-    assert (fenced, {cloud.show(server).host for server in servers}) == ([], {"h1"})
+    assert (fenced_hosts, {cloud.show(server).host for server in servers}) == ([], {"h1"})
 
 
-def test_it_is_off_by_default_and_needs_a_hook(cloud: Cloud, fenced: list[str]) -> None:
+def test_automatic_evacuation_is_off_by_default_and_requires_hook(
+    cloud: Cloud, fenced_hosts: list[str]
+) -> None:
     cloud.options.pop("chores")
     cloud.restart_conductor()
-    on(cloud, "h1")
+    boot_two_servers(cloud, "h1")
     silence(cloud, "h1")
     cloud.idle(200)
-    assert (fenced, kinds(cloud)) == ([], {})
+    assert (fenced_hosts, kinds(cloud)) == ([], {})
     assert "needs [conductor] fencing_hook" in automatic_evacuation.refusal(True, "")
     assert (
         automatic_evacuation.refusal(True, "/bin/true")
@@ -152,12 +165,12 @@ def test_it_is_off_by_default_and_needs_a_hook(cloud: Cloud, fenced: list[str]) 
     )
 
 
-def test_who_has_shares_stays_and_holds_up_nobody(
+def test_automatic_evacuation_skips_server_with_shares(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One at a time may go, and the one with shares is the first in line."""
+    """One server may move at a time, and the server with shares is first in the queue."""
     monkeypatch.setattr(automatic_evacuation, "PARALLEL", 1)
-    servers = on(cloud, "h1")
+    servers = boot_two_servers(cloud, "h1")
     first, last = cloud.store.read(lambda tx: host_contents.look(tx, "h1")).servers
     if cloud.show(first.id).vm_state == states.ACTIVE:
         cloud.ask(first.id, "os-stop")

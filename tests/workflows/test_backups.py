@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backups that the image service does not let go: the new one stays; which old ones go is counted
-anew each time."""
+"""Tests of the rotation of backups, also when the image service refuses to delete an image."""
 
 from __future__ import annotations
 
@@ -38,8 +37,8 @@ def backup(cloud: Cloud, server: str, number: int, rotation: int = 1) -> str:
 
 
 @pytest.fixture
-def kept(cloud: Cloud) -> tuple[str, str, str]:
-    """A server, its old backup that is protected, and its new one."""
+def backups(cloud: Cloud) -> tuple[str, str, str]:
+    """The server, its protected old backup, and its new backup."""
     server = trial_of(cloud, "backup").server
     old = backup(cloud, server, 1)
     cloud.images.refusing["delete", old] = PROTECTED
@@ -49,42 +48,41 @@ def kept(cloud: Cloud) -> tuple[str, str, str]:
     return server, old, new
 
 
-def test_a_backup_that_cannot_go_costs_the_new_one_nothing(
-    cloud: Cloud, kept: tuple[str, str, str]
+def test_backup_keeps_new_image_while_old_image_is_protected(
+    cloud: Cloud, backups: tuple[str, str, str]
 ) -> None:
     cloud.images.well()
     cloud.clean_up()
-    assert list(cloud.images.records) == [kept[2]]
+    assert list(cloud.images.records) == [backups[2]]
 
 
-def test_an_old_backup_stays_when_it_is_the_last_one(
-    cloud: Cloud, kept: tuple[str, str, str]
+def test_pending_rotation_keeps_old_backup_after_user_deleted_new(
+    cloud: Cloud, backups: tuple[str, str, str]
 ) -> None:
-    """Its user has removed the new one meanwhile."""
     cloud.images.well()
-    cloud.images.delete(kept[2])
+    cloud.images.delete(backups[2])
     cloud.clean_up()
-    assert list(cloud.images.records) == [kept[1]]
+    assert list(cloud.images.records) == [backups[1]]
 
 
-def test_the_rotation_that_was_asked_for_last_counts(
-    cloud: Cloud, kept: tuple[str, str, str]
+def test_pending_rotation_uses_rotation_of_latest_backup(
+    cloud: Cloud, backups: tuple[str, str, str]
 ) -> None:
-    newest = backup(cloud, kept[0], 3, rotation=5)
+    newest = backup(cloud, backups[0], 3, rotation=5)
     assert cloud.pending() == []
     cloud.images.well()
     cloud.clean_up()
-    assert sorted(cloud.images.records) == [kept[1], kept[2], newest]
+    assert sorted(cloud.images.records) == [backups[1], backups[2], newest]
 
 
-def test_backups_of_a_deleted_server_are_left_alone(
-    cloud: Cloud, kept: tuple[str, str, str]
+def test_pending_rotation_keeps_backups_of_deleted_server(
+    cloud: Cloud, backups: tuple[str, str, str]
 ) -> None:
-    ask(cloud, kept[0], "delete")
+    ask(cloud, backups[0], "delete")
     cloud.settle()
     cloud.images.well()
     cloud.clean_up()
-    assert sorted(cloud.images.records) == [kept[1], kept[2]]
+    assert sorted(cloud.images.records) == [backups[1], backups[2]]
 
 
 def test_backup_rotation_counts_active_backups_only(cloud: Cloud) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where servers go, from the request to the guest: hard groups, CPUs of one's own, named hosts,
-images that their host may not have, and hosts on which builds fail. The scheduler and the claim
-must agree, or servers wait for ever."""
+"""Tests of placement from the request to the guest: groups, pinned CPUs, hosts and images.
+
+The scheduler's proposals and the conductor's claims must agree. Otherwise servers wait for ever.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ OTHER_IMAGE = "55555555-5555-4555-8555-555555555555"
 
 @pytest.fixture
 def cloud() -> Iterator[Cloud]:
-    """Three hosts that have registered."""
+    """A cloud of three registered hosts."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts=3)
     register(cloud)
@@ -40,17 +41,18 @@ def cloud() -> Iterator[Cloud]:
     cloud.store.close()
 
 
-def where(cloud: Cloud, servers: list[str]) -> Counter[str | None]:
+def count_by_host(cloud: Cloud, servers: list[str]) -> Counter[str | None]:
     return Counter(cloud.show(server).host for server in servers)
 
 
-def failure(cloud: Cloud, server: str) -> str:
+def check_failure(cloud: Cloud, server: str) -> str:
+    """Check that the server is in ERROR without a host. Return the message of its fault."""
     shown = cloud.show(server)
     assert (shown.vm_state, shown.task_state, shown.host) == (states.ERROR, None, None)
     return str(shown.fault["message"])
 
 
-def guests_told(cloud: Cloud, verb: str) -> list[dict[str, Any]]:
+def read_sent_guests(cloud: Cloud, verb: str) -> list[dict[str, Any]]:
     return [command.args["guest"] for _, command in cloud.sent if command.verb == verb]
 
 
@@ -67,34 +69,33 @@ def set_service(cloud: Cloud, host: str, **state: Any) -> None:
 
 
 # --- groups ---
-def test_a_hard_anti_affinity_group_takes_as_many_as_there_are_hosts(cloud: Cloud) -> None:
+def test_anti_affinity_group_gets_one_server_per_host(cloud: Cloud) -> None:
     servers = cloud.create(5, group=cloud.group("anti-affinity"))
     cloud.settle()
     placed = [server for server in servers if cloud.show(server).vm_state == states.ACTIVE]
-    assert where(cloud, placed) == {"h1": 1, "h2": 1, "h3": 1}
+    assert count_by_host(cloud, placed) == {"h1": 1, "h2": 1, "h3": 1}
     for server in set(servers) - set(placed):
-        assert failure(cloud, server).startswith("No valid host was found. 3 hosts: 3 ")
+        assert check_failure(cloud, server).startswith("No valid host was found. 3 hosts: 3 ")
     assert cloud.findings() == []
 
 
-def test_max_server_per_host_is_the_groups_own_number(cloud: Cloud) -> None:
+def test_anti_affinity_group_with_max_server_per_host_two_gets_two(cloud: Cloud) -> None:
     servers = cloud.create(7, group=cloud.group("anti-affinity", max_server_per_host=2))
     cloud.settle()
-    assert where(cloud, servers) == {"h1": 2, "h2": 2, "h3": 2, None: 1}
+    assert count_by_host(cloud, servers) == {"h1": 2, "h2": 2, "h3": 2, None: 1}
     assert cloud.findings() == []
 
 
-def test_a_hard_affinity_group_is_on_one_host_until_that_is_full(cloud: Cloud) -> None:
+def test_affinity_group_stays_on_one_host_until_full(cloud: Cloud) -> None:
     servers = cloud.create(10, group=cloud.group("affinity"), flavor=replace(FLAVOR, vcpus=2))
     cloud.settle()
-    placed = where(cloud, servers)
+    placed = count_by_host(cloud, servers)
     assert sorted(placed.values()) == [2, 8], "of two VCPUs each, on a host of sixteen"
     assert placed[None] == 2
     assert cloud.findings() == []
 
 
-def test_a_server_comes_back_to_its_group(cloud: Cloud) -> None:
-    """Unshelved, it keeps away from those who came to the group meanwhile."""
+def test_unshelve_avoids_hosts_of_servers_that_joined_group_meanwhile(cloud: Cloud) -> None:
     group = cloud.group("anti-affinity")
     first = cloud.create(group=group)[0]
     cloud.settle()
@@ -104,7 +105,7 @@ def test_a_server_comes_back_to_its_group(cloud: Cloud) -> None:
     cloud.settle()
     others = cloud.create(3, group=group)
     cloud.settle()
-    assert where(cloud, others) == {"h1": 1, "h2": 1, "h3": 1}
+    assert count_by_host(cloud, others) == {"h1": 1, "h2": 1, "h3": 1}
     cloud.ask(first, "unshelve", args={"zone": None, "host": None})
     cloud.settle()
     assert cloud.show(first).vm_state == states.SHELVED_OFFLOADED
@@ -117,11 +118,11 @@ def test_a_server_comes_back_to_its_group(cloud: Cloud) -> None:
 
 
 # --- parts of hosts ---
-def test_every_verb_tells_the_host_which_cpus_the_guest_has(cloud: Cloud) -> None:
+def test_rebuild_rescue_and_unrescue_send_cpu_assignment_of_guest(cloud: Cloud) -> None:
     server, other = cloud.create(2, flavor=PINNED, host="h1")
     cloud.settle()
     assignments = {
-        guest["server"]: guest["assignment"] for guest in guests_told(cloud, "ensure_guest")
+        guest["server"]: guest["assignment"] for guest in read_sent_guests(cloud, "ensure_guest")
     }
     pins = [set(assignments[one]["numa_nodes"][0]["pins"].values()) for one in (server, other)]
     assert [len(one) for one in pins] == [2, 2]
@@ -129,27 +130,27 @@ def test_every_verb_tells_the_host_which_cpus_the_guest_has(cloud: Cloud) -> Non
     for key, verb in (("rebuild", "rebuild"), ("rescue", "rescue"), ("unrescue", "unrescue")):
         ask(cloud, server, key)
         cloud.settle()
-        assert [guest["assignment"] for guest in guests_told(cloud, verb)] == [
+        assert [guest["assignment"] for guest in read_sent_guests(cloud, verb)] == [
             assignments[server]
         ], verb
     assert cloud.findings() == []
 
 
-def test_who_finds_no_cpus_of_its_own_is_told_so(cloud: Cloud) -> None:
+def test_create_with_dedicated_cpus_fails_with_pcpu_when_hosts_full(cloud: Cloud) -> None:
     servers = cloud.create(8, flavor=PINNED)
     cloud.settle()
-    assert where(cloud, servers) == {"h1": 2, "h2": 2, "h3": 2, None: 2}
+    assert count_by_host(cloud, servers) == {"h1": 2, "h2": 2, "h3": 2, None: 2}
     for server in (server for server in servers if cloud.show(server).host is None):
-        assert "PCPU" in failure(cloud, server)
+        assert "PCPU" in check_failure(cloud, server)
     cloud.ask(next(server for server in servers if cloud.show(server).host == "h2"), "delete")
     cloud.settle()
     again = cloud.create(flavor=PINNED)
     cloud.settle()
-    assert where(cloud, again) == {"h2": 1}
+    assert count_by_host(cloud, again) == {"h2": 1}
     assert cloud.findings() == []
 
 
-def test_an_unshelved_guest_gets_parts_of_its_new_host_and_the_hardware_it_had(
+def test_unshelve_on_other_host_assigns_cpus_and_keeps_image_properties(
     cloud: Cloud,
 ) -> None:
     server = cloud.create(flavor=PINNED, host="h1")[0]
@@ -173,27 +174,27 @@ def test_an_unshelved_guest_gets_parts_of_its_new_host_and_the_hardware_it_had(
     cloud.sent.clear()
     cloud.ask(server, "unshelve", args={"zone": None, "host": "h3"})
     cloud.settle()
-    told = guests_told(cloud, "ensure_guest")[0]
-    assert (told["image"]["id"], told["image"]["properties"]) == (
+    guest = read_sent_guests(cloud, "ensure_guest")[0]
+    assert (guest["image"]["id"], guest["image"]["properties"]) == (
         "33333333-3333-4333-8333-333333333333",
         {"hw_disk_bus": "scsi"},
     )
-    assert len(told["assignment"]["numa_nodes"][0]["pins"]) == 2
+    assert len(guest["assignment"]["numa_nodes"][0]["pins"]) == 2
     assert cloud.show(server).host == "h3"
     assert cloud.findings() == []
 
 
 # --- hosts that are named ---
-def test_a_forced_host_is_taken_though_it_is_disabled_and_a_requested_one_is_not(
+def test_create_uses_disabled_host_only_if_forced(
     cloud: Cloud,
 ) -> None:
     set_service(cloud, "h2", disabled=True)
     forced, requested = cloud.create(host="h2", forced=True)[0], cloud.create(host="h2")[0]
     cloud.settle()
     assert cloud.show(forced).host == "h2"
-    assert "disabled" in failure(cloud, requested)
+    assert "disabled" in check_failure(cloud, requested)
     assert cloud.create(host="h3") and cloud.settle() is None
-    assert where(
+    assert count_by_host(
         cloud,
         [
             row.id
@@ -202,19 +203,21 @@ def test_a_forced_host_is_taken_though_it_is_disabled_and_a_requested_one_is_not
     ) == {"h2": 1, "h3": 1, None: 1}
 
 
-def test_a_forced_host_that_is_full_is_no_valid_host(cloud: Cloud) -> None:
+def test_create_on_full_forced_host_fails_with_no_valid_host(cloud: Cloud) -> None:
     servers = cloud.create(2, host="h2", forced=True, flavor=Flavor("2", "whole", 16, 1024, 1))
     cloud.settle()
-    assert where(cloud, servers) == {"h2": 1, None: 1}
-    assert "short of VCPU" in failure(
+    assert count_by_host(cloud, servers) == {"h2": 1, None: 1}
+    assert "short of VCPU" in check_failure(
         cloud, next(one for one in servers if cloud.show(one).host is None)
     )
 
 
 # --- rebuilds ---
 def rebuild(cloud: Cloud, server: str, properties: dict[str, str]) -> None:
-    """As the API asks: the row says the new image at once, and the action remembers what it said
-    before."""
+    """Begin a rebuild as the API does.
+
+    The row gets the new image at once, and the action stores the values from before.
+    """
     row = cloud.show(server)
     image = {"id": OTHER_IMAGE, "disk_format": "qcow2", "properties": properties}
     cloud.ask(
@@ -234,7 +237,7 @@ def rebuild(cloud: Cloud, server: str, properties: dict[str, str]) -> None:
     assert cloud.show(server).name == "new"
 
 
-def test_a_rebuild_to_an_image_that_its_host_may_not_have_leaves_the_server_as_it_was(
+def test_rebuild_leaves_server_unchanged_when_host_cannot_run_image(
     cloud: Cloud,
 ) -> None:
     server = cloud.create()[0]
@@ -252,14 +255,14 @@ def test_a_rebuild_to_an_image_that_its_host_may_not_have_leaves_the_server_as_i
         after.image,
         after.name,
     ) == (states.ACTIVE, None, None, before.image_id, before.image, "s")
-    failed = cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
-    assert failed.state == "failed"
-    assert failed.message.startswith("No valid host was found. 3 hosts: ")
+    action = cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
+    assert action.state == "failed"
+    assert action.message.startswith("No valid host was found. 3 hosts: ")
     assert cloud.sent == []
     assert cloud.findings() == []
 
 
-def test_what_was_changed_while_a_rebuild_was_refused_stays(cloud: Cloud) -> None:
+def test_rebuild_refusal_keeps_concurrent_change_of_metadata(cloud: Cloud) -> None:
     server = cloud.create()[0]
     cloud.settle()
     before = cloud.show(server)
@@ -275,7 +278,7 @@ def test_what_was_changed_while_a_rebuild_was_refused_stays(cloud: Cloud) -> Non
     )
 
 
-def test_a_rebuild_to_an_image_that_no_host_makes_leaves_the_server_as_it_was(cloud: Cloud) -> None:
+def test_rebuild_leaves_server_unchanged_when_image_is_invalid(cloud: Cloud) -> None:
     server = cloud.create()[0]
     cloud.settle()
     rebuild(cloud, server, {"hw_mem_page_size": "nonsense"})
@@ -287,13 +290,13 @@ def test_a_rebuild_to_an_image_that_no_host_makes_leaves_the_server_as_it_was(cl
         None,
         "s",
     )
-    failed = cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
-    assert (failed.state, "hw_mem_page_size" in failed.message) == ("failed", True)
+    action = cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
+    assert (action.state, "hw_mem_page_size" in action.message) == ("failed", True)
     assert cloud.findings() == []
 
 
-def test_a_rebuild_asks_only_what_depends_on_the_image(cloud: Cloud) -> None:
-    """A full and disabled host rebuilds what it has."""
+def test_rebuild_succeeds_on_full_disabled_host(cloud: Cloud) -> None:
+    """A rebuild checks only the filters that depend on the image."""
     server = cloud.create(host="h2", flavor=Flavor("2", "whole", 16, 1024, 1))[0]
     cloud.settle()
     set_service(cloud, "h2", disabled=True)
@@ -321,7 +324,7 @@ def break_builds(cloud: Cloud, host: str, times: int) -> None:
     ] * times
 
 
-def failures(cloud: Cloud, host: str) -> int:
+def read_failures(cloud: Cloud, host: str) -> int:
     return int(
         cloud.store.read(
             lambda tx: tx.scalar(
@@ -332,35 +335,35 @@ def failures(cloud: Cloud, host: str) -> int:
     )
 
 
-def test_a_host_is_left_out_after_failures_in_a_row_and_then_tried_with_one_server(
+def test_host_with_five_failed_builds_is_excluded_then_gets_one_server(
     cloud: Cloud,
 ) -> None:
     break_builds(cloud, "h1", 5)
     for _ in range(5):
         cloud.create(host="h1")
         cloud.settle()
-    assert failures(cloud, "h1") == 5
+    assert read_failures(cloud, "h1") == 5
     refused = cloud.create(host="h1")[0]
     cloud.settle()
-    assert "left out after 5 failed builds" in failure(cloud, refused)
+    assert "left out after 5 failed builds" in check_failure(cloud, refused)
     elsewhere = cloud.create(4)
     cloud.settle()
-    assert where(cloud, elsewhere)["h1"] == where(cloud, elsewhere)[None] == 0
+    assert count_by_host(cloud, elsewhere)["h1"] == count_by_host(cloud, elsewhere)[None] == 0
     cloud.time.pass_by(300)
     cloud.round()
     tried = cloud.create(3, host="h1")
     cloud.settle()
-    assert where(cloud, tried) == {"h1": 1, None: 2}, (
+    assert count_by_host(cloud, tried) == {"h1": 1, None: 2}, (
         "one server tries it, the others see it left out"
     )
-    assert failures(cloud, "h1") == 0
+    assert read_failures(cloud, "h1") == 0
     together = cloud.create(3, host="h1")
     cloud.settle()
-    assert where(cloud, together) == {"h1": 3}
+    assert count_by_host(cloud, together) == {"h1": 3}
     assert cloud.findings() == []
 
 
-def test_a_try_that_fails_leaves_the_host_out_again(cloud: Cloud) -> None:
+def test_excluded_host_stays_excluded_when_its_trial_build_fails(cloud: Cloud) -> None:
     break_builds(cloud, "h1", 6)
     for _ in range(5):
         cloud.create(host="h1")
@@ -369,81 +372,81 @@ def test_a_try_that_fails_leaves_the_host_out_again(cloud: Cloud) -> None:
     cloud.round()
     cloud.create(host="h1")
     cloud.settle()
-    assert failures(cloud, "h1") == 6
+    assert read_failures(cloud, "h1") == 6
     again = cloud.create(host="h1")[0]
     cloud.settle()
-    assert "failed builds" in failure(cloud, again)
+    assert "failed builds" in check_failure(cloud, again)
 
 
-def test_a_server_that_no_host_can_build_puts_none_out_of_use(cloud: Cloud) -> None:
+def test_build_that_fails_on_every_host_counts_for_no_host(cloud: Cloud) -> None:
     for host in ("h1", "h2", "h3"):
         break_builds(cloud, host, 9)
     for _ in range(6):
         server = cloud.create()[0]
         cloud.settle()
         assert cloud.show(server).vm_state == states.ERROR
-    assert [failures(cloud, host) for host in ("h1", "h2", "h3")] == [0, 0, 0]
+    assert [read_failures(cloud, host) for host in ("h1", "h2", "h3")] == [0, 0, 0]
 
 
-def test_a_server_that_another_host_can_build_tells_of_the_one_that_could_not(cloud: Cloud) -> None:
+def test_build_that_succeeds_elsewhere_counts_failure_of_first_host(cloud: Cloud) -> None:
     break_builds(cloud, "h1", 9)
     servers = cloud.create(12)
     cloud.settle()
-    assert where(cloud, servers)["h1"] == where(cloud, servers)[None] == 0
-    assert failures(cloud, "h1") > 0
+    assert count_by_host(cloud, servers)["h1"] == count_by_host(cloud, servers)[None] == 0
+    assert read_failures(cloud, "h1") > 0
 
 
-def test_what_the_last_host_said_is_not_lost_when_there_is_no_other(cloud: Cloud) -> None:
+def test_create_fault_contains_error_of_last_host(cloud: Cloud) -> None:
     cloud.hosts["h1"].driver.host.script["ensure_guest"] = [
         Fail("Disk full.", retryable=True, details="/dev/sda1")
     ]
     server = cloud.create(host="h1")[0]
     cloud.settle()
-    assert failure(cloud, server) == (
+    assert check_failure(cloud, server) == (
         "No valid host was found. 3 hosts: 2 not the requested host, 1 where it is or "
         "was tried; the last host tried said: Disk full."
     )
     assert "h1 said: Disk full. /dev/sda1" in cloud.show(server).fault["details"].splitlines()
 
 
-def test_what_is_not_the_hosts_fault_is_not_counted(cloud: Cloud) -> None:
+def test_build_failure_that_is_not_retryable_is_not_counted(cloud: Cloud) -> None:
     cloud.hosts["h1"].driver.host.script["ensure_guest"] = [Fail("No such image.")] * 5
     for _ in range(5):
         cloud.create(host="h1")
         cloud.settle()
-    assert failures(cloud, "h1") == 0
+    assert read_failures(cloud, "h1") == 0
 
 
-def test_a_host_that_failed_once_is_as_good_as_any_after_a_build_that_worked(cloud: Cloud) -> None:
+def test_build_that_succeeds_resets_failures_of_host(cloud: Cloud) -> None:
     break_builds(cloud, "h1", 1)
     servers = cloud.create(host="h1"), cloud.create(host="h1")
     cloud.settle()
     cloud.create(host="h1")
     cloud.settle()
-    assert failures(cloud, "h1") == 0, servers
+    assert read_failures(cloud, "h1") == 0, servers
 
 
 # --- hosts that change ---
-def test_a_host_that_has_less_now_keeps_what_it_has_and_gets_no_more(cloud: Cloud) -> None:
+def test_host_with_reduced_inventory_keeps_servers_and_gets_no_more(cloud: Cloud) -> None:
     servers = cloud.create(3, host="h1")
     cloud.settle()
     host = cloud.hosts["h1"]
     cloud.store.write(lambda tx: hosts.describe(tx, "h1", replace(host.driver.host.size, vcpus=2)))
     assert cloud.findings() == []
-    assert "short of VCPU" in failure(cloud, _refused(cloud))
+    assert "short of VCPU" in check_failure(cloud, create_on_h1(cloud))
     cloud.ask(servers[0], "delete")
     cloud.settle()
-    assert "short of VCPU" in failure(cloud, _refused(cloud)), "two of two are held"
+    assert "short of VCPU" in check_failure(cloud, create_on_h1(cloud)), "two of two are held"
     assert cloud.findings() == []
 
 
-def _refused(cloud: Cloud) -> str:
+def create_on_h1(cloud: Cloud) -> str:
     server = cloud.create(host="h1")[0]
     cloud.settle()
     return server
 
 
-def test_a_host_that_comes_later_gets_what_waits_for_none(cloud: Cloud) -> None:
+def test_create_in_full_group_uses_host_that_registered_later(cloud: Cloud) -> None:
     group = cloud.group("anti-affinity")
     cloud.create(3, group=group)
     cloud.settle()
@@ -456,9 +459,8 @@ def test_a_host_that_comes_later_gets_what_waits_for_none(cloud: Cloud) -> None:
     assert to_wire(cloud.findings()) == []
 
 
-def test_a_server_comes_back_to_no_host_that_still_owes_its_old_guest(cloud: Cloud) -> None:
-    """A host that came up again may need a while to remove what it had; until then there is no
-    second guest there."""
+def test_unshelve_avoids_host_with_pending_removal_of_old_guest(cloud: Cloud) -> None:
+    """Until a recovered host has removed the old guest, the server gets no second guest there."""
     server = cloud.create()[0]
     cloud.settle()
     cloud.ask(server, "shelve", args={"image_id": OTHER_IMAGE, "name": "s-shelved"})
@@ -466,13 +468,13 @@ def test_a_server_comes_back_to_no_host_that_still_owes_its_old_guest(cloud: Clo
     host = cloud.show(server).host
     cloud.hosts[host].driver.host.script["ensure_absent"] = [Fail("busy")] * 100
     cloud.ask(server, "shelveOffload")
-    rounds(cloud, 40)
+    run_rounds(cloud, 40)
     for wanted, state, there in (
         (host, states.SHELVED_OFFLOADED, None),
         (None, states.ACTIVE, "another"),
     ):
         cloud.ask(server, "unshelve", args={"zone": None, "host": wanted})
-        rounds(cloud, 10)
+        run_rounds(cloud, 10)
         shown = cloud.show(server)
         assert (shown.vm_state, shown.task_state) == (state, None)
         assert (shown.host is None) == (there is None) and shown.host != host
@@ -481,6 +483,6 @@ def test_a_server_comes_back_to_no_host_that_still_owes_its_old_guest(cloud: Clo
     assert cloud.findings() == []
 
 
-def rounds(cloud: Cloud, count: int) -> None:
+def run_rounds(cloud: Cloud, count: int) -> None:
     for _ in range(count):
         cloud.round()

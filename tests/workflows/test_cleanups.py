@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a neighbour refuses after the pivot: the server is what it should be, and the rest is a
-pending cleanup."""
+"""Tests of calls that an external service refuses after an action's pivot.
+
+The server reaches the requested state, and the remaining work becomes a pending cleanup.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from common.store.servers import actions
 from conductor.steps import cleanups
 from tests.answers import Answer
 from tests.workflows.frozen import register
-from tests.workflows.moves import before, clouds, disk, server_on, stands
+from tests.workflows.moves import before, boot_server, check_rests, create_cloud, read_disk
 from tests.workflows.scenarios import ask, trial_of
 from tests.workflows.simulator import Cloud
 
@@ -36,7 +38,7 @@ def hasten(cloud: Cloud) -> None:
         cloud.store.write(lambda tx, row=row: store_cleanups.hasten(tx, row.id))
 
 
-def test_a_delete_ends_although_a_port_is_kept(cloud: Cloud) -> None:
+def test_delete_ends_when_network_service_refuses_to_delete_port(cloud: Cloud) -> None:
     register(cloud)
     users = cloud.networks.user_makes("n2")
     server = cloud.create(networks=[{"network": "n1"}, {"port": users}, {"network": "n2"}])[0]
@@ -68,7 +70,9 @@ def test_a_delete_ends_although_a_port_is_kept(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("workflow", ["unshelve", "unshelve_here"])
-def test_an_unshelved_server_runs_although_its_image_is_kept(cloud: Cloud, workflow: str) -> None:
+def test_unshelve_ends_when_image_service_refuses_to_delete_image(
+    cloud: Cloud, workflow: str
+) -> None:
     trial = trial_of(cloud, workflow)
     image = trial.was.shelved_image_id
     cloud.images.refusing["delete", image] = PROTECTED
@@ -82,11 +86,11 @@ def test_an_unshelved_server_runs_although_its_image_is_kept(cloud: Cloud, workf
         states.RUNNING,
     )
     if workflow == "unshelve_here":
-        assert disk(cloud, trial.server) == {"canary": "alive"}
+        assert read_disk(cloud, trial.server) == {"canary": "alive"}
     with pytest.raises(errors.WrongState):
         ask(cloud, trial.server, "shelveOffload")
     assert cloud.pending() == [("image", image)]
-    ask(cloud, trial.server, "shelve")  # into the same image, as this test's requests name it
+    ask(cloud, trial.server, "shelve")  # The request names the same image id.
     cloud.settle()
     cloud.images.well()
     cloud.clean_up()
@@ -94,7 +98,9 @@ def test_an_unshelved_server_runs_although_its_image_is_kept(cloud: Cloud, workf
 
 
 @pytest.mark.parametrize("was", [states.ACTIVE, states.STOPPED])
-def test_a_server_is_shelved_although_its_ports_stay_bound(cloud: Cloud, was: str) -> None:
+def test_shelve_offloads_when_network_service_refuses_to_unbind_port(
+    cloud: Cloud, was: str
+) -> None:
     trial = trial_of(cloud, "shelve")
     if was == states.STOPPED:
         ask(cloud, trial.server, "os-stop")
@@ -114,9 +120,8 @@ def test_a_server_is_shelved_although_its_ports_stay_bound(cloud: Cloud, was: st
     trial.is_right(states.ACTIVE, 1)
 
 
-def test_a_port_that_its_server_has_again_stays_where_it_is(cloud: Cloud) -> None:
-    """The offload could not unbind it; by the time that can be done the server is on a host
-    again."""
+def test_pending_unbind_keeps_port_of_server_unshelved_meanwhile(cloud: Cloud) -> None:
+    """The offload could not unbind the port. The retry runs when the server is on a host again."""
     trial = trial_of(cloud, "offload")
     [port] = cloud.networks.held
     cloud.networks.refusing["update", port] = IN_USE
@@ -130,9 +135,8 @@ def test_a_port_that_its_server_has_again_stays_where_it_is(cloud: Cloud) -> Non
     assert cloud.findings() == []
 
 
-def test_an_action_that_comes_between_has_the_last_word(cloud: Cloud) -> None:
-    """The cleanup unbinds the port although the server is being unshelved: that is noticed, and put
-    right."""
+def test_pending_unbind_rebinds_port_when_unshelve_ends_during_call(cloud: Cloud) -> None:
+    """The cleanup unbinds the port during the unshelve, and then binds the port again."""
     trial = trial_of(cloud, "offload")
     [port] = cloud.networks.held
     cloud.networks.refusing["update", port] = IN_USE
@@ -142,7 +146,7 @@ def test_an_action_that_comes_between_has_the_last_word(cloud: Cloud) -> None:
     update = cloud.networks.update
 
     def slow(port_id: str, values: dict[str, Any]) -> dict[str, Any]:
-        cloud.networks.update = update  # type: ignore[method-assign]  # the double is the test's to bend
+        cloud.networks.update = update  # type: ignore[method-assign]
         ask(cloud, trial.server, "unshelve")
         for _ in range(20):
             cloud.advance()
@@ -161,7 +165,7 @@ def test_an_action_that_comes_between_has_the_last_word(cloud: Cloud) -> None:
     assert cloud.findings() == []
 
 
-def test_a_detached_interface_is_gone_although_its_port_is_kept(cloud: Cloud) -> None:
+def test_detach_interface_ends_when_port_cannot_be_deleted(cloud: Cloud) -> None:
     trial = trial_of(cloud, "detach_interface")
     [port] = cloud.networks.held
     cloud.networks.refusing["delete", port] = IN_USE
@@ -175,7 +179,9 @@ def test_a_detached_interface_is_gone_although_its_port_is_kept(cloud: Cloud) ->
 
 
 @pytest.mark.parametrize("call", ["bind_there", "let_go"])
-def test_a_moved_server_has_left_its_source_in_the_end(cloud: Cloud, call: str) -> None:
+def test_live_migrate_with_refused_binding_call_leaves_no_extra_binding(
+    cloud: Cloud, call: str
+) -> None:
     trial = trial_of(cloud, "live_migrate")
     [port] = cloud.networks.held
     cloud.networks.refusing["unbind_at" if call == "let_go" else "bind_also", port] = IN_USE
@@ -192,7 +198,7 @@ def test_a_moved_server_has_left_its_source_in_the_end(cloud: Cloud, call: str) 
     assert cloud.findings() == []
 
 
-def test_a_binding_that_its_server_came_back_to_stays(cloud: Cloud) -> None:
+def test_pending_binding_removal_keeps_binding_of_returned_server(cloud: Cloud) -> None:
     trial = trial_of(cloud, "live_migrate")
     [port] = cloud.networks.held
     cloud.networks.refusing["unbind_at", port] = IN_USE
@@ -208,8 +214,8 @@ def test_a_binding_that_its_server_came_back_to_stays(cloud: Cloud) -> None:
     assert cloud.show(trial.server).host == trial.was.host
 
 
-def test_a_server_that_moves_is_left_alone_meanwhile(cloud: Cloud) -> None:
-    """It moves back to the host from which its binding is still to be removed."""
+def test_pending_binding_removal_waits_while_server_moves_back(cloud: Cloud) -> None:
+    """The server moves back to the host of the binding that the cleanup should remove."""
     trial = trial_of(cloud, "live_migrate")
     [port] = cloud.networks.held
     cloud.networks.refusing["unbind_at", port] = IN_USE
@@ -232,38 +238,38 @@ def test_a_server_that_moves_is_left_alone_meanwhile(cloud: Cloud) -> None:
     trial.is_right(states.ACTIVE, 1)
 
 
-def test_a_resized_server_runs_although_nobody_may_look_at_its_ports() -> None:
-    """Its guest waits, paused, until they are wired."""
-    cloud = clouds()
+def test_migrate_ends_when_network_service_refuses_to_show_ports() -> None:
+    """The guest waits, paused, until the service has wired its ports."""
+    cloud = create_cloud()
     cloud.networks.wires_after = 3
-    server = server_on(cloud)
+    server = boot_server(cloud)
     before(
         cloud, "install", lambda host: cloud.networks.refusing.update({("ports", server): IN_USE})
     )
     cloud.move(server, "migrate")
     cloud.settle()
-    stands(cloud, server, states.RESIZED, cloud.show(server).host)
+    check_rests(cloud, server, states.RESIZED, cloud.show(server).host)
     assert last(cloud, server).state == "done"
     cloud.networks.well()
     cloud.clean_up()
     cloud.store.close()
 
 
-def test_a_reverted_server_runs_although_its_ports_are_never_wired() -> None:
-    cloud = clouds()
+def test_revert_resize_ends_when_ports_are_never_wired() -> None:
+    cloud = create_cloud()
     cloud.engine.vif_plugging_timeout = 20
-    server = server_on(cloud)
+    server = boot_server(cloud)
     cloud.move(server, "migrate")
     cloud.settle()
     cloud.networks.wires_after = 1000
     cloud.close(server, "revertResize")
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h1")
-    assert disk(cloud, server) == {"canary": "alive"}
+    check_rests(cloud, server, states.ACTIVE, "h1")
+    assert read_disk(cloud, server) == {"canary": "alive"}
     cloud.store.close()
 
 
-# --- a neighbour that does not answer any more ---
+# --- an external service that does not answer any more ---
 @pytest.mark.parametrize(
     ("workflow", "name", "after"),
     [
@@ -276,10 +282,10 @@ def test_a_reverted_server_runs_although_its_ports_are_never_wired() -> None:
         ("live_migrate", "networks", 3),
     ],
 )
-def test_nobody_waits_for_ever_for_a_dead_neighbour(
+def test_action_ends_with_pending_cleanup_when_service_falls_silent(
     cloud: Cloud, workflow: str, name: str, after: int
 ) -> None:
-    """``after`` so many calls it says nothing any more."""
+    """The service answers ``after`` further calls, and is silent from then on."""
     trial = trial_of(cloud, workflow)
     dead, cloud.watcher = getattr(cloud, name), lambda: None
     first_silent = dead.calls + after + 1
@@ -298,7 +304,7 @@ def test_nobody_waits_for_ever_for_a_dead_neighbour(
     trial.has_ended()
 
 
-def test_a_delete_ends_where_the_conductor_reaches_no_neighbour(cloud: Cloud) -> None:
+def test_delete_ends_when_conductor_has_no_external_services(cloud: Cloud) -> None:
     trial = trial_of(cloud, "delete")
     ask(cloud, trial.server, "shelve")
     cloud.settle()
@@ -313,8 +319,8 @@ def test_a_delete_ends_where_the_conductor_reaches_no_neighbour(cloud: Cloud) ->
     assert cloud.networks.held == {}
 
 
-# --- patience ---
-def test_tries_become_rare_and_a_cleanup_is_done_once(cloud: Cloud) -> None:
+# --- retries ---
+def test_cleanup_retries_back_off_to_one_hour_and_run_once(cloud: Cloud) -> None:
     trial = trial_of(cloud, "delete")
     [port] = cloud.networks.held
     cloud.networks.refusing["delete", port] = IN_USE
@@ -337,7 +343,7 @@ def test_tries_become_rare_and_a_cleanup_is_done_once(cloud: Cloud) -> None:
     assert (rows(cloud), cloud.networks.held) == ([], {})
 
 
-def test_what_is_gone_by_itself_is_no_cleanup_any_more(cloud: Cloud) -> None:
+def test_cleanup_ends_when_port_is_already_gone(cloud: Cloud) -> None:
     trial = trial_of(cloud, "delete")
     [port] = cloud.networks.held
     cloud.networks.refusing["delete", port] = IN_USE
@@ -347,7 +353,7 @@ def test_what_is_gone_by_itself_is_no_cleanup_any_more(cloud: Cloud) -> None:
     cloud.clean_up()
 
 
-def test_a_port_that_somebody_else_has_by_now_is_theirs(cloud: Cloud) -> None:
+def test_cleanup_keeps_port_with_new_owner(cloud: Cloud) -> None:
     trial = trial_of(cloud, "delete")
     [port] = cloud.networks.held
     cloud.networks.refusing["delete", port] = IN_USE
@@ -359,7 +365,7 @@ def test_a_port_that_somebody_else_has_by_now_is_theirs(cloud: Cloud) -> None:
     assert list(cloud.networks.held) == [port]
 
 
-def test_a_cleanup_that_fails_unexpectedly_delays_only_itself(cloud: Cloud) -> None:
+def test_cleanup_that_raises_unexpectedly_does_not_delay_others(cloud: Cloud) -> None:
     register(cloud)
     servers = cloud.create(2)
     cloud.settle()
@@ -376,13 +382,13 @@ def test_a_cleanup_that_fails_unexpectedly_delays_only_itself(cloud: Cloud) -> N
             raise RuntimeError("nobody foresaw this")
         delete(port_id)
 
-    cloud.networks.delete = fail  # type: ignore[method-assign]  # the double is the test's to bend
+    cloud.networks.delete = fail  # type: ignore[method-assign]
     hasten(cloud)
     cloud.round()
     assert cloud.pending() == [("port", poison)]
 
 
-#: Workflow -> rounds until its action has ended. Later rounds find the same cloud at rest.
+#: Workflow -> rounds until its action has ended. Later rounds change no more.
 ROUNDS = {
     "create": 1,
     "attach_interface": 1,
@@ -408,7 +414,7 @@ def test_port_deleted_during_action_leaves_server_and_guest(
         cloud.round()
     server, gone = cloud.show(trial.server), set(cloud.networks.held)
     cloud.networks.held.clear()
-    for port in gone:  # as the API does when the network service reports the deletion
+    for port in gone:  # The API does so when the network service reports the deletion.
         cloud.store.write(
             lambda tx, port=port: store_cleanups.add_gone_port(
                 tx, server.id, server.project_id, port
@@ -418,7 +424,7 @@ def test_port_deleted_during_action_leaves_server_and_guest(
     if workflow == "resize":
         ask(cloud, trial.server, "confirmResize")
         cloud.settle()
-    for _ in range(2 * len(gone)):  # an action of ours for each port, and a look afterwards
+    for _ in range(2 * len(gone)):  # For each port, a detach by Kilonova and a check.
         hasten(cloud)
         cloud.settle()
     guests = [

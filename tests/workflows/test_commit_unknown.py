@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conductors whose connection breaks at COMMIT: the next round goes on from where the database says
-it is.
+"""Tests of conductors whose connection breaks at COMMIT.
 
-In each case another COMMIT of a create and a delete is carried out and not answered.
+In each case the database carries out another COMMIT of a create or a delete without an answer. The
+next round continues from the state of the database.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.workflows.simulator import Cloud
 
 
 def work_through(cloud: Cloud) -> None:
-    """As the threads do: a round that fails is followed by the next."""
+    """Settle, and settle again after a failed round, as the threads of the services do."""
     try:
         cloud.settle()
     except errors.Unavailable:
@@ -35,16 +35,18 @@ def work_through(cloud: Cloud) -> None:
         *(("delete", number) for number in range(7)),
     ],
 )
-def test_a_round_of_a_conductor_is_done_once(cloud: Cloud, losing: str, after: int) -> None:
+def test_each_step_succeeds_once_when_commit_is_unanswered(
+    cloud: Cloud, losing: str, after: int
+) -> None:
     register(cloud)
     server = cloud.create()[0]
-    for doing in ("create", "delete"):
-        if doing == "delete":
+    for workflow in ("create", "delete"):
+        if workflow == "delete":
             assert (cloud.show(server).vm_state, len(cloud.networks.held)) == (states.ACTIVE, 1)
-            cloud.ask(server, doing)
-        with lose_commit_answer(cloud.store, after=after if doing == losing else 1000) as lost:
+            cloud.ask(server, workflow)
+        with lose_commit_answer(cloud.store, after=after if workflow == losing else 1000) as lost:
             work_through(cloud)
-        assert bool(lost) == (doing == losing)
+        assert bool(lost) == (workflow == losing)
     events = cloud.store.read(lambda tx: tx.execute(sa.select(schema.events)).all())
     succeeded = Counter(
         (row.action_id, row.step, row.attempt) for row in events if row.event == "succeeded"
@@ -54,7 +56,7 @@ def test_a_round_of_a_conductor_is_done_once(cloud: Cloud, losing: str, after: i
     assert cloud.findings() == []
 
 
-def test_guests_of_a_booted_host_are_started_once(cloud: Cloud) -> None:
+def test_register_after_boot_reboots_guest_once_when_commit_unanswered(cloud: Cloud) -> None:
     register(cloud)
     server = cloud.create()[0]
     cloud.settle()

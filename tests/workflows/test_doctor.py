@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each kind of finding is planted, found with its cause, mended by ``--fix``, and gone; what is
-mended twice stays as it is."""
+"""Tests of ``kilonova doctor`` and ``--fix`` with a fault of each kind in the simulated cloud.
+
+A test plants a fault, and the doctor finds it with its cause. After the fix, conductors, hosts and
+external services do the rest, and the doctor finds no fault.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from tests.workflows.planted import (
     change,
     elsewhere,
     here,
-    planted,
+    plant_kind,
     server,
     share,
     stray_files,
@@ -39,7 +42,7 @@ from tests.workflows.planted import (
 from tests.workflows.planted_for_operators import FOR_OPERATORS
 from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud
-from tests.workflows.test_adopt import Adopter, Answers, lost
+from tests.workflows.test_adopt import Adopter, HostAnswers, boot_lost_server
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reliability.md"
 
@@ -51,7 +54,7 @@ class Doctor:
         self.cloud, self.adopter = cloud, Adopter(cloud)
 
     def look(self, tx: Connection) -> list[Finding]:
-        """As the command does at one look."""
+        """Return the findings that the command has for this transaction."""
         domains = {
             host.name: HostQueries(host.driver, None).answer("domains", {})["domains"]
             for host in self.cloud.hosts.values()
@@ -76,7 +79,7 @@ class Doctor:
             *doctor.compare_catalogue(["network"] if self.cloud.networks.missing else [], tx),
         ]
 
-    def found(self) -> list[Finding]:
+    def read_findings(self) -> list[Finding]:
         return self.cloud.store.read(self.look)
 
     def fix(self, *names: str) -> int:
@@ -84,62 +87,62 @@ class Doctor:
         return doctor_fix.fix(
             cloud.store,
             names,
-            self.found(),
+            self.read_findings(),
             self.look,
             GuestCommands(
                 lambda host, server: self.adopter.adopt(server, host),
                 lambda host, server: host_discard.carry_out(
-                    cloud.store, Answers(cloud), ports, server, host, True
+                    cloud.store, HostAnswers(cloud), ports, server, host, True
                 ),
             ),
         )
 
 
 def until_clean(cloud: Cloud, operator: Doctor) -> None:
-    """Conductors, hosts and neighbours do what is left to them."""
+    """Run rounds until no pending cleanup and no finding is left."""
     for _ in range(75):
-        if not cloud.pending() and not operator.found():
+        if not cloud.pending() and not operator.read_findings():
             break
         cloud.round()
     cloud.clean_up()
 
 
 @pytest.mark.parametrize("kind", PLANTS)
-def test_what_is_planted_is_found_and_mended(
+def test_doctor_finds_planted_kind_and_fix_removes_finding(
     cloud: Cloud, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator = Doctor(cloud)
-    planted(cloud, kind)
-    found = operator.found()
-    assert {one.kind for one in found} == {kind, *PLANTS[kind].also}, found
-    [one] = [one for one in found if one.kind == kind]
-    assert len({one.id for one in found}) == len(found)
+    plant_kind(cloud, kind)
+    findings = operator.read_findings()
+    assert {one.kind for one in findings} == {kind, *PLANTS[kind].also}, findings
+    [one] = [one for one in findings if one.kind == kind]
+    assert len({one.id for one in findings}) == len(findings)
     assert operator.fix(one.id) == 0
     assert KINDS[kind].remedy in capsys.readouterr().out
     until_clean(cloud, operator)
-    assert operator.found() == []
+    assert operator.read_findings() == []
     assert operator.fix(one.id) == 0
     assert "nothing to mend" in capsys.readouterr().out
-    assert operator.found() == []
+    assert operator.read_findings() == []
 
 
 @pytest.mark.parametrize("kind", FOR_OPERATORS)
-def test_what_is_planted_for_an_operator_is_found_and_left(
+def test_doctor_finds_kind_for_operator_and_fix_leaves_finding(
     cloud: Cloud, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator = Doctor(cloud)
-    planted(cloud, kind, FOR_OPERATORS)
-    found = operator.found()
-    assert {one.kind for one in found} == {kind}, found
-    assert operator.fix(found[0].id) == 1
+    plant_kind(cloud, kind, FOR_OPERATORS)
+    findings = operator.read_findings()
+    assert {one.kind for one in findings} == {kind}, findings
+    assert operator.fix(findings[0].id) == 1
     assert KINDS[kind].remedy in capsys.readouterr().out
     with pytest.raises(errors.Conflict):
-        cloud.store.write(lambda tx: remedies.mend(tx, found[0], operator.look))
-    assert operator.found() == found
+        cloud.store.write(lambda tx: remedies.mend(tx, findings[0], operator.look))
+    assert operator.read_findings() == findings
 
 
-def test_every_kind_is_planted_and_counted() -> None:
-    """The figure is in docs/reliability.md, with why some are left to an operator."""
+def test_doctor_kinds_are_planted_and_counted_in_reliability_page() -> None:
+    """The page has the figures and, for each kind without a fix, the reason."""
     assert PLANTS.keys() == {
         name for name, kind in KINDS.items() if kind.way is not Mender.OPERATOR
     }
@@ -157,62 +160,62 @@ def test_every_kind_is_planted_and_counted() -> None:
     assert len(PLANTS) >= 30
 
 
-def test_a_finding_that_is_gone_is_mended_by_nothing(cloud: Cloud) -> None:
-    """Somebody else was quicker: what they have written stands."""
+def test_doctor_fix_keeps_server_when_finding_is_gone(cloud: Cloud) -> None:
+    """Another writer has corrected the row before the fix."""
     operator = Doctor(cloud)
-    name = planted(cloud, "task-state")
-    [finding] = operator.found()
+    name = plant_kind(cloud, "task-state")
+    [finding] = operator.read_findings()
     server(task_state=None, vm_state=states.STOPPED)(cloud, name)
     before = cloud.show(name)
     assert cloud.store.write(lambda tx: remedies.mend(tx, finding, operator.look)) is False
     assert cloud.show(name) == before
 
 
-def test_ports_of_a_guest_without_a_record_stay_until_it_is_mended(
+def test_doctor_fix_keeps_ports_until_guest_without_record_is_adopted(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator = Doctor(cloud)
-    planted(cloud, "domain-known")
-    found = {one.kind: one for one in operator.found()}
-    assert operator.fix(found["port-of-nobody"].id) == 1
-    assert f"--fix {found['domain-known'].id}" in capsys.readouterr().out
+    plant_kind(cloud, "domain-known")
+    findings = {one.kind: one for one in operator.read_findings()}
+    assert operator.fix(findings["port-of-nobody"].id) == 1
+    assert f"--fix {findings['domain-known'].id}" in capsys.readouterr().out
     assert cloud.pending() == []
-    assert operator.fix(found["domain-known"].id, found["port-of-nobody"].id) == 0
+    assert operator.fix(findings["domain-known"].id, findings["port-of-nobody"].id) == 0
     until_clean(cloud, operator)
-    assert (operator.found(), len(cloud.networks.held)) == ([], 1)
+    assert (operator.read_findings(), len(cloud.networks.held)) == ([], 1)
 
 
-def test_hosts_tell_of_guests_without_a_record_unasked(
+def test_host_report_of_guest_without_record_is_logged_and_found(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What they have told is found when nobody can ask them, and is over when it is mended."""
-    name, nobody = lost(cloud), set[str]()
+    """The doctor uses the report when the host cannot be queried, and a fix ends the report."""
+    name, no_hosts = boot_lost_server(cloud), set[str]()
     cloud.idle(65)
     assert [
         one.message for one in caplog.records if name in one.message and "doctor" in one.message
     ]
-    [finding] = cloud.store.read(lambda tx: doctor.compare_reported(nobody, tx))
+    [finding] = cloud.store.read(lambda tx: doctor.compare_reported(no_hosts, tx))
     assert (finding.kind, finding.subject, finding.facts) == ("domain-known", name, ("h1",))
     assert cloud.store.read(lambda tx: doctor.compare_reported({"h1"}, tx)) == []
     gauge = ("guests_without_record", (), 1)
     assert gauge in cloud.store.read(lambda tx: list(gauges.read(tx)))
     assert Doctor(cloud).fix(finding.id) == 0
-    assert cloud.store.read(lambda tx: doctor.compare_reported(nobody, tx)) == []
+    assert cloud.store.read(lambda tx: doctor.compare_reported(no_hosts, tx)) == []
     cloud.hosts["h1"].restart()
     cloud.settle()
     rows = cloud.store.read(lambda tx: tx.execute(sa.select(schema.hosts.c.unclaimed)).all())
     assert [row.unclaimed for row in rows] == [None, None]
 
 
-def test_files_of_a_server_elsewhere_are_told_of_unasked(
+def test_host_report_of_stray_files_is_logged_once_and_found(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once, and they are found when nobody can ask its host; what is mended goes from there."""
-    name = planted(cloud, "files-elsewhere")
+    """The doctor uses the report when the host cannot be queried, and a fix deletes the files."""
+    name = plant_kind(cloud, "files-elsewhere")
     other = elsewhere(cloud, name)
     cloud.idle(65)
-    told = [one for one in caplog.records if "has files of 1 servers" in one.message]
-    assert [name in one.message for one in told] == [True]
+    records = [one for one in caplog.records if "has files of 1 servers" in one.message]
+    assert [name in one.message for one in records] == [True]
     [finding] = cloud.store.read(lambda tx: doctor.compare_files({}, tx))
     assert (finding.kind, finding.subject, finding.facts) == ("files-elsewhere", name, (other,))
     assert cloud.store.read(lambda tx: doctor.compare_files({other: []}, tx)) == []
@@ -224,104 +227,104 @@ def test_files_of_a_server_elsewhere_are_told_of_unasked(
     assert [row.unclaimed for row in rows] == [None, None]
 
 
-def test_pages_of_files_keep_what_nothing_explains(cloud: Cloud) -> None:
-    """Of a page only that, and what the other pages told stays; once few are told all are kept."""
+def test_host_report_pages_keep_only_files_without_server(cloud: Cloud) -> None:
+    """A page replaces the files of its range. A report without a range replaces all files."""
     name = trial_of(cloud, "stop").server
-    host, one, two = here(cloud, name), NOBODY, "f" * 8 + NOBODY[8:]
+    host, first, second = here(cloud, name), NOBODY, "f" * 8 + NOBODY[8:]
 
-    def told(files: list[str], *between: str) -> list[str]:
+    def note(files: list[str], *between: str) -> list[str]:
         cloud.store.write(lambda tx: host_files.note(tx, host, files, between or None))
         return [server for server, _ in cloud.store.read(host_files.list_reported)]
 
-    assert told([one, name], "", "d") == [one]
-    assert told([two], "d", "") == [one, two]
-    assert told([], "", "d") == [two]
-    assert told([], "d", "") == []
-    assert told([name]) == [name]
+    assert note([first, name], "", "d") == [first]
+    assert note([second], "d", "") == [first, second]
+    assert note([], "", "d") == [second]
+    assert note([], "d", "") == []
+    assert note([name]) == [name]
 
 
-def test_files_that_may_be_all_that_is_left_are_an_operators(
+def test_doctor_fix_keeps_stray_files_while_guest_is_missing(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a server whose guest is gone where its record is; after that was mended they are spare."""
-    name, operator = planted(cloud, "files-elsewhere"), Doctor(cloud)
+    """The stray files may be the only copy. They are spare after the server is deleted."""
+    name, operator = plant_kind(cloud, "files-elsewhere"), Doctor(cloud)
     without_domain(cloud, name)
-    missing, stray = operator.found()
+    missing, stray = operator.read_findings()
     assert (missing.kind, stray.kind) == ("guest-there", "files-elsewhere")
     assert operator.fix(stray.id) == 1
     assert f"--fix {missing.id}" in capsys.readouterr().out
     server(deleted=1)(cloud, name)
-    spare = {one.kind: one for one in operator.found()}["files-elsewhere"]
+    spare = {one.kind: one for one in operator.read_findings()}["files-elsewhere"]
     assert "was deleted" in spare.text
 
 
-def test_files_of_nobody_go_when_an_operator_says_so(cloud: Cloud) -> None:
-    name, operator = planted(cloud, "files-elsewhere"), Doctor(cloud)
+def test_discard_deletes_files_of_unknown_server_that_fix_keeps(cloud: Cloud) -> None:
+    name, operator = plant_kind(cloud, "files-elsewhere"), Doctor(cloud)
     other = elsewhere(cloud, name)
-    found = cloud.hosts[other].driver.host.files.pop(name)
-    cloud.hosts[other].driver.host.keep_files(NOBODY, found)
-    [finding] = operator.found()
+    files = cloud.hosts[other].driver.host.files.pop(name)
+    cloud.hosts[other].driver.host.keep_files(NOBODY, files)
+    [finding] = operator.read_findings()
     assert (finding.kind, operator.fix(finding.id)) == ("files-of-nobody", 1)
     ports = operator.adopter.sources.ports
-    done = host_discard.carry_out(cloud.store, Answers(cloud), ports, NOBODY, other, True)
-    assert done == 0
+    status = host_discard.carry_out(cloud.store, HostAnswers(cloud), ports, NOBODY, other, True)
+    assert status == 0
     until_clean(cloud, operator)
-    assert (operator.found(), cloud.hosts[other].driver.host.files) == ([], {})
+    assert (operator.read_findings(), cloud.hosts[other].driver.host.files) == ([], {})
 
 
-def test_shared_storage_explains_files(either: Cloud) -> None:
-    """The folder of each server is on all hosts of its storage."""
+def test_doctor_does_not_report_files_on_shared_storage(either: Cloud) -> None:
+    """All hosts with the storage see the folder of each server."""
     either.round()
     [name] = either.create()
     either.settle()
     stray_files(either, name)
-    kinds = [one.kind for one in Doctor(either).found()]
+    kinds = [one.kind for one in Doctor(either).read_findings()]
     shared = len({host.driver.host.size.facts["storage"] for host in either.hosts.values()}) == 1
     assert kinds == ([] if shared else ["files-elsewhere"])
 
 
-def test_a_rule_that_goes_is_told_with_the_server_it_was_for(
+def test_cleanup_of_share_rule_shows_server_with_the_share(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The one that has the share elsewhere; none when nobody has it."""
-    name, operator = planted(cloud, "share-rule-of-nobody"), Doctor(cloud)
-    for said in (None, name):
-        if said:
-            share(cloud, said, "active")
-        [finding] = [one for one in operator.found() if one.kind == "share-rule-of-nobody"]
+    """Without such a server, the cleanup shows no server."""
+    name, operator = plant_kind(cloud, "share-rule-of-nobody"), Doctor(cloud)
+    for owner in (None, name):
+        if owner:
+            share(cloud, owner, "active")
+        [finding] = [one for one in operator.read_findings() if one.kind == "share-rule-of-nobody"]
         assert operator.fix(finding.id) == 0
         [row] = cloud.store.read(cleanups.list_all)
-        assert cli_cleanups.facts(row)["server"] == said
-        assert (said or "none") in cli_cleanups.table([row]).splitlines()[1].split()
+        assert cli_cleanups.facts(row)["server"] == owner
+        assert (owner or "none") in cli_cleanups.table([row]).splitlines()[1].split()
         assert cloud.store.write(partial(cleanups.drop, cleanup_id=row.id))
 
 
-def test_a_rule_for_a_host_of_another_cloud_is_left_alone(cloud: Cloud) -> None:
-    planted(cloud, "share-rule-of-nobody")
+def test_doctor_ignores_share_rule_for_address_of_no_host(cloud: Cloud) -> None:
+    plant_kind(cloud, "share-rule-of-nobody")
     change(cloud, schema.hosts, sa.true(), host_ip="192.0.2.8")
-    assert Doctor(cloud).found() == []
+    assert Doctor(cloud).read_findings() == []
 
 
-def test_a_server_that_an_action_has_is_left_to_it(
+def test_doctor_fix_waits_until_action_of_server_ends(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator = Doctor(cloud)
-    name = planted(cloud, "counted")
+    name = plant_kind(cloud, "counted")
     cloud.ask(name, "os-stop")
-    [finding] = operator.found()
+    [finding] = operator.read_findings()
     assert operator.fix(finding.id) == 1
     assert finding.id in capsys.readouterr().out
     assert cloud.show(name).vcpus == 7
     cloud.settle()
     assert operator.fix(finding.id) == 0
-    assert operator.found() == []
+    assert operator.read_findings() == []
 
 
-def test_a_remedy_is_in_the_servers_journal(cloud: Cloud) -> None:
-    """With what stood there before, so that it can be taken back."""
+def test_doctor_fix_writes_previous_values_to_journal(cloud: Cloud) -> None:
+    """An operator can restore the previous values from the journal."""
     operator = Doctor(cloud)
-    name = planted(cloud, "lock")
-    [finding] = operator.found()
+    name = plant_kind(cloud, "lock")
+    [finding] = operator.read_findings()
     assert operator.fix(finding.id) == 0
     row = cloud.store.read(lambda tx: actions.list_for(tx, name))[0]
     assert (row.name, row.state) == (remedies.NAME, "done")
@@ -330,13 +333,13 @@ def test_a_remedy_is_in_the_servers_journal(cloud: Cloud) -> None:
     assert (full.args["finding"], full.args["was"]["locked"]) == (finding.id, True)
 
 
-def test_a_guest_that_runs_is_no_copy_of_an_image(cloud: Cloud) -> None:
-    """SHELVED_OFFLOADED with a guest that runs: nothing of it is lost, the image goes."""
+def test_doctor_fix_keeps_running_guest_of_offloaded_server(cloud: Cloud) -> None:
+    """The server is SHELVED_OFFLOADED while its guest runs. The fix deletes the image."""
     operator = Doctor(cloud)
-    name = planted(cloud, "guest-elsewhere")
+    name = plant_kind(cloud, "guest-elsewhere")
     cloud.images.create({"id": "33333333-3333-4333-8333-333333333333"})
     server(shelved_image_id="33333333-3333-4333-8333-333333333333")(cloud, name)
-    [finding] = operator.found()
+    [finding] = operator.read_findings()
     assert operator.fix(finding.id) == 0
     until_clean(cloud, operator)
     row = cloud.show(name)
@@ -344,13 +347,13 @@ def test_a_guest_that_runs_is_no_copy_of_an_image(cloud: Cloud) -> None:
     assert (cloud.domains(name), cloud.images.records) == ([row.host], {})
 
 
-def test_a_guest_that_runs_keeps_the_attachment_that_it_may_use(cloud: Cloud) -> None:
-    """Its row does not say how it is connected: it is connected anew when the server is off."""
+def test_doctor_fix_keeps_attachment_of_running_guest_until_stop(cloud: Cloud) -> None:
+    """The row lacks the connection, so the volume is connected anew once the server is off."""
     operator = Doctor(cloud)
     name = trial_of(cloud, "stop").server
     attached(cloud, name, connection=None)
     held = set(cloud.volumes.state.held)
-    [finding] = operator.found()
+    [finding] = operator.read_findings()
     assert operator.fix(finding.id) == 0
     for _ in range(30):
         cloud.round()
@@ -360,5 +363,5 @@ def test_a_guest_that_runs_keeps_the_attachment_that_it_may_use(cloud: Cloud) ->
     cloud.ask(name, "os-stop")
     cloud.settle()
     until_clean(cloud, operator)
-    assert (operator.found(), cloud.pending()) == ([], [])
+    assert (operator.read_findings(), cloud.pending()) == ([], [])
     assert not set(cloud.volumes.state.held) & held

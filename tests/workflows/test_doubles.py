@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doubles of the conductor's neighbours: each call of each can go wrong in each way of the
-table, and says the truth about what was done."""
+"""Tests of the doubles of external services that the simulated cloud uses.
+
+Each call of each double meets each fault of ``tests.answers.Answer``, and takes effect only if the
+fault allows an effect.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ from tests.workflows.volumes import Volumes
 SERVER, HOST, OTHER = "server", "h1", "h2"
 PORT = {"network_id": "n1", "device_id": SERVER, "binding:host_id": HOST}
 CONNECTOR = {"host": HOST}
-Furnished = tuple[Neighbour, dict[str, Any]]
+PreparedDouble = tuple[Neighbour, dict[str, Any]]
 
 
-def images() -> Furnished:
-    made = Images()
-    made.create({"id": "i", "name": "one"})
-    return made, {
+def images() -> PreparedDouble:
+    service = Images()
+    service.create({"id": "i", "name": "one"})
+    return service, {
         "create": ({"id": "j"},),
         "show": ("i",),
         "look": ("i",),
@@ -38,11 +41,11 @@ def images() -> Furnished:
     }
 
 
-def networks() -> Furnished:
-    made = Networks()
-    port = made.create([PORT])[0]
-    made.bind_also(port, OTHER)
-    return made, {
+def networks() -> PreparedDouble:
+    service = Networks()
+    port = service.create([PORT])[0]
+    service.bind_also(port, OTHER)
+    return service, {
         "ports": (SERVER,),
         "port": (port["id"],),
         "create": ([PORT, PORT],),
@@ -56,26 +59,26 @@ def networks() -> Furnished:
     }
 
 
-def shares() -> Furnished:
-    made = Shares()
-    made.allow("share", "192.0.2.1")
-    return made, {"allow": ("share", "192.0.2.2"), "deny": ("share", "192.0.2.1")}
+def shares() -> PreparedDouble:
+    service = Shares()
+    service.allow("share", "192.0.2.1")
+    return service, {"allow": ("share", "192.0.2.2"), "deny": ("share", "192.0.2.1")}
 
 
-def volumes() -> Furnished:
-    made = Volumes()
-    free, used = made.make(), made.make()
-    held = made.attach(used, SERVER).id
-    connected = made.attach(made.make(), SERVER, CONNECTOR, "/dev/vdc", "rw").id
-    migrates = made.make()
-    target, taken = made.migrate(migrates), made.begin_assisted(used, "creating")
-    return made, {
+def volumes() -> PreparedDouble:
+    service = Volumes()
+    free, used = service.make(), service.make()
+    held = service.attach(used, SERVER).id
+    connected = service.attach(service.make(), SERVER, CONNECTOR, "/dev/vdc", "rw").id
+    migrates = service.make()
+    target, taken = service.migrate(migrates), service.begin_assisted(used, "creating")
+    return service, {
         "volume": (free,),
         "delete": (free,),
         "reimage": (used, "image"),
         "snapshot": (taken,),
         "update_snapshot_status": (taken, "creating"),
-        "delete_snapshot": (made.make_snapshot(free),),
+        "delete_snapshot": (service.make_snapshot(free),),
         "end_migration": (migrates, target, True),
         "attachments": (SERVER,),
         "attach": (free, SERVER),
@@ -85,12 +88,12 @@ def volumes() -> Furnished:
     }
 
 
-def fencer() -> Furnished:
+def fencer() -> PreparedDouble:
     return Fencer(), {"fence": (HOST,)}
 
 
-#: Each double, furnished, with what each of its calls is asked.
-DOUBLES: dict[str, Callable[[], Furnished]] = {
+#: Name -> a function that returns a double with content, and the arguments of each call.
+DOUBLES: dict[str, Callable[[], PreparedDouble]] = {
     one.__name__: one for one in (images, networks, shares, volumes, fencer)
 }
 INTERFACES = {
@@ -102,54 +105,54 @@ INTERFACES = {
 CALLS = [(name, call) for name, make in DOUBLES.items() for call in make()[1]]
 
 
-def memory(double: Neighbour) -> str:
-    """What it has, but how it answers."""
+def read_content(double: Neighbour) -> str:
+    """Return the double's content, without the script of its answers."""
     own = Neighbour("").__dict__
     return repr({key: value for key, value in vars(double).items() if key not in own})
 
 
-def test_every_call_of_every_interface_is_asked() -> None:
+def test_doubles_cover_every_call_of_every_interface() -> None:
     for name, interface in INTERFACES.items():
-        double, asked = DOUBLES[name]()
-        assert set(asked) == set(calls_of(interface)) == set(double.calls_known)
+        double, arguments = DOUBLES[name]()
+        assert set(arguments) == set(calls_of(interface)) == set(double.calls_known)
     of_neighbours = [name for name in vars(external_services) if name.endswith("Api")]
     assert len(of_neighbours) == len(INTERFACES), "an interface has no double"
 
 
 @pytest.mark.parametrize("how", Answer, ids=lambda how: how.name.lower())
 @pytest.mark.parametrize(("name", "call"), CALLS)
-def test_every_call_can_go_wrong_in_every_way(name: str, call: str, how: Answer) -> None:
-    double, asked = DOUBLES[name]()
+def test_double_call_takes_effect_only_if_fault_allows(name: str, call: str, how: Answer) -> None:
+    double, arguments = DOUBLES[name]()
     others: list[str] = []
-    double.meanwhile = lambda: others.append(memory(double))
-    before, number = memory(double), double.calls + 1
+    double.meanwhile = lambda: others.append(read_content(double))
+    before, number = read_content(double), double.calls + 1
     double.script[number] = how
     if how in REFUSALS:
         with pytest.raises(type(REFUSALS[how])):
-            getattr(double, call)(*asked[call])
+            getattr(double, call)(*arguments[call])
     elif how in UNKNOWN:
         with pytest.raises(errors.Unavailable):
-            getattr(double, call)(*asked[call])
+            getattr(double, call)(*arguments[call])
     else:
-        getattr(double, call)(*asked[call])
+        getattr(double, call)(*arguments[call])
     assert (double.asked[number - 1][0], double.calls) == (call, number)
     assert others == ([before] if how is Answer.SLOW else [])
     if how is Answer.LATE:
-        assert memory(double) == before
+        assert read_content(double) == before
         double.catches_up()
-    changed = memory(double) != before
+    changed = read_content(double) != before
     assert changed == (how in DONE and changes(name, call))
 
 
 def changes(name: str, call: str) -> bool:
-    """Does an answered call change anything there?"""
-    double, asked = DOUBLES[name]()
-    before = memory(double)
-    getattr(double, call)(*asked[call])
-    return memory(double) != before
+    """Return True if an answered call changes the content of the double."""
+    double, arguments = DOUBLES[name]()
+    before = read_content(double)
+    getattr(double, call)(*arguments[call])
+    return read_content(double) != before
 
 
-def test_most_calls_that_change_something_are_seen_to() -> None:
+def test_doubles_change_content_in_all_calls_except_reads() -> None:
     assert {(name, call) for name, call in CALLS if not changes(name, call)} == {
         ("images", "show"),
         ("images", "look"),

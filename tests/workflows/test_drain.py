@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host drain`` on the simulator's cloud: what the operator sees, and what is true
-then."""
+"""Tests of ``kilonova host drain``: the command's output, and the servers afterwards.
+
+Three simulated hosts. Each second of the command is a round of the cloud.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from tests.workflows.simulator import FLAVOR, Cloud, Time
 
 @pytest.fixture
 def cloud() -> Iterator[Cloud]:
-    """Three hosts that have registered."""
+    """A cloud of three registered hosts."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts=3)
     register(cloud)
@@ -42,9 +44,14 @@ def operator(cloud: Cloud) -> Operator:
     return Operator(cloud)
 
 
-def five(cloud: Cloud) -> tuple[list[str], str, list[str]]:
-    """On h1 three that run, one that is stopped, and one more, whose hard group has a member on
-    each other host."""
+def boot_five_servers(cloud: Cloud) -> tuple[list[str], str, list[str]]:
+    """Create five servers on h1: three running, one stopped, and one in an anti-affinity group.
+
+    Each other host has a member of the group.
+
+    Returns:
+        The first four servers, the grouped server on h1, and the other members of the group.
+    """
     ordinary = cloud.create(4, host="h1", forced=True)
     group = cloud.group("anti-affinity")
     bound = cloud.create(host="h1", forced=True, group=group)[0]
@@ -58,10 +65,8 @@ def five(cloud: Cloud) -> tuple[list[str], str, list[str]]:
     return ordinary, bound, others
 
 
-def test_a_drain_moves_all_that_can_go_and_says_why_the_rest_stays(
-    cloud: Cloud, operator: Operator
-) -> None:
-    ordinary, bound, others = five(cloud)
+def test_drain_moves_servers_and_reports_why_others_stay(cloud: Cloud, operator: Operator) -> None:
+    ordinary, bound, others = boot_five_servers(cloud)
     assert operator.drain() == 1
     assert [cloud.show(server).vm_state for server in ordinary] == [states.ACTIVE] * 3 + [
         states.STOPPED
@@ -82,8 +87,8 @@ def test_a_drain_moves_all_that_can_go_and_says_why_the_rest_stays(
     assert cloud.findings() == []
 
 
-def test_a_drain_that_was_stopped_goes_on_where_it_was(cloud: Cloud, operator: Operator) -> None:
-    ordinary, _, _ = five(cloud)
+def test_drain_continues_after_stop(cloud: Cloud, operator: Operator) -> None:
+    ordinary, _, _ = boot_five_servers(cloud)
     operator.stops = lambda: "preparing" in operator.text
     assert operator.drain() == 1
     assert operator.said[-1].endswith("stopped; kilonova host drain h1 goes on")
@@ -101,8 +106,9 @@ def test_a_drain_that_was_stopped_goes_on_where_it_was(cloud: Cloud, operator: O
     assert cloud.findings() == []
 
 
-def test_a_drain_goes_on_without_its_command_and_confirms(cloud: Cloud, operator: Operator) -> None:
-    """Nobody watches, and conductors are killed all the time."""
+def test_drain_without_command_survives_conductor_kills_and_confirms(
+    cloud: Cloud, operator: Operator
+) -> None:
     servers = cloud.create(3, host="h1", forced=True)
     cloud.settle()
     action = operator.begin("h1", Name.DRAIN, Arguments(cold=True))
@@ -111,23 +117,24 @@ def test_a_drain_goes_on_without_its_command_and_confirms(cloud: Cloud, operator
         cloud.restart_conductor()
     assert {cloud.show(server).vm_state for server in servers} == {states.ACTIVE}
     assert {cloud.migration(server).status for server in servers} == {"confirmed"}
-    found = cloud.store.read(lambda tx: host_actions.show(tx, action.id))
-    assert (found.state, found.message) == (State.DONE, "host h1 is empty; 3 servers moved")
+    row = cloud.store.read(lambda tx: host_actions.show(tx, action.id))
+    assert (row.state, row.message) == (State.DONE, "host h1 is empty; 3 servers moved")
     journal = cloud.store.read(lambda tx: host_actions.events(tx, action.id))
     for event in (EventName.BEGUN, EventName.MOVED):
-        assert {one.server_id for one in journal if one.event is event} == set(servers)
-        assert len({one.migration for one in journal if one.event is event}) == 3
+        assert {entry.server_id for entry in journal if entry.event is event} == set(servers)
+        assert len({entry.migration for entry in journal if entry.event is event}) == 3
     assert cloud.findings() == []
 
 
-def test_another_conductor_goes_on_with_a_drain(cloud: Cloud, operator: Operator) -> None:
-    """The first is silent from the middle on; nobody else takes the drain before its lease is
-    over."""
+def test_drain_continues_on_other_conductor_after_lease_expires(
+    cloud: Cloud, operator: Operator
+) -> None:
+    """The first conductor falls silent in the middle of the drain."""
     servers = cloud.create(3, host="h1", forced=True)
     cloud.settle()
     action = operator.begin("h1", Name.DRAIN)
     cloud.round()
-    silent, cloud.host_actions = cloud.host_actions, HostActions(cloud.conductor("c2/1"))
+    silent_conductor, cloud.host_actions = cloud.host_actions, HostActions(cloud.conductor("c2/1"))
     for _ in range(10):
         cloud.round()
     assert cloud.store.read(lambda tx: host_actions.show(tx, action.id)).is_open
@@ -136,12 +143,14 @@ def test_another_conductor_goes_on_with_a_drain(cloud: Cloud, operator: Operator
     assert cloud.store.read(lambda tx: host_actions.show(tx, action.id)).state is State.DONE
     assert "h1" not in {cloud.show(server).host for server in servers}
     journal = cloud.store.read(lambda tx: host_actions.events(tx, action.id))
-    silent.advance()
+    silent_conductor.advance()
     assert cloud.store.read(lambda tx: host_actions.events(tx, action.id)) == journal
     assert cloud.findings() == []
 
 
-def test_a_command_given_again_watches_the_open_drain(cloud: Cloud, operator: Operator) -> None:
+def test_drain_repeated_watches_open_drain_and_evacuate_conflicts(
+    cloud: Cloud, operator: Operator
+) -> None:
     cloud.create(host="h1", forced=True)
     cloud.settle()
     action = operator.begin("h1", Name.DRAIN)
@@ -157,29 +166,29 @@ def test_a_command_given_again_watches_the_open_drain(cloud: Cloud, operator: Op
     assert commands.stop(cloud.store, "h1", Name.DRAIN, operator.said.append) == 1
 
 
-def test_a_drain_whose_host_is_removed_has_failed(cloud: Cloud, operator: Operator) -> None:
+def test_drain_fails_when_host_is_removed(cloud: Cloud, operator: Operator) -> None:
     action = operator.begin("h1", Name.DRAIN, Arguments(wait=True))
     cloud.store.write(
         lambda tx: tx.execute(sa.delete(schema.services).where(schema.services.c.host == "h1"))
     )
     cloud.host_actions.advance()
-    found = cloud.store.read(lambda tx: host_actions.show(tx, action.id))
-    assert (found.state, found.message) == (
+    row = cloud.store.read(lambda tx: host_actions.show(tx, action.id))
+    assert (row.state, row.message) == (
         State.FAILED,
         "There is no host h1; kilonova hosts lists them.",
     )
 
 
-def test_an_idle_round_is_one_statement(cloud: Cloud) -> None:
+def test_host_actions_idle_round_is_one_statement(cloud: Cloud) -> None:
     statements: list[str] = []
     sa.event.listen(
-        cloud.store.engine, "before_cursor_execute", lambda *given: statements.append(given[2])
+        cloud.store.engine, "before_cursor_execute", lambda *event: statements.append(event[2])
     )
     cloud.host_actions.advance()
     assert len(statements) == 1
 
 
-def test_what_a_user_moved_is_the_users_to_confirm(cloud: Cloud, operator: Operator) -> None:
+def test_drain_leaves_resize_of_user_unconfirmed(cloud: Cloud, operator: Operator) -> None:
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
     cloud.move(server, "migrate")
@@ -192,8 +201,8 @@ def test_what_a_user_moved_is_the_users_to_confirm(cloud: Cloud, operator: Opera
     assert operator.drain() == 0
 
 
-def test_a_dry_run_changes_nothing(cloud: Cloud, operator: Operator) -> None:
-    ordinary, bound, _ = five(cloud)
+def test_drain_dry_run_makes_no_changes(cloud: Cloud, operator: Operator) -> None:
+    ordinary, bound, _ = boot_five_servers(cloud)
     before = cloud.store.read(lambda tx: services.list_all(tx, "h1"))
     assert operator.drain(dry_run=True) == 1
     assert operator.said[-1] == "4 of 5 would go; nothing was changed"
@@ -207,8 +216,8 @@ def test_a_dry_run_changes_nothing(cloud: Cloud, operator: Operator) -> None:
     assert kinds(cloud) == {}
 
 
-def test_a_plan_counts_the_room_of_those_before(cloud: Cloud, operator: Operator) -> None:
-    """Two hosts with room for one each, and three servers."""
+def test_drain_plan_counts_resources_of_earlier_moves(cloud: Cloud, operator: Operator) -> None:
+    """Each of two hosts has room for one server, and three servers should move."""
     large = replace(FLAVOR, id="9", name="large", memory_mb=4096)
     cloud.create(flavor=large, host="h2", forced=True)
     cloud.create(flavor=large, host="h3", forced=True)
@@ -221,37 +230,38 @@ def test_a_plan_counts_the_room_of_those_before(cloud: Cloud, operator: Operator
     assert cloud.findings() == []
 
 
-def test_a_plan_is_of_the_state_that_each_has(cloud: Cloud, operator: Operator) -> None:
-    """Two wait for their turn, one is to stay: the stopped one is started meanwhile, the other one
-    stopped, the suspended one resumed."""
+def test_drain_plan_follows_state_changes_of_waiting_servers(
+    cloud: Cloud, operator: Operator
+) -> None:
+    """Meanwhile the user starts the stopped server, stops one and resumes the suspended server."""
     _, runs, stopped, suspended = servers = sorted(cloud.create(4, host="h1", forced=True))
     cloud.settle()
     cloud.ask(stopped, "os-stop")
     cloud.ask(suspended, "suspend")
     cloud.settle()
 
-    def users() -> None:
+    def change_states() -> None:
         if operator.seconds_left == 599:
             cloud.ask(stopped, "os-start")
             cloud.ask(runs, "os-stop")
             cloud.ask(suspended, "resume")
 
-    cloud.watcher = users
+    cloud.watcher = change_states
     assert operator.drain(parallel=1) == 0
     assert kinds(cloud) == dict.fromkeys(servers, MigrationType.LIVE) | {runs: MigrationType.COLD}
     assert cloud.findings() == []
 
 
-def test_a_server_that_is_started_as_its_move_begins_goes_live(
+def test_drain_moves_server_live_when_started_after_planning(
     cloud: Cloud, operator: Operator
 ) -> None:
-    """Between the look and the lock."""
+    """The server starts between the read of its state and the lock of its row."""
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
     cloud.ask(server, "os-stop")
     cloud.settle()
 
-    def starts(kind: str) -> bool:
+    def start_server(kind: str) -> bool:
         if kind == "select" and cloud.show(server).vm_state == states.STOPPED:
             cloud.ask(server, "os-start")
             for _ in range(3):
@@ -260,7 +270,7 @@ def test_a_server_that_is_started_as_its_move_begins_goes_live(
                 cloud.sync(cloud.hosts["h1"])
         return False
 
-    cloud.lose = starts
+    cloud.lose = start_server
     assert operator.drain() == 0
     assert (
         f"Instance {server} is active by now, and its move was planned when it was stopped"
@@ -270,7 +280,9 @@ def test_a_server_that_is_started_as_its_move_begins_goes_live(
     assert cloud.findings() == []
 
 
-def test_cold_by_wish_and_what_is_paused_stays(cloud: Cloud, operator: Operator) -> None:
+def test_drain_with_cold_migrates_cold_and_leaves_paused_server(
+    cloud: Cloud, operator: Operator
+) -> None:
     servers = cloud.create(2, host="h1", forced=True)
     cloud.settle()
     cloud.ask(servers[1], "pause")
@@ -283,7 +295,7 @@ def test_cold_by_wish_and_what_is_paused_stays(cloud: Cloud, operator: Operator)
     assert cloud.findings() == []
 
 
-def test_a_move_that_fails_is_told_with_its_reason(cloud: Cloud, operator: Operator) -> None:
+def test_drain_reports_reason_of_failed_move(cloud: Cloud, operator: Operator) -> None:
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
     cloud.hosts["h1"].driver.host.script["live_migrate"] = [Fail("The memory changes too fast.")]
@@ -295,24 +307,26 @@ def test_a_move_that_fails_is_told_with_its_reason(cloud: Cloud, operator: Opera
     assert cloud.findings() == []
 
 
-def test_with_wait_it_stays_until_all_have_gone(cloud: Cloud, operator: Operator) -> None:
-    ordinary, bound, others = five(cloud)
+def test_drain_with_wait_continues_until_host_is_empty(cloud: Cloud, operator: Operator) -> None:
+    ordinary, bound, others = boot_five_servers(cloud)
     cloud.hosts["h1"].driver.host.script["live_migrate"] = [Fail("The memory changes too fast.")]
 
-    def deletes() -> bool:
-        """After a while somebody deletes the member of the group that is in the way."""
+    def delete_member() -> bool:
+        """Delete the member of the group that is in the way, after some time."""
         if operator.seconds_left == 570:
             cloud.ask(others[0], "delete")
         return False
 
-    operator.stops = deletes
+    operator.stops = delete_member
     assert operator.drain(wait=True) == 0
     assert {cloud.show(server).host for server in [*ordinary, bound]} <= {"h2", "h3"}
     assert cloud.findings() == []
 
 
-def test_what_does_not_work_where_it_arrived_goes_back(cloud: Cloud, operator: Operator) -> None:
-    """Its interfaces are wired there, and then it cannot go on."""
+def test_drain_with_cold_reverts_server_that_cannot_run_at_destination(
+    cloud: Cloud, operator: Operator
+) -> None:
+    """The destination has wired the interfaces, and then cannot start the guest."""
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
     cloud.networks.wires_after = 2
@@ -324,16 +338,16 @@ def test_what_does_not_work_where_it_arrived_goes_back(cloud: Cloud, operator: O
     assert cloud.findings() == []
 
 
-def test_a_host_that_is_enabled_meanwhile_is_left_alone(cloud: Cloud, operator: Operator) -> None:
+def test_drain_stops_when_host_is_enabled_meanwhile(cloud: Cloud, operator: Operator) -> None:
     servers = cloud.create(4, host="h1", forced=True)
     cloud.settle()
 
-    def restores() -> bool:
+    def enable_host() -> bool:
         if operator.seconds_left == 598:
             assert host_restore.give_back(cloud.store, "h1", operator.said.append) == 0
         return False
 
-    operator.stops = restores
+    operator.stops = enable_host
     assert operator.drain(cold=True) == 1
     assert operator.said[-1].endswith("somebody has enabled host h1 again")
     assert sum(cloud.show(server).host == "h1" for server in servers) == 2
@@ -342,7 +356,7 @@ def test_a_host_that_is_enabled_meanwhile_is_left_alone(cloud: Cloud, operator: 
     )
 
 
-def test_a_silent_host_is_not_drained(cloud: Cloud, operator: Operator) -> None:
+def test_drain_of_silent_host_fails_at_once(cloud: Cloud, operator: Operator) -> None:
     cloud.create(2, host="h1", forced=True)
     cloud.settle()
     silence(cloud, "h1")
@@ -351,7 +365,7 @@ def test_a_silent_host_is_not_drained(cloud: Cloud, operator: Operator) -> None:
     assert kinds(cloud) == {} and operator.seconds_left == 599, "it says so at once"
 
 
-def test_that_no_scheduler_answers_is_waiting(cloud: Cloud, operator: Operator) -> None:
+def test_drain_waits_while_scheduler_is_silent(cloud: Cloud, operator: Operator) -> None:
     cloud.create(host="h1", forced=True)
     cloud.settle()
     cloud.lose = lambda kind: kind == "select" and operator.seconds_left > 590
@@ -361,7 +375,7 @@ def test_that_no_scheduler_answers_is_waiting(cloud: Cloud, operator: Operator) 
     assert operator.said.count("lost Trying again.") == 1
 
 
-def test_a_server_that_is_being_built_there_is_waited_for(cloud: Cloud, operator: Operator) -> None:
+def test_drain_waits_for_build_on_host_and_moves_server(cloud: Cloud, operator: Operator) -> None:
     server = cloud.create(host="h1", forced=True)[0]
     cloud.advance()
     assert cloud.show(server).host == "h1" and cloud.show(server).vm_state == states.BUILDING
@@ -369,22 +383,23 @@ def test_a_server_that_is_being_built_there_is_waited_for(cloud: Cloud, operator
     assert cloud.show(server).host in ("h2", "h3")
 
 
-def test_what_was_proposed_before_does_not_come_after(cloud: Cloud, operator: Operator) -> None:
-    """The host is empty and said to be; two creates had been offered it before it was disabled, one
-    nothing else."""
+def test_create_with_proposal_from_before_drain_avoids_empty_host(
+    cloud: Cloud, operator: Operator
+) -> None:
+    """Two creates got the proposal before the host was disabled, one of them as the only host."""
     for name in ("h2", "h3"):
         cloud.create(flavor=replace(FLAVOR, memory_mb=4096), host=name, forced=True)
     cloud.settle()
     fixed, free = cloud.create(host="h1")[0], cloud.create()[0]
-    ended: list[int] = []
+    statuses: list[int] = []
 
-    def drained(workflow: str, step: str, point: str) -> None:
-        if (workflow, step, point) == ("create", "place", "proposed") and not ended:
-            ended.append(operator.drain())
+    def drain_host(workflow: str, step: str, point: str) -> None:
+        if (workflow, step, point) == ("create", "place", "proposed") and not statuses:
+            statuses.append(operator.drain())
 
-    cloud.engine.fault_point = drained
+    cloud.engine.fault_point = drain_host
     cloud.settle()
-    assert ended == [0] and operator.said[-1] == "host h1 is empty; 0 servers moved"
+    assert statuses == [0] and operator.said[-1] == "host h1 is empty; 0 servers moved"
     assert cloud.show(free).host in ("h2", "h3") and cloud.show(free).vm_state == states.ACTIVE
     assert cloud.show(fixed).host is None and cloud.show(fixed).vm_state == states.ERROR
     assert (
@@ -393,15 +408,13 @@ def test_what_was_proposed_before_does_not_come_after(cloud: Cloud, operator: Op
     assert cloud.findings() == []
 
 
-def test_a_host_that_is_none(operator: Operator) -> None:
+def test_drain_and_evacuate_of_unknown_host_fail(operator: Operator) -> None:
     for command in (operator.drain, operator.evacuate):
         with pytest.raises(errors.NotFound, match="There is no host h9"):
             command("h9")
 
 
-def test_a_move_that_is_stuck_holds_nobody_up_and_says_why(
-    cloud: Cloud, operator: Operator
-) -> None:
+def test_drain_reports_stuck_move_and_moves_other_servers(cloud: Cloud, operator: Operator) -> None:
     stuck, *others = cloud.create(3, host="h1", forced=True)
     cloud.settle()
     action = cloud.move(stuck, "os-migrateLive")
@@ -415,8 +428,8 @@ def test_a_move_that_is_stuck_holds_nobody_up_and_says_why(
         and "See: kilonova action list --stuck" in operator.text
     )
     assert any(
-        said.startswith(f"{stuck} (s, active) stays: its move is stuck: ")
-        for said in operator.said[-3:]
+        line.startswith(f"{stuck} (s, active) stays: its move is stuck: ")
+        for line in operator.said[-3:]
     )
     assert "1 servers left, 2 moved" in operator.said[-1]
     change(cloud, action, step=None)

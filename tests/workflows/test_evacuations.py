@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evacuation: what proves that a host's guests are dead, what becomes of them when there is no room
-elsewhere, and of a host that returns: before, in the middle, at the end."""
+"""Tests of evacuation: proof that a host is dead, failed destinations, and hosts that return.
+
+Two simulated hosts, with local and with shared storage.
+"""
 
 from __future__ import annotations
 
@@ -14,38 +16,38 @@ from tests.workflows.moves import (
     CANARY,
     after,
     before,
-    clouds,
-    disk,
+    boot_server,
+    check_rests,
+    create_cloud,
+    has_shared_storage,
     last,
-    server_on,
-    shares,
-    stands,
+    read_disk,
 )
 from tests.workflows.simulator import Cloud
 
 
 @pytest.fixture
 def cloud() -> Iterator[Cloud]:
-    cloud = clouds(2)
+    cloud = create_cloud(2)
     yield cloud
     cloud.store.close()
 
 
 @pytest.fixture(params=["", "nfs"], ids=["local", "shared"])
 def either(request: pytest.FixtureRequest) -> Iterator[Cloud]:
-    cloud = clouds(2, request.param)
+    cloud = create_cloud(2, request.param)
     yield cloud
     cloud.store.close()
 
 
-def is_there_again(cloud: Cloud, host: str = "h1") -> None:
-    """The host has its power back."""
+def power_on(cloud: Cloud, host: str = "h1") -> None:
+    """Restore the host's power."""
     cloud.hosts[host].power_on()
     cloud.settle()
 
 
-def test_silence_proves_nothing(cloud: Cloud) -> None:
-    server = server_on(cloud)
+def test_evacuate_of_silent_host_fails_without_fencing(cloud: Cloud) -> None:
+    server = boot_server(cloud)
     cloud.cut.add("h1")
     cloud.until_down("h1")
     cloud.move(server, "evacuate")
@@ -55,24 +57,24 @@ def test_silence_proves_nothing(cloud: Cloud) -> None:
     assert cloud.migration(server).status == "failed"
     cloud.cut.clear()
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h1")
+    check_rests(cloud, server, states.ACTIVE, "h1")
 
 
-def test_a_host_that_answers_is_not_evacuated(cloud: Cloud) -> None:
-    server = server_on(cloud)
+def test_evacuate_of_reachable_host_fails(cloud: Cloud) -> None:
+    server = boot_server(cloud)
     cloud.engine.fence_host = lambda host: pytest.fail("it was fenced")
     cloud.move(server, "evacuate")
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h1")
+    check_rests(cloud, server, states.ACTIVE, "h1")
     assert last(cloud, server).message == "Compute service of h1 is still in use."
 
 
-def test_the_fencing_hook_is_proof(either: Cloud) -> None:
+def test_evacuate_succeeds_after_fencing_hook(either: Cloud) -> None:
     cloud = either
-    server, fenced = server_on(cloud), []
+    server, fenced_hosts = boot_server(cloud), []
 
     def fence(host: str) -> None:
-        fenced.append(host)
+        fenced_hosts.append(host)
         cloud.hosts[host].power_cut()
 
     cloud.engine.fence_host = fence
@@ -80,20 +82,20 @@ def test_the_fencing_hook_is_proof(either: Cloud) -> None:
     cloud.until_down("h1")
     cloud.move(server, "evacuate")
     cloud.settle()
-    assert fenced == ["h1"]
+    assert fenced_hosts == ["h1"]
     assert (cloud.show(server).vm_state, cloud.show(server).host) == (states.ACTIVE, "h2")
     assert cloud.migration(server).status == "done"
     cloud.cut.clear()
-    is_there_again(cloud)
-    stands(cloud, server, states.ACTIVE, "h2")
+    power_on(cloud)
+    check_rests(cloud, server, states.ACTIVE, "h2")
     assert (cloud.domains(server), cloud.migration(server).status) == (["h2"], "completed")
-    assert disk(cloud, server) == (CANARY if shares(cloud) else {})
+    assert read_disk(cloud, server) == (CANARY if has_shared_storage(cloud) else {})
     assert cloud.create(host="h1")
     cloud.settle()
 
 
-def test_a_hook_that_fails_is_no_proof(cloud: Cloud) -> None:
-    server = server_on(cloud)
+def test_evacuate_fails_when_fencing_hook_fails(cloud: Cloud) -> None:
+    server = boot_server(cloud)
 
     def fence(host: str) -> None:
         raise errors.Conflict("The fencing hook ended with 1.")
@@ -109,11 +111,11 @@ def test_a_hook_that_fails_is_no_proof(cloud: Cloud) -> None:
     )
     cloud.cut.clear()
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h1")
+    check_rests(cloud, server, states.ACTIVE, "h1")
 
 
-def test_a_host_that_registers_while_it_is_fenced_keeps_its_servers(cloud: Cloud) -> None:
-    server = server_on(cloud)
+def test_evacuate_fails_when_host_registers_during_fencing(cloud: Cloud) -> None:
+    server = boot_server(cloud)
 
     def fence(host: str) -> None:
         cloud.hosts[host].power_cut()
@@ -132,11 +134,11 @@ def test_a_host_that_registers_while_it_is_fenced_keeps_its_servers(cloud: Cloud
         or "has come back meanwhile" in last(cloud, server).message
     )
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h1")
+    check_rests(cloud, server, states.ACTIVE, "h1")
 
 
-def test_a_host_that_registers_when_it_was_just_fenced_keeps_its_servers(cloud: Cloud) -> None:
-    server, select = server_on(cloud), cloud.select
+def test_evacuate_fails_when_host_registers_after_fencing(cloud: Cloud) -> None:
+    server, select = boot_server(cloud), cloud.select
 
     def registration(specs: list, fresh: bool) -> list:  # type: ignore[type-arg]
         if not cloud.hosts["h1"].is_on:
@@ -153,32 +155,33 @@ def test_a_host_that_registers_when_it_was_just_fenced_keeps_its_servers(cloud: 
     cloud.settle()
     assert cloud.show(server).host == "h1"
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h1")
-    assert disk(cloud, server) == CANARY
+    check_rests(cloud, server, states.ACTIVE, "h1")
+    assert read_disk(cloud, server) == CANARY
 
 
-def test_another_host_takes_it_when_one_cannot() -> None:
-    cloud = clouds(3)
-    server, tried = server_on(cloud), []
+def test_evacuate_retries_on_other_host_when_destination_fails() -> None:
+    cloud = create_cloud(3)
+    server, failed_hosts = boot_server(cloud), []
 
-    def breaks(host: str) -> None:
-        tried.append(host)
+    def fail_destination(host: str) -> None:
+        failed_hosts.append(host)
         cloud.hosts[host].driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True)]
 
-    before(cloud, "ensure_guest", breaks)
+    before(cloud, "ensure_guest", fail_destination)
     cloud.kill("h1")
     cloud.move(server, "evacuate")
     cloud.settle()
-    is_there_again(cloud)
-    stands(cloud, server, states.ACTIVE, ({"h2", "h3"} - {*tried}).pop())
+    power_on(cloud)
+    check_rests(cloud, server, states.ACTIVE, ({"h2", "h3"} - {*failed_hosts}).pop())
 
 
 @pytest.mark.parametrize("when", ["while nobody takes it", "afterwards"])
-def test_what_nobody_takes_is_not_lost(either: Cloud, when: str) -> None:
-    """The old guest is kept; when its host is there again it runs there."""
+def test_evacuate_without_destination_keeps_guest_on_returned_host(
+    either: Cloud, when: str
+) -> None:
     cloud = either
-    verb = "install" if shares(cloud) else "ensure_guest"
-    server = server_on(cloud)
+    verb = "install" if has_shared_storage(cloud) else "ensure_guest"
+    server = boot_server(cloud)
     cloud.hosts["h2"].driver.host.script[verb] = [Fail("Disk full.", retryable=True)]
     if when != "afterwards":
         before(cloud, verb, lambda host: cloud.hosts["h1"].power_on())
@@ -188,34 +191,34 @@ def test_what_nobody_takes_is_not_lost(either: Cloud, when: str) -> None:
     assert (cloud.show(server).task_state, cloud.show(server).host) == (None, "h1")
     assert cloud.migration(server).status == "failed"
     if when == "afterwards":
-        is_there_again(cloud)
-    stands(cloud, server, states.ACTIVE, "h1")
-    assert disk(cloud, server) == CANARY
+        power_on(cloud)
+    check_rests(cloud, server, states.ACTIVE, "h1")
+    assert read_disk(cloud, server) == CANARY
 
 
 @pytest.mark.parametrize("when", [before, after])
 @pytest.mark.parametrize("off", [True, False], ids=["dead", "cut"])
-def test_a_host_that_returns_in_the_middle_runs_nothing_of_it(
+def test_evacuate_stops_old_guest_when_host_returns_in_the_middle(
     either: Cloud, when: object, off: bool
 ) -> None:
-    """Whatever it was that fenced it: what it still runs is made off, and then removed."""
+    """The returned host stops its guest and removes it, also if the host was only cut off."""
     cloud = either
-    verb = "install" if shares(cloud) else "ensure_guest"
-    server, look = server_on(cloud), cloud.watcher
+    verb = "install" if has_shared_storage(cloud) else "ensure_guest"
+    server, watcher = boot_server(cloud), cloud.watcher
     cloud.watcher = lambda: None
 
-    def returns(host: str) -> None:
+    def bring_back(host: str) -> None:
         cloud.cut.clear()
         if off:
             cloud.hosts["h1"].power_on()
         cloud.sync(cloud.hosts["h1"])
         cloud.hosts["h1"].work()
-        cloud.watcher = look
+        cloud.watcher = watcher
         assert [one.power_state for one in cloud.hosts["h1"].driver.host.guests.values()] == [
             states.SHUTDOWN
         ]
 
-    (before if when is before else after)(cloud, verb, returns)
+    (before if when is before else after)(cloud, verb, bring_back)
     if off:
         cloud.hosts["h1"].power_cut()
     cloud.cut.add("h1")
@@ -223,37 +226,39 @@ def test_a_host_that_returns_in_the_middle_runs_nothing_of_it(
     cloud.force_down("h1")
     cloud.move(server, "evacuate")
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h2")
+    check_rests(cloud, server, states.ACTIVE, "h2")
     assert cloud.domains(server) == ["h2"]
 
 
-def test_a_stopped_server_is_evacuated_and_stays_off_unless_it_is_to_be_started(
+def test_evacuate_keeps_stopped_server_stopped(
     cloud: Cloud,
 ) -> None:
-    server = server_on(cloud)
+    server = boot_server(cloud)
     cloud.ask(server, "os-stop")
     cloud.settle()
     cloud.kill("h1")
     cloud.move(server, "evacuate")
     cloud.settle()
-    is_there_again(cloud)
-    stands(cloud, server, states.STOPPED, "h2")
+    power_on(cloud)
+    check_rests(cloud, server, states.STOPPED, "h2")
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_who_says_where_the_files_are_must_be_right(either: Cloud, told: bool) -> None:
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_evacuate_with_wrong_shared_storage_flag_leaves_server(
+    either: Cloud, is_shared: bool
+) -> None:
     cloud = either
-    server = server_on(cloud)
+    server = boot_server(cloud)
     cloud.kill("h1")
-    cloud.move(server, "evacuate", shared=told)
+    cloud.move(server, "evacuate", shared=is_shared)
     cloud.settle()
-    is_there_again(cloud)
-    assert cloud.show(server).host == ("h2" if told == shares(cloud) else "h1")
-    stands(cloud, server, states.ACTIVE, cloud.show(server).host)
+    power_on(cloud)
+    assert cloud.show(server).host == ("h2" if is_shared == has_shared_storage(cloud) else "h1")
+    check_rests(cloud, server, states.ACTIVE, cloud.show(server).host)
 
 
-def test_an_action_that_hangs_on_the_dead_host_gives_way(cloud: Cloud) -> None:
-    server = server_on(cloud)
+def test_evacuate_supersedes_stop_pending_on_dead_host(cloud: Cloud) -> None:
+    server = boot_server(cloud)
     cloud.hosts["h1"].power_cut()
     cloud.ask(server, "os-stop")
     cloud.until_down("h1")
@@ -261,5 +266,5 @@ def test_an_action_that_hangs_on_the_dead_host_gives_way(cloud: Cloud) -> None:
     cloud.force_down("h1")
     cloud.move(server, "evacuate")
     cloud.settle()
-    is_there_again(cloud)
-    stands(cloud, server, states.ACTIVE, "h2")
+    power_on(cloud)
+    check_rests(cloud, server, states.ACTIVE, "h2")

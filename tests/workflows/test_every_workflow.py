@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every workflow of the registry: at each fault point of conductor and agent a kill, each message
-lost or doubled, each verb failing, a conductor that wakes up late, and a delete at any moment.
-After each, every server is in a state that a user would expect, and the oracle finds nothing.
+"""Tests of each workflow of the registry under each fault of conductor, agents and messages.
 
-The cases are made from the registry: a workflow without a scenario here fails the first test.
+A process is killed at each fault point, messages are lost or doubled, verbs fail, a conductor
+wakes up after its lease, or a delete comes meanwhile. Afterwards each server is in an expected
+state, and the doctor finds no fault. A workflow without a scenario fails the first test.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.workflows.scenarios import SCENARIOS, trial_of
 from tests.workflows.simulator import Cloud, Time
 
 
-def fault_points(workflow: str) -> list[tuple[str, ...]]:
+def read_fault_points(workflow: str) -> list[tuple[str, ...]]:
     time = Time()
     cloud = Cloud(memory_store(time), time)
     trial = trial_of(cloud, workflow)
@@ -46,17 +46,18 @@ WHOLE = [name for name, scenario in SCENARIOS.items() if not scenario.brief]
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Number the fault points of each workflow.
 
-    Which of two hosts comes first is by chance, so the numbers alone are the same in each process.
-    Only processes that run these slices look for all fault points. The default set has cells of the
-    fault matrix in their place.
+    The order of two hosts is random, so only the numbers are the same in each process. Only
+    processes
+    that run these slices read all fault points. The default set has cells of the fault matrix
+    instead.
     """
-    if metafunc.function is not test_killed_at_each_fault_point:
+    if metafunc.function is not test_workflow_ends_after_kill_at_fault_point:
         return
     looks = runs_slice(metafunc.config, *HALVES)
     cases = [
         pytest.param(name, n, id=f"{name}-{n}", marks=pytest.mark.slice(HALVES[n % 2]))
         for name in WHOLE
-        for n in range(max(1, len(fault_points(name))) if looks else 1)
+        for n in range(max(1, len(read_fault_points(name))) if looks else 1)
     ]
     metafunc.parametrize(("workflow", "number"), cases)
 
@@ -71,7 +72,7 @@ def test_every_workflow_has_a_scenario() -> None:
 @pytest.mark.parametrize(
     "workflow",
     [
-        # The others do the same in test_repeated_commands_change_nothing.
+        # The others do the same in test_workflow_with_repeated_commands_calls_each_verb_once.
         name if scenario.brief else pytest.param(name, marks=pytest.mark.slice("operations"))
         for name, scenario in SCENARIOS.items()
     ],
@@ -85,7 +86,7 @@ def test_workflow_succeeds_and_notifies_from_start_to_end(cloud: Cloud, workflow
     trial.has_ended()
 
 
-def test_killed_at_each_fault_point(cloud: Cloud, workflow: str, number: int) -> None:
+def test_workflow_ends_after_kill_at_fault_point(cloud: Cloud, workflow: str, number: int) -> None:
     trial = trial_of(cloud, workflow)
     trial.crash_at(number)
     trial.begin()
@@ -103,16 +104,16 @@ def test_killed_at_each_fault_point(cloud: Cloud, workflow: str, number: int) ->
     ],
 )
 @pytest.mark.parametrize("workflow", WHOLE)
-def test_lost_messages_make_it_late_never_lost(
+def test_workflow_succeeds_when_messages_are_lost(
     cloud: Cloud, workflow: str, kind: str, count: int
 ) -> None:
     trial = trial_of(cloud, workflow)
-    left = [count]
+    losses = [count]
 
-    def lose(what: str) -> bool:
-        if what != kind or not left[0]:
+    def lose(message: str) -> bool:
+        if message != kind or not losses[0]:
             return False
-        left[0] -= 1
+        losses[0] -= 1
         return True
 
     cloud.lose = lose
@@ -122,7 +123,7 @@ def test_lost_messages_make_it_late_never_lost(
 
 
 @pytest.mark.parametrize("workflow", WHOLE)
-def test_repeated_commands_change_nothing(cloud: Cloud, workflow: str) -> None:
+def test_workflow_with_repeated_commands_calls_each_verb_once(cloud: Cloud, workflow: str) -> None:
     """Each command arrives twice at once, and again when the action has ended."""
     trial = trial_of(cloud, workflow)
     cloud.store.notify_with(NotificationSettings("api"))
@@ -132,28 +133,33 @@ def test_repeated_commands_change_nothing(cloud: Cloud, workflow: str) -> None:
         deliver(host, commands)
         deliver(host, commands)
 
-    cloud.do = twice  # type: ignore[method-assign]  # the post is the simulator's to bend
+    cloud.do = twice  # type: ignore[method-assign]
     trial.begin()
     cloud.settle()
-    made = {name: len(host.driver.host.calls) for name, host in cloud.hosts.items()}
+    counts = {name: len(host.driver.host.calls) for name, host in cloud.hosts.items()}
     for host, command in list(cloud.sent):
         deliver(host, [command])
     assert all(host.agent.take() is None for host in cloud.hosts.values()), (
         "a command was to be done again"
     )
     cloud.settle()
-    verbs_made = {
-        name: [call for call in list(host.driver.host.calls)[made[name] :] if call[0] != "domains"]
+    repeated_calls = {
+        name: [
+            call for call in list(host.driver.host.calls)[counts[name] :] if call[0] != "domains"
+        ]
         for name, host in cloud.hosts.items()
     }
-    assert verbs_made == {name: [] for name in cloud.hosts}
+    assert repeated_calls == {name: [] for name in cloud.hosts}
     check_success(cloud.store, trial.server, workflow, trial.scenario.ends)
     trial.has_ended()
 
 
 def verbs_that_fail() -> Iterator[Any]:
-    """Yield each verb of each workflow. Of a variant only the last verb is in the default set,
-    because the workflow itself has the others there."""
+    """Yield each verb of each workflow.
+
+    Of a variant, only the last verb is in the default set. The set has the other verbs with the
+    workflow itself.
+    """
     for name, scenario in SCENARIOS.items():
         for verb in scenario.verbs:
             is_default = not scenario.brief or verb == scenario.verbs[-1]
@@ -162,7 +168,7 @@ def verbs_that_fail() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("workflow", "verb"), list(verbs_that_fail()))
-def test_failed_verb_is_reported_and_notified_and_leaves_nothing(
+def test_workflow_with_failed_verb_reports_notifies_and_leaves_no_rest(
     cloud: Cloud, workflow: str, verb: str
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -171,8 +177,8 @@ def test_failed_verb_is_reported_and_notified_and_leaves_nothing(
         host.driver.host.script[verb] = [Fail("It broke.", details="because")]
     trial.begin()
     cloud.settle()
-    failed = cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0]
-    assert (failed.state, failed.message) == ("failed", "It broke.")
+    action = cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0]
+    assert (action.state, action.message) == ("failed", "It broke.")
     fault = {"message": "It broke.", "details": "because"}
     check_failure(cloud.store, trial.server, workflow, fault)
     vm_state = trial.scenario.fails_as
@@ -185,7 +191,7 @@ def test_failed_verb_is_reported_and_notified_and_leaves_nothing(
         assert cloud.show(trial.server).fault["message"] == "It broke."
 
 
-def test_create_goes_to_another_host_when_the_failure_was_the_hosts_own(cloud: Cloud) -> None:
+def test_create_retries_on_other_host_after_retryable_failure(cloud: Cloud) -> None:
     trial = trial_of(cloud, "create")
     for host in cloud.hosts.values():
         host.driver.host.script["ensure_guest"] = []
@@ -196,7 +202,7 @@ def test_create_goes_to_another_host_when_the_failure_was_the_hosts_own(cloud: C
     trial.is_right(states.ACTIVE, 1)
 
 
-def test_create_gives_up_after_every_host_failed(cloud: Cloud) -> None:
+def test_create_fails_with_no_valid_host_when_every_host_fails(cloud: Cloud) -> None:
     trial = trial_of(cloud, "create")
     for host in cloud.hosts.values():
         host.driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * 3
@@ -212,10 +218,10 @@ def test_create_gives_up_after_every_host_failed(cloud: Cloud) -> None:
 @pytest.mark.parametrize("workflow", [name for name in WHOLE if name != "delete"])
 @pytest.mark.parametrize("rounds", [0, 1])
 @pytest.mark.parametrize("held_back", [False, True])
-def test_delete_wins_at_any_moment(
+def test_delete_supersedes_workflow_after_any_round(
     cloud: Cloud, workflow: str, rounds: int, held_back: bool
 ) -> None:
-    """``held_back``: the command of the first action arrives when the delete is over."""
+    """If ``held_back``, the command of the first action arrives after the delete."""
     trial = trial_of(cloud, workflow)
     if held_back:
         cloud.lose = lambda kind: kind == "do"
@@ -234,9 +240,10 @@ def test_delete_wins_at_any_moment(
 
 @pytest.mark.slice("moves")
 @pytest.mark.parametrize("workflow", WHOLE)
-def test_a_conductor_that_wakes_up_late_changes_nothing(cloud: Cloud, workflow: str) -> None:
-    """It has taken the action, sleeps past its lease while another finishes the work, and then goes
-    on."""
+def test_workflow_ignores_conductor_that_wakes_up_after_its_lease(
+    cloud: Cloud, workflow: str
+) -> None:
+    """The conductor sleeps past its lease, and another conductor finishes the work meanwhile."""
     trial = trial_of(cloud, workflow)
     trial.begin()
     late = cloud.conductor("c2/1")
@@ -255,16 +262,16 @@ def test_a_conductor_that_wakes_up_late_changes_nothing(cloud: Cloud, workflow: 
     assert len({command.key for _, command in cloud.sent}) == len(cloud.sent)
 
 
-def test_a_resized_guest_that_cannot_be_started_again_can_be_reverted(cloud: Cloud) -> None:
-    """Its revert failed on its host, and so did the way back."""
+def test_revert_resize_succeeds_after_failed_revert_left_guest_off(cloud: Cloud) -> None:
+    """The first revert failed on its host, and so did its undo."""
     trial = trial_of(cloud, "revert_here")
     [host] = cloud.hosts.values()
     script = host.driver.host.script
     script["settle_resize"], script["ensure_running"] = [Fail("It broke.")], [Fail("No memory.")]
     trial.begin()
     cloud.settle()
-    found = cloud.show(trial.server)
-    assert (found.vm_state, found.power_state) == (states.RESIZED, states.SHUTDOWN)
+    row = cloud.show(trial.server)
+    assert (row.vm_state, row.power_state) == (states.RESIZED, states.SHUTDOWN)
     assert cloud.findings() == []
     trial.begin()
     cloud.settle()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds that fail because of an image, or look so: what is said of their hosts."""
+"""Tests of the failure counts of hosts when builds fail because of an image."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ import sqlalchemy as sa
 from common.domain import ids
 from common.store import schema
 from tests.workflows.simulator import Cloud
-from tests.workflows.test_claims import OTHER_IMAGE, break_builds, cloud, failure, failures
+from tests.workflows.test_claims import (
+    OTHER_IMAGE,
+    break_builds,
+    check_failure,
+    cloud,
+    read_failures,
+)
 
 __all__ = ["cloud"]
 
 
-def of_image(cloud: Cloud, image: str, host: str) -> str:
-    """A server of this image that can be on this host only."""
+def boot_from_image(cloud: Cloud, image: str, host: str) -> str:
+    """Return a server with this image that can only be on this host."""
     server = cloud.create(host=host)[0]
     cloud.store.write(
         lambda tx: tx.execute(
@@ -25,14 +31,14 @@ def of_image(cloud: Cloud, image: str, host: str) -> str:
     return server
 
 
-def test_an_image_that_builds_nowhere_counts_once_for_a_host(cloud: Cloud) -> None:
+def test_failed_builds_of_one_image_count_once_per_host(cloud: Cloud) -> None:
     break_builds(cloud, "h1", 8)
     for _ in range(6):
-        assert "Disk full" in failure(cloud, of_image(cloud, OTHER_IMAGE, "h1"))
-    assert failures(cloud, "h1") == 1, "one image does not put a host out of use"
-    of_image(cloud, ids.new(), "h1")
-    assert failures(cloud, "h1") == 2, "another one says as much again"
-    of_image(cloud, OTHER_IMAGE, "h2")
-    of_image(cloud, OTHER_IMAGE, "h1")
-    assert failures(cloud, "h1") == 3, "it could be built elsewhere, so it is the host"
+        assert "Disk full" in check_failure(cloud, boot_from_image(cloud, OTHER_IMAGE, "h1"))
+    assert read_failures(cloud, "h1") == 1, "one image does not put a host out of use"
+    boot_from_image(cloud, ids.new(), "h1")
+    assert read_failures(cloud, "h1") == 2, "another one says as much again"
+    boot_from_image(cloud, OTHER_IMAGE, "h2")
+    boot_from_image(cloud, OTHER_IMAGE, "h1")
+    assert read_failures(cloud, "h1") == 3, "it could be built elsewhere, so it is the host"
     assert cloud.findings() == []

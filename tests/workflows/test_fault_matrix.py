@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cells of the fault matrix that the default set runs, and tests of the matrix itself.
+"""Tests of the default cells of the fault matrix, and of the matrix itself.
 
-All of it: ``./deploy/test faults``.
+``./deploy/test faults`` runs all cells.
 """
 
 from __future__ import annotations
@@ -69,33 +69,33 @@ def test_default_cell_with_second_fault_holds(first: Cell, then: Cell) -> None:
     run.check_twice(first, then)
 
 
-def test_a_second_fault_follows_and_is_of_what_is_in_hand() -> None:
-    """Of the action, of the one that comes meanwhile, of the delete that ends it."""
+def test_second_fault_is_drawn_for_action_in_progress() -> None:
+    """The action may be the cell's own, the one requested meanwhile, or the delete at the end."""
     for first, workflow in (
         ("stop/stop/request-lost", "stop"),
-        ("resize/then/delete", "delete"),
+        ("resize/drawn/delete", "delete"),
         ("stop/stop/delete-while-commanded", "delete"),
     ):
-        then = {second.drawn(EVERY[first], seed) for seed in range(20)}
-        assert len(then) > 5
-        assert {cell.workflow for cell in then if cell} == {workflow}
+        drawn = {second.drawn(EVERY[first], seed) for seed in range(20)}
+        assert len(drawn) > 5
+        assert {cell.workflow for cell in drawn if cell} == {workflow}
     assert run.check_twice(EVERY["stop/stop/request-lost"], EVERY["stop/stop/agent-kill-mid"])
     assert not run.check_twice(EVERY["stop/stop/request-lost"], EVERY["pause/pause/reply-lost"])
 
 
-def test_a_life_in_which_much_goes_wrong() -> None:
+def test_soak_life_with_many_faults_passes() -> None:
     life = soak.live(0)
     assert (life.problem, life.story) == ("", "")
     assert life.requests >= soak.ROUNDS and life.faults
 
 
-def test_what_a_life_leaves_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host says that it has removed a guest, and has not."""
+def test_soak_life_fails_when_host_does_not_remove_guest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host reports the removal all the same."""
     monkeypatch.setattr(MemoryHost, "remove", lambda *what: None)
     assert soak.live(0).problem
 
 
-def test_every_step_has_the_faults_of_what_it_is_made_of() -> None:
+def test_cells_contain_every_fault_of_every_step() -> None:
     for workflow in WORKFLOWS.values():
         for step in workflow.steps:
             for kind in kinds_of(step):
@@ -104,38 +104,38 @@ def test_every_step_has_the_faults_of_what_it_is_made_of() -> None:
     assert len(EVERY) == len(cells()), "two cells have one id"
 
 
-def test_every_fault_is_written() -> None:
+def test_every_fault_of_the_table_has_an_implementation() -> None:
     assert {kind: set(faults) for kind, faults in BY_KIND.items()} == {
         kind: set(faults) or set(ASKED) for kind, faults in FAULTS.items()
     }
 
 
-def test_few_are_waived_and_what_is_known_is_a_cell() -> None:
+def test_waivers_are_rare_and_known_failures_are_cells() -> None:
     assert sum(bool(waived(cell)) for cell in EVERY) <= len(EVERY) / 100
     assert all(any(part in cell for cell in EVERY) for part in WAIVED)
     assert {*KNOWN, *FOUND} <= set(EVERY)
     assert not KNOWN.keys() & FOUND.keys()
 
 
-def test_a_fault_that_does_not_happen_is_no_pass() -> None:
+def test_cell_without_injected_fault_raises_not_injected() -> None:
     nowhere = Cell("stop", "no_such_step", Kind.COMMAND, "agent-kill-before")
     with pytest.raises(NotInjected):
         run.check(nowhere)
 
 
-def test_what_is_left_on_a_host_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that says that it has removed a guest, and has not."""
+def test_cell_fails_when_guest_is_left_on_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host reports the removal all the same."""
     cell = EVERY["stop/stop/request-lost"]
     assert run.run(cell).problem == ""
     monkeypatch.setattr(MemoryHost, "remove", lambda *what: None)
     assert "left behind" in run.run(cell).problem or "domain" in run.run(cell).problem
 
 
-def test_what_a_host_still_owes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody tells a host that has come back; or it is believed, and has not removed the guest."""
+def test_cell_fails_when_pending_cleanup_of_host_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The conductor sends no cleanup to the returned host, or the host removes no guest."""
     cell = EVERY["debts/evacuate/remover-kill-before"]
-    with monkeypatch.context() as nobody_tells:
-        nobody_tells.setattr(guests, "debts", lambda *what, **more: [])
+    with monkeypatch.context() as no_commands:
+        no_commands.setattr(guests, "debts", lambda *what, **more: [])
         problem = run.run(cell).problem
         assert "not over" in problem and "debts [Pending(" in problem
     assert run.run(cell).problem == ""
@@ -143,14 +143,13 @@ def test_what_a_host_still_owes_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "domain" in run.run(cell).problem
 
 
-def test_what_is_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody sends a lost command again."""
+def test_cell_fails_when_lost_command_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actions, "outstanding", lambda *what, **more: [])
     assert "not over" in run.run(EVERY["stop/stop/request-lost"]).problem
 
 
-def test_what_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transition tells nothing; or what no broker has is struck."""
+def test_cell_fails_when_notification_is_missing_or_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transition writes no notification, or the sender deletes a row before the broker has it."""
     cell = EVERY["stop/stop/request-lost"]
     with monkeypatch.context() as silent:
         for part in ("_update_notices", "_event_notices"):
@@ -159,24 +158,28 @@ def test_what_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             "notified of ['instance.power_off.start', 'instance.delete.start'], and"
             in run.run(cell).problem
         )
-    monkeypatch.setattr(NotificationSender, "_send", _sent_in_vain)
+    monkeypatch.setattr(NotificationSender, "_send", send_and_ignore_failure)
     assert "arrived of [1, 2" in run.run(cell).problem
 
 
-def _sent_in_vain(sender: NotificationSender, row: NotificationRow) -> bool:
+def send_and_ignore_failure(sender: NotificationSender, row: NotificationRow) -> bool:
     with suppress(errors.Unavailable):
         for message in messages(row, sender.form):
             sender.transport.send(message)
     return True
 
 
-def test_a_console_of_a_guest_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its token is good for the server, wherever it is."""
+def test_cell_fails_when_token_of_removed_guest_opens_console(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The token is valid for the server on any host."""
     cell = EVERY["debts/evacuate/remover-kill-before"]
     monkeypatch.setattr(console_tokens, "_USABLE", schema.console_tokens.c.used_at.is_(None))
     assert "a token of a guest that is gone opens a console" in run.run(cell).problem
 
 
-def test_metadata_of_a_guest_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cell_fails_when_metadata_of_deleted_server_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(metadata, "facts", lambda tx, server: object())
     assert "its metadata" in run.run(EVERY["stop/stop/request-lost"]).problem

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a library says when it breaks is for the operator: at no step, and in no verb of a host, do
-users read it. What they read is asked for over the API."""
+"""Tests that the API never shows users the text of an unexpected exception.
+
+The exception is raised in each step of the conductor and in each verb of an agent. Users read the
+result through the real API. Admins read the text.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ from tests.workflows.simulator import Cloud
 
 CANARY = "canary-7d1f at /var/lib/canary in SELECT canary"
 PARTS = ("prepare", "apply", "command", "on_start", "on_result", "call")
-ONE_OF = 24  # is in the default set
+#: One of so many cases is in the default set.
+ONE_OF = 24
 
 
 def _slice(name: str) -> Any:
@@ -55,12 +59,12 @@ IN_VERBS = [
 
 @lru_cache(maxsize=1)
 def api(store: Store) -> Any:
-    """The API over a simulated cloud."""
+    """Create the API over a simulated cloud."""
     return app.create(Services(store, ConductorWakeup(), Agents(), Images()), default_policy())
 
 
-def told(cloud: Cloud, server: str, role: str) -> str:
-    """All that the API says of a server to somebody with this role in its project."""
+def read_api_texts(cloud: Cloud, server: str, role: str) -> str:
+    """Return all that the API shows of a server to a user with this role in its project."""
     client = falcon.testing.TestClient(api(cloud.store))
     headers = {
         "X-Identity-Status": "Confirmed",
@@ -87,22 +91,22 @@ def told(cloud: Cloud, server: str, role: str) -> str:
     return listed.text + "".join(get(path).text for path in paths)
 
 
-def users_read_nothing(cloud: Cloud, server: str) -> None:
+def check_users_cannot_read(cloud: Cloud, server: str) -> None:
     for role in ("reader", "member", "manager"):
-        assert "canary" not in told(cloud, server, role)
+        assert "canary" not in read_api_texts(cloud, server, role)
 
 
 @pytest.mark.parametrize(("workflow", "step", "part"), STEPS)
-def test_a_step_of_the_conductor(
+def test_api_hides_exception_in_conductor_step_from_users(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str, step: str, part: str
 ) -> None:
     trial = trial_of(cloud, workflow)
-    cloud.watcher = lambda: None  # what is stuck is a finding
+    cloud.watcher = lambda: None  # A stuck action is a finding.
     ids = [trial.server] if trial.server else []
     poison(monkeypatch, workflow, step, part, ids, CANARY)
     trial.begin()
     ids.append(trial.server)
-    users_read_nothing(cloud, trial.server)
+    check_users_cannot_read(cloud, trial.server)
     for _ in range(30):
         cloud.round()
         if (
@@ -111,11 +115,11 @@ def test_a_step_of_the_conductor(
         ):
             break
         cloud.time.pass_by(10)
-    users_read_nothing(cloud, trial.server)
+    check_users_cannot_read(cloud, trial.server)
 
 
-def breaks_in(name: str) -> CarryOut:
-    """Carry out all verbs but this one, which raises."""
+def fail_in_verb(name: str) -> CarryOut:
+    """Return a function that raises in this verb, and carries out all other verbs."""
 
     def breaking(tools: Tools, command: Command, verb: Verb) -> Outcome:
         if verb.name == name:
@@ -126,24 +130,28 @@ def breaks_in(name: str) -> CarryOut:
 
 
 @pytest.mark.parametrize(("workflow", "verb"), IN_VERBS)
-def test_a_verb_of_a_host(cloud: Cloud, workflow: str, verb: str) -> None:
+def test_api_hides_exception_in_agent_verb_from_users(
+    cloud: Cloud, workflow: str, verb: str
+) -> None:
     trial = trial_of(cloud, workflow)
     cloud.watcher = lambda: None
     for host in cloud.hosts.values():
-        host.carries_out = breaks_in(verb)
+        host.carries_out = fail_in_verb(verb)
     trial.begin()
     for _ in range(8):
         cloud.round()
-    users_read_nothing(cloud, trial.server)
+    check_users_cannot_read(cloud, trial.server)
 
 
-def test_admins_read_why(cloud: Cloud) -> None:
-    """So that the tests above look at the right places."""
+def test_api_shows_exception_text_to_admins(cloud: Cloud) -> None:
+    """This proves that the tests above read the right places."""
     trial = trial_of(cloud, "rebuild")
     for host in cloud.hosts.values():
-        host.carries_out = breaks_in("rebuild")
+        host.carries_out = fail_in_verb("rebuild")
     trial.begin()
     cloud.settle()
-    assert "The host failed unexpectedly; its log says more." in told(cloud, trial.server, "member")
-    assert CANARY in told(cloud, trial.server, "admin")
-    users_read_nothing(cloud, trial.server)
+    assert "The host failed unexpectedly; its log says more." in read_api_texts(
+        cloud, trial.server, "member"
+    )
+    assert CANARY in read_api_texts(cloud, trial.server, "admin")
+    check_users_cannot_read(cloud, trial.server)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clouds that were prepared once and copied: a copy is what was prepared, and knows nothing of the
-other copies."""
+"""Tests of copies of prepared clouds: a copy equals the original, and copies share no state."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ from tests.workflows.frozen import Frozen
 from tests.workflows.scenarios import SCENARIOS, Trial, prepare, trial_of
 from tests.workflows.simulator import Cloud, Host, Time
 
-#: Shared storage, a host that is off, a cloud of another size, and in the slice a new cloud, images
-#: and ports, a move.
+#: Shared storage, a host that is off, and a cloud of one host. In the slice also a new cloud,
+#: images and ports, and a move.
 KINDS = [
     "revert_resize:shared",
     "evacuate",
@@ -34,23 +33,23 @@ KINDS = [
 
 
 @pytest.fixture
-def another() -> Iterator[Cloud]:
-    """One more cloud."""
+def other_cloud() -> Iterator[Cloud]:
+    """A second cloud."""
     time = Time()
     cloud = Cloud(memory_store(time), time)
     with closing(cloud.store):
         yield cloud
 
 
-def told(cloud: Cloud) -> dict[str, Any]:
-    """Everything that is known of a cloud."""
+def read_cloud(cloud: Cloud) -> dict[str, Any]:
+    """Return a copy of all state of a cloud."""
     rows = {
         table.name: cloud.store.read(
             lambda tx, table=table: sorted(map(repr, tx.execute(sa.select(table))))
         )
         for table in schema.metadata.sorted_tables
     }
-    hosts = {name: told_of(host) for name, host in cloud.hosts.items()}
+    hosts = {name: read_host(host) for name, host in cloud.hosts.items()}
     networks = vars(cloud.networks) | {"numbers": list(copy.copy(cloud.networks.numbers))}
     beats = {
         name: value
@@ -74,11 +73,11 @@ def told(cloud: Cloud) -> dict[str, Any]:
     )
 
 
-def told_of(host: Host) -> dict[str, Any]:
+def read_host(host: Host) -> dict[str, Any]:
     driver = host.driver
     guests = {
-        name: {server: asdict(guest) for server, guest in found.items()}
-        for name, found in (
+        name: {server: asdict(guest) for server, guest in records.items()}
+        for name, records in (
             ("guests", driver.host.guests),
             ("files", driver.host.files),
             ("storage", driver.host.storage),
@@ -103,7 +102,7 @@ def told_of(host: Host) -> dict[str, Any]:
 
 
 def wreck(trial: Trial) -> None:
-    """The workflow runs to its end and leaves nothing as it was."""
+    """Run the workflow to its end, and change as much of the cloud as possible."""
     cloud = trial.cloud
     trial.begin()
     cloud.settle()
@@ -121,36 +120,38 @@ def wreck(trial: Trial) -> None:
 
 
 @pytest.mark.parametrize("workflow", KINDS)
-def test_a_copy_is_what_was_prepared(cloud: Cloud, another: Cloud, workflow: str) -> None:
-    made = prepare(cloud, workflow)
-    copied = Frozen(cloud, made).pour(another)
-    assert told(another) == told(cloud)
-    assert copied.cloud is another and (copied.server, copied.was) == (made.server, made.was)
-    for trial in (made, copied):
+def test_frozen_copy_equals_prepared_cloud(cloud: Cloud, other_cloud: Cloud, workflow: str) -> None:
+    original = prepare(cloud, workflow)
+    copy = Frozen(cloud, original).pour(other_cloud)
+    assert read_cloud(other_cloud) == read_cloud(cloud)
+    assert copy.cloud is other_cloud and (copy.server, copy.was) == (original.server, original.was)
+    for trial in (original, copy):
         trial.begin()
         trial.cloud.settle()
         trial.has_ended()
 
 
 @pytest.mark.parametrize("workflow", KINDS)
-def test_a_copy_sees_nothing_of_another_one(cloud: Cloud, another: Cloud, workflow: str) -> None:
-    first, second = trial_of(cloud, workflow), trial_of(another, workflow)
-    before = told(another)
-    assert told(cloud) == before
+def test_frozen_copy_is_independent_of_concurrent_copy(
+    cloud: Cloud, other_cloud: Cloud, workflow: str
+) -> None:
+    first, second = trial_of(cloud, workflow), trial_of(other_cloud, workflow)
+    before = read_cloud(other_cloud)
+    assert read_cloud(cloud) == before
     wreck(first)
-    assert told(another) == before
+    assert read_cloud(other_cloud) == before
     wreck(second)
 
 
 @pytest.mark.parametrize("workflow", KINDS)
-def test_a_later_copy_sees_nothing_of_an_earlier_one(
-    cloud: Cloud, another: Cloud, workflow: str
+def test_frozen_copy_is_independent_of_earlier_copy(
+    cloud: Cloud, other_cloud: Cloud, workflow: str
 ) -> None:
     trial = trial_of(cloud, workflow)
-    before = told(cloud)
+    before = read_cloud(cloud)
     wreck(trial)
-    trial_of(another, workflow)
-    assert told(another) == before
+    trial_of(other_cloud, workflow)
+    assert read_cloud(other_cloud) == before
 
 
 def use(cloud: Cloud) -> None:
@@ -161,7 +162,7 @@ def tune(cloud: Cloud) -> None:
     cloud.engine.vif_plugging_timeout = 20
 
 
-def tune_a_neighbour(cloud: Cloud) -> None:
+def tune_external_service(cloud: Cloud) -> None:
     cloud.images.refuses = "no room"
 
 
@@ -173,24 +174,22 @@ def script(cloud: Cloud) -> None:
     cloud.hosts["h2"].driver.host.script["ensure_guest"] = [Fail()]
 
 
-@pytest.mark.parametrize("change", [Cloud.round, use, tune, tune_a_neighbour, grow, script])
-def test_what_was_changed_before_a_trial_is_not_lost(
-    cloud: Cloud, change: Callable[[Cloud], None]
-) -> None:
+@pytest.mark.parametrize("change", [Cloud.round, use, tune, tune_external_service, grow, script])
+def test_trial_of_changed_cloud_is_refused(cloud: Cloud, change: Callable[[Cloud], None]) -> None:
     change(cloud)
     with pytest.raises(AssertionError, match="nobody has used or changed"):
         trial_of(cloud, "stop")
 
 
-def test_what_would_be_shared_is_not_frozen(cloud: Cloud) -> None:
+def test_frozen_refuses_cloud_with_lambda(cloud: Cloud) -> None:
     cloud.lose = lambda kind: False
     with pytest.raises(AttributeError, match="lambda"):
         Frozen(cloud, None)
 
 
-def test_every_workflow_is_prepared_once(
-    cloud: Cloud, another: Cloud, monkeypatch: pytest.MonkeyPatch
+def test_trial_of_prepares_each_workflow_once(
+    cloud: Cloud, other_cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial_of(cloud, "stop")
     monkeypatch.delitem(SCENARIOS, "stop")
-    trial_of(another, "stop")
+    trial_of(other_cloud, "stop")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host evacuate`` on the simulator's cloud: what the operator sees, and what is true
-then."""
+"""Tests of ``kilonova host evacuate``: the command's output, and the servers afterwards.
+
+Three simulated hosts. Each second of the command is a round of the cloud.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from tests.workflows.simulator import Cloud, Time
 
 @pytest.fixture
 def cloud() -> Iterator[Cloud]:
-    """Three hosts that have registered."""
+    """A cloud of three registered hosts."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts=3)
     register(cloud)
@@ -35,9 +37,12 @@ def operator(cloud: Cloud) -> Operator:
     return Operator(cloud)
 
 
-def dead(cloud: Cloud, host: str = "h1") -> tuple[list[str], str]:
-    """The host loses its power with two servers that run, one that is stopped and one that is
-    paused on it."""
+def kill_host_with_servers(cloud: Cloud, host: str = "h1") -> tuple[list[str], str]:
+    """Create four servers on the host, and cut its power.
+
+    Returns:
+        The two running servers and the stopped server, and the paused server.
+    """
     servers = cloud.create(4, host=host, forced=True)
     cloud.settle()
     cloud.ask(servers[2], "os-stop")
@@ -49,8 +54,8 @@ def dead(cloud: Cloud, host: str = "h1") -> tuple[list[str], str]:
     return servers[:3], servers[3]
 
 
-def test_a_host_that_is_known_to_be_dead_is_evacuated(cloud: Cloud, operator: Operator) -> None:
-    servers, paused = dead(cloud)
+def test_host_evacuate_moves_servers_of_host_forced_down(cloud: Cloud, operator: Operator) -> None:
+    servers, paused = kill_host_with_servers(cloud)
     cloud.force_down("h1")
     assert operator.evacuate() == 1
     assert {cloud.show(server).host for server in servers} <= {"h2", "h3"}
@@ -77,9 +82,12 @@ def test_a_host_that_is_known_to_be_dead_is_evacuated(cloud: Cloud, operator: Op
     assert cloud.findings() == []
 
 
-def test_an_evacuation_that_somebody_else_begins_is_waited_for(tmp_path: Path) -> None:
-    """It begins, and has its place elsewhere, between two statements of one look: in neither the
-    server would be there, and the host called empty while the other may fail still."""
+def test_host_evacuate_waits_for_evacuation_by_user(tmp_path: Path) -> None:
+    """The user's evacuation claims its place between two statements of one read.
+
+    If neither statement found the server, the command would report an empty host while the move can
+    still fail.
+    """
     time = Time()
     cloud = Cloud(upgrade(Store(f"sqlite:///{tmp_path}/k.db", time=time)), time, hosts=3)
     cloud.round()
@@ -106,8 +114,10 @@ def test_an_evacuation_that_somebody_else_begins_is_waited_for(tmp_path: Path) -
     cloud.store.close()
 
 
-def test_silence_is_no_proof(cloud: Cloud, operator: Operator) -> None:
-    _servers, _ = dead(cloud)
+def test_host_evacuate_is_refused_for_silent_or_running_host(
+    cloud: Cloud, operator: Operator
+) -> None:
+    _servers, _ = kill_host_with_servers(cloud)
     assert operator.evacuate() == 1
     assert re.search(
         "does not prove that its guests are dead.*service set --down h1", operator.said[-1]
@@ -120,37 +130,36 @@ def test_silence_is_no_proof(cloud: Cloud, operator: Operator) -> None:
     assert kinds(cloud) == {}
 
 
-def test_a_fencing_hook_is_the_proof(cloud: Cloud, operator: Operator) -> None:
-    servers, _ = dead(cloud)
-    fenced: list[str] = []
-    cloud.engine.fence_host = fenced.append
+def test_host_evacuate_succeeds_with_fencing_hook(cloud: Cloud, operator: Operator) -> None:
+    servers, _ = kill_host_with_servers(cloud)
+    fenced_hosts: list[str] = []
+    cloud.engine.fence_host = fenced_hosts.append
     assert operator.evacuate() == 1
-    assert set(fenced) == {"h1"}
+    assert set(fenced_hosts) == {"h1"}
     assert {cloud.show(server).host for server in servers} <= {"h2", "h3"}
     assert host_restore.give_back(cloud.store, "h1", operator.said.append) == 1
-    assert "it was fenced, and its agent has not registered since" in operator.text
+    assert "it was fenced_hosts, and its agent has not registered since" in operator.text
     assert cloud.findings() == []
 
 
-def test_a_fencing_hook_that_fails_ends_it(cloud: Cloud, operator: Operator) -> None:
-    servers, _ = dead(cloud)
-    asked: list[str] = []
+def test_host_evacuate_ends_when_fencing_hook_fails(cloud: Cloud, operator: Operator) -> None:
+    servers, _ = kill_host_with_servers(cloud)
+    calls: list[str] = []
 
     def fence(host: str) -> None:
-        asked.append(host)
+        calls.append(host)
         raise errors.Conflict("The fencing hook ended with 3; host h1 may still run its guests.")
 
     cloud.engine.fence_host = fence
     assert operator.evacuate() == 1
-    assert len(asked) == 2, "two at a time, and no third"
+    assert len(calls) == 2, "two at a time, and no third"
     assert "the step fence failed: The fencing hook ended with 3" in operator.said[-1]
     assert {cloud.show(server).host for server in servers} == {"h1"}
 
 
-def test_a_server_in_the_middle_of_something_is_evacuated_too(
+def test_host_evacuate_supersedes_live_migration_from_dead_host(
     cloud: Cloud, operator: Operator
 ) -> None:
-    """Its host will never answer."""
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
     cloud.move(server, "os-migrateLive", host=None, forced=False)
@@ -161,12 +170,13 @@ def test_a_server_in_the_middle_of_something_is_evacuated_too(
     assert cloud.show(server).host in ("h2", "h3") and cloud.show(server).vm_state == states.ACTIVE
 
 
-def test_a_host_that_comes_back_keeps_what_it_has(cloud: Cloud, operator: Operator) -> None:
-    _servers, _ = dead(cloud)
+def test_host_evacuate_fails_when_host_returns_during_fencing(
+    cloud: Cloud, operator: Operator
+) -> None:
+    _servers, _ = kill_host_with_servers(cloud)
 
     def fence(host: str) -> None:
-        """The operator's hook is too late: the host was only cut off, and registers at this
-        moment."""
+        """Let the host register during the hook, because it was only cut off."""
         cloud.cut.discard("h1")
 
     cloud.engine.fence_host = fence

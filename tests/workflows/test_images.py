@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions that make images: an image service that refuses or is silent, deletes in the middle,
-rotation, time."""
+"""Tests of actions that create images, and of rotation, image checks, offload and reclaim.
+
+The image service is a double that can refuse calls or be silent.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.workflows.simulator import Cloud
 
 
 @pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve"])
-def test_an_image_service_that_refuses_ends_the_action_as_before(
+def test_image_action_fails_and_restores_server_when_service_refuses(
     cloud: Cloud, workflow: str
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -42,7 +44,7 @@ def test_an_image_service_that_refuses_ends_the_action_as_before(
 @pytest.mark.parametrize(
     "workflow", ["snapshot", "backup", "shelve", "unshelve", "unshelve_here", "delete"]
 )
-def test_an_image_service_that_is_silent_makes_it_late(cloud: Cloud, workflow: str) -> None:
+def test_image_action_succeeds_after_silence_of_image_service(cloud: Cloud, workflow: str) -> None:
     trial = trial_of(cloud, workflow)
     cloud.images.silent = 3
     trial.begin()
@@ -50,7 +52,7 @@ def test_an_image_service_that_is_silent_makes_it_late(cloud: Cloud, workflow: s
     trial.has_ended()
 
 
-def test_a_silent_image_service_delays_nobody_else(cloud: Cloud) -> None:
+def test_create_is_not_delayed_by_silent_image_service(cloud: Cloud) -> None:
     trial = trial_of(cloud, "snapshot")
     cloud.images.silent = 1000
     trial.begin()
@@ -65,7 +67,9 @@ def test_a_silent_image_service_delays_nobody_else(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve"])
 @pytest.mark.parametrize("rounds", [0, 1])
-def test_delete_takes_a_half_made_image_with_it(cloud: Cloud, workflow: str, rounds: int) -> None:
+def test_delete_during_snapshot_deletes_unfinished_image(
+    cloud: Cloud, workflow: str, rounds: int
+) -> None:
     trial = trial_of(cloud, workflow)
     for host in cloud.hosts.values():
         host.driver.host.script["snapshot"] = [Fail("never reached")] * 9
@@ -81,7 +85,7 @@ def test_delete_takes_a_half_made_image_with_it(cloud: Cloud, workflow: str, rou
 
 @pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve"])
 @pytest.mark.parametrize("rounds", [0, 1])
-def test_a_delete_in_place_of_a_delete_takes_it_too(
+def test_delete_that_supersedes_delete_deletes_unfinished_image(
     cloud: Cloud, workflow: str, rounds: int
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -98,19 +102,17 @@ def test_a_delete_in_place_of_a_delete_takes_it_too(
 
 
 @pytest.mark.parametrize("before", [("shelve",), ("shelve", "shelveOffload")])
-def test_delete_of_a_shelved_server_takes_its_image_with_it(
-    cloud: Cloud, before: tuple[str, ...]
-) -> None:
+def test_delete_of_shelved_server_deletes_its_image(cloud: Cloud, before: tuple[str, ...]) -> None:
     trial = trial_of(cloud, "delete")
-    for wanted in before:
-        ask(cloud, trial.server, wanted)
+    for key in before:
+        ask(cloud, trial.server, key)
         cloud.settle()
     trial.begin()
     cloud.settle()
     trial.is_right(states.DELETED, 0)
 
 
-def test_a_backup_that_counts_one_removes_the_one_before(cloud: Cloud) -> None:
+def test_backup_with_rotation_two_deletes_third_oldest(cloud: Cloud) -> None:
     trial = trial_of(cloud, "backup")
     properties = {"image_type": "backup", "backup_type": "daily", "instance_uuid": trial.server}
     for number in range(3):
@@ -131,7 +133,7 @@ def test_a_backup_that_counts_one_removes_the_one_before(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_rescue_that_fails_before_guest_is_touched_leaves_server_as_it_was(
+def test_rescue_failure_before_change_of_guest_leaves_server_unchanged(
     cloud: Cloud, stopped: bool
 ) -> None:
     trial = trial_of(cloud, "rescue")
@@ -162,8 +164,8 @@ CHANGES = pytest.mark.parametrize(
 )
 
 
-def give_image(cloud: Cloud, server: str) -> None:
-    """The server's disk is made of an image."""
+def set_image(cloud: Cloud, server: str) -> None:
+    """Set the image of the server's disk."""
     cloud.store.write(
         lambda tx: actions.update_servers(
             tx, {server: {"image": to_wire(ImageRef(IMAGE, "qcow2"))}}
@@ -176,12 +178,12 @@ def last_action(cloud: Cloud, server: str) -> ActionRow:
 
 
 @CHANGES
-def test_create_ends_before_claim_if_image_changed_while_it_waited(
+def test_create_fails_before_claim_when_image_changed_meanwhile(
     cloud: Cloud, change: dict[str, Any], reason: str
 ) -> None:
     register(cloud)
     [server] = cloud.create()
-    give_image(cloud, server)
+    set_image(cloud, server)
     cloud.images.changed[IMAGE] = change
     cloud.time.pass_by(1)
     cloud.settle()
@@ -191,12 +193,12 @@ def test_create_ends_before_claim_if_image_changed_while_it_waited(
     assert cloud.findings() == []
 
 
-def test_create_that_waited_asks_for_its_image_once(cloud: Cloud) -> None:
+def test_create_checks_image_once_after_waiting(cloud: Cloud) -> None:
     register(cloud)
     for seconds, calls in ((0, 0), (1, 1)):
         cloud.images.asked.clear()
         [server] = cloud.create()
-        give_image(cloud, server)
+        set_image(cloud, server)
         cloud.time.pass_by(seconds)
         cloud.settle()
         assert cloud.show(server).vm_state == states.ACTIVE
@@ -204,11 +206,11 @@ def test_create_that_waited_asks_for_its_image_once(cloud: Cloud) -> None:
 
 
 @CHANGES
-def test_rebuild_ends_before_server_is_touched_if_image_changed(
+def test_rebuild_fails_without_change_when_image_changed(
     cloud: Cloud, change: dict[str, Any], reason: str
 ) -> None:
     server = trial_of(cloud, "rebuild").server
-    give_image(cloud, server)
+    set_image(cloud, server)
     cloud.images.changed[IMAGE] = change
     for args in ({}, {"before": {"image_id": None, "image": None}}):
         cloud.ask(server, "rebuild", args=args)
@@ -219,7 +221,7 @@ def test_rebuild_ends_before_server_is_touched_if_image_changed(
     assert cloud.show(server).image is None, "as it was before the request"
 
 
-def test_rescue_ends_before_server_is_touched_if_image_changed(cloud: Cloud) -> None:
+def test_rescue_fails_without_change_when_image_changed(cloud: Cloud) -> None:
     trial = trial_of(cloud, "rescue")
     cloud.images.changed[ARGS["rescue"]["image"]["id"]] = {"status": "deactivated"}
     trial.begin()
@@ -231,7 +233,7 @@ def test_rescue_ends_before_server_is_touched_if_image_changed(cloud: Cloud) -> 
 
 @pytest.mark.parametrize("rotation", [1, 2, 3])
 @pytest.mark.parametrize("clock", ["stands still", "runs backwards"])
-def test_backup_rotation_keeps_newest_whatever_image_service_clock_shows(
+def test_backup_rotation_keeps_newest_when_image_clock_is_wrong(
     cloud: Cloud, clock: str, rotation: int
 ) -> None:
     trial = trial_of(cloud, "backup")
@@ -256,7 +258,7 @@ def test_backup_rotation_keeps_newest_whatever_image_service_clock_shows(
     assert sorted(cloud.images.records) == images[-rotation:]
 
 
-def test_shelving_gives_the_host_up_at_once_where_that_is_wanted(cloud: Cloud) -> None:
+def test_shelve_offloads_at_once_when_offload_time_is_zero(cloud: Cloud) -> None:
     trial = trial_of(cloud, "shelve")
     cloud.engine.shelved_offload_time = 0
     trial.begin()
@@ -265,7 +267,7 @@ def test_shelving_gives_the_host_up_at_once_where_that_is_wanted(cloud: Cloud) -
     assert cloud.show(trial.server).host is None
 
 
-def test_a_shelved_server_is_offloaded_when_its_time_is_over(cloud: Cloud) -> None:
+def test_shelved_server_is_offloaded_after_offload_time(cloud: Cloud) -> None:
     trial = trial_of(cloud, "shelve")
     cloud.engine.shelved_offload_time = 50
     trial.begin()
@@ -275,7 +277,7 @@ def test_a_shelved_server_is_offloaded_when_its_time_is_over(cloud: Cloud) -> No
     trial.is_right(states.SHELVED_OFFLOADED, 0, images=1)
 
 
-def test_a_soft_deleted_server_is_reclaimed_when_its_time_is_over(cloud: Cloud) -> None:
+def test_soft_deleted_server_is_deleted_after_reclaim_interval(cloud: Cloud) -> None:
     trial = trial_of(cloud, "soft_delete")
     cloud.engine.reclaim_interval = 50
     trial.begin()
@@ -285,7 +287,7 @@ def test_a_soft_deleted_server_is_reclaimed_when_its_time_is_over(cloud: Cloud) 
     trial.is_right(states.DELETED, 0)
 
 
-def test_a_restored_server_is_not_reclaimed(cloud: Cloud) -> None:
+def test_restored_server_is_not_deleted_after_reclaim_interval(cloud: Cloud) -> None:
     trial = trial_of(cloud, "soft_delete")
     cloud.engine.reclaim_interval = 50
     trial.begin()
@@ -296,7 +298,7 @@ def test_a_restored_server_is_not_reclaimed(cloud: Cloud) -> None:
     trial.is_right(states.ACTIVE, 1)
 
 
-def test_unshelving_goes_to_another_host_when_the_failure_was_the_hosts_own(cloud: Cloud) -> None:
+def test_unshelve_retries_on_other_host_after_retryable_failure(cloud: Cloud) -> None:
     trial = trial_of(cloud, "unshelve")
     cloud.hosts["h1"].driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * 9
     trial.begin()
@@ -305,8 +307,8 @@ def test_unshelving_goes_to_another_host_when_the_failure_was_the_hosts_own(clou
     assert cloud.show(trial.server).host == "h2"
 
 
-def test_an_undo_that_is_refused_is_an_error_that_says_so(cloud: Cloud) -> None:
-    """The copy fails, and then the guest that was stopped for it does not start again."""
+def test_shelve_with_failed_undo_sets_error_with_both_reasons(cloud: Cloud) -> None:
+    """The snapshot fails, and then the stopped guest does not start again."""
     trial = trial_of(cloud, "shelve")
     for host in cloud.hosts.values():
         host.driver.host.script["snapshot"] = [Fail("No space.")]
@@ -319,7 +321,7 @@ def test_an_undo_that_is_refused_is_an_error_that_says_so(cloud: Cloud) -> None:
     assert "restart: Cannot start." in message
 
 
-def test_two_conflicting_actions_at_once_have_one_winner(cloud: Cloud) -> None:
+def test_snapshot_refuses_pause_and_shelve_until_end(cloud: Cloud) -> None:
     trial = trial_of(cloud, "snapshot")
     trial.begin()
     with pytest.raises(errors.WrongState, match="while it is in task_state image_snapshot_pending"):

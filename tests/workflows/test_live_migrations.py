@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live migrations that somebody steers, and ports of servers that are in two places."""
+"""Tests of abort and force-complete of live migrations, and of ports on two hosts."""
 
 from __future__ import annotations
 
@@ -15,20 +15,29 @@ from common.service.notification_options import NotificationSettings
 from common.store.servers import migrations
 from conductor.engine import runner
 from tests.told import read_server_events
-from tests.workflows.moves import CANARY, before, clouds, disk, last, reset_state, server_on, stands
+from tests.workflows.moves import (
+    CANARY,
+    before,
+    boot_server,
+    check_rests,
+    create_cloud,
+    last,
+    read_disk,
+    reset_state,
+)
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud
 
 
 @pytest.fixture
 def cloud() -> Iterator[Cloud]:
-    cloud = clouds()
+    cloud = create_cloud()
     yield cloud
     cloud.store.close()
 
 
-def request(cloud: Cloud, server: str, control: str) -> None:
-    """What the API writes."""
+def request_control(cloud: Cloud, server: str, control: str) -> None:
+    """Write the request for an abort or a completion, as the API does."""
     move = cloud.migration(server)
     assert cloud.store.write(
         lambda tx: migrations.request_control(
@@ -37,10 +46,10 @@ def request(cloud: Cloud, server: str, control: str) -> None:
     )
 
 
-def steer(cloud: Cloud, server: str, what: str) -> None:
-    """That, and what it sends."""
-    request(cloud, server, what)
-    found = cloud.show(server)
+def control_migration(cloud: Cloud, server: str, control: str) -> None:
+    """Write the request and send the command to h1, as the API does."""
+    request_control(cloud, server, control)
+    row = cloud.show(server)
     action = last(cloud, server)
     session = cloud.hosts["h1"].agent.session
     cloud.do(
@@ -48,9 +57,9 @@ def steer(cloud: Cloud, server: str, what: str) -> None:
         [
             control_command(
                 runner.key_of(action),
-                Control(what),
+                Control(control),
                 server=server,
-                fence=found.fence,
+                fence=row.fence,
                 session=session,
             )
         ],
@@ -58,64 +67,64 @@ def steer(cloud: Cloud, server: str, what: str) -> None:
 
 
 def at_migrate(cloud: Cloud, act: Callable[[], None]) -> None:
-    """This happens when the source has just begun."""
+    """Call ``act`` when the source begins the migration."""
     cloud.hosts["h1"].fault_point = lambda verb, step, where: (
         act() if (verb, where) == ("live_migrate", "before") else None
     )
 
 
-def is_cancelled(cloud: Cloud, server: str) -> None:
-    stands(cloud, server, states.ACTIVE, "h1")
+def check_cancelled(cloud: Cloud, server: str) -> None:
+    check_rests(cloud, server, states.ACTIVE, "h1")
     assert (cloud.migration(server).status, last(cloud, server).attempt) == ("cancelled", 1)
     assert cloud.domains(server) == ["h1"]
     assert cloud.hosts["h1"].driver.host.guests[server].boots == 1
 
 
-def test_one_that_runs_is_aborted(cloud: Cloud) -> None:
-    server = server_on(cloud)
-    at_migrate(cloud, lambda: steer(cloud, server, "abort"))
+def test_live_migrate_is_aborted_while_running(cloud: Cloud) -> None:
+    server = boot_server(cloud)
+    at_migrate(cloud, lambda: control_migration(cloud, server, "abort"))
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
-    is_cancelled(cloud, server)
+    check_cancelled(cloud, server)
 
 
-def test_one_that_waits_for_its_turn_is_aborted_though_nobody_told_its_host(cloud: Cloud) -> None:
-    """The command and the API's word are lost; the host hears of both with its next exchange."""
-    server, lost = server_on(cloud), []
+def test_live_migrate_is_aborted_when_command_and_abort_are_lost(cloud: Cloud) -> None:
+    """The host receives both with its next exchange."""
+    server, lost = boot_server(cloud), []
 
     def lose(host: str) -> None:
-        request(cloud, server, "abort")
+        request_control(cloud, server, "abort")
         cloud.lose = lambda kind: kind == "do" and not lost and not lost.append(kind)  # type: ignore[func-returns-value]
 
     before(cloud, "live_migrate", lose)
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
     assert lost
-    is_cancelled(cloud, server)
+    check_cancelled(cloud, server)
     assert ("live_migrate", server) not in cloud.hosts["h1"].driver.host.calls
 
 
 @pytest.mark.parametrize("verb", ["offer", "prepare_arrival"])
-def test_one_that_is_prepared_is_aborted_before_it_goes(cloud: Cloud, verb: str) -> None:
-    server = server_on(cloud)
-    before(cloud, verb, lambda host: request(cloud, server, "abort"))
+def test_live_migrate_is_aborted_during_preparation(cloud: Cloud, verb: str) -> None:
+    server = boot_server(cloud)
+    before(cloud, verb, lambda host: request_control(cloud, server, "abort"))
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
-    is_cancelled(cloud, server)
+    check_cancelled(cloud, server)
     assert ("live_migrate", server) not in cloud.hosts["h1"].driver.host.calls
 
 
-def test_one_that_is_to_be_completed_is(cloud: Cloud) -> None:
-    server = server_on(cloud)
-    at_migrate(cloud, lambda: steer(cloud, server, "complete"))
+def test_live_migrate_force_complete_succeeds(cloud: Cloud) -> None:
+    server = boot_server(cloud)
+    at_migrate(cloud, lambda: control_migration(cloud, server, "complete"))
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
+    check_rests(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
     assert cloud.migration(server).status == "completed"
 
 
 @pytest.mark.parametrize(
-    ("what", "ends"),
+    ("control", "ends"),
     [
         (
             "abort",
@@ -128,10 +137,10 @@ def test_one_that_is_to_be_completed_is(cloud: Cloud) -> None:
         ("complete", ["live_migration_post.end", "live_migration_force_complete.end"]),
     ],
 )
-def test_the_end_of_what_was_wished_is_told(cloud: Cloud, what: str, ends: list[str]) -> None:
-    server = server_on(cloud)
+def test_live_migrate_control_notifies_end(cloud: Cloud, control: str, ends: list[str]) -> None:
+    server = boot_server(cloud)
     cloud.store.notify_with(NotificationSettings("api"))
-    at_migrate(cloud, lambda: steer(cloud, server, what))
+    at_migrate(cloud, lambda: control_migration(cloud, server, control))
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
     assert read_server_events(cloud.store, server)[-len(ends) :] == ends
@@ -147,16 +156,18 @@ def test_the_end_of_what_was_wished_is_told(cloud: Cloud, what: str, ends: list[
     )
 
 
-def test_an_admins_word_ends_one_that_runs(cloud: Cloud) -> None:
-    """Its host hears with its next exchange that nobody wants that any more; else the guest would
-    go where it is a debt."""
-    server = server_on(cloud)
+def test_reset_state_ends_running_live_migration(cloud: Cloud) -> None:
+    """At its next exchange the source learns that the action has ended.
 
-    def word() -> None:
+    Otherwise the guest would go to a host with a pending removal of the same guest.
+    """
+    server = boot_server(cloud)
+
+    def reset_and_sync() -> None:
         reset_state(cloud, server)
         cloud.sync(cloud.hosts["h1"])
 
-    at_migrate(cloud, word)
+    at_migrate(cloud, reset_and_sync)
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).host, cloud.domains(server)) == (
@@ -167,17 +178,17 @@ def test_an_admins_word_ends_one_that_runs(cloud: Cloud) -> None:
     assert cloud.hosts["h1"].driver.host.guests[server].boots == 1
 
 
-def test_an_abort_that_comes_too_late_changes_nothing(cloud: Cloud) -> None:
-    server = server_on(cloud)
-    before(cloud, "arrived", lambda host: steer(cloud, server, "abort"))
+def test_live_migrate_completes_when_abort_comes_after_arrival(cloud: Cloud) -> None:
+    server = boot_server(cloud)
+    before(cloud, "arrived", lambda host: control_migration(cloud, server, "abort"))
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
+    check_rests(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
     assert cloud.migration(server).status == "completed"
 
 
-def test_a_server_that_has_moved_stays_although_its_ports_cannot_be_activated(cloud: Cloud) -> None:
-    server = server_on(cloud)
+def test_live_migrate_completes_when_port_activation_is_refused(cloud: Cloud) -> None:
+    server = boot_server(cloud)
     ask(cloud, server, "os-migrateLive")
 
     def refuse(port: str, host: str) -> None:
@@ -187,33 +198,33 @@ def test_a_server_that_has_moved_stays_although_its_ports_cannot_be_activated(cl
     cloud.watcher = lambda: None
     cloud.settle()
     cloud.networks.activate = activate  # type: ignore[method-assign]
-    found, [port] = cloud.show(server), cloud.networks.held
-    assert (found.vm_state, found.host) == (states.ACTIVE, cloud.migration(server).dest_host)
+    row, [port] = cloud.show(server), cloud.networks.held
+    assert (row.vm_state, row.host) == (states.ACTIVE, cloud.migration(server).dest_host)
     assert (cloud.migration(server).status, last(cloud, server).message) == ("completed", "No.")
-    assert cloud.domains(server) == [found.host]
+    assert cloud.domains(server) == [row.host]
     assert cloud.networks.held[port]["binding:host_id"] == "h1"
     assert cloud.pending() == [("port", port)]
     cloud.clean_up()
-    assert cloud.networks.held[port]["binding:host_id"] == found.host
+    assert cloud.networks.held[port]["binding:host_id"] == row.host
     assert cloud.findings() == []
 
 
-def test_where_a_port_has_one_host_it_is_moved_when_the_guest_has(cloud: Cloud) -> None:
+def test_live_migrate_rebinds_port_without_second_bindings(cloud: Cloud) -> None:
     cloud.networks.one_host_a_port = True
-    server = server_on(cloud)
+    server = boot_server(cloud)
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
-    assert disk(cloud, server) == CANARY
+    check_rests(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
+    assert read_disk(cloud, server) == CANARY
 
 
-def test_a_host_that_cannot_bind_the_ports_is_not_gone_to(cloud: Cloud) -> None:
+def test_move_avoids_host_that_cannot_bind_ports(cloud: Cloud) -> None:
     cloud.networks.cannot_bind = {"h2"}
-    server = server_on(cloud)
+    server = boot_server(cloud)
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h3")
-    server = server_on(cloud)
+    check_rests(cloud, server, states.ACTIVE, "h3")
+    server = boot_server(cloud)
     ask(cloud, server, "resize")
     cloud.settle()
-    stands(cloud, server, states.RESIZED, "h3")
+    check_rests(cloud, server, states.RESIZED, "h3")

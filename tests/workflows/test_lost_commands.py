@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands and debts that were lost on their way are sent again in time, whatever else the host has
-in hand."""
+"""Tests that lost commands and pending removals are sent again while a host has many commands."""
 
 from __future__ import annotations
 
@@ -18,16 +17,16 @@ SMALL = replace(FLAVOR, memory_mb=64)
 
 @pytest.fixture
 def servers(cloud: Cloud) -> list[str]:
-    """One more than a host is sent again in one answer, and another one."""
+    """One server more than the size of a repeated batch, and another server."""
     host = cloud.hosts["h1"]
     host.driver.host.size = replace(host.driver.host.size, vcpus=64)
     cloud.round()
-    made = cloud.create(BATCH_SIZE + 2, host="h1", forced=True, networks=[], flavor=SMALL)
+    servers = cloud.create(BATCH_SIZE + 2, host="h1", forced=True, networks=[], flavor=SMALL)
     cloud.settle()
-    return made
+    return servers
 
 
-def test_a_lost_command_is_sent_again_beside_many_that_are_in_hand(
+def test_lost_command_is_sent_again_while_host_has_many_commands(
     cloud: Cloud, servers: list[str]
 ) -> None:
     host, victim = cloud.hosts["h1"], servers[-1]
@@ -46,10 +45,9 @@ def test_a_lost_command_is_sent_again_beside_many_that_are_in_hand(
     assert cloud.show(victim).vm_state == states.STOPPED
 
 
-def test_another_command_of_the_same_action_stands_for_nothing(
+def test_lost_command_is_sent_again_beside_old_attempt_or_undo(
     cloud: Cloud, servers: list[str]
 ) -> None:
-    """What an older attempt has left in hand, or an undo."""
     host, victim = cloud.hosts["h1"], servers[0]
     cloud.lose = lambda kind: kind == "do"
     action = cloud.ask(victim, "os-stop")
@@ -65,7 +63,9 @@ def test_another_command_of_the_same_action_stands_for_nothing(
     assert [str(command.key) for command in answer.commands] == [f"do/{action}/stop/1"]
 
 
-def test_a_debt_is_sent_beside_many_that_are_in_hand(cloud: Cloud, servers: list[str]) -> None:
+def test_lost_guest_removal_is_sent_again_while_host_has_many_commands(
+    cloud: Cloud, servers: list[str]
+) -> None:
     host, victim = cloud.hosts["h1"], servers[-1]
     for server in servers[:-1]:
         cloud.ask(server, "delete")

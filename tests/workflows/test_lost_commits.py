@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A database that has lost its last commits, by a fail-over or a restore: hosts know higher fences
-than it does.
+"""Tests of a database that lost its last commits in a fail-over or a restore.
 
-Everything goes on without anybody's hand, and a delete removes.
+Hosts know higher fences than the database. Actions must work without an operator.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ LOST = 4
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    """A server that has run through some actions, of which the database knows only the first."""
+    """A server whose last actions are missing in the database."""
     cloud.round()
-    made = cloud.create(host="h1", forced=True, networks=[])[0]
+    server_id = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
-    before = cloud.show(made).fence
+    before = cloud.show(server_id).fence
     for _ in range(LOST // 2):
         for key in ("os-stop", "os-start"):
-            cloud.ask(made, key)
+            cloud.ask(server_id, key)
             cloud.settle()
-    assert cloud.show(made).fence == before + LOST
+    assert cloud.show(server_id).fence == before + LOST
     for table in (schema.servers.c.id, schema.guests.c.server_id):
         cloud.store.write(
             lambda tx, key=table: tx.execute(
-                sa.update(key.table).where(key == made).values(fence=before)
+                sa.update(key.table).where(key == server_id).values(fence=before)
             )
         )
-    return made
+    return server_id
 
 
-def test_an_action_is_carried_out(cloud: Cloud, server: str) -> None:
+def test_action_succeeds_after_lost_commits(cloud: Cloud, server: str) -> None:
     for key, state in (("os-stop", states.STOPPED), ("os-start", states.ACTIVE)):
         cloud.ask(server, key)
         cloud.settle(limit=20)
@@ -50,15 +49,15 @@ def test_an_action_is_carried_out(cloud: Cloud, server: str) -> None:
     assert cloud.findings() == []
 
 
-def test_a_delete_removes(cloud: Cloud, server: str) -> None:
+def test_delete_removes_guest_after_lost_commits(cloud: Cloud, server: str) -> None:
     cloud.ask(server, "delete")
     cloud.settle(limit=20)
     assert (cloud.show(server).deleted, cloud.domains(server)) == (1, [])
     assert cloud.findings() == []
 
 
-def test_a_debt_that_outlived_its_delete_is_paid(cloud: Cloud, server: str) -> None:
-    """The host was away while the server was deleted."""
+def test_guest_is_removed_when_host_returns_after_delete(cloud: Cloud, server: str) -> None:
+    """The host was unreachable during the delete."""
     cloud.cut.add("h1")
     cloud.until_down("h1")
     cloud.ask(server, "delete")
@@ -71,21 +70,23 @@ def test_a_debt_that_outlived_its_delete_is_paid(cloud: Cloud, server: str) -> N
 
 
 @pytest.mark.parametrize("registration", [True, False], ids=["registration", "report"])
-def test_a_host_s_fences_are_taken_in(cloud: Cloud, server: str, registration: bool) -> None:
-    """So that what it says of the server counts again."""
-    known = cloud.show(server).fence + LOST
+def test_fence_of_host_raises_fence_of_server(
+    cloud: Cloud, server: str, registration: bool
+) -> None:
+    """Afterwards conductors accept the host's reports about the server again."""
+    host_fence = cloud.show(server).fence + LOST
     if registration:
         cloud.hosts["h1"].restart()
     cloud.idle(65)
-    assert cloud.show(server).fence > known
+    assert cloud.show(server).fence > host_fence
     cloud.hosts["h1"].driver.host.power_off(server)
     cloud.idle(65)
     assert cloud.show(server).vm_state == states.STOPPED
     assert cloud.findings() == []
 
 
-def test_a_late_command_of_an_ended_action_raises_nothing(cloud: Cloud) -> None:
-    """Without lost commits a refusal is what it always was."""
+def test_late_command_of_ended_action_leaves_fence_unchanged(cloud: Cloud) -> None:
+    """Without lost commits, a refusal does not raise the fence."""
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
@@ -101,25 +102,27 @@ def test_a_late_command_of_an_ended_action_raises_nothing(cloud: Cloud) -> None:
     assert (cloud.show(server).fence, cloud.show(server).vm_state) == (fence, states.ACTIVE)
 
 
-def everything(cloud: Cloud) -> Callable[[], None]:
-    """What the database has now: called, it has that again."""
+def snapshot_database(cloud: Cloud) -> Callable[[], None]:
+    """Return a function that restores the present content of the database."""
     tables = schema.metadata.sorted_tables
-    kept = cloud.store.read(
-        lambda tx: [[dict(row._mapping) for row in tx.execute(sa.select(one))] for one in tables]
+    content = cloud.store.read(
+        lambda tx: [
+            [dict(row._mapping) for row in tx.execute(sa.select(table))] for table in tables
+        ]
     )
 
     def set_back(tx: sa.Connection) -> None:
         for table in reversed(tables):
             tx.execute(sa.delete(table))
-        for table, rows in zip(tables, kept, strict=True):
+        for table, rows in zip(tables, content, strict=True):
             if rows:
                 tx.execute(sa.insert(table), rows)
 
     return lambda: cloud.store.write(set_back)
 
 
-def running(cloud: Cloud, server: str) -> list[str]:
-    """Hosts where the server runs."""
+def read_running_hosts(cloud: Cloud, server: str) -> list[str]:
+    """Return the hosts on which the server runs."""
     return [
         host.name
         for host in cloud.hosts.values()
@@ -129,85 +132,92 @@ def running(cloud: Cloud, server: str) -> list[str]:
 
 
 @pytest.mark.parametrize("move", ["resize", "os-migrateLive"])
-def test_a_move_that_was_lost_doubles_nothing(cloud: Cloud, move: str) -> None:
-    """What runs where the server is not, by what the database has left, is off before anybody
-    starts it; its disk stays, and the doctor tells of it."""
+def test_lost_move_does_not_start_second_guest(cloud: Cloud, move: str) -> None:
+    """The guest on the unrecorded host is stopped before the server can start elsewhere.
+
+    Its disk stays, and the doctor reports the guest.
+    """
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
-    set_back = everything(cloud)
+    set_back = snapshot_database(cloud)
     cloud.move(server, move, bigger(cloud, server) if move == "resize" else None)
     cloud.settle()
-    assert running(cloud, server) == ["h2"]
+    assert read_running_hosts(cloud, server) == ["h2"]
     set_back()
     cloud.idle(80)
-    assert running(cloud, server) == []
+    assert read_running_hosts(cloud, server) == []
     assert "h2" in cloud.domains(server)
-    [found] = [one for one in cloud.findings() if one.invariant == "domain-known"]
-    assert found.subject == server
-    assert f"kilonova host adopt h2 {server}" in found.text
+    [finding] = [one for one in cloud.findings() if one.invariant == "domain-known"]
+    assert finding.subject == server
+    assert f"kilonova host adopt h2 {server}" in finding.text
 
 
-def test_a_server_whose_move_was_lost_goes_on(cloud: Cloud) -> None:
+def test_server_starts_at_source_after_lost_resize(cloud: Cloud) -> None:
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
-    set_back = everything(cloud)
+    set_back = snapshot_database(cloud)
     cloud.move(server, "resize", bigger(cloud, server))
     cloud.settle()
     set_back()
     cloud.idle(65)
     assert cloud.show(server).vm_state == states.STOPPED
-    cloud.watcher = lambda: None  # a guest that nobody knows is a finding
+    cloud.watcher = lambda: None  # A guest without a record is a finding.
     cloud.ask(server, "os-start")
     cloud.settle()
-    assert (cloud.show(server).vm_state, running(cloud, server)) == (states.ACTIVE, ["h1"])
+    assert (cloud.show(server).vm_state, read_running_hosts(cloud, server)) == (
+        states.ACTIVE,
+        ["h1"],
+    )
 
 
-def test_a_guest_of_a_server_that_was_lost_is_kept_and_told_of(cloud: Cloud) -> None:
+def test_guest_of_lost_server_keeps_running_and_is_reported(cloud: Cloud) -> None:
     register(cloud)
-    set_back = everything(cloud)
+    set_back = snapshot_database(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
     set_back()
     cloud.hosts["h1"].restart()
     cloud.idle(65)
-    assert running(cloud, server) == ["h1"]
-    [found] = cloud.findings()
-    assert (found.invariant, found.subject) == ("domain-known", server)
-    assert f"kilonova host discard h1 {server}" in found.text
+    assert read_running_hosts(cloud, server) == ["h1"]
+    [finding] = cloud.findings()
+    assert (finding.invariant, finding.subject) == ("domain-known", server)
+    assert f"kilonova host discard h1 {server}" in finding.text
 
 
-def test_a_server_whose_delete_was_lost_is_told_of_and_can_be_deleted(cloud: Cloud) -> None:
-    """Its guest is gone for good."""
+def test_server_with_lost_delete_is_reported_and_can_be_deleted(cloud: Cloud) -> None:
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
-    set_back = everything(cloud)
+    set_back = snapshot_database(cloud)
     cloud.ask(server, "delete")
     cloud.settle()
     set_back()
     cloud.idle(65)
-    [found] = cloud.findings()
-    assert (found.invariant, found.subject) == ("guest-there", server)
-    assert f"openstack server delete {server}" in found.text
+    [finding] = cloud.findings()
+    assert (finding.invariant, finding.subject) == ("guest-there", server)
+    assert f"openstack server delete {server}" in finding.text
     cloud.ask(server, "delete")
     cloud.settle(limit=20)
     assert (cloud.show(server).deleted, cloud.findings()) == (1, [])
 
 
-def test_a_create_whose_place_was_lost_is_placed_again_and_runs(cloud: Cloud) -> None:
-    """Its host hears meanwhile that the server is not there, and makes its guest off."""
+def test_create_with_lost_claim_is_placed_again(cloud: Cloud) -> None:
+    """Meanwhile the host learns that the server is not placed there, and stops the guest."""
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
-    set_back = everything(cloud)
+    set_back = snapshot_database(cloud)
     cloud.settle()
     set_back()
     cloud.hosts["h1"].restart()
     cloud.sync(cloud.hosts["h1"])
     cloud.hosts["h1"].work()
-    assert running(cloud, server) == []
+    assert read_running_hosts(cloud, server) == []
     cloud.settle()
     cloud.idle(65)
-    assert (cloud.show(server).vm_state, running(cloud, server)) == (states.ACTIVE, ["h1"])
+    assert (cloud.show(server).vm_state, read_running_hosts(cloud, server)) == (
+        states.ACTIVE,
+        ["h1"],
+    )
     assert cloud.findings() == []

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A catalogue that names no network service: what waits says why, nothing waits for ever, and who
-registers the service has to start nothing anew."""
+"""Tests of a cloud whose catalogue has no network service, until the service is registered."""
 
 from __future__ import annotations
 
@@ -23,17 +22,17 @@ def unregistered(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Cloud:
 
 
 def unregister(cloud: Cloud) -> None:
-    """The catalogue names the network service no more."""
+    """Remove the network service from the catalogue."""
     with pytest.raises(errors.Unavailable) as raised:
         network.NetworkClient(lambda: None).ports("token")
     cloud.networks.missing = raised.value
 
 
-def in_hand(cloud: Cloud) -> list[Any]:
+def read_open_actions(cloud: Cloud) -> list[Any]:
     return cloud.store.read(stuck_actions.listed)
 
 
-def test_a_server_without_ports_is_deleted_all_the_same(cloud: Cloud) -> None:
+def test_delete_of_server_without_ports_does_not_call_network_service(cloud: Cloud) -> None:
     register(cloud)
     unregister(cloud)
     server = cloud.create(networks=[])[0]
@@ -44,7 +43,7 @@ def test_a_server_without_ports_is_deleted_all_the_same(cloud: Cloud) -> None:
     assert (cloud.show(server).deleted, cloud.pending(), cloud.networks.calls) == (1, [], 0)
 
 
-def test_a_delete_with_ports_waits_a_while_and_says_for_what(cloud: Cloud) -> None:
+def test_delete_of_server_with_ports_waits_then_leaves_pending_cleanup(cloud: Cloud) -> None:
     register(cloud)
     server = cloud.create()[0]
     cloud.settle()
@@ -52,7 +51,7 @@ def test_a_delete_with_ports_waits_a_while_and_says_for_what(cloud: Cloud) -> No
     cloud.ask(server, "delete")
     cloud.round()
     cloud.advance()
-    [action] = in_hand(cloud)
+    [action] = read_open_actions(cloud)
     assert (action.step, action.failures) == ("unplug", 0)
     assert "catalogue names no network service; register it or set [network]" in action.cause
     [(_, waits, _)] = cloud.store.read(doctor.ages)["actions"]
@@ -62,32 +61,32 @@ def test_a_delete_with_ports_waits_a_while_and_says_for_what(cloud: Cloud) -> No
     assert cloud.pending() == [("ports", server)]
 
 
-def test_findings_tell_what_needs_the_service(cloud: Cloud) -> None:
-    def missing() -> list[doctor.Finding]:
+def test_doctor_reports_missing_service_with_its_users(cloud: Cloud) -> None:
+    def find_missing() -> list[doctor.Finding]:
         return cloud.store.read(lambda tx: doctor.compare_catalogue({"network", "share"}, tx))
 
     cloud.round()
-    assert missing() == []
+    assert find_missing() == []
     bare = cloud.create(networks=[])[0]
     cloud.settle()
-    assert missing() == []
+    assert find_missing() == []
     server = cloud.create()[0]
     cloud.settle()
     unregister(cloud)
-    [found] = missing()
-    assert (found.invariant, found.subject) == ("service-registered", "network service")
-    assert f"server {server} has ports" in found.text and "[network] endpoint" in found.text
+    [finding] = find_missing()
+    assert (finding.invariant, finding.subject) == ("service-registered", "network service")
+    assert f"server {server} has ports" in finding.text and "[network] endpoint" in finding.text
     cloud.ask(server, "delete")
     cloud.ask(bare, "delete")
     cloud.settle()
-    [found] = missing()
-    assert f"still to remove ports {server}" in found.text
+    [finding] = find_missing()
+    assert f"still to remove ports {server}" in finding.text
     cloud.networks.missing = None
     cloud.clean_up()
-    assert missing() == []
+    assert find_missing() == []
 
 
-def test_a_service_that_is_registered_later_is_used_at_once(cloud: Cloud) -> None:
+def test_create_continues_when_network_service_is_registered(cloud: Cloud) -> None:
     register(cloud)
     server = cloud.create()[0]
     other = cloud.create(networks=[{"network": "n1"}])[0]
@@ -99,10 +98,10 @@ def test_a_service_that_is_registered_later_is_used_at_once(cloud: Cloud) -> Non
     late = cloud.create()[0]
     for _ in range(5):
         cloud.round()
-    [action] = in_hand(cloud)
+    [action] = read_open_actions(cloud)
     assert (action.server_id, action.step) == (late, "networks") and action.cause
     cloud.networks.missing = None
     cloud.clean_up()
-    assert (cloud.show(late).vm_state, in_hand(cloud)) == (states.ACTIVE, [])
+    assert (cloud.show(late).vm_state, read_open_actions(cloud)) == (states.ACTIVE, [])
     assert {port["device_id"] for port in cloud.networks.held.values()} == {late, other}
     assert cloud.findings() == []

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moments that no table names: silent and rebooted hosts, guests that stop themselves, deletes in
-the middle."""
+"""Tests of single events around actions.
+
+Examples are silent and rebooted hosts, guests that stop by themselves, deletes during a burst, and
+expired leases.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from tests.workflows.simulator import Cloud
 ADMIN = RequestContext(user_id="admin", project_id="admins", roles=("admin",), request_id="req-a")
 
 
-def test_a_dead_host_does_not_keep_a_server_from_being_deleted(cloud: Cloud) -> None:
+def test_delete_ends_when_host_is_dead(cloud: Cloud) -> None:
     trial = trial_of(cloud, "delete")
     host = cloud.hosts.pop(cloud.show(trial.server).host)
     cloud.idle(70)
@@ -34,7 +37,7 @@ def test_a_dead_host_does_not_keep_a_server_from_being_deleted(cloud: Cloud) -> 
     trial.is_right(states.DELETED, 0)
 
 
-def test_silence_of_all_hosts_proves_nothing(cloud: Cloud) -> None:
+def test_create_waits_while_all_hosts_are_silent(cloud: Cloud) -> None:
     register(cloud)
     hosts, cloud.hosts = cloud.hosts, {}
     cloud.idle(100)
@@ -47,14 +50,14 @@ def test_silence_of_all_hosts_proves_nothing(cloud: Cloud) -> None:
     assert cloud.show(server).vm_state == states.ACTIVE
 
 
-def test_a_guest_that_stops_itself_is_seen_by_the_full_report(cloud: Cloud) -> None:
+def test_full_report_of_stopped_guest_stops_server(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     cloud.hosts[cloud.show(trial.server).host].driver.host.power_off(trial.server)
     cloud.idle(65)
     trial.is_right(states.STOPPED, 1)
 
 
-def test_what_should_run_is_started_again_after_its_host_was_booted(cloud: Cloud) -> None:
+def test_register_after_boot_reboots_guest(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     host = cloud.hosts[cloud.show(trial.server).host]
     host.driver.host.power_off(trial.server)
@@ -66,10 +69,8 @@ def test_what_should_run_is_started_again_after_its_host_was_booted(cloud: Cloud
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_rescued_server_is_still_rescued_after_its_host_was_booted(
-    cloud: Cloud, fails: bool
-) -> None:
-    """Though its user could not have asked for that reboot."""
+def test_register_after_boot_keeps_rescued_server_or_sets_error(cloud: Cloud, fails: bool) -> None:
+    """A user could not request a reboot of a rescued server."""
     trial = trial_of(cloud, "unrescue")
     host = cloud.hosts[cloud.show(trial.server).host]
     host.power_cut()
@@ -82,8 +83,10 @@ def test_a_rescued_server_is_still_rescued_after_its_host_was_booted(
 
 
 @pytest.mark.parametrize("key", ["snapshot", "pause", "attach_interface"])
-def test_a_guest_whose_host_was_booted_during_an_action_comes_back(cloud: Cloud, key: str) -> None:
-    """Whatever has it in hand ends first; then it is started as after any boot."""
+def test_register_after_boot_reboots_guest_when_its_action_has_ended(
+    cloud: Cloud, key: str
+) -> None:
+    """The host was booted during the action."""
     trial = trial_of(cloud, key)
     host = cloud.hosts[cloud.show(trial.server).host]
     trial.begin()
@@ -99,7 +102,7 @@ def test_a_guest_whose_host_was_booted_during_an_action_comes_back(cloud: Cloud,
     assert cloud.findings() == []
 
 
-def test_a_second_action_is_refused_with_the_state(cloud: Cloud) -> None:
+def test_stop_during_or_after_stop_is_refused_with_state(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     trial.begin()
     with pytest.raises(
@@ -111,27 +114,24 @@ def test_a_second_action_is_refused_with_the_state(cloud: Cloud) -> None:
         trial.begin()
 
 
-def test_many_creates_are_one_round(cloud: Cloud) -> None:
-    """Twenty servers at once: one call to the scheduler, one message a host."""
+def test_twenty_creates_make_one_select_and_one_message_per_host(cloud: Cloud) -> None:
     register(cloud)
-    asked: list[int] = []
+    sizes: list[int] = []
     select = cloud.select
     messages: list[str] = []
     deliver = cloud.do
-    cloud.select = lambda specs, fresh: asked.append(len(specs)) or select(specs, fresh)  # type: ignore
+    cloud.select = lambda specs, fresh: sizes.append(len(specs)) or select(specs, fresh)  # type: ignore
     cloud.do = lambda host, commands: messages.append(host) or deliver(host, commands)  # type: ignore
     servers = cloud.create(20)
     cloud.settle()
-    assert asked == [20]
+    assert sizes == [20]
     assert sorted(messages) == ["h1", "h2"]
     assert {cloud.show(server).vm_state for server in servers} == {states.ACTIVE}
     assert cloud.findings() == []
 
 
 @pytest.mark.parametrize("where", ["taken", "proposed", "committed"])
-def test_delete_in_the_middle_of_a_burst(cloud: Cloud, where: str) -> None:
-    """The delete is accepted while a conductor works on the create; it waits for that burst's
-    lease."""
+def test_delete_during_burst_of_create_waits_for_lease(cloud: Cloud, where: str) -> None:
     trial = trial_of(cloud, "create")
     trial.begin()
 
@@ -147,8 +147,8 @@ def test_delete_in_the_middle_of_a_burst(cloud: Cloud, where: str) -> None:
     trial.is_right(states.DELETED, 0)
 
 
-def test_a_guest_that_stops_itself_after_a_failed_action_is_seen_too(cloud: Cloud) -> None:
-    """The failed reboot raised the server's fence, which the domain never got to carry."""
+def test_full_report_of_stopped_guest_counts_after_failed_action(cloud: Cloud) -> None:
+    """The failed stop raised the server's fence, and the domain still has the old fence."""
     trial = trial_of(cloud, "stop")
     host = cloud.hosts[cloud.show(trial.server).host]
     host.driver.host.script["ensure_stopped"] = [Fail("no")]
@@ -160,7 +160,7 @@ def test_a_guest_that_stops_itself_after_a_failed_action_is_seen_too(cloud: Clou
     trial.is_right(states.STOPPED, 1)
 
 
-def test_a_guest_that_stops_itself_before_its_start_was_acknowledged_is_seen_at_once(
+def test_report_of_guest_stopped_before_start_result_stops_server(
     cloud: Cloud,
 ) -> None:
     trial = trial_of(cloud, "start")
@@ -176,7 +176,7 @@ def test_a_guest_that_stops_itself_before_its_start_was_acknowledged_is_seen_at_
     trial.is_right(states.STOPPED, 1)
 
 
-def test_no_scheduler_is_waiting(cloud: Cloud) -> None:
+def test_create_waits_while_scheduler_is_silent(cloud: Cloud) -> None:
     trial = trial_of(cloud, "create")
     cloud.lose = lambda kind: kind == "select"
     trial.begin()
@@ -188,9 +188,8 @@ def test_no_scheduler_is_waiting(cloud: Cloud) -> None:
     trial.is_right(states.ACTIVE, 1)
 
 
-def test_news_count_again_after_a_state_was_reset(cloud: Cloud) -> None:
-    """The reset ended an action and raised the fence; the host learns the new one and tells
-    again."""
+def test_report_of_stopped_guest_counts_after_reset_state(cloud: Cloud) -> None:
+    """The reset raises the fence. The host learns the new fence and reports again."""
     trial = trial_of(cloud, "stop")
     cloud.lose = lambda kind: kind == "do"
     trial.begin()
@@ -207,18 +206,23 @@ def test_news_count_again_after_a_state_was_reset(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "after"), [(states.POWER_PAUSED, states.PAUSED), (states.CRASHED, states.STOPPED)]
+    ("power_state", "after"),
+    [(states.POWER_PAUSED, states.PAUSED), (states.CRASHED, states.STOPPED)],
 )
-def test_what_happened_behind_our_back_is_written_down(cloud: Cloud, seen: int, after: str) -> None:
+def test_full_report_of_paused_or_crashed_guest_sets_vm_state(
+    cloud: Cloud, power_state: int, after: str
+) -> None:
     trial = trial_of(cloud, "stop")
-    cloud.hosts[cloud.show(trial.server).host].driver.host.guests[trial.server].power_state = seen
+    cloud.hosts[cloud.show(trial.server).host].driver.host.guests[
+        trial.server
+    ].power_state = power_state
     cloud.idle(65)
     server = cloud.show(trial.server)
-    assert (server.vm_state, server.power_state) == (after, seen)
+    assert (server.vm_state, server.power_state) == (after, power_state)
     assert cloud.findings() == []
 
 
-def test_long_work_shows_how_far_it_is(cloud: Cloud) -> None:
+def test_snapshot_progress_is_shown_with_task_state(cloud: Cloud) -> None:
     trial = trial_of(cloud, "snapshot")
     trial.begin()
     cloud.advance()
@@ -236,7 +240,7 @@ def test_long_work_shows_how_far_it_is(cloud: Cloud) -> None:
     )
 
 
-def test_a_stopped_server_stays_off_when_it_is_rebuilt(cloud: Cloud) -> None:
+def test_rebuild_keeps_stopped_server_stopped(cloud: Cloud) -> None:
     trial = trial_of(cloud, "rebuild")
     cloud.ask(trial.server, "os-stop")
     cloud.settle()
@@ -247,7 +251,7 @@ def test_a_stopped_server_stays_off_when_it_is_rebuilt(cloud: Cloud) -> None:
 
 
 def cut_off_for(cloud: Cloud, name: str, seconds: int) -> None:
-    """Nobody hears this host, which goes on with what it has in hand."""
+    """Cut the host off from conductors for some seconds. Its own work continues."""
     cloud.cut.add(name)
     for _ in range(seconds // 5):
         cloud.advance()
@@ -259,7 +263,7 @@ def cut_off_for(cloud: Cloud, name: str, seconds: int) -> None:
         cloud.time.pass_by(5)
 
 
-def running_on(cloud: Cloud, server: str) -> list[str]:
+def read_running_hosts(cloud: Cloud, server: str) -> list[str]:
     return [
         host.name
         for host in cloud.hosts.values()
@@ -269,10 +273,10 @@ def running_on(cloud: Cloud, server: str) -> list[str]:
 
 
 @pytest.mark.parametrize("heard_again", [False, True])
-def test_a_host_that_was_cut_off_during_a_build_does_not_start_its_guest(
+def test_build_on_host_cut_off_past_lease_does_not_start_guest(
     cloud: Cloud, heard_again: bool
 ) -> None:
-    """Its image took five minutes to come; meanwhile an admin had the server built elsewhere."""
+    """The download takes five minutes. Meanwhile the server is built on another host."""
     register(cloud)
     [server] = cloud.create(networks=[])
     cloud.advance()
@@ -282,14 +286,14 @@ def test_a_host_that_was_cut_off_during_a_build_does_not_start_its_guest(
     cut_off_for(cloud, host.name, 300)
     cloud.force_down(host.name)
     cut_off_for(cloud, host.name, 100)
-    [elsewhere] = running_on(cloud, server)
+    [elsewhere] = read_running_hosts(cloud, server)
     assert elsewhere != host.name and cloud.show(server).host == elsewhere
     if heard_again:
         cloud.cut.discard(host.name)
         cloud.sync(host)
         assert host.agent.has_lease() and not host.agent.may_start(work)
     host.carry_out(work)
-    assert running_on(cloud, server) == [elsewhere]
+    assert read_running_hosts(cloud, server) == [elsewhere]
     cloud.cut.discard(host.name)
     cloud.force_down(host.name, False)
     cloud.settle()
@@ -300,7 +304,7 @@ def test_a_host_that_was_cut_off_during_a_build_does_not_start_its_guest(
     )
 
 
-def test_a_guest_is_not_started_when_the_lease_ends_meanwhile(cloud: Cloud) -> None:
+def test_start_is_refused_by_host_when_lease_expires_meanwhile(cloud: Cloud) -> None:
     register(cloud)
     [server] = cloud.create(networks=[])
     cloud.settle()
@@ -313,13 +317,13 @@ def test_a_guest_is_not_started_when_the_lease_ends_meanwhile(cloud: Cloud) -> N
     assert work is not None and work.command.verb == "ensure_running"
     cloud.time.pass_by(LEASE_SECONDS - START_MARGIN_SECONDS)
     host.carry_out(work)
-    assert running_on(cloud, server) == []
+    assert read_running_hosts(cloud, server) == []
     cloud.settle()
-    assert running_on(cloud, server) == [host.name], "once a conductor is heard it is"
+    assert read_running_hosts(cloud, server) == [host.name], "once a conductor is heard it is"
 
 
 @pytest.mark.parametrize(("workflow", "number"), [("rescue", 1), ("snapshot", 1), ("stop", 0)])
-def test_who_moves_whole_disks_is_counted_at_its_host(
+def test_host_states_count_commands_that_copy_disks(
     cloud: Cloud, workflow: str, number: int
 ) -> None:
     trial = trial_of(cloud, workflow)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves of servers between three hosts, and what can happen on their way: hosts that fail, are
-silent, die or return at one of the steps. After every round the oracle finds nothing, and no server
-runs on two hosts."""
+"""Tests of moves between three hosts that fail, fall silent, die or return at one of the steps.
+
+After every round the doctor finds no fault, and no server runs on two hosts.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from tests.workflows.moves import (
     CANARY,
     after,
     before,
-    clouds,
-    disk,
+    boot_server,
+    check_rests,
+    create_cloud,
     failures,
+    has_shared_storage,
     last,
     lead_up,
-    resized,
-    server_on,
-    shares,
-    stands,
+    read_disk,
+    resize_to_bigger,
 )
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud
@@ -35,12 +36,12 @@ TO, FROM = ("prepare", "receive", "install"), ("ensure_stopped", "offer")
 
 @pytest.fixture
 def cloud() -> Iterator[Cloud]:
-    cloud = clouds()
+    cloud = create_cloud()
     yield cloud
     cloud.store.close()
 
 
-# --- the destination cannot ---
+# --- the destination fails ---
 @pytest.mark.parametrize(
     ("key", "verb"),
     [
@@ -50,80 +51,78 @@ def cloud() -> Iterator[Cloud]:
         ("evacuate", "ensure_guest"),
     ],
 )
-def test_another_destination_is_tried(cloud: Cloud, key: str, verb: str) -> None:
-    server, tried = server_on(cloud), []
+def test_move_retries_on_other_host_when_destination_fails(
+    cloud: Cloud, key: str, verb: str
+) -> None:
+    server, failed_hosts = boot_server(cloud), []
 
-    def breaks(host: str) -> None:
-        tried.append(cloud.migration(server).dest_host)
+    def fail_destination(host: str) -> None:
+        failed_hosts.append(cloud.migration(server).dest_host)
         cloud.hosts[host].driver.host.script[verb] = [BROKEN]
 
     lead_up(cloud, server, key)
-    before(cloud, verb, breaks)
+    before(cloud, verb, fail_destination)
     ask(cloud, server, key)
     cloud.settle()
-    other = ({"h2", "h3"} - {*tried}).pop()
-    stands(cloud, server, states.RESIZED if key == "resize" else states.ACTIVE, other)
+    other = ({"h2", "h3"} - {*failed_hosts}).pop()
+    check_rests(cloud, server, states.RESIZED if key == "resize" else states.ACTIVE, other)
     assert (cloud.migration(server).dest_host, last(cloud, server).attempt) == (other, 2)
     assert failures(cloud) == {"h1": 0, "h2": 0, "h3": 0} | (
-        {} if key == "os-migrateLive" else {tried[0]: 1}
+        {} if key == "os-migrateLive" else {failed_hosts[0]: 1}
     )
-    assert disk(cloud, server) == ({} if key == "evacuate" else CANARY)
+    assert read_disk(cloud, server) == ({} if key == "evacuate" else CANARY)
 
 
 @pytest.mark.parametrize("verb", TO)
-def test_when_no_destination_can_the_server_is_as_before_and_none_is_blamed(
-    cloud: Cloud, verb: str
-) -> None:
-    server = server_on(cloud)
+def test_resize_restores_server_when_every_destination_fails(cloud: Cloud, verb: str) -> None:
+    server = boot_server(cloud)
     was = cloud.show(server)
     for host in ("h2", "h3"):
         cloud.hosts[host].driver.host.script[verb] = [BROKEN]
     ask(cloud, server, "resize")
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h1")
+    check_rests(cloud, server, states.ACTIVE, "h1")
     assert cloud.show(server).flavor == was.flavor
     assert last(cloud, server).message.endswith("the last host tried said: Disk full.")
     assert cloud.migration(server).status == "error"
     assert set(failures(cloud).values()) == {0}
-    assert disk(cloud, server) == CANARY
+    assert read_disk(cloud, server) == CANARY
 
 
-def test_no_more_than_max_attempts_are_made(cloud: Cloud) -> None:
+def test_resize_fails_after_max_attempts(cloud: Cloud) -> None:
     cloud.engine.max_attempts = 1
-    server = server_on(cloud)
+    server = boot_server(cloud)
     before(
         cloud, "receive", lambda host: cloud.hosts[host].driver.host.script.update(receive=[BROKEN])
     )
     ask(cloud, server, "resize")
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h1")
+    check_rests(cloud, server, states.ACTIVE, "h1")
     assert (last(cloud, server).message, last(cloud, server).attempt) == ("Disk full.", 1)
 
 
 @pytest.mark.parametrize(
     ("key", "verb"), [*(("resize", verb) for verb in FROM), ("os-migrateLive", "offer")]
 )
-def test_what_the_source_cannot_no_other_destination_helps(
-    cloud: Cloud, key: str, verb: str
-) -> None:
-    server = server_on(cloud)
+def test_move_does_not_retry_when_source_fails(cloud: Cloud, key: str, verb: str) -> None:
+    server = boot_server(cloud)
     cloud.hosts["h1"].driver.host.script[verb] = [BROKEN]
     ask(cloud, server, key)
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h1")
+    check_rests(cloud, server, states.ACTIVE, "h1")
     assert (last(cloud, server).message, last(cloud, server).attempt) == ("Disk full.", 1)
     assert set(failures(cloud).values()) == {0}
 
 
-def test_a_server_that_could_not_be_started_again_is_not_moved_once_more(cloud: Cloud) -> None:
-    server = server_on(cloud)
+def test_resize_sets_error_when_undo_cannot_restart_guest(cloud: Cloud) -> None:
+    server = boot_server(cloud)
     cloud.hosts["h1"].driver.host.script["ensure_running"] = [Fail("No memory.")]
     before(
         cloud, "receive", lambda host: cloud.hosts[host].driver.host.script.update(receive=[BROKEN])
     )
     ask(cloud, server, "resize")
     cloud.settle()
-    stands(cloud, server, states.ERROR, "h1")
+    check_rests(cloud, server, states.ERROR, "h1")
     assert (
         "Disk full.; and it could not be undone: stop: No memory."
         in cloud.show(server).fault["message"]
@@ -135,10 +134,8 @@ def test_a_server_that_could_not_be_started_again_is_not_moved_once_more(cloud: 
     ("key", "verb"),
     [("resize", "prepare"), ("resize", "receive"), ("os-migrateLive", "prepare_arrival")],
 )
-def test_a_destination_that_falls_silent_before_anything_runs_there_is_given_up(
-    cloud: Cloud, key: str, verb: str
-) -> None:
-    server = server_on(cloud)
+def test_move_leaves_silent_destination_before_switch(cloud: Cloud, key: str, verb: str) -> None:
+    server = boot_server(cloud)
     before(cloud, verb, cloud.cut.add)
     ask(cloud, server, key)
     cloud.settle()
@@ -147,12 +144,12 @@ def test_a_destination_that_falls_silent_before_anything_runs_there_is_given_up(
     assert (cloud.show(server).host, cloud.show(server).action) == (other, None)
     cloud.cut.clear()
     cloud.settle()
-    stands(cloud, server, states.RESIZED if key == "resize" else states.ACTIVE, other)
+    check_rests(cloud, server, states.RESIZED if key == "resize" else states.ACTIVE, other)
     assert server not in cloud.hosts[silent].driver.host.files
 
 
-def test_a_destination_that_may_have_started_it_is_waited_for(cloud: Cloud) -> None:
-    server = server_on(cloud)
+def test_resize_waits_for_silent_destination_after_install(cloud: Cloud) -> None:
+    server = boot_server(cloud)
     after(cloud, "install", cloud.cut.add)
     ask(cloud, server, "resize")
     for _ in range(50):
@@ -161,12 +158,12 @@ def test_a_destination_that_may_have_started_it_is_waited_for(cloud: Cloud) -> N
     [dest] = cloud.cut
     cloud.cut.clear()
     cloud.settle()
-    stands(cloud, server, states.RESIZED, dest)
+    check_rests(cloud, server, states.RESIZED, dest)
 
 
-def test_a_destination_that_dies_when_it_may_have_started_it_leads_back(cloud: Cloud) -> None:
+def test_resize_returns_to_source_when_destination_dies_after_install(cloud: Cloud) -> None:
     cloud.engine.max_attempts = 1
-    server, dead = server_on(cloud), []
+    server, dead = boot_server(cloud), []
     after(cloud, "install", lambda host: (dead.append(host), cloud.hosts[host].power_cut()))
     ask(cloud, server, "resize")
     for _ in range(50):
@@ -177,13 +174,13 @@ def test_a_destination_that_dies_when_it_may_have_started_it_leads_back(cloud: C
     assert (cloud.show(server).vm_state, cloud.show(server).host) == (states.ACTIVE, "h1")
     cloud.hosts[dead[0]].power_on()
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h1")
-    assert disk(cloud, server) == CANARY
+    check_rests(cloud, server, states.ACTIVE, "h1")
+    assert read_disk(cloud, server) == CANARY
 
 
 @pytest.mark.parametrize("verb", ["receive", "prepare_arrival"])
-def test_a_source_that_cannot_be_reached_is_waited_for(cloud: Cloud, verb: str) -> None:
-    server = server_on(cloud)
+def test_move_waits_for_silent_source(cloud: Cloud, verb: str) -> None:
+    server = boot_server(cloud)
     before(cloud, verb, lambda host: cloud.cut.add("h1"))
     ask(cloud, server, "resize" if verb == "receive" else "os-migrateLive")
     for _ in range(50):
@@ -192,13 +189,13 @@ def test_a_source_that_cannot_be_reached_is_waited_for(cloud: Cloud, verb: str) 
     assert cloud.show(server).action
     cloud.cut.clear()
     cloud.settle()
-    stands(
+    check_rests(
         cloud,
         server,
         states.RESIZED if verb == "receive" else states.ACTIVE,
         cloud.migration(server).dest_host,
     )
-    assert disk(cloud, server) == CANARY
+    assert read_disk(cloud, server) == CANARY
 
 
 # --- the source dies ---
@@ -214,18 +211,18 @@ def test_a_source_that_cannot_be_reached_is_waited_for(cloud: Cloud, verb: str) 
         ("os-migrateLive", "live_migrate"),
     ],
 )
-def test_a_server_whose_source_dies_stays_there_and_can_be_evacuated(
+def test_move_fails_and_server_can_be_evacuated_when_source_dies(
     cloud: Cloud, key: str, verb: str
 ) -> None:
-    server = server_on(cloud)
+    server = boot_server(cloud)
     before(cloud, verb, lambda host: cloud.hosts["h1"].power_cut())
     ask(cloud, server, key)
     cloud.until_down("h1")
     assert cloud.show(server).action
     cloud.force_down("h1")
     cloud.settle()
-    found = cloud.show(server)
-    assert (found.vm_state, found.task_state, found.host) == (states.ACTIVE, None, "h1")
+    row = cloud.show(server)
+    assert (row.vm_state, row.task_state, row.host) == (states.ACTIVE, None, "h1")
     assert (last(cloud, server).state, cloud.migration(server).status) == ("failed", "error")
     assert (failures(cloud)["h2"], failures(cloud)["h3"]) == (0, 0)
     cloud.move(server, "evacuate")
@@ -233,15 +230,15 @@ def test_a_server_whose_source_dies_stays_there_and_can_be_evacuated(
     cloud.hosts["h1"].power_on()
     cloud.settle()
     assert cloud.show(server).host != "h1"
-    stands(cloud, server, states.ACTIVE, cloud.show(server).host)
+    check_rests(cloud, server, states.ACTIVE, cloud.show(server).host)
 
 
-def test_a_server_whose_files_have_come_goes_on_without_its_source(cloud: Cloud) -> None:
-    server = server_on(cloud)
+def test_resize_and_confirm_complete_when_source_dies_after_copy(cloud: Cloud) -> None:
+    server = boot_server(cloud)
     before(cloud, "install", lambda host: cloud.hosts["h1"].power_cut())
     ask(cloud, server, "resize")
     cloud.settle()
-    stands(cloud, server, states.RESIZED, cloud.migration(server).dest_host)
+    check_rests(cloud, server, states.RESIZED, cloud.migration(server).dest_host)
     cloud.until_down("h1")
     cloud.close(server, "confirmResize")
     cloud.settle()
@@ -252,12 +249,12 @@ def test_a_server_whose_files_have_come_goes_on_without_its_source(cloud: Cloud)
     assert cloud.domains(server) == sorted(["h1", cloud.show(server).host])
     cloud.hosts["h1"].power_on()
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, cloud.show(server).host)
+    check_rests(cloud, server, states.ACTIVE, cloud.show(server).host)
     assert cloud.domains(server) == [cloud.show(server).host]
 
 
-def test_a_guest_that_has_arrived_stays_when_its_source_dies(cloud: Cloud) -> None:
-    server = server_on(cloud)
+def test_live_migrate_completes_when_source_dies_after_switch(cloud: Cloud) -> None:
+    server = boot_server(cloud)
     cloud.hosts["h1"].driver.host.write_memory(server, "n", "7")
     after(cloud, "live_migrate", lambda host: cloud.hosts["h1"].power_cut())
     ask(cloud, server, "os-migrateLive")
@@ -267,14 +264,14 @@ def test_a_guest_that_has_arrived_stays_when_its_source_dies(cloud: Cloud) -> No
     dest = cloud.migration(server).dest_host
     cloud.hosts["h1"].power_on()
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, dest)
+    check_rests(cloud, server, states.ACTIVE, dest)
     assert cloud.hosts[dest].driver.host.guests[server].memory == {"n": "7"}
 
 
-def test_a_guest_that_neither_host_has_starts_from_its_disk(either: Cloud) -> None:
-    """On shared storage; a disk that went to the destination went with it."""
+def test_live_migrate_with_lost_guest_restarts_from_shared_disk(either: Cloud) -> None:
+    """Without shared storage the disk is lost with the guest, and the server is in ERROR."""
     cloud = either
-    server = server_on(cloud)
+    server = boot_server(cloud)
     after(
         cloud,
         "live_migrate",
@@ -284,21 +281,21 @@ def test_a_guest_that_neither_host_has_starts_from_its_disk(either: Cloud) -> No
     cloud.settle()
     assert cloud.migration(server).status == "error"
     assert last(cloud, server).message == "The server did not arrive on this host."
-    if shares(cloud):
-        stands(cloud, server, states.ACTIVE, "h1")
-        assert disk(cloud, server) == CANARY
+    if has_shared_storage(cloud):
+        check_rests(cloud, server, states.ACTIVE, "h1")
+        assert read_disk(cloud, server) == CANARY
     else:
         assert cloud.show(server).vm_state == states.ERROR
         assert "could not be undone: return" in cloud.show(server).fault["message"]
     assert cloud.findings() == []
 
 
-def test_a_destination_that_cannot_say_whether_it_has_the_guest_loses_it_before_it_is_started_elsewhere(
+def test_live_migrate_removes_guest_when_arrival_cannot_be_confirmed(
     either: Cloud,
 ) -> None:
-    """Whatever ``arrived`` was told by: nothing runs twice (the watcher looks)."""
+    """The guest goes before the source starts it. The watcher checks that no guest runs twice."""
     cloud = either
-    server = server_on(cloud)
+    server = boot_server(cloud)
     for host in ("h2", "h3"):
         cloud.hosts[host].driver.host.script["arrived"] = [Fail("Confused.")]
     ask(cloud, server, "os-migrateLive")
@@ -307,29 +304,29 @@ def test_a_destination_that_cannot_say_whether_it_has_the_guest_loses_it_before_
     assert cloud.findings() == []
 
 
-# --- back, and for good ---
-def test_a_server_is_reverted_though_its_destination_is_dead(either: Cloud) -> None:
+# --- revert and confirm ---
+def test_revert_resize_succeeds_when_destination_is_dead(either: Cloud) -> None:
     cloud = either
-    server = server_on(cloud)
-    resized(cloud, server)
-    dead = cloud.show(server).host
-    cloud.kill(dead)
+    server = boot_server(cloud)
+    resize_to_bigger(cloud, server)
+    dead_host = cloud.show(server).host
+    cloud.kill(dead_host)
     cloud.close(server, "revertResize")
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).host) == (states.ACTIVE, "h1")
-    cloud.hosts[dead].power_on()
+    cloud.hosts[dead_host].power_on()
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h1")
-    assert (disk(cloud, server), cloud.domains(server)) == (CANARY, ["h1"])
+    check_rests(cloud, server, states.ACTIVE, "h1")
+    assert (read_disk(cloud, server), cloud.domains(server)) == (CANARY, ["h1"])
 
 
-def test_a_server_whose_source_dies_on_the_way_back_stays_where_it_was_resized(
+def test_revert_resize_fails_and_keeps_disk_when_source_dies(
     either: Cloud,
 ) -> None:
-    """What its user wrote there since is not lost."""
+    """The file that the user wrote after the resize is kept."""
     cloud = either
-    server = server_on(cloud)
-    resized(cloud, server)
+    server = boot_server(cloud)
+    resize_to_bigger(cloud, server)
     dest = cloud.show(server).host
     cloud.hosts[dest].driver.host.write_file(server, "since", "then")
     before(cloud, "install", lambda host: cloud.hosts["h1"].power_cut())
@@ -340,20 +337,18 @@ def test_a_server_whose_source_dies_on_the_way_back_stays_where_it_was_resized(
     assert last(cloud, server).message == "Host h1 was forced down before it had answered."
     cloud.hosts["h1"].power_on()
     cloud.settle()
-    stands(cloud, server, states.RESIZED, dest)
-    assert disk(cloud, server) == {**CANARY, "since": "then"}
+    check_rests(cloud, server, states.RESIZED, dest)
+    assert read_disk(cloud, server) == {**CANARY, "since": "then"}
     cloud.force_down("h1", False)
     cloud.close(server, "revertResize")
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h1")
+    check_rests(cloud, server, states.ACTIVE, "h1")
 
 
 @pytest.mark.parametrize("verb", ["ensure_stopped", "install"])
-def test_a_server_that_can_neither_be_reverted_nor_started_again_is_to_be_confirmed(
-    cloud: Cloud, verb: str
-) -> None:
-    server = server_on(cloud)
-    resized(cloud, server)
+def test_confirm_resize_succeeds_after_revert_and_its_undo_failed(cloud: Cloud, verb: str) -> None:
+    server = boot_server(cloud)
+    resize_to_bigger(cloud, server)
     dest = cloud.hosts[cloud.show(server).host].driver
     for host in cloud.hosts.values():
         host.driver.host.script[verb] = [Fail("It broke.")]
@@ -373,55 +368,55 @@ def test_a_server_that_can_neither_be_reverted_nor_started_again_is_to_be_confir
     assert cloud.findings() == []
 
 
-def test_a_host_that_was_booted_starts_what_waits_there_to_be_confirmed(cloud: Cloud) -> None:
-    server = server_on(cloud)
-    resized(cloud, server)
+def test_register_after_boot_starts_resized_server(cloud: Cloud) -> None:
+    server = boot_server(cloud)
+    resize_to_bigger(cloud, server)
     dest = cloud.show(server).host
     cloud.hosts[dest].power_cut()
     for _ in range(3):
         cloud.round()
     cloud.hosts[dest].power_on()
     cloud.settle()
-    stands(cloud, server, states.RESIZED, dest)
+    check_rests(cloud, server, states.RESIZED, dest)
     cloud.close(server, "confirmResize")
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, dest)
+    check_rests(cloud, server, states.ACTIVE, dest)
 
 
-def test_what_nobody_confirms_is_confirmed_when_its_time_is_over(cloud: Cloud) -> None:
+def test_resize_is_confirmed_after_confirm_window(cloud: Cloud) -> None:
     cloud.engine.resize_confirm_window = 20
-    server = server_on(cloud)
-    resized(cloud, server)
+    server = boot_server(cloud)
+    resize_to_bigger(cloud, server)
     cloud.round()
     assert cloud.show(server).vm_state == states.RESIZED
     cloud.time.pass_by(21)
     cloud.round()
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
+    check_rests(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
     assert cloud.migration(server).status == "confirmed"
 
 
-def test_a_server_that_stopped_by_itself_is_stopped_when_it_is_confirmed(cloud: Cloud) -> None:
-    server = server_on(cloud)
-    resized(cloud, server)
+def test_confirm_resize_of_guest_that_stopped_by_itself_sets_stopped(cloud: Cloud) -> None:
+    server = boot_server(cloud)
+    resize_to_bigger(cloud, server)
     host = cloud.hosts[cloud.show(server).host]
     host.driver.host.power_off(server)
     cloud.idle(65)
     cloud.close(server, "confirmResize")
     cloud.settle()
-    stands(cloud, server, states.STOPPED, host.name)
+    check_rests(cloud, server, states.STOPPED, host.name)
     host.power_cut()
     host.power_on()
     cloud.settle()
-    stands(cloud, server, states.STOPPED, host.name)
+    check_rests(cloud, server, states.STOPPED, host.name)
 
 
-# --- the API's part of the quota ---
+# --- quota ---
 @pytest.mark.parametrize(("end", "counts"), [("confirmResize", 2), ("revertResize", 1)])
-def test_the_quota_counts_the_larger_flavor_until_the_move_is_over(
+def test_resize_counts_larger_flavor_in_quota_until_confirm_or_revert(
     cloud: Cloud, end: str, counts: int
 ) -> None:
-    server = server_on(cloud)
+    server = boot_server(cloud)
     ask(cloud, server, "resize")
     while cloud.show(server).vm_state != states.RESIZED:
         assert (cloud.show(server).vcpus, cloud.show(server).memory_mb) == (2, 256)
@@ -432,10 +427,10 @@ def test_the_quota_counts_the_larger_flavor_until_the_move_is_over(
     assert (cloud.show(server).vcpus, cloud.show(server).memory_mb) == (counts, 128 * counts)
 
 
-def test_a_host_that_is_down_is_no_destination(cloud: Cloud) -> None:
-    server = server_on(cloud)
+def test_resize_avoids_host_forced_down(cloud: Cloud) -> None:
+    server = boot_server(cloud)
     cloud.kill("h2")
     ask(cloud, server, "resize")
     cloud.settle()
-    stands(cloud, server, states.RESIZED, "h3")
+    check_rests(cloud, server, states.RESIZED, "h3")
     assert cloud.store.read(lambda tx: services.are_dead(tx, "h2"))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a move costs in SQL statements of the conductor and in messages when nothing else happens:
-counted, and kept small. Looks that find nothing to do are no part of it."""
+"""Tests of the number of SQL statements and messages of a move without faults.
+
+Reads that find no due work are not counted.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from common.domain import states
 from conductor.engine import runner
 from conductor.engine.engine import Lane
 from conductor.workflows import WORKFLOWS
-from tests.workflows.moves import clouds, lead_up, server_on
+from tests.workflows.moves import boot_server, create_cloud, lead_up
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud, Host
 
-#: Statements and messages of a server with one port, whose files travel.
+#: Statements and messages for a server with one port, whose files are copied.
 COSTS = {
     "resize": (96, 10),
     "confirmResize": (34, 2),
@@ -28,7 +30,7 @@ COSTS = {
 
 
 class Meter:
-    """Counts what work costs that has something to do."""
+    """Counts the statements and messages of rounds that have work."""
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud, self.executed, self.statements, self.messages = cloud, 0, 0, 0
@@ -36,7 +38,7 @@ class Meter:
         self._sync, self._do = cloud.sync, cloud.do
         cloud.advance, cloud.sync, cloud.do = self.advance, self.sync, self.do  # type: ignore[method-assign]
 
-    def _count(self, *what: Any) -> None:
+    def _count(self, *event: Any) -> None:
         self.executed += 1
 
     def advance(self) -> None:
@@ -49,10 +51,10 @@ class Meter:
                 took += taken
 
     def sync(self, host: Host, ask: bool = True) -> None:
-        tells, before = host.agent.has_news(), self.executed
+        has_news, before = host.agent.has_news(), self.executed
         self._sync(host, ask)
-        self.statements += (self.executed - before) if tells else 0
-        self.messages += tells
+        self.statements += (self.executed - before) if has_news else 0
+        self.messages += has_news
 
     def do(self, host: str, commands: list[Any]) -> None:
         self.messages += 1
@@ -61,14 +63,14 @@ class Meter:
 
 @pytest.fixture
 def cloud() -> Iterator[Cloud]:
-    cloud = clouds()
+    cloud = create_cloud()
     yield cloud
     cloud.store.close()
 
 
 @pytest.mark.parametrize("key", COSTS)
-def test_statements_and_messages_of_one_move(cloud: Cloud, key: str) -> None:
-    server = server_on(cloud)
+def test_move_stays_within_limit_of_statements_and_messages(cloud: Cloud, key: str) -> None:
+    server = boot_server(cloud)
     lead_up(cloud, server, "revertResize" if key == "confirmResize" else key)
     cloud.watcher = lambda: None
     meter = Meter(cloud)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves that somebody ends on their way, by deleting the server or by an admin's word about its
-state, at each step."""
+"""Tests of moves that a delete or a reset of the server's state ends at each step."""
 
 from __future__ import annotations
 
@@ -14,14 +13,14 @@ from tests.workflows.moves import (
     CANARY,
     after,
     before,
-    clouds,
-    disk,
+    boot_server,
+    check_rests,
+    create_cloud,
+    has_shared_storage,
     lead_up,
+    read_disk,
     reset_state,
-    resized,
-    server_on,
-    shares,
-    stands,
+    resize_to_bigger,
 )
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud
@@ -29,7 +28,7 @@ from tests.workflows.simulator import Cloud
 
 @pytest.fixture
 def cloud() -> Iterator[Cloud]:
-    cloud = clouds()
+    cloud = create_cloud()
     yield cloud
     cloud.store.close()
 
@@ -47,7 +46,7 @@ ENDINGS = [
 
 
 def by_turns(*choices: object) -> list[Any]:
-    """Return each choice with each ending. Of each ending one choice is in the default set."""
+    """Return each choice with each ending. For each ending, one choice is in the default set."""
     return [
         pytest.param(
             choice,
@@ -61,10 +60,8 @@ def by_turns(*choices: object) -> list[Any]:
 
 
 @pytest.mark.parametrize(("when", "key", "verb"), by_turns(before, after))
-def test_a_server_can_be_deleted_at_each_step(
-    cloud: Cloud, key: str, verb: str, when: object
-) -> None:
-    server = server_on(cloud)
+def test_delete_ends_move_at_each_step(cloud: Cloud, key: str, verb: str, when: object) -> None:
+    server = boot_server(cloud)
     lead_up(cloud, server, key)
     (before if when is before else after)(cloud, verb, lambda host: cloud.ask(server, "delete"))
     ask(cloud, server, key)
@@ -78,8 +75,8 @@ def test_a_server_can_be_deleted_at_each_step(
     assert cloud.migration(server).status in ("cancelled", "reverted")
 
 
-def test_a_server_that_is_deleted_twice_on_its_way_leaves_no_open_move(cloud: Cloud) -> None:
-    server = server_on(cloud)
+def test_delete_and_force_delete_during_resize_leave_no_open_move(cloud: Cloud) -> None:
+    server = boot_server(cloud)
 
     def delete(host: str) -> None:
         cloud.ask(server, "delete")
@@ -91,9 +88,9 @@ def test_a_server_that_is_deleted_twice_on_its_way_leaves_no_open_move(cloud: Cl
     assert (cloud.migration(server).status, cloud.findings()) == ("cancelled", [])
 
 
-def test_a_server_that_waits_to_be_confirmed_is_deleted_everywhere(cloud: Cloud) -> None:
-    server = server_on(cloud)
-    resized(cloud, server)
+def test_delete_of_resized_server_removes_guests_on_both_hosts(cloud: Cloud) -> None:
+    server = boot_server(cloud)
+    resize_to_bigger(cloud, server)
     cloud.ask(server, "delete")
     cloud.settle()
     assert (cloud.show(server).deleted, cloud.domains(server), cloud.findings()) == (1, [], [])
@@ -101,40 +98,38 @@ def test_a_server_that_waits_to_be_confirmed_is_deleted_everywhere(cloud: Cloud)
 
 
 @pytest.mark.parametrize(("either", "key", "verb"), by_turns("", "nfs"), indirect=["either"])
-def test_an_admins_word_ends_a_move_at_each_step(either: Cloud, key: str, verb: str) -> None:
-    """A guest that was on its way, or had arrived, when its live migration was ended is where its
-    server is not, and
-    goes: the doctor misses it."""
+def test_reset_state_ends_move_at_each_step(either: Cloud, key: str, verb: str) -> None:
+    """A guest in transit during a live migration is removed, and the doctor reports this."""
     cloud = either
-    if key == "evacuate" and shares(cloud):
+    if key == "evacuate" and has_shared_storage(cloud):
         verb = "install"
-    if verb == "offer" and key == "resize" and shares(cloud):
+    if verb == "offer" and key == "resize" and has_shared_storage(cloud):
         verb = "receive"
-    server = server_on(cloud)
+    server = boot_server(cloud)
     lead_up(cloud, server, key)
     before(cloud, verb, lambda host: reset_state(cloud, server))
     ask(cloud, server, key)
     cloud.settle()
-    found = cloud.show(server)
-    assert (found.vm_state, found.task_state, found.action) == (states.ACTIVE, None, None)
-    assert (found.vcpus, found.memory_mb) == (found.flavor["vcpus"], found.flavor["memory_mb"])
+    row = cloud.show(server)
+    assert (row.vm_state, row.task_state, row.action) == (states.ACTIVE, None, None)
+    assert (row.vcpus, row.memory_mb) == (row.flavor["vcpus"], row.flavor["memory_mb"])
     if key == "evacuate":
         cloud.hosts["h1"].power_on()
         cloud.settle()
     cloud.clean_up()
     has_left = key == "os-migrateLive" and verb in ("live_migrate", "arrived")
-    assert [(one.invariant, one.subject) for one in cloud.findings()] == [
+    assert [(finding.invariant, finding.subject) for finding in cloud.findings()] == [
         ("guest-there", server)
     ] * has_left
     if (key, verb) != ("os-migrateLive", "arrived") and key != "evacuate":
-        assert cloud.hosts[found.host].driver.host.storage[server].disk == CANARY
+        assert cloud.hosts[row.host].driver.host.storage[server].disk == CANARY
 
 
-def test_an_admins_word_lets_a_server_stay_where_it_was_moved(either: Cloud) -> None:
+def test_reset_state_of_resized_server_keeps_destination(either: Cloud) -> None:
     cloud = either
-    server = server_on(cloud)
-    resized(cloud, server)
+    server = boot_server(cloud)
+    resize_to_bigger(cloud, server)
     reset_state(cloud, server)
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
-    assert (cloud.migration(server).status, disk(cloud, server)) == ("confirmed", CANARY)
+    check_rests(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
+    assert (cloud.migration(server).status, read_disk(cloud, server)) == ("confirmed", CANARY)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves in places where they could have lost a server, a host or the sweep: what fresh eyes have
-found."""
+"""Tests of defects that reviews of moves found: a missing key, dead hosts and removed hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from tests.workflows.simulator import FLAVOR, Cloud
 LARGER = replace(FLAVOR, id="2", name="larger", vcpus=2, memory_mb=256, root_gb=2)
 
 
-def made(cloud: Cloud) -> str:
+def boot_server(cloud: Cloud) -> str:
     cloud.round()
     server = cloud.create()[0]
     cloud.settle()
@@ -28,16 +27,16 @@ def made(cloud: Cloud) -> str:
 
 
 @pytest.mark.parametrize("key", ["resize", "migrate", "os-migrateLive"])
-def test_a_cloud_without_a_key_moves_nothing_and_touches_nothing(cloud: Cloud, key: str) -> None:
-    server = made(cloud)
+def test_move_without_secret_key_fails_and_leaves_server(cloud: Cloud, key: str) -> None:
+    server = boot_server(cloud)
     cloud.options["vault"] = Vault("")
     cloud.engine = cloud.conductor("c1/1")
     cloud.move(server, key, LARGER if key == "resize" else None)
     cloud.settle()
     [move, *_] = cloud.store.read(lambda tx: actions.list_for(tx, server))
     assert (move.state, "secret_key" in move.message) == ("failed", True)
-    found = cloud.show(server)
-    assert (found.vm_state, found.task_state, found.power_state) == (
+    row = cloud.show(server)
+    assert (row.vm_state, row.task_state, row.power_state) == (
         states.ACTIVE,
         None,
         states.RUNNING,
@@ -45,9 +44,9 @@ def test_a_cloud_without_a_key_moves_nothing_and_touches_nothing(cloud: Cloud, k
     assert cloud.findings() == []
 
 
-def test_a_resize_is_not_confirmed_by_time_while_its_host_is_dead(cloud: Cloud) -> None:
-    """What is kept at the source may be all that there is."""
-    server = made(cloud)
+def test_resize_is_not_confirmed_by_window_while_host_is_down(cloud: Cloud) -> None:
+    """The guest that the source keeps may be the only copy."""
+    server = boot_server(cloud)
     cloud.options["resize_confirm_window"] = 5
     cloud.engine = cloud.conductor("c1/1")
     source = cloud.show(server).host
@@ -67,41 +66,41 @@ def test_a_resize_is_not_confirmed_by_time_while_its_host_is_dead(cloud: Cloud) 
     assert cloud.findings() == []
 
 
-def test_a_host_that_was_forgotten_with_its_debts_runs_nothing_that_is_elsewhere_when_it_returns(
+def test_removed_host_stops_guest_of_evacuated_server_on_return(
     cloud: Cloud,
 ) -> None:
-    """It was cut off, not off: its guests ran on."""
-    server = made(cloud)
-    gone = cloud.show(server).host
-    cloud.cut.add(gone)
+    """The host was cut off and kept its guests running."""
+    server = boot_server(cloud)
+    old_host = cloud.show(server).host
+    cloud.cut.add(old_host)
     for _ in range(40):
         cloud.round()
-    cloud.force_down(gone)
+    cloud.force_down(old_host)
     cloud.move(server, "evacuate")
     for _ in range(20):
         cloud.round()
-    here = cloud.show(server).host
-    service = cloud.store.read(lambda tx: services.list_all(tx, gone, Binary.COMPUTE))[0]
+    new_host = cloud.show(server).host
+    service = cloud.store.read(lambda tx: services.list_all(tx, old_host, Binary.COMPUTE))[0]
     cloud.store.write(lambda tx: host_removal.remove(tx, service, service.uuid))
     assert cloud.store.read(doctor.check) == []
-    assert here != gone and sorted(cloud.domains(server)) == sorted([here, gone])
+    assert new_host != old_host and sorted(cloud.domains(server)) == sorted([new_host, old_host])
     cloud.cut.clear()
     for _ in range(3):
         cloud.round()
-    states_there = {one.server: one.power_state for one in cloud.hosts[gone].driver.domains()}
+    states_there = {one.server: one.power_state for one in cloud.hosts[old_host].driver.domains()}
     assert states_there == {server: states.SHUTDOWN}, "off, and left for somebody to look at"
     assert cloud.store.read(doctor.check) == []
 
 
-def test_a_host_that_may_return_keeps_its_debts(cloud: Cloud) -> None:
-    server = made(cloud)
-    gone = cloud.show(server).host
-    cloud.cut.add(gone)
+def test_remove_host_with_pending_cleanups_conflicts_unless_forced_down(cloud: Cloud) -> None:
+    server = boot_server(cloud)
+    old_host = cloud.show(server).host
+    cloud.cut.add(old_host)
     for _ in range(40):
         cloud.round()
     cloud.ask(server, "delete")
     for _ in range(40):
         cloud.round()
-    service = cloud.store.read(lambda tx: services.list_all(tx, gone, Binary.COMPUTE))[0]
+    service = cloud.store.read(lambda tx: services.list_all(tx, old_host, Binary.COMPUTE))[0]
     with pytest.raises(errors.Conflict, match="force it down first"):
         cloud.store.write(lambda tx: host_removal.remove(tx, service, service.uuid))

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where moves lead: named and forced hosts, pinned zones, hard groups, parts of hosts, and hosts
-that still owe."""
+"""Tests of the destinations of moves: named and forced hosts, zones, groups, CPUs and ports."""
 
 from __future__ import annotations
 
@@ -14,7 +13,14 @@ from common.domain.models import HardwareAssignment
 from common.domain.wire import from_wire
 from common.store import schema
 from compute_agent.virt.memory.state.script import Fail
-from tests.workflows.moves import clouds, failures, last, resized, server_on, stands
+from tests.workflows.moves import (
+    boot_server,
+    check_rests,
+    create_cloud,
+    failures,
+    last,
+    resize_to_bigger,
+)
 from tests.workflows.scenarios import PINNED, ask
 from tests.workflows.simulator import Cloud
 
@@ -23,17 +29,17 @@ MOVES = ("migrate", "os-migrateLive", "evacuate")
 
 @pytest.fixture
 def cloud() -> Iterator[Cloud]:
-    cloud = clouds()
+    cloud = create_cloud()
     yield cloud
     cloud.store.close()
 
 
-def after_move(key: str) -> str:
+def read_end_state(key: str) -> str:
     return states.RESIZED if key == "migrate" else states.ACTIVE
 
 
-def moves(cloud: Cloud, server: str, key: str, **args: object) -> None:
-    """The whole of it; a dead host comes back afterwards."""
+def move_and_settle(cloud: Cloud, server: str, key: str, **args: object) -> None:
+    """Run the whole move. Before an evacuation h1 dies, and afterwards h1 returns."""
     if key == "evacuate":
         cloud.kill("h1")
     cloud.move(server, key, **args)
@@ -44,7 +50,7 @@ def moves(cloud: Cloud, server: str, key: str, **args: object) -> None:
         cloud.force_down("h1", False)
 
 
-def refused(cloud: Cloud, server: str) -> str:
+def check_failed(cloud: Cloud, server: str) -> str:
     assert last(cloud, server).state == "failed"
     return str(last(cloud, server).message)
 
@@ -52,85 +58,83 @@ def refused(cloud: Cloud, server: str) -> str:
 @pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.parametrize("key", MOVES)
 @pytest.mark.parametrize("host", ["h2", "h3"])
-def test_a_server_goes_to_the_host_that_is_named(
-    cloud: Cloud, key: str, host: str, forced: bool
-) -> None:
-    server = server_on(cloud)
-    moves(cloud, server, key, host=host, forced=forced)
-    stands(cloud, server, after_move(key), host)
+def test_move_goes_to_named_host(cloud: Cloud, key: str, host: str, forced: bool) -> None:
+    server = boot_server(cloud)
+    move_and_settle(cloud, server, key, host=host, forced=forced)
+    check_rests(cloud, server, read_end_state(key), host)
 
 
 @pytest.mark.parametrize("forced", [False, True])
-def test_when_the_named_host_cannot_no_other_is_tried(cloud: Cloud, forced: bool) -> None:
-    server = server_on(cloud)
+def test_migrate_does_not_retry_on_other_host_than_named_host(cloud: Cloud, forced: bool) -> None:
+    server = boot_server(cloud)
     cloud.hosts["h2"].driver.host.script["receive"] = [Fail("Disk full.", retryable=True)]
-    moves(cloud, server, "migrate", host="h2", forced=forced)
-    assert refused(cloud, server).endswith("Disk full.")
-    stands(cloud, server, states.ACTIVE, "h1")
+    move_and_settle(cloud, server, "migrate", host="h2", forced=forced)
+    assert check_failed(cloud, server).endswith("Disk full.")
+    check_rests(cloud, server, states.ACTIVE, "h1")
 
 
-def test_the_host_where_it_is_is_no_destination(cloud: Cloud) -> None:
-    server = server_on(cloud)
-    moves(cloud, server, "migrate", host="h1", forced=True)
-    assert refused(cloud, server).startswith("No valid host")
-    stands(cloud, server, states.ACTIVE, "h1")
+def test_migrate_to_own_host_fails_with_no_valid_host(cloud: Cloud) -> None:
+    server = boot_server(cloud)
+    move_and_settle(cloud, server, "migrate", host="h1", forced=True)
+    assert check_failed(cloud, server).startswith("No valid host")
+    check_rests(cloud, server, states.ACTIVE, "h1")
 
 
-def test_a_server_that_is_pinned_to_a_zone_stays_in_it(cloud: Cloud) -> None:
-    server = server_on(cloud)
+def test_move_of_server_pinned_to_other_zone_fails(cloud: Cloud) -> None:
+    server = boot_server(cloud)
     cloud.store.write(
         lambda tx: tx.execute(
             sa.update(schema.servers).values(pinned_availability_zone="elsewhere")
         )
     )
     for key in ("migrate", "os-migrateLive"):
-        moves(cloud, server, key)
-        assert refused(cloud, server).startswith("No valid host")
-        stands(cloud, server, states.ACTIVE, "h1")
+        move_and_settle(cloud, server, key)
+        assert check_failed(cloud, server).startswith("No valid host")
+        check_rests(cloud, server, states.ACTIVE, "h1")
 
 
 @pytest.mark.parametrize("key", MOVES)
-def test_a_hard_anti_affinity_group_is_kept_while_its_servers_are_in_two_places(
-    cloud: Cloud, key: str
-) -> None:
+def test_move_keeps_anti_affinity_on_both_hosts_of_resized_server(cloud: Cloud, key: str) -> None:
     group = cloud.group("anti-affinity")
-    server = server_on(cloud, group=group)
-    other = server_on(cloud, "h2", group=group)
-    moves(cloud, server, key)
-    stands(cloud, server, after_move(key), "h3")
+    server = boot_server(cloud, group=group)
+    other = boot_server(cloud, "h2", group=group)
+    move_and_settle(cloud, server, key)
+    check_rests(cloud, server, read_end_state(key), "h3")
     if key == "migrate":
         cloud.move(other, "migrate")
         cloud.settle()
-        assert refused(cloud, other).startswith("No valid host")
+        assert check_failed(cloud, other).startswith("No valid host")
         cloud.close(server, "confirmResize")
         cloud.settle()
     cloud.move(other, "migrate")
     cloud.settle()
-    stands(cloud, other, states.RESIZED, "h1")
+    check_rests(cloud, other, states.RESIZED, "h1")
 
 
 @pytest.mark.parametrize("key", MOVES)
-def test_a_hard_affinity_group_holds_its_servers_together(cloud: Cloud, key: str) -> None:
+def test_move_of_server_in_affinity_group_fails_unless_alone(cloud: Cloud, key: str) -> None:
     group = cloud.group("affinity")
-    server = server_on(cloud, group=group)
-    moves(cloud, server, key)
+    server = boot_server(cloud, group=group)
+    move_and_settle(cloud, server, key)
     host = cloud.show(server).host
     assert host != "h1", "alone it may go"
     if key == "migrate":
         cloud.close(server, "confirmResize")
         cloud.settle()
-    server_on(cloud, host, group=group)
+    boot_server(cloud, host, group=group)
     cloud.move(server, "migrate")
     cloud.settle()
-    assert refused(cloud, server).startswith("No valid host")
-    stands(cloud, server, states.ACTIVE, host)
+    assert check_failed(cloud, server).startswith("No valid host")
+    check_rests(cloud, server, states.ACTIVE, host)
 
 
 @pytest.mark.parametrize("end", ["confirmResize", "revertResize"])
-def test_cpus_of_its_own_are_those_of_the_host_where_it_is(cloud: Cloud, end: str) -> None:
-    server = server_on(cloud, flavor=PINNED)
+def test_resize_assigns_cpus_of_destination_and_revert_restores_them(
+    cloud: Cloud, end: str
+) -> None:
+    server = boot_server(cloud, flavor=PINNED)
     was = cloud.hosts["h1"].driver.host.guests[server].assignment
-    resized(cloud, server)
+    resize_to_bigger(cloud, server)
     cloud.close(server, end)
     cloud.settle()
     host = cloud.show(server).host
@@ -143,27 +147,27 @@ def test_cpus_of_its_own_are_those_of_the_host_where_it_is(cloud: Cloud, end: st
         HardwareAssignment, row.assignment
     )
     assert end == "confirmResize" or cloud.hosts["h1"].driver.host.guests[server].assignment == was
-    stands(cloud, server, states.ACTIVE, host)
+    check_rests(cloud, server, states.ACTIVE, host)
 
 
-def test_a_server_that_comes_back_from_nowhere_has_its_own_cpus_again() -> None:
-    cloud = clouds(storage="nfs")
-    server = server_on(cloud, flavor=PINNED)
+def test_live_migrate_undo_restores_cpu_assignment_at_source() -> None:
+    cloud = create_cloud(storage="nfs")
+    server = boot_server(cloud, flavor=PINNED)
     was = cloud.hosts["h1"].driver.host.guests[server].assignment
     for host in ("h2", "h3"):
         cloud.hosts[host].driver.host.script["arrived"] = [Fail("Confused.")]
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h1")
+    check_rests(cloud, server, states.ACTIVE, "h1")
     assert cloud.hosts["h1"].driver.host.guests[server].assignment == was is not None
 
 
 @pytest.mark.parametrize("forced", [False, True])
-def test_a_host_that_owes_an_older_guest_of_it_gets_no_second_one(
+def test_migrate_to_host_with_pending_removal_makes_no_second_guest(
     cloud: Cloud, forced: bool
 ) -> None:
-    server = server_on(cloud)
-    moves(cloud, server, "migrate", host="h2")
+    server = boot_server(cloud)
+    move_and_settle(cloud, server, "migrate", host="h2")
     cloud.cut.add("h1")
     cloud.close(server, "confirmResize")
     for _ in range(3):
@@ -171,7 +175,7 @@ def test_a_host_that_owes_an_older_guest_of_it_gets_no_second_one(
     cloud.until_down("h1")
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).host) == (states.ACTIVE, "h2")
-    cloud.lose = lambda kind: kind == "answer"  # it is heard, and hears nothing
+    cloud.lose = lambda kind: kind == "answer"  # Reports arrive, and answers are lost.
     cloud.cut.clear()
     cloud.round()
     cloud.lose = lambda kind: False
@@ -183,39 +187,39 @@ def test_a_host_that_owes_an_older_guest_of_it_gets_no_second_one(
 
 
 @pytest.mark.parametrize("key", MOVES)
-def test_a_guest_waits_where_it_comes_until_its_ports_are_wired(cloud: Cloud, key: str) -> None:
-    server = server_on(cloud)
+def test_move_waits_until_ports_are_wired_at_destination(cloud: Cloud, key: str) -> None:
+    server = boot_server(cloud)
     cloud.networks.wires_after = 3
-    moves(cloud, server, key)
+    move_and_settle(cloud, server, key)
     host = cloud.show(server).host
     assert host != "h1"
-    stands(cloud, server, after_move(key), host)
+    check_rests(cloud, server, read_end_state(key), host)
     if key == "migrate":
         cloud.close(server, "revertResize")
         cloud.settle()
-        stands(cloud, server, states.ACTIVE, "h1")
+        check_rests(cloud, server, states.ACTIVE, "h1")
 
 
-def test_one_whose_ports_are_never_wired_where_it_was_resized_can_be_reverted(cloud: Cloud) -> None:
+def test_revert_resize_succeeds_when_ports_were_never_wired(cloud: Cloud) -> None:
     cloud.engine.vif_plugging_timeout = 20
-    server = server_on(cloud)
+    server = boot_server(cloud)
     cloud.networks.wires_after = 1000
     cloud.move(server, "migrate")
     cloud.settle()
-    assert "has not wired port" in refused(cloud, server)
+    assert "has not wired port" in check_failed(cloud, server)
     assert cloud.show(server).vm_state == states.RESIZED
     cloud.networks.wires_after = 0
     cloud.close(server, "revertResize")
     cloud.settle()
-    stands(cloud, server, states.ACTIVE, "h1")
+    check_rests(cloud, server, states.ACTIVE, "h1")
 
 
-def test_two_servers_change_places(cloud: Cloud) -> None:
-    """Each claim locks what the other leaves."""
-    one, two = server_on(cloud), server_on(cloud, "h2")
-    cloud.move(one, "migrate", host="h2")
-    cloud.move(two, "migrate", host="h1")
+def test_two_servers_swap_hosts_by_migrate(cloud: Cloud) -> None:
+    """Each claim locks the resources that the other move releases."""
+    first, second = boot_server(cloud), boot_server(cloud, "h2")
+    cloud.move(first, "migrate", host="h2")
+    cloud.move(second, "migrate", host="h1")
     cloud.settle()
-    stands(cloud, one, states.RESIZED, "h2")
-    stands(cloud, two, states.RESIZED, "h1")
+    check_rests(cloud, first, states.RESIZED, "h2")
+    check_rests(cloud, second, states.RESIZED, "h1")
     assert set(failures(cloud).values()) == {0}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every call that a workflow makes to a neighbour, refused, silent, or done without an answer.
+"""Tests of each call of each workflow to an external service: refused, silent, or unanswered.
 
-Generated: an undisturbed run tells the calls. Whatever becomes of one of them, the action ends,
-records and hosts agree, a disk that was written to is nowhere lost, the doctor finds nothing but
-pending cleanups; and when the neighbour is well again nothing is left there.
+A run without faults yields the calls. With a fault in one call, the action ends, records and hosts
+agree, and written disks are kept. The doctor finds only pending cleanups, and these end once the
+service has recovered.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tests.workflows.neighbours import Neighbour
 from tests.workflows.scenarios import KILL, SCENARIOS, Trial, trial_of
 from tests.workflows.simulator import Cloud, Time
 
-#: Longer than a call that was given up may take; what it made late is removed by then.
+#: Longer than a timed-out call may take. Its late effect is removed after this time.
 LATE_CALL_SECONDS = 120
 NEIGHBOURS = ("images", "networks", "shares", "volumes")
-#: Calls one only for a server that boots from a volume, whose calls test_volumes.py disturbs.
+#: Calls a service only for a server that boots from a volume. test_volumes.py tests these calls.
 WITH_VOLUMES_ALONE = ("rebuild",)
-#: Workflows that call a neighbour.
+#: Workflows that call an external service.
 CALLERS = [
     name
     for name, scenario in SCENARIOS.items()
@@ -39,83 +39,83 @@ CALLERS = [
     and name not in WITH_VOLUMES_ALONE
     and any(step.call or step.undo_call for step in WORKFLOWS[name].steps)
 ]
-#: Those that call one on the way back, with the host's verb that fails.
+#: Workflow with calls in its undo -> the verb that fails.
 RETURNING = {
     name: SCENARIOS[name].verbs[-1]
     for name in CALLERS
     if any(step.undo_call for step in WORKFLOWS[name].steps)
 }
-#: In the default set. The others are in a slice: what a refusal comes to is decided in one place
-#: for all.
+#: In the default set. The others are in a slice, because one function decides the result of a
+#: refusal for all workflows.
 DEFAULTS = ("create", "delete", "shelve", "resize")
 ONE_BY_ONE = [
     name if name in DEFAULTS else pytest.param(name, marks=pytest.mark.slice("moves"))
     for name in CALLERS
 ]
 BACK = [one for one in ONE_BY_ONE if getattr(one, "values", (one,))[0] in RETURNING]
-Call = tuple[str, int]  # a neighbour, and the number of the call in the run
+#: Name of the service, and number of the call in the run.
+Call = tuple[str, int]
 
 
 @contextmanager
-def trial(workflow: str, fails: str = "") -> Iterator[Trial]:
-    """A cloud just before the workflow is asked for; ``fails``: a verb that its hosts cannot do."""
+def create_trial(workflow: str, fails: str = "") -> Iterator[Trial]:
+    """Yield a cloud just before the request of the workflow. Its hosts fail the verb ``fails``."""
     time = Time()
     cloud = Cloud(memory_store(time), time)
-    made = trial_of(cloud, workflow)
+    trial = trial_of(cloud, workflow)
     cloud.watcher = lambda: None
     for host in cloud.hosts.values():
         host.driver.host.script |= {fails: [Fail("It broke.")] * 9} if fails else {}
-    yield made
+    yield trial
     cloud.store.close()
 
 
-def neighbour(cloud: Cloud, name: str) -> Neighbour:
-    found: Neighbour = getattr(cloud, name)
-    return found
+def read_service(cloud: Cloud, name: str) -> Neighbour:
+    service: Neighbour = getattr(cloud, name)
+    return service
 
 
 @cache
-def calls_of(workflow: str, fails: str = "") -> tuple[Call, ...]:
-    """The calls of an undisturbed run; of one whose host fails, those that were made afterwards."""
-    with trial(workflow, fails) as made:
-        cloud = made.cloud
-        before = {name: neighbour(cloud, name).calls for name in NEIGHBOURS}
+def read_calls(workflow: str, fails: str = "") -> tuple[Call, ...]:
+    """Return the calls of a run without faults, or the calls after the failure of ``fails``."""
+    with create_trial(workflow, fails) as trial:
+        cloud = trial.cloud
+        before = {name: read_service(cloud, name).calls for name in NEIGHBOURS}
         reached = dict(before)
 
-        def failed(verb: str, step: str, where: str) -> None:
+        def note_failure(verb: str, step: str, where: str) -> None:
             if (verb, where) == (fails, "after"):
-                reached.update({name: neighbour(cloud, name).calls for name in NEIGHBOURS})
+                reached.update({name: read_service(cloud, name).calls for name in NEIGHBOURS})
 
         for host in cloud.hosts.values():
-            host.fault_point = failed
-        made.begin()
+            host.fault_point = note_failure
+        trial.begin()
         cloud.settle()
-        found = tuple(
+        calls = tuple(
             (name, number - before[name])
             for name in NEIGHBOURS
-            for number in range(reached[name] + 1, neighbour(cloud, name).calls + 1)
+            for number in range(reached[name] + 1, read_service(cloud, name).calls + 1)
         )
-    assert found, "it makes no call"
-    return found
+    assert calls, "it makes no call"
+    return calls
 
 
 @contextmanager
-def disturbed(workflow: str, call: Call, how: Answer, fails: str = "") -> Iterator[Trial]:
-    """The workflow has run, and that call came to this."""
-    with trial(workflow, fails) as made:
-        found = neighbour(made.cloud, call[0])
-        number = found.calls + call[1]
-        found.script[number] = how
-        made.begin()
-        made.cloud.settle()
-        # for one that fails
-        print(f"{workflow}, call {call}, {found.asked[number - 1]}: {how.name}")
-        yield made
+def run_with_fault(workflow: str, call: Call, how: Answer, fails: str = "") -> Iterator[Trial]:
+    """Run the workflow with this fault in one call, and yield the result."""
+    with create_trial(workflow, fails) as trial:
+        service = read_service(trial.cloud, call[0])
+        number = service.calls + call[1]
+        service.script[number] = how
+        trial.begin()
+        trial.cloud.settle()
+        # Shown if the test fails.
+        print(f"{workflow}, call {call}, {service.asked[number - 1]}: {how.name}")
+        yield trial
 
 
-def is_whole(trial: Trial) -> None:
-    """Records and hosts agree, nothing is in hand, and what the server has written is there or in
-    its image."""
+def check_whole(trial: Trial) -> None:
+    """Check that records and hosts agree, no action is open, and written data still exists."""
     cloud, server, scenario = trial.cloud, trial.cloud.show(trial.server), trial.scenario
     assert (server.task_state, server.action) == (None, None)
     assert cloud.findings() == []
@@ -147,54 +147,54 @@ def last(trial: Trial) -> Any:
     return trial.cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0]
 
 
-#: The state of a server whose image cannot be used: nothing was done to its guest yet.
+#: vm_state after a refused image, before the guest is changed.
 REFUSED_IMAGE_ENDS = {"rescue": states.ACTIVE}
 
 
 @pytest.mark.parametrize("workflow", ONE_BY_ONE)
-def test_a_refusal_leaves_a_server_whole(workflow: str) -> None:
-    for name, number in calls_of(workflow):
+def test_workflow_with_refused_call_leaves_server_whole(workflow: str) -> None:
+    for name, number in read_calls(workflow):
         how = (Answer.FORBIDDEN, Answer.CONFLICT)[number % 2]
-        with disturbed(workflow, (name, number), how) as trial:
-            is_whole(trial)
+        with run_with_fault(workflow, (name, number), how) as trial:
+            check_whole(trial)
             cloud, scenario, ended = trial.cloud, trial.scenario, last(trial)
             server = cloud.show(trial.server)
             fails_as = scenario.fails_as
             if name == "images":
                 fails_as = REFUSED_IMAGE_ENDS.get(workflow, fails_as)
             assert server.vm_state == {"done": scenario.ends, "failed": fails_as}[ended.state]
-            neighbour(cloud, name).well()
+            read_service(cloud, name).well()
             cloud.clean_up()
-            is_whole(trial)
+            check_whole(trial)
             assert cloud.show(trial.server).vm_state == server.vm_state
             images = scenario.images if ended.state == "done" else scenario.fails_images
             assert len(cloud.images.records) == images
 
 
 @pytest.mark.parametrize("workflow", BACK)
-def test_a_refusal_on_the_way_back_changes_nothing(workflow: str) -> None:
-    for call in calls_of(workflow, RETURNING[workflow]):
-        with disturbed(workflow, call, Answer.CONFLICT, RETURNING[workflow]) as trial:
+def test_workflow_with_refused_call_in_undo_restores_server(workflow: str) -> None:
+    for call in read_calls(workflow, RETURNING[workflow]):
+        with run_with_fault(workflow, call, Answer.CONFLICT, RETURNING[workflow]) as trial:
             assert (last(trial).state, last(trial).message) == ("failed", "It broke.")
             cloud, scenario = trial.cloud, trial.scenario
             for host in cloud.hosts.values():
                 host.driver.host.script.clear()
-            is_whole(trial)
+            check_whole(trial)
             assert cloud.show(trial.server).vm_state == scenario.fails_as
-            neighbour(cloud, call[0]).well()
+            read_service(cloud, call[0]).well()
             cloud.clean_up()
             trial.is_right(scenario.fails_as, scenario.fails_with, scenario.fails_images)
 
 
-@pytest.mark.slice("guests")  # stories of single workflows in the default set have both
+@pytest.mark.slice("guests")  # Tests of single workflows in the default set cover both.
 @pytest.mark.parametrize("workflow", CALLERS)
 @pytest.mark.parametrize("how", UNKNOWN, ids=lambda how: how.name.lower())
-def test_silence_makes_it_late(workflow: str, how: Answer) -> None:
-    for call in calls_of(workflow):
-        with disturbed(workflow, call, how) as trial:
+def test_workflow_succeeds_when_call_has_no_answer(workflow: str, how: Answer) -> None:
+    for call in read_calls(workflow):
+        with run_with_fault(workflow, call, how) as trial:
             cloud = trial.cloud
             cloud.time.pass_by(LATE_CALL_SECONDS / 2)
-            neighbour(cloud, call[0]).catches_up()
+            read_service(cloud, call[0]).catches_up()
             cloud.time.pass_by(LATE_CALL_SECONDS)
             cloud.round()
             trial.has_ended()
@@ -203,23 +203,23 @@ def test_silence_makes_it_late(workflow: str, how: Answer) -> None:
 
 @pytest.mark.slice("guests")
 @pytest.mark.parametrize("workflow", CALLERS)
-def test_others_go_on_while_one_waits_for_an_answer(workflow: str) -> None:
-    for call in calls_of(workflow):
-        with trial(workflow) as made:
-            cloud, found = made.cloud, neighbour(made.cloud, call[0])
+def test_workflow_succeeds_when_other_conductor_works_during_slow_call(workflow: str) -> None:
+    for call in read_calls(workflow):
+        with create_trial(workflow) as trial:
+            cloud, service = trial.cloud, read_service(trial.cloud, call[0])
             engine, times = cloud.engine, [0]
 
-            def others(cloud: Cloud = cloud, times: list[int] = times) -> None:
+            def run_other_conductor(cloud: Cloud = cloud, times: list[int] = times) -> None:
                 times[0] += 1
                 cloud.engine = cloud.conductor("c2/1")
                 for _ in range(20):
                     cloud.round()
 
-            found.meanwhile = others
-            found.script[found.calls + call[1]] = Answer.SLOW
-            made.begin()
+            service.meanwhile = run_other_conductor
+            service.script[service.calls + call[1]] = Answer.SLOW
+            trial.begin()
             cloud.settle()
             cloud.engine = engine
             print(workflow, call)
             assert times == [1]
-            made.has_ended()
+            trial.has_ended()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workflows that need ports, from where they begin: a network service that is silent, loses its
-answers, is slow or cannot bind. Stories of ports are in ``test_networks``."""
+"""Tests of workflows that need ports, with a network service that is silent, slow or cannot bind.
+
+For single cases see ``test_networks``.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ CALLERS = (
     "unshelve",
     "delete",
 )
-#: Those of them that bind ports to another host, and how many calls of one with one port there are.
+#: Workflows that bind ports to another host, with the number of each call for one port.
 MOVES = (
     *(("live_migrate", number) for number in range(1, 6)),
     *(
@@ -37,7 +39,9 @@ MOVES = (
 
 @pytest.mark.parametrize("workflow", CALLERS)
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_silent_network_service_makes_it_late(cloud: Cloud, workflow: str, count: int) -> None:
+def test_workflow_succeeds_after_silence_of_network_service(
+    cloud: Cloud, workflow: str, count: int
+) -> None:
     trial = trial_of(cloud, workflow)
     cloud.networks.silent = count
     trial.begin()
@@ -47,7 +51,7 @@ def test_a_silent_network_service_makes_it_late(cloud: Cloud, workflow: str, cou
 
 @pytest.mark.parametrize("workflow", CALLERS)
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_what_was_done_although_its_answer_was_lost_is_found(
+def test_workflow_succeeds_when_answers_of_network_service_are_lost(
     cloud: Cloud, workflow: str, count: int
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -58,7 +62,7 @@ def test_what_was_done_although_its_answer_was_lost_is_found(
 
 
 @pytest.mark.parametrize(("workflow", "number"), MOVES)
-def test_a_move_finds_what_was_done_although_its_answer_was_lost(
+def test_move_succeeds_when_one_answer_of_network_service_is_lost(
     cloud: Cloud, workflow: str, number: int
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -73,7 +77,7 @@ def test_a_move_finds_what_was_done_although_its_answer_was_lost(
 
 
 @pytest.mark.parametrize("workflow", ["resize", "live_migrate", "evacuate"])
-def test_a_move_goes_to_a_host_that_can_bind_or_nowhere(cloud: Cloud, workflow: str) -> None:
+def test_move_fails_when_no_destination_can_bind_port(cloud: Cloud, workflow: str) -> None:
     trial = trial_of(cloud, workflow)
     before, [port] = cloud.show(trial.server), cloud.networks.ports(trial.server)
     cloud.networks.cannot_bind = set(cloud.hosts) - {before.host}
@@ -99,7 +103,7 @@ def test_move_goes_to_no_host_with_hybrid_plug(cloud: Cloud, workflow: str) -> N
 
 
 @pytest.mark.parametrize("workflow", ["delete", "detach_interface", "offload"])
-def test_a_dead_network_service_holds_nobody_up_for_ever(cloud: Cloud, workflow: str) -> None:
+def test_workflow_ends_when_network_service_stays_silent(cloud: Cloud, workflow: str) -> None:
     trial = trial_of(cloud, workflow)
     cloud.networks.silent = 100_000
     trial.begin()
@@ -114,9 +118,7 @@ def test_a_dead_network_service_holds_nobody_up_for_ever(cloud: Cloud, workflow:
 
 
 @pytest.mark.parametrize("workflow", ["create", "attach_interface"])
-def test_a_port_that_is_made_when_its_server_is_gone_is_removed_too(
-    cloud: Cloud, workflow: str
-) -> None:
+def test_port_created_after_delete_of_server_is_deleted(cloud: Cloud, workflow: str) -> None:
     trial = trial_of(cloud, workflow)
     cloud.networks.slow = True
     trial.begin()
@@ -132,7 +134,7 @@ def test_a_port_that_is_made_when_its_server_is_gone_is_removed_too(
     assert (cloud.networks.held, cloud.findings()) == ({}, [])
 
 
-def test_an_attach_is_not_ended_by_a_hard_reboot(cloud: Cloud) -> None:
+def test_hard_reboot_during_attach_interface_is_refused(cloud: Cloud) -> None:
     trial = trial_of(cloud, "attach_interface")
     trial.begin()
     with pytest.raises(errors.Busy):
@@ -143,7 +145,7 @@ def test_an_attach_is_not_ended_by_a_hard_reboot(cloud: Cloud) -> None:
     trial.has_ended()
 
 
-def test_an_attach_that_the_host_refuses_leaves_no_port(cloud: Cloud) -> None:
+def test_attach_interface_leaves_no_port_when_host_fails(cloud: Cloud) -> None:
     trial = trial_of(cloud, "attach_interface")
     for host in cloud.hosts.values():
         host.driver.host.script["attach_interface"] = [Fail("No room for another device.")]
@@ -153,7 +155,7 @@ def test_an_attach_that_the_host_refuses_leaves_no_port(cloud: Cloud) -> None:
     assert len(cloud.networks.held) == len(cloud.show(trial.server).interfaces) == 1
 
 
-def test_interfaces_follow_a_shelved_server_to_its_next_host(cloud: Cloud) -> None:
+def test_unshelve_binds_interfaces_to_new_host(cloud: Cloud) -> None:
     trial = trial_of(cloud, "unshelve")
     before = cloud.show(trial.server).interfaces
     assert [port["binding:host_id"] for port in cloud.networks.held.values()] == [""]
@@ -164,7 +166,7 @@ def test_interfaces_follow_a_shelved_server_to_its_next_host(cloud: Cloud) -> No
     assert [port["binding:host_id"] for port in cloud.networks.held.values()] == [after.host]
 
 
-def test_floating_addresses_are_shown_again_after_an_unshelve(cloud: Cloud) -> None:
+def test_unshelve_shows_floating_addresses_again(cloud: Cloud) -> None:
     trial = trial_of(cloud, "unshelve")
     (port,) = cloud.networks.held.values()
     cloud.networks.floating = {port["id"]: {port["fixed_ips"][0]["ip_address"]: ["172.24.4.9"]}}
@@ -173,8 +175,8 @@ def test_floating_addresses_are_shown_again_after_an_unshelve(cloud: Cloud) -> N
     assert cloud.show(trial.server).interfaces[0]["addresses"][0]["floating"] == ["172.24.4.9"]
 
 
-def test_a_group_that_was_removed_before_a_crash_counts_as_removed(cloud: Cloud) -> None:
-    """The service has done it, and the conductor was killed before it could write that down."""
+def test_remove_security_group_succeeds_after_crash_behind_call(cloud: Cloud) -> None:
+    """The service has removed the group, and the conductor dies before it records the result."""
     trial = trial_of(cloud, "remove_security_group")
     crashed: list[str] = []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions that need ports: a network service that refuses, is silent, wires late or cannot bind."""
+"""Tests of actions that need ports: the network service refuses, is silent or wires late."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cloud(cloud: Cloud) -> Cloud:
     return cloud
 
 
-def test_a_silent_network_service_delays_only_what_needs_it(cloud: Cloud) -> None:
+def test_silent_network_service_delays_only_servers_with_ports(cloud: Cloud) -> None:
     waits = cloud.create()[0]
     cloud.networks.silent = 100_000
     cloud.round()
@@ -41,12 +41,12 @@ def test_a_silent_network_service_delays_only_what_needs_it(cloud: Cloud) -> Non
     assert cloud.show(waits).vm_state == states.ACTIVE
 
 
-def test_a_neighbour_that_says_when_is_not_asked_before(cloud: Cloud) -> None:
-    create, asked = cloud.networks.create, []
+def test_create_waits_as_long_as_network_service_requests(cloud: Cloud) -> None:
+    create, times = cloud.networks.create, []
 
     def busy(ports: Any) -> Any:
-        asked.append(cloud.time.monotonic())
-        cloud.networks.create = create  # type: ignore[method-assign]  # the double is the test's to bend
+        times.append(cloud.time.monotonic())
+        cloud.networks.create = create  # type: ignore[method-assign]
         raise errors.Unavailable("The network service answered 429; try again later.", wait=7)
 
     cloud.networks.create = busy  # type: ignore[method-assign]
@@ -56,10 +56,10 @@ def test_a_neighbour_that_says_when_is_not_asked_before(cloud: Cloud) -> None:
     assert (cloud.show(server).task_state, cloud.networks.held) == (states.NETWORKING, {})
     cloud.settle()
     assert cloud.show(server).vm_state == states.ACTIVE
-    assert len(asked) == 1
+    assert len(times) == 1
 
 
-def test_a_refusal_ends_a_create_in_error_with_its_words_and_leaves_nothing(cloud: Cloud) -> None:
+def test_create_refused_by_network_service_sets_error_with_its_message(cloud: Cloud) -> None:
     cloud.networks.refuses = "IP address 10.0.0.9 is in use."
     server = cloud.create()[0]
     cloud.settle()
@@ -110,7 +110,7 @@ def test_attach_of_port_with_hybrid_plug_fails_by_name(cloud: Cloud) -> None:
     assert cloud.networks.held == {}
 
 
-def test_a_host_where_ports_cannot_be_bound_is_left_for_another(cloud: Cloud) -> None:
+def test_create_retries_on_other_host_when_port_cannot_be_bound(cloud: Cloud) -> None:
     cloud.networks.cannot_bind = {"h1"}
     server = cloud.create()[0]
     cloud.settle()
@@ -119,24 +119,24 @@ def test_a_host_where_ports_cannot_be_bound_is_left_for_another(cloud: Cloud) ->
     assert cloud.findings() == []
 
 
-def test_a_guest_whose_ports_are_not_wired_yet_waits_paused(cloud: Cloud) -> None:
+def test_create_keeps_guest_paused_until_ports_are_wired(cloud: Cloud) -> None:
     cloud.networks.wires_after = 4
     server = cloud.create()[0]
-    seen = set()
+    power_states = set()
     for _ in range(30):
         cloud.round()
-        seen |= {
+        power_states |= {
             guest.power_state
             for host in cloud.hosts.values()
             for guest in host.driver.host.guests.values()
         }
-    assert seen == {states.POWER_PAUSED, states.RUNNING}
+    assert power_states == {states.POWER_PAUSED, states.RUNNING}
     shown = cloud.show(server)
     assert (shown.vm_state, shown.power_state) == (states.ACTIVE, states.RUNNING)
     assert all(one["active"] for one in shown.interfaces)
 
 
-def test_an_event_makes_the_question_come_at_once(cloud: Cloud) -> None:
+def test_create_checks_ports_at_once_after_event(cloud: Cloud) -> None:
     cloud.networks.wires_after = 1000
     server = cloud.create()[0]
     for _ in range(8):
@@ -152,7 +152,9 @@ def test_an_event_makes_the_question_come_at_once(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("fatal", [True, False])
-def test_ports_that_are_never_wired(cloud: Cloud, fatal: bool) -> None:
+def test_create_with_unwired_ports_fails_only_if_plugging_is_fatal(
+    cloud: Cloud, fatal: bool
+) -> None:
     cloud.options |= {"vif_plugging_timeout": 10, "vif_plugging_is_fatal": fatal}
     cloud.restart_conductor()
     cloud.networks.wires_after = 1000
@@ -165,7 +167,7 @@ def test_ports_that_are_never_wired(cloud: Cloud, fatal: bool) -> None:
         assert (cloud.networks.held, cloud.domains(server)) == ({}, [])
 
 
-def test_a_port_of_the_user_is_bound_and_unbound_never_removed(cloud: Cloud) -> None:
+def test_delete_unbinds_port_of_user_and_keeps_port(cloud: Cloud) -> None:
     port = cloud.networks.user_makes("n1")
     server = cloud.create(networks=[{"port": port}, {"network": "n2"}])[0]
     cloud.settle()
@@ -202,11 +204,11 @@ def test_a_port_of_the_user_is_bound_and_unbound_never_removed(cloud: Cloud) -> 
         ("7", "7"),
     ],
 )
-def test_a_port_is_named_as_network_services_take_it(hostname: str, name: str) -> None:
+def test_dns_name_of_port_has_valid_labels(hostname: str, name: str) -> None:
     assert networks.dns_name(hostname) == name
 
 
-def test_the_groups_of_its_ports_are_the_servers(cloud: Cloud) -> None:
+def test_security_group_actions_change_groups_of_all_ports(cloud: Cloud) -> None:
     port = cloud.networks.user_makes("n1")
     cloud.networks.held[port]["security_groups"] = []
     server = cloud.create(networks=[{"port": port}, {"network": "n2"}])[0]
@@ -221,21 +223,22 @@ def test_the_groups_of_its_ports_are_the_servers(cloud: Cloud) -> None:
     assert [one["tag"] for one in cloud.show(server).interfaces] == ["", ""]
 
 
-def test_of_two_servers_that_want_one_port_one_gets_it(cloud: Cloud) -> None:
+def test_create_of_two_servers_with_one_port_fails_for_second(cloud: Cloud) -> None:
     port = cloud.networks.user_makes("n1")
     servers = cloud.create(2, networks=[{"port": port}])
     cloud.settle()
-    found = {cloud.show(server).vm_state: server for server in servers}
-    assert set(found) == {states.ACTIVE, states.ERROR}
-    assert cloud.networks.held[port]["device_id"] == found[states.ACTIVE]
-    assert cloud.show(found[states.ERROR]).fault["message"] == f"Port {port} is still in use."
+    servers_by_state = {cloud.show(server).vm_state: server for server in servers}
+    assert set(servers_by_state) == {states.ACTIVE, states.ERROR}
+    assert cloud.networks.held[port]["device_id"] == servers_by_state[states.ACTIVE]
+    assert (
+        cloud.show(servers_by_state[states.ERROR]).fault["message"]
+        == f"Port {port} is still in use."
+    )
     assert cloud.findings() == []
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
-def test_delete_in_the_middle_of_an_attach_leaves_the_users_port_alone(
-    cloud: Cloud, rounds: int
-) -> None:
+def test_delete_during_attach_interface_keeps_port_of_user(cloud: Cloud, rounds: int) -> None:
     port = cloud.networks.user_makes("n2")
     server = cloud.create()[0]
     cloud.settle()
@@ -252,7 +255,7 @@ def test_delete_in_the_middle_of_an_attach_leaves_the_users_port_alone(
     assert cloud.networks.held[port]["device_id"] == ""
 
 
-def test_a_port_of_the_user_brings_its_floating_address(cloud: Cloud) -> None:
+def test_create_with_port_of_user_shows_floating_address(cloud: Cloud) -> None:
     port = cloud.networks.user_makes("n1")
     cloud.networks.floating = {
         port: {cloud.networks.held[port]["fixed_ips"][0]["ip_address"]: ["172.24.4.9"]}
@@ -262,7 +265,7 @@ def test_a_port_of_the_user_brings_its_floating_address(cloud: Cloud) -> None:
     assert cloud.show(server).interfaces[0]["addresses"][0]["floating"] == ["172.24.4.9"]
 
 
-def test_the_guest_is_made_with_its_interfaces(cloud: Cloud) -> None:
+def test_create_gives_guest_its_interfaces(cloud: Cloud) -> None:
     server = cloud.create()[0]
     cloud.settle()
     shown = cloud.show(server)
@@ -273,20 +276,20 @@ def test_the_guest_is_made_with_its_interfaces(cloud: Cloud) -> None:
     assert shown.interfaces[0]["label"] == "net-n1"
 
 
-def test_a_conductor_without_network_service_waits(cloud: Cloud) -> None:
+def test_network_service_is_unavailable_without_client(cloud: Cloud) -> None:
     cloud.engine.networks = None
     with pytest.raises(errors.Unavailable):
         networks.service(cloud.engine)
 
 
-def test_a_binding_that_nobody_took_away_is_found(cloud: Cloud) -> None:
+def test_doctor_reports_extra_binding_of_port(cloud: Cloud) -> None:
     server = cloud.create()[0]
     cloud.settle()
     [port] = cloud.networks.ports(server)
     assert cloud.findings() == []
     other = next(host for host in cloud.hosts if host != port["binding:host_id"])
     cloud.networks.bind_also(port, other)
-    assert [(found.invariant, found.subject) for found in cloud.findings()] == [
+    assert [(finding.invariant, finding.subject) for finding in cloud.findings()] == [
         ("port-of-server", port["id"])
     ]
     cloud.networks.unbind_at(port["id"], other)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each workflow tells, in order: written with each transition, so the same whoever dies in
-between."""
+"""Tests of the notifications of each workflow, in order, also after a kill at each fault point."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ from tests.told import read_outbox, read_server_events
 from tests.workflows.expected_notifications import NAMES, TOLD, expected
 from tests.workflows.scenarios import SCENARIOS, trial_of
 from tests.workflows.simulator import Cloud, Time
-from tests.workflows.test_every_workflow import fault_points
+from tests.workflows.test_every_workflow import read_fault_points
 
 
-def test_every_workflow_is_looked_at() -> None:
+def test_expected_notifications_cover_every_workflow() -> None:
     assert {name.partition(":")[0] for name in SCENARIOS} == set(WORKFLOWS)
     assert set(TOLD) | set(NAMES) <= set(WORKFLOWS)
 
@@ -36,9 +35,9 @@ def test_every_workflow_is_looked_at() -> None:
         pytest.param("live_migrate", 1, marks=pytest.mark.slice("moves")),
     ],
 )
-def test_a_crash_anywhere_changes_nothing_of_it(workflow: str, each: int) -> None:
-    """Killed at each so-many-th fault point."""
-    for number in range(0, len(fault_points(workflow)), each):
+def test_workflow_sends_same_notifications_after_kill(workflow: str, each: int) -> None:
+    """A process is killed at every ``each``-th fault point."""
+    for number in range(0, len(read_fault_points(workflow)), each):
         time = Time()
         cloud = Cloud(memory_store(time), time)
         trial = trial_of(cloud, workflow)
@@ -52,7 +51,7 @@ def test_a_crash_anywhere_changes_nothing_of_it(workflow: str, each: int) -> Non
         cloud.store.close()
 
 
-def test_a_server_that_finds_no_host_tells_why(cloud: Cloud) -> None:
+def test_create_without_host_notifies_reason(cloud: Cloud) -> None:
     trial = trial_of(cloud, "create")
     for name in cloud.hosts:
         cloud.force_down(name)
@@ -68,7 +67,7 @@ def test_a_server_that_finds_no_host_tells_why(cloud: Cloud) -> None:
     assert {row.body["about"]["fault"]["exception"] for row in rows[1:]} == {"NoValidHost"}
 
 
-def test_what_a_delete_supersedes_has_ended(cloud: Cloud) -> None:
+def test_delete_notifies_error_of_superseded_snapshot(cloud: Cloud) -> None:
     trial = trial_of(cloud, "snapshot")
     cloud.store.notify_with(NotificationSettings("api"))
     trial.begin()
@@ -83,7 +82,7 @@ def test_what_a_delete_supersedes_has_ended(cloud: Cloud) -> None:
     assert read_outbox(cloud.store)[1].body["about"]["fault"]["exception"] == "Superseded"
 
 
-def test_what_an_operator_settles_has_failed(cloud: Cloud) -> None:
+def test_settle_of_stuck_action_notifies_error(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     cloud.store.notify_with(NotificationSettings("api"))
     trial.begin()
@@ -100,52 +99,52 @@ def test_what_an_operator_settles_has_failed(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "changes"),
+    ("setting", "changes"),
     [
         (VM_STATE, [("active", "stopped")]),
         (VM_AND_TASK_STATE, [(None, "powering-off"), ("powering-off", None)]),
     ],
 )
-def test_changes_of_state_are_told_where_wanted(
-    cloud: Cloud, wanted: str, changes: list[tuple[str, str]]
+def test_state_changes_are_notified_if_configured(
+    cloud: Cloud, setting: str, changes: list[tuple[str, str]]
 ) -> None:
     trial = trial_of(cloud, "stop")
-    cloud.store.notify_with(NotificationSettings("api", wanted))
+    cloud.store.notify_with(NotificationSettings("api", setting))
     trial.begin()
     cloud.settle()
     rows = [row for row in read_outbox(cloud.store) if row.event == "instance.update"]
-    name = "state" if wanted == VM_STATE else "task_state"
-    shown = "vm_state" if wanted == VM_STATE else "task_state"
+    name = "state" if setting == VM_STATE else "task_state"
+    shown = "vm_state" if setting == VM_STATE else "task_state"
     assert [
         (row.body["about"][f"old_{name}"], row.body["object"][shown]) for row in rows
     ] == changes
 
 
-def test_nothing_is_written_where_nothing_is_told(cloud: Cloud) -> None:
+def test_notifications_are_not_written_if_off(cloud: Cloud) -> None:
     trial = trial_of(cloud, "resize")
     trial.begin()
     cloud.settle()
     assert read_outbox(cloud.store) == []
 
 
-def test_a_burst_costs_as_many_statements_as_one_server(cloud: Cloud) -> None:
+def test_notifications_of_burst_need_statements_of_one_server(cloud: Cloud) -> None:
     cloud.equip(1)
     cloud.store.notify_with(NotificationSettings("api"))
     cloud.round()
-    made: list[str] = []
+    statements: list[str] = []
 
     @sa.event.listens_for(cloud.store.engine, "before_cursor_execute")
     def count(connection: object, cursor: object, statement: str, *more: object) -> None:
         if "notifications" in statement or "key_fingerprint" in statement:
-            made.append(statement.split()[0])
+            statements.append(statement.split()[0])
 
-    found = []
+    counts = []
     for number in (1, 12):
         servers = cloud.create(number)
-        made.clear()
+        statements.clear()
         cloud.settle()
-        found.append(Counter(made))
+        counts.append(Counter(statements))
         assert {tuple(read_server_events(cloud.store, server)) for server in servers} == {
             ("create.start", "create.end")
         }
-    assert found[0] == found[1] == {"SELECT": 1, "INSERT": 1}
+    assert counts[0] == counts[1] == {"SELECT": 1, "INSERT": 1}

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What somebody has read is not true any more when he writes: another commit came between. Nothing
-comes of it."""
+"""Tests of writers whose data is out of date, because another commit came in between."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from tests.workflows.simulator import Cloud
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """Its hosts have registered."""
+    """A cloud whose hosts have registered."""
     register(cloud)
     return cloud
 
@@ -35,38 +34,37 @@ def first_action(cloud: Cloud, server: str) -> Any:
     return row
 
 
-def test_progress_of_an_action_that_has_ended_is_not_shown(cloud: Cloud) -> None:
-    """An idle server with a task_state could be stopped by nobody."""
+def test_progress_of_ended_action_is_not_shown(cloud: Cloud) -> None:
+    """An idle server with a task_state could not be stopped."""
     [server] = cloud.create()
     cloud.advance()
-    told = first_action(cloud, server)
-    assert told.state == "waiting"
-    cloud.store.write(lambda tx: actions.show_progress(tx, told, states.BLOCK_DEVICE_MAPPING, 5))
+    action = first_action(cloud, server)
+    assert action.state == "waiting"
+    cloud.store.write(lambda tx: actions.show_progress(tx, action, states.BLOCK_DEVICE_MAPPING, 5))
     assert (cloud.show(server).task_state, cloud.show(server).progress) == (
         states.BLOCK_DEVICE_MAPPING,
         5,
     )
     cloud.settle()
     before = cloud.show(server)
-    cloud.store.write(lambda tx: actions.show_progress(tx, told, states.SPAWNING, 50))
+    cloud.store.write(lambda tx: actions.show_progress(tx, action, states.SPAWNING, 50))
     assert cloud.show(server) == before and before.task_state is None
     cloud.ask(server, "os-stop")
     cloud.settle()
     assert cloud.findings() == []
 
 
-def test_a_host_that_was_booted_starts_the_guests_that_nobody_has_taken_meanwhile(
+def test_register_after_boot_reboots_only_servers_without_new_action(
     cloud: Cloud,
 ) -> None:
-    """Somebody stops one of them while the host's registration is taken in: the others run again,
-    and this one is off."""
+    """During the registration a user stops one of the servers. That guest stays off."""
     servers = sorted(cloud.create(3, host="h1", forced=True))
     cloud.settle()
-    taken: list[str] = []
+    stopped_servers: list[str] = []
 
-    def looked(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if statement.startswith("INSERT INTO actions") and not taken:
-            taken.append(servers[1])
+    def begin_stop(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("INSERT INTO actions") and not stopped_servers:
+            stopped_servers.append(servers[1])
             connection.connection.dbapi_connection.execute(
                 "UPDATE servers SET task_state = 'powering-off', action = 'a-stop' WHERE id = ?",
                 (servers[1],),
@@ -75,9 +73,9 @@ def test_a_host_that_was_booted_starts_the_guests_that_nobody_has_taken_meanwhil
     host = cloud.hosts["h1"]
     host.power_cut()
     host.power_on()
-    sa.event.listen(cloud.store.engine, "after_cursor_execute", looked)
+    sa.event.listen(cloud.store.engine, "after_cursor_execute", begin_stop)
     cloud.sync(host)
-    assert taken and not host.agent.needs_registration()
+    assert stopped_servers and not host.agent.needs_registration()
     assert [cloud.show(server).task_state for server in servers] == [
         states.REBOOTING_HARD,
         "powering-off",
@@ -85,28 +83,30 @@ def test_a_host_that_was_booted_starts_the_guests_that_nobody_has_taken_meanwhil
     ]
 
 
-def test_a_burst_that_was_overtaken_does_not_take_a_second_place(cloud: Cloud) -> None:
-    """A conductor proposes a host and sleeps past its lease; another one places the server
-    elsewhere; then another lane of the first one holds the action again."""
+def test_burst_past_its_lease_does_not_claim_second_host(cloud: Cloud) -> None:
+    """A conductor sleeps past its lease after a proposal, and another conductor places the server.
+
+    Then another lane of the first conductor has the action's lease again.
+    """
     [server] = cloud.create(networks=[{"network": "n1"}])
     other = cloud.conductor("c2/1")
-    overtaken: list[Any] = []
+    leased_rows: list[Any] = []
     chosen: list[str] = []
     select = cloud.select
 
     def choose(specs: Any, fresh: bool) -> Any:
-        found = select(specs, fresh)
-        chosen.append(found[0].hosts[0])
-        return found
+        selections = select(specs, fresh)
+        chosen.append(selections[0].hosts[0])
+        return selections
 
     def sleep(workflow: str, step: str, where: str) -> None:
-        if (step, where) != ("place", "proposed") or overtaken:
+        if (step, where) != ("place", "proposed") or leased_rows:
             return
         cloud.time.pass_by(16)
         [row] = cloud.store.read(lambda tx: services.list_all(tx, chosen[0], Binary.COMPUTE))
         cloud.store.write(lambda tx: services.set_state(tx, row.uuid, disabled=True))
         runner.advance(other)
-        overtaken.extend(
+        leased_rows.extend(
             cloud.store.write(
                 lambda tx: actions.take(
                     tx,
@@ -122,7 +122,7 @@ def test_a_burst_that_was_overtaken_does_not_take_a_second_place(cloud: Cloud) -
     cloud.select = choose  # type: ignore[method-assign]
     cloud.engine.fault_point = sleep
     runner.advance(cloud.engine)
-    assert [row.server_id for row in overtaken] == [server]
+    assert [row.server_id for row in leased_rows] == [server]
     held = cloud.store.read(lambda tx: guests.places(tx, server))
     assert [row.host for row in held] == [cloud.show(server).host] != chosen[:1]
     assert first_action(cloud, server).owner == cloud.engine.owner, "the lease is the other lane's"
@@ -131,7 +131,7 @@ def test_a_burst_that_was_overtaken_does_not_take_a_second_place(cloud: Cloud) -
     assert (cloud.show(server).vm_state, cloud.findings()) == (states.ACTIVE, [])
 
 
-def test_an_event_that_comes_while_the_network_is_asked_is_not_forgotten(cloud: Cloud) -> None:
+def test_event_during_call_to_network_service_repeats_check_at_once(cloud: Cloud) -> None:
     cloud.networks.wires_after = 1000
     [server] = cloud.create()
     for _ in range(8):
@@ -154,8 +154,8 @@ def test_an_event_that_comes_while_the_network_is_asked_is_not_forgotten(cloud: 
     assert cloud.show(server).vm_state == states.ACTIVE
 
 
-def test_a_fencing_hook_may_take_longer_than_other_calls(cloud: Cloud) -> None:
-    """Else two conductors would take the evacuation from each other for ever."""
+def test_evacuate_calls_slow_fencing_hook_once(cloud: Cloud) -> None:
+    """With a short lease, two conductors would repeat the hook in turn for ever."""
     [server] = cloud.create(host="h1", forced=True)
     cloud.settle()
     cloud.hosts["h1"].power_cut()
@@ -179,7 +179,7 @@ def test_a_fencing_hook_may_take_longer_than_other_calls(cloud: Cloud) -> None:
 
 
 def exchange(cloud: Cloud, name: str, bigger: int = 0) -> Sync:
-    """What a host says of everything it has, on its way."""
+    """Return a full report of the host, before its delivery."""
     host = cloud.hosts[name]
     size = host.driver.inventory()
     host.agent.record_host(
@@ -188,8 +188,8 @@ def exchange(cloud: Cloud, name: str, bigger: int = 0) -> Sync:
     return host.agent.request(True, host.driver.domains(), None)
 
 
-def test_an_exchange_that_was_overtaken_tells_no_news(cloud: Cloud) -> None:
-    """It waited at one conductor while another took the next one in."""
+def test_report_older_than_last_report_is_ignored(cloud: Cloud) -> None:
+    """The report waited at one conductor while another conductor handled the next report."""
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
     late = exchange(cloud, "h1")
@@ -207,7 +207,7 @@ def test_an_exchange_that_was_overtaken_tells_no_news(cloud: Cloud) -> None:
     assert (host.newest_exchange, host.metrics) == (newer.number, {"cpu.percent": 512.0})
 
 
-def test_results_count_in_whatever_order_they_come(cloud: Cloud) -> None:
+def test_results_in_older_report_are_recorded(cloud: Cloud) -> None:
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.advance()
     host = cloud.hosts["h1"]
@@ -220,7 +220,7 @@ def test_results_count_in_whatever_order_they_come(cloud: Cloud) -> None:
     assert cloud.show(server).vm_state == states.ACTIVE
 
 
-def test_a_new_session_counts_its_exchanges_anew(cloud: Cloud) -> None:
+def test_reports_of_new_session_count_from_start(cloud: Cloud) -> None:
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
     cloud.hosts["h1"].restart()
@@ -230,7 +230,7 @@ def test_a_new_session_counts_its_exchanges_anew(cloud: Cloud) -> None:
     assert cloud.show(server).vm_state == states.STOPPED
 
 
-def test_an_agent_that_counts_no_exchanges_is_heard(cloud: Cloud) -> None:
+def test_report_without_number_is_accepted(cloud: Cloud) -> None:
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
     cloud.hosts["h1"].driver.host.power_off(server)

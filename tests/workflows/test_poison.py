@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot be understood, or fails as nobody foresaw, holds up nothing else: no other server, no
-other host."""
+"""Tests that an unreadable row, report or result delays no other server and no other host."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from common.store.servers import actions
 from compute_agent.virt.memory.state.script import Fail
 from conductor.engine import reports, runner
 from tests.workflows.frozen import register
-from tests.workflows.moves import resized
+from tests.workflows.moves import resize_to_bigger
 from tests.workflows.poison import Poison, change, locked, poison
 from tests.workflows.scenarios import PINNED
 from tests.workflows.simulator import Cloud
@@ -26,13 +25,13 @@ from tests.workflows.simulator import Cloud
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """Its hosts have registered."""
+    """A cloud whose hosts have registered."""
     register(cloud)
     return cloud
 
 
-def foreign(cloud: Cloud, server: str, host: str) -> Result:
-    """An action of a newer release waits at a host for this result."""
+def insert_newer_action(cloud: Cloud, server: str, host: str) -> Result:
+    """Insert an action of a newer release that waits for a host's result. Return the result."""
     action, fence = ids.new(), cloud.show(server).fence + 1
 
     def insert(tx: Any) -> None:
@@ -67,7 +66,7 @@ def foreign(cloud: Cloud, server: str, host: str) -> Result:
 
 
 # --- due actions ---
-def test_a_step_that_nobody_knows_holds_up_no_other_server(cloud: Cloud) -> None:
+def test_action_at_unknown_step_does_not_delay_other_servers(cloud: Cloud) -> None:
     [old] = cloud.create(networks=[])
     cloud.settle()
     change(cloud, cloud.ask(old, "os-stop"), step="renamed_since")
@@ -81,7 +80,7 @@ def test_a_step_that_nobody_knows_holds_up_no_other_server(cloud: Cloud) -> None
 @pytest.mark.parametrize(
     "values", [{"data": ["no dictionary"]}, {"args": 7}, {"phase": "sideways"}, {"step": "build"}]
 )
-def test_an_action_of_another_shape_holds_up_no_other_server(
+def test_action_with_invalid_values_does_not_delay_other_servers(
     cloud: Cloud, values: dict[str, Any]
 ) -> None:
     bad, *others = cloud.create(6)
@@ -96,7 +95,9 @@ def test_an_action_of_another_shape_holds_up_no_other_server(
     "values",
     [{"flavor": {}}, {"image": {"unknown": 1}}, {"interfaces": [{}]}, {"scheduler_hints": 3}],
 )
-def test_a_server_of_another_shape_holds_up_no_other(cloud: Cloud, values: dict[str, Any]) -> None:
+def test_server_with_invalid_values_does_not_delay_other_servers(
+    cloud: Cloud, values: dict[str, Any]
+) -> None:
     bad, *others = cloud.create(4)
     cloud.store.write(
         lambda tx: tx.execute(
@@ -111,7 +112,7 @@ def test_a_server_of_another_shape_holds_up_no_other(cloud: Cloud, values: dict[
 @pytest.mark.parametrize(
     ("table", "column"), [("actions", "data"), ("actions", "args"), ("servers", "flavor")]
 )
-def test_a_document_that_is_none_holds_up_no_other_server(
+def test_invalid_json_is_kept_and_does_not_delay_other_servers(
     cloud: Cloud, table: str, column: str
 ) -> None:
     bad, *others = cloud.create(4)
@@ -126,14 +127,14 @@ def test_a_document_that_is_none_holds_up_no_other_server(
     assert {cloud.show(server).vm_state for server in others} == {states.ACTIVE}
     [action] = cloud.store.read(lambda tx: actions.list_for(tx, bad))
     assert (action.state, action.failures > 0) == ("due", True)
-    kept = {"actions": action, "servers": cloud.show(bad)}[table]
-    assert getattr(kept, column) == "{broken", "and is written back as it was"
+    row = {"actions": action, "servers": cloud.show(bad)}[table]
+    assert getattr(row, column) == "{broken", "and is written back as it was"
 
 
-def test_a_server_that_cannot_be_restarted_holds_up_no_registration(
+def test_register_after_boot_ends_when_one_reboot_cannot_begin(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its host was booted; the others run again at once, and it when it can be."""
+    """The other servers run again at once. This server runs again when its reboot can begin."""
     bad, *others = cloud.create(7, networks=[])
     cloud.settle()
     host, begin = cloud.hosts[cloud.show(bad).host], actions.begin
@@ -157,8 +158,8 @@ def test_a_server_that_cannot_be_restarted_holds_up_no_registration(
     assert host.driver.host.guests[bad].power_state == cloud.show(bad).power_state == states.RUNNING
 
 
-def test_calls_that_cannot_even_be_begun_hold_up_no_other_workflow(cloud: Cloud) -> None:
-    """As in a conductor that is stopping."""
+def test_call_pool_error_of_create_does_not_delay_deletes(cloud: Cloud) -> None:
+    """A conductor that is stopping raises this error."""
     old = cloud.create(2)
     cloud.settle()
     for server in old:
@@ -199,7 +200,7 @@ BACK = ("undo", "undo_call", "failed")
 
 
 @pytest.mark.parametrize(("workflow", "step", "part"), PARTS)
-def test_a_function_that_raises_holds_up_no_other(
+def test_step_function_that_raises_does_not_delay_other_servers(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str, step: str | None, part: str
 ) -> None:
     if part in BACK:
@@ -216,30 +217,29 @@ def test_a_function_that_raises_holds_up_no_other(
     assert len(set(ports) - {bad}) == len([port for port in ports if port != bad])
 
 
-def test_a_request_that_no_scheduler_survives_holds_others_up_for_a_while_only(
+def test_request_that_kills_scheduler_delays_other_servers_briefly(
     cloud: Cloud,
 ) -> None:
     bad, *others = cloud.create(6, networks=[])
-    select, asked = cloud.select, []  # type: ignore[var-annotated]  # numbers of requests
+    select, sizes = cloud.select, []  # type: ignore[var-annotated]
 
     def dies(specs: Any, fresh: bool) -> Any:
-        asked.append(len(specs))
+        sizes.append(len(specs))
         if any(spec.server == bad for spec in specs):
             raise errors.NoAnswer("kilonova-scheduler did not answer select within 10 s.")
         return select(specs, fresh)
 
-    cloud.select = dies  # type: ignore[method-assign]  # a scheduler that dies of one
+    cloud.select = dies  # type: ignore[method-assign]
     for _ in range(40):
         cloud.round()
         cloud.time.pass_by(3)
     assert {cloud.show(server).vm_state for server in others} == {states.ACTIVE}
-    assert len(asked) < 100, "and not one call for each"
+    assert len(sizes) < 100, "and not one call for each"
     assert cloud.show(bad).vm_state == states.BUILDING
 
 
-def test_what_was_called_outside_is_not_called_again_when_the_group_fails(cloud: Cloud) -> None:
-    """One transaction for three servers fails once their ports are made: each has one port, as if
-    nothing was."""
+def test_external_calls_are_not_repeated_when_group_transaction_fails(cloud: Cloud) -> None:
+    """One transaction for three servers fails after their ports exist. Each server has one port."""
     servers = cloud.create(3)
     runner.advance(cloud.engine)
     hit: list[str] = []
@@ -261,7 +261,7 @@ def test_what_was_called_outside_is_not_called_again_when_the_group_fails(cloud:
     assert cloud.findings() == []
 
 
-def test_a_lock_on_one_server_holds_the_others_up_for_a_moment(cloud: Cloud) -> None:
+def test_locked_server_row_delays_burst_once(cloud: Cloud) -> None:
     servers = cloud.create(6, networks=[])
     cloud.settle()
     for server in servers:
@@ -285,31 +285,31 @@ def test_a_lock_on_one_server_holds_the_others_up_for_a_moment(cloud: Cloud) -> 
     assert {cloud.show(server).vm_state for server in servers} == {states.STOPPED}
 
 
-def test_a_database_that_is_gone_is_asked_for_each_burst_only(cloud: Cloud) -> None:
-    """Nobody waits for it once for each server."""
+def test_missing_database_is_queried_once_per_burst(cloud: Cloud) -> None:
+    """The conductor does not wait once for each server."""
     cloud.create(20, networks=[])
-    asked: list[str] = []
+    statements: list[str] = []
 
-    def gone(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        asked.append(statement)
+    def raise_no_store(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
         raise errors.NoStore
 
     def cut(workflow: str, step: str, where: str) -> None:
         if where == "proposed":
-            sa.event.listen(cloud.store.engine, "before_cursor_execute", gone)
+            sa.event.listen(cloud.store.engine, "before_cursor_execute", raise_no_store)
 
     cloud.engine.fault_point = cut
     with pytest.raises(errors.Unavailable):
         runner.advance(cloud.engine)
-    assert len(asked) <= 3
-    sa.event.remove(cloud.store.engine, "before_cursor_execute", gone)
+    assert len(statements) <= 3
+    sa.event.remove(cloud.store.engine, "before_cursor_execute", raise_no_store)
     cloud.engine.fault_point = lambda workflow, step, where: None
     cloud.time.pass_by(20)
     cloud.settle()
 
 
 # --- reports ---
-def test_a_command_that_cannot_be_made_again_cuts_no_host_off(cloud: Cloud) -> None:
+def test_host_keeps_lease_when_lost_command_cannot_be_rebuilt(cloud: Cloud) -> None:
     stuck, other = cloud.create(2, host="h1", forced=True, networks=[])
     cloud.settle()
     cloud.lose = lambda kind: kind == "do"
@@ -324,11 +324,11 @@ def test_a_command_that_cannot_be_made_again_cuts_no_host_off(cloud: Cloud) -> N
     assert cloud.show(other).vm_state == states.STOPPED
 
 
-def test_a_result_of_a_newer_release_is_left_to_a_conductor_that_knows_it(cloud: Cloud) -> None:
+def test_result_of_newer_release_is_left_to_newer_conductor(cloud: Cloud) -> None:
     new, other = cloud.create(2, host="h1", forced=True, networks=[])
     cloud.settle()
     agent = cloud.hosts["h1"].agent
-    result = foreign(cloud, new, "h1")
+    result = insert_newer_action(cloud, new, "h1")
     agent._results[result.key] = result
     cloud.ask(other, "os-stop")
     for _ in range(40):
@@ -341,30 +341,32 @@ def test_a_result_of_a_newer_release_is_left_to_a_conductor_that_knows_it(cloud:
 @pytest.mark.parametrize(
     "bad", [{"data": {"power_state": "?"}}, {"data": None}, {"status": ["done"]}, {"key": None}]
 )
-def test_a_result_of_another_shape_costs_no_other(cloud: Cloud, bad: dict[str, Any]) -> None:
-    """Its host hears at once of the others that they were taken in."""
+def test_invalid_result_does_not_delay_other_results(cloud: Cloud, bad: dict[str, Any]) -> None:
+    """The host gets the acknowledgement of the other results at once."""
     servers = cloud.create(4, host="h1", forced=True, networks=[])
     cloud.advance()
     host = cloud.hosts["h1"]
     host.work()
     results = host.agent._results
-    spoilt = next(key for key in results if results[key].server == servers[1])
-    results[spoilt] = replace(results[spoilt], **bad)
+    invalid_key = next(key for key in results if results[key].server == servers[1])
+    results[invalid_key] = replace(results[invalid_key], **bad)
     cloud.sync(host, ask=False)
     assert [cloud.show(server).vm_state for server in servers] == [
         states.BUILDING if server == servers[1] else states.ACTIVE for server in servers
     ]
-    assert host.agent.has_lease() and not [key for key in results if key != spoilt]
+    assert host.agent.has_lease() and not [key for key in results if key != invalid_key]
 
 
-def test_a_domain_of_another_shape_costs_no_other(cloud: Cloud) -> None:
+def test_invalid_domain_state_does_not_delay_other_domains(cloud: Cloud) -> None:
     servers = cloud.create(3, host="h1", forced=True, networks=[])
     cloud.settle()
     agent = cloud.hosts["h1"].agent
-    told = [DomainState(server, states.SHUTDOWN, cloud.show(server).fence) for server in servers]
+    reported = [
+        DomainState(server, states.SHUTDOWN, cloud.show(server).fence) for server in servers
+    ]
     request = replace(
         agent.request(False, None, None),
-        domains=[told[0], replace(told[1], power_state=[7]), told[2]],
+        domains=[reported[0], replace(reported[1], power_state=[7]), reported[2]],
     )
     [answer] = reports.handle(cloud.engine, [request])
     assert not isinstance(answer, Exception) and answer.session == agent.session
@@ -375,17 +377,16 @@ def test_a_domain_of_another_shape_costs_no_other(cloud: Cloud) -> None:
     ]
 
 
-def test_one_host_that_makes_no_sense_costs_no_other(
+def test_invalid_report_of_one_host_does_not_delay_other_hosts(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither its inventory nor what it measures is understood; the next time it is heard by
-    itself."""
+    """Its inventory and its measurements are invalid. Its next report is handled alone."""
     cloud.create(2, host="h2", forced=True, networks=[])
     cloud.advance()
     good, bad = cloud.hosts["h2"], cloud.hosts["h1"]
     good.work()
     inventory = replace(bad.driver.inventory(), traits=7, numa_nodes=[3])
-    said = [
+    requests = [
         replace(
             bad.agent.request(True, None, None),
             inventory=inventory,
@@ -394,13 +395,13 @@ def test_one_host_that_makes_no_sense_costs_no_other(
         ),
         good.agent.request(True, None, None),
     ]
-    answers = reports.handle(cloud.engine, said)
+    answers = reports.handle(cloud.engine, requests)
     assert [getattr(answer, "session", None) for answer in answers] == [
         bad.agent.session,
         good.agent.session,
     ]
     assert len(answers[1].acknowledged) == 2  # type: ignore[union-attr]  # no exception: it has a session
-    again = reports.handle(cloud.engine, said)
+    again = reports.handle(cloud.engine, requests)
     assert [getattr(answer, "session", None) for answer in again] == [
         bad.agent.session,
         good.agent.session,
@@ -408,7 +409,7 @@ def test_one_host_that_makes_no_sense_costs_no_other(
     assert caplog.text.count("reports cannot be taken in together") == 1
 
 
-def test_a_paid_debt_does_not_hang_on_the_action_that_waits_for_it(
+def test_guest_removal_is_recorded_when_its_delete_cannot_continue(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [server] = cloud.create(host="h1", forced=True, networks=[])
@@ -422,16 +423,15 @@ def test_a_paid_debt_does_not_hang_on_the_action_that_waits_for_it(
     assert cloud.store.read(lambda tx: tx.execute(sa.select(schema.guests)).all()) == []
 
 
-def test_a_lock_on_one_server_delays_no_report_of_others_twice(cloud: Cloud) -> None:
-    """Who waited once for its row does not wait again in the next seconds; its result comes
-    again."""
+def test_locked_server_row_delays_reports_once(cloud: Cloud) -> None:
+    """A conductor does not wait for the row again at once. The host repeats the result."""
     servers = cloud.create(3, host="h1", forced=True, networks=[])
     cloud.advance()
     host, other = cloud.hosts["h1"], cloud.hosts["h2"]
     host.work()
     with locked(cloud, servers[0], 3) as waits:
-        said = [host.agent.request(True, None, None), other.agent.request(True, None, None)]
-        answers = reports.handle(cloud.engine, said)
+        requests = [host.agent.request(True, None, None), other.agent.request(True, None, None)]
+        answers = reports.handle(cloud.engine, requests)
         assert [answer.session for answer in answers] == [host.agent.session, other.agent.session]  # type: ignore
         assert [cloud.show(server).vm_state for server in servers] == [
             states.BUILDING,
@@ -441,10 +441,10 @@ def test_a_lock_on_one_server_delays_no_report_of_others_twice(cloud: Cloud) -> 
         before = len(waits)
         assert before == 1
         for _ in range(4):
-            reports.handle(cloud.engine, said)
+            reports.handle(cloud.engine, requests)
             cloud.time.pass_by(6)
         assert len(waits) == before
-        host.agent.record_answer(said[0], answers[0])  # type: ignore[arg-type]  # it is an answer
+        host.agent.record_answer(requests[0], answers[0])  # type: ignore[arg-type]  # it is an answer
     cloud.time.pass_by(11)
     for _ in range(3):
         cloud.round()
@@ -453,7 +453,7 @@ def test_a_lock_on_one_server_delays_no_report_of_others_twice(cloud: Cloud) -> 
 
 
 def damage(cloud: Cloud, table: str, column: str, row_id: str, document: str) -> None:
-    """Write a document that is none into a row, as a disk or a hand may."""
+    """Write invalid JSON into a column of a row, as a disk error or an operator may do."""
     statement = sa.text(f"UPDATE {table} SET {column} = :document WHERE id = :id")
     cloud.store.write(lambda tx: tx.execute(statement, {"document": document, "id": row_id}))
 
@@ -463,7 +463,7 @@ JSON_COLUMNS = [column.name for column in schema.servers.c if isinstance(column.
 
 @pytest.mark.parametrize("document", ["{broken", "7", '"text"', "[7]"])
 @pytest.mark.parametrize("column", ["args", "data"])
-def test_delete_ends_when_a_superseded_action_cannot_be_read(
+def test_delete_ends_when_superseded_action_is_unreadable(
     cloud: Cloud, column: str, document: str
 ) -> None:
     [server] = cloud.create(networks=[])
@@ -481,9 +481,7 @@ def test_delete_ends_when_a_superseded_action_cannot_be_read(
 
 
 @pytest.mark.parametrize("column", JSON_COLUMNS)
-def test_delete_ends_when_a_document_of_its_server_cannot_be_read(
-    cloud: Cloud, column: str
-) -> None:
+def test_delete_ends_when_json_column_of_server_is_unreadable(cloud: Cloud, column: str) -> None:
     [server] = cloud.create(networks=[])
     cloud.settle()
     damage(cloud, "servers", column, server, "{broken")
@@ -499,7 +497,7 @@ def test_delete_ends_when_a_document_of_its_server_cannot_be_read(
         ("guests", "assignment"),
     ],
 )
-def test_damaged_document_of_a_host_stops_no_placement(
+def test_create_succeeds_when_json_column_of_host_is_damaged(
     cloud: Cloud, table: str, column: str
 ) -> None:
     [first] = cloud.create(networks=[])
@@ -524,12 +522,12 @@ DOCUMENTS_AROUND = [
 
 
 @pytest.mark.parametrize(("table", "column"), DOCUMENTS_AROUND)
-def test_delete_of_resized_server_ends_when_a_document_around_it_is_damaged(
+def test_delete_of_resized_server_ends_when_related_json_is_damaged(
     cloud: Cloud, table: str, column: str
 ) -> None:
     [server] = cloud.create(networks=[], group=cloud.group("anti-affinity"), flavor=PINNED)
     cloud.settle()
-    resized(cloud, server)
+    resize_to_bigger(cloud, server)
     assert cloud.show(server).vm_state == states.RESIZED
     statement = sa.text(f"UPDATE {table} SET {column} = '{{broken' WHERE {column} IS NOT NULL")
     cloud.store.write(lambda tx: tx.execute(statement))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protections that stand one behind another: each is needed by itself, although what would slip
-past it might be caught later. tests/mutations takes them away one by one."""
+"""Tests of single protections, where a second protection would catch the error later.
+
+tests/mutations removes each of them in turn.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from common.store.servers import actions, guests, servers
 from compute_agent.virt.memory.state.script import Fail
 from deploy.operator.store import stuck_actions
 from tests.workflows.frozen import register
-from tests.workflows.moves import clouds, disk, last, server_on, stands
+from tests.workflows.moves import boot_server, check_rests, create_cloud, last, read_disk
 from tests.workflows.poison import change
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud, Crash
@@ -28,8 +30,8 @@ from tests.workflows.simulator import Cloud, Crash
 SECOND = 1_000_000
 
 
-def idle(cloud: Cloud) -> str:
-    """A server that runs, of no network."""
+def boot_idle_server(cloud: Cloud) -> str:
+    """Return a running server without networks."""
     cloud.round()
     [server] = cloud.create(networks=[])
     cloud.settle()
@@ -42,7 +44,7 @@ def write(cloud: Cloud, server: str, **values: Any) -> None:
 
 
 def once(cloud: Cloud, at: tuple[str, str], act: Callable[[], object]) -> None:
-    """When a conductor comes to this step and place for the first time."""
+    """Call ``act`` when a conductor reaches this step and place for the first time."""
     done: list[str] = []
 
     def hit(workflow: str, step: str, where: str) -> None:
@@ -54,9 +56,9 @@ def once(cloud: Cloud, at: tuple[str, str], act: Callable[[], object]) -> None:
 
 
 # --- actions ---
-def test_another_project_lists_and_takes_nothing(cloud: Cloud) -> None:
-    """In the store itself, whatever looked before."""
-    server = idle(cloud)
+def test_store_hides_server_from_other_project(cloud: Cloud) -> None:
+    """The store itself checks the project, whatever the API checked before."""
+    server = boot_idle_server(cloud)
     own, other = (servers.ServerFilters(project_id=name) for name in ("project", "another"))
     assert [row.id for row in cloud.store.read(lambda tx: servers.page(tx, own))] == [server]
     assert cloud.store.read(lambda tx: servers.page(tx, other)) == []
@@ -64,15 +66,15 @@ def test_another_project_lists_and_takes_nothing(cloud: Cloud) -> None:
         cloud.store.write(lambda tx: actions.take_lock(tx, server, "another"))
 
 
-def test_each_action_raises_the_fence(cloud: Cloud) -> None:
-    server = idle(cloud)
+def test_action_raises_fence_of_server(cloud: Cloud) -> None:
+    server = boot_idle_server(cloud)
     fence = cloud.show(server).fence
     cloud.ask(server, "os-stop")
     assert cloud.show(server).fence == last(cloud, server).fence == fence + 1
 
 
-def test_a_result_under_a_fence_that_is_over_ends_nothing(cloud: Cloud) -> None:
-    server = idle(cloud)
+def test_result_with_lower_fence_does_not_end_action(cloud: Cloud) -> None:
+    server = boot_idle_server(cloud)
     action = cloud.ask(server, "os-stop")
     cloud.advance()
     write(cloud, server, fence=cloud.show(server).fence + 1)
@@ -83,8 +85,8 @@ def test_a_result_under_a_fence_that_is_over_ends_nothing(cloud: Cloud) -> None:
     assert (row.id, row.state, cloud.show(server).action) == (action, "waiting", action)
 
 
-def test_a_burst_whose_lease_is_anothers_writes_nothing(cloud: Cloud) -> None:
-    server = idle(cloud)
+def test_burst_without_lease_writes_no_change(cloud: Cloud) -> None:
+    server = boot_idle_server(cloud)
     action = cloud.ask(server, "os-stop")
     once(
         cloud,
@@ -97,8 +99,8 @@ def test_a_burst_whose_lease_is_anothers_writes_nothing(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("field", ["step", "attempt"])
-def test_a_result_of_another_command_ends_nothing(cloud: Cloud, field: str) -> None:
-    server = idle(cloud)
+def test_result_of_other_command_does_not_end_action(cloud: Cloud, field: str) -> None:
+    server = boot_idle_server(cloud)
     action = cloud.ask(server, "os-stop")
     cloud.lose = lambda kind: kind == "do"
     cloud.advance()
@@ -112,9 +114,9 @@ def test_a_result_of_another_command_ends_nothing(cloud: Cloud, field: str) -> N
     assert (last(cloud, server).state, cloud.show(server).action) == ("waiting", action)
 
 
-def test_a_delete_waits_for_the_burst_that_it_overtook(cloud: Cloud) -> None:
-    """What that one still leaves must be found by what makes debts."""
-    server = idle(cloud)
+def test_delete_waits_for_lease_of_superseded_action(cloud: Cloud) -> None:
+    """Otherwise the pending cleanups would miss the last effects of the superseded action."""
+    server = boot_idle_server(cloud)
     action = cloud.ask(server, "os-stop")
     change(cloud, action, owner="c2/1", lease_until=now() + 15 * SECOND)
     cloud.ask(server, "delete")
@@ -126,30 +128,30 @@ def test_a_delete_waits_for_the_burst_that_it_overtook(cloud: Cloud) -> None:
     assert (cloud.show(server).deleted, cloud.domains(server), cloud.findings()) == (1, [], [])
 
 
-def stuck(cloud: Cloud) -> tuple[str, str]:
-    server = idle(cloud)
+def make_stuck_action(cloud: Cloud) -> tuple[str, str]:
+    server = boot_idle_server(cloud)
     action = cloud.ask(server, "os-stop")
     change(cloud, action, state="stuck", due_at=None, cause="odd")
     return server, action
 
 
 @pytest.mark.parametrize("way", [stuck_actions.retry, stuck_actions.settle])
-def test_a_way_out_is_not_for_an_action_that_lost_its_server(cloud: Cloud, way: Any) -> None:
-    server, action = stuck(cloud)
+def test_retry_and_settle_of_action_without_its_server_conflict(cloud: Cloud, way: Any) -> None:
+    server, action = make_stuck_action(cloud)
     write(cloud, server, action=ids.new())
     words = ["by hand"] if way is stuck_actions.settle else []
     with pytest.raises(errors.Conflict, match="does not hold"):
         cloud.store.write(lambda tx: way(tx, action, *words))
 
 
-def test_a_settled_action_leaves_a_higher_fence(cloud: Cloud) -> None:
-    server, action = stuck(cloud)
+def test_settle_raises_fence_of_server(cloud: Cloud) -> None:
+    server, action = make_stuck_action(cloud)
     fence = cloud.show(server).fence
     cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "by hand"))
     assert (cloud.show(server).fence, cloud.show(server).vm_state) == (fence + 1, states.ERROR)
 
 
-def test_ports_that_a_conductor_made_before_it_died_are_found_again(cloud: Cloud) -> None:
+def test_create_reuses_ports_after_conductor_crash(cloud: Cloud) -> None:
     register(cloud)
 
     def die() -> None:
@@ -159,16 +161,16 @@ def test_ports_that_a_conductor_made_before_it_died_are_found_again(cloud: Cloud
     [server] = cloud.create()
     with pytest.raises(Crash):
         cloud.settle()
-    made = [port["id"] for port in cloud.networks.held.values()]
+    ports = [port["id"] for port in cloud.networks.held.values()]
     cloud.restart_conductor()
     cloud.settle()
-    assert len(made) == 1
-    assert [port["id"] for port in cloud.networks.held.values()] == made
+    assert len(ports) == 1
+    assert [port["id"] for port in cloud.networks.held.values()] == ports
     assert (cloud.show(server).vm_state, cloud.findings()) == (states.ACTIVE, [])
 
 
-def test_a_guest_is_not_discarded_while_an_action_has_its_server(cloud: Cloud) -> None:
-    server = idle(cloud)
+def test_discard_conflicts_while_server_has_action(cloud: Cloud) -> None:
+    server = boot_idle_server(cloud)
     home = cloud.show(server).host
     other = next(host for host in cloud.hosts if host != home)
     cloud.ask(server, "os-stop")
@@ -177,50 +179,52 @@ def test_a_guest_is_not_discarded_while_an_action_has_its_server(cloud: Cloud) -
 
 
 # --- moves ---
-def fences(cloud: Cloud, host: str) -> dict[str, int]:
-    """Verb -> the fence of the last such command to this host."""
+def read_last_fences(cloud: Cloud, host: str) -> dict[str, int]:
+    """Return verb -> fence of the last command with this verb to the host."""
     return {command.verb: command.fence for at, command in cloud.sent if at == host}
 
 
-def test_what_follows_a_switch_is_under_a_new_fence() -> None:
-    cloud = clouds(2)
-    server = server_on(cloud)
+def test_migrate_raises_fence_for_destination_after_switch() -> None:
+    cloud = create_cloud(2)
+    server = boot_server(cloud)
     del cloud.sent[:]
     ask(cloud, server, "migrate")
     cloud.settle()
-    moved = cloud.show(server).host
-    last_at_source = max(fences(cloud, "h1").values())
-    assert moved == "h2"
-    assert fences(cloud, "h2")[cloud.sent[-1][1].verb] > last_at_source
-    [here] = [
-        row for row in cloud.store.read(lambda tx: guests.places(tx, server)) if row.host == moved
+    destination = cloud.show(server).host
+    last_at_source = max(read_last_fences(cloud, "h1").values())
+    assert destination == "h2"
+    assert read_last_fences(cloud, "h2")[cloud.sent[-1][1].verb] > last_at_source
+    [guest] = [
+        row
+        for row in cloud.store.read(lambda tx: guests.places(tx, server))
+        if row.host == destination
     ]
-    assert here.fence > last_at_source
+    assert guest.fence > last_at_source
     cloud.store.close()
 
 
-def test_a_destination_that_is_given_up_hears_of_a_higher_fence() -> None:
-    cloud = clouds(2)
-    server = server_on(cloud)
+def test_migrate_sends_higher_fence_to_failed_destination() -> None:
+    cloud = create_cloud(2)
+    server = boot_server(cloud)
     del cloud.sent[:]
     cloud.hosts["h2"].driver.host.script["receive"] = Fail("no", retryable=False)
     ask(cloud, server, "migrate")
     cloud.settle()
-    given_up = [command.fence for host, command in cloud.sent if host == "h2"]
-    asked = [
+    fences = [command.fence for host, command in cloud.sent if host == "h2"]
+    action_fences = [
         command.fence for host, command in cloud.sent if host == "h2" and command.key.is_of_action
     ]
-    assert asked and max(given_up) > max(asked)
-    stands(cloud, server, states.ACTIVE, "h1")
-    assert disk(cloud, server)
+    assert action_fences and max(fences) > max(action_fences)
+    check_rests(cloud, server, states.ACTIVE, "h1")
+    assert read_disk(cloud, server)
     cloud.store.close()
 
 
 @pytest.mark.parametrize("what", ["a new session", "not dead any more"])
-def test_a_host_that_is_back_is_not_evacuated(what: str) -> None:
-    """It was seen dead, and is back before a place is claimed."""
-    cloud = clouds(2)
-    server = server_on(cloud)
+def test_evacuate_fails_when_host_returns_before_claim(what: str) -> None:
+    """The host counted as dead when the action began."""
+    cloud = create_cloud(2)
+    server = boot_server(cloud)
     cloud.kill("h1")
 
     def back() -> None:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Injected files: sealed while the action lasts, with the guest when it is made, and nowhere when
-the action has ended."""
+"""Tests of sealed secrets of actions: the guest gets them, and they are deleted with the action."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from tests.workflows.simulator import Cloud
 FILES = [{"path": "/etc/key", "contents": "c2VhbGVkIGZpbGU="}]
 
 
-def everything(cloud: Cloud) -> str:
-    """All that the database holds."""
+def read_database(cloud: Cloud) -> str:
+    """Return the whole content of the database as text."""
     return cloud.store.read(
         lambda tx: "".join(
             repr(tuple(row))
@@ -30,34 +29,34 @@ def everything(cloud: Cloud) -> str:
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    """A create with injected files, accepted."""
+    """A server whose create with injected files is accepted."""
     cloud.round()
-    made = cloud.create()[0]
+    server_id = cloud.create()[0]
     sealed = cloud.engine.vault.seal({"admin_pass": "secret", "files": FILES})
     cloud.store.write(lambda tx: tx.execute(sa.update(schema.actions).values(secrets=sealed)))
-    return made
+    return server_id
 
 
-def test_files_come_with_the_guest_and_stay_nowhere(cloud: Cloud, server: str) -> None:
-    cloud.lose = lambda kind: kind == "answer"  # the host's results are told again
+def test_create_sends_injected_files_and_deletes_them_at_end(cloud: Cloud, server: str) -> None:
+    cloud.lose = lambda kind: kind == "answer"  # The host repeats its results.
     for _ in range(3):
         cloud.round()
-        assert FILES[0]["contents"] not in everything(cloud)
+        assert FILES[0]["contents"] not in read_database(cloud)
     cloud.lose = lambda kind: False
     cloud.settle()
-    made = [
+    instances = [
         verb.guest.instance
         for _, command in cloud.sent
         if isinstance(verb := decode(command), EnsureGuest)
     ]
-    assert [one["files"] for one in made] == [FILES] * len(made)
+    assert [instance["files"] for instance in instances] == [FILES] * len(instances)
     assert cloud.show(server).vm_state == states.ACTIVE
     assert cloud.store.read(lambda tx: list(tx.scalars(sa.select(schema.actions.c.secrets)))) == [
         None
     ]
 
 
-def test_an_action_that_is_superseded_keeps_none(cloud: Cloud, server: str) -> None:
+def test_superseded_action_keeps_no_secrets(cloud: Cloud, server: str) -> None:
     cloud.ask(server, "delete")
     cloud.settle()
     assert set(
@@ -66,8 +65,8 @@ def test_an_action_that_is_superseded_keeps_none(cloud: Cloud, server: str) -> N
 
 
 @pytest.mark.parametrize("end", ["done", "superseded", "settled"])
-def test_what_stood_readable_goes_with_the_action(cloud: Cloud, end: str) -> None:
-    """In a cloud without a key, for example, the former user data of a rebuild."""
+def test_plain_user_data_in_action_is_deleted_at_its_end(cloud: Cloud, end: str) -> None:
+    """A cloud without a key stores, for example, the former user data of a rebuild unsealed."""
     register(cloud)
     server = cloud.create()[0]
     args = {"before": {"name": "kept", "user_data": "Zm9ybWVy"}}
@@ -77,7 +76,7 @@ def test_what_stood_readable_goes_with_the_action(cloud: Cloud, end: str) -> Non
         tx.execute(sa.update(schema.actions).values(args={**row.args, **args}))
 
     cloud.store.write(plant)
-    assert "Zm9ybWVy" in everything(cloud)
+    assert "Zm9ybWVy" in read_database(cloud)
     if end == "settled":
         [action] = cloud.store.read(lambda tx: tx.scalars(sa.select(schema.actions.c.id)).all())
         cloud.store.write(
@@ -88,12 +87,12 @@ def test_what_stood_readable_goes_with_the_action(cloud: Cloud, end: str) -> Non
         cloud.ask(server, "delete")
     else:
         cloud.settle()
-    found = everything(cloud)
-    assert "Zm9ybWVy" not in found
-    assert "kept" in found, "nothing else goes"
+    content = read_database(cloud)
+    assert "Zm9ybWVy" not in content
+    assert "kept" in content, "nothing else goes"
 
 
-def test_user_data_that_a_refused_rebuild_replaced_is_back(cloud: Cloud) -> None:
+def test_rebuild_refusal_restores_user_data(cloud: Cloud) -> None:
     register(cloud)
     server = cloud.create()[0]
     cloud.settle()
@@ -112,22 +111,22 @@ def test_user_data_that_a_refused_rebuild_replaced_is_back(cloud: Cloud) -> None
         secrets={"before": {"user_data": "Zm9ybWVy"}},
         changes={"image_id": "other", "image": image, "user_data": "bmV3"},
     )
-    assert "Zm9ybWVy" not in everything(cloud)
+    assert "Zm9ybWVy" not in read_database(cloud)
     cloud.settle()
     row = cloud.show(server)
     assert (row.image_id, row.user_data, row.vm_state) == (None, "Zm9ybWVy", states.ACTIVE)
 
 
-def test_sealed_user_data_comes_with_the_guest_as_it_was_given(cloud: Cloud) -> None:
+def test_create_sends_sealed_user_data_in_plain_text_to_host(cloud: Cloud) -> None:
     register(cloud)
     server = cloud.create()[0]
-    kept = cloud.engine.vault.seal_text("Zm9ybWVy")
-    cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(user_data=kept)))
+    sealed = cloud.engine.vault.seal_text("Zm9ybWVy")
+    cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(user_data=sealed)))
     cloud.settle()
-    made = [
+    user_data = [
         verb.guest.user_data
         for _, command in cloud.sent
         if isinstance(verb := decode(command), EnsureGuest)
     ]
-    assert made == ["Zm9ybWVy"] and cloud.show(server).vm_state == states.ACTIVE
-    assert "Zm9ybWVy" not in everything(cloud)
+    assert user_data == ["Zm9ybWVy"] and cloud.show(server).vm_state == states.ACTIVE
+    assert "Zm9ybWVy" not in read_database(cloud)

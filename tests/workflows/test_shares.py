@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of servers: rules that servers of one host need together, rules that come late, and what
-is refused."""
+"""Tests of shares of servers: access rules, late rules, mounts and refusals."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ ADDRESS = "127.0.0.1"
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    """One that is off."""
-    return stopped(cloud)
+    """A stopped server."""
+    return boot_stopped_server(cloud)
 
 
-def stopped(cloud: Cloud, host: str = "h1") -> str:
+def boot_stopped_server(cloud: Cloud, host: str = "h1") -> str:
     cloud.round()
     [server] = cloud.create(host=host)
     cloud.settle()
@@ -34,13 +33,13 @@ def stopped(cloud: Cloud, host: str = "h1") -> str:
     return server
 
 
-def attached(cloud: Cloud, server: str, share: str = SHARE) -> str:
+def attach(cloud: Cloud, server: str, share: str = SHARE) -> str:
     cloud.attach_share(server, share, tag=share[:8])
     cloud.settle()
     return server
 
 
-def mounted(cloud: Cloud, server: str) -> list[str]:
+def read_mounts(cloud: Cloud, server: str) -> list[str]:
     return cloud.hosts[cloud.show(server).host].driver.host.guests[server].mounted
 
 
@@ -49,27 +48,27 @@ def last(cloud: Cloud, server: str) -> tuple[str, str, str | None]:
     return row.name, row.state, row.message
 
 
-def test_the_host_mounts_it_as_long_as_the_guest_runs(cloud: Cloud, server: str) -> None:
-    attached(cloud, server)
-    assert cloud.shares_of(server) == {SHARE: "inactive"} and mounted(cloud, server) == []
+def test_host_mounts_share_while_guest_runs(cloud: Cloud, server: str) -> None:
+    attach(cloud, server)
+    assert cloud.shares_of(server) == {SHARE: "inactive"} and read_mounts(cloud, server) == []
     cloud.ask(server, "os-start")
     cloud.settle()
-    assert mounted(cloud, server) == [SHARE]
+    assert read_mounts(cloud, server) == [SHARE]
     cloud.ask(server, "os-stop")
     cloud.settle()
-    assert mounted(cloud, server) == []
+    assert read_mounts(cloud, server) == []
 
 
-def test_a_rescued_guest_keeps_its_shares(cloud: Cloud, server: str) -> None:
-    attached(cloud, server)
+def test_rescue_keeps_shares_mounted(cloud: Cloud, server: str) -> None:
+    attach(cloud, server)
     cloud.ask(server, "rescue", args={"image": {"id": ids.new()}})
     cloud.settle()
-    assert mounted(cloud, server) == [SHARE]
+    assert read_mounts(cloud, server) == [SHARE]
 
 
-def test_a_share_waits_until_the_host_may_mount_it(cloud: Cloud, server: str) -> None:
+def test_attach_share_waits_until_rule_is_active(cloud: Cloud, server: str) -> None:
     cloud.shares.applies_after = 3
-    attached(cloud, server)
+    attach(cloud, server)
     assert cloud.shares_of(server) == {SHARE: "inactive"}
     assert cloud.shares.asked.count(("allow", SHARE)) >= 4
 
@@ -77,7 +76,7 @@ def test_a_share_waits_until_the_host_may_mount_it(cloud: Cloud, server: str) ->
 @pytest.mark.parametrize(
     ("happens", "says"), [("fails", "cannot let"), ("late", "within 5 seconds")]
 )
-def test_a_rule_that_never_counts_is_an_error_to_be_seen(
+def test_attach_share_fails_when_rule_never_becomes_active(
     cloud: Cloud, server: str, happens: str, says: str
 ) -> None:
     cloud.shares.fails = happens == "fails"
@@ -96,16 +95,18 @@ def test_a_rule_that_never_counts_is_an_error_to_be_seen(
     assert cloud.shares_of(server) == {} and cloud.show(server).shares == 0
 
 
-def test_a_share_that_is_gone_is_told_in_its_words(cloud: Cloud, server: str) -> None:
+def test_attach_share_of_missing_share_fails_with_message_of_service(
+    cloud: Cloud, server: str
+) -> None:
     cloud.shares.gone.add(SHARE)
-    attached(cloud, server)
+    attach(cloud, server)
     assert last(cloud, server) == ("attach_share", "failed", f"Share {SHARE} could not be found.")
     assert cloud.shares_of(server) == {SHARE: "error"}
 
 
-def test_a_rule_is_there_while_any_server_of_the_host_needs_it(cloud: Cloud, server: str) -> None:
-    other = attached(cloud, stopped(cloud))
-    attached(cloud, server)
+def test_detach_share_keeps_rule_for_other_server_of_host(cloud: Cloud, server: str) -> None:
+    other = attach(cloud, boot_stopped_server(cloud))
+    attach(cloud, server)
     assert list(cloud.shares.rules) == [(SHARE, ADDRESS)]
     cloud.detach_share(other, SHARE)
     cloud.settle()
@@ -115,9 +116,9 @@ def test_a_rule_is_there_while_any_server_of_the_host_needs_it(cloud: Cloud, ser
     assert cloud.shares.rules == {}
 
 
-def test_a_deleted_server_leaves_no_rule(cloud: Cloud, server: str) -> None:
-    attached(cloud, server)
-    attached(cloud, server, ids.new())
+def test_delete_removes_share_rules(cloud: Cloud, server: str) -> None:
+    attach(cloud, server)
+    attach(cloud, server, ids.new())
     cloud.ask(server, "delete")
     cloud.settle()
     assert cloud.shares.rules == {} and cloud.shares_of(server) == {}
@@ -125,8 +126,10 @@ def test_a_deleted_server_leaves_no_rule(cloud: Cloud, server: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["delete", "detach"])
-def test_a_rule_that_may_not_go_is_a_pending_cleanup(cloud: Cloud, server: str, key: str) -> None:
-    attached(cloud, server)
+def test_refused_removal_of_share_rule_is_pending_cleanup(
+    cloud: Cloud, server: str, key: str
+) -> None:
+    attach(cloud, server)
     cloud.shares.refusing["deny", SHARE] = errors.Conflict("The share is busy.")
     if key == "delete":
         cloud.ask(server, "delete")
@@ -139,25 +142,24 @@ def test_a_rule_that_may_not_go_is_a_pending_cleanup(cloud: Cloud, server: str, 
     assert cloud.shares.rules == {}
 
 
-def test_a_pending_cleanup_leaves_the_rule_that_is_needed_again(cloud: Cloud, server: str) -> None:
-    attached(cloud, server)
+def test_pending_cleanup_keeps_share_rule_attached_again(cloud: Cloud, server: str) -> None:
+    attach(cloud, server)
     cloud.shares.refusing["deny", SHARE] = errors.Conflict("The share is busy.")
     cloud.detach_share(server, SHARE)
     cloud.settle()
-    attached(cloud, server)
+    attach(cloud, server)
     cloud.shares.well()
     cloud.clean_up()
     assert list(cloud.shares.rules) == [(SHARE, ADDRESS)]
 
 
-def test_a_rule_that_is_needed_meanwhile_comes_back(cloud: Cloud, server: str) -> None:
-    """Between the look at the records and the call, another server of the host gets the share, and
-    finds the rule."""
-    attached(cloud, server)
-    other, deny, late = stopped(cloud), cloud.shares.deny, cloud.conductor("c2/1")
+def test_detach_share_restores_rule_for_concurrent_attach(cloud: Cloud, server: str) -> None:
+    """Another server of the host attaches the share between the read of records and the call."""
+    attach(cloud, server)
+    other, deny, late = boot_stopped_server(cloud), cloud.shares.deny, cloud.conductor("c2/1")
 
     def slow(share_id: str, access_to: str) -> None:
-        cloud.shares.deny = deny  # type: ignore[method-assign]  # the neighbour is the test's to bend
+        cloud.shares.deny = deny  # type: ignore[method-assign]
         cloud.attach_share(other, share_id)
         for lane in (Lane.INSIDE, Lane.SHARE):
             runner.advance(late, lane)
@@ -171,8 +173,8 @@ def test_a_rule_that_is_needed_meanwhile_comes_back(cloud: Cloud, server: str) -
     assert list(cloud.shares.rules) == [(SHARE, ADDRESS)]
 
 
-def test_a_rule_on_its_way_out_is_asked_for_again(cloud: Cloud, server: str) -> None:
-    attached(cloud, server)
+def test_reconcile_rule_repeats_request_while_rule_is_denying(cloud: Cloud, server: str) -> None:
+    attach(cloud, server)
     cloud.shares.going = True
     with pytest.raises(errors.Unavailable):
         shares.reconcile_rule(cloud.engine, SHARE, ADDRESS)
@@ -182,13 +184,15 @@ def test_a_rule_on_its_way_out_is_asked_for_again(cloud: Cloud, server: str) -> 
 
 
 @pytest.mark.parametrize("answer", [Answer.SILENT, Answer.LOST])
-def test_a_silent_service_makes_it_late(cloud: Cloud, server: str, answer: Answer) -> None:
+def test_attach_share_succeeds_after_silence_of_service(
+    cloud: Cloud, server: str, answer: Answer
+) -> None:
     cloud.shares.script = dict.fromkeys(range(1, 4), answer)
-    attached(cloud, server)
+    attach(cloud, server)
     assert cloud.shares_of(server) == {SHARE: "inactive"}
 
 
-def test_a_rule_that_was_made_late_goes_with_its_server(cloud: Cloud, server: str) -> None:
+def test_delete_removes_share_rule_created_late(cloud: Cloud, server: str) -> None:
     cloud.shares.silent = 1
     cloud.attach_share(server, SHARE)
     cloud.advance()
@@ -204,8 +208,10 @@ def test_a_rule_that_was_made_late_goes_with_its_server(cloud: Cloud, server: st
 
 
 @pytest.mark.parametrize("key", ["rebuild", "shelve"])
-def test_what_cannot_be_done_with_shares_says_so(cloud: Cloud, server: str, key: str) -> None:
-    attached(cloud, server)
+def test_rebuild_and_shelve_of_server_with_shares_conflict(
+    cloud: Cloud, server: str, key: str
+) -> None:
+    attach(cloud, server)
     with pytest.raises(
         errors.Conflict, match=f"Cannot '{key}' instance {server} while it has shares"
     ):
@@ -213,13 +219,13 @@ def test_what_cannot_be_done_with_shares_says_so(cloud: Cloud, server: str, key:
 
 
 @pytest.mark.parametrize("key", ["resize", "migrate", "evacuate"])
-def test_a_server_with_shares_does_not_move(cloud: Cloud, server: str, key: str) -> None:
-    attached(cloud, server)
+def test_move_of_server_with_shares_conflicts(cloud: Cloud, server: str, key: str) -> None:
+    attach(cloud, server)
     with pytest.raises(errors.Conflict, match="while it has shares; detach them first"):
         cloud.move(server, key)
 
 
-def test_a_server_has_a_share_and_a_tag_once(cloud: Cloud, server: str) -> None:
+def test_attach_share_with_used_share_or_tag_conflicts(cloud: Cloud, server: str) -> None:
     cloud.attach_share(server, SHARE, "data")
     cloud.settle()
     for share, tag in ((SHARE, "other"), (ids.new(), "data")):
@@ -227,9 +233,9 @@ def test_a_server_has_a_share_and_a_tag_once(cloud: Cloud, server: str) -> None:
             cloud.attach_share(server, share, tag)
 
 
-def test_a_guest_that_runs_keeps_its_shares(cloud: Cloud, server: str) -> None:
-    """A server in error whose guest runs all the same."""
-    attached(cloud, server)
+def test_detach_share_from_running_guest_fails(cloud: Cloud, server: str) -> None:
+    """The server is not active, and its guest runs all the same."""
+    attach(cloud, server)
     guest = cloud.hosts["h1"].driver.host.guests[server]
     cloud.detach_share(server, SHARE)
     guest.power_state = states.RUNNING
@@ -245,8 +251,8 @@ def test_a_guest_that_runs_keeps_its_shares(cloud: Cloud, server: str) -> None:
     assert list(cloud.shares.rules) == [(SHARE, ADDRESS)]
 
 
-def test_a_dead_host_has_let_go_of_its_shares(cloud: Cloud, server: str) -> None:
-    attached(cloud, server)
+def test_detach_share_on_dead_host_removes_rule(cloud: Cloud, server: str) -> None:
+    attach(cloud, server)
     cloud.kill("h1")
     cloud.detach_share(server, SHARE)
     cloud.settle()
@@ -256,8 +262,8 @@ def test_a_dead_host_has_let_go_of_its_shares(cloud: Cloud, server: str) -> None
     assert cloud.show(server).host == "h2"
 
 
-def test_a_host_that_is_back_mounts_no_share_that_was_detached(cloud: Cloud, server: str) -> None:
-    attached(cloud, server)
+def test_returned_host_does_not_mount_detached_share(cloud: Cloud, server: str) -> None:
+    attach(cloud, server)
     cloud.attach_share(server, other := ids.new(), "more")
     cloud.settle()
     cloud.kill("h1")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host says concerns that host: one that is in other hands changes nothing of another host's
-servers."""
+"""Tests that reports of a stolen host do not change servers of other hosts."""
 
 from __future__ import annotations
 
@@ -24,31 +23,31 @@ from tests.workflows.simulator import Cloud
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """Its hosts have registered."""
+    """A cloud whose hosts have registered."""
     register(cloud)
     return cloud
 
 
-def others(cloud: Cloud) -> tuple[str, str, str]:
-    """A server that runs, its host, and the other host, which is the stolen one."""
+def boot_server_elsewhere(cloud: Cloud) -> tuple[str, str, str]:
+    """Return a running server, its host, and the other host, which is stolen."""
     [server] = cloud.create(networks=[])
     cloud.settle()
     home = cloud.show(server).host
     return server, home, next(name for name in cloud.hosts if name != home)
 
 
-def says(cloud: Cloud, host: str, **what: Any) -> Any:
-    """A report of this host, in its session, with what its thief writes into it."""
+def report(cloud: Cloud, host: str, **fields: Any) -> Any:
+    """Handle a report of this host, in its session, with the given fields. Return the answer."""
     session = cloud.store.read(lambda tx: hosts.sessions(tx, [host]))[host]
     [answer] = reports.handle(
-        cloud.engine, [Sync(host, session, cloud.hosts[host].agent.boot_id, **what)]
+        cloud.engine, [Sync(host, session, cloud.hosts[host].agent.boot_id, **fields)]
     )
     assert not isinstance(answer, Exception)
     return answer
 
 
-def waiting(cloud: Cloud, server: str) -> Any:
-    """The action of the server whose command its host has not got."""
+def begin_lost_stop(cloud: Cloud, server: str) -> Any:
+    """Begin a stop whose command is lost, and return the action."""
     cloud.lose = lambda what: what == "do"
     cloud.ask(server, "os-stop")
     cloud.advance()
@@ -61,12 +60,12 @@ def waiting(cloud: Cloud, server: str) -> Any:
 
 
 @pytest.mark.parametrize("status", ["done", "failed", "refused", "unknown"])
-def test_nobody_else_says_what_became_of_a_hosts_command(cloud: Cloud, status: str) -> None:
-    server, home, stolen = others(cloud)
-    row = waiting(cloud, server)
+def test_result_of_other_host_does_not_end_action(cloud: Cloud, status: str) -> None:
+    server, home, stolen = boot_server_elsewhere(cloud)
+    row = begin_lost_stop(cloud, server)
     key = f"do/{row.id}/{row.step}/{row.attempt}"
     data = {"power_state": states.SHUTDOWN}
-    says(
+    report(
         cloud,
         stolen,
         results=[Result(key, server, row.fence, status, data, known_fence=2**40)],
@@ -82,7 +81,7 @@ def test_nobody_else_says_what_became_of_a_hosts_command(cloud: Cloud, status: s
         row.fence,
     )
     cloud.lose = lambda what: False
-    says(
+    report(
         cloud,
         home,
         results=[Result(key, server, row.fence, "done", {"power_state": states.SHUTDOWN})],
@@ -90,12 +89,12 @@ def test_nobody_else_says_what_became_of_a_hosts_command(cloud: Cloud, status: s
     assert cloud.show(server).vm_state == states.STOPPED
 
 
-def test_nobody_elses_domain_changes_a_server(cloud: Cloud) -> None:
-    server, _, stolen = others(cloud)
+def test_domain_state_of_other_host_does_not_change_server(cloud: Cloud) -> None:
+    server, _, stolen = boot_server_elsewhere(cloud)
     before = cloud.show(server)
     for fence in (before.fence, 2**40):
-        says(cloud, stolen, changed=[DomainState(server, states.SHUTDOWN, fence)])
-        says(cloud, stolen, domains=[DomainState(server, states.RUNNING, fence)])
+        report(cloud, stolen, changed=[DomainState(server, states.SHUTDOWN, fence)])
+        report(cloud, stolen, domains=[DomainState(server, states.RUNNING, fence)])
     after = cloud.show(server)
     assert (after.vm_state, after.fence, after.power_state) == (
         before.vm_state,
@@ -104,36 +103,36 @@ def test_nobody_elses_domain_changes_a_server(cloud: Cloud) -> None:
     )
 
 
-def test_nobody_else_pays_a_hosts_debt(cloud: Cloud) -> None:
-    server, home, stolen = others(cloud)
+def test_result_of_other_host_does_not_end_pending_removal(cloud: Cloud) -> None:
+    server, home, stolen = boot_server_elsewhere(cloud)
     cloud.hosts[home].power_cut()
     cloud.ask(server, "delete")
     cloud.round()
-    [debt] = cloud.store.read(lambda tx: guests.debts_of(tx, [server]))
-    key = f"cleanup/{server}/ensure_absent/{debt.fence}"
+    [removal] = cloud.store.read(lambda tx: guests.debts_of(tx, [server]))
+    key = f"cleanup/{server}/ensure_absent/{removal.fence}"
     for status, known in (("done", None), ("refused", 2**40)):
-        result = Result(key, server, debt.fence, status, known_fence=known)
-        says(cloud, stolen, results=[result])
+        result = Result(key, server, removal.fence, status, known_fence=known)
+        report(cloud, stolen, results=[result])
     [left] = cloud.store.read(lambda tx: guests.debts_of(tx, [server]))
-    assert (left.host, left.fence) == (home, debt.fence)
+    assert (left.host, left.fence) == (home, removal.fence)
 
 
-def test_a_host_uses_up_no_fences(cloud: Cloud) -> None:
-    """Not even of its own servers, which other hosts shall take in later."""
-    server, home, _ = others(cloud)
-    says(cloud, home, changed=[DomainState(server, states.RUNNING, 2**62)])
+def test_fence_of_report_is_limited(cloud: Cloud) -> None:
+    """This holds for the host's own servers, too. Other hosts may get these servers later."""
+    server, home, _ = boot_server_elsewhere(cloud)
+    report(cloud, home, changed=[DomainState(server, states.RUNNING, 2**62)])
     assert cloud.show(server).fence < 2**49
 
 
-def test_nobody_else_says_how_far_a_migration_is(cloud: Cloud) -> None:
-    server, home, stolen = others(cloud)
+def test_migration_progress_of_other_host_is_ignored(cloud: Cloud) -> None:
+    server, home, stolen = boot_server_elsewhere(cloud)
     cloud.lose = lambda what: what == "do"
     cloud.move(server, "os-migrateLive")
     cloud.advance()
     [row] = cloud.store.read(lambda tx: migrations.page(tx, source=home))
-    says(cloud, stolen, moved={f"do/{row.action_id}/migrate/1": {"memory_total": 7}})
+    report(cloud, stolen, moved={f"do/{row.action_id}/migrate/1": {"memory_total": 7}})
     assert cloud.store.read(lambda tx: migrations.page(tx, source=home))[0].progress is None
-    says(cloud, home, moved={f"do/{row.action_id}/migrate/1": {"memory_total": 7}})
+    report(cloud, home, moved={f"do/{row.action_id}/migrate/1": {"memory_total": 7}})
     assert cloud.store.read(lambda tx: migrations.page(tx, source=home))[0].progress == {
         "memory_total": 7
     }
@@ -143,11 +142,11 @@ FORGED = "E:\x1b]0;PWNED\x07\x1b[31mRED\x1b[2J\r\nFAKE LINE \x9b31m \u202e" + "x
 
 
 def test_error_text_of_a_host_is_stored_printable_and_short(cloud: Cloud) -> None:
-    server, home, _ = others(cloud)
-    row = waiting(cloud, server)
+    server, home, _ = boot_server_elsewhere(cloud)
+    row = begin_lost_stop(cloud, server)
     key = f"do/{row.id}/{row.step}/{row.attempt}"
     failed = Result(key, server, row.fence, "failed", error=FORGED, details=FORGED)
-    says(cloud, home, results=[failed])
+    report(cloud, home, results=[failed])
     cloud.lose = lambda what: False
     cloud.settle()
     [after] = [
@@ -169,14 +168,14 @@ def test_inventory_of_a_host_is_stored_printable_and_short(cloud: Cloud) -> None
         facts={"arch": FORGED, FORGED: [FORGED]},
         traits=["COMPUTE_NODE", FORGED],
     )
-    says(cloud, stolen.name, inventory=inventory)
+    report(cloud, stolen.name, inventory=inventory)
     [host] = [one for one in cloud.store.read(hosts.list_all) if one["name"] == stolen.name]
     texts = [host["hypervisor_hostname"], host["facts"]["arch"], *host["facts"], *host["traits"]]
     assert [text for text in texts if not text.isprintable() or len(text) > 500] == []
     assert any("FAKE" in text for text in texts)
 
 
-def test_cause_of_an_image_that_is_not_fetched_is_stored_printable(cloud: Cloud) -> None:
+def test_cause_of_failed_image_fetch_is_stored_printable(cloud: Cloud) -> None:
     stolen = next(iter(cloud.hosts))
     image = to_wire(ImageRef(ids.new(), "qcow2", 1))
     with cloud.store.begin() as tx:
@@ -184,8 +183,8 @@ def test_cause_of_an_image_that_is_not_fetched_is_stored_printable(cloud: Cloud)
             sa.insert(schema.host_images),
             {"host": stolen, "image_id": image["id"], "image": image, "asked_at": 0},
         )
-    says(cloud, stolen, cached={image["id"]: FORGED})
+    report(cloud, stolen, cached={image["id"]: FORGED})
     with cloud.store.begin() as tx:
-        kept = repr(list(tx.execute(sa.select(schema.host_images))))
-    assert "\\x1b" not in kept
-    assert "FAKE" in kept
+        rows = repr(list(tx.execute(sa.select(schema.host_images))))
+    assert "\\x1b" not in rows
+    assert "FAKE" in rows

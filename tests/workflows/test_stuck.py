@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fails again and again is stuck: seen by its tenant and its operator, polled no more, and
-there are ways out."""
+"""Tests of actions that fail repeatedly and become stuck, and of retry, abort and settle."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from tests.workflows.simulator import Cloud
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """Its hosts have registered."""
+    """A cloud whose hosts have registered."""
     register(cloud)
     return cloud
 
@@ -38,7 +37,7 @@ def last(cloud: Cloud, server: str) -> Any:
 
 
 def until_stuck(cloud: Cloud, server: str, rounds: int = 40) -> Any:
-    """Time goes by until nobody tries any more; the action."""
+    """Run rounds until the action is stuck, and return the action."""
     for _ in range(rounds):
         cloud.round()
         if last(cloud, server).state == ActionState.STUCK:
@@ -47,16 +46,16 @@ def until_stuck(cloud: Cloud, server: str, rounds: int = 40) -> Any:
     raise AssertionError(f"not stuck: {last(cloud, server)}")
 
 
-def renamed(cloud: Cloud) -> str:
-    """A server whose stop stands at a step that this release does not know."""
+def begin_unknown_step(cloud: Cloud) -> str:
+    """Return a server whose stop is at a step that this release does not have."""
     [server] = cloud.create(networks=[])
     cloud.settle()
     change(cloud, cloud.ask(server, "os-stop"), step="renamed_since")
     return server
 
 
-def test_what_cannot_be_understood_is_stuck_and_says_so(cloud: Cloud) -> None:
-    server = renamed(cloud)
+def test_action_at_unknown_step_becomes_stuck_with_fault_and_finding(cloud: Cloud) -> None:
+    server = begin_unknown_step(cloud)
     row = until_stuck(cloud, server)
     assert (row.failures, row.due_at, row.owner, row.lease_until) == (
         retries.MAX_EXCEPTIONS,
@@ -80,8 +79,8 @@ def test_what_cannot_be_understood_is_stuck_and_says_so(cloud: Cloud) -> None:
     assert f"kilonova action show {row.id}" in finding.text
 
 
-def test_nothing_is_paid_for_what_is_stuck(cloud: Cloud) -> None:
-    server = renamed(cloud)
+def test_stuck_action_costs_no_statements(cloud: Cloud) -> None:
+    server = begin_unknown_step(cloud)
     until_stuck(cloud, server)
     executed: list[str] = []
 
@@ -95,7 +94,7 @@ def test_nothing_is_paid_for_what_is_stuck(cloud: Cloud) -> None:
     assert len(executed) == 2 * len(every), "each begins a transaction and looks"
 
 
-def test_a_failure_now_and_then_is_none_that_repeats(
+def test_action_with_few_exceptions_continues(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [server] = cloud.create()
@@ -139,16 +138,15 @@ WAYS_OUT = [
 @pytest.mark.parametrize(
     ("step", "part", "way"),
     [
-        # Every third: each place and each way out is in the default set.
+        # Every third case is in the default set, so that it has each place and each way out.
         pytest.param(*case, marks=() if number % 3 == 0 else pytest.mark.slice("operations"))
         for number, case in enumerate(WAYS_OUT)
     ],
 )
-def test_each_way_out_leaves_a_cloud_in_order(
+def test_stuck_create_ends_cleanly_by_retry_abort_settle_or_delete(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, step: str | None, part: str, way: str
 ) -> None:
-    """Wherever it is stuck. Who retries or aborts has mended what was wrong; the others need
-    not."""
+    """Before a retry or an abort, the cause is removed. Settle and delete work without that."""
     back = part in ("failed", "undo", "undo_call")
     if back:
         for host in cloud.hosts.values():
@@ -180,13 +178,13 @@ def test_each_way_out_leaves_a_cloud_in_order(
     shown = cloud.show(server)
     assert (shown.vm_state, shown.task_state, shown.action) == (ends, None, None)
     if way == "abort":
-        told = str(shown.fault["message"])
-        assert "An operator has ended it." in told or (back and told == "It broke.")
+        message = str(shown.fault["message"])
+        assert "An operator has ended it." in message or (back and message == "It broke.")
         assert (shown.host, cloud.domains(server), list(cloud.networks.held)) == (None, [], [])
     assert cloud.findings() == []
 
 
-def test_an_undo_that_is_aborted_is_told_and_the_rest_is_undone(
+def test_abort_of_stuck_undo_skips_step_and_undoes_the_rest(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for host in cloud.hosts.values():
@@ -209,10 +207,10 @@ def test_an_undo_that_is_aborted_is_told_and_the_rest_is_undone(
     assert (list(cloud.networks.held), cloud.findings()) == ([], [])
 
 
-def test_a_result_that_cannot_be_taken_in_ends_in_stuck_and_counts_when_it_can(
+def test_result_of_stuck_action_counts_after_retry(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The guest is not made twice."""
+    """The guest is not created twice."""
     [server] = cloud.create(host="h1", forced=True, networks=[])
     with monkeypatch.context() as patch:
         poison(patch, "create", "build", "on_result", [server])
@@ -234,10 +232,10 @@ def test_a_result_that_cannot_be_taken_in_ends_in_stuck_and_counts_when_it_can(
         lambda tx, key: stuck_actions.abort(tx, key, "why", lambda row: None),
     ],
 )
-def test_a_way_out_is_for_what_is_stuck_and_holds_its_server(cloud: Cloud, way: Any) -> None:
+def test_retry_abort_and_settle_conflict_unless_action_is_stuck(cloud: Cloud, way: Any) -> None:
     with pytest.raises(errors.NotFound):
         cloud.store.write(lambda tx: way(tx, "none"))
-    server = renamed(cloud)
+    server = begin_unknown_step(cloud)
     with pytest.raises(errors.Conflict, match="is due, not stuck"):
         cloud.store.write(lambda tx: way(tx, last(cloud, server).id))
     row = until_stuck(cloud, server)
@@ -248,8 +246,8 @@ def test_a_way_out_is_for_what_is_stuck_and_holds_its_server(cloud: Cloud, way: 
     assert cloud.show(server).vm_state == states.DELETED
 
 
-def test_what_no_conductor_takes_is_found_and_can_be_settled(cloud: Cloud) -> None:
-    """After a newer release was taken back."""
+def test_action_of_newer_release_becomes_overdue_and_can_be_settled(cloud: Cloud) -> None:
+    """This happens after a downgrade."""
     [server] = cloud.create(networks=[])
     cloud.settle()
     action = cloud.ask(server, "os-stop")
@@ -269,8 +267,8 @@ def test_what_no_conductor_takes_is_found_and_can_be_settled(cloud: Cloud) -> No
     assert cloud.show(server).vm_state == states.STOPPED
 
 
-def test_the_fault_of_before_is_shown_again(cloud: Cloud) -> None:
-    """A reboot of a server in ERROR is stuck, another one too; then that goes on, and fails."""
+def test_retry_of_stuck_reboot_restores_previous_fault(cloud: Cloud) -> None:
+    """Two reboots of a server in ERROR become stuck in turn. The second is retried."""
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
     old = {"code": 500, "message": "It broke.", "details": "", "created": 1}
@@ -289,8 +287,8 @@ def test_the_fault_of_before_is_shown_again(cloud: Cloud) -> None:
     assert cloud.show(server).fault == old
 
 
-def test_a_server_that_is_gone_lets_its_action_be_settled(cloud: Cloud) -> None:
-    server = renamed(cloud)
+def test_settle_of_stuck_action_without_server_row_succeeds(cloud: Cloud) -> None:
+    server = begin_unknown_step(cloud)
     row = until_stuck(cloud, server)
     cloud.store.write(
         lambda tx: tx.execute(sa.delete(schema.servers).where(schema.servers.c.id == server))
@@ -300,7 +298,7 @@ def test_a_server_that_is_gone_lets_its_action_be_settled(cloud: Cloud) -> None:
 
 
 # --- hosts that refuse ---
-def rescued_by_an_old_agent(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> str:
+def rescue_on_old_agent(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> str:
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
     monkeypatch.delitem(VERBS, Rescue.name)
@@ -308,10 +306,10 @@ def rescued_by_an_old_agent(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> st
     return server
 
 
-def test_a_verb_that_a_host_does_not_know_yet_waits_for_its_upgrade(
+def test_verb_unknown_to_agent_waits_for_upgrade(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = rescued_by_an_old_agent(cloud, monkeypatch)
+    server = rescue_on_old_agent(cloud, monkeypatch)
     for _ in range(3):
         cloud.round()
         cloud.time.pass_by(5)
@@ -328,11 +326,11 @@ def test_a_verb_that_a_host_does_not_know_yet_waits_for_its_upgrade(
     assert (cloud.show(server).vm_state, last(cloud, server).cause) == (states.RESCUED, None)
 
 
-def test_a_verb_that_a_host_never_learns_is_stuck(
+def test_verb_unknown_to_agent_becomes_stuck_after_max_refusals(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = rescued_by_an_old_agent(cloud, monkeypatch)
-    # as often as ten minutes have it, in less time
+    server = rescue_on_old_agent(cloud, monkeypatch)
+    # The count that ten minutes would reach, in less time.
     monkeypatch.setattr(retries, "MAX_REFUSALS", 12)
     row = until_stuck(cloud, server)
     assert row.failures == 12

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that move and whose action is stuck, at each of its steps: both ways out leave a cloud in
-order."""
+"""Tests of retry and settle for moves that become stuck at each of their steps."""
 
 from __future__ import annotations
 
@@ -28,18 +27,18 @@ MOVING = [
 @pytest.mark.slice("moves")
 @pytest.mark.parametrize("way", ["retry", "settle"])
 @pytest.mark.parametrize(("workflow", "step", "part"), MOVING)
-def test_a_move_that_is_stuck_anywhere_has_ways_out(
+def test_stuck_move_ends_cleanly_by_retry_or_settle(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str, step: str, part: str, way: str
 ) -> None:
     trial = trial_of(cloud, workflow)
-    cloud.watcher = lambda: None  # what is stuck is a finding
+    cloud.watcher = lambda: None  # A stuck action is a finding.
     with monkeypatch.context() as patch:
         poison(patch, workflow, step, part, [trial.server])
         trial.begin()
         for _ in range(30):
             cloud.round()
             if not cloud.show(trial.server).action:
-                return  # this scenario has no such step
+                return  # The scenario skips this step.
             if last(cloud, trial.server).state == ActionState.STUCK:
                 break
             cloud.time.pass_by(10)

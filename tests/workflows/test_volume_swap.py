@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A volume that is migrated while its server runs: the server has the one that has the data."""
+"""Tests of volumes that migrate while their server runs. It keeps the volume with the data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compute_agent.virt.memory.state.script import Fail
 from tests.workflows import volumes as volume_service
 from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
-from tests.workflows.test_volumes import attached, last
+from tests.workflows.test_volumes import attach_new_volume, last
 
 
 @pytest.fixture
@@ -21,29 +21,29 @@ def server(cloud: Cloud) -> str:
     return server
 
 
-def place(cloud: Cloud, server: str) -> str:
-    """Where its guest has its volume."""
+def read_volume_place(cloud: Cloud, server: str) -> str:
+    """Return the id under which the service stores the guest's volume."""
     [one] = cloud.hosts["h1"].driver.host.guests[server].volumes
     return one.stored_id
 
 
-def swaps_until(cloud: Cloud, server: str, volume: str, verb: str) -> None:
-    """The action is at this verb, which the host does not get done."""
+def swap_until(cloud: Cloud, server: str, volume: str, verb: str) -> None:
+    """Begin a swap and run rounds until the host fails this verb."""
     if verb == "copy_volume":
         cloud.hosts["h1"].power_cut()
     cloud.hosts["h1"].driver.host.script[verb] = [Fail("Not now.")] * 99
     action = volume_service.swap(cloud, server, volume)
     for _ in range(40):
-        found = cloud.store.read(lambda tx: actions.show_by_id(tx, action))
-        if found is not None and (found.state, found.verb) == ("waiting", verb):
+        row = cloud.store.read(lambda tx: actions.show_by_id(tx, action))
+        if row is not None and (row.state, row.verb) == ("waiting", verb):
             return
         cloud.round()
         cloud.time.pass_by(1)
-    raise AssertionError(found)
+    raise AssertionError(row)
 
 
-def test_the_data_goes_into_another_volume(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
+def test_swap_volume_moves_guest_to_new_volume(cloud: Cloud, server: str) -> None:
+    volume = attach_new_volume(cloud, server)
     [old] = cloud.volumes.state.held
     volume_service.swap(cloud, server, volume)
     cloud.settle()
@@ -51,28 +51,30 @@ def test_the_data_goes_into_another_volume(cloud: Cloud, server: str) -> None:
     assert volume_service.of(cloud, server) == {volume: "attached"}
     [(new, held)] = cloud.volumes.state.held.items()
     assert new != old and (held.attachment.volume_id, held.host) == (volume, "h1")
-    assert place(cloud, server) == cloud.volumes.state.name_ids[volume] != volume
-    found = cloud.volumes.state.volumes
-    assert (list(found), found[volume].migration) == ([volume], "success")
+    assert read_volume_place(cloud, server) == cloud.volumes.state.name_ids[volume] != volume
+    volumes = cloud.volumes.state.volumes
+    assert (list(volumes), volumes[volume].migration) == ([volume], "success")
 
 
-def test_a_copy_that_fails_leaves_the_old_volume(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
+def test_swap_volume_keeps_old_volume_when_copy_fails(cloud: Cloud, server: str) -> None:
+    volume = attach_new_volume(cloud, server)
     before = dict(cloud.volumes.state.held)
     cloud.hosts["h1"].driver.host.script["copy_volume"] = [Fail("The disk is full.")]
     volume_service.swap(cloud, server, volume)
     cloud.settle()
     assert last(cloud, server) == ("swap_volume", "failed", "The disk is full.")
-    assert cloud.volumes.state.held == before and place(cloud, server) == volume
-    found = cloud.volumes.state.volumes
-    assert (list(found), found[volume].migration) == ([volume], "error")
+    assert cloud.volumes.state.held == before and read_volume_place(cloud, server) == volume
+    volumes = cloud.volumes.state.volumes
+    assert (list(volumes), volumes[volume].migration) == ([volume], "error")
 
 
 @pytest.mark.parametrize("verb", ["copy_volume", "switch_volume"])
-def test_a_delete_keeps_the_volume_with_the_data(cloud: Cloud, server: str, verb: str) -> None:
-    """Before the decision that is the old one, after it the new one."""
-    volume = attached(cloud, server)
-    swaps_until(cloud, server, volume, verb)
+def test_delete_during_swap_volume_keeps_volume_with_data(
+    cloud: Cloud, server: str, verb: str
+) -> None:
+    """Before the switch the old volume has the data, after the switch the new volume."""
+    volume = attach_new_volume(cloud, server)
+    swap_until(cloud, server, volume, verb)
     cloud.ask(server, "delete")
     cloud.settle()
     if verb == "copy_volume":
@@ -84,9 +86,11 @@ def test_a_delete_keeps_the_volume_with_the_data(cloud: Cloud, server: str, verb
     assert (volume in state.name_ids) == (verb == "switch_volume")
 
 
-def test_a_host_that_dies_after_the_decision_had_the_new_volume(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
-    swaps_until(cloud, server, volume, "switch_volume")
+def test_swap_volume_ends_with_new_volume_when_host_dies_at_switch(
+    cloud: Cloud, server: str
+) -> None:
+    volume = attach_new_volume(cloud, server)
+    swap_until(cloud, server, volume, "switch_volume")
     cloud.kill("h1")
     cloud.settle()
     assert last(cloud, server)[:2] == ("swap_volume", "done")

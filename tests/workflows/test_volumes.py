@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of servers: attach, detach, boot, move with them; a service that is silent, refuses, or
-does what it has not answered; kills at each step that concerns them. After each, exactly the
-server's host may have its volumes, by one attachment each, and nobody else has any."""
+"""Tests of volumes of servers: attach, detach, boot and moves, with faults of service and hosts.
+
+After each test only the server's host has the volume, by one attachment.
+"""
 
 from __future__ import annotations
 
@@ -49,16 +50,16 @@ def server(cloud: Cloud) -> str:
     return server
 
 
-def attached(cloud: Cloud, server: str, **more: Any) -> str:
-    """A volume that the server has."""
+def attach_new_volume(cloud: Cloud, server: str, **more: Any) -> str:
+    """Attach a new volume to the server, settle, and return the volume's id."""
     volume = cloud.volumes.make(**more)
     volume_service.attach(cloud, server, volume)
     cloud.settle()
     return volume
 
 
-def connected(cloud: Cloud, server: str) -> list[str]:
-    """What the server's host has connected for it."""
+def read_connected(cloud: Cloud, server: str) -> list[str]:
+    """Return the volumes that the server's host has connected for the guest."""
     return cloud.hosts[cloud.show(server).host].driver.host.guests[server].connected
 
 
@@ -67,8 +68,8 @@ def last(cloud: Cloud, server: str) -> tuple[str, str, str | None]:
     return row.name, row.state, row.message
 
 
-def bootable(cloud: Cloud, looks: int = 0, delete: bool = True) -> tuple[str, str]:
-    """A server that boots from a volume which is made for it, and the volume."""
+def boot_from_new_volume(cloud: Cloud, looks: int = 0, delete: bool = True) -> tuple[str, str]:
+    """Create a server that boots from a new volume. Return both."""
     cloud.round()
     volume = cloud.volumes.make(looks=looks)
     more = {"boot_index": 0, "status": "creating", "source_type": "image"}
@@ -78,24 +79,24 @@ def bootable(cloud: Cloud, looks: int = 0, delete: bool = True) -> tuple[str, st
 
 
 # --- attach and detach ---
-def test_the_host_has_it_from_attach_to_detach(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
+def test_attach_volume_connects_host_until_detach(cloud: Cloud, server: str) -> None:
+    volume = attach_new_volume(cloud, server)
     assert volume_service.of(cloud, server) == {volume: "attached"}
-    assert connected(cloud, server) == [volume]
+    assert read_connected(cloud, server) == [volume]
     assert cloud.volumes.state.volumes[volume].status == "in-use"
     volume_service.detach(cloud, server, volume)
     cloud.settle()
-    assert volume_service.of(cloud, server) == {} and connected(cloud, server) == []
+    assert volume_service.of(cloud, server) == {} and read_connected(cloud, server) == []
     assert cloud.volumes.state.volumes[volume].status == "available"
 
 
-def names(cloud: Cloud, server: str) -> dict[str, str]:
-    """Device name by volume, as the API shows it."""
+def read_device_names(cloud: Cloud, server: str) -> dict[str, str]:
+    """Return volume -> device name, as the API shows them."""
     rows = cloud.store.read(lambda tx: volumes.list_of(tx, server))
     return {str(row.volume_id): row.device_name for row in rows}
 
 
-def names_in_guest(cloud: Cloud, server: str) -> dict[str, str]:
+def read_guest_names(cloud: Cloud, server: str) -> dict[str, str]:
     return cloud.hosts[cloud.show(server).host].driver.host.guests[server].names
 
 
@@ -112,25 +113,25 @@ BOOTS = {
 
 
 @pytest.mark.parametrize("boot", BOOTS)
-def test_device_names_agree_with_guest_after_attach_detach_and(
+def test_device_names_agree_with_guest_after_detach_and_boot(
     cloud: Cloud, server: str, boot: str
 ) -> None:
-    """A running guest keeps the names of its disks and a booting guest counts them."""
-    first, second, third = (attached(cloud, server) for _ in range(3))
+    """A running guest keeps the names of its disks, and a booting guest numbers them anew."""
+    first, second, third = (attach_new_volume(cloud, server) for _ in range(3))
     volume_service.detach(cloud, server, first)
     cloud.settle()
-    assert names(cloud, server) == {second: "/dev/vdc", third: "/dev/vdd"}
-    assert names(cloud, server) == names_in_guest(cloud, server)
+    assert read_device_names(cloud, server) == {second: "/dev/vdc", third: "/dev/vdd"}
+    assert read_device_names(cloud, server) == read_guest_names(cloud, server)
     for key in BOOTS[boot]:
         ask(cloud, server, key)
         cloud.settle()
-    assert names(cloud, server) == {second: "/dev/vdb", third: "/dev/vdc"}
-    assert names(cloud, server) == names_in_guest(cloud, server)
+    assert read_device_names(cloud, server) == {second: "/dev/vdb", third: "/dev/vdc"}
+    assert read_device_names(cloud, server) == read_guest_names(cloud, server)
 
 
 @pytest.mark.parametrize("moment", ["live", "paused", "suspended"])
-def test_device_names_stay_while_guest_goes_on(cloud: Cloud, server: str, moment: str) -> None:
-    first, second = (attached(cloud, server) for _ in range(2))
+def test_device_names_stay_until_guest_boots(cloud: Cloud, server: str, moment: str) -> None:
+    first, second = (attach_new_volume(cloud, server) for _ in range(2))
     volume_service.detach(cloud, server, first)
     cloud.settle()
     keys = {
@@ -141,34 +142,42 @@ def test_device_names_stay_while_guest_goes_on(cloud: Cloud, server: str, moment
     for key in keys[moment]:
         ask(cloud, server, key)
         cloud.settle()
-    assert names(cloud, server) == {second: "/dev/vdc"} == names_in_guest(cloud, server)
-    third = attached(cloud, server)
-    assert names(cloud, server) == names_in_guest(cloud, server)
+    assert (
+        read_device_names(cloud, server) == {second: "/dev/vdc"} == read_guest_names(cloud, server)
+    )
+    third = attach_new_volume(cloud, server)
+    assert read_device_names(cloud, server) == read_guest_names(cloud, server)
     ask(cloud, server, "reboot:HARD")
     cloud.settle()
     expected = {third: "/dev/vdb", second: "/dev/vdc"}
-    assert names(cloud, server) == expected == names_in_guest(cloud, server)
+    assert read_device_names(cloud, server) == expected == read_guest_names(cloud, server)
 
 
-def test_device_names_make_room_for_local_disks_of_new_flavor(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
+def test_device_names_follow_local_disks_of_new_flavor(cloud: Cloud, server: str) -> None:
+    volume = attach_new_volume(cloud, server)
     cloud.move(server, "resize", replace(bigger(cloud, server), swap_mb=64))
     cloud.settle()
-    assert names(cloud, server) == {volume: "/dev/vdc"} == names_in_guest(cloud, server)
+    assert (
+        read_device_names(cloud, server) == {volume: "/dev/vdc"} == read_guest_names(cloud, server)
+    )
     ask(cloud, server, "revertResize")
     cloud.settle()
-    assert names(cloud, server) == {volume: "/dev/vdb"} == names_in_guest(cloud, server)
+    assert (
+        read_device_names(cloud, server) == {volume: "/dev/vdb"} == read_guest_names(cloud, server)
+    )
 
 
-def test_the_passwords_of_connections_are_sealed(cloud: Cloud, server: str) -> None:
-    attached(cloud, server)
+def test_connection_passwords_are_sealed_in_database(cloud: Cloud, server: str) -> None:
+    attach_new_volume(cloud, server)
     with cloud.store.engine.connect() as database:
-        kept = "".join(database.connection.dbapi_connection.iterdump())  # type: ignore[union-attr]
-    assert "auth_password" not in kept and cloud.volumes.state.held
+        dump = "".join(database.connection.dbapi_connection.iterdump())  # type: ignore[union-attr]
+    assert "auth_password" not in dump and cloud.volumes.state.held
 
 
 @pytest.mark.parametrize("method", ["attach", "connect"])
-def test_a_refusal_is_told_in_its_words(cloud: Cloud, server: str, method: str) -> None:
+def test_attach_volume_fails_with_message_of_refusing_service(
+    cloud: Cloud, server: str, method: str
+) -> None:
     volume = cloud.volumes.make()
     cloud.volumes.refusing[method, volume] = errors.BadRequest("It is in maintenance.")
     volume_service.attach(cloud, server, volume)
@@ -177,8 +186,8 @@ def test_a_refusal_is_told_in_its_words(cloud: Cloud, server: str, method: str) 
     assert volume_service.of(cloud, server) == {} and cloud.volumes.state.held == {}
 
 
-def test_a_guest_that_keeps_it_keeps_its_attachment(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
+def test_detach_volume_keeps_attachment_when_guest_holds_volume(cloud: Cloud, server: str) -> None:
+    volume = attach_new_volume(cloud, server)
     guest = cloud.hosts["h1"].driver.host.guests[server]
     guest.holds_volumes = True
     volume_service.detach(cloud, server, volume)
@@ -188,10 +197,9 @@ def test_a_guest_that_keeps_it_keeps_its_attachment(cloud: Cloud, server: str) -
     assert cloud.volumes.hosts_of(volume) == {"h1"}
 
 
-def test_what_the_guest_may_have_after_a_failed_attach_stays_attached(
+def test_failed_attach_volume_keeps_attachment_when_host_cannot_undo(
     cloud: Cloud, server: str
 ) -> None:
-    """The host says that it failed, and cannot take it back either."""
     volume = cloud.volumes.make()
     script = cloud.hosts["h1"].driver.host.script
     script["attach_volume"], script["detach_volume"] = [Fail("Broke.")], [Fail("Stays.")] * 99
@@ -205,7 +213,7 @@ def test_what_the_guest_may_have_after_a_failed_attach_stays_attached(
     assert cloud.volumes.state.held == {} and cloud.findings() == []
 
 
-def test_what_a_host_kept_of_a_failed_attach_is_taken_back(cloud: Cloud, server: str) -> None:
+def test_failed_attach_volume_is_undone_when_host_recovers(cloud: Cloud, server: str) -> None:
     volume = cloud.volumes.make()
     script = cloud.hosts["h1"].driver.host.script
     script["attach_volume"], script["detach_volume"] = [Fail("Broke.")], [Fail("Stays.")] * 2
@@ -215,11 +223,11 @@ def test_what_a_host_kept_of_a_failed_attach_is_taken_back(cloud: Cloud, server:
     assert cloud.show(server).vm_state == states.ACTIVE
     assert volume_service.of(cloud, server) == cloud.volumes.state.held == {}
     assert (cloud.pending(), cloud.findings()) == ([], [])
-    attached(cloud, server)
+    attach_new_volume(cloud, server)
 
 
-def test_a_dead_host_has_let_go_of_it(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
+def test_detach_volume_on_dead_host_ends_attachment(cloud: Cloud, server: str) -> None:
+    volume = attach_new_volume(cloud, server)
     cloud.kill("h1")
     volume_service.detach(cloud, server, volume)
     cloud.settle()
@@ -227,21 +235,20 @@ def test_a_dead_host_has_let_go_of_it(cloud: Cloud, server: str) -> None:
 
 
 @pytest.mark.parametrize("before", ["os-stop", "pause", ""])
-def test_a_host_that_is_back_has_lost_what_was_detached(
+def test_returned_host_starts_guest_without_detached_volume(
     cloud: Cloud, server: str, before: str
 ) -> None:
-    """Whether its guest ran or rested when the power went, it starts without it; what the server
-    has stays."""
-    gone, kept = attached(cloud, server), attached(cloud, server)
+    """The guest ran, was paused or stopped at the power cut. The other volume stays attached."""
+    detached, kept = attach_new_volume(cloud, server), attach_new_volume(cloud, server)
     if before:
         cloud.ask(server, before)
         cloud.settle()
     cloud.kill("h1")
-    volume_service.detach(cloud, server, gone)
+    volume_service.detach(cloud, server, detached)
     cloud.settle()
     other = cloud.create(host="h2")[0]
     cloud.settle()
-    volume_service.attach(cloud, other, gone)
+    volume_service.attach(cloud, other, detached)
     cloud.settle()
     host = cloud.hosts["h1"]
     host.power_on()
@@ -251,18 +258,18 @@ def test_a_host_that_is_back_has_lost_what_was_detached(
         cloud.ask(server, "os-start" if cloud.show(server).vm_state == states.STOPPED else "reboot")
         cloud.settle()
     guest = host.driver.host.guests[server]
-    assert guest.is_active and connected(cloud, server) == [kept]
+    assert guest.is_active and read_connected(cloud, server) == [kept]
     assert [one.volume_id for one in guest.volumes] == [kept]
-    assert cloud.volumes.hosts_of(gone) == {"h2"} and cloud.findings() == []
+    assert cloud.volumes.hosts_of(detached) == {"h2"} and cloud.findings() == []
 
 
-def test_a_command_that_is_sent_again_says_it_too(cloud: Cloud, server: str) -> None:
-    """The first sending is lost with its host's power."""
-    gone = attached(cloud, server)
+def test_repeated_start_command_has_no_detached_volume(cloud: Cloud, server: str) -> None:
+    """The first start command to the returned host is lost."""
+    detached = attach_new_volume(cloud, server)
     cloud.ask(server, "os-stop")
     cloud.settle()
     cloud.kill("h1")
-    volume_service.detach(cloud, server, gone)
+    volume_service.detach(cloud, server, detached)
     cloud.settle()
     cloud.hosts["h1"].power_on()
     cloud.force_down("h1", False)
@@ -277,37 +284,39 @@ def test_a_command_that_is_sent_again_says_it_too(cloud: Cloud, server: str) -> 
     assert len(lost) > 1 and guest.is_active and guest.volumes == []
 
 
-def test_a_server_without_a_host_has_it_without_a_connection(cloud: Cloud, server: str) -> None:
+def test_attach_volume_to_offloaded_server_reserves_until_unshelve(
+    cloud: Cloud, server: str
+) -> None:
     for wanted in ("shelve", "shelveOffload"):
         cloud.ask(server, wanted, args={"image_id": "33333333-3333-4333-8333-333333333333"})
         cloud.settle()
-    volume = attached(cloud, server)
+    volume = attach_new_volume(cloud, server)
     assert volume_service.of(cloud, server) == {volume: "reserved"}
     assert cloud.volumes.state.volumes[volume].status == "in-use"
     assert not cloud.volumes.hosts_of(volume) and cloud.findings() == []
     cloud.ask(server, "unshelve")
     cloud.settle()
-    assert volume_service.of(cloud, server) == {volume: "attached"} and connected(
+    assert volume_service.of(cloud, server) == {volume: "attached"} and read_connected(
         cloud, server
     ) == [volume]
     assert cloud.volumes.state.volumes[volume].status == "in-use"
 
 
-def test_a_server_without_a_host_gives_it_back(cloud: Cloud, server: str) -> None:
+def test_detach_volume_from_offloaded_server_frees_volume(cloud: Cloud, server: str) -> None:
     for wanted in ("shelve", "shelveOffload"):
         cloud.ask(server, wanted, args={"image_id": "33333333-3333-4333-8333-333333333333"})
         cloud.settle()
-    volume = attached(cloud, server)
+    volume = attach_new_volume(cloud, server)
     volume_service.detach(cloud, server, volume)
     cloud.settle()
     assert volume_service.of(cloud, server) == {} and cloud.volumes.state.held == {}
     assert cloud.volumes.state.volumes[volume].status == "available"
 
 
-def test_a_volume_that_grew_is_seen_by_the_guest(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
-    found = cloud.volumes.state.volumes
-    found[volume] = replace(found[volume], size_gb=7)
+def test_extend_volume_updates_size_in_guest(cloud: Cloud, server: str) -> None:
+    volume = attach_new_volume(cloud, server)
+    volumes = cloud.volumes.state.volumes
+    volumes[volume] = replace(volumes[volume], size_gb=7)
     volume_service.extend(cloud, server, volume)
     cloud.settle()
     [one] = cloud.hosts["h1"].driver.host.guests[server].volumes
@@ -315,28 +324,28 @@ def test_a_volume_that_grew_is_seen_by_the_guest(cloud: Cloud, server: str) -> N
 
 
 # --- create and delete ---
-def test_a_server_waits_for_the_volume_that_it_boots_from(cloud: Cloud) -> None:
-    server, volume = bootable(cloud, looks=4)
+def test_create_waits_for_boot_volume_before_claim(cloud: Cloud) -> None:
+    server, volume = boot_from_new_volume(cloud, looks=4)
     cloud.advance()
     assert cloud.show(server).host is None, "no host is claimed before the volume is there"
     cloud.settle()
     assert cloud.show(server).vm_state == states.ACTIVE
-    assert volume_service.of(cloud, server) == {volume: "attached"} and connected(
+    assert volume_service.of(cloud, server) == {volume: "attached"} and read_connected(
         cloud, server
     ) == [volume]
 
 
-def test_a_volume_that_is_never_made_fails_the_create(cloud: Cloud) -> None:
+def test_create_fails_when_boot_volume_is_not_ready_in_time(cloud: Cloud) -> None:
     cloud.engine.volume_timeout = 5
-    server, volume = bootable(cloud, looks=1000)
+    server, volume = boot_from_new_volume(cloud, looks=1000)
     cloud.settle()
     assert cloud.show(server).vm_state == states.ERROR
     assert f"{volume} was not made within 5 seconds" in cloud.show(server).fault["message"]
     assert cloud.volumes.state.held == {}
 
 
-def test_delete_ends_the_wait(cloud: Cloud) -> None:
-    server, volume = bootable(cloud, looks=6)
+def test_delete_during_wait_for_boot_volume_deletes_volume(cloud: Cloud) -> None:
+    server, volume = boot_from_new_volume(cloud, looks=6)
     for _ in range(2):
         cloud.round()
     cloud.ask(server, "delete")
@@ -348,8 +357,8 @@ def test_delete_ends_the_wait(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("delete", [True, False])
-def test_a_deleted_server_takes_along_what_goes_with_it(cloud: Cloud, delete: bool) -> None:
-    server, volume = bootable(cloud, delete=delete)
+def test_delete_deletes_volume_only_if_delete_on_termination(cloud: Cloud, delete: bool) -> None:
+    server, volume = boot_from_new_volume(cloud, delete=delete)
     cloud.settle()
     cloud.ask(server, "delete")
     cloud.settle()
@@ -357,10 +366,10 @@ def test_a_deleted_server_takes_along_what_goes_with_it(cloud: Cloud, delete: bo
     assert cloud.volumes.state.held == {} and volume_service.of(cloud, server) == {}
 
 
-def test_a_failed_create_keeps_its_volumes_for_its_delete(cloud: Cloud) -> None:
+def test_failed_create_reserves_volume_until_delete(cloud: Cloud) -> None:
     for host in cloud.hosts.values():
         host.driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * 3
-    server, volume = bootable(cloud)
+    server, volume = boot_from_new_volume(cloud)
     cloud.settle()
     assert cloud.show(server).vm_state == states.ERROR
     assert volume_service.of(cloud, server) == {volume: "reserved"} and not cloud.volumes.hosts_of(
@@ -372,10 +381,8 @@ def test_a_failed_create_keeps_its_volumes_for_its_delete(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("rounds", range(4))
-def test_a_delete_spares_the_volume_that_is_being_detached(
-    cloud: Cloud, server: str, rounds: int
-) -> None:
-    """At the service it may be free already, and its user may have written down that it is."""
+def test_delete_keeps_volume_during_detach(cloud: Cloud, server: str, rounds: int) -> None:
+    """The volume may be free at the service already, and its user may rely on that."""
     volume = cloud.volumes.make()
     volume_service.attach(cloud, server, volume, delete_on_termination=True)
     cloud.settle()
@@ -389,8 +396,8 @@ def test_a_delete_spares_the_volume_that_is_being_detached(
     assert cloud.volumes.state.volumes[volume].status == "available"
 
 
-def test_what_no_host_had_stays_reserved_as_it_is(cloud: Cloud) -> None:
-    server, volume = bootable(cloud)
+def test_create_with_refused_connection_keeps_reserved_attachment(cloud: Cloud) -> None:
+    server, volume = boot_from_new_volume(cloud)
     cloud.volumes.refusing["connect", volume] = errors.Conflict("No target is left.")
     cloud.settle()
     assert cloud.show(server).vm_state == states.ERROR
@@ -398,29 +405,30 @@ def test_what_no_host_had_stays_reserved_as_it_is(cloud: Cloud) -> None:
     assert cloud.volumes.asked.count(("attach", volume)) == 1
 
 
-def test_another_host_gets_the_volumes_when_the_first_has_let_go(cloud: Cloud) -> None:
+def test_create_retries_on_other_host_with_volume_of_first_host(cloud: Cloud) -> None:
     cloud.hosts["h1"].driver.host.script["ensure_guest"] = [Fail("Full.", retryable=True)] * 2
     cloud.hosts["h2"].driver.host.script["ensure_guest"] = []
-    server, volume = bootable(cloud)
+    server, volume = boot_from_new_volume(cloud)
     cloud.settle()
     assert cloud.show(server).host == "h2" and cloud.volumes.hosts_of(volume) == {"h2"}
 
 
-def test_a_host_that_knows_no_volumes_gets_none(cloud: Cloud) -> None:
+def test_create_with_volume_fails_without_host_trait(cloud: Cloud) -> None:
     for host in cloud.hosts.values():
         size = host.driver.host.size
         host.driver.host.size.traits[:] = [
             trait for trait in size.traits if trait != "COMPUTE_VOLUME_ATTACH"
         ]
-    server, _ = bootable(cloud)
+    server, _ = boot_from_new_volume(cloud)
     cloud.settle()
     assert "without the trait COMPUTE_VOLUME_ATTACH" in (last(cloud, server)[2] or "")
 
 
-def test_a_silent_host_keeps_the_volume_of_a_deleted_server(cloud: Cloud, server: str) -> None:
-    """Its guest may still write to it: nobody else gets it before there is proof that it does
-    not."""
-    volume = attached(cloud, server)
+def test_delete_on_silent_host_keeps_attachment_until_forced_down(
+    cloud: Cloud, server: str
+) -> None:
+    """The guest may still write to the volume. Without proof, no other server may attach it."""
+    volume = attach_new_volume(cloud, server)
     cloud.hosts["h1"].power_cut()
     cloud.until_down("h1")
     cloud.ask(server, "delete")
@@ -434,43 +442,43 @@ def test_a_silent_host_keeps_the_volume_of_a_deleted_server(cloud: Cloud, server
 
 
 # --- moves ---
-def test_the_way_back_of_a_move_has_its_volumes(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
+def test_failed_resize_reconnects_volume_at_source(cloud: Cloud, server: str) -> None:
+    volume = attach_new_volume(cloud, server)
     cloud.hosts["h2"].driver.host.script["install"] = [Fail("It broke.")]
     cloud.move(server, "resize", bigger(cloud, server))
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).host) == (states.ACTIVE, "h1")
-    assert cloud.volumes.hosts_of(volume) == {"h1"} and connected(cloud, server) == [volume]
+    assert cloud.volumes.hosts_of(volume) == {"h1"} and read_connected(cloud, server) == [volume]
     assert cloud.hosts["h1"].driver.host.guests[server].power_state == states.RUNNING
 
 
-def test_the_way_back_of_a_revert_has_its_volumes(cloud: Cloud, server: str) -> None:
-    volume = attached(cloud, server)
+def test_failed_revert_resize_reconnects_volume_at_destination(cloud: Cloud, server: str) -> None:
+    volume = attach_new_volume(cloud, server)
     cloud.move(server, "resize", bigger(cloud, server))
     cloud.settle()
     cloud.hosts["h1"].driver.host.script["install"] = [Fail("It broke.")]
     cloud.close(server, "revertResize")
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).host) == (states.RESIZED, "h2")
-    assert cloud.volumes.hosts_of(volume) == {"h2"} and connected(cloud, server) == [volume]
+    assert cloud.volumes.hosts_of(volume) == {"h2"} and read_connected(cloud, server) == [volume]
 
 
 @pytest.mark.parametrize("verb", ["prepare_arrival", "live_migrate"])
-def test_a_live_migration_that_fails_ends_the_second_attachment(
+def test_failed_live_migrate_deletes_second_attachment(
     cloud: Cloud, server: str, verb: str
 ) -> None:
-    volume = attached(cloud, server)
+    volume = attach_new_volume(cloud, server)
     for host in cloud.hosts.values():
         host.driver.host.script[verb] = [Fail("It broke.")]
     cloud.move(server, "os-migrateLive")
     cloud.settle()
     assert cloud.show(server).host == "h1" and cloud.volumes.hosts_of(volume) == {"h1"}
-    assert len(cloud.volumes.state.held) == 1 and connected(cloud, server) == [volume]
+    assert len(cloud.volumes.state.held) == 1 and read_connected(cloud, server) == [volume]
 
 
-# --- whatever the service does ---
+# --- faults of the service ---
 @cache
-def calls_of(workflow: str) -> range:
+def read_calls(workflow: str) -> range:
     """Return the numbers of the calls of the service that the workflow makes."""
     time = Time()
     cloud = Cloud(memory_store(time), time)
@@ -488,7 +496,7 @@ HALVES = (Slice.GUESTS, Slice.MOVES)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Number the calls and the fault points of each workflow.
 
-    Only processes that run these slices look for all of them.
+    Only processes that run these slices read all of them.
     """
     points = POINTS.get(metafunc.function.__name__)
     if points is None:
@@ -503,7 +511,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.mark.parametrize("answer", [Answer.SILENT, Answer.LOST])
-def test_a_silent_service_makes_it_late(
+def test_volume_workflow_succeeds_after_silence_of_service(
     cloud: Cloud, workflow: str, number: int, answer: Answer
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -514,19 +522,22 @@ def test_a_silent_service_makes_it_late(
     trial.has_ended()
 
 
-#: Workflows whose way back connects the volumes again.
+#: Workflows whose undo connects the volumes again.
 CONNECTING_BACK = ("resize", "revert_resize", "evacuate")
 
 
 @pytest.mark.parametrize("answer", [Answer.FORBIDDEN, Answer.CONFLICT])
-def test_a_refusal_leaves_nothing_for_ever(
+def test_volume_workflow_with_refused_call_leaves_no_attachment(
     cloud: Cloud, workflow: str, number: int, answer: Answer
 ) -> None:
-    """The action ends, done or failed. A service that refuses the way back too leaves a volume that
-    is connected nowhere, which the doctor tells. When the service is well and the server is
-    deleted, nobody has anything."""
+    """The action ends, done or failed.
+
+    If the service refuses the undo too, a volume remains without a connection, and the doctor
+    reports
+    this. After recovery and a delete of the server, no attachment is left.
+    """
     trial = trial_of(cloud, workflow)
-    cloud.watcher = lambda: None  # it takes no finding, at no moment
+    cloud.watcher = lambda: None  # Findings are expected meanwhile.
     cloud.volumes.script = {cloud.volumes.calls + number: answer}
     trial.begin()
     cloud.settle()
@@ -548,7 +559,9 @@ def test_a_refusal_leaves_nothing_for_ever(
 @pytest.mark.slice("moves")
 @pytest.mark.parametrize("rounds", [0, 1, 2])
 @pytest.mark.parametrize("workflow", [name for name in WITH_VOLUMES if "delete" not in name])
-def test_delete_wins_at_any_moment(cloud: Cloud, workflow: str, rounds: int) -> None:
+def test_delete_supersedes_volume_workflow_after_any_round(
+    cloud: Cloud, workflow: str, rounds: int
+) -> None:
     trial = trial_of(cloud, workflow)
     trial.begin()
     for _ in range(rounds):
@@ -565,8 +578,8 @@ def test_delete_wins_at_any_moment(cloud: Cloud, workflow: str, rounds: int) -> 
 
 
 # --- kills ---
-def fault_points(workflow: str) -> list[int]:
-    """Those at steps and verbs that concern volumes."""
+def read_fault_points(workflow: str) -> list[int]:
+    """Return the numbers of the fault points at steps and verbs that concern volumes."""
     time = Time()
     cloud = Cloud(memory_store(time), time)
     trial = trial_of(cloud, workflow)
@@ -577,15 +590,17 @@ def fault_points(workflow: str) -> list[int]:
     return [number for number, hit in enumerate(trial.hits) if STEPS & set(hit[1:])]
 
 
-#: What a test is tried at, each in turn.
+#: Test -> a function that returns the numbers of its cases.
 POINTS = {
-    "test_a_silent_service_makes_it_late": calls_of,
-    "test_a_refusal_leaves_nothing_for_ever": calls_of,
-    "test_killed_at_each_fault_point": fault_points,
+    "test_volume_workflow_succeeds_after_silence_of_service": read_calls,
+    "test_volume_workflow_with_refused_call_leaves_no_attachment": read_calls,
+    "test_volume_workflow_ends_after_kill_at_fault_point": read_fault_points,
 }
 
 
-def test_killed_at_each_fault_point(cloud: Cloud, workflow: str, number: int) -> None:
+def test_volume_workflow_ends_after_kill_at_fault_point(
+    cloud: Cloud, workflow: str, number: int
+) -> None:
     trial = trial_of(cloud, workflow)
     trial.crash_at(number)
     trial.begin()
@@ -594,7 +609,7 @@ def test_killed_at_each_fault_point(cloud: Cloud, workflow: str, number: int) ->
     trial.has_ended()
 
 
-# --- what it costs ---
+# --- statements, messages and calls ---
 #: Statements, messages and calls of the service: of one server with one volume beside its disk.
 COSTS = {
     "attach_volume": (60, 2, 3),
@@ -606,7 +621,9 @@ COSTS = {
 
 
 @pytest.mark.parametrize("workflow", COSTS)
-def test_statements_messages_and_calls(cloud: Cloud, workflow: str) -> None:
+def test_volume_workflow_stays_within_limit_of_statements_and_calls(
+    cloud: Cloud, workflow: str
+) -> None:
     trial = trial_of(cloud, workflow)
     cloud.watcher = lambda: None
     meter, calls = Meter(cloud), cloud.volumes.calls
@@ -619,19 +636,19 @@ def test_statements_messages_and_calls(cloud: Cloud, workflow: str) -> None:
     assert calls <= COSTS[workflow][2]
 
 
-def test_servers_without_volumes_ask_nobody(cloud: Cloud) -> None:
+def test_server_without_volumes_makes_no_volume_calls(cloud: Cloud) -> None:
     statements: list[str] = []
     cloud.round()
     sa.event.listen(
-        cloud.store.engine, "before_cursor_execute", lambda *given: statements.append(given[2])
+        cloud.store.engine, "before_cursor_execute", lambda *event: statements.append(event[2])
     )
     [server] = cloud.create(host="h1")
     cloud.advance()
     for host in cloud.hosts.values():
         host.work()
         cloud.sync(host)
-    for wanted in ("os-stop", "delete"):
-        cloud.ask(server, wanted)
+    for key in ("os-stop", "delete"):
+        cloud.ask(server, key)
         cloud.advance()
     assert statements and not any("block_devices" in one for one in statements)
     assert cloud.volumes.asked == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that boot from a volume: images of its snapshots, and another image on it."""
+"""Tests of servers that boot from a volume: rebuilds of the volume, and images of its snapshots."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from compute_agent.virt.memory.state.script import Fail
 from tests.workflows import volumes as volume_service
 from tests.workflows.scenarios import KILL, ask
 from tests.workflows.simulator import Cloud
-from tests.workflows.test_volumes import bootable, connected, last
+from tests.workflows.test_volumes import boot_from_new_volume, last, read_connected
 
 IMAGE = {"id": "77777777-7777-4777-8777-777777777777"}
 
 
-def rebuilding(cloud: Cloud, stopped: bool = False) -> tuple[str, str]:
-    """A server that boots from a volume, which is to be written from another image."""
-    server, volume = bootable(cloud)
+def begin_rebuild(cloud: Cloud, stopped: bool = False) -> tuple[str, str]:
+    """Begin a rebuild of a server that boots from a volume. Return the server and the volume."""
+    server, volume = boot_from_new_volume(cloud)
     cloud.settle()
     if stopped:
         cloud.ask(server, "os-stop")
@@ -30,32 +30,32 @@ def rebuilding(cloud: Cloud, stopped: bool = False) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_the_service_writes_the_volume_of_a_server(cloud: Cloud, stopped: bool) -> None:
-    server, volume = rebuilding(cloud, stopped)
+def test_rebuild_writes_image_to_boot_volume(cloud: Cloud, stopped: bool) -> None:
+    server, volume = begin_rebuild(cloud, stopped)
     cloud.settle()
     assert last(cloud, server)[:2] == ("rebuild", "done")
     assert cloud.show(server).vm_state == (states.STOPPED if stopped else states.ACTIVE)
     assert cloud.volumes.state.images == {volume: IMAGE["id"]}
     assert volume_service.of(cloud, server) == {volume: "attached"}
-    assert connected(cloud, server) == [volume] and cloud.findings() == []
+    assert read_connected(cloud, server) == [volume] and cloud.findings() == []
 
 
-def test_a_volume_that_cannot_be_written_is_as_before(cloud: Cloud) -> None:
+def test_rebuild_refused_by_service_restores_server(cloud: Cloud) -> None:
     cloud.volumes.make()
-    server, volume = rebuilding(cloud)
+    server, volume = begin_rebuild(cloud)
     cloud.volumes.refusing["reimage", volume] = errors.BadRequest("It is too small.")
     cloud.settle()
     assert last(cloud, server) == ("rebuild", "failed", "It is too small.")
-    found = cloud.show(server)
-    assert (found.vm_state, found.name) == (states.ACTIVE, "before")
-    guest = cloud.hosts[found.host].driver.host.guests[server]
+    row = cloud.show(server)
+    assert (row.vm_state, row.name) == (states.ACTIVE, "before")
+    guest = cloud.hosts[row.host].driver.host.guests[server]
     assert guest.power_state == states.RUNNING
-    assert connected(cloud, server) == [volume] and cloud.findings() == []
+    assert read_connected(cloud, server) == [volume] and cloud.findings() == []
 
 
 @pytest.mark.parametrize("verb", ["ensure_stopped", "disconnect_volumes"])
-def test_a_host_that_does_not_let_go_keeps_it(cloud: Cloud, verb: str) -> None:
-    server, volume = rebuilding(cloud)
+def test_rebuild_fails_when_host_does_not_release_volume(cloud: Cloud, verb: str) -> None:
+    server, volume = begin_rebuild(cloud)
     cloud.hosts[cloud.show(server).host].driver.host.script[verb] = [Fail("Stays.")]
     cloud.settle()
     assert last(cloud, server) == ("rebuild", "failed", "Stays.")
@@ -63,68 +63,69 @@ def test_a_host_that_does_not_let_go_keeps_it(cloud: Cloud, verb: str) -> None:
     assert volume_service.of(cloud, server) == {volume: "attached"} and cloud.findings() == []
 
 
-def test_a_volume_that_was_written_badly_is_told(cloud: Cloud) -> None:
+def test_rebuild_sets_error_when_volume_ends_in_error(cloud: Cloud) -> None:
     cloud.volumes.writes_to = "error"
-    server, _volume = rebuilding(cloud)
+    server, _volume = begin_rebuild(cloud)
     cloud.settle()
-    found = cloud.show(server)
-    assert found.vm_state == states.ERROR and "shows it as error" in found.fault["message"]
-    assert found.name == "s", "its row says the new image"
+    row = cloud.show(server)
+    assert row.vm_state == states.ERROR and "shows it as error" in row.fault["message"]
+    assert row.name == "s", "its row says the new image"
     cloud.ask(server, "delete")
     cloud.settle()
     assert cloud.show(server).deleted and cloud.volumes.state.held == {}
 
 
-def test_a_volume_that_is_never_written_is_waited_for_so_long(cloud: Cloud) -> None:
+def test_rebuild_fails_when_volume_is_not_written_in_time(cloud: Cloud) -> None:
     cloud.engine.volume_timeout = 20
     cloud.volumes.writes_to = "downloading"
-    server, _ = rebuilding(cloud)
+    server, _ = begin_rebuild(cloud)
     cloud.settle()
     assert "was not written within 20 seconds" in (last(cloud, server)[2] or "")
     assert cloud.show(server).vm_state == states.ERROR
 
 
-def asked_for_image(cloud: Cloud) -> tuple[str, list[str]]:
-    """A server that boots from a volume, whose image was asked for, and the snapshots."""
-    server, volume = bootable(cloud)
+def begin_create_image(cloud: Cloud) -> tuple[str, list[str]]:
+    """Request an image of a server that boots from a volume. Return server and snapshots."""
+    server, volume = boot_from_new_volume(cloud)
     cloud.settle()
-    made = [cloud.volumes.make_snapshot(volume)]
-    args = {"image_id": "11111111-1111-4111-8111-111111111111", "snapshots": made}
+    snapshots = [cloud.volumes.make_snapshot(volume)]
+    args = {"image_id": "11111111-1111-4111-8111-111111111111", "snapshots": snapshots}
     cloud.ask(server, "createImage", args=args)
-    return server, made
+    return server, snapshots
 
 
-def test_an_image_of_snapshots_has_no_bytes(cloud: Cloud) -> None:
-    server, made = asked_for_image(cloud)
+def test_create_image_of_boot_volume_has_no_data(cloud: Cloud) -> None:
+    server, snapshots = begin_create_image(cloud)
     cloud.settle()
     [record] = cloud.images.records.values()
     assert (record["status"], record["data"], record["min_disk"]) == ("active", b"", 0)
-    assert list(cloud.volumes.state.snapshots) == made
+    assert list(cloud.volumes.state.snapshots) == snapshots
     assert cloud.show(server).vm_state == states.ACTIVE
 
 
 @pytest.mark.parametrize("method", ["create", "leave_empty"])
-def test_snapshots_go_with_an_image_that_is_refused(cloud: Cloud, method: str) -> None:
+def test_create_image_refused_by_service_deletes_snapshots(cloud: Cloud, method: str) -> None:
     image = "11111111-1111-4111-8111-111111111111"
     cloud.images.refusing[method, image] = errors.Forbidden("No.")
-    server, made = asked_for_image(cloud)
-    cloud.volumes.refusing["delete_snapshot", made[0]] = errors.BadRequest("It is being made.")
+    server, snapshots = begin_create_image(cloud)
+    cloud.volumes.refusing["delete_snapshot", snapshots[0]] = errors.BadRequest(
+        "It is being snapshots."
+    )
     cloud.settle()
     assert cloud.images.records == {} and last(cloud, server)[:2] == ("createImage", "failed")
-    assert cloud.pending() == [(cleanups.SNAPSHOT, made[0])]
+    assert cloud.pending() == [(cleanups.SNAPSHOT, snapshots[0])]
     cloud.volumes.well()
     cloud.clean_up()
     assert cloud.volumes.state.snapshots == {} and cloud.pending() == []
 
 
 @pytest.mark.parametrize("key", ["resize", "migrate", "os-migrateLive", "shelve", "evacuate"])
-def test_the_root_disk_is_nobodys_wherever_it_is(cloud: Cloud, key: str) -> None:
-    """What its host holds for it, after each of its moves; the doctor compares it with its
-    flavor."""
-    server, _ = bootable(cloud)
+def test_server_on_boot_volume_claims_no_disk_after_each_move(cloud: Cloud, key: str) -> None:
+    """The doctor compares the claims with the flavor."""
+    server, _ = boot_from_new_volume(cloud)
     cloud.settle()
     classes = [{"VCPU", "MEMORY_MB"}]
-    assert held(cloud, server) == classes
+    assert read_claimed_classes(cloud, server) == classes
     ask(cloud, server, KILL) if key == "evacuate" else None
     ask(cloud, server, key)
     cloud.settle()
@@ -134,12 +135,12 @@ def test_the_root_disk_is_nobodys_wherever_it_is(cloud: Cloud, key: str) -> None
         ask(cloud, server, "confirmResize")
     cloud.settle()
     assert cloud.show(server).vm_state == states.ACTIVE
-    assert held(cloud, server) == classes and cloud.show(server).disk_gb == 0
+    assert read_claimed_classes(cloud, server) == classes and cloud.show(server).disk_gb == 0
 
 
-def held(cloud: Cloud, server: str) -> list[set[str]]:
-    """The resource classes that are claimed for it."""
+def read_claimed_classes(cloud: Cloud, server: str) -> list[set[str]]:
+    """Return the resource classes that the server has claimed."""
     table = schema.allocations
     with cloud.store.engine.connect() as tx:
-        found = tx.execute(sa.select(table).where(table.c.consumer_id == server)).all()
-    return [{row.resource_class for row in found}] if found else []
+        rows = tx.execute(sa.select(table).where(table.c.consumer_id == server)).all()
+    return [{row.resource_class for row in rows}] if rows else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher of moves leaves out rounds without changes, and misses no finding by that."""
+"""Tests of the watcher of moves, which skips rounds without changes and still misses no finding."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def test_watcher_finds_damage_after_rounds_of_heartbeats(cloud: Cloud) -> None:
 
 
 def test_watcher_finds_damage_in_copy_of_cloud(cloud: Cloud) -> None:
-    """The copy has as many changes as its original had."""
+    """The copy has as many changes as the original."""
     trial_of(cloud, "live_migrate")
     change(cloud, schema.servers, vcpus=99)
     with pytest.raises(AssertionError, match="are counted for the quota"):
         cloud.round()
 
 
-def test_watcher_finds_what_only_time_makes_wrong(cloud: Cloud) -> None:
+def test_watcher_finds_action_that_becomes_overdue(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     watch(cloud)
     trial.begin()
