@@ -118,9 +118,9 @@ def record_create() -> list[Function]:
 
 def record_resize() -> list[Function]:
     """Return the functions that one resize calls and an idle cloud does not."""
-    cloud = clouds()
+    cloud = create_cloud()
     cloud.watcher = lambda: None
-    first, second = server_on(cloud, name="first"), server_on(cloud)
+    first, second = boot_server(cloud, name="first"), boot_server(cloud)
     _resize(cloud, first)
     with record_calls() as idle:
         for seconds in (1, 10, 100, 1000):
