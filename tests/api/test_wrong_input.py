@@ -268,7 +268,7 @@ def test_create_server_with_json_of_wrong_type_returns_400(cloud: Cloud, raw: by
 class Endless(io.BytesIO):
     """A body without end that counts the requested bytes."""
 
-    taken = 0
+    requested_bytes = 0
 
     def read(self, size: int | None = -1) -> bytes:
         assert size is not None and size >= 0, "a read must have a size"

@@ -91,7 +91,7 @@ def test_doctor_reports_and_mends_each_planted_kind(store: Store, kind: str) -> 
     cloud = Cloud(store, Realtime())
     operator, plant = Doctor(cloud), {**PLANTS, **FOR_OPERATORS}[kind]
     plant.plant(cloud, prepare(cloud, plant.base).server if plant.base else "")
-    [finding] = [candidate for candidate in operator.found() if candidate.kind == kind]
+    [finding] = [candidate for candidate in operator.read_findings() if candidate.kind == kind]
     if table.KINDS[kind].way in (Mender.OPERATOR, Mender.GUEST):
         return
     for must_change in (True, False):

@@ -18,7 +18,7 @@ from common.store import schema
 from common.store.engine import Store
 from common.store.notifications import usage_audit
 from conductor.notifications.notification_sender import AUDIT_SECONDS
-from tests.contract.test_outbox import Broker, Time, add_servers, teller
+from tests.contract.test_outbox import Broker, Time, add_servers, new_sender
 from tests.told import read_outbox, read_server_events
 
 MARCH = (parse("2026-03-01T00:00:00Z"), parse("2026-04-01T00:00:00Z"))
@@ -120,7 +120,7 @@ def test_parallel_usage_audits_notify_once_per_server(april: Store) -> None:
 
 def test_usage_audit_runs_only_if_configured_and_once_a_minute(april: Store) -> None:
     server = add_server_with_times(april, "2026-03-02T00:00:00Z")
-    sender = teller(april, Broker())
+    sender = new_sender(april, Broker())
     sender.audit_usage()
     assert read_outbox(april) == []
     sender.audit = Periods()

@@ -171,7 +171,7 @@ def test_network_helper_client_runs_each_verb_and_raises_refusals(
         helper = Helper(cast("Any", part), cast("Any", part), os.getuid())
         client = HelperClient(path)
         caller, _ = listener.accept()
-        threading.Thread(target=helper.talk, args=(caller,), daemon=True).start()
+        threading.Thread(target=helper.serve_caller, args=(caller,), daemon=True).start()
         client.prepare()
         assert client.restore() is None
         tree = {"revision": 3, "host": "x1"}
