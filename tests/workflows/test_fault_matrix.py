@@ -73,7 +73,7 @@ def test_second_fault_is_drawn_for_action_in_progress() -> None:
     """The action may be the cell's own, the one requested meanwhile, or the delete at the end."""
     for first, workflow in (
         ("stop/stop/request-lost", "stop"),
-        ("resize/drawn/delete", "delete"),
+        ("resize/taken/delete", "delete"),
         ("stop/stop/delete-while-commanded", "delete"),
     ):
         drawn = {second.drawn(EVERY[first], seed) for seed in range(20)}

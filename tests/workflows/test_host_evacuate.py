@@ -138,7 +138,7 @@ def test_host_evacuate_succeeds_with_fencing_hook(cloud: Cloud, operator: Operat
     assert set(fenced_hosts) == {"h1"}
     assert {cloud.show(server).host for server in servers} <= {"h2", "h3"}
     assert host_restore.give_back(cloud.store, "h1", operator.said.append) == 1
-    assert "it was fenced_hosts, and its agent has not registered since" in operator.text
+    assert "it was fenced, and its agent has not registered since" in operator.text
     assert cloud.findings() == []
 
 

@@ -19,7 +19,7 @@ def swap(mebibytes: int) -> LocalDisk:
 
 
 @pytest.mark.parametrize(
-    ("current_flavor", "request", "disks"),
+    ("current_flavor", "requested", "disks"),
     [
         (flavor(), None, []),
         (flavor(3), None, [LocalDisk("ephemeral0", 3072)]),
@@ -46,13 +46,13 @@ def swap(mebibytes: int) -> LocalDisk:
     ],
 )
 def test_local_disks_follow_flavor_and_request(
-    current_flavor: Flavor, request: JsonObject | None, disks: list[LocalDisk]
+    current_flavor: Flavor, requested: JsonObject | None, disks: list[LocalDisk]
 ) -> None:
-    assert of(current_flavor, request) == disks
+    assert of(current_flavor, requested) == disks
 
 
 @pytest.mark.parametrize(
-    ("request", "size"),
+    ("requested", "size"),
     [
         (None, 3),
         ({"swap_mb": 1}, 3),
@@ -61,13 +61,13 @@ def test_local_disks_follow_flavor_and_request(
     ],
 )
 def test_ephemeral_gb_is_the_requested_size_or_the_size_of_the_flavor(
-    request: JsonObject | None, size: int
+    requested: JsonObject | None, size: int
 ) -> None:
-    assert ephemeral_gb(flavor(3, 64), request) == size
+    assert ephemeral_gb(flavor(3, 64), requested) == size
 
 
 @pytest.mark.parametrize(
-    ("request", "os_type", "default", "kind"),
+    ("requested", "os_type", "default", "kind"),
     [
         ("", "linux", "", "ext4"),
         ("", "Linux", "", "ext4"),
@@ -79,9 +79,9 @@ def test_ephemeral_gb_is_the_requested_size_or_the_size_of_the_flavor(
     ],
 )
 def test_format_of_local_disk_follows_request_then_default_then_os_type(
-    request: str, os_type: str, default: str, kind: str
+    requested: str, os_type: str, default: str, kind: str
 ) -> None:
-    assert format_of(LocalDisk("ephemeral0", 1, request), os_type, default) == kind
+    assert format_of(LocalDisk("ephemeral0", 1, requested), os_type, default) == kind
 
 
 def test_local_disk_devices_follow_the_root_disk() -> None:
