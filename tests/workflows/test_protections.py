@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of single protections, where a second protection would catch the error later.
+"""Tests of single safeguards, which other tests cannot see because a second safeguard exists.
 
-tests/mutations removes each of them in turn.
+``tests/mutations`` removes each safeguard in turn, and one of these tests must then fail.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def boot_idle_server(cloud: Cloud) -> str:
     return server
 
 
-def write(cloud: Cloud, server: str, **values: Any) -> None:
+def update_server(cloud: Cloud, server: str, **values: Any) -> None:
     row = schema.servers.c.id == server
     cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).where(row).values(**values)))
 
 
-def once(cloud: Cloud, at: tuple[str, str], act: Callable[[], object]) -> None:
-    """Call ``act`` when a conductor reaches this step and place for the first time."""
+def call_once_at(cloud: Cloud, at: tuple[str, str], act: Callable[[], object]) -> None:
+    """Call ``act`` the first time that a conductor reaches the fault point (step, place)."""
     done: list[str] = []
 
     def hit(workflow: str, step: str, where: str) -> None:
@@ -57,7 +57,7 @@ def once(cloud: Cloud, at: tuple[str, str], act: Callable[[], object]) -> None:
 
 # --- actions ---
 def test_store_hides_server_from_other_project(cloud: Cloud) -> None:
-    """The store itself checks the project, whatever the API checked before."""
+    """The store checks the project itself and does not rely on the checks of the API."""
     server = boot_idle_server(cloud)
     own, other = (servers.ServerFilters(project_id=name) for name in ("project", "another"))
     assert [row.id for row in cloud.store.read(lambda tx: servers.page(tx, own))] == [server]
@@ -77,7 +77,7 @@ def test_result_with_lower_fence_does_not_end_action(cloud: Cloud) -> None:
     server = boot_idle_server(cloud)
     action = cloud.ask(server, "os-stop")
     cloud.advance()
-    write(cloud, server, fence=cloud.show(server).fence + 1)
+    update_server(cloud, server, fence=cloud.show(server).fence + 1)
     for host in cloud.hosts.values():
         host.work()
         cloud.sync(host)
@@ -85,10 +85,10 @@ def test_result_with_lower_fence_does_not_end_action(cloud: Cloud) -> None:
     assert (row.id, row.state, cloud.show(server).action) == (action, "waiting", action)
 
 
-def test_burst_without_lease_writes_no_change(cloud: Cloud) -> None:
+def test_conductor_without_lease_writes_no_change_of_action(cloud: Cloud) -> None:
     server = boot_idle_server(cloud)
     action = cloud.ask(server, "os-stop")
-    once(
+    call_once_at(
         cloud,
         ("stop", "taken"),
         lambda: change(cloud, action, owner="c2/1", lease_until=now() + 15 * SECOND),
@@ -115,7 +115,7 @@ def test_result_of_other_command_does_not_end_action(cloud: Cloud, field: str) -
 
 
 def test_delete_waits_for_lease_of_superseded_action(cloud: Cloud) -> None:
-    """Otherwise the pending cleanups would miss the last effects of the superseded action."""
+    """Otherwise the delete could miss the last effects of the superseded action."""
     server = boot_idle_server(cloud)
     action = cloud.ask(server, "os-stop")
     change(cloud, action, owner="c2/1", lease_until=now() + 15 * SECOND)
@@ -129,6 +129,7 @@ def test_delete_waits_for_lease_of_superseded_action(cloud: Cloud) -> None:
 
 
 def make_stuck_action(cloud: Cloud) -> tuple[str, str]:
+    """Return a server and its stop, which is stuck."""
     server = boot_idle_server(cloud)
     action = cloud.ask(server, "os-stop")
     change(cloud, action, state="stuck", due_at=None, cause="odd")
@@ -136,12 +137,12 @@ def make_stuck_action(cloud: Cloud) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("way", [stuck_actions.retry, stuck_actions.settle])
-def test_retry_and_settle_of_action_without_its_server_conflict(cloud: Cloud, way: Any) -> None:
+def test_retry_and_settle_conflict_when_server_has_other_action(cloud: Cloud, way: Any) -> None:
     server, action = make_stuck_action(cloud)
-    write(cloud, server, action=ids.new())
-    words = ["by hand"] if way is stuck_actions.settle else []
+    update_server(cloud, server, action=ids.new())
+    reason = ["by hand"] if way is stuck_actions.settle else []
     with pytest.raises(errors.Conflict, match="does not hold"):
-        cloud.store.write(lambda tx: way(tx, action, *words))
+        cloud.store.write(lambda tx: way(tx, action, *reason))
 
 
 def test_settle_raises_fence_of_server(cloud: Cloud) -> None:
@@ -157,7 +158,7 @@ def test_create_reuses_ports_after_conductor_crash(cloud: Cloud) -> None:
     def die() -> None:
         raise Crash
 
-    once(cloud, ("networks", "called"), die)
+    call_once_at(cloud, ("networks", "called"), die)
     [server] = cloud.create()
     with pytest.raises(Crash):
         cloud.settle()
@@ -171,16 +172,16 @@ def test_create_reuses_ports_after_conductor_crash(cloud: Cloud) -> None:
 
 def test_discard_conflicts_while_server_has_action(cloud: Cloud) -> None:
     server = boot_idle_server(cloud)
-    home = cloud.show(server).host
-    other = next(host for host in cloud.hosts if host != home)
+    host_of_server = cloud.show(server).host
+    other = next(host for host in cloud.hosts if host != host_of_server)
     cloud.ask(server, "os-stop")
     with pytest.raises(errors.Conflict, match="delete it, or move it"):
-        cloud.store.write(lambda tx: guests.discard(tx, server, other, elsewhere=home))
+        cloud.store.write(lambda tx: guests.discard(tx, server, other, elsewhere=host_of_server))
 
 
 # --- moves ---
 def read_last_fences(cloud: Cloud, host: str) -> dict[str, int]:
-    """Return verb -> fence of the last command with this verb to the host."""
+    """Return verb -> fence of the last command with this verb that was sent to the host."""
     return {command.verb: command.fence for at, command in cloud.sent if at == host}
 
 
@@ -203,7 +204,7 @@ def test_migrate_raises_fence_for_destination_after_switch() -> None:
     cloud.store.close()
 
 
-def test_migrate_sends_higher_fence_to_failed_destination() -> None:
+def test_migrate_undo_sends_higher_fence_to_failed_destination() -> None:
     cloud = create_cloud(2)
     server = boot_server(cloud)
     del cloud.sent[:]
@@ -222,12 +223,12 @@ def test_migrate_sends_higher_fence_to_failed_destination() -> None:
 
 @pytest.mark.parametrize("what", ["a new session", "not dead any more"])
 def test_evacuate_fails_when_host_returns_before_claim(what: str) -> None:
-    """The host counted as dead when the action began."""
+    """The host is forced down until the evacuation has begun."""
     cloud = create_cloud(2)
     server = boot_server(cloud)
     cloud.kill("h1")
 
-    def back() -> None:
+    def return_host() -> None:
         if what == "a new session":
             row = schema.hosts.c.name == "h1"
             cloud.store.write(
@@ -236,7 +237,7 @@ def test_evacuate_fails_when_host_returns_before_claim(what: str) -> None:
         else:
             cloud.force_down("h1", False)
 
-    once(cloud, ("place", "proposed"), back)
+    call_once_at(cloud, ("place", "proposed"), return_host)
     cloud.move(server, "evacuate")
     cloud.settle()
     row = cloud.store.read(lambda tx: actions.list_for(tx, server))[0]

@@ -15,7 +15,7 @@ from tests.workflows.poison import poison
 from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud
 
-MOVING = [
+STEP_FUNCTIONS = [
     (name, step.name, part)
     for name in ("resize", "live_migrate", "revert_resize", "evacuate", "shelve")
     for step in WORKFLOWS[name].steps
@@ -26,7 +26,7 @@ MOVING = [
 
 @pytest.mark.slice("moves")
 @pytest.mark.parametrize("way", ["retry", "settle"])
-@pytest.mark.parametrize(("workflow", "step", "part"), MOVING)
+@pytest.mark.parametrize(("workflow", "step", "part"), STEP_FUNCTIONS)
 def test_stuck_move_ends_cleanly_by_retry_or_settle(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str, step: str, part: str, way: str
 ) -> None:
