@@ -43,7 +43,7 @@ def run_until_stuck(cloud: Cloud, server: str, rounds: int = 40) -> Any:
         if read_last_action(cloud, server).state == ActionState.STUCK:
             return read_last_action(cloud, server)
         cloud.time.pass_by(10)
-    raise AssertionError(f"not stuck: {last(cloud, server)}")
+    raise AssertionError(f"not stuck: {read_last_action(cloud, server)}")
 
 
 def begin_stop_at_unknown_step(cloud: Cloud) -> str:
@@ -91,9 +91,7 @@ def test_stuck_action_adds_no_statements_to_advance(cloud: Cloud) -> None:
     cloud.time.pass_by(3600)
     lanes = [Lane.INSIDE, *WORKFLOWS.lanes]
     assert [runner.advance(cloud.engine, lane) for lane in lanes] == [0] * len(lanes)
-    assert len(statements) == 2 * len(lanes), (
-        "each lane begins a transaction and looks for due actions"
-    )
+    assert len(statements) == 2 * len(lanes), "each lane begins a transaction and reads due actions"
 
 
 def test_action_continues_after_fewer_than_max_exceptions(
@@ -108,15 +106,8 @@ def test_action_continues_after_fewer_than_max_exceptions(
         assert 1 < read_last_action(cloud, server).failures < retries.MAX_EXCEPTIONS
     cloud.time.pass_by(60)
     cloud.settle()
-    assert (
-        read_last_action(cloud, server).state,
-        read_last_action(cloud, server).failures,
-        read_last_action(cloud, server).cause,
-    ) == (
-        "done",
-        0,
-        None,
-    )
+    row = read_last_action(cloud, server)
+    assert (row.state, row.failures, row.cause) == ("done", 0, None)
     assert cloud.findings() == []
 
 
@@ -144,7 +135,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("step", "part", "way"),
     [
-        # With every third case, the default set has each step function and each way to end.
+        # Every third case is in the default set, which so has each function and each way to end.
         pytest.param(*case, marks=() if number % 3 == 0 else pytest.mark.slice("operations"))
         for number, case in enumerate(CASES)
     ],
@@ -152,7 +143,7 @@ CASES = [
 def test_stuck_create_ends_cleanly_by_retry_abort_settle_or_delete(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, step: str | None, part: str, way: str
 ) -> None:
-    """Before a retry or an abort, the cause is removed. Settle and delete end it without that."""
+    """The cause is removed before retry and abort. Settle and delete work while it persists."""
     is_undo = part in ("failed", "undo", "undo_call")
     if is_undo:
         for host in cloud.hosts.values():

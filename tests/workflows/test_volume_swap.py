@@ -28,7 +28,7 @@ def read_stored_id(cloud: Cloud, server: str) -> str:
 
 
 def swap_until(cloud: Cloud, server: str, volume: str, verb: str) -> None:
-    """Begin a swap and run rounds until the action waits for this verb, which the host fails."""
+    """Begin a swap and run rounds until the action waits for this verb, which cannot succeed."""
     if verb == "copy_volume":
         cloud.hosts["h1"].power_cut()
     cloud.hosts["h1"].driver.host.script[verb] = [Fail("Not now.")] * 99
@@ -42,7 +42,9 @@ def swap_until(cloud: Cloud, server: str, volume: str, verb: str) -> None:
     raise AssertionError(row)
 
 
-def test_swap_volume_gives_guest_new_volume_and_deletes_old_data(cloud: Cloud, server: str) -> None:
+def test_swap_volume_connects_guest_to_new_volume_and_keeps_volume_id(
+    cloud: Cloud, server: str
+) -> None:
     volume = attach_new_volume(cloud, server)
     [old] = cloud.volumes.state.held
     volume_service.swap(cloud, server, volume)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of ``scenarios.watch``, which runs the doctor only after rounds with changes."""
+"""Tests of ``scenarios.watch``: the doctor runs after rounds with changes, and every 30 seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_watcher_finds_damage_after_rounds_of_heartbeats(cloud: Cloud) -> None:
 
 
 def test_watcher_finds_damage_in_first_round_of_copied_cloud(cloud: Cloud) -> None:
-    """Both clouds have the same count of changes, so the count does not show the damage."""
+    """The copy and the original have the same count of changes, so the watcher starts anew."""
     trial_of(cloud, "live_migrate")
     change(cloud, schema.servers, vcpus=99)
     with pytest.raises(AssertionError, match="are counted for the quota"):
