@@ -60,14 +60,16 @@ def read_failure(cloud: Cloud, server: str) -> str:
 @pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.parametrize("key", MOVES)
 @pytest.mark.parametrize("host", ["h2", "h3"])
-def test_move_goes_to_named_host(cloud: Cloud, key: str, host: str, forced: bool) -> None:
+def test_move_request_with_host_moves_server_to_requested_host(
+    cloud: Cloud, key: str, host: str, forced: bool
+) -> None:
     server = boot_server(cloud)
     move_and_settle(cloud, server, key, host=host, forced=forced)
     check_rests(cloud, server, get_state_after(key), host)
 
 
 @pytest.mark.parametrize("forced", [False, True])
-def test_migrate_to_named_host_fails_without_retry_on_other_host(
+def test_migrate_to_failing_requested_host_is_not_retried_on_other_host(
     cloud: Cloud, forced: bool
 ) -> None:
     server = boot_server(cloud)
@@ -98,7 +100,9 @@ def test_move_of_server_pinned_to_zone_without_hosts_fails(cloud: Cloud) -> None
 
 
 @pytest.mark.parametrize("key", MOVES)
-def test_move_keeps_anti_affinity_on_both_hosts_of_resized_server(cloud: Cloud, key: str) -> None:
+def test_move_with_anti_affinity_avoids_both_hosts_of_unconfirmed_migrate(
+    cloud: Cloud, key: str
+) -> None:
     group = cloud.group("anti-affinity")
     server = boot_server(cloud, group=group)
     other = boot_server(cloud, "h2", group=group)
@@ -116,7 +120,9 @@ def test_move_keeps_anti_affinity_on_both_hosts_of_resized_server(cloud: Cloud, 
 
 
 @pytest.mark.parametrize("key", MOVES)
-def test_move_of_server_in_affinity_group_fails_unless_alone(cloud: Cloud, key: str) -> None:
+def test_move_of_affinity_group_member_fails_unless_group_has_one_server(
+    cloud: Cloud, key: str
+) -> None:
     group = cloud.group("affinity")
     server = boot_server(cloud, group=group)
     move_and_settle(cloud, server, key)

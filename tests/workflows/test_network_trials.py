@@ -105,7 +105,9 @@ def test_move_leaves_server_when_all_other_hosts_use_hybrid_plug(
 
 
 @pytest.mark.parametrize("workflow", ["delete", "detach_interface", "offload"])
-def test_workflow_ends_when_network_service_stays_silent(cloud: Cloud, workflow: str) -> None:
+def test_delete_detach_and_offload_end_while_network_service_is_silent(
+    cloud: Cloud, workflow: str
+) -> None:
     trial = trial_of(cloud, workflow)
     cloud.networks.silent = 100_000
     trial.begin()

@@ -35,7 +35,9 @@ def test_expected_notifications_cover_every_workflow() -> None:
         pytest.param("live_migrate", 1, marks=pytest.mark.slice("moves")),
     ],
 )
-def test_workflow_sends_same_notifications_after_kill(workflow: str, interval: int) -> None:
+def test_workflow_sends_same_notifications_when_process_is_killed(
+    workflow: str, interval: int
+) -> None:
     """Each run kills a process at one fault point. The points are ``interval`` apart."""
     for number in range(0, len(read_fault_points(workflow)), interval):
         time = Time()
@@ -120,7 +122,7 @@ def test_state_changes_are_notified_if_configured(
     ] == changes
 
 
-def test_notifications_are_not_written_if_off(cloud: Cloud) -> None:
+def test_notifications_are_not_written_when_switched_off(cloud: Cloud) -> None:
     trial = trial_of(cloud, "resize")
     trial.begin()
     cloud.settle()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that one unreadable row, report or result delays no other server and no other host."""
+"""Tests that an unreadable row, report or result delays no other server and no other host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.workflows.simulator import Cloud
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """A cloud with registered hosts."""
+    """A cloud with registered hosts and without servers."""
     register(cloud)
     return cloud
 
@@ -263,7 +263,7 @@ def test_external_calls_are_not_repeated_when_group_transaction_fails(cloud: Clo
     assert cloud.findings() == []
 
 
-def test_locked_server_row_delays_actions_of_others_once(cloud: Cloud) -> None:
+def test_locked_server_row_delays_stops_of_other_servers_only_once(cloud: Cloud) -> None:
     servers = cloud.create(6, networks=[])
     cloud.settle()
     for server in servers:
@@ -413,7 +413,7 @@ def test_invalid_report_of_one_host_does_not_delay_other_hosts(
     assert caplog.text.count("reports cannot be taken in together") == 1
 
 
-def test_guest_removal_is_recorded_when_its_delete_cannot_continue(
+def test_guest_removal_is_recorded_when_remove_step_of_delete_raises(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [server] = cloud.create(host="h1", forced=True, networks=[])
@@ -427,7 +427,7 @@ def test_guest_removal_is_recorded_when_its_delete_cannot_continue(
     assert cloud.store.read(lambda tx: tx.execute(sa.select(schema.guests)).all()) == []
 
 
-def test_locked_server_row_delays_reports_once(cloud: Cloud) -> None:
+def test_locked_server_row_delays_reports_of_hosts_only_once(cloud: Cloud) -> None:
     """Only the first report waits for the row. The host repeats the result until then."""
     servers = cloud.create(3, host="h1", forced=True, networks=[])
     cloud.advance()

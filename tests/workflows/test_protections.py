@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of single safeguards, which other tests cannot see because a second safeguard exists.
+"""Tests of single safeguards. Other tests pass without them, because a second safeguard exists.
 
-``tests/mutations`` removes each safeguard in turn, and one of these tests must then fail.
+``tests/mutations`` removes each safeguard in turn, and a test of this file must then fail.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def update_server(cloud: Cloud, server: str, **values: Any) -> None:
 
 def call_once_at(cloud: Cloud, at: tuple[str, str], act: Callable[[], object]) -> None:
     """Call ``act`` the first time that a conductor reaches the fault point (step, place)."""
-    done: list[str] = []
+    calls: list[str] = []
 
-    def hit(workflow: str, step: str, where: str) -> None:
-        if (step, where) == at and not done:
-            done.append(step)
+    def act_at_point(workflow: str, step: str, where: str) -> None:
+        if (step, where) == at and not calls:
+            calls.append(step)
             act()
 
-    cloud.engine.fault_point = hit
+    cloud.engine.fault_point = act_at_point
 
 
 # --- actions ---
@@ -66,7 +66,7 @@ def test_store_hides_server_from_other_project(cloud: Cloud) -> None:
         cloud.store.write(lambda tx: actions.take_lock(tx, server, "another"))
 
 
-def test_action_raises_fence_of_server(cloud: Cloud) -> None:
+def test_new_action_raises_fence_of_server(cloud: Cloud) -> None:
     server = boot_idle_server(cloud)
     fence = cloud.show(server).fence
     cloud.ask(server, "os-stop")
@@ -129,23 +129,25 @@ def test_delete_waits_for_lease_of_superseded_action(cloud: Cloud) -> None:
 
 
 def make_stuck_action(cloud: Cloud) -> tuple[str, str]:
-    """Return a server and its stop, which is stuck."""
+    """Return a server and the id of a stuck stop of the server."""
     server = boot_idle_server(cloud)
     action = cloud.ask(server, "os-stop")
     change(cloud, action, state="stuck", due_at=None, cause="odd")
     return server, action
 
 
-@pytest.mark.parametrize("way", [stuck_actions.retry, stuck_actions.settle])
-def test_retry_and_settle_conflict_when_server_has_other_action(cloud: Cloud, way: Any) -> None:
+@pytest.mark.parametrize("operation", [stuck_actions.retry, stuck_actions.settle])
+def test_retry_and_settle_conflict_when_server_has_other_action(
+    cloud: Cloud, operation: Any
+) -> None:
     server, action = make_stuck_action(cloud)
     update_server(cloud, server, action=ids.new())
-    reason = ["by hand"] if way is stuck_actions.settle else []
+    reason = ["by hand"] if operation is stuck_actions.settle else []
     with pytest.raises(errors.Conflict, match="does not hold"):
-        cloud.store.write(lambda tx: way(tx, action, *reason))
+        cloud.store.write(lambda tx: operation(tx, action, *reason))
 
 
-def test_settle_raises_fence_of_server(cloud: Cloud) -> None:
+def test_settle_of_stuck_action_raises_fence_of_server(cloud: Cloud) -> None:
     server, action = make_stuck_action(cloud)
     fence = cloud.show(server).fence
     cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "by hand"))
@@ -170,7 +172,7 @@ def test_create_reuses_ports_after_conductor_crash(cloud: Cloud) -> None:
     assert (cloud.show(server).vm_state, cloud.findings()) == (states.ACTIVE, [])
 
 
-def test_discard_conflicts_while_server_has_action(cloud: Cloud) -> None:
+def test_discard_of_guest_conflicts_while_server_has_action(cloud: Cloud) -> None:
     server = boot_idle_server(cloud)
     host_of_server = cloud.show(server).host
     other = next(host for host in cloud.hosts if host != host_of_server)
@@ -221,15 +223,15 @@ def test_migrate_undo_sends_higher_fence_to_failed_destination() -> None:
     cloud.store.close()
 
 
-@pytest.mark.parametrize("what", ["a new session", "not dead any more"])
-def test_evacuate_fails_when_host_returns_before_claim(what: str) -> None:
+@pytest.mark.parametrize("event", ["a new session", "not dead any more"])
+def test_evacuate_fails_when_host_returns_before_claim(event: str) -> None:
     """The host is forced down until the evacuation has begun."""
     cloud = create_cloud(2)
     server = boot_server(cloud)
     cloud.kill("h1")
 
     def return_host() -> None:
-        if what == "a new session":
+        if event == "a new session":
             row = schema.hosts.c.name == "h1"
             cloud.store.write(
                 lambda tx: tx.execute(sa.update(schema.hosts).where(row).values(session=77))

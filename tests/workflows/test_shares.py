@@ -48,7 +48,7 @@ def read_last_action(cloud: Cloud, server: str) -> tuple[str, str, str | None]:
     return row.name, row.state, row.message
 
 
-def test_host_mounts_share_while_guest_runs(cloud: Cloud, server: str) -> None:
+def test_host_mounts_attached_share_only_while_guest_runs(cloud: Cloud, server: str) -> None:
     attach_and_settle(cloud, server)
     assert cloud.shares_of(server) == {SHARE: "inactive"} and read_mounts(cloud, server) == []
     cloud.ask(server, "os-start")
@@ -120,7 +120,7 @@ def test_detach_share_keeps_rule_for_other_server_of_host(cloud: Cloud, server: 
     assert cloud.shares.rules == {}
 
 
-def test_delete_removes_share_rules(cloud: Cloud, server: str) -> None:
+def test_delete_removes_access_rules_of_shares(cloud: Cloud, server: str) -> None:
     attach_and_settle(cloud, server)
     attach_and_settle(cloud, server, ids.new())
     cloud.ask(server, "delete")

@@ -23,7 +23,7 @@ from tests.workflows.simulator import Cloud
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """A cloud with registered hosts."""
+    """A cloud with registered hosts and without servers."""
     register(cloud)
     return cloud
 
@@ -60,7 +60,7 @@ def begin_lost_stop(cloud: Cloud, server: str) -> Any:
 
 
 @pytest.mark.parametrize("status", ["done", "failed", "refused", "unknown"])
-def test_result_of_other_host_does_not_end_action(cloud: Cloud, status: str) -> None:
+def test_result_from_other_host_does_not_end_action(cloud: Cloud, status: str) -> None:
     server, home, stolen = boot_server_elsewhere(cloud)
     row = begin_lost_stop(cloud, server)
     key = f"do/{row.id}/{row.step}/{row.attempt}"
@@ -91,7 +91,7 @@ def test_result_of_other_host_does_not_end_action(cloud: Cloud, status: str) -> 
     assert cloud.show(server).vm_state == states.STOPPED
 
 
-def test_domain_state_of_other_host_does_not_change_server(cloud: Cloud) -> None:
+def test_domain_state_from_other_host_does_not_change_server(cloud: Cloud) -> None:
     server, _, stolen = boot_server_elsewhere(cloud)
     before = cloud.show(server)
     for fence in (before.fence, 2**40):
@@ -105,7 +105,7 @@ def test_domain_state_of_other_host_does_not_change_server(cloud: Cloud) -> None
     )
 
 
-def test_result_of_other_host_does_not_end_pending_removal(cloud: Cloud) -> None:
+def test_result_from_other_host_does_not_end_pending_removal(cloud: Cloud) -> None:
     server, home, stolen = boot_server_elsewhere(cloud)
     cloud.hosts[home].power_cut()
     cloud.ask(server, "delete")

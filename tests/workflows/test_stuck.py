@@ -27,7 +27,7 @@ from tests.workflows.simulator import Cloud
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """A cloud with registered hosts."""
+    """A cloud with registered hosts and without servers."""
     register(cloud)
     return cloud
 
@@ -64,16 +64,16 @@ def test_action_at_unknown_step_becomes_stuck_with_fault_and_finding(cloud: Clou
         None,
     )
     assert "stop has no step renamed_since in this release" in row.cause
-    shown = cloud.show(server)
-    assert (shown.vm_state, shown.task_state, shown.action) == (
+    after = cloud.show(server)
+    assert (after.vm_state, after.task_state, after.action) == (
         states.ACTIVE,
         states.POWERING_OFF,
         row.id,
     )
-    assert "The stop is stuck at its step renamed_since" in shown.fault["message"]
-    assert "LookupError" not in shown.fault["message"] and "LookupError" in shown.fault["details"]
+    assert "The stop is stuck at its step renamed_since" in after.fault["message"]
+    assert "LookupError" not in after.fault["message"] and "LookupError" in after.fault["details"]
     event = cloud.store.read(lambda tx: actions.events_of(tx, row.id))[-1]
-    assert (event.event, event.message) == ("stuck", shown.fault["message"])
+    assert (event.event, event.message) == ("stuck", after.fault["message"])
     [finding] = cloud.findings()
     assert (finding.invariant, finding.subject) == ("stuck", server)
     assert f"kilonova action show {row.id}" in finding.text
@@ -125,23 +125,23 @@ STEP_FUNCTIONS = [
 
 
 CASES = [
-    (*step_function, way)
+    (*step_function, operation)
     for step_function in STEP_FUNCTIONS
-    for way in ("retry", "abort", "settle", "delete")
-    if (step_function[1], way) != ("undo_call", "abort")
+    for operation in ("retry", "abort", "settle", "delete")
+    if (step_function[1], operation) != ("undo_call", "abort")
 ]
 
 
 @pytest.mark.parametrize(
-    ("step", "part", "way"),
+    ("step", "part", "operation"),
     [
-        # Every third case is in the default set, which so has each function and each way to end.
+        # Every third case is in the default set, which so has each function and each operation.
         pytest.param(*case, marks=() if number % 3 == 0 else pytest.mark.slice("operations"))
         for number, case in enumerate(CASES)
     ],
 )
 def test_stuck_create_ends_cleanly_by_retry_abort_settle_or_delete(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, step: str | None, part: str, way: str
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, step: str | None, part: str, operation: str
 ) -> None:
     """The cause is removed before retry and abort. Settle and delete work while it persists."""
     is_undo = part in ("failed", "undo", "undo_call")
@@ -152,16 +152,16 @@ def test_stuck_create_ends_cleanly_by_retry_abort_settle_or_delete(
     with monkeypatch.context() as patch:
         poison(patch, "create", step, part, [server])
         row = run_until_stuck(cloud, server)
-        if way == "settle":
+        if operation == "settle":
             cloud.store.write(lambda tx: stuck_actions.settle(tx, row.id, "It was given up."))
             assert cloud.show(server).fault["message"] == "It was given up."
-        if way in ("settle", "delete"):
+        if operation in ("settle", "delete"):
             cloud.ask(server, "delete")
             cloud.settle()
-    if way == "retry":
+    if operation == "retry":
         cloud.store.write(lambda tx: stuck_actions.retry(tx, row.id))
         assert "stuck" not in str(cloud.show(server).fault)
-    if way == "abort":
+    if operation == "abort":
         cloud.store.write(
             lambda tx: stuck_actions.abort(
                 tx, row.id, "An operator has ended it.", lambda row: None
@@ -170,14 +170,14 @@ def test_stuck_create_ends_cleanly_by_retry_abort_settle_or_delete(
     cloud.time.pass_by(15)
     cloud.settle()
     end_state = {"retry": states.ERROR if is_undo else states.ACTIVE, "abort": states.ERROR}.get(
-        way, states.DELETED
+        operation, states.DELETED
     )
-    shown = cloud.show(server)
-    assert (shown.vm_state, shown.task_state, shown.action) == (end_state, None, None)
-    if way == "abort":
-        message = str(shown.fault["message"])
+    after = cloud.show(server)
+    assert (after.vm_state, after.task_state, after.action) == (end_state, None, None)
+    if operation == "abort":
+        message = str(after.fault["message"])
         assert "An operator has ended it." in message or (is_undo and message == "It broke.")
-        assert (shown.host, cloud.domains(server), list(cloud.networks.held)) == (None, [], [])
+        assert (after.host, cloud.domains(server), list(cloud.networks.held)) == (None, [], [])
     assert cloud.findings() == []
 
 
@@ -193,9 +193,9 @@ def test_abort_of_stuck_undo_skips_stuck_step_and_undoes_other_steps(
         lambda tx: stuck_actions.abort(tx, row.id, "An operator has ended it.", lambda row: None)
     )
     cloud.settle()
-    shown = cloud.show(server)
-    assert (shown.vm_state, shown.host, cloud.domains(server)) == (states.ERROR, None, [])
-    assert shown.fault["message"] == "It broke.", (
+    after = cloud.show(server)
+    assert (after.vm_state, after.host, cloud.domains(server)) == (states.ERROR, None, [])
+    assert after.fault["message"] == "It broke.", (
         "removals at the network service are pending cleanups"
     )
     cloud.clean_up()
@@ -221,23 +221,25 @@ def test_retry_of_stuck_create_uses_result_and_repeats_no_command(
 
 
 @pytest.mark.parametrize(
-    "way",
+    "operation",
     [
         stuck_actions.retry,
         lambda tx, key: stuck_actions.settle(tx, key, "why"),
         lambda tx, key: stuck_actions.abort(tx, key, "why", lambda row: None),
     ],
 )
-def test_retry_abort_and_settle_conflict_unless_action_is_stuck(cloud: Cloud, way: Any) -> None:
+def test_retry_abort_and_settle_conflict_unless_action_is_stuck(
+    cloud: Cloud, operation: Any
+) -> None:
     with pytest.raises(errors.NotFound):
-        cloud.store.write(lambda tx: way(tx, "none"))
+        cloud.store.write(lambda tx: operation(tx, "none"))
     server = begin_stop_at_unknown_step(cloud)
     with pytest.raises(errors.Conflict, match="is due, not stuck"):
-        cloud.store.write(lambda tx: way(tx, read_last_action(cloud, server).id))
+        cloud.store.write(lambda tx: operation(tx, read_last_action(cloud, server).id))
     row = run_until_stuck(cloud, server)
     cloud.ask(server, "delete")
     with pytest.raises(errors.Conflict, match="is superseded, not stuck"):
-        cloud.store.write(lambda tx: way(tx, row.id))
+        cloud.store.write(lambda tx: operation(tx, row.id))
     cloud.settle()
     assert cloud.show(server).vm_state == states.DELETED
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the migration of a volume to a new volume while a server uses it."""
+"""Tests of the migration of a volume to a new volume while a server uses the volume."""
 
 from __future__ import annotations
 

@@ -97,13 +97,13 @@ def test_attach_volume_connects_host_to_volume_until_detach(cloud: Cloud, server
 
 
 def read_device_names(cloud: Cloud, server: str) -> dict[str, str]:
-    """Return volume -> device name from the records, as the API shows it."""
+    """Return volume -> device name from the records, which the API shows."""
     rows = cloud.store.read(lambda tx: volumes.list_of(tx, server))
     return {str(row.volume_id): row.device_name for row in rows}
 
 
 def read_guest_names(cloud: Cloud, server: str) -> dict[str, str]:
-    """Return volume -> device name as the guest sees it."""
+    """Return volume -> device name inside the guest."""
     return cloud.hosts[cloud.show(server).host].driver.host.guests[server].names
 
 
@@ -123,7 +123,7 @@ BOOTS = {
 def test_device_names_equal_names_in_guest_after_detach_and_boot(
     cloud: Cloud, server: str, boot: str
 ) -> None:
-    """A running guest keeps its device names after a detach. At a boot it names its disks anew."""
+    """A detach from a running guest changes no device names. A boot assigns all names anew."""
     first, second, third = (attach_new_volume(cloud, server) for _ in range(3))
     volume_service.detach(cloud, server, first)
     cloud.settle()
@@ -295,7 +295,7 @@ def test_repeated_start_command_omits_detached_volume(cloud: Cloud, server: str)
     assert len(lost) > 1 and guest.is_active and guest.volumes == []
 
 
-def test_attach_volume_to_offloaded_server_reserves_until_unshelve(
+def test_attach_volume_to_offloaded_server_reserves_volume_until_unshelve(
     cloud: Cloud, server: str
 ) -> None:
     for key in ("shelve", "shelveOffload"):
@@ -395,7 +395,7 @@ def test_failed_create_reserves_volume_until_delete(cloud: Cloud) -> None:
 def test_delete_during_detach_volume_keeps_delete_on_termination_volume(
     cloud: Cloud, server: str, rounds: int
 ) -> None:
-    """The service may show the volume as available already, so its user may rely on the data."""
+    """The service may show the volume as available already, and the user may rely on the data."""
     volume = cloud.volumes.make()
     volume_service.attach(cloud, server, volume, delete_on_termination=True)
     cloud.settle()
@@ -409,7 +409,7 @@ def test_delete_during_detach_volume_keeps_delete_on_termination_volume(
     assert cloud.volumes.state.volumes[volume].status == "available"
 
 
-def test_create_with_refused_connection_keeps_reserved_attachment(cloud: Cloud) -> None:
+def test_create_with_refused_volume_connection_keeps_attachment_reserved(cloud: Cloud) -> None:
     server, volume = boot_from_new_volume(cloud)
     cloud.volumes.refusing["connect", volume] = errors.Conflict("No target is left.")
     cloud.settle()
@@ -426,7 +426,7 @@ def test_create_retry_on_other_host_disconnects_volume_from_first_host(cloud: Cl
     assert cloud.show(server).host == "h2" and cloud.volumes.hosts_of(volume) == {"h2"}
 
 
-def test_create_with_volume_fails_without_host_trait(cloud: Cloud) -> None:
+def test_create_with_volume_fails_when_no_host_has_volume_trait(cloud: Cloud) -> None:
     for host in cloud.hosts.values():
         size = host.driver.host.size
         host.driver.host.size.traits[:] = [

@@ -50,15 +50,15 @@ def test_doctor_finds_attachment_still_attaching_without_action(cloud: Cloud, se
     assert read_finding_kinds(cloud) == ["attachment-incomplete"]
 
 
-@pytest.mark.parametrize("gone", [False, True])
-def test_doctor_finds_attachment_without_record(cloud: Cloud, server: str, gone: bool) -> None:
+@pytest.mark.parametrize("deleted", [False, True])
+def test_doctor_finds_attachment_without_record(cloud: Cloud, server: str, deleted: bool) -> None:
     attachment = cloud.volumes.attach(cloud.volumes.make(), server)
-    if gone:
+    if deleted:
         cloud.ask(server, "delete")
         cloud.settle()
     [finding] = cloud.findings()
     assert (finding.kind, finding.subject) == ("attachment-of-server", attachment.id)
-    assert ("is gone" in finding.text) == gone
+    assert ("is gone" in finding.text) == deleted
 
 
 def test_doctor_ignores_attachments_of_other_clouds(cloud: Cloud, server: str) -> None:

@@ -42,7 +42,7 @@ def test_rebuild_writes_image_to_boot_volume_and_keeps_attachment(
     assert read_connected(cloud, server) == [volume] and cloud.findings() == []
 
 
-def test_rebuild_refused_by_service_restores_server(cloud: Cloud) -> None:
+def test_rebuild_refused_by_volume_service_restores_server(cloud: Cloud) -> None:
     cloud.volumes.make()
     server, volume = begin_rebuild(cloud)
     cloud.volumes.refusing["reimage", volume] = errors.BadRequest("It is too small.")
@@ -106,7 +106,7 @@ def test_create_image_of_boot_volume_keeps_snapshots_and_has_no_data(cloud: Clou
 
 
 @pytest.mark.parametrize("method", ["create", "leave_empty"])
-def test_create_image_refused_by_service_deletes_snapshots(cloud: Cloud, method: str) -> None:
+def test_create_image_refused_by_image_service_deletes_snapshots(cloud: Cloud, method: str) -> None:
     image = "11111111-1111-4111-8111-111111111111"
     cloud.images.refusing[method, image] = errors.Forbidden("No.")
     server, snapshots = begin_create_image(cloud)
