@@ -55,7 +55,7 @@ def test_show_progress_of_ended_action_does_not_change_server(cloud: Cloud) -> N
 
 
 def test_register_after_boot_reboots_only_servers_without_new_action(cloud: Cloud) -> None:
-    """During the registration a user stops the second server. The guest of this server stays off."""
+    """During the registration a user stops the second server, and this guest stays off."""
     servers = sorted(cloud.create(3, host="h1", forced=True))
     cloud.settle()
     stopped_servers: list[str] = []
