@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of defects that reviews of moves found: a missing key, dead hosts and removed hosts."""
+"""Tests of moves without a secret key, and of hosts that are down or removed from the records."""
 
 from __future__ import annotations
 
@@ -27,25 +27,21 @@ def boot_server(cloud: Cloud) -> str:
 
 
 @pytest.mark.parametrize("key", ["resize", "migrate", "os-migrateLive"])
-def test_move_without_secret_key_fails_and_leaves_server(cloud: Cloud, key: str) -> None:
+def test_move_without_secret_key_fails_and_server_stays_active(cloud: Cloud, key: str) -> None:
     server = boot_server(cloud)
     cloud.options["vault"] = Vault("")
     cloud.engine = cloud.conductor("c1/1")
     cloud.move(server, key, LARGER if key == "resize" else None)
     cloud.settle()
-    [move, *_] = cloud.store.read(lambda tx: actions.list_for(tx, server))
-    assert (move.state, "secret_key" in move.message) == ("failed", True)
+    [action, *_] = cloud.store.read(lambda tx: actions.list_for(tx, server))
+    assert (action.state, "secret_key" in action.message) == ("failed", True)
     row = cloud.show(server)
-    assert (row.vm_state, row.task_state, row.power_state) == (
-        states.ACTIVE,
-        None,
-        states.RUNNING,
-    )
+    assert (row.vm_state, row.task_state, row.power_state) == (states.ACTIVE, None, states.RUNNING)
     assert cloud.findings() == []
 
 
-def test_resize_is_not_confirmed_by_window_while_host_is_down(cloud: Cloud) -> None:
-    """The guest that the source keeps may be the only copy."""
+def test_resize_confirm_window_waits_while_destination_is_down(cloud: Cloud) -> None:
+    """A confirm would delete the guest at the source, which may be the only usable copy."""
     server = boot_server(cloud)
     cloud.options["resize_confirm_window"] = 5
     cloud.engine = cloud.conductor("c1/1")
@@ -66,10 +62,8 @@ def test_resize_is_not_confirmed_by_window_while_host_is_down(cloud: Cloud) -> N
     assert cloud.findings() == []
 
 
-def test_removed_host_stops_guest_of_evacuated_server_on_return(
-    cloud: Cloud,
-) -> None:
-    """The host was cut off and kept its guests running."""
+def test_removed_host_shuts_down_guest_of_evacuated_server_on_return(cloud: Cloud) -> None:
+    """The host was only unreachable, so its guest ran during the evacuation and the removal."""
     server = boot_server(cloud)
     old_host = cloud.show(server).host
     cloud.cut.add(old_host)
@@ -87,8 +81,9 @@ def test_removed_host_stops_guest_of_evacuated_server_on_return(
     cloud.cut.clear()
     for _ in range(3):
         cloud.round()
-    states_there = {one.server: one.power_state for one in cloud.hosts[old_host].driver.domains()}
-    assert states_there == {server: states.SHUTDOWN}, "off, and left for somebody to look at"
+    domains = cloud.hosts[old_host].driver.domains()
+    power_states = {domain.server: domain.power_state for domain in domains}
+    assert power_states == {server: states.SHUTDOWN}, "the guest is kept for the operator"
     assert cloud.store.read(doctor.check) == []
 
 

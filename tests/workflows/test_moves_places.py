@@ -34,12 +34,13 @@ def cloud() -> Iterator[Cloud]:
     cloud.store.close()
 
 
-def read_end_state(key: str) -> str:
+def get_state_after(key: str) -> str:
+    """Return the vm_state of a server after a successful move, before any confirm."""
     return states.RESIZED if key == "migrate" else states.ACTIVE
 
 
 def move_and_settle(cloud: Cloud, server: str, key: str, **args: object) -> None:
-    """Run the whole move. Before an evacuation h1 dies, and afterwards h1 returns."""
+    """Run a move to its end. Before an evacuation host h1 dies, and afterwards h1 returns."""
     if key == "evacuate":
         cloud.kill("h1")
     cloud.move(server, key, **args)
@@ -50,7 +51,8 @@ def move_and_settle(cloud: Cloud, server: str, key: str, **args: object) -> None
         cloud.force_down("h1", False)
 
 
-def check_failed(cloud: Cloud, server: str) -> str:
+def read_failure(cloud: Cloud, server: str) -> str:
+    """Check that the last action failed, and return its message."""
     assert last(cloud, server).state == "failed"
     return str(last(cloud, server).message)
 
@@ -58,29 +60,33 @@ def check_failed(cloud: Cloud, server: str) -> str:
 @pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.parametrize("key", MOVES)
 @pytest.mark.parametrize("host", ["h2", "h3"])
-def test_move_goes_to_named_host(cloud: Cloud, key: str, host: str, forced: bool) -> None:
+def test_move_request_with_host_moves_server_to_requested_host(
+    cloud: Cloud, key: str, host: str, forced: bool
+) -> None:
     server = boot_server(cloud)
     move_and_settle(cloud, server, key, host=host, forced=forced)
-    check_rests(cloud, server, read_end_state(key), host)
+    check_rests(cloud, server, get_state_after(key), host)
 
 
 @pytest.mark.parametrize("forced", [False, True])
-def test_migrate_does_not_retry_on_other_host_than_named_host(cloud: Cloud, forced: bool) -> None:
+def test_migrate_to_failing_requested_host_is_not_retried_on_other_host(
+    cloud: Cloud, forced: bool
+) -> None:
     server = boot_server(cloud)
     cloud.hosts["h2"].driver.host.script["receive"] = [Fail("Disk full.", retryable=True)]
     move_and_settle(cloud, server, "migrate", host="h2", forced=forced)
-    assert check_failed(cloud, server).endswith("Disk full.")
+    assert read_failure(cloud, server).endswith("Disk full.")
     check_rests(cloud, server, states.ACTIVE, "h1")
 
 
 def test_migrate_to_own_host_fails_with_no_valid_host(cloud: Cloud) -> None:
     server = boot_server(cloud)
     move_and_settle(cloud, server, "migrate", host="h1", forced=True)
-    assert check_failed(cloud, server).startswith("No valid host")
+    assert read_failure(cloud, server).startswith("No valid host")
     check_rests(cloud, server, states.ACTIVE, "h1")
 
 
-def test_move_of_server_pinned_to_other_zone_fails(cloud: Cloud) -> None:
+def test_move_of_server_pinned_to_zone_without_hosts_fails(cloud: Cloud) -> None:
     server = boot_server(cloud)
     cloud.store.write(
         lambda tx: tx.execute(
@@ -89,21 +95,23 @@ def test_move_of_server_pinned_to_other_zone_fails(cloud: Cloud) -> None:
     )
     for key in ("migrate", "os-migrateLive"):
         move_and_settle(cloud, server, key)
-        assert check_failed(cloud, server).startswith("No valid host")
+        assert read_failure(cloud, server).startswith("No valid host")
         check_rests(cloud, server, states.ACTIVE, "h1")
 
 
 @pytest.mark.parametrize("key", MOVES)
-def test_move_keeps_anti_affinity_on_both_hosts_of_resized_server(cloud: Cloud, key: str) -> None:
+def test_move_with_anti_affinity_avoids_both_hosts_of_unconfirmed_migrate(
+    cloud: Cloud, key: str
+) -> None:
     group = cloud.group("anti-affinity")
     server = boot_server(cloud, group=group)
     other = boot_server(cloud, "h2", group=group)
     move_and_settle(cloud, server, key)
-    check_rests(cloud, server, read_end_state(key), "h3")
+    check_rests(cloud, server, get_state_after(key), "h3")
     if key == "migrate":
         cloud.move(other, "migrate")
         cloud.settle()
-        assert check_failed(cloud, other).startswith("No valid host")
+        assert read_failure(cloud, other).startswith("No valid host")
         cloud.close(server, "confirmResize")
         cloud.settle()
     cloud.move(other, "migrate")
@@ -112,19 +120,21 @@ def test_move_keeps_anti_affinity_on_both_hosts_of_resized_server(cloud: Cloud, 
 
 
 @pytest.mark.parametrize("key", MOVES)
-def test_move_of_server_in_affinity_group_fails_unless_alone(cloud: Cloud, key: str) -> None:
+def test_move_of_affinity_group_member_fails_unless_group_has_one_server(
+    cloud: Cloud, key: str
+) -> None:
     group = cloud.group("affinity")
     server = boot_server(cloud, group=group)
     move_and_settle(cloud, server, key)
     host = cloud.show(server).host
-    assert host != "h1", "alone it may go"
+    assert host != "h1", "a server alone in its group may move"
     if key == "migrate":
         cloud.close(server, "confirmResize")
         cloud.settle()
     boot_server(cloud, host, group=group)
     cloud.move(server, "migrate")
     cloud.settle()
-    assert check_failed(cloud, server).startswith("No valid host")
+    assert read_failure(cloud, server).startswith("No valid host")
     check_rests(cloud, server, states.ACTIVE, host)
 
 
@@ -133,7 +143,7 @@ def test_resize_assigns_cpus_of_destination_and_revert_restores_them(
     cloud: Cloud, end: str
 ) -> None:
     server = boot_server(cloud, flavor=PINNED)
-    was = cloud.hosts["h1"].driver.host.guests[server].assignment
+    before = cloud.hosts["h1"].driver.host.guests[server].assignment
     resize_to_bigger(cloud, server)
     cloud.close(server, end)
     cloud.settle()
@@ -146,20 +156,22 @@ def test_resize_assigns_cpus_of_destination_and_revert_restores_them(
     assert cloud.hosts[host].driver.host.guests[server].assignment == from_wire(
         HardwareAssignment, row.assignment
     )
-    assert end == "confirmResize" or cloud.hosts["h1"].driver.host.guests[server].assignment == was
+    assert (
+        end == "confirmResize" or cloud.hosts["h1"].driver.host.guests[server].assignment == before
+    )
     check_rests(cloud, server, states.ACTIVE, host)
 
 
 def test_live_migrate_undo_restores_cpu_assignment_at_source() -> None:
     cloud = create_cloud(storage="nfs")
     server = boot_server(cloud, flavor=PINNED)
-    was = cloud.hosts["h1"].driver.host.guests[server].assignment
+    before = cloud.hosts["h1"].driver.host.guests[server].assignment
     for host in ("h2", "h3"):
         cloud.hosts[host].driver.host.script["arrived"] = [Fail("Confused.")]
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
     check_rests(cloud, server, states.ACTIVE, "h1")
-    assert cloud.hosts["h1"].driver.host.guests[server].assignment == was is not None
+    assert cloud.hosts["h1"].driver.host.guests[server].assignment == before is not None
 
 
 @pytest.mark.parametrize("forced", [False, True])
@@ -193,7 +205,7 @@ def test_move_waits_until_ports_are_wired_at_destination(cloud: Cloud, key: str)
     move_and_settle(cloud, server, key)
     host = cloud.show(server).host
     assert host != "h1"
-    check_rests(cloud, server, read_end_state(key), host)
+    check_rests(cloud, server, get_state_after(key), host)
     if key == "migrate":
         cloud.close(server, "revertResize")
         cloud.settle()
@@ -206,7 +218,7 @@ def test_revert_resize_succeeds_when_ports_were_never_wired(cloud: Cloud) -> Non
     cloud.networks.wires_after = 1000
     cloud.move(server, "migrate")
     cloud.settle()
-    assert "has not wired port" in check_failed(cloud, server)
+    assert "has not wired port" in read_failure(cloud, server)
     assert cloud.show(server).vm_state == states.RESIZED
     cloud.networks.wires_after = 0
     cloud.close(server, "revertResize")
@@ -214,8 +226,8 @@ def test_revert_resize_succeeds_when_ports_were_never_wired(cloud: Cloud) -> Non
     check_rests(cloud, server, states.ACTIVE, "h1")
 
 
-def test_two_servers_swap_hosts_by_migrate(cloud: Cloud) -> None:
-    """Each claim locks the resources that the other move releases."""
+def test_concurrent_migrates_swap_hosts_of_two_servers(cloud: Cloud) -> None:
+    """Each server claims resources of the other server's host while both moves run."""
     first, second = boot_server(cloud), boot_server(cloud, "h2")
     cloud.move(first, "migrate", host="h2")
     cloud.move(second, "migrate", host="h1")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of workflows that need ports, with a network service that is silent, slow or cannot bind.
+"""Tests of each workflow with ports: the network service is silent, slow, or cannot bind a port.
 
-For single cases see ``test_networks``.
+``test_networks`` has tests of single actions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CALLERS = (
     "unshelve",
     "delete",
 )
-#: Workflows that bind ports to another host, with the number of each call for one port.
+#: Workflows that bind a port to another host, with the number of each call for this port.
 MOVES = (
     *(("live_migrate", number) for number in range(1, 6)),
     *(
@@ -39,7 +39,7 @@ MOVES = (
 
 @pytest.mark.parametrize("workflow", CALLERS)
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_workflow_succeeds_after_silence_of_network_service(
+def test_workflow_succeeds_after_network_service_ignores_calls(
     cloud: Cloud, workflow: str, count: int
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -77,7 +77,7 @@ def test_move_succeeds_when_one_answer_of_network_service_is_lost(
 
 
 @pytest.mark.parametrize("workflow", ["resize", "live_migrate", "evacuate"])
-def test_move_fails_when_no_destination_can_bind_port(cloud: Cloud, workflow: str) -> None:
+def test_move_leaves_server_when_no_destination_can_bind_port(cloud: Cloud, workflow: str) -> None:
     trial = trial_of(cloud, workflow)
     before, [port] = cloud.show(trial.server), cloud.networks.ports(trial.server)
     cloud.networks.cannot_bind = set(cloud.hosts) - {before.host}
@@ -90,7 +90,9 @@ def test_move_fails_when_no_destination_can_bind_port(cloud: Cloud, workflow: st
 
 
 @pytest.mark.parametrize("workflow", ["resize", "migrate", "live_migrate", "evacuate", "unshelve"])
-def test_move_goes_to_no_host_with_hybrid_plug(cloud: Cloud, workflow: str) -> None:
+def test_move_leaves_server_when_all_other_hosts_use_hybrid_plug(
+    cloud: Cloud, workflow: str
+) -> None:
     trial = trial_of(cloud, workflow)
     before, [port] = cloud.show(trial.server), cloud.networks.ports(trial.server)
     cloud.networks.hybrid = set(cloud.hosts) - {before.host}
@@ -103,7 +105,9 @@ def test_move_goes_to_no_host_with_hybrid_plug(cloud: Cloud, workflow: str) -> N
 
 
 @pytest.mark.parametrize("workflow", ["delete", "detach_interface", "offload"])
-def test_workflow_ends_when_network_service_stays_silent(cloud: Cloud, workflow: str) -> None:
+def test_delete_detach_and_offload_end_while_network_service_is_silent(
+    cloud: Cloud, workflow: str
+) -> None:
     trial = trial_of(cloud, workflow)
     cloud.networks.silent = 100_000
     trial.begin()
@@ -145,7 +149,7 @@ def test_hard_reboot_during_attach_interface_is_refused(cloud: Cloud) -> None:
     trial.has_ended()
 
 
-def test_attach_interface_leaves_no_port_when_host_fails(cloud: Cloud) -> None:
+def test_attach_interface_deletes_new_port_when_host_fails(cloud: Cloud) -> None:
     trial = trial_of(cloud, "attach_interface")
     for host in cloud.hosts.values():
         host.driver.host.script["attach_interface"] = [Fail("No room for another device.")]
@@ -162,7 +166,8 @@ def test_unshelve_binds_interfaces_to_new_host(cloud: Cloud) -> None:
     trial.begin()
     cloud.settle()
     after = cloud.show(trial.server)
-    assert [one["addresses"] for one in after.interfaces] == [one["addresses"] for one in before]
+    addresses = [interface["addresses"] for interface in after.interfaces]
+    assert addresses == [interface["addresses"] for interface in before]
     assert [port["binding:host_id"] for port in cloud.networks.held.values()] == [after.host]
 
 
@@ -175,19 +180,19 @@ def test_unshelve_shows_floating_addresses_again(cloud: Cloud) -> None:
     assert cloud.show(trial.server).interfaces[0]["addresses"][0]["floating"] == ["172.24.4.9"]
 
 
-def test_remove_security_group_succeeds_after_crash_behind_call(cloud: Cloud) -> None:
-    """The service has removed the group, and the conductor dies before it records the result."""
+def test_remove_security_group_succeeds_when_conductor_dies_after_call(cloud: Cloud) -> None:
+    """The service has removed the group, and the conductor has not recorded this yet."""
     trial = trial_of(cloud, "remove_security_group")
-    crashed: list[str] = []
+    crashes: list[str] = []
 
     def crash(workflow: str, step: str, where: str) -> None:
         if (step, where) == ("change", "called"):
-            crashed.append(where)
+            crashes.append(where)
             raise Crash(("conductor",))
 
     trial.begin()
     cloud.engine.fault_point = crash
     trial.run_through_crashes()
-    assert crashed
+    assert crashes
     trial.has_ended()
     assert cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0].state == "done"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of actions that need ports: the network service refuses, is silent or wires late."""
+"""Tests of actions that need ports, when the network service refuses, is silent or wires late."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from tests.workflows.simulator import Cloud
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """A cloud whose hosts have registered."""
+    """A cloud with registered hosts and without servers."""
     register(cloud)
     return cloud
 
 
 def test_silent_network_service_delays_only_servers_with_ports(cloud: Cloud) -> None:
-    waits = cloud.create()[0]
+    waiting_server = cloud.create()[0]
     cloud.networks.silent = 100_000
     cloud.round()
     other = cloud.create(networks=[])[0]
     for _ in range(3):
         cloud.round()
     assert cloud.show(other).vm_state == states.ACTIVE
-    assert cloud.show(waits).task_state == states.NETWORKING
+    assert cloud.show(waiting_server).task_state == states.NETWORKING
     ask(cloud, other, "delete")
     cloud.round()
     cloud.round()
     assert cloud.show(other).vm_state == states.DELETED
     cloud.networks.silent = 0
     cloud.settle()
-    assert cloud.show(waits).vm_state == states.ACTIVE
+    assert cloud.show(waiting_server).vm_state == states.ACTIVE
 
 
-def test_create_waits_as_long_as_network_service_requests(cloud: Cloud) -> None:
+def test_create_retries_after_wait_time_of_busy_network_service(cloud: Cloud) -> None:
     create, times = cloud.networks.create, []
 
-    def busy(ports: Any) -> Any:
+    def refuse_once(ports: Any) -> Any:
         times.append(cloud.time.monotonic())
         cloud.networks.create = create  # type: ignore[method-assign]
         raise errors.Unavailable("The network service answered 429; try again later.", wait=7)
 
-    cloud.networks.create = busy  # type: ignore[method-assign]
+    cloud.networks.create = refuse_once  # type: ignore[method-assign]
     server = cloud.create()[0]
     for _ in range(6):
         cloud.round()
@@ -63,15 +63,15 @@ def test_create_refused_by_network_service_sets_error_with_its_message(cloud: Cl
     cloud.networks.refuses = "IP address 10.0.0.9 is in use."
     server = cloud.create()[0]
     cloud.settle()
-    shown = cloud.show(server)
-    assert (shown.vm_state, shown.fault["message"]) == (
+    row = cloud.show(server)
+    assert (row.vm_state, row.fault["message"]) == (
         states.ERROR,
         "IP address 10.0.0.9 is in use.",
     )
     assert (cloud.networks.held, cloud.domains(server), cloud.findings()) == ({}, [], [])
 
 
-def test_create_goes_to_host_without_hybrid_plug_or_fails_by_name(cloud: Cloud) -> None:
+def test_create_with_hybrid_plug_uses_other_host_or_fails_with_reason(cloud: Cloud) -> None:
     cloud.networks.hybrid = {"h1"}
     server = cloud.create()[0]
     cloud.settle()
@@ -79,24 +79,24 @@ def test_create_goes_to_host_without_hybrid_plug_or_fails_by_name(cloud: Cloud) 
     cloud.networks.hybrid = set(cloud.hosts)
     server = cloud.create()[0]
     cloud.settle()
-    shown = cloud.show(server)
-    assert shown.vm_state == states.ERROR
-    assert "ovs_hybrid_plug" in shown.fault["message"]
+    row = cloud.show(server)
+    assert row.vm_state == states.ERROR
+    assert "ovs_hybrid_plug" in row.fault["message"]
     assert cloud.domains(server) == []
 
 
-def test_create_with_network_of_minimum_bandwidth_fails_by_name(cloud: Cloud) -> None:
-    """The ports of a network inherit its QoS policy, so Kilonova's own ports may request, too."""
+def test_create_on_network_with_minimum_bandwidth_fails_with_reason(cloud: Cloud) -> None:
+    """Ports inherit the QoS policy of their network, so new ports can request bandwidth."""
     cloud.networks.requests = {"request_groups": [{"resources": {"NET_BW_EGR_KILOBIT_PER_SEC": 1}}]}
     server = cloud.create()[0]
     cloud.settle()
-    shown = cloud.show(server)
-    assert shown.vm_state == states.ERROR
-    assert "resource_request" in shown.fault["message"]
+    row = cloud.show(server)
+    assert row.vm_state == states.ERROR
+    assert "resource_request" in row.fault["message"]
     assert (cloud.networks.held, cloud.domains(server), cloud.findings()) == ({}, [], [])
 
 
-def test_attach_of_port_with_hybrid_plug_fails_by_name(cloud: Cloud) -> None:
+def test_attach_interface_with_hybrid_plug_fails_with_reason(cloud: Cloud) -> None:
     server = cloud.create(networks=[])[0]
     cloud.settle()
     cloud.networks.hybrid = set(cloud.hosts)
@@ -131,12 +131,12 @@ def test_create_keeps_guest_paused_until_ports_are_wired(cloud: Cloud) -> None:
             for guest in host.driver.host.guests.values()
         }
     assert power_states == {states.POWER_PAUSED, states.RUNNING}
-    shown = cloud.show(server)
-    assert (shown.vm_state, shown.power_state) == (states.ACTIVE, states.RUNNING)
-    assert all(one["active"] for one in shown.interfaces)
+    row = cloud.show(server)
+    assert (row.vm_state, row.power_state) == (states.ACTIVE, states.RUNNING)
+    assert all(interface["active"] for interface in row.interfaces)
 
 
-def test_create_checks_ports_at_once_after_event(cloud: Cloud) -> None:
+def test_create_checks_ports_at_once_after_vif_plugged_event(cloud: Cloud) -> None:
     cloud.networks.wires_after = 1000
     server = cloud.create()[0]
     for _ in range(8):
@@ -160,10 +160,10 @@ def test_create_with_unwired_ports_fails_only_if_plugging_is_fatal(
     cloud.networks.wires_after = 1000
     server = cloud.create()[0]
     cloud.settle()
-    shown = cloud.show(server)
-    assert shown.vm_state == (states.ERROR if fatal else states.ACTIVE)
+    row = cloud.show(server)
+    assert row.vm_state == (states.ERROR if fatal else states.ACTIVE)
     if fatal:
-        assert "within 10 seconds" in shown.fault["message"]
+        assert "within 10 seconds" in row.fault["message"]
         assert (cloud.networks.held, cloud.domains(server)) == ({}, [])
 
 
@@ -219,11 +219,11 @@ def test_security_group_actions_change_groups_of_all_ports(cloud: Cloud) -> None
     ):
         ask(cloud, server, change)
         cloud.settle()
-        assert [one["groups"] for one in cloud.show(server).interfaces] == groups
-    assert [one["tag"] for one in cloud.show(server).interfaces] == ["", ""]
+        assert [interface["groups"] for interface in cloud.show(server).interfaces] == groups
+    assert [interface["tag"] for interface in cloud.show(server).interfaces] == ["", ""]
 
 
-def test_create_of_two_servers_with_one_port_fails_for_second(cloud: Cloud) -> None:
+def test_create_of_two_servers_with_same_port_fails_for_one(cloud: Cloud) -> None:
     port = cloud.networks.user_makes("n1")
     servers = cloud.create(2, networks=[{"port": port}])
     cloud.settle()
@@ -265,18 +265,18 @@ def test_create_with_port_of_user_shows_floating_address(cloud: Cloud) -> None:
     assert cloud.show(server).interfaces[0]["addresses"][0]["floating"] == ["172.24.4.9"]
 
 
-def test_create_gives_guest_its_interfaces(cloud: Cloud) -> None:
+def test_create_gives_guest_an_interface_per_port(cloud: Cloud) -> None:
     server = cloud.create()[0]
     cloud.settle()
-    shown = cloud.show(server)
-    guest = cloud.hosts[shown.host].driver.host.guests[server]
-    assert shown.availability_zone == "nova"
+    row = cloud.show(server)
+    guest = cloud.hosts[row.host].driver.host.guests[server]
+    assert row.availability_zone == "nova"
     assert {port["device_owner"] for port in cloud.networks.held.values()} == {"compute:nova"}
-    assert [one.port for one in guest.interfaces] == [shown.interfaces[0]["port"]]
-    assert shown.interfaces[0]["label"] == "net-n1"
+    assert [interface.port for interface in guest.interfaces] == [row.interfaces[0]["port"]]
+    assert row.interfaces[0]["label"] == "net-n1"
 
 
-def test_network_service_is_unavailable_without_client(cloud: Cloud) -> None:
+def test_network_service_raises_unavailable_without_client(cloud: Cloud) -> None:
     cloud.engine.networks = None
     with pytest.raises(errors.Unavailable):
         networks.service(cloud.engine)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the notifications of each workflow, in order, also after a kill at each fault point."""
+"""Tests of the notifications of workflows and of their order, also after a process was killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_expected_notifications_cover_every_workflow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workflow", "each"),
+    ("workflow", "interval"),
     [
         # Each cell of the fault matrix compares notifications, too.
         ("delete", 1),
@@ -35,9 +35,11 @@ def test_expected_notifications_cover_every_workflow() -> None:
         pytest.param("live_migrate", 1, marks=pytest.mark.slice("moves")),
     ],
 )
-def test_workflow_sends_same_notifications_after_kill(workflow: str, each: int) -> None:
-    """A process is killed at every ``each``-th fault point."""
-    for number in range(0, len(read_fault_points(workflow)), each):
+def test_workflow_sends_same_notifications_when_process_is_killed(
+    workflow: str, interval: int
+) -> None:
+    """Each run kills a process at one fault point. The points are ``interval`` apart."""
+    for number in range(0, len(read_fault_points(workflow)), interval):
         time = Time()
         cloud = Cloud(memory_store(time), time)
         trial = trial_of(cloud, workflow)
@@ -51,7 +53,7 @@ def test_workflow_sends_same_notifications_after_kill(workflow: str, each: int) 
         cloud.store.close()
 
 
-def test_create_without_host_notifies_reason(cloud: Cloud) -> None:
+def test_create_without_valid_host_notifies_error_with_reason(cloud: Cloud) -> None:
     trial = trial_of(cloud, "create")
     for name in cloud.hosts:
         cloud.force_down(name)
@@ -82,7 +84,7 @@ def test_delete_notifies_error_of_superseded_snapshot(cloud: Cloud) -> None:
     assert read_outbox(cloud.store)[1].body["about"]["fault"]["exception"] == "Superseded"
 
 
-def test_settle_of_stuck_action_notifies_error(cloud: Cloud) -> None:
+def test_settle_of_overdue_action_notifies_error(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     cloud.store.notify_with(NotificationSettings("api"))
     trial.begin()
@@ -90,7 +92,7 @@ def test_settle_of_stuck_action_notifies_error(cloud: Cloud) -> None:
     with pytest.raises(Conflict):
         cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "Enough."))
     assert read_server_events(cloud.store, trial.server) == ["power_off.start"], (
-        "nothing is told of what was refused"
+        "the refused settle sent a notification"
     )
     cloud.time.pass_by(700)
     cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "Enough."))
@@ -114,27 +116,27 @@ def test_state_changes_are_notified_if_configured(
     cloud.settle()
     rows = [row for row in read_outbox(cloud.store) if row.event == "instance.update"]
     name = "state" if setting == VM_STATE else "task_state"
-    shown = "vm_state" if setting == VM_STATE else "task_state"
+    field = "vm_state" if setting == VM_STATE else "task_state"
     assert [
-        (row.body["about"][f"old_{name}"], row.body["object"][shown]) for row in rows
+        (row.body["about"][f"old_{name}"], row.body["object"][field]) for row in rows
     ] == changes
 
 
-def test_notifications_are_not_written_if_off(cloud: Cloud) -> None:
+def test_notifications_are_not_written_when_switched_off(cloud: Cloud) -> None:
     trial = trial_of(cloud, "resize")
     trial.begin()
     cloud.settle()
     assert read_outbox(cloud.store) == []
 
 
-def test_notifications_of_burst_need_statements_of_one_server(cloud: Cloud) -> None:
+def test_notifications_of_twelve_servers_need_statements_of_one_server(cloud: Cloud) -> None:
     cloud.equip(1)
     cloud.store.notify_with(NotificationSettings("api"))
     cloud.round()
     statements: list[str] = []
 
     @sa.event.listens_for(cloud.store.engine, "before_cursor_execute")
-    def count(connection: object, cursor: object, statement: str, *more: object) -> None:
+    def record(connection: object, cursor: object, statement: str, *more: object) -> None:
         if "notifications" in statement or "key_fingerprint" in statement:
             statements.append(statement.split()[0])
 

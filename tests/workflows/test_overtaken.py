@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of writers whose data is out of date, because another commit came in between."""
+"""Tests of conductors with outdated data, after another transaction changed the same records."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from tests.workflows.simulator import Cloud
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """A cloud whose hosts have registered."""
+    """A cloud with registered hosts and without servers."""
     register(cloud)
     return cloud
 
 
-def first_action(cloud: Cloud, server: str) -> Any:
+def read_only_action(cloud: Cloud, server: str) -> Any:
     [row] = cloud.store.read(lambda tx: actions.list_for(tx, server))
     return row
 
 
-def test_progress_of_ended_action_is_not_shown(cloud: Cloud) -> None:
-    """An idle server with a task_state could not be stopped."""
+def test_show_progress_of_ended_action_does_not_change_server(cloud: Cloud) -> None:
+    """Otherwise an idle server would have a task_state, and a stop would be refused."""
     [server] = cloud.create()
     cloud.advance()
-    action = first_action(cloud, server)
+    action = read_only_action(cloud, server)
     assert action.state == "waiting"
     cloud.store.write(lambda tx: actions.show_progress(tx, action, states.BLOCK_DEVICE_MAPPING, 5))
     assert (cloud.show(server).task_state, cloud.show(server).progress) == (
@@ -54,10 +54,8 @@ def test_progress_of_ended_action_is_not_shown(cloud: Cloud) -> None:
     assert cloud.findings() == []
 
 
-def test_register_after_boot_reboots_only_servers_without_new_action(
-    cloud: Cloud,
-) -> None:
-    """During the registration a user stops one of the servers. That guest stays off."""
+def test_register_after_boot_reboots_only_servers_without_new_action(cloud: Cloud) -> None:
+    """During the registration a user stops the second server, and this guest stays off."""
     servers = sorted(cloud.create(3, host="h1", forced=True))
     cloud.settle()
     stopped_servers: list[str] = []
@@ -83,10 +81,10 @@ def test_register_after_boot_reboots_only_servers_without_new_action(
     ]
 
 
-def test_burst_past_its_lease_does_not_claim_second_host(cloud: Cloud) -> None:
+def test_create_claims_no_second_host_when_conductor_sleeps_past_lease(cloud: Cloud) -> None:
     """A conductor sleeps past its lease after a proposal, and another conductor places the server.
 
-    Then another lane of the first conductor has the action's lease again.
+    Then another lane of the first conductor takes a lease of the action.
     """
     [server] = cloud.create(networks=[{"network": "n1"}])
     other = cloud.conductor("c2/1")
@@ -123,22 +121,24 @@ def test_burst_past_its_lease_does_not_claim_second_host(cloud: Cloud) -> None:
     cloud.engine.fault_point = sleep
     runner.advance(cloud.engine)
     assert [row.server_id for row in leased_rows] == [server]
-    held = cloud.store.read(lambda tx: guests.places(tx, server))
-    assert [row.host for row in held] == [cloud.show(server).host] != chosen[:1]
-    assert first_action(cloud, server).owner == cloud.engine.owner, "the lease is the other lane's"
+    guest_rows = cloud.store.read(lambda tx: guests.places(tx, server))
+    assert [row.host for row in guest_rows] == [cloud.show(server).host] != chosen[:1]
+    assert read_only_action(cloud, server).owner == cloud.engine.owner, (
+        "the lease belongs to the other lane"
+    )
     cloud.time.pass_by(61)
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.findings()) == (states.ACTIVE, [])
 
 
-def test_event_during_call_to_network_service_repeats_check_at_once(cloud: Cloud) -> None:
+def test_create_repeats_port_check_at_once_after_event_during_check(cloud: Cloud) -> None:
     cloud.networks.wires_after = 1000
     [server] = cloud.create()
     for _ in range(8):
         cloud.round()
-    assert first_action(cloud, server).step == "plug"
+    assert read_only_action(cloud, server).step == "plug"
 
-    def event(workflow: str, step: str, where: str) -> None:
+    def send_event(workflow: str, step: str, where: str) -> None:
         if (step, where) == ("plug", "called"):
             cloud.engine.fault_point = lambda *_: None
             cloud.store.write(lambda tx: actions.wake(tx, [server], "plug"))
@@ -146,7 +146,7 @@ def test_event_during_call_to_network_service_repeats_check_at_once(cloud: Cloud
                 port["looks"] = 1000
 
     cloud.time.pass_by(5)
-    cloud.engine.fault_point = event
+    cloud.engine.fault_point = send_event
     before = cloud.time.micros
     cloud.advance()
     assert cloud.time.micros - before < 1_000_000
@@ -155,7 +155,7 @@ def test_event_during_call_to_network_service_repeats_check_at_once(cloud: Cloud
 
 
 def test_evacuate_calls_slow_fencing_hook_once(cloud: Cloud) -> None:
-    """With a short lease, two conductors would repeat the hook in turn for ever."""
+    """If the lease were shorter than the hook, two conductors would repeat the hook in turn."""
     [server] = cloud.create(host="h1", forced=True)
     cloud.settle()
     cloud.hosts["h1"].power_cut()
@@ -178,24 +178,25 @@ def test_evacuate_calls_slow_fencing_hook_once(cloud: Cloud) -> None:
     )
 
 
-def exchange(cloud: Cloud, name: str, bigger: int = 0) -> Sync:
-    """Return a full report of the host, before its delivery."""
+def make_report(cloud: Cloud, name: str, extra_memory_mb: int = 0) -> Sync:
+    """Return a full report of the host that is not delivered yet."""
     host = cloud.hosts[name]
-    size = host.driver.inventory()
+    inventory = host.driver.inventory()
     host.agent.record_host(
-        replace(size, memory_mb=size.memory_mb + bigger), {"cpu.percent": float(bigger)}
+        replace(inventory, memory_mb=inventory.memory_mb + extra_memory_mb),
+        {"cpu.percent": float(extra_memory_mb)},
     )
     return host.agent.request(True, host.driver.domains(), None)
 
 
 def test_report_older_than_last_report_is_ignored(cloud: Cloud) -> None:
-    """The report waited at one conductor while another conductor handled the next report."""
+    """One conductor delays the report, and another conductor handles the next report first."""
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
-    late = exchange(cloud, "h1")
+    late = make_report(cloud, "h1")
     cloud.hosts["h1"].driver.host.power_off(server)
     cloud.time.pass_by(1)
-    newer = exchange(cloud, "h1", bigger=512)
+    newer = make_report(cloud, "h1", extra_memory_mb=512)
     for request in (newer, late):
         [answer] = reports.handle(cloud.engine, [request])
         assert isinstance(answer, SyncAnswer) and answer.session == newer.session
@@ -220,7 +221,7 @@ def test_results_in_older_report_are_recorded(cloud: Cloud) -> None:
     assert cloud.show(server).vm_state == states.ACTIVE
 
 
-def test_reports_of_new_session_count_from_start(cloud: Cloud) -> None:
+def test_report_of_new_session_is_accepted_despite_lower_number(cloud: Cloud) -> None:
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
     cloud.hosts["h1"].restart()
@@ -234,5 +235,5 @@ def test_report_without_number_is_accepted(cloud: Cloud) -> None:
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
     cloud.hosts["h1"].driver.host.power_off(server)
-    reports.handle(cloud.engine, [replace(exchange(cloud, "h1"), number=0)])
+    reports.handle(cloud.engine, [replace(make_report(cloud, "h1"), number=0)])
     assert cloud.show(server).vm_state == states.STOPPED

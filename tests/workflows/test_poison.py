@@ -25,7 +25,7 @@ from tests.workflows.simulator import Cloud
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """A cloud whose hosts have registered."""
+    """A cloud with registered hosts and without servers."""
     register(cloud)
     return cloud
 
@@ -65,7 +65,7 @@ def insert_newer_action(cloud: Cloud, server: str, host: str) -> Result:
     return Result(f"do/{action}/do/1", server, fence, "done")
 
 
-# --- due actions ---
+# --- actions ---
 def test_action_at_unknown_step_does_not_delay_other_servers(cloud: Cloud) -> None:
     [old] = cloud.create(networks=[])
     cloud.settle()
@@ -116,10 +116,11 @@ def test_invalid_json_is_kept_and_does_not_delay_other_servers(
     cloud: Cloud, table: str, column: str
 ) -> None:
     bad, *others = cloud.create(4)
-    which = "server_id" if table == "actions" else "id"
+    key_column = "server_id" if table == "actions" else "id"
     cloud.store.write(
         lambda tx: tx.execute(
-            sa.text(f"UPDATE {table} SET {column} = '{{broken' WHERE {which} = :id"), {"id": bad}
+            sa.text(f"UPDATE {table} SET {column} = '{{broken' WHERE {key_column} = :id"),
+            {"id": bad},
         )
     )
     for _ in range(4):
@@ -128,38 +129,40 @@ def test_invalid_json_is_kept_and_does_not_delay_other_servers(
     [action] = cloud.store.read(lambda tx: actions.list_for(tx, bad))
     assert (action.state, action.failures > 0) == ("due", True)
     row = {"actions": action, "servers": cloud.show(bad)}[table]
-    assert getattr(row, column) == "{broken", "and is written back as it was"
+    assert getattr(row, column) == "{broken", "the damaged text is unchanged"
 
 
 def test_register_after_boot_ends_when_one_reboot_cannot_begin(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other servers run again at once. This server runs again when its reboot can begin."""
+    """The other servers run at once. The server without a reboot runs once the reboot can begin."""
     bad, *others = cloud.create(7, networks=[])
     cloud.settle()
     host, begin = cloud.hosts[cloud.show(bad).host], actions.begin
-    here = [server for server in others if cloud.show(server).host == host.name]
-    assert here, "another server runs on the same host"
+    others_on_host = [server for server in others if cloud.show(server).host == host.name]
+    assert others_on_host, "no other server is on the same host"
 
-    def fails(tx: Any, rows: Any, server: str, **values: Any) -> str:
+    def begin_or_fail(tx: Any, rows: Any, server: str, **values: Any) -> str:
         if server == bad:
             raise Poison("begin")
         return begin(tx, rows, server, **values)
 
-    monkeypatch.setattr(actions, "begin", fails)
+    monkeypatch.setattr(actions, "begin", begin_or_fail)
     host.power_cut()
     host.power_on()
     for _ in range(4):
         cloud.round()
     assert host.agent.session
-    assert {host.driver.host.guests[server].power_state for server in here} == {states.RUNNING}
+    assert {host.driver.host.guests[server].power_state for server in others_on_host} == {
+        states.RUNNING
+    }
     monkeypatch.undo()
     cloud.idle(130)
     assert host.driver.host.guests[bad].power_state == cloud.show(bad).power_state == states.RUNNING
 
 
 def test_call_pool_error_of_create_does_not_delay_deletes(cloud: Cloud) -> None:
-    """A conductor that is stopping raises this error."""
+    """The call pool of a stopping conductor raises this error."""
     old = cloud.create(2)
     cloud.settle()
     for server in old:
@@ -167,12 +170,12 @@ def test_call_pool_error_of_create_does_not_delay_deletes(cloud: Cloud) -> None:
     servers = cloud.create(2)
     call_pool = cloud.engine.call_pool
 
-    def fails(lane: str, call: Any, runs: Any) -> Any:
+    def call_or_fail(lane: str, call: Any, runs: Any) -> Any:
         if any(run.action.name == "create" for run in runs):
             raise RuntimeError("cannot schedule new futures after shutdown")
         return call_pool(lane, call, runs)
 
-    cloud.engine.call_pool = fails
+    cloud.engine.call_pool = call_or_fail
     for _ in range(4):
         cloud.round()
     assert {cloud.show(server).vm_state for server in old} == {states.DELETED}
@@ -182,7 +185,7 @@ def test_call_pool_error_of_create_does_not_delay_deletes(cloud: Cloud) -> None:
     assert {cloud.show(server).vm_state for server in servers} == {states.ACTIVE}
 
 
-PARTS = [
+STEP_FUNCTIONS = [
     ("create", "place", "prepare"),
     ("create", "place", "apply"),
     ("create", "networks", "call"),
@@ -196,45 +199,44 @@ PARTS = [
     ("create", "networks", "undo_call"),
     ("create", None, "failed"),
 ]
-BACK = ("undo", "undo_call", "failed")
+UNDO_PARTS = ("undo", "undo_call", "failed")
 
 
-@pytest.mark.parametrize(("workflow", "step", "part"), PARTS)
-def test_step_function_that_raises_does_not_delay_other_servers(
+@pytest.mark.parametrize(("workflow", "step", "part"), STEP_FUNCTIONS)
+def test_raising_step_function_does_not_delay_other_servers(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str, step: str | None, part: str
 ) -> None:
-    if part in BACK:
+    if part in UNDO_PARTS:
         for host in cloud.hosts.values():
             host.driver.host.script["ensure_guest"] = [Fail("It broke.")] * 6
     bad, *others = cloud.create(6)
     poison(monkeypatch, workflow, step, part, [bad])
     for _ in range(8):
         cloud.round()
-    ends = states.ERROR if part in BACK else states.ACTIVE
-    assert {cloud.show(server).vm_state for server in others} == {ends}
+    end_state = states.ERROR if part in UNDO_PARTS else states.ACTIVE
+    assert {cloud.show(server).vm_state for server in others} == {end_state}
     assert (cloud.show(bad).vm_state, cloud.show(bad).action is None) == (states.BUILDING, False)
     ports = [port["device_id"] for port in cloud.networks.held.values()]
     assert len(set(ports) - {bad}) == len([port for port in ports if port != bad])
 
 
-def test_request_that_kills_scheduler_delays_other_servers_briefly(
-    cloud: Cloud,
-) -> None:
+def test_create_without_scheduler_answer_delays_others_only_briefly(cloud: Cloud) -> None:
+    """The scheduler dies of one request spec, so a select with this spec is never answered."""
     bad, *others = cloud.create(6, networks=[])
     select, sizes = cloud.select, []  # type: ignore[var-annotated]
 
-    def dies(specs: Any, fresh: bool) -> Any:
+    def select_or_fail(specs: Any, fresh: bool) -> Any:
         sizes.append(len(specs))
         if any(spec.server == bad for spec in specs):
             raise errors.NoAnswer("kilonova-scheduler did not answer select within 10 s.")
         return select(specs, fresh)
 
-    cloud.select = dies  # type: ignore[method-assign]
+    cloud.select = select_or_fail  # type: ignore[method-assign]
     for _ in range(40):
         cloud.round()
         cloud.time.pass_by(3)
     assert {cloud.show(server).vm_state for server in others} == {states.ACTIVE}
-    assert len(sizes) < 100, "and not one call for each"
+    assert len(sizes) < 100, "the conductor repeats few selects"
     assert cloud.show(bad).vm_state == states.BUILDING
 
 
@@ -242,42 +244,42 @@ def test_external_calls_are_not_repeated_when_group_transaction_fails(cloud: Clo
     """One transaction for three servers fails after their ports exist. Each server has one port."""
     servers = cloud.create(3)
     runner.advance(cloud.engine)
-    hit: list[str] = []
+    failures: list[str] = []
 
-    def once(workflow: str, step: str, where: str) -> None:
-        if (step, where) == ("networks", "written") and not hit:
-            hit.append(where)
+    def fail_once(workflow: str, step: str, where: str) -> None:
+        if (step, where) == ("networks", "written") and not failures:
+            failures.append(where)
             raise Poison
 
-    cloud.engine.fault_point = once
+    cloud.engine.fault_point = fail_once
     before = cloud.networks.calls
     runner.advance(cloud.engine, "network")
-    assert hit
-    creates = [method for method, _ in cloud.networks.asked[before:]].count("create")
+    assert failures
+    create_calls = [method for method, _ in cloud.networks.asked[before:]].count("create")
     cloud.settle()
-    held = [port["device_id"] for port in cloud.networks.held.values()]
-    assert sorted(held) == sorted(servers)
-    assert creates == 3, "one call for each server, none of them twice"
+    ports = [port["device_id"] for port in cloud.networks.held.values()]
+    assert sorted(ports) == sorted(servers)
+    assert create_calls == 3, "one call for each server, and none again"
     assert cloud.findings() == []
 
 
-def test_locked_server_row_delays_burst_once(cloud: Cloud) -> None:
+def test_locked_server_row_delays_stops_of_other_servers_only_once(cloud: Cloud) -> None:
     servers = cloud.create(6, networks=[])
     cloud.settle()
     for server in servers:
         cloud.ask(server, "os-stop")
     with locked(cloud, servers[2], 3) as waits:
-        begun = cloud.time.monotonic()
+        start = cloud.time.monotonic()
         runner.advance(cloud.engine)
         assert (
             len({command.server for _, command in cloud.sent if command.verb == "ensure_stopped"})
             == 5
         )
-        assert cloud.time.monotonic() - begun < 4
+        assert cloud.time.monotonic() - start < 4
         before = len(waits)
         for _ in range(30):
             cloud.round()
-        assert len(waits) == before, "nobody waits again before it is free"
+        assert len(waits) == before, "no transaction waits again for the locked row"
         assert [cloud.show(server).vm_state for server in servers].count(states.STOPPED) == 5
     cloud.time.pass_by(11)
     for _ in range(3):
@@ -285,8 +287,7 @@ def test_locked_server_row_delays_burst_once(cloud: Cloud) -> None:
     assert {cloud.show(server).vm_state for server in servers} == {states.STOPPED}
 
 
-def test_missing_database_is_queried_once_per_burst(cloud: Cloud) -> None:
-    """The conductor does not wait once for each server."""
+def test_unreachable_database_is_not_queried_for_each_server(cloud: Cloud) -> None:
     cloud.create(20, networks=[])
     statements: list[str] = []
 
@@ -294,11 +295,11 @@ def test_missing_database_is_queried_once_per_burst(cloud: Cloud) -> None:
         statements.append(statement)
         raise errors.NoStore
 
-    def cut(workflow: str, step: str, where: str) -> None:
+    def disconnect_database(workflow: str, step: str, where: str) -> None:
         if where == "proposed":
             sa.event.listen(cloud.store.engine, "before_cursor_execute", raise_no_store)
 
-    cloud.engine.fault_point = cut
+    cloud.engine.fault_point = disconnect_database
     with pytest.raises(errors.Unavailable):
         runner.advance(cloud.engine)
     assert len(statements) <= 3
@@ -324,7 +325,7 @@ def test_host_keeps_lease_when_lost_command_cannot_be_rebuilt(cloud: Cloud) -> N
     assert cloud.show(other).vm_state == states.STOPPED
 
 
-def test_result_of_newer_release_is_left_to_newer_conductor(cloud: Cloud) -> None:
+def test_result_for_action_of_newer_release_is_left_to_newer_conductor(cloud: Cloud) -> None:
     new, other = cloud.create(2, host="h1", forced=True, networks=[])
     cloud.settle()
     agent = cloud.hosts["h1"].agent
@@ -342,7 +343,7 @@ def test_result_of_newer_release_is_left_to_newer_conductor(cloud: Cloud) -> Non
     "bad", [{"data": {"power_state": "?"}}, {"data": None}, {"status": ["done"]}, {"key": None}]
 )
 def test_invalid_result_does_not_delay_other_results(cloud: Cloud, bad: dict[str, Any]) -> None:
-    """The host gets the acknowledgement of the other results at once."""
+    """The conductor acknowledges the other results to the host at once."""
     servers = cloud.create(4, host="h1", forced=True, networks=[])
     cloud.advance()
     host = cloud.hosts["h1"]
@@ -380,7 +381,10 @@ def test_invalid_domain_state_does_not_delay_other_domains(cloud: Cloud) -> None
 def test_invalid_report_of_one_host_does_not_delay_other_hosts(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its inventory and its measurements are invalid. Its next report is handled alone."""
+    """Inventory, phases and progress in the report are invalid.
+
+    Later reports of this host are handled in transactions of their own.
+    """
     cloud.create(2, host="h2", forced=True, networks=[])
     cloud.advance()
     good, bad = cloud.hosts["h2"], cloud.hosts["h1"]
@@ -401,15 +405,15 @@ def test_invalid_report_of_one_host_does_not_delay_other_hosts(
         good.agent.session,
     ]
     assert len(answers[1].acknowledged) == 2  # type: ignore[union-attr]  # no exception: it has a session
-    again = reports.handle(cloud.engine, requests)
-    assert [getattr(answer, "session", None) for answer in again] == [
+    second_answers = reports.handle(cloud.engine, requests)
+    assert [getattr(answer, "session", None) for answer in second_answers] == [
         bad.agent.session,
         good.agent.session,
     ]
     assert caplog.text.count("reports cannot be taken in together") == 1
 
 
-def test_guest_removal_is_recorded_when_its_delete_cannot_continue(
+def test_guest_removal_is_recorded_when_remove_step_of_delete_raises(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [server] = cloud.create(host="h1", forced=True, networks=[])
@@ -423,8 +427,8 @@ def test_guest_removal_is_recorded_when_its_delete_cannot_continue(
     assert cloud.store.read(lambda tx: tx.execute(sa.select(schema.guests)).all()) == []
 
 
-def test_locked_server_row_delays_reports_once(cloud: Cloud) -> None:
-    """A conductor does not wait for the row again at once. The host repeats the result."""
+def test_locked_server_row_delays_reports_of_hosts_only_once(cloud: Cloud) -> None:
+    """Only the first report waits for the row. The host repeats the result until then."""
     servers = cloud.create(3, host="h1", forced=True, networks=[])
     cloud.advance()
     host, other = cloud.hosts["h1"], cloud.hosts["h2"]
@@ -468,13 +472,13 @@ def test_delete_ends_when_superseded_action_is_unreadable(
 ) -> None:
     [server] = cloud.create(networks=[])
     cloud.settle()
-    cloud.lose = lambda what: what == "do"
+    cloud.lose = lambda kind: kind == "do"
     first = cloud.ask(server, "createImage", args={"image_id": ids.new(), "name": "snap"})
     cloud.advance()
     second = cloud.ask(server, "delete")
     for action in (first, second):
         damage(cloud, "actions", column, action, document)
-    cloud.lose = lambda what: False
+    cloud.lose = lambda kind: False
     cloud.ask(server, "delete")
     cloud.settle()
     assert cloud.show(server).vm_state == states.DELETED
@@ -503,8 +507,8 @@ def test_create_succeeds_when_json_column_of_host_is_damaged(
     [first] = cloud.create(networks=[])
     cloud.settle()
     host = cloud.show(first).host
-    place = "name" if table == "hosts" else "host"
-    statement = sa.text(f"UPDATE {table} SET {column} = '[1,2' WHERE {place} = :host")
+    key_column = "name" if table == "hosts" else "host"
+    statement = sa.text(f"UPDATE {table} SET {column} = '[1,2' WHERE {key_column} = :host")
     cloud.store.write(lambda tx: tx.execute(statement, {"host": host}))
     servers = cloud.create(3, networks=[])
     for _ in range(6):
@@ -512,7 +516,7 @@ def test_create_succeeds_when_json_column_of_host_is_damaged(
     assert {cloud.show(server).vm_state for server in servers} == {states.ACTIVE}
 
 
-DOCUMENTS_AROUND = [
+RELATED_JSON_COLUMNS = [
     (table.name, column.name)
     for table in schema.metadata.sorted_tables
     if table.name in ("guests", "hosts", "host_images", "migrations", "server_groups", "flavors")
@@ -521,7 +525,7 @@ DOCUMENTS_AROUND = [
 ]
 
 
-@pytest.mark.parametrize(("table", "column"), DOCUMENTS_AROUND)
+@pytest.mark.parametrize(("table", "column"), RELATED_JSON_COLUMNS)
 def test_delete_of_resized_server_ends_when_related_json_is_damaged(
     cloud: Cloud, table: str, column: str
 ) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of single protections, where a second protection would catch the error later.
+"""Tests of single safeguards. Other tests pass without them, because a second safeguard exists.
 
-tests/mutations removes each of them in turn.
+``tests/mutations`` removes each safeguard in turn, and a test of this file must then fail.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ def boot_idle_server(cloud: Cloud) -> str:
     return server
 
 
-def write(cloud: Cloud, server: str, **values: Any) -> None:
+def update_server(cloud: Cloud, server: str, **values: Any) -> None:
     row = schema.servers.c.id == server
     cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).where(row).values(**values)))
 
 
-def once(cloud: Cloud, at: tuple[str, str], act: Callable[[], object]) -> None:
-    """Call ``act`` when a conductor reaches this step and place for the first time."""
-    done: list[str] = []
+def call_once_at(cloud: Cloud, at: tuple[str, str], act: Callable[[], object]) -> None:
+    """Call ``act`` the first time that a conductor reaches the fault point (step, place)."""
+    calls: list[str] = []
 
-    def hit(workflow: str, step: str, where: str) -> None:
-        if (step, where) == at and not done:
-            done.append(step)
+    def act_at_point(workflow: str, step: str, where: str) -> None:
+        if (step, where) == at and not calls:
+            calls.append(step)
             act()
 
-    cloud.engine.fault_point = hit
+    cloud.engine.fault_point = act_at_point
 
 
 # --- actions ---
 def test_store_hides_server_from_other_project(cloud: Cloud) -> None:
-    """The store itself checks the project, whatever the API checked before."""
+    """The store checks the project itself and does not rely on the checks of the API."""
     server = boot_idle_server(cloud)
     own, other = (servers.ServerFilters(project_id=name) for name in ("project", "another"))
     assert [row.id for row in cloud.store.read(lambda tx: servers.page(tx, own))] == [server]
@@ -66,7 +66,7 @@ def test_store_hides_server_from_other_project(cloud: Cloud) -> None:
         cloud.store.write(lambda tx: actions.take_lock(tx, server, "another"))
 
 
-def test_action_raises_fence_of_server(cloud: Cloud) -> None:
+def test_new_action_raises_fence_of_server(cloud: Cloud) -> None:
     server = boot_idle_server(cloud)
     fence = cloud.show(server).fence
     cloud.ask(server, "os-stop")
@@ -77,7 +77,7 @@ def test_result_with_lower_fence_does_not_end_action(cloud: Cloud) -> None:
     server = boot_idle_server(cloud)
     action = cloud.ask(server, "os-stop")
     cloud.advance()
-    write(cloud, server, fence=cloud.show(server).fence + 1)
+    update_server(cloud, server, fence=cloud.show(server).fence + 1)
     for host in cloud.hosts.values():
         host.work()
         cloud.sync(host)
@@ -85,10 +85,10 @@ def test_result_with_lower_fence_does_not_end_action(cloud: Cloud) -> None:
     assert (row.id, row.state, cloud.show(server).action) == (action, "waiting", action)
 
 
-def test_burst_without_lease_writes_no_change(cloud: Cloud) -> None:
+def test_conductor_without_lease_writes_no_change_of_action(cloud: Cloud) -> None:
     server = boot_idle_server(cloud)
     action = cloud.ask(server, "os-stop")
-    once(
+    call_once_at(
         cloud,
         ("stop", "taken"),
         lambda: change(cloud, action, owner="c2/1", lease_until=now() + 15 * SECOND),
@@ -115,7 +115,7 @@ def test_result_of_other_command_does_not_end_action(cloud: Cloud, field: str) -
 
 
 def test_delete_waits_for_lease_of_superseded_action(cloud: Cloud) -> None:
-    """Otherwise the pending cleanups would miss the last effects of the superseded action."""
+    """Otherwise the delete could miss the last effects of the superseded action."""
     server = boot_idle_server(cloud)
     action = cloud.ask(server, "os-stop")
     change(cloud, action, owner="c2/1", lease_until=now() + 15 * SECOND)
@@ -129,22 +129,25 @@ def test_delete_waits_for_lease_of_superseded_action(cloud: Cloud) -> None:
 
 
 def make_stuck_action(cloud: Cloud) -> tuple[str, str]:
+    """Return a server and the id of a stuck stop of the server."""
     server = boot_idle_server(cloud)
     action = cloud.ask(server, "os-stop")
     change(cloud, action, state="stuck", due_at=None, cause="odd")
     return server, action
 
 
-@pytest.mark.parametrize("way", [stuck_actions.retry, stuck_actions.settle])
-def test_retry_and_settle_of_action_without_its_server_conflict(cloud: Cloud, way: Any) -> None:
+@pytest.mark.parametrize("operation", [stuck_actions.retry, stuck_actions.settle])
+def test_retry_and_settle_conflict_when_server_has_other_action(
+    cloud: Cloud, operation: Any
+) -> None:
     server, action = make_stuck_action(cloud)
-    write(cloud, server, action=ids.new())
-    words = ["by hand"] if way is stuck_actions.settle else []
+    update_server(cloud, server, action=ids.new())
+    reason = ["by hand"] if operation is stuck_actions.settle else []
     with pytest.raises(errors.Conflict, match="does not hold"):
-        cloud.store.write(lambda tx: way(tx, action, *words))
+        cloud.store.write(lambda tx: operation(tx, action, *reason))
 
 
-def test_settle_raises_fence_of_server(cloud: Cloud) -> None:
+def test_settle_of_stuck_action_raises_fence_of_server(cloud: Cloud) -> None:
     server, action = make_stuck_action(cloud)
     fence = cloud.show(server).fence
     cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "by hand"))
@@ -157,7 +160,7 @@ def test_create_reuses_ports_after_conductor_crash(cloud: Cloud) -> None:
     def die() -> None:
         raise Crash
 
-    once(cloud, ("networks", "called"), die)
+    call_once_at(cloud, ("networks", "called"), die)
     [server] = cloud.create()
     with pytest.raises(Crash):
         cloud.settle()
@@ -169,18 +172,18 @@ def test_create_reuses_ports_after_conductor_crash(cloud: Cloud) -> None:
     assert (cloud.show(server).vm_state, cloud.findings()) == (states.ACTIVE, [])
 
 
-def test_discard_conflicts_while_server_has_action(cloud: Cloud) -> None:
+def test_discard_of_guest_conflicts_while_server_has_action(cloud: Cloud) -> None:
     server = boot_idle_server(cloud)
-    home = cloud.show(server).host
-    other = next(host for host in cloud.hosts if host != home)
+    host_of_server = cloud.show(server).host
+    other = next(host for host in cloud.hosts if host != host_of_server)
     cloud.ask(server, "os-stop")
     with pytest.raises(errors.Conflict, match="delete it, or move it"):
-        cloud.store.write(lambda tx: guests.discard(tx, server, other, elsewhere=home))
+        cloud.store.write(lambda tx: guests.discard(tx, server, other, elsewhere=host_of_server))
 
 
 # --- moves ---
 def read_last_fences(cloud: Cloud, host: str) -> dict[str, int]:
-    """Return verb -> fence of the last command with this verb to the host."""
+    """Return verb -> fence of the last command with this verb that was sent to the host."""
     return {command.verb: command.fence for at, command in cloud.sent if at == host}
 
 
@@ -203,7 +206,7 @@ def test_migrate_raises_fence_for_destination_after_switch() -> None:
     cloud.store.close()
 
 
-def test_migrate_sends_higher_fence_to_failed_destination() -> None:
+def test_migrate_undo_sends_higher_fence_to_failed_destination() -> None:
     cloud = create_cloud(2)
     server = boot_server(cloud)
     del cloud.sent[:]
@@ -220,15 +223,15 @@ def test_migrate_sends_higher_fence_to_failed_destination() -> None:
     cloud.store.close()
 
 
-@pytest.mark.parametrize("what", ["a new session", "not dead any more"])
-def test_evacuate_fails_when_host_returns_before_claim(what: str) -> None:
-    """The host counted as dead when the action began."""
+@pytest.mark.parametrize("event", ["a new session", "not dead any more"])
+def test_evacuate_fails_when_host_returns_before_claim(event: str) -> None:
+    """The host is forced down until the evacuation has begun."""
     cloud = create_cloud(2)
     server = boot_server(cloud)
     cloud.kill("h1")
 
-    def back() -> None:
-        if what == "a new session":
+    def return_host() -> None:
+        if event == "a new session":
             row = schema.hosts.c.name == "h1"
             cloud.store.write(
                 lambda tx: tx.execute(sa.update(schema.hosts).where(row).values(session=77))
@@ -236,7 +239,7 @@ def test_evacuate_fails_when_host_returns_before_claim(what: str) -> None:
         else:
             cloud.force_down("h1", False)
 
-    once(cloud, ("place", "proposed"), back)
+    call_once_at(cloud, ("place", "proposed"), return_host)
     cloud.move(server, "evacuate")
     cloud.settle()
     row = cloud.store.read(lambda tx: actions.list_for(tx, server))[0]

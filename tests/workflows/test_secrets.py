@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of sealed secrets of actions: the guest gets them, and they are deleted with the action."""
+"""Tests of secrets of actions: sealed in the database, sent to the host, deleted at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_database(cloud: Cloud) -> str:
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    """A server whose create with injected files is accepted."""
+    """A new server with a password and injected files. The create is accepted and not finished."""
     cloud.round()
     server_id = cloud.create()[0]
     sealed = cloud.engine.vault.seal({"admin_pass": "secret", "files": FILES})
@@ -66,16 +66,16 @@ def test_superseded_action_keeps_no_secrets(cloud: Cloud, server: str) -> None:
 
 @pytest.mark.parametrize("end", ["done", "superseded", "settled"])
 def test_plain_user_data_in_action_is_deleted_at_its_end(cloud: Cloud, end: str) -> None:
-    """A cloud without a key stores, for example, the former user data of a rebuild unsealed."""
+    """Without a key, for example, a rebuild stores the previous user data unsealed."""
     register(cloud)
     server = cloud.create()[0]
     args = {"before": {"name": "kept", "user_data": "Zm9ybWVy"}}
 
-    def plant(tx: sa.Connection) -> None:
+    def add_plain_args(tx: sa.Connection) -> None:
         row = tx.execute(sa.select(schema.actions)).one()
         tx.execute(sa.update(schema.actions).values(args={**row.args, **args}))
 
-    cloud.store.write(plant)
+    cloud.store.write(add_plain_args)
     assert "Zm9ybWVy" in read_database(cloud)
     if end == "settled":
         [action] = cloud.store.read(lambda tx: tx.scalars(sa.select(schema.actions.c.id)).all())
@@ -89,10 +89,10 @@ def test_plain_user_data_in_action_is_deleted_at_its_end(cloud: Cloud, end: str)
         cloud.settle()
     content = read_database(cloud)
     assert "Zm9ybWVy" not in content
-    assert "kept" in content, "nothing else goes"
+    assert "kept" in content, "the other arguments are kept"
 
 
-def test_rebuild_refusal_restores_user_data(cloud: Cloud) -> None:
+def test_rebuild_with_unsupported_image_restores_user_data(cloud: Cloud) -> None:
     register(cloud)
     server = cloud.create()[0]
     cloud.settle()

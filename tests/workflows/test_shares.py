@@ -20,7 +20,7 @@ ADDRESS = "127.0.0.1"
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    """A stopped server."""
+    """A stopped server on host h1, without shares."""
     return boot_stopped_server(cloud)
 
 
@@ -33,7 +33,7 @@ def boot_stopped_server(cloud: Cloud, host: str = "h1") -> str:
     return server
 
 
-def attach(cloud: Cloud, server: str, share: str = SHARE) -> str:
+def attach_and_settle(cloud: Cloud, server: str, share: str = SHARE) -> str:
     cloud.attach_share(server, share, tag=share[:8])
     cloud.settle()
     return server
@@ -43,13 +43,13 @@ def read_mounts(cloud: Cloud, server: str) -> list[str]:
     return cloud.hosts[cloud.show(server).host].driver.host.guests[server].mounted
 
 
-def last(cloud: Cloud, server: str) -> tuple[str, str, str | None]:
+def read_last_action(cloud: Cloud, server: str) -> tuple[str, str, str | None]:
     row = cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
     return row.name, row.state, row.message
 
 
-def test_host_mounts_share_while_guest_runs(cloud: Cloud, server: str) -> None:
-    attach(cloud, server)
+def test_host_mounts_attached_share_only_while_guest_runs(cloud: Cloud, server: str) -> None:
+    attach_and_settle(cloud, server)
     assert cloud.shares_of(server) == {SHARE: "inactive"} and read_mounts(cloud, server) == []
     cloud.ask(server, "os-start")
     cloud.settle()
@@ -60,7 +60,7 @@ def test_host_mounts_share_while_guest_runs(cloud: Cloud, server: str) -> None:
 
 
 def test_rescue_keeps_shares_mounted(cloud: Cloud, server: str) -> None:
-    attach(cloud, server)
+    attach_and_settle(cloud, server)
     cloud.ask(server, "rescue", args={"image": {"id": ids.new()}})
     cloud.settle()
     assert read_mounts(cloud, server) == [SHARE]
@@ -68,25 +68,25 @@ def test_rescue_keeps_shares_mounted(cloud: Cloud, server: str) -> None:
 
 def test_attach_share_waits_until_rule_is_active(cloud: Cloud, server: str) -> None:
     cloud.shares.applies_after = 3
-    attach(cloud, server)
+    attach_and_settle(cloud, server)
     assert cloud.shares_of(server) == {SHARE: "inactive"}
     assert cloud.shares.asked.count(("allow", SHARE)) >= 4
 
 
 @pytest.mark.parametrize(
-    ("happens", "says"), [("fails", "cannot let"), ("late", "within 5 seconds")]
+    ("fault", "message"), [("fails", "cannot let"), ("late", "within 5 seconds")]
 )
 def test_attach_share_fails_when_rule_never_becomes_active(
-    cloud: Cloud, server: str, happens: str, says: str
+    cloud: Cloud, server: str, fault: str, message: str
 ) -> None:
-    cloud.shares.fails = happens == "fails"
-    cloud.shares.applies_after = 1000 if happens == "late" else 0
+    cloud.shares.fails = fault == "fails"
+    cloud.shares.applies_after = 1000 if fault == "late" else 0
     cloud.engine.share_timeout = 5
     cloud.attach_share(server, SHARE)
     cloud.settle()
     assert cloud.shares_of(server) == {SHARE: "error"} and cloud.shares.rules == {}
-    assert last(cloud, server)[:2] == ("attach_share", "failed") and says in (
-        last(cloud, server)[2] or ""
+    assert read_last_action(cloud, server)[:2] == ("attach_share", "failed") and message in (
+        read_last_action(cloud, server)[2] or ""
     )
     assert cloud.show(server).vm_state == states.STOPPED
     cloud.shares.fails, cloud.shares.applies_after = False, 0
@@ -99,26 +99,30 @@ def test_attach_share_of_missing_share_fails_with_message_of_service(
     cloud: Cloud, server: str
 ) -> None:
     cloud.shares.gone.add(SHARE)
-    attach(cloud, server)
-    assert last(cloud, server) == ("attach_share", "failed", f"Share {SHARE} could not be found.")
+    attach_and_settle(cloud, server)
+    assert read_last_action(cloud, server) == (
+        "attach_share",
+        "failed",
+        f"Share {SHARE} could not be found.",
+    )
     assert cloud.shares_of(server) == {SHARE: "error"}
 
 
 def test_detach_share_keeps_rule_for_other_server_of_host(cloud: Cloud, server: str) -> None:
-    other = attach(cloud, boot_stopped_server(cloud))
-    attach(cloud, server)
+    other = attach_and_settle(cloud, boot_stopped_server(cloud))
+    attach_and_settle(cloud, server)
     assert list(cloud.shares.rules) == [(SHARE, ADDRESS)]
     cloud.detach_share(other, SHARE)
     cloud.settle()
-    assert list(cloud.shares.rules) == [(SHARE, ADDRESS)], "the other server has it"
+    assert list(cloud.shares.rules) == [(SHARE, ADDRESS)], "the other server still needs the rule"
     cloud.detach_share(server, SHARE)
     cloud.settle()
     assert cloud.shares.rules == {}
 
 
-def test_delete_removes_share_rules(cloud: Cloud, server: str) -> None:
-    attach(cloud, server)
-    attach(cloud, server, ids.new())
+def test_delete_removes_access_rules_of_shares(cloud: Cloud, server: str) -> None:
+    attach_and_settle(cloud, server)
+    attach_and_settle(cloud, server, ids.new())
     cloud.ask(server, "delete")
     cloud.settle()
     assert cloud.shares.rules == {} and cloud.shares_of(server) == {}
@@ -126,10 +130,10 @@ def test_delete_removes_share_rules(cloud: Cloud, server: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["delete", "detach"])
-def test_refused_removal_of_share_rule_is_pending_cleanup(
+def test_refused_removal_of_share_rule_becomes_pending_cleanup(
     cloud: Cloud, server: str, key: str
 ) -> None:
-    attach(cloud, server)
+    attach_and_settle(cloud, server)
     cloud.shares.refusing["deny", SHARE] = errors.Conflict("The share is busy.")
     if key == "delete":
         cloud.ask(server, "delete")
@@ -142,39 +146,39 @@ def test_refused_removal_of_share_rule_is_pending_cleanup(
     assert cloud.shares.rules == {}
 
 
-def test_pending_cleanup_keeps_share_rule_attached_again(cloud: Cloud, server: str) -> None:
-    attach(cloud, server)
+def test_pending_cleanup_keeps_rule_of_share_attached_again(cloud: Cloud, server: str) -> None:
+    attach_and_settle(cloud, server)
     cloud.shares.refusing["deny", SHARE] = errors.Conflict("The share is busy.")
     cloud.detach_share(server, SHARE)
     cloud.settle()
-    attach(cloud, server)
+    attach_and_settle(cloud, server)
     cloud.shares.well()
     cloud.clean_up()
     assert list(cloud.shares.rules) == [(SHARE, ADDRESS)]
 
 
 def test_detach_share_restores_rule_for_concurrent_attach(cloud: Cloud, server: str) -> None:
-    """Another server of the host attaches the share between the read of records and the call."""
-    attach(cloud, server)
-    other, deny, late = boot_stopped_server(cloud), cloud.shares.deny, cloud.conductor("c2/1")
+    """Another server on the host attaches the share just before the service removes the rule."""
+    attach_and_settle(cloud, server)
+    other, deny, engine = boot_stopped_server(cloud), cloud.shares.deny, cloud.conductor("c2/1")
 
-    def slow(share_id: str, access_to: str) -> None:
+    def attach_then_deny(share_id: str, access_to: str) -> None:
         cloud.shares.deny = deny  # type: ignore[method-assign]
         cloud.attach_share(other, share_id)
         for lane in (Lane.INSIDE, Lane.SHARE):
-            runner.advance(late, lane)
-        assert cloud.shares.asked[-1] == ("allow", share_id), "it has found the rule"
+            runner.advance(engine, lane)
+        assert cloud.shares.asked[-1] == ("allow", share_id), "the rule exists already"
         deny(share_id, access_to)
 
-    cloud.shares.deny = slow  # type: ignore[method-assign]
+    cloud.shares.deny = attach_then_deny  # type: ignore[method-assign]
     cloud.detach_share(server, SHARE)
     cloud.settle()
     assert (cloud.shares_of(server), cloud.shares_of(other)) == ({}, {SHARE: "inactive"})
     assert list(cloud.shares.rules) == [(SHARE, ADDRESS)]
 
 
-def test_reconcile_rule_repeats_request_while_rule_is_denying(cloud: Cloud, server: str) -> None:
-    attach(cloud, server)
+def test_reconcile_rule_raises_unavailable_while_rule_is_denying(cloud: Cloud, server: str) -> None:
+    attach_and_settle(cloud, server)
     cloud.shares.going = True
     with pytest.raises(errors.Unavailable):
         shares.reconcile_rule(cloud.engine, SHARE, ADDRESS)
@@ -184,15 +188,15 @@ def test_reconcile_rule_repeats_request_while_rule_is_denying(cloud: Cloud, serv
 
 
 @pytest.mark.parametrize("answer", [Answer.SILENT, Answer.LOST])
-def test_attach_share_succeeds_after_silence_of_service(
+def test_attach_share_succeeds_after_missing_answers_of_service(
     cloud: Cloud, server: str, answer: Answer
 ) -> None:
     cloud.shares.script = dict.fromkeys(range(1, 4), answer)
-    attach(cloud, server)
+    attach_and_settle(cloud, server)
     assert cloud.shares_of(server) == {SHARE: "inactive"}
 
 
-def test_delete_removes_share_rule_created_late(cloud: Cloud, server: str) -> None:
+def test_delete_removes_share_rule_applied_after_delete(cloud: Cloud, server: str) -> None:
     cloud.shares.silent = 1
     cloud.attach_share(server, SHARE)
     cloud.advance()
@@ -208,10 +212,10 @@ def test_delete_removes_share_rule_created_late(cloud: Cloud, server: str) -> No
 
 
 @pytest.mark.parametrize("key", ["rebuild", "shelve"])
-def test_rebuild_and_shelve_of_server_with_shares_conflict(
+def test_rebuild_and_shelve_conflict_while_server_has_shares(
     cloud: Cloud, server: str, key: str
 ) -> None:
-    attach(cloud, server)
+    attach_and_settle(cloud, server)
     with pytest.raises(
         errors.Conflict, match=f"Cannot '{key}' instance {server} while it has shares"
     ):
@@ -219,8 +223,8 @@ def test_rebuild_and_shelve_of_server_with_shares_conflict(
 
 
 @pytest.mark.parametrize("key", ["resize", "migrate", "evacuate"])
-def test_move_of_server_with_shares_conflicts(cloud: Cloud, server: str, key: str) -> None:
-    attach(cloud, server)
+def test_move_conflicts_while_server_has_shares(cloud: Cloud, server: str, key: str) -> None:
+    attach_and_settle(cloud, server)
     with pytest.raises(errors.Conflict, match="while it has shares; detach them first"):
         cloud.move(server, key)
 
@@ -234,25 +238,25 @@ def test_attach_share_with_used_share_or_tag_conflicts(cloud: Cloud, server: str
 
 
 def test_detach_share_from_running_guest_fails(cloud: Cloud, server: str) -> None:
-    """The server is not active, and its guest runs all the same."""
-    attach(cloud, server)
+    """The records show the server as stopped, but its guest runs."""
+    attach_and_settle(cloud, server)
     guest = cloud.hosts["h1"].driver.host.guests[server]
     cloud.detach_share(server, SHARE)
     guest.power_state = states.RUNNING
     cloud.settle()
-    assert last(cloud, server) == (
+    assert read_last_action(cloud, server) == (
         "detach_share",
         "failed",
         "The server runs; stop it before its shares are changed.",
     )
     assert cloud.shares_of(server) == {SHARE: "inactive"} and [
-        one.share_id for one in guest.shares
+        share.share_id for share in guest.shares
     ] == [SHARE]
     assert list(cloud.shares.rules) == [(SHARE, ADDRESS)]
 
 
 def test_detach_share_on_dead_host_removes_rule(cloud: Cloud, server: str) -> None:
-    attach(cloud, server)
+    attach_and_settle(cloud, server)
     cloud.kill("h1")
     cloud.detach_share(server, SHARE)
     cloud.settle()
@@ -263,7 +267,7 @@ def test_detach_share_on_dead_host_removes_rule(cloud: Cloud, server: str) -> No
 
 
 def test_returned_host_does_not_mount_detached_share(cloud: Cloud, server: str) -> None:
-    attach(cloud, server)
+    attach_and_settle(cloud, server)
     cloud.attach_share(server, other := ids.new(), "more")
     cloud.settle()
     cloud.kill("h1")
@@ -275,4 +279,6 @@ def test_returned_host_does_not_mount_detached_share(cloud: Cloud, server: str) 
     cloud.ask(server, "os-start")
     cloud.settle()
     guest = cloud.hosts["h1"].driver.host.guests[server]
-    assert guest.is_active and guest.mounted == [one.share_id for one in guest.shares] == [other]
+    assert guest.is_active and guest.mounted == [share.share_id for share in guest.shares] == [
+        other
+    ]

@@ -27,27 +27,27 @@ from tests.workflows.simulator import Cloud
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """A cloud whose hosts have registered."""
+    """A cloud with registered hosts and without servers."""
     register(cloud)
     return cloud
 
 
-def last(cloud: Cloud, server: str) -> Any:
+def read_last_action(cloud: Cloud, server: str) -> Any:
     return cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
 
 
-def until_stuck(cloud: Cloud, server: str, rounds: int = 40) -> Any:
-    """Run rounds until the action is stuck, and return the action."""
+def run_until_stuck(cloud: Cloud, server: str, rounds: int = 40) -> Any:
+    """Run rounds until the last action of the server is stuck, and return the action."""
     for _ in range(rounds):
         cloud.round()
-        if last(cloud, server).state == ActionState.STUCK:
-            return last(cloud, server)
+        if read_last_action(cloud, server).state == ActionState.STUCK:
+            return read_last_action(cloud, server)
         cloud.time.pass_by(10)
-    raise AssertionError(f"not stuck: {last(cloud, server)}")
+    raise AssertionError(f"not stuck: {read_last_action(cloud, server)}")
 
 
-def begin_unknown_step(cloud: Cloud) -> str:
-    """Return a server whose stop is at a step that this release does not have."""
+def begin_stop_at_unknown_step(cloud: Cloud) -> str:
+    """Return a server with a stop at a step that this release does not have."""
     [server] = cloud.create(networks=[])
     cloud.settle()
     change(cloud, cloud.ask(server, "os-stop"), step="renamed_since")
@@ -55,8 +55,8 @@ def begin_unknown_step(cloud: Cloud) -> str:
 
 
 def test_action_at_unknown_step_becomes_stuck_with_fault_and_finding(cloud: Cloud) -> None:
-    server = begin_unknown_step(cloud)
-    row = until_stuck(cloud, server)
+    server = begin_stop_at_unknown_step(cloud)
+    row = run_until_stuck(cloud, server)
     assert (row.failures, row.due_at, row.owner, row.lease_until) == (
         retries.MAX_EXCEPTIONS,
         None,
@@ -64,37 +64,37 @@ def test_action_at_unknown_step_becomes_stuck_with_fault_and_finding(cloud: Clou
         None,
     )
     assert "stop has no step renamed_since in this release" in row.cause
-    shown = cloud.show(server)
-    assert (shown.vm_state, shown.task_state, shown.action) == (
+    after = cloud.show(server)
+    assert (after.vm_state, after.task_state, after.action) == (
         states.ACTIVE,
         states.POWERING_OFF,
         row.id,
     )
-    assert "The stop is stuck at its step renamed_since" in shown.fault["message"]
-    assert "LookupError" not in shown.fault["message"] and "LookupError" in shown.fault["details"]
+    assert "The stop is stuck at its step renamed_since" in after.fault["message"]
+    assert "LookupError" not in after.fault["message"] and "LookupError" in after.fault["details"]
     event = cloud.store.read(lambda tx: actions.events_of(tx, row.id))[-1]
-    assert (event.event, event.message) == ("stuck", shown.fault["message"])
+    assert (event.event, event.message) == ("stuck", after.fault["message"])
     [finding] = cloud.findings()
     assert (finding.invariant, finding.subject) == ("stuck", server)
     assert f"kilonova action show {row.id}" in finding.text
 
 
-def test_stuck_action_costs_no_statements(cloud: Cloud) -> None:
-    server = begin_unknown_step(cloud)
-    until_stuck(cloud, server)
-    executed: list[str] = []
+def test_stuck_action_adds_no_statements_to_advance(cloud: Cloud) -> None:
+    server = begin_stop_at_unknown_step(cloud)
+    run_until_stuck(cloud, server)
+    statements: list[str] = []
 
-    def count(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        executed.append(statement)
+    def record(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
 
-    sa.event.listen(cloud.store.engine, "before_cursor_execute", count)
+    sa.event.listen(cloud.store.engine, "before_cursor_execute", record)
     cloud.time.pass_by(3600)
-    every = [Lane.INSIDE, *WORKFLOWS.lanes]
-    assert [runner.advance(cloud.engine, lane) for lane in every] == [0] * len(every)
-    assert len(executed) == 2 * len(every), "each begins a transaction and looks"
+    lanes = [Lane.INSIDE, *WORKFLOWS.lanes]
+    assert [runner.advance(cloud.engine, lane) for lane in lanes] == [0] * len(lanes)
+    assert len(statements) == 2 * len(lanes), "each lane begins a transaction and reads due actions"
 
 
-def test_action_with_few_exceptions_continues(
+def test_action_continues_after_fewer_than_max_exceptions(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [server] = cloud.create()
@@ -103,18 +103,15 @@ def test_action_with_few_exceptions_continues(
         for _ in range(4):
             cloud.round()
             cloud.time.pass_by(2)
-        assert 1 < last(cloud, server).failures < retries.MAX_EXCEPTIONS
+        assert 1 < read_last_action(cloud, server).failures < retries.MAX_EXCEPTIONS
     cloud.time.pass_by(60)
     cloud.settle()
-    assert (last(cloud, server).state, last(cloud, server).failures, last(cloud, server).cause) == (
-        "done",
-        0,
-        None,
-    )
+    row = read_last_action(cloud, server)
+    assert (row.state, row.failures, row.cause) == ("done", 0, None)
     assert cloud.findings() == []
 
 
-WHERE = [
+STEP_FUNCTIONS = [
     ("place", "prepare"),
     ("place", "apply"),
     ("networks", "call"),
@@ -127,44 +124,44 @@ WHERE = [
 ]
 
 
-WAYS_OUT = [
-    (*where, way)
-    for where in WHERE
-    for way in ("retry", "abort", "settle", "delete")
-    if (where[1], way) != ("undo_call", "abort")
+CASES = [
+    (*step_function, operation)
+    for step_function in STEP_FUNCTIONS
+    for operation in ("retry", "abort", "settle", "delete")
+    if (step_function[1], operation) != ("undo_call", "abort")
 ]
 
 
 @pytest.mark.parametrize(
-    ("step", "part", "way"),
+    ("step", "part", "operation"),
     [
-        # Every third case is in the default set, so that it has each place and each way out.
+        # Every third case is in the default set, which so has each function and each operation.
         pytest.param(*case, marks=() if number % 3 == 0 else pytest.mark.slice("operations"))
-        for number, case in enumerate(WAYS_OUT)
+        for number, case in enumerate(CASES)
     ],
 )
 def test_stuck_create_ends_cleanly_by_retry_abort_settle_or_delete(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, step: str | None, part: str, way: str
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, step: str | None, part: str, operation: str
 ) -> None:
-    """Before a retry or an abort, the cause is removed. Settle and delete work without that."""
-    back = part in ("failed", "undo", "undo_call")
-    if back:
+    """The cause is removed before retry and abort. Settle and delete work while it persists."""
+    is_undo = part in ("failed", "undo", "undo_call")
+    if is_undo:
         for host in cloud.hosts.values():
             host.driver.host.script["ensure_guest"] = [Fail("It broke.")]
     [server] = cloud.create()
     with monkeypatch.context() as patch:
         poison(patch, "create", step, part, [server])
-        row = until_stuck(cloud, server)
-        if way == "settle":
+        row = run_until_stuck(cloud, server)
+        if operation == "settle":
             cloud.store.write(lambda tx: stuck_actions.settle(tx, row.id, "It was given up."))
             assert cloud.show(server).fault["message"] == "It was given up."
-        if way in ("settle", "delete"):
+        if operation in ("settle", "delete"):
             cloud.ask(server, "delete")
             cloud.settle()
-    if way == "retry":
+    if operation == "retry":
         cloud.store.write(lambda tx: stuck_actions.retry(tx, row.id))
         assert "stuck" not in str(cloud.show(server).fault)
-    if way == "abort":
+    if operation == "abort":
         cloud.store.write(
             lambda tx: stuck_actions.abort(
                 tx, row.id, "An operator has ended it.", lambda row: None
@@ -172,34 +169,34 @@ def test_stuck_create_ends_cleanly_by_retry_abort_settle_or_delete(
         )
     cloud.time.pass_by(15)
     cloud.settle()
-    ends = {"retry": states.ERROR if back else states.ACTIVE, "abort": states.ERROR}.get(
-        way, states.DELETED
+    end_state = {"retry": states.ERROR if is_undo else states.ACTIVE, "abort": states.ERROR}.get(
+        operation, states.DELETED
     )
-    shown = cloud.show(server)
-    assert (shown.vm_state, shown.task_state, shown.action) == (ends, None, None)
-    if way == "abort":
-        message = str(shown.fault["message"])
-        assert "An operator has ended it." in message or (back and message == "It broke.")
-        assert (shown.host, cloud.domains(server), list(cloud.networks.held)) == (None, [], [])
+    after = cloud.show(server)
+    assert (after.vm_state, after.task_state, after.action) == (end_state, None, None)
+    if operation == "abort":
+        message = str(after.fault["message"])
+        assert "An operator has ended it." in message or (is_undo and message == "It broke.")
+        assert (after.host, cloud.domains(server), list(cloud.networks.held)) == (None, [], [])
     assert cloud.findings() == []
 
 
-def test_abort_of_stuck_undo_skips_step_and_undoes_the_rest(
+def test_abort_of_stuck_undo_skips_stuck_step_and_undoes_other_steps(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for host in cloud.hosts.values():
         host.driver.host.script["ensure_guest"] = [Fail("It broke.")]
     [server] = cloud.create()
     poison(monkeypatch, "create", "networks", "undo_call", [server])
-    row = until_stuck(cloud, server)
+    row = run_until_stuck(cloud, server)
     cloud.store.write(
         lambda tx: stuck_actions.abort(tx, row.id, "An operator has ended it.", lambda row: None)
     )
     cloud.settle()
-    shown = cloud.show(server)
-    assert (shown.vm_state, shown.host, cloud.domains(server)) == (states.ERROR, None, [])
-    assert shown.fault["message"] == "It broke.", (
-        "what is left at the network service is a pending cleanup"
+    after = cloud.show(server)
+    assert (after.vm_state, after.host, cloud.domains(server)) == (states.ERROR, None, [])
+    assert after.fault["message"] == "It broke.", (
+        "removals at the network service are pending cleanups"
     )
     cloud.clean_up()
     cloud.ask(server, "delete")
@@ -207,14 +204,13 @@ def test_abort_of_stuck_undo_skips_step_and_undoes_the_rest(
     assert (list(cloud.networks.held), cloud.findings()) == ([], [])
 
 
-def test_result_of_stuck_action_counts_after_retry(
+def test_retry_of_stuck_create_uses_result_and_repeats_no_command(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The guest is not created twice."""
     [server] = cloud.create(host="h1", forced=True, networks=[])
     with monkeypatch.context() as patch:
         poison(patch, "create", "build", "on_result", [server])
-        row = until_stuck(cloud, server)
+        row = run_until_stuck(cloud, server)
     assert (row.host, row.sent_at is None) == ("h1", False)
     cloud.store.write(lambda tx: stuck_actions.retry(tx, row.id))
     cloud.time.pass_by(5)
@@ -225,29 +221,31 @@ def test_result_of_stuck_action_counts_after_retry(
 
 
 @pytest.mark.parametrize(
-    "way",
+    "operation",
     [
         stuck_actions.retry,
         lambda tx, key: stuck_actions.settle(tx, key, "why"),
         lambda tx, key: stuck_actions.abort(tx, key, "why", lambda row: None),
     ],
 )
-def test_retry_abort_and_settle_conflict_unless_action_is_stuck(cloud: Cloud, way: Any) -> None:
+def test_retry_abort_and_settle_conflict_unless_action_is_stuck(
+    cloud: Cloud, operation: Any
+) -> None:
     with pytest.raises(errors.NotFound):
-        cloud.store.write(lambda tx: way(tx, "none"))
-    server = begin_unknown_step(cloud)
+        cloud.store.write(lambda tx: operation(tx, "none"))
+    server = begin_stop_at_unknown_step(cloud)
     with pytest.raises(errors.Conflict, match="is due, not stuck"):
-        cloud.store.write(lambda tx: way(tx, last(cloud, server).id))
-    row = until_stuck(cloud, server)
+        cloud.store.write(lambda tx: operation(tx, read_last_action(cloud, server).id))
+    row = run_until_stuck(cloud, server)
     cloud.ask(server, "delete")
     with pytest.raises(errors.Conflict, match="is superseded, not stuck"):
-        cloud.store.write(lambda tx: way(tx, row.id))
+        cloud.store.write(lambda tx: operation(tx, row.id))
     cloud.settle()
     assert cloud.show(server).vm_state == states.DELETED
 
 
 def test_action_of_newer_release_becomes_overdue_and_can_be_settled(cloud: Cloud) -> None:
-    """This happens after a downgrade."""
+    """A downgrade can leave such an action."""
     [server] = cloud.create(networks=[])
     cloud.settle()
     action = cloud.ask(server, "os-stop")
@@ -268,28 +266,28 @@ def test_action_of_newer_release_becomes_overdue_and_can_be_settled(cloud: Cloud
 
 
 def test_retry_of_stuck_reboot_restores_previous_fault(cloud: Cloud) -> None:
-    """Two reboots of a server in ERROR become stuck in turn. The second is retried."""
+    """Two reboots of a server in ERROR become stuck, one after the other. The second is retried."""
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
-    old = {"code": 500, "message": "It broke.", "details": "", "created": 1}
+    previous_fault = {"code": 500, "message": "It broke.", "details": "", "created": 1}
     cloud.store.write(
         lambda tx: tx.execute(
             sa.update(schema.servers)
             .where(schema.servers.c.id == server)
-            .values(vm_state=states.ERROR, fault=old)
+            .values(vm_state=states.ERROR, fault=previous_fault)
         )
     )
     for _ in range(2):
         change(cloud, cloud.ask(server, "reboot", "HARD"), step="renamed_since")
-        row = until_stuck(cloud, server)
-        assert cloud.show(server).fault["before"] == old
+        row = run_until_stuck(cloud, server)
+        assert cloud.show(server).fault["before"] == previous_fault
     cloud.store.write(lambda tx: stuck_actions.retry(tx, row.id))
-    assert cloud.show(server).fault == old
+    assert cloud.show(server).fault == previous_fault
 
 
-def test_settle_of_stuck_action_without_server_row_succeeds(cloud: Cloud) -> None:
-    server = begin_unknown_step(cloud)
-    row = until_stuck(cloud, server)
+def test_settle_of_stuck_action_succeeds_without_server_row(cloud: Cloud) -> None:
+    server = begin_stop_at_unknown_step(cloud)
+    row = run_until_stuck(cloud, server)
     cloud.store.write(
         lambda tx: tx.execute(sa.delete(schema.servers).where(schema.servers.c.id == server))
     )
@@ -297,8 +295,9 @@ def test_settle_of_stuck_action_without_server_row_succeeds(cloud: Cloud) -> Non
     assert cloud.store.read(lambda tx: actions.show_by_id(tx, row.id)).state == "failed"
 
 
-# --- hosts that refuse ---
+# --- refusals of hosts ---
 def rescue_on_old_agent(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Begin a rescue on an agent that does not know this verb, and return the server."""
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
     monkeypatch.delitem(VERBS, Rescue.name)
@@ -313,7 +312,7 @@ def test_verb_unknown_to_agent_waits_for_upgrade(
     for _ in range(3):
         cloud.round()
         cloud.time.pass_by(5)
-    row = last(cloud, server)
+    row = read_last_action(cloud, server)
     assert (row.state, cloud.show(server).task_state, cloud.show(server).fault) == (
         "waiting",
         states.RESCUING,
@@ -323,16 +322,19 @@ def test_verb_unknown_to_agent_waits_for_upgrade(
     monkeypatch.setitem(VERBS, Rescue.name, Rescue)
     cloud.time.pass_by(5)
     cloud.settle()
-    assert (cloud.show(server).vm_state, last(cloud, server).cause) == (states.RESCUED, None)
+    assert (cloud.show(server).vm_state, read_last_action(cloud, server).cause) == (
+        states.RESCUED,
+        None,
+    )
 
 
 def test_verb_unknown_to_agent_becomes_stuck_after_max_refusals(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = rescue_on_old_agent(cloud, monkeypatch)
-    # The count that ten minutes would reach, in less time.
+    # The default limit takes ten minutes of refusals.
     monkeypatch.setattr(retries, "MAX_REFUSALS", 12)
-    row = until_stuck(cloud, server)
+    row = run_until_stuck(cloud, server)
     assert row.failures == 12
     assert (
         "Host h1 refuses it: its agent does not know rescue" in cloud.show(server).fault["message"]

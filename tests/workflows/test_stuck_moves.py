@@ -15,7 +15,7 @@ from tests.workflows.poison import poison
 from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud
 
-MOVING = [
+STEP_FUNCTIONS = [
     (name, step.name, part)
     for name in ("resize", "live_migrate", "revert_resize", "evacuate", "shelve")
     for step in WORKFLOWS[name].steps
@@ -25,10 +25,15 @@ MOVING = [
 
 
 @pytest.mark.slice("moves")
-@pytest.mark.parametrize("way", ["retry", "settle"])
-@pytest.mark.parametrize(("workflow", "step", "part"), MOVING)
+@pytest.mark.parametrize("operation", ["retry", "settle"])
+@pytest.mark.parametrize(("workflow", "step", "part"), STEP_FUNCTIONS)
 def test_stuck_move_ends_cleanly_by_retry_or_settle(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str, step: str, part: str, way: str
+    cloud: Cloud,
+    monkeypatch: pytest.MonkeyPatch,
+    workflow: str,
+    step: str,
+    part: str,
+    operation: str,
 ) -> None:
     trial = trial_of(cloud, workflow)
     cloud.watcher = lambda: None  # A stuck action is a finding.
@@ -43,7 +48,7 @@ def test_stuck_move_ends_cleanly_by_retry_or_settle(
                 break
             cloud.time.pass_by(10)
     row = last(cloud, trial.server)
-    if way == "retry":
+    if operation == "retry":
         cloud.store.write(lambda tx: stuck_actions.retry(tx, row.id))
         cloud.time.pass_by(5)
         cloud.settle()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of volumes that migrate while their server runs. It keeps the volume with the data."""
+"""Tests of the migration of a volume to a new volume while a server uses the volume."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def server(cloud: Cloud) -> str:
     return server
 
 
-def read_volume_place(cloud: Cloud, server: str) -> str:
+def read_stored_id(cloud: Cloud, server: str) -> str:
     """Return the id under which the service stores the guest's volume."""
-    [one] = cloud.hosts["h1"].driver.host.guests[server].volumes
-    return one.stored_id
+    [volume] = cloud.hosts["h1"].driver.host.guests[server].volumes
+    return volume.stored_id
 
 
 def swap_until(cloud: Cloud, server: str, volume: str, verb: str) -> None:
-    """Begin a swap and run rounds until the host fails this verb."""
+    """Begin a swap and run rounds until the action waits for this verb, which cannot succeed."""
     if verb == "copy_volume":
         cloud.hosts["h1"].power_cut()
     cloud.hosts["h1"].driver.host.script[verb] = [Fail("Not now.")] * 99
@@ -42,7 +42,9 @@ def swap_until(cloud: Cloud, server: str, volume: str, verb: str) -> None:
     raise AssertionError(row)
 
 
-def test_swap_volume_moves_guest_to_new_volume(cloud: Cloud, server: str) -> None:
+def test_swap_volume_connects_guest_to_new_volume_and_keeps_volume_id(
+    cloud: Cloud, server: str
+) -> None:
     volume = attach_new_volume(cloud, server)
     [old] = cloud.volumes.state.held
     volume_service.swap(cloud, server, volume)
@@ -51,7 +53,7 @@ def test_swap_volume_moves_guest_to_new_volume(cloud: Cloud, server: str) -> Non
     assert volume_service.of(cloud, server) == {volume: "attached"}
     [(new, held)] = cloud.volumes.state.held.items()
     assert new != old and (held.attachment.volume_id, held.host) == (volume, "h1")
-    assert read_volume_place(cloud, server) == cloud.volumes.state.name_ids[volume] != volume
+    assert read_stored_id(cloud, server) == cloud.volumes.state.name_ids[volume] != volume
     volumes = cloud.volumes.state.volumes
     assert (list(volumes), volumes[volume].migration) == ([volume], "success")
 
@@ -63,7 +65,7 @@ def test_swap_volume_keeps_old_volume_when_copy_fails(cloud: Cloud, server: str)
     volume_service.swap(cloud, server, volume)
     cloud.settle()
     assert last(cloud, server) == ("swap_volume", "failed", "The disk is full.")
-    assert cloud.volumes.state.held == before and read_volume_place(cloud, server) == volume
+    assert cloud.volumes.state.held == before and read_stored_id(cloud, server) == volume
     volumes = cloud.volumes.state.volumes
     assert (list(volumes), volumes[volume].migration) == ([volume], "error")
 
@@ -72,7 +74,7 @@ def test_swap_volume_keeps_old_volume_when_copy_fails(cloud: Cloud, server: str)
 def test_delete_during_swap_volume_keeps_volume_with_data(
     cloud: Cloud, server: str, verb: str
 ) -> None:
-    """Before the switch the old volume has the data, after the switch the new volume."""
+    """The data is on the old volume before the switch, and on the new volume after the switch."""
     volume = attach_new_volume(cloud, server)
     swap_until(cloud, server, volume, verb)
     cloud.ask(server, "delete")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of volumes of servers: attach, detach, boot and moves, with faults of service and hosts.
 
-After each test only the server's host has the volume, by one attachment.
+Most tests check that only the server's host has the volume, by one attachment.
 """
 
 from __future__ import annotations
@@ -64,22 +64,28 @@ def read_connected(cloud: Cloud, server: str) -> list[str]:
 
 
 def last(cloud: Cloud, server: str) -> tuple[str, str, str | None]:
+    """Return name, state and message of the last action of the server."""
     row = cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
     return row.name, row.state, row.message
 
 
 def boot_from_new_volume(cloud: Cloud, looks: int = 0, delete: bool = True) -> tuple[str, str]:
-    """Create a server that boots from a new volume. Return both."""
+    """Create a server that boots from a new volume, without a round. Return both ids.
+
+    Args:
+        looks: Number of polls after which the service shows the volume as available.
+        delete: Value of delete_on_termination.
+    """
     cloud.round()
     volume = cloud.volumes.make(looks=looks)
     more = {"boot_index": 0, "status": "creating", "source_type": "image"}
-    wish = {"delete_on_termination": delete, "more": more}
-    [server] = cloud.create(volumes=[cloud.volumes.wanted(volume, **wish)])
+    values = {"delete_on_termination": delete, "more": more}
+    [server] = cloud.create(volumes=[cloud.volumes.wanted(volume, **values)])
     return server, volume
 
 
 # --- attach and detach ---
-def test_attach_volume_connects_host_until_detach(cloud: Cloud, server: str) -> None:
+def test_attach_volume_connects_host_to_volume_until_detach(cloud: Cloud, server: str) -> None:
     volume = attach_new_volume(cloud, server)
     assert volume_service.of(cloud, server) == {volume: "attached"}
     assert read_connected(cloud, server) == [volume]
@@ -91,12 +97,13 @@ def test_attach_volume_connects_host_until_detach(cloud: Cloud, server: str) -> 
 
 
 def read_device_names(cloud: Cloud, server: str) -> dict[str, str]:
-    """Return volume -> device name, as the API shows them."""
+    """Return volume -> device name from the records, which the API shows."""
     rows = cloud.store.read(lambda tx: volumes.list_of(tx, server))
     return {str(row.volume_id): row.device_name for row in rows}
 
 
 def read_guest_names(cloud: Cloud, server: str) -> dict[str, str]:
+    """Return volume -> device name inside the guest."""
     return cloud.hosts[cloud.show(server).host].driver.host.guests[server].names
 
 
@@ -113,10 +120,10 @@ BOOTS = {
 
 
 @pytest.mark.parametrize("boot", BOOTS)
-def test_device_names_agree_with_guest_after_detach_and_boot(
+def test_device_names_equal_names_in_guest_after_detach_and_boot(
     cloud: Cloud, server: str, boot: str
 ) -> None:
-    """A running guest keeps the names of its disks, and a booting guest numbers them anew."""
+    """A detach from a running guest changes no device names. A boot assigns all names anew."""
     first, second, third = (attach_new_volume(cloud, server) for _ in range(3))
     volume_service.detach(cloud, server, first)
     cloud.settle()
@@ -130,7 +137,9 @@ def test_device_names_agree_with_guest_after_detach_and_boot(
 
 
 @pytest.mark.parametrize("moment", ["live", "paused", "suspended"])
-def test_device_names_stay_until_guest_boots(cloud: Cloud, server: str, moment: str) -> None:
+def test_device_names_stay_after_detach_until_guest_boots(
+    cloud: Cloud, server: str, moment: str
+) -> None:
     first, second = (attach_new_volume(cloud, server) for _ in range(2))
     volume_service.detach(cloud, server, first)
     cloud.settle()
@@ -153,7 +162,9 @@ def test_device_names_stay_until_guest_boots(cloud: Cloud, server: str, moment: 
     assert read_device_names(cloud, server) == expected == read_guest_names(cloud, server)
 
 
-def test_device_names_follow_local_disks_of_new_flavor(cloud: Cloud, server: str) -> None:
+def test_resize_to_flavor_with_swap_changes_device_name_of_volume(
+    cloud: Cloud, server: str
+) -> None:
     volume = attach_new_volume(cloud, server)
     cloud.move(server, "resize", replace(bigger(cloud, server), swap_mb=64))
     cloud.settle()
@@ -167,7 +178,7 @@ def test_device_names_follow_local_disks_of_new_flavor(cloud: Cloud, server: str
     )
 
 
-def test_connection_passwords_are_sealed_in_database(cloud: Cloud, server: str) -> None:
+def test_attach_volume_seals_connection_password_in_database(cloud: Cloud, server: str) -> None:
     attach_new_volume(cloud, server)
     with cloud.store.engine.connect() as database:
         dump = "".join(database.connection.dbapi_connection.iterdump())  # type: ignore[union-attr]
@@ -238,7 +249,7 @@ def test_detach_volume_on_dead_host_ends_attachment(cloud: Cloud, server: str) -
 def test_returned_host_starts_guest_without_detached_volume(
     cloud: Cloud, server: str, before: str
 ) -> None:
-    """The guest ran, was paused or stopped at the power cut. The other volume stays attached."""
+    """At the power cut the guest runs, or is paused or stopped. A second volume stays attached."""
     detached, kept = attach_new_volume(cloud, server), attach_new_volume(cloud, server)
     if before:
         cloud.ask(server, before)
@@ -259,11 +270,11 @@ def test_returned_host_starts_guest_without_detached_volume(
         cloud.settle()
     guest = host.driver.host.guests[server]
     assert guest.is_active and read_connected(cloud, server) == [kept]
-    assert [one.volume_id for one in guest.volumes] == [kept]
+    assert [volume.volume_id for volume in guest.volumes] == [kept]
     assert cloud.volumes.hosts_of(detached) == {"h2"} and cloud.findings() == []
 
 
-def test_repeated_start_command_has_no_detached_volume(cloud: Cloud, server: str) -> None:
+def test_repeated_start_command_omits_detached_volume(cloud: Cloud, server: str) -> None:
     """The first start command to the returned host is lost."""
     detached = attach_new_volume(cloud, server)
     cloud.ask(server, "os-stop")
@@ -284,11 +295,11 @@ def test_repeated_start_command_has_no_detached_volume(cloud: Cloud, server: str
     assert len(lost) > 1 and guest.is_active and guest.volumes == []
 
 
-def test_attach_volume_to_offloaded_server_reserves_until_unshelve(
+def test_attach_volume_to_offloaded_server_reserves_volume_until_unshelve(
     cloud: Cloud, server: str
 ) -> None:
-    for wanted in ("shelve", "shelveOffload"):
-        cloud.ask(server, wanted, args={"image_id": "33333333-3333-4333-8333-333333333333"})
+    for key in ("shelve", "shelveOffload"):
+        cloud.ask(server, key, args={"image_id": "33333333-3333-4333-8333-333333333333"})
         cloud.settle()
     volume = attach_new_volume(cloud, server)
     assert volume_service.of(cloud, server) == {volume: "reserved"}
@@ -303,8 +314,8 @@ def test_attach_volume_to_offloaded_server_reserves_until_unshelve(
 
 
 def test_detach_volume_from_offloaded_server_frees_volume(cloud: Cloud, server: str) -> None:
-    for wanted in ("shelve", "shelveOffload"):
-        cloud.ask(server, wanted, args={"image_id": "33333333-3333-4333-8333-333333333333"})
+    for key in ("shelve", "shelveOffload"):
+        cloud.ask(server, key, args={"image_id": "33333333-3333-4333-8333-333333333333"})
         cloud.settle()
     volume = attach_new_volume(cloud, server)
     volume_service.detach(cloud, server, volume)
@@ -313,21 +324,21 @@ def test_detach_volume_from_offloaded_server_frees_volume(cloud: Cloud, server: 
     assert cloud.volumes.state.volumes[volume].status == "available"
 
 
-def test_extend_volume_updates_size_in_guest(cloud: Cloud, server: str) -> None:
+def test_extend_volume_updates_size_of_volume_in_guest(cloud: Cloud, server: str) -> None:
     volume = attach_new_volume(cloud, server)
     volumes = cloud.volumes.state.volumes
     volumes[volume] = replace(volumes[volume], size_gb=7)
     volume_service.extend(cloud, server, volume)
     cloud.settle()
-    [one] = cloud.hosts["h1"].driver.host.guests[server].volumes
-    assert one.size_gb == 7
+    [volume_in_guest] = cloud.hosts["h1"].driver.host.guests[server].volumes
+    assert volume_in_guest.size_gb == 7
 
 
 # --- create and delete ---
 def test_create_waits_for_boot_volume_before_claim(cloud: Cloud) -> None:
     server, volume = boot_from_new_volume(cloud, looks=4)
     cloud.advance()
-    assert cloud.show(server).host is None, "no host is claimed before the volume is there"
+    assert cloud.show(server).host is None, "no host is claimed before the volume is ready"
     cloud.settle()
     assert cloud.show(server).vm_state == states.ACTIVE
     assert volume_service.of(cloud, server) == {volume: "attached"} and read_connected(
@@ -381,8 +392,10 @@ def test_failed_create_reserves_volume_until_delete(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("rounds", range(4))
-def test_delete_keeps_volume_during_detach(cloud: Cloud, server: str, rounds: int) -> None:
-    """The volume may be free at the service already, and its user may rely on that."""
+def test_delete_during_detach_volume_keeps_delete_on_termination_volume(
+    cloud: Cloud, server: str, rounds: int
+) -> None:
+    """The service may show the volume as available already, and the user may rely on the data."""
     volume = cloud.volumes.make()
     volume_service.attach(cloud, server, volume, delete_on_termination=True)
     cloud.settle()
@@ -396,7 +409,7 @@ def test_delete_keeps_volume_during_detach(cloud: Cloud, server: str, rounds: in
     assert cloud.volumes.state.volumes[volume].status == "available"
 
 
-def test_create_with_refused_connection_keeps_reserved_attachment(cloud: Cloud) -> None:
+def test_create_with_refused_volume_connection_keeps_attachment_reserved(cloud: Cloud) -> None:
     server, volume = boot_from_new_volume(cloud)
     cloud.volumes.refusing["connect", volume] = errors.Conflict("No target is left.")
     cloud.settle()
@@ -405,7 +418,7 @@ def test_create_with_refused_connection_keeps_reserved_attachment(cloud: Cloud) 
     assert cloud.volumes.asked.count(("attach", volume)) == 1
 
 
-def test_create_retries_on_other_host_with_volume_of_first_host(cloud: Cloud) -> None:
+def test_create_retry_on_other_host_disconnects_volume_from_first_host(cloud: Cloud) -> None:
     cloud.hosts["h1"].driver.host.script["ensure_guest"] = [Fail("Full.", retryable=True)] * 2
     cloud.hosts["h2"].driver.host.script["ensure_guest"] = []
     server, volume = boot_from_new_volume(cloud)
@@ -413,7 +426,7 @@ def test_create_retries_on_other_host_with_volume_of_first_host(cloud: Cloud) ->
     assert cloud.show(server).host == "h2" and cloud.volumes.hosts_of(volume) == {"h2"}
 
 
-def test_create_with_volume_fails_without_host_trait(cloud: Cloud) -> None:
+def test_create_with_volume_fails_when_no_host_has_volume_trait(cloud: Cloud) -> None:
     for host in cloud.hosts.values():
         size = host.driver.host.size
         host.driver.host.size.traits[:] = [
@@ -427,7 +440,7 @@ def test_create_with_volume_fails_without_host_trait(cloud: Cloud) -> None:
 def test_delete_on_silent_host_keeps_attachment_until_forced_down(
     cloud: Cloud, server: str
 ) -> None:
-    """The guest may still write to the volume. Without proof, no other server may attach it."""
+    """The guest may still write to the volume, so no other server may attach the volume."""
     volume = attach_new_volume(cloud, server)
     cloud.hosts["h1"].power_cut()
     cloud.until_down("h1")
@@ -479,7 +492,7 @@ def test_failed_live_migrate_deletes_second_attachment(
 # --- faults of the service ---
 @cache
 def read_calls(workflow: str) -> range:
-    """Return the numbers of the calls of the service that the workflow makes."""
+    """Return the numbers of the workflow's calls to the volume service, counted from 1."""
     time = Time()
     cloud = Cloud(memory_store(time), time)
     trial = trial_of(cloud, workflow)
@@ -494,24 +507,24 @@ HALVES = (Slice.GUESTS, Slice.MOVES)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Number the calls and the fault points of each workflow.
+    """Parametrize the tests in ``POINTS`` with the call or fault point numbers of each workflow.
 
-    Only processes that run these slices read all of them.
+    Only processes that run these slices read all numbers, because this runs the workflows.
     """
     points = POINTS.get(metafunc.function.__name__)
     if points is None:
         return
-    looks = runs_slice(metafunc.config, *HALVES)
+    reads_all = runs_slice(metafunc.config, *HALVES)
     cases = [
         pytest.param(name, number, marks=pytest.mark.slice(HALVES[number % 2]))
         for name in WITH_VOLUMES
-        for number in (points(name) if looks else [1])
+        for number in (points(name) if reads_all else [1])
     ]
     metafunc.parametrize(("workflow", "number"), cases)
 
 
 @pytest.mark.parametrize("answer", [Answer.SILENT, Answer.LOST])
-def test_volume_workflow_succeeds_after_silence_of_service(
+def test_volume_workflow_succeeds_after_missing_answers_of_service(
     cloud: Cloud, workflow: str, number: int, answer: Answer
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -527,17 +540,15 @@ CONNECTING_BACK = ("resize", "revert_resize", "evacuate")
 
 
 @pytest.mark.parametrize("answer", [Answer.FORBIDDEN, Answer.CONFLICT])
-def test_volume_workflow_with_refused_call_leaves_no_attachment(
+def test_delete_after_refused_call_in_volume_workflow_ends_attachments(
     cloud: Cloud, workflow: str, number: int, answer: Answer
 ) -> None:
-    """The action ends, done or failed.
+    """The service repeats the refusal, also during the undo.
 
-    If the service refuses the undo too, a volume remains without a connection, and the doctor
-    reports
-    this. After recovery and a delete of the server, no attachment is left.
+    A volume may then have no connection until the delete, and the doctor reports this volume.
     """
     trial = trial_of(cloud, workflow)
-    cloud.watcher = lambda: None  # Findings are expected meanwhile.
+    cloud.watcher = lambda: None  # Findings are expected until the delete.
     cloud.volumes.script = {cloud.volumes.calls + number: answer}
     trial.begin()
     cloud.settle()
@@ -545,8 +556,8 @@ def test_volume_workflow_with_refused_call_leaves_no_attachment(
     cloud.volumes.finish()
     cloud.clean_up()
     connects = workflow == "rebuild:boots" or workflow.partition(":")[0] in CONNECTING_BACK
-    left = {"volume-of-server"} if connects else set()
-    assert {one.invariant for one in cloud.findings()} <= left
+    expected_kinds = {"volume-of-server"} if connects else set()
+    assert {finding.invariant for finding in cloud.findings()} <= expected_kinds
     if not cloud.show(trial.server).deleted:
         cloud.ask(trial.server, "delete")
     cloud.settle()
@@ -572,8 +583,8 @@ def test_delete_supersedes_volume_workflow_after_any_round(
     cloud.volumes.finish()
     cloud.clean_up()
     before = cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[1]
-    keeps = before.name == "createImage" and before.state == "done"
-    trial.is_right(states.DELETED, 0, trial.scenario.images if keeps else 0)
+    has_image = before.name == "createImage" and before.state == "done"
+    trial.is_right(states.DELETED, 0, trial.scenario.images if has_image else 0)
     assert cloud.volumes.state.held == {}
 
 
@@ -592,8 +603,8 @@ def read_fault_points(workflow: str) -> list[int]:
 
 #: Test -> a function that returns the numbers of its cases.
 POINTS = {
-    "test_volume_workflow_succeeds_after_silence_of_service": read_calls,
-    "test_volume_workflow_with_refused_call_leaves_no_attachment": read_calls,
+    "test_volume_workflow_succeeds_after_missing_answers_of_service": read_calls,
+    "test_delete_after_refused_call_in_volume_workflow_ends_attachments": read_calls,
     "test_volume_workflow_ends_after_kill_at_fault_point": read_fault_points,
 }
 
@@ -610,7 +621,8 @@ def test_volume_workflow_ends_after_kill_at_fault_point(
 
 
 # --- statements, messages and calls ---
-#: Statements, messages and calls of the service: of one server with one volume beside its disk.
+#: Workflow -> limit of statements, messages and calls to the service, for one server with one
+#: volume beside its disk.
 COSTS = {
     "attach_volume": (60, 2, 3),
     "detach_volume": (35, 2, 2),
@@ -636,7 +648,7 @@ def test_volume_workflow_stays_within_limit_of_statements_and_calls(
     assert calls <= COSTS[workflow][2]
 
 
-def test_server_without_volumes_makes_no_volume_calls(cloud: Cloud) -> None:
+def test_server_without_volumes_makes_no_volume_calls_and_statements(cloud: Cloud) -> None:
     statements: list[str] = []
     cloud.round()
     sa.event.listen(
@@ -650,5 +662,5 @@ def test_server_without_volumes_makes_no_volume_calls(cloud: Cloud) -> None:
     for key in ("os-stop", "delete"):
         cloud.ask(server, key)
         cloud.advance()
-    assert statements and not any("block_devices" in one for one in statements)
+    assert statements and not any("block_devices" in statement for statement in statements)
     assert cloud.volumes.asked == []

@@ -26,15 +26,15 @@ def server(cloud: Cloud) -> str:
 
 
 def read_finding_kinds(cloud: Cloud) -> list[str]:
-    return [one.kind for one in cloud.findings()]
+    return [finding.kind for finding in cloud.findings()]
 
 
 def change(cloud: Cloud, **values: Any) -> None:
-    """Change the block devices as no action does."""
+    """Change all block device records, as only a defect would."""
     cloud.store.write(lambda tx: tx.execute(sa.update(schema.block_devices).values(**values)))
 
 
-def test_doctor_finds_missing_attachment(cloud: Cloud, server: str) -> None:
+def test_doctor_finds_volume_without_attachment_at_service(cloud: Cloud, server: str) -> None:
     volume = attach_new_volume(cloud, server)
     cloud.volumes.state.held.clear()
     assert read_finding_kinds(cloud) == ["volume-without-attachment"]
@@ -43,22 +43,22 @@ def test_doctor_finds_missing_attachment(cloud: Cloud, server: str) -> None:
     assert read_finding_kinds(cloud) == []
 
 
-def test_doctor_finds_incomplete_attachment(cloud: Cloud, server: str) -> None:
+def test_doctor_finds_attachment_still_attaching_without_action(cloud: Cloud, server: str) -> None:
     attach_new_volume(cloud, server)
     [held] = cloud.volumes.state.held.values()
     held.attachment = replace(held.attachment, status="attaching")
     assert read_finding_kinds(cloud) == ["attachment-incomplete"]
 
 
-@pytest.mark.parametrize("gone", [False, True])
-def test_doctor_finds_attachment_without_record(cloud: Cloud, server: str, gone: bool) -> None:
+@pytest.mark.parametrize("deleted", [False, True])
+def test_doctor_finds_attachment_without_record(cloud: Cloud, server: str, deleted: bool) -> None:
     attachment = cloud.volumes.attach(cloud.volumes.make(), server)
-    if gone:
+    if deleted:
         cloud.ask(server, "delete")
         cloud.settle()
     [finding] = cloud.findings()
     assert (finding.kind, finding.subject) == ("attachment-of-server", attachment.id)
-    assert ("is gone" in finding.text) == gone
+    assert ("is gone" in finding.text) == deleted
 
 
 def test_doctor_ignores_attachments_of_other_clouds(cloud: Cloud, server: str) -> None:
@@ -85,7 +85,7 @@ def test_doctor_reports_missing_block_storage_service_with_its_users(
         ({"connection": None}, "volume-elsewhere"),
     ],
 )
-def test_doctor_finds_volume_row_in_state_without_action(
+def test_doctor_finds_block_device_in_invalid_state_without_action(
     cloud: Cloud, server: str, values: dict[str, Any], kind: str
 ) -> None:
     attach_new_volume(cloud, server)
@@ -99,11 +99,11 @@ def test_doctor_finds_missing_and_foreign_volumes_of_running_guest(
     volume = attach_new_volume(cloud, server)
     guest = cloud.hosts["h1"].driver.host.guests[server]
     volumes, guest.volumes = guest.volumes, []
-    assert [(one.kind, one.facts) for one in cloud.findings()] == [
+    assert [(finding.kind, finding.facts) for finding in cloud.findings()] == [
         ("volume-not-in-guest", (volume,))
     ]
     guest.volumes = [*volumes, replace(volumes[0], volume_id=cloud.volumes.make())]
-    assert [one.kind for one in cloud.findings()] == ["volume-of-another"]
+    assert [finding.kind for finding in cloud.findings()] == ["volume-of-another"]
     cloud.ask(server, "os-stop")  # Busy servers and stopped guests are not checked.
     assert cloud.findings() == []
     cloud.settle()

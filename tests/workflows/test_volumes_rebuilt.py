@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of servers that boot from a volume: rebuilds of the volume, and images of its snapshots."""
+"""Tests of servers with a boot volume: rebuild of the volume, images of snapshots, and claims."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IMAGE = {"id": "77777777-7777-4777-8777-777777777777"}
 
 
 def begin_rebuild(cloud: Cloud, stopped: bool = False) -> tuple[str, str]:
-    """Begin a rebuild of a server that boots from a volume. Return the server and the volume."""
+    """Begin a rebuild of a server with a boot volume. Return the server and the volume."""
     server, volume = boot_from_new_volume(cloud)
     cloud.settle()
     if stopped:
@@ -30,7 +30,9 @@ def begin_rebuild(cloud: Cloud, stopped: bool = False) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_rebuild_writes_image_to_boot_volume(cloud: Cloud, stopped: bool) -> None:
+def test_rebuild_writes_image_to_boot_volume_and_keeps_attachment(
+    cloud: Cloud, stopped: bool
+) -> None:
     server, volume = begin_rebuild(cloud, stopped)
     cloud.settle()
     assert last(cloud, server)[:2] == ("rebuild", "done")
@@ -40,7 +42,7 @@ def test_rebuild_writes_image_to_boot_volume(cloud: Cloud, stopped: bool) -> Non
     assert read_connected(cloud, server) == [volume] and cloud.findings() == []
 
 
-def test_rebuild_refused_by_service_restores_server(cloud: Cloud) -> None:
+def test_rebuild_refused_by_volume_service_restores_server(cloud: Cloud) -> None:
     cloud.volumes.make()
     server, volume = begin_rebuild(cloud)
     cloud.volumes.refusing["reimage", volume] = errors.BadRequest("It is too small.")
@@ -69,7 +71,7 @@ def test_rebuild_sets_error_when_volume_ends_in_error(cloud: Cloud) -> None:
     cloud.settle()
     row = cloud.show(server)
     assert row.vm_state == states.ERROR and "shows it as error" in row.fault["message"]
-    assert row.name == "s", "its row says the new image"
+    assert row.name == "s", "the row keeps the values of the rebuild"
     cloud.ask(server, "delete")
     cloud.settle()
     assert cloud.show(server).deleted and cloud.volumes.state.held == {}
@@ -85,7 +87,7 @@ def test_rebuild_fails_when_volume_is_not_written_in_time(cloud: Cloud) -> None:
 
 
 def begin_create_image(cloud: Cloud) -> tuple[str, list[str]]:
-    """Request an image of a server that boots from a volume. Return server and snapshots."""
+    """Request an image of a server with a boot volume. Return the server and the snapshots."""
     server, volume = boot_from_new_volume(cloud)
     cloud.settle()
     snapshots = [cloud.volumes.make_snapshot(volume)]
@@ -94,7 +96,7 @@ def begin_create_image(cloud: Cloud) -> tuple[str, list[str]]:
     return server, snapshots
 
 
-def test_create_image_of_boot_volume_has_no_data(cloud: Cloud) -> None:
+def test_create_image_of_boot_volume_keeps_snapshots_and_has_no_data(cloud: Cloud) -> None:
     server, snapshots = begin_create_image(cloud)
     cloud.settle()
     [record] = cloud.images.records.values()
@@ -104,7 +106,7 @@ def test_create_image_of_boot_volume_has_no_data(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("method", ["create", "leave_empty"])
-def test_create_image_refused_by_service_deletes_snapshots(cloud: Cloud, method: str) -> None:
+def test_create_image_refused_by_image_service_deletes_snapshots(cloud: Cloud, method: str) -> None:
     image = "11111111-1111-4111-8111-111111111111"
     cloud.images.refusing[method, image] = errors.Forbidden("No.")
     server, snapshots = begin_create_image(cloud)
@@ -121,7 +123,7 @@ def test_create_image_refused_by_service_deletes_snapshots(cloud: Cloud, method:
 
 @pytest.mark.parametrize("key", ["resize", "migrate", "os-migrateLive", "shelve", "evacuate"])
 def test_server_on_boot_volume_claims_no_disk_after_each_move(cloud: Cloud, key: str) -> None:
-    """The doctor compares the claims with the flavor."""
+    """The root disk of the flavor is not counted, because the boot volume contains this disk."""
     server, _ = boot_from_new_volume(cloud)
     cloud.settle()
     classes = [{"VCPU", "MEMORY_MB"}]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the watcher of moves, which skips rounds without changes and still misses no finding."""
+"""Tests of ``scenarios.watch``: the doctor runs after rounds with changes, and every 30 seconds."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def test_watcher_finds_damage_after_rounds_of_heartbeats(cloud: Cloud) -> None:
         cloud.round()
 
 
-def test_watcher_finds_damage_in_copy_of_cloud(cloud: Cloud) -> None:
-    """The copy has as many changes as the original."""
+def test_watcher_finds_damage_in_first_round_of_copied_cloud(cloud: Cloud) -> None:
+    """The copy and the original have the same count of changes, so the watcher starts anew."""
     trial_of(cloud, "live_migrate")
     change(cloud, schema.servers, vcpus=99)
     with pytest.raises(AssertionError, match="are counted for the quota"):
         cloud.round()
 
 
-def test_watcher_finds_action_that_becomes_overdue(cloud: Cloud) -> None:
+def test_watcher_finds_overdue_action_after_rounds_without_changes(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     watch(cloud)
     trial.begin()
