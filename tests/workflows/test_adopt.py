@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of ``kilonova host adopt``, which creates a server's record for a guest without one.
 
-They run on the simulated cloud, and ask its hosts' real ``HostQueries`` for facts.
+They run on the simulated cloud. The real ``HostQueries`` of the hosts return the facts.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from tests.workflows.simulator import FLAVOR, Cloud
 from tests.workflows.test_lost_commits import read_running_hosts, snapshot_database
 
 QUOTA = {"instances": 10, "cores": 20, "ram": 51200}
-NOBODY = "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed"
+UNKNOWN_SERVER = "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed"
 
 
 class HostAnswers:
-    """Queries to agents, which are answered at once."""
+    """Answers queries to agents at once, and replaces facts by ``forged_facts``."""
 
     def __init__(self, cloud: Cloud) -> None:
-        self.cloud, self.forged = cloud, dict[str, Any]()
+        self.cloud, self.forged_facts = cloud, dict[str, Any]()
 
     def query(self, host: str, verb: str, arguments: JsonObject, timeout: float = 10) -> JsonObject:
         if host in self.cloud.cut:
             raise errors.NoAnswer("cut off")
         answer = HostQueries(self.cloud.hosts[host].driver, None).answer(verb, arguments)
         if verb == "server_facts":
-            answer["facts"] |= self.forged
+            answer["facts"] |= self.forged_facts
         return answer
 
 
 class Adopter:
-    """An operator who adopts guests of a cloud."""
+    """Runs ``kilonova host adopt`` for guests of a cloud."""
 
     def __init__(self, cloud: Cloud, **quota: int) -> None:
         self.cloud, self.answers = cloud, HostAnswers(cloud)
@@ -69,17 +69,17 @@ class Adopter:
     def adopt(self, server: str, host: str = "h1", **options: object) -> int:
         texts = dict.fromkeys(("name", "project", "user", "flavor", "image"), None)
         flags = dict.fromkeys(("force", "replace"), False)
-        words = {**texts, **flags, "yes": True, "host": host, **options}
-        return host_adopt.carry_out(self.sources, server, argparse.Namespace(**words))
+        args = {**texts, **flags, "yes": True, "host": host, **options}
+        return host_adopt.carry_out(self.sources, server, argparse.Namespace(**args))
 
-    def check_refusal(self, why: str, server: str, host: str = "h1", **options: object) -> str:
-        """Check that adopt raises a ``Problem`` that matches ``why`` and writes nothing.
+    def check_refusal(self, pattern: str, server: str, host: str = "h1", **options: object) -> str:
+        """Check that adopt raises a ``Problem`` with a text like ``pattern`` and writes no row.
 
         Returns:
             The text of the problem.
         """
         before = read_rows(self.cloud)
-        with pytest.raises(errors.Problem, match=why) as caught:
+        with pytest.raises(errors.Problem, match=pattern) as caught:
             self.adopt(server, host, **options)
         assert read_rows(self.cloud) == before
         return caught.value.text
@@ -87,21 +87,21 @@ class Adopter:
 
 def read_rows(cloud: Cloud) -> list[Any]:
     tables = (schema.servers, schema.guests, schema.allocations, schema.consumers, schema.actions)
-    return cloud.store.read(lambda tx: [tx.execute(sa.select(one)).all() for one in tables])
+    return cloud.store.read(lambda tx: [tx.execute(sa.select(table)).all() for table in tables])
 
 
 def pass_minutes(cloud: Cloud) -> None:
     cloud.idle(65)
 
 
-def boot_lost_server(cloud: Cloud, **wishes: Any) -> str:
+def boot_lost_server(cloud: Cloud, **options: Any) -> str:
     """Create a server on h1, and set the database back to the time before the server.
 
-    Its guest still runs on h1. Other modules use the server as a guest without a record.
+    The guest still runs on h1, and so is a guest without a record.
     """
     cloud.round()
     set_back = snapshot_database(cloud)
-    server = cloud.create(host="h1", forced=True, **wishes)[0]
+    server = cloud.create(host="h1", forced=True, **options)[0]
     cloud.settle()
     for key in ("os-stop", "os-start"):
         cloud.ask(server, key)
@@ -110,14 +110,15 @@ def boot_lost_server(cloud: Cloud, **wishes: Any) -> str:
     set_back()
     cloud.hosts["h1"].restart()
     pass_minutes(cloud)
-    assert [one.invariant for one in cloud.findings() if one.subject == server] == ["domain-known"]
+    findings = [finding for finding in cloud.findings() if finding.subject == server]
+    assert [finding.invariant for finding in findings] == ["domain-known"]
     return server
 
 
 def boot_moved_server(cloud: Cloud, move: str) -> str:
-    """Return a server whose guest is on h2, and whose record names h1.
+    """Move a server from h1 to h2, and set the database back to the time before the move.
 
-    The database is set back to the time before the move.
+    The guest is on h2 then, and the record of the server names h1.
     """
     cloud.round()
     server = cloud.create(host="h1", forced=True)[0]
@@ -133,7 +134,7 @@ def boot_moved_server(cloud: Cloud, move: str) -> str:
 
 
 def check_usable(cloud: Cloud, server: str, host: str) -> None:
-    """Check that the server runs on this host alone, with its disk.
+    """Check that the server runs on this host alone, with the original disk.
 
     Then stop and start the server, migrate the guest live and delete the server.
     """
@@ -173,7 +174,7 @@ def test_adopt_creates_server_record_from_lost_guest(
     row = cloud.show(server)
     assert (row.name, row.project_id, row.user_id, row.host) == ("s", "project", "user", "h1")
     assert (row.vm_state, row.power_state) == (states.ACTIVE, states.RUNNING)
-    assert [one["port"] for one in row.interfaces] == [port["id"]] and row.interfaces[0]["own"]
+    assert [nic["port"] for nic in row.interfaces] == [port["id"]] and row.interfaces[0]["own"]
     [action] = cloud.store.read(lambda tx: tx.execute(sa.select(schema.actions)).all())
     assert (action.name, action.state, action.user_id) == ("adopt", "done", "kilonova")
     check_usable(cloud, server, "h1")
@@ -188,7 +189,7 @@ def test_adopt_creates_server_record_from_lost_guest(
         ("rescue", states.RESCUED),
     ],
 )
-def test_adopt_takes_vm_state_of_guest(cloud: Cloud, key: str, state: str) -> None:
+def test_adopt_sets_vm_state_of_guest(cloud: Cloud, key: str, state: str) -> None:
     register(cloud)
     set_back = snapshot_database(cloud)
     server = cloud.create(host="h1", forced=True)[0]
@@ -221,25 +222,29 @@ def test_adopt_on_full_host_is_refused_with_amounts(cloud: Cloud) -> None:
         full = cloud.create(host="h1", forced=True, flavor=whole, networks=[])[0]
         cloud.settle()
     operator = Adopter(cloud)
-    left = _memory_left(cloud)
+    free_mb = _read_free_memory(cloud)
     cloud.store.write(
         lambda tx: tx.execute(
             sa.update(schema.inventories)
             .where(schema.inventories.c.resource_class == "MEMORY_MB")
-            .values(total=schema.inventories.c.total - left)
+            .values(total=schema.inventories.c.total - free_mb)
         )
     )
-    why = operator.check_refusal("has no room for it", server)
-    assert "128 MEMORY_MB are needed" in why and "are used" in why
+    text = operator.check_refusal("has no room for it", server)
+    assert "128 MEMORY_MB are needed" in text and "are used" in text
     operator.adopt(server, force=True)
-    assert [one for one in cloud.findings() if one.subject == server or "h1" in one.subject] == []
+    assert [
+        finding
+        for finding in cloud.findings()
+        if finding.subject == server or "h1" in finding.subject
+    ] == []
 
 
-def _memory_left(cloud: Cloud) -> int:
-    """Return the MiB of memory that h1 has left."""
+def _read_free_memory(cloud: Cloud) -> int:
+    """Return the free memory of h1 in MiB."""
 
-    def look(tx: sa.Connection) -> int:
-        stock = tx.execute(
+    def read(tx: sa.Connection) -> int:
+        row = tx.execute(
             sa.select(schema.inventories).where(
                 schema.inventories.c.resource_class == "MEMORY_MB",
                 schema.inventories.c.provider_id == 1,
@@ -251,12 +256,12 @@ def _memory_left(cloud: Cloud) -> int:
                 schema.allocations.c.provider_id == 1,
             )
         )
-        return int((stock.total - stock.reserved) * stock.allocation_ratio) - int(used or 0)
+        return int((row.total - row.reserved) * row.allocation_ratio) - int(used or 0)
 
-    return cloud.store.read(look)
+    return cloud.store.read(read)
 
 
-def test_adopt_sets_host_of_server_that_moved_after_backup(either: Cloud) -> None:
+def test_adopt_sets_host_of_server_moved_after_backup(either: Cloud) -> None:
     either.watcher = lambda: None  # A guest without a record is a finding.
     server = boot_moved_server(either, "os-migrateLive")
     operator = Adopter(either)
@@ -267,7 +272,7 @@ def test_adopt_sets_host_of_server_that_moved_after_backup(either: Cloud) -> Non
     check_usable(either, server, "h2")
 
 
-def test_adopt_with_replace_keeps_adopted_copy_of_two(either: Cloud) -> None:
+def test_adopt_with_replace_keeps_adopted_guest_and_removes_other(either: Cloud) -> None:
     either.watcher = lambda: None
     server = boot_moved_server(either, "resize")
     operator = Adopter(either)
@@ -309,7 +314,7 @@ def test_adopt_is_refused_while_two_hosts_have_guest(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize(
-    ("forged", "why"),
+    ("forged_facts", "why"),
     [
         ({"flavor": {"id": "1", "name": "n", "vcpus": 0, "memory_mb": 1, "root_gb": 1}}, "sense"),
         ({"name": 7}, "sense"),
@@ -320,11 +325,11 @@ def test_adopt_is_refused_while_two_hosts_have_guest(cloud: Cloud) -> None:
     ],
 )
 def test_adopt_refuses_implausible_facts_of_host(
-    cloud: Cloud, forged: dict[str, object], why: str
+    cloud: Cloud, forged_facts: dict[str, object], why: str
 ) -> None:
     server = boot_moved_server(cloud, "os-migrateLive")
     operator = Adopter(cloud)
-    operator.answers.forged = forged
+    operator.answers.forged_facts = forged_facts
     operator.check_refusal(why, server, "h2")
 
 
@@ -336,16 +341,16 @@ def test_adopt_leaves_out_ports_of_other_servers(
     cloud.settle()
     [own], [foreign] = cloud.networks.ports(server), cloud.networks.ports(other)
     operator = Adopter(cloud)
-    operator.answers.forged = {"ports": {foreign["id"]: "stolen", own["id"]: "own"}}
+    operator.answers.forged_facts = {"ports": {foreign["id"]: "stolen", own["id"]: "own"}}
     operator.adopt(server)
     assert f"port {foreign['id']}, which the guest has, is not" in capsys.readouterr().out
-    assert [(one["port"], one["tag"]) for one in cloud.show(server).interfaces] == [
+    assert [(nic["port"], nic["tag"]) for nic in cloud.show(server).interfaces] == [
         (own["id"], "own")
     ]
 
 
 def test_attach_interface_restores_port_lost_from_record(cloud: Cloud) -> None:
-    """The guest has the interface all the time. The finding names the command."""
+    """The guest keeps the interface. The finding names the command that restores the record."""
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
@@ -361,7 +366,7 @@ def test_attach_interface_restores_port_lost_from_record(cloud: Cloud) -> None:
     cloud.networks.update(port["id"], {"device_id": "", "device_owner": ""})
     cloud.ask(server, "attach_interface", args={"networks": [{"port": port["id"]}]})
     cloud.settle()
-    assert [one["port"] for one in cloud.show(server).interfaces] == [port["id"]]
+    assert [nic["port"] for nic in cloud.show(server).interfaces] == [port["id"]]
     assert list(cloud.hosts["h1"].driver.server_facts(server).ports) == [port["id"]]
     assert cloud.findings() == []
 
@@ -370,8 +375,8 @@ def test_adopt_requires_options_for_facts_missing_on_host(cloud: Cloud) -> None:
     server = boot_lost_server(cloud)
     cloud.hosts["h1"].driver.host.guests[server].facts = HostedServer(name="old")
     operator = Adopter(cloud)
-    why = operator.check_refusal("does not remember", server)
-    assert "--project, --user, --flavor, and --image" in why and "--name" not in why
+    text = operator.check_refusal("does not remember", server)
+    assert "--project, --user, --flavor, and --image" in text and "--name" not in text
     flavor = {"flavorid": "7", "name": "m7", "vcpus": 1, "memory_mb": 128, "root_gb": 1}
     flavor |= {"is_public": True}
     cloud.store.write(lambda tx: flavors.create(tx, flavor))
@@ -404,9 +409,9 @@ def test_adopt_conflicts_when_record_changed_meanwhile(cloud: Cloud) -> None:
     with pytest.raises(errors.Conflict, match="was deleted"):
         write(observed)
     operator.check_refusal("no guest of server", server)
-    here = cloud.create(host="h1", forced=True)[0]
+    recorded_server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
-    operator.check_refusal("nothing to adopt", here)
+    operator.check_refusal("nothing to adopt", recorded_server)
 
 
 def test_adopt_of_busy_server_is_refused(cloud: Cloud) -> None:
@@ -415,7 +420,7 @@ def test_adopt_of_busy_server_is_refused(cloud: Cloud) -> None:
     Adopter(cloud).check_refusal("busy", server, "h2")
 
 
-def test_adopt_keeps_cpu_assignment_of_guest_or_is_refused(cloud: Cloud) -> None:
+def test_adopt_keeps_cpu_assignment_and_is_refused_while_cpus_are_taken(cloud: Cloud) -> None:
     server = boot_lost_server(cloud, flavor=PINNED, networks=[])
     assignment = cloud.hosts["h1"].driver.server_facts(server).assignment
     assert assignment is not None and assignment.numa_nodes
@@ -441,8 +446,8 @@ def test_adopt_keeps_cpu_assignment_of_guest_or_is_refused(cloud: Cloud) -> None
 def test_adopt_of_unknown_guest_or_host_is_refused(cloud: Cloud) -> None:
     register(cloud)
     operator = Adopter(cloud)
-    operator.check_refusal("has no guest of server", NOBODY)
-    operator.check_refusal("There is no host h9", NOBODY, "h9")
+    operator.check_refusal("has no guest of server", UNKNOWN_SERVER)
+    operator.check_refusal("There is no host h9", UNKNOWN_SERVER, "h9")
 
 
 def test_adopt_and_discard_leave_only_port_findings(cloud: Cloud) -> None:
@@ -452,23 +457,25 @@ def test_adopt_and_discard_leave_only_port_findings(cloud: Cloud) -> None:
     cloud.settle()
     set_back()
     pass_minutes(cloud)
-    subjects = [one.subject for one in cloud.findings() if one.invariant == "domain-known"]
+    subjects = [
+        finding.subject for finding in cloud.findings() if finding.invariant == "domain-known"
+    ]
     assert sorted(subjects) == sorted((first, second))
     Adopter(cloud).adopt(first)
     cloud.store.write(lambda tx: guests.discard(tx, second, "h1"))
     pass_minutes(cloud)
-    assert {one.invariant for one in cloud.findings()} <= {"port-of-server"}
+    assert {finding.invariant for finding in cloud.findings()} <= {"port-of-server"}
     assert read_running_hosts(cloud, first) == ["h1"] and cloud.domains(second) == []
 
 
 def test_adopt_of_guest_with_lost_volumes_is_refused(cloud: Cloud) -> None:
-    """The guest would lose the volumes at its next start, and other servers could attach them."""
+    """At the next start the guest would lose the volumes, which other servers could attach."""
     server, volume = boot_lost_server(cloud), cloud.volumes.make()
     guest = cloud.hosts["h1"].driver.host.guests[server]
     guest.volumes = [AttachedVolume(volume, "/dev/vdb", 1, {"driver_volume_type": "nbd"})]
     adopter = Adopter(cloud)
     adopter.check_refusal(f"The guest has volume {volume}, and the database has lost that", server)
-    adopter.answers.forged = {"volumes": ["../etc"]}
+    adopter.answers.forged_facts = {"volumes": ["../etc"]}
     adopter.check_refusal("makes no sense", server)
-    adopter.answers.forged, guest.volumes = {}, []
+    adopter.answers.forged_facts, guest.volumes = {}, []
     assert adopter.adopt(server) == 0

@@ -12,7 +12,7 @@ from common.store.servers import actions
 from tests.workflows.scenarios import ARGS, ask, trial_of
 from tests.workflows.simulator import Cloud
 
-PROTECTED = errors.Forbidden("Image is protected and cannot be deleted.")
+IMAGE_IS_PROTECTED = errors.Forbidden("Image is protected and cannot be deleted.")
 
 
 def last(cloud: Cloud, server: str) -> Any:
@@ -38,12 +38,15 @@ def backup(cloud: Cloud, server: str, number: int, rotation: int = 1) -> str:
 
 @pytest.fixture
 def backups(cloud: Cloud) -> tuple[str, str, str]:
-    """The server, its protected old backup, and its new backup."""
+    """The ids of a server, of the protected old backup image, and of the new backup image."""
     server = trial_of(cloud, "backup").server
     old = backup(cloud, server, 1)
-    cloud.images.refusing["delete", old] = PROTECTED
+    cloud.images.refusing["delete", old] = IMAGE_IS_PROTECTED
     new = backup(cloud, server, 2)
-    assert (last(cloud, server).state, last(cloud, server).message) == ("done", PROTECTED.text)
+    assert (last(cloud, server).state, last(cloud, server).message) == (
+        "done",
+        IMAGE_IS_PROTECTED.text,
+    )
     assert cloud.pending() == [("backups", server)]
     return server, old, new
 
@@ -94,7 +97,7 @@ def test_backup_rotation_counts_active_backups_only(cloud: Cloud) -> None:
 
 
 def test_backup_rotation_counts_images_without_action_as_oldest(cloud: Cloud) -> None:
-    """Such an image is a copy that a user made, or its action was purged."""
+    """For example, a user copied the image, or the action was purged."""
     server = trial_of(cloud, "backup").server
     first = backup(cloud, server, 1)
     copy = "99999999-0000-4000-8000-000000000000"

@@ -46,7 +46,7 @@ def count_by_host(cloud: Cloud, servers: list[str]) -> Counter[str | None]:
 
 
 def check_failure(cloud: Cloud, server: str) -> str:
-    """Check that the server is in ERROR without a host. Return the message of its fault."""
+    """Check that the server is in ERROR without a host, and return the message of the fault."""
     shown = cloud.show(server)
     assert (shown.vm_state, shown.task_state, shown.host) == (states.ERROR, None, None)
     return str(shown.fault["message"])
@@ -79,14 +79,14 @@ def test_anti_affinity_group_gets_one_server_per_host(cloud: Cloud) -> None:
     assert cloud.findings() == []
 
 
-def test_anti_affinity_group_with_max_server_per_host_two_gets_two(cloud: Cloud) -> None:
+def test_anti_affinity_group_with_max_two_per_host_gets_two_per_host(cloud: Cloud) -> None:
     servers = cloud.create(7, group=cloud.group("anti-affinity", max_server_per_host=2))
     cloud.settle()
     assert count_by_host(cloud, servers) == {"h1": 2, "h2": 2, "h3": 2, None: 1}
     assert cloud.findings() == []
 
 
-def test_affinity_group_stays_on_one_host_until_full(cloud: Cloud) -> None:
+def test_affinity_group_gets_one_host_and_rest_fails_when_host_is_full(cloud: Cloud) -> None:
     servers = cloud.create(10, group=cloud.group("affinity"), flavor=replace(FLAVOR, vcpus=2))
     cloud.settle()
     placed = count_by_host(cloud, servers)
@@ -95,7 +95,7 @@ def test_affinity_group_stays_on_one_host_until_full(cloud: Cloud) -> None:
     assert cloud.findings() == []
 
 
-def test_unshelve_avoids_hosts_of_servers_that_joined_group_meanwhile(cloud: Cloud) -> None:
+def test_unshelve_avoids_hosts_of_servers_added_to_group_meanwhile(cloud: Cloud) -> None:
     group = cloud.group("anti-affinity")
     first = cloud.create(group=group)[0]
     cloud.settle()
@@ -117,15 +117,15 @@ def test_unshelve_avoids_hosts_of_servers_that_joined_group_meanwhile(cloud: Clo
     assert cloud.findings() == []
 
 
-# --- parts of hosts ---
+# --- dedicated CPUs ---
 def test_rebuild_rescue_and_unrescue_send_cpu_assignment_of_guest(cloud: Cloud) -> None:
     server, other = cloud.create(2, flavor=PINNED, host="h1")
     cloud.settle()
     assignments = {
         guest["server"]: guest["assignment"] for guest in read_sent_guests(cloud, "ensure_guest")
     }
-    pins = [set(assignments[one]["numa_nodes"][0]["pins"].values()) for one in (server, other)]
-    assert [len(one) for one in pins] == [2, 2]
+    pins = [set(assignments[guest]["numa_nodes"][0]["pins"].values()) for guest in (server, other)]
+    assert [len(cpus) for cpus in pins] == [2, 2]
     assert pins[0].isdisjoint(pins[1])
     for key, verb in (("rebuild", "rebuild"), ("rescue", "rescue"), ("unrescue", "unrescue")):
         ask(cloud, server, key)
@@ -184,7 +184,7 @@ def test_unshelve_on_other_host_assigns_cpus_and_keeps_image_properties(
     assert cloud.findings() == []
 
 
-# --- hosts that are named ---
+# --- forced and requested hosts ---
 def test_create_uses_disabled_host_only_if_forced(
     cloud: Cloud,
 ) -> None:
@@ -208,15 +208,15 @@ def test_create_on_full_forced_host_fails_with_no_valid_host(cloud: Cloud) -> No
     cloud.settle()
     assert count_by_host(cloud, servers) == {"h2": 1, None: 1}
     assert "short of VCPU" in check_failure(
-        cloud, next(one for one in servers if cloud.show(one).host is None)
+        cloud, next(server for server in servers if cloud.show(server).host is None)
     )
 
 
 # --- rebuilds ---
 def rebuild(cloud: Cloud, server: str, properties: dict[str, str]) -> None:
-    """Begin a rebuild as the API does.
+    """Request a rebuild as the API does.
 
-    The row gets the new image at once, and the action stores the values from before.
+    The row of the server has the new image at once, and the action stores the old values.
     """
     row = cloud.show(server)
     image = {"id": OTHER_IMAGE, "disk_format": "qcow2", "properties": properties}
@@ -296,7 +296,7 @@ def test_rebuild_leaves_server_unchanged_when_image_is_invalid(cloud: Cloud) -> 
 
 
 def test_rebuild_succeeds_on_full_disabled_host(cloud: Cloud) -> None:
-    """A rebuild checks only the filters that depend on the image."""
+    """A rebuild checks only the filters for the image."""
     server = cloud.create(host="h2", flavor=Flavor("2", "whole", 16, 1024, 1))[0]
     cloud.settle()
     set_service(cloud, "h2", disabled=True)
@@ -317,7 +317,7 @@ def test_rebuild_succeeds_on_full_disabled_host(cloud: Cloud) -> None:
     assert cloud.findings() == []
 
 
-# --- hosts on which builds fail ---
+# --- hosts with failed builds ---
 def break_builds(cloud: Cloud, host: str, times: int) -> None:
     cloud.hosts[host].driver.host.script["ensure_guest"] = [
         Fail("Disk full.", retryable=True)
@@ -378,7 +378,7 @@ def test_excluded_host_stays_excluded_when_its_trial_build_fails(cloud: Cloud) -
     assert "failed builds" in check_failure(cloud, again)
 
 
-def test_build_that_fails_on_every_host_counts_for_no_host(cloud: Cloud) -> None:
+def test_create_failed_on_every_host_counts_as_failed_build_of_no_host(cloud: Cloud) -> None:
     for host in ("h1", "h2", "h3"):
         break_builds(cloud, host, 9)
     for _ in range(6):
@@ -388,7 +388,7 @@ def test_build_that_fails_on_every_host_counts_for_no_host(cloud: Cloud) -> None
     assert [read_failures(cloud, host) for host in ("h1", "h2", "h3")] == [0, 0, 0]
 
 
-def test_build_that_succeeds_elsewhere_counts_failure_of_first_host(cloud: Cloud) -> None:
+def test_create_retried_on_other_host_counts_failed_build_of_first_host(cloud: Cloud) -> None:
     break_builds(cloud, "h1", 9)
     servers = cloud.create(12)
     cloud.settle()
@@ -409,7 +409,7 @@ def test_create_fault_contains_error_of_last_host(cloud: Cloud) -> None:
     assert "h1 said: Disk full. /dev/sda1" in cloud.show(server).fault["details"].splitlines()
 
 
-def test_build_failure_that_is_not_retryable_is_not_counted(cloud: Cloud) -> None:
+def test_create_with_final_failure_counts_as_failed_build_of_no_host(cloud: Cloud) -> None:
     cloud.hosts["h1"].driver.host.script["ensure_guest"] = [Fail("No such image.")] * 5
     for _ in range(5):
         cloud.create(host="h1")
@@ -417,7 +417,7 @@ def test_build_failure_that_is_not_retryable_is_not_counted(cloud: Cloud) -> Non
     assert read_failures(cloud, "h1") == 0
 
 
-def test_build_that_succeeds_resets_failures_of_host(cloud: Cloud) -> None:
+def test_create_success_resets_failed_builds_of_host(cloud: Cloud) -> None:
     break_builds(cloud, "h1", 1)
     servers = cloud.create(host="h1"), cloud.create(host="h1")
     cloud.settle()
@@ -426,7 +426,7 @@ def test_build_that_succeeds_resets_failures_of_host(cloud: Cloud) -> None:
     assert read_failures(cloud, "h1") == 0, servers
 
 
-# --- hosts that change ---
+# --- changes of hosts ---
 def test_host_with_reduced_inventory_keeps_servers_and_gets_no_more(cloud: Cloud) -> None:
     servers = cloud.create(3, host="h1")
     cloud.settle()
@@ -446,7 +446,7 @@ def create_on_h1(cloud: Cloud) -> str:
     return server
 
 
-def test_create_in_full_group_uses_host_that_registered_later(cloud: Cloud) -> None:
+def test_create_in_full_anti_affinity_group_uses_newly_registered_host(cloud: Cloud) -> None:
     group = cloud.group("anti-affinity")
     cloud.create(3, group=group)
     cloud.settle()
@@ -460,7 +460,7 @@ def test_create_in_full_group_uses_host_that_registered_later(cloud: Cloud) -> N
 
 
 def test_unshelve_avoids_host_with_pending_removal_of_old_guest(cloud: Cloud) -> None:
-    """Until a recovered host has removed the old guest, the server gets no second guest there."""
+    """The recovered host must remove the old guest before the server can return to this host."""
     server = cloud.create()[0]
     cloud.settle()
     cloud.ask(server, "shelve", args={"image_id": OTHER_IMAGE, "name": "s-shelved"})
@@ -469,15 +469,15 @@ def test_unshelve_avoids_host_with_pending_removal_of_old_guest(cloud: Cloud) ->
     cloud.hosts[host].driver.host.script["ensure_absent"] = [Fail("busy")] * 100
     cloud.ask(server, "shelveOffload")
     run_rounds(cloud, 40)
-    for wanted, state, there in (
+    for requested_host, state, new_host in (
         (host, states.SHELVED_OFFLOADED, None),
         (None, states.ACTIVE, "another"),
     ):
-        cloud.ask(server, "unshelve", args={"zone": None, "host": wanted})
+        cloud.ask(server, "unshelve", args={"zone": None, "host": requested_host})
         run_rounds(cloud, 10)
         shown = cloud.show(server)
         assert (shown.vm_state, shown.task_state) == (state, None)
-        assert (shown.host is None) == (there is None) and shown.host != host
+        assert (shown.host is None) == (new_host is None) and shown.host != host
     cloud.hosts[host].driver.host.script.clear()
     cloud.settle()
     assert cloud.findings() == []

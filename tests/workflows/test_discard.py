@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of ``kilonova host discard``, which deletes a guest without a record from its host.
+"""Tests of ``kilonova host discard``, which deletes a guest without a record from a host.
 
-The command records a pending cleanup, and the simulated hosts carry it out.
+The command records a pending cleanup, and a simulated host removes the guest.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_discard_of_server_with_record_conflicts_in_store(cloud: Cloud) -> None:
 def test_discard_removes_copy_on_other_host_and_keeps_recorded_copy(
     either: Cloud, move: str
 ) -> None:
-    """If the recorded host has no guest any more, the command refuses to remove the only copy."""
+    """If the recorded host has no guest, the command refuses to remove the only copy."""
     either.watcher = lambda: None  # A guest without a record is a finding.
     server, hosts = boot_moved_server(either, move), HostAnswers(either)
     disks = either.hosts["h2"].driver.host
