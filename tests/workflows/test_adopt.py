@@ -421,6 +421,7 @@ def test_adopt_of_busy_server_is_refused(cloud: Cloud) -> None:
 
 
 def test_adopt_keeps_cpu_assignment_and_is_refused_while_cpus_are_taken(cloud: Cloud) -> None:
+    """The command is also refused if the facts of the host lack the assignment."""
     server = boot_lost_server(cloud, flavor=PINNED, networks=[])
     assignment = cloud.hosts["h1"].driver.server_facts(server).assignment
     assert assignment is not None and assignment.numa_nodes

@@ -108,7 +108,7 @@ def test_delete_during_volume_snapshot_reports_before_detach(
 ) -> None:
     """The service has the status before the volume is detached.
 
-    After a failed merge the service can delete the snapshot again.
+    After an unfinished merge the service can delete the snapshot again.
     """
     volume = attach_new_volume(cloud, server)
     action = begin_action(cloud, server, volume)
@@ -136,7 +136,7 @@ def test_delete_during_volume_snapshot_reports_before_detach(
     assert cloud.volumes.state.volumes[volume].status == AVAILABLE
 
 
-def test_volume_snapshot_of_nbd_volume_fails_with_its_id(cloud: Cloud, server: str) -> None:
+def test_volume_snapshot_of_nbd_volume_fails_with_id_in_message(cloud: Cloud, server: str) -> None:
     volume = attach_new_volume(cloud, server)
     [attached_volume] = cloud.hosts["h1"].driver.host.guests[server].volumes
     attached_volume.connection["driver_volume_type"] = "nbd"

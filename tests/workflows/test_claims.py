@@ -409,7 +409,7 @@ def test_create_fault_contains_error_of_last_host(cloud: Cloud) -> None:
     assert "h1 said: Disk full. /dev/sda1" in cloud.show(server).fault["details"].splitlines()
 
 
-def test_create_with_final_failure_counts_as_failed_build_of_no_host(cloud: Cloud) -> None:
+def test_create_with_permanent_failure_counts_as_failed_build_of_no_host(cloud: Cloud) -> None:
     cloud.hosts["h1"].driver.host.script["ensure_guest"] = [Fail("No such image.")] * 5
     for _ in range(5):
         cloud.create(host="h1")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of actions that create images, and of rotation, image checks, offload and reclaim.
+"""Tests of actions with images, and of rotation, image checks, offload and reclaim.
 
-The image service is a double that can refuse calls or be silent.
+The double of the image service can refuse calls or be silent.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_delete_during_snapshot_deletes_unfinished_image(
 
 @pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve"])
 @pytest.mark.parametrize("rounds", [0, 1])
-def test_delete_that_supersedes_delete_deletes_unfinished_image(
+def test_delete_repeated_during_snapshot_deletes_unfinished_image(
     cloud: Cloud, workflow: str, rounds: int
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -112,7 +112,7 @@ def test_delete_of_shelved_server_deletes_its_image(cloud: Cloud, before: tuple[
     trial.is_right(states.DELETED, 0)
 
 
-def test_backup_with_rotation_two_deletes_third_oldest(cloud: Cloud) -> None:
+def test_backup_with_rotation_two_deletes_oldest_of_three(cloud: Cloud) -> None:
     trial = trial_of(cloud, "backup")
     properties = {"image_type": "backup", "backup_type": "daily", "instance_uuid": trial.server}
     for number in range(3):
@@ -165,7 +165,7 @@ CHANGES = pytest.mark.parametrize(
 
 
 def set_image(cloud: Cloud, server: str) -> None:
-    """Set the image of the server's disk."""
+    """Record ``IMAGE`` as the image of the server."""
     cloud.store.write(
         lambda tx: actions.update_servers(
             tx, {server: {"image": to_wire(ImageRef(IMAGE, "qcow2"))}}
@@ -308,7 +308,7 @@ def test_unshelve_retries_on_other_host_after_retryable_failure(cloud: Cloud) ->
 
 
 def test_shelve_with_failed_undo_sets_error_with_both_reasons(cloud: Cloud) -> None:
-    """The snapshot fails, and then the stopped guest does not start again."""
+    """The snapshot fails, and then the undo cannot start the stopped guest."""
     trial = trial_of(cloud, "shelve")
     for host in cloud.hosts.values():
         host.driver.host.script["snapshot"] = [Fail("No space.")]

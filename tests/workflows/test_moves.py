@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of moves between three hosts that fail, fall silent, die or return at one of the steps.
+"""Tests of moves between three hosts. At a step a host fails, falls silent, dies or returns.
 
-After every round the doctor finds no fault, and no server runs on two hosts.
+After every round the watcher checks that the doctor reports no finding and no guest runs twice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud
 
 BROKEN = Fail("Disk full.", retryable=True)
-TO, FROM = ("prepare", "receive", "install"), ("ensure_stopped", "offer")
+DESTINATION_VERBS, SOURCE_VERBS = ("prepare", "receive", "install"), ("ensure_stopped", "offer")
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def cloud() -> Iterator[Cloud]:
 @pytest.mark.parametrize(
     ("key", "verb"),
     [
-        *(("resize", verb) for verb in TO),
+        *(("resize", verb) for verb in DESTINATION_VERBS),
         ("os-migrateLive", "prepare_arrival"),
         ("os-migrateLive", "live_migrate"),
         ("evacuate", "ensure_guest"),
@@ -73,7 +73,7 @@ def test_move_retries_on_other_host_when_destination_fails(
     assert read_disk(cloud, server) == ({} if key == "evacuate" else CANARY)
 
 
-@pytest.mark.parametrize("verb", TO)
+@pytest.mark.parametrize("verb", DESTINATION_VERBS)
 def test_resize_restores_server_when_every_destination_fails(cloud: Cloud, verb: str) -> None:
     server = boot_server(cloud)
     was = cloud.show(server)
@@ -102,7 +102,7 @@ def test_resize_fails_after_max_attempts(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "verb"), [*(("resize", verb) for verb in FROM), ("os-migrateLive", "offer")]
+    ("key", "verb"), [*(("resize", verb) for verb in SOURCE_VERBS), ("os-migrateLive", "offer")]
 )
 def test_move_does_not_retry_when_source_fails(cloud: Cloud, key: str, verb: str) -> None:
     server = boot_server(cloud)
@@ -269,13 +269,13 @@ def test_live_migrate_completes_when_source_dies_after_switch(cloud: Cloud) -> N
 
 
 def test_live_migrate_with_lost_guest_restarts_from_shared_disk(either: Cloud) -> None:
-    """Without shared storage the disk is lost with the guest, and the server is in ERROR."""
+    """Without shared storage the disk is lost too, and the server is in ERROR."""
     cloud = either
     server = boot_server(cloud)
     after(
         cloud,
         "live_migrate",
-        lambda host: [one.driver.host.guests.pop(server, None) for one in cloud.hosts.values()],
+        lambda _: [host.driver.host.guests.pop(server, None) for host in cloud.hosts.values()],
     )
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
@@ -293,7 +293,7 @@ def test_live_migrate_with_lost_guest_restarts_from_shared_disk(either: Cloud) -
 def test_live_migrate_removes_guest_when_arrival_cannot_be_confirmed(
     either: Cloud,
 ) -> None:
-    """The guest goes before the source starts it. The watcher checks that no guest runs twice."""
+    """The destination removes the guest before the source starts the server again."""
     cloud = either
     server = boot_server(cloud)
     for host in ("h2", "h3"):
@@ -323,7 +323,7 @@ def test_revert_resize_succeeds_when_destination_is_dead(either: Cloud) -> None:
 def test_revert_resize_fails_and_keeps_disk_when_source_dies(
     either: Cloud,
 ) -> None:
-    """The file that the user wrote after the resize is kept."""
+    """The disk keeps the file written after the resize."""
     cloud = either
     server = boot_server(cloud)
     resize_to_bigger(cloud, server)
@@ -396,7 +396,7 @@ def test_resize_is_confirmed_after_confirm_window(cloud: Cloud) -> None:
     assert cloud.migration(server).status == "confirmed"
 
 
-def test_confirm_resize_of_guest_that_stopped_by_itself_sets_stopped(cloud: Cloud) -> None:
+def test_confirm_resize_sets_stopped_when_guest_stopped_by_itself(cloud: Cloud) -> None:
     server = boot_server(cloud)
     resize_to_bigger(cloud, server)
     host = cloud.hosts[cloud.show(server).host]
