@@ -90,7 +90,7 @@ def read_rows(cloud: Cloud) -> list[Any]:
     return cloud.store.read(lambda tx: [tx.execute(sa.select(table)).all() for table in tables])
 
 
-def pass_minutes(cloud: Cloud) -> None:
+def wait_for_full_reports(cloud: Cloud) -> None:
     cloud.idle(65)
 
 
@@ -109,7 +109,7 @@ def boot_lost_server(cloud: Cloud, **options: Any) -> str:
     cloud.hosts["h1"].driver.host.write_file(server, "canary", "alive")
     set_back()
     cloud.hosts["h1"].restart()
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     findings = [finding for finding in cloud.findings() if finding.subject == server]
     assert [finding.invariant for finding in findings] == ["domain-known"]
     return server
@@ -128,7 +128,7 @@ def boot_moved_server(cloud: Cloud, move: str) -> str:
     cloud.move(server, move, bigger(cloud, server) if move == "resize" else None, host="h2")
     cloud.settle()
     set_back()
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     assert "h2" in cloud.domains(server)
     return server
 
@@ -138,7 +138,7 @@ def check_usable(cloud: Cloud, server: str, host: str) -> None:
 
     Then stop and start the server, migrate the guest live and delete the server.
     """
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     cloud.clean_up()
     assert (cloud.findings(), cloud.domains(server), cloud.pending()) == ([], [host], [])
     assert cloud.hosts[host].driver.host.guests[server].disk == {"canary": "alive"}
@@ -158,7 +158,7 @@ def check_usable(cloud: Cloud, server: str, host: str) -> None:
     assert cloud.findings() == []
 
 
-def test_adopt_creates_server_record_from_lost_guest(
+def test_adopt_creates_server_record_from_facts_of_guest(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = boot_lost_server(cloud)
@@ -198,9 +198,9 @@ def test_adopt_sets_vm_state_of_guest(cloud: Cloud, key: str, state: str) -> Non
     cloud.settle()
     assert cloud.show(server).vm_state == state
     set_back()
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     Adopter(cloud).adopt(server)
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     assert (cloud.show(server).vm_state, cloud.findings()) == (state, [])
 
 
@@ -212,7 +212,7 @@ def test_adopt_over_quota_is_refused_without_force(cloud: Cloud) -> None:
     check_usable(cloud, server, "h1")
 
 
-def test_adopt_on_full_host_is_refused_with_amounts(cloud: Cloud) -> None:
+def test_adopt_on_full_host_is_refused_and_reports_missing_memory(cloud: Cloud) -> None:
     server = boot_lost_server(cloud)
     whole = replace(FLAVOR, memory_mb=8192 - 512)
     full = cloud.create(host="h1", forced=True, flavor=whole, networks=[])[0]
@@ -262,7 +262,7 @@ def _read_free_memory(cloud: Cloud) -> int:
 
 
 def test_adopt_sets_host_of_server_moved_after_backup(either: Cloud) -> None:
-    either.watcher = lambda: None  # A guest without a record is a finding.
+    either.watcher = lambda: None  # The watcher would report the guest without a record.
     server = boot_moved_server(either, "os-migrateLive")
     operator = Adopter(either)
     operator.check_refusal("--user: the database has this server", server, "h2", user="me")
@@ -283,7 +283,7 @@ def test_adopt_with_replace_keeps_adopted_guest_and_removes_other(either: Cloud)
     check_usable(either, server, "h2")
 
 
-def test_adopt_refuses_to_replace_running_copy_on_recorded_host(cloud: Cloud) -> None:
+def test_adopt_with_replace_is_refused_while_guest_on_recorded_host_runs(cloud: Cloud) -> None:
     server = boot_moved_server(cloud, "resize")
     cloud.ask(server, "os-start")
     cloud.settle()
@@ -292,7 +292,7 @@ def test_adopt_refuses_to_replace_running_copy_on_recorded_host(cloud: Cloud) ->
     Adopter(cloud).check_refusal("busy|runs on host h1", server, "h2", replace=True)
 
 
-def test_adopt_is_refused_when_recorded_or_own_host_is_silent(cloud: Cloud) -> None:
+def test_adopt_is_refused_when_recorded_host_or_host_of_guest_is_silent(cloud: Cloud) -> None:
     server = boot_moved_server(cloud, "os-migrateLive")
     cloud.cut.add("h1")
     cloud.until_down("h1")
@@ -308,7 +308,7 @@ def test_adopt_is_refused_while_two_hosts_have_guest(cloud: Cloud) -> None:
     operator = Adopter(cloud)
     assert "host discard h2" in operator.check_refusal("Host h2 has a guest", server)
     cloud.store.write(lambda tx: guests.discard(tx, server, "h2"))
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     operator.adopt(server)
     check_usable(cloud, server, "h1")
 
@@ -359,7 +359,7 @@ def test_attach_interface_restores_port_lost_from_record(cloud: Cloud) -> None:
     cloud.settle()
     [port] = cloud.networks.ports(server)
     set_back()
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     [finding] = cloud.findings()
     assert (finding.invariant, finding.subject) == ("port-of-server", port["id"])
     assert f"openstack server add port {server} {port['id']}" in finding.text
@@ -434,7 +434,7 @@ def test_adopt_keeps_cpu_assignment_and_is_refused_while_cpus_are_taken(cloud: C
     cloud.ask(other, "delete")
     cloud.settle()
     operator.adopt(server)
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     stored = cloud.store.read(lambda tx: tx.execute(sa.select(schema.guests)).one()).assignment
     assert (stored, cloud.findings()) == (to_wire(assignment), [])
     set_back()
@@ -451,20 +451,20 @@ def test_adopt_of_unknown_guest_or_host_is_refused(cloud: Cloud) -> None:
     operator.check_refusal("There is no host h9", UNKNOWN_SERVER, "h9")
 
 
-def test_adopt_and_discard_leave_only_port_findings(cloud: Cloud) -> None:
+def test_adopt_and_discard_after_lost_creates_leave_only_port_findings(cloud: Cloud) -> None:
     register(cloud)
     set_back = snapshot_database(cloud)
     first, second = cloud.create(2, host="h1", forced=True)
     cloud.settle()
     set_back()
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     subjects = [
         finding.subject for finding in cloud.findings() if finding.invariant == "domain-known"
     ]
     assert sorted(subjects) == sorted((first, second))
     Adopter(cloud).adopt(first)
     cloud.store.write(lambda tx: guests.discard(tx, second, "h1"))
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     assert {finding.invariant for finding in cloud.findings()} <= {"port-of-server"}
     assert read_running_hosts(cloud, first) == ["h1"] and cloud.domains(second) == []
 

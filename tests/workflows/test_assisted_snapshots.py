@@ -43,7 +43,7 @@ def read_calls(cloud: Cloud) -> list[str]:
     return [name for name, _ in cloud.volumes.asked]
 
 
-def test_volume_snapshot_create_moves_guest_and_record_to_new_file(
+def test_volume_snapshot_create_switches_guest_and_record_to_new_file(
     cloud: Cloud, server: str
 ) -> None:
     volume = attach_new_volume(cloud, server)
@@ -99,7 +99,7 @@ def test_volume_snapshot_failure_on_host_is_reported_to_service(
         (volume_service.merge_snapshot, "report_merged", []),
     ],
 )
-def test_delete_during_volume_snapshot_reports_before_detach(
+def test_delete_during_volume_snapshot_reports_status_before_detach(
     cloud: Cloud,
     server: str,
     begin_action: Callable[[Cloud, str, str], str],
@@ -170,7 +170,7 @@ def test_volume_snapshot_is_done_when_service_refuses_status(cloud: Cloud, serve
     assert read_volume_file(cloud, server) == f"volume-{volume}.{snapshot}"
 
 
-def test_connection_file_is_set_at_top_level_or_in_data() -> None:
+def test_set_connection_file_changes_file_at_top_level_or_in_data() -> None:
     for before in ({"name": "a"}, {"data": {"name": "a", "export": "x"}, "b": 1}):
         after = set_connection_file(before, "c")
         assert read_connection_file(after) == ("c", "qcow2") and read_connection_file(before) == (

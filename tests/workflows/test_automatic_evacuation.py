@@ -76,7 +76,7 @@ def test_automatic_evacuation_moves_servers_of_silent_host(
     assert cloud.findings() == []
 
 
-def test_automatic_evacuation_leaves_servers_when_hook_fails(cloud: Cloud) -> None:
+def test_automatic_evacuation_leaves_servers_and_retries_when_hook_fails(cloud: Cloud) -> None:
     calls: list[str] = []
 
     def refuse(host: str) -> None:

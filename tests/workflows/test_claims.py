@@ -86,7 +86,7 @@ def test_anti_affinity_group_with_max_two_per_host_gets_two_per_host(cloud: Clou
     assert cloud.findings() == []
 
 
-def test_affinity_group_gets_one_host_and_rest_fails_when_host_is_full(cloud: Cloud) -> None:
+def test_affinity_group_uses_one_host_and_rest_fails_when_host_is_full(cloud: Cloud) -> None:
     servers = cloud.create(10, group=cloud.group("affinity"), flavor=replace(FLAVOR, vcpus=2))
     cloud.settle()
     placed = count_by_host(cloud, servers)
@@ -136,7 +136,7 @@ def test_rebuild_rescue_and_unrescue_send_cpu_assignment_of_guest(cloud: Cloud) 
     assert cloud.findings() == []
 
 
-def test_create_with_dedicated_cpus_fails_with_pcpu_when_hosts_full(cloud: Cloud) -> None:
+def test_create_with_dedicated_cpus_fails_with_pcpu_shortage_on_full_hosts(cloud: Cloud) -> None:
     servers = cloud.create(8, flavor=PINNED)
     cloud.settle()
     assert count_by_host(cloud, servers) == {"h1": 2, "h2": 2, "h3": 2, None: 2}
@@ -338,6 +338,7 @@ def read_failures(cloud: Cloud, host: str) -> int:
 def test_host_with_five_failed_builds_is_excluded_then_gets_one_server(
     cloud: Cloud,
 ) -> None:
+    """After five minutes, the success of one trial build ends the exclusion."""
     break_builds(cloud, "h1", 5)
     for _ in range(5):
         cloud.create(host="h1")
@@ -427,7 +428,7 @@ def test_create_success_resets_failed_builds_of_host(cloud: Cloud) -> None:
 
 
 # --- changes of hosts ---
-def test_host_with_reduced_inventory_keeps_servers_and_gets_no_more(cloud: Cloud) -> None:
+def test_host_with_reduced_inventory_keeps_servers_and_gets_no_new_server(cloud: Cloud) -> None:
     servers = cloud.create(3, host="h1")
     cloud.settle()
     host = cloud.hosts["h1"]

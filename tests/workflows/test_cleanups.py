@@ -25,7 +25,7 @@ IN_USE = errors.Conflict("Port is currently a parent port for trunk.")
 PROTECTED = errors.Forbidden("Image is protected and cannot be deleted.")
 
 
-def last(cloud: Cloud, server: str) -> Any:
+def read_last_action(cloud: Cloud, server: str) -> Any:
     return cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
 
 
@@ -38,7 +38,7 @@ def hasten(cloud: Cloud) -> None:
         cloud.store.write(lambda tx, row=row: store_cleanups.hasten(tx, row.id))
 
 
-def test_delete_ends_when_network_service_refuses_to_delete_port(cloud: Cloud) -> None:
+def test_delete_ends_with_pending_cleanup_when_port_deletion_is_refused(cloud: Cloud) -> None:
     register(cloud)
     user_port = cloud.networks.user_makes("n2")
     server = cloud.create(networks=[{"network": "n1"}, {"port": user_port}, {"network": "n2"}])[0]
@@ -52,7 +52,10 @@ def test_delete_ends_when_network_service_refuses_to_delete_port(cloud: Cloud) -
         1,
         [],
     )
-    assert (last(cloud, server).state, last(cloud, server).message) == ("done", IN_USE.text)
+    assert (read_last_action(cloud, server).state, read_last_action(cloud, server).message) == (
+        "done",
+        IN_USE.text,
+    )
     assert set(cloud.networks.held) == {kept, user_port}
     assert cloud.networks.held[user_port]["device_id"] == ""
     [row] = read_cleanups(cloud)
@@ -70,7 +73,7 @@ def test_delete_ends_when_network_service_refuses_to_delete_port(cloud: Cloud) -
 
 
 @pytest.mark.parametrize("workflow", ["unshelve", "unshelve_here"])
-def test_unshelve_ends_when_image_service_refuses_to_delete_image(
+def test_unshelve_ends_with_pending_cleanup_when_image_deletion_is_refused(
     cloud: Cloud, workflow: str
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -98,9 +101,7 @@ def test_unshelve_ends_when_image_service_refuses_to_delete_image(
 
 
 @pytest.mark.parametrize("was", [states.ACTIVE, states.STOPPED])
-def test_shelve_offloads_when_network_service_refuses_to_unbind_port(
-    cloud: Cloud, was: str
-) -> None:
+def test_shelve_offloads_server_when_port_unbinding_is_refused(cloud: Cloud, was: str) -> None:
     trial = trial_of(cloud, "shelve")
     if was == states.STOPPED:
         ask(cloud, trial.server, "os-stop")
@@ -165,7 +166,7 @@ def test_pending_unbind_rebinds_port_when_unshelve_ends_during_call(cloud: Cloud
     assert cloud.findings() == []
 
 
-def test_detach_interface_ends_when_port_cannot_be_deleted(cloud: Cloud) -> None:
+def test_detach_interface_ends_with_cleanup_when_port_deletion_is_refused(cloud: Cloud) -> None:
     trial = trial_of(cloud, "detach_interface")
     [port] = cloud.networks.held
     cloud.networks.refusing["delete", port] = IN_USE
@@ -238,7 +239,7 @@ def test_pending_binding_removal_waits_while_server_moves_back(cloud: Cloud) -> 
     trial.is_right(states.ACTIVE, 1)
 
 
-def test_migrate_ends_when_network_service_refuses_to_show_ports() -> None:
+def test_migrate_succeeds_when_network_service_refuses_to_list_ports() -> None:
     """The guest is paused until the service has wired the ports."""
     cloud = create_cloud()
     cloud.networks.wires_after = 3
@@ -249,13 +250,13 @@ def test_migrate_ends_when_network_service_refuses_to_show_ports() -> None:
     cloud.move(server, "migrate")
     cloud.settle()
     check_rests(cloud, server, states.RESIZED, cloud.show(server).host)
-    assert last(cloud, server).state == "done"
+    assert read_last_action(cloud, server).state == "done"
     cloud.networks.well()
     cloud.clean_up()
     cloud.store.close()
 
 
-def test_revert_resize_ends_when_ports_are_never_wired() -> None:
+def test_revert_resize_succeeds_when_ports_are_never_wired() -> None:
     cloud = create_cloud()
     cloud.engine.vif_plugging_timeout = 20
     server = boot_server(cloud)
@@ -294,7 +295,7 @@ def test_action_ends_with_pending_cleanup_when_service_falls_silent(
     cloud.settle()
     server = cloud.show(trial.server)
     assert (server.vm_state, server.task_state, server.action) == (trial.scenario.ends, None, None)
-    assert last(cloud, trial.server).state == "done"
+    assert read_last_action(cloud, trial.server).state == "done"
     assert cloud.pending() != []
     service.well()
     for _ in range(4):
@@ -320,7 +321,7 @@ def test_delete_ends_with_pending_cleanups_without_external_services(cloud: Clou
 
 
 # --- retries ---
-def test_cleanup_retries_back_off_to_one_hour_and_run_once(cloud: Cloud) -> None:
+def test_cleanup_is_retried_once_per_due_time_with_backoff_to_one_hour(cloud: Cloud) -> None:
     trial = trial_of(cloud, "delete")
     [port] = cloud.networks.held
     cloud.networks.refusing["delete", port] = IN_USE
@@ -405,7 +406,7 @@ ROUNDS = {
     ("workflow", "rounds"),
     [(name, number) for name, end in ROUNDS.items() for number in range(end + 1)],
 )
-def test_port_deleted_during_action_leaves_server_and_guest(
+def test_port_deleted_during_action_is_removed_from_server_and_guest(
     cloud: Cloud, workflow: str, rounds: int
 ) -> None:
     trial = trial_of(cloud, workflow)

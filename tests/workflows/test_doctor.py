@@ -108,7 +108,7 @@ def run_until_clean(cloud: Cloud, operator: Doctor) -> None:
 
 
 @pytest.mark.parametrize("kind", PLANTS)
-def test_doctor_finds_planted_kind_and_fix_ends_finding(
+def test_doctor_finds_planted_fault_of_each_kind_and_fix_ends_finding(
     cloud: Cloud, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator = Doctor(cloud)
@@ -127,7 +127,7 @@ def test_doctor_finds_planted_kind_and_fix_ends_finding(
 
 
 @pytest.mark.parametrize("kind", FOR_OPERATORS)
-def test_doctor_finds_planted_kind_for_operators_and_fix_is_refused(
+def test_doctor_finds_planted_fault_for_operators_and_fix_is_refused(
     cloud: Cloud, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator = Doctor(cloud)
@@ -141,7 +141,7 @@ def test_doctor_finds_planted_kind_for_operators_and_fix_is_refused(
     assert operator.read_findings() == findings
 
 
-def test_doctor_kinds_are_planted_and_counted_in_reliability_page() -> None:
+def test_doctor_kinds_are_all_planted_and_listed_in_reliability_page() -> None:
     """The page shows the numbers of kinds and, for each kind without a fix, the reason."""
     assert PLANTS.keys() == {
         name for name, kind in KINDS.items() if kind.way is not Mender.OPERATOR
@@ -160,7 +160,7 @@ def test_doctor_kinds_are_planted_and_counted_in_reliability_page() -> None:
     assert len(PLANTS) >= 30
 
 
-def test_doctor_fix_keeps_server_when_finding_is_gone(cloud: Cloud) -> None:
+def test_doctor_fix_changes_no_row_when_fault_was_corrected_meanwhile(cloud: Cloud) -> None:
     """The row is corrected between the check and the fix."""
     operator = Doctor(cloud)
     name = plant_kind(cloud, "task-state")
@@ -185,7 +185,7 @@ def test_doctor_fix_keeps_ports_until_guest_without_record_is_adopted(
     assert (operator.read_findings(), len(cloud.networks.held)) == ([], 1)
 
 
-def test_host_report_of_guest_without_record_is_logged_and_found(
+def test_host_report_of_guest_without_record_is_logged_and_found_by_doctor(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The doctor uses the stored report if the host does not answer. A fix ends the report."""
@@ -209,7 +209,7 @@ def test_host_report_of_guest_without_record_is_logged_and_found(
     assert [row.unclaimed for row in rows] == [None, None]
 
 
-def test_host_report_of_stray_files_is_logged_once_and_found(
+def test_host_report_of_stray_files_is_logged_once_and_found_by_doctor(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The doctor uses the stored report if the host does not answer. A fix deletes the files."""
@@ -308,7 +308,7 @@ def test_doctor_ignores_share_rule_for_address_of_no_host(cloud: Cloud) -> None:
     assert Doctor(cloud).read_findings() == []
 
 
-def test_doctor_fix_waits_until_action_of_server_ends(
+def test_doctor_fix_is_refused_while_action_of_server_runs(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator = Doctor(cloud)

@@ -147,7 +147,7 @@ def test_double_call_changes_content_only_if_outcome_has_effect(
 
 
 def changes_content(name: str, call: str) -> bool:
-    """Return True if an answered call changes_content the content of the double."""
+    """Return True if an answered call changes the content of the double."""
     double, arguments = DOUBLES[name]()
     before = read_content(double)
     getattr(double, call)(*arguments[call])

@@ -113,6 +113,7 @@ def test_drain_repeated_after_stop_moves_remaining_servers(
 def test_drain_without_running_command_completes_despite_conductor_kills(
     cloud: Cloud, operator: Operator
 ) -> None:
+    """Conductors also confirm the cold migrations of the drain."""
     servers = cloud.create(3, host="h1", forced=True)
     cloud.settle()
     action = operator.begin("h1", Name.DRAIN, Arguments(cold=True))

@@ -50,7 +50,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     hosts is random. Only processes that run these slices count the fault points, because the
     default set has cells of the fault matrix instead.
     """
-    if metafunc.function is not test_workflow_ends_after_kill_at_fault_point:
+    if metafunc.function is not test_workflow_completes_after_process_kill_at_fault_point:
         return
     counts_points = runs_slice(metafunc.config, *HALVES)
     cases = [
@@ -85,7 +85,9 @@ def test_workflow_succeeds_and_notifies_from_start_to_end(cloud: Cloud, workflow
     trial.has_ended()
 
 
-def test_workflow_ends_after_kill_at_fault_point(cloud: Cloud, workflow: str, number: int) -> None:
+def test_workflow_completes_after_process_kill_at_fault_point(
+    cloud: Cloud, workflow: str, number: int
+) -> None:
     trial = trial_of(cloud, workflow)
     trial.crash_at(number)
     trial.begin()

@@ -54,7 +54,7 @@ def test_choice_contains_infrastructure_faults_and_excludes_unfit_cells() -> Non
     assert unfit(Cell("stop", "stop", Kind.COMMAND, "hypervisor-hangs"))
 
 
-def test_role_of_process_names_covers_victims() -> None:
+def test_process_roles_cover_all_victims_of_faults() -> None:
     assert {role(name) for name in ("api", "conductor-2", "agent-5", "scheduler")} == set(VICTIMS)
 
 

@@ -58,14 +58,14 @@ IN_VERBS = [
 
 
 @lru_cache(maxsize=1)
-def api(store: Store) -> Any:
+def create_api(store: Store) -> Any:
     """Create the API over a simulated cloud."""
     return app.create(Services(store, ConductorWakeup(), Agents(), Images()), default_policy())
 
 
 def read_api_texts(cloud: Cloud, server: str, role: str) -> str:
     """Return all texts about a server that the API returns to a user with this role."""
-    client = falcon.testing.TestClient(api(cloud.store))
+    client = falcon.testing.TestClient(create_api(cloud.store))
     headers = {
         "X-Identity-Status": "Confirmed",
         "X-User-Id": "user",
@@ -101,7 +101,7 @@ def test_api_hides_exception_in_conductor_step_from_users(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str, step: str, part: str
 ) -> None:
     trial = trial_of(cloud, workflow)
-    cloud.watcher = lambda: None  # The doctor would report the stuck action.
+    cloud.watcher = lambda: None  # The watcher would report the stuck action.
     ids = [trial.server] if trial.server else []
     poison(monkeypatch, workflow, step, part, ids, CANARY)
     trial.begin()

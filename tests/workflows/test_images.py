@@ -173,7 +173,7 @@ def set_image(cloud: Cloud, server: str) -> None:
     )
 
 
-def last_action(cloud: Cloud, server: str) -> ActionRow:
+def read_last_action(cloud: Cloud, server: str) -> ActionRow:
     return cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
 
 
@@ -187,7 +187,7 @@ def test_create_fails_before_claim_when_image_changed_meanwhile(
     cloud.images.changed[IMAGE] = change
     cloud.time.pass_by(1)
     cloud.settle()
-    row, last = cloud.show(server), last_action(cloud, server)
+    row, last = cloud.show(server), read_last_action(cloud, server)
     assert (row.vm_state, row.host, last.state) == (states.ERROR, None, "failed")
     assert reason in (last.message or "") and reason in row.fault["message"]
     assert cloud.findings() == []
@@ -215,7 +215,7 @@ def test_rebuild_fails_without_change_when_image_changed(
     for args in ({}, {"before": {"image_id": None, "image": None}}):
         cloud.ask(server, "rebuild", args=args)
         cloud.settle()
-        last = last_action(cloud, server)
+        last = read_last_action(cloud, server)
         assert cloud.show(server).vm_state == states.ACTIVE
         assert last.state == "failed" and reason in (last.message or "")
     assert cloud.show(server).image is None, "as it was before the request"
@@ -226,7 +226,7 @@ def test_rescue_fails_without_change_when_image_changed(cloud: Cloud) -> None:
     cloud.images.changed[ARGS["rescue"]["image"]["id"]] = {"status": "deactivated"}
     trial.begin()
     cloud.settle()
-    last = last_action(cloud, trial.server)
+    last = read_last_action(cloud, trial.server)
     assert cloud.show(trial.server).vm_state == states.ACTIVE
     assert last.state == "failed" and "is not active" in (last.message or "")
 

@@ -137,7 +137,9 @@ def test_live_migrate_force_complete_succeeds(cloud: Cloud) -> None:
         ("complete", ["live_migration_post.end", "live_migration_force_complete.end"]),
     ],
 )
-def test_live_migrate_control_notifies_end(cloud: Cloud, control: str, ends: list[str]) -> None:
+def test_live_migrate_abort_and_force_complete_notify_end(
+    cloud: Cloud, control: str, ends: list[str]
+) -> None:
     server = boot_server(cloud)
     cloud.store.notify_with(NotificationSettings("api"))
     call_at_migrate(cloud, lambda: control_migration(cloud, server, control))
@@ -209,7 +211,7 @@ def test_live_migrate_completes_when_port_activation_is_refused(cloud: Cloud) ->
     assert cloud.findings() == []
 
 
-def test_live_migrate_rebinds_port_without_second_bindings(cloud: Cloud) -> None:
+def test_live_migrate_rebinds_port_when_service_allows_one_binding(cloud: Cloud) -> None:
     cloud.networks.one_host_a_port = True
     server = boot_server(cloud)
     ask(cloud, server, "os-migrateLive")

@@ -45,7 +45,7 @@ def test_lost_command_is_sent_again_while_host_has_many_commands(
     assert cloud.show(victim).vm_state == states.STOPPED
 
 
-def test_lost_command_is_sent_again_beside_old_attempt_or_undo(
+def test_lost_command_is_sent_again_while_host_runs_old_attempt_or_undo(
     cloud: Cloud, servers: list[str]
 ) -> None:
     host, victim = cloud.hosts["h1"], servers[0]

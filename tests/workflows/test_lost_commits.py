@@ -56,7 +56,9 @@ def test_delete_removes_guest_after_lost_commits(cloud: Cloud, server: str) -> N
     assert cloud.findings() == []
 
 
-def test_guest_is_removed_when_host_returns_after_delete(cloud: Cloud, server: str) -> None:
+def test_delete_removes_guest_after_lost_commits_when_host_returns(
+    cloud: Cloud, server: str
+) -> None:
     """The host was unreachable during the delete."""
     cloud.cut.add("h1")
     cloud.until_down("h1")
@@ -70,7 +72,7 @@ def test_guest_is_removed_when_host_returns_after_delete(cloud: Cloud, server: s
 
 
 @pytest.mark.parametrize("registration", [True, False], ids=["registration", "report"])
-def test_fence_of_host_raises_fence_of_server(
+def test_server_fence_rises_above_fence_of_host_after_lost_commits(
     cloud: Cloud, server: str, registration: bool
 ) -> None:
     """Afterwards conductors accept the host's reports about the server again."""
@@ -163,7 +165,7 @@ def test_server_starts_at_source_after_lost_resize(cloud: Cloud) -> None:
     set_back()
     cloud.idle(65)
     assert cloud.show(server).vm_state == states.STOPPED
-    cloud.watcher = lambda: None  # The doctor would report the guest without a record.
+    cloud.watcher = lambda: None  # The watcher would report the guest without a record.
     cloud.ask(server, "os-start")
     cloud.settle()
     assert (cloud.show(server).vm_state, read_running_hosts(cloud, server)) == (

@@ -50,7 +50,7 @@ def test_create_waits_while_all_hosts_are_silent(cloud: Cloud) -> None:
     assert cloud.show(server).vm_state == states.ACTIVE
 
 
-def test_full_report_of_stopped_guest_stops_server(cloud: Cloud) -> None:
+def test_full_report_of_stopped_guest_sets_vm_state_stopped(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     cloud.hosts[cloud.show(trial.server).host].driver.host.power_off(trial.server)
     cloud.idle(65)
@@ -147,7 +147,7 @@ def test_delete_while_conductor_runs_create_waits_for_lease(cloud: Cloud, where:
     trial.is_right(states.DELETED, 0)
 
 
-def test_full_report_of_stopped_guest_counts_after_failed_action(cloud: Cloud) -> None:
+def test_full_report_of_stopped_guest_is_accepted_after_failed_action(cloud: Cloud) -> None:
     """The failed stop raised the fence of the server, and the domain still has the old fence."""
     trial = trial_of(cloud, "stop")
     host = cloud.hosts[cloud.show(trial.server).host]
@@ -160,7 +160,7 @@ def test_full_report_of_stopped_guest_counts_after_failed_action(cloud: Cloud) -
     trial.is_right(states.STOPPED, 1)
 
 
-def test_report_of_guest_stopped_before_start_result_stops_server(
+def test_report_of_guest_stopped_before_result_of_start_sets_stopped(
     cloud: Cloud,
 ) -> None:
     trial = trial_of(cloud, "start")
@@ -188,7 +188,7 @@ def test_create_waits_while_scheduler_is_silent(cloud: Cloud) -> None:
     trial.is_right(states.ACTIVE, 1)
 
 
-def test_report_of_stopped_guest_counts_after_reset_state(cloud: Cloud) -> None:
+def test_report_of_stopped_guest_is_accepted_after_reset_state(cloud: Cloud) -> None:
     """The reset raises the fence. The host receives the new fence and reports again."""
     trial = trial_of(cloud, "stop")
     cloud.lose = lambda kind: kind == "do"
@@ -222,7 +222,7 @@ def test_full_report_of_paused_or_crashed_guest_sets_vm_state(
     assert cloud.findings() == []
 
 
-def test_snapshot_progress_is_shown_with_task_state(cloud: Cloud) -> None:
+def test_snapshot_progress_report_sets_task_state_and_progress(cloud: Cloud) -> None:
     trial = trial_of(cloud, "snapshot")
     trial.begin()
     cloud.advance()

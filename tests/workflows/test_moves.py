@@ -134,7 +134,9 @@ def test_resize_sets_error_when_undo_cannot_restart_guest(cloud: Cloud) -> None:
     ("key", "verb"),
     [("resize", "prepare"), ("resize", "receive"), ("os-migrateLive", "prepare_arrival")],
 )
-def test_move_leaves_silent_destination_before_switch(cloud: Cloud, key: str, verb: str) -> None:
+def test_move_retries_on_other_host_when_destination_falls_silent(
+    cloud: Cloud, key: str, verb: str
+) -> None:
     server = boot_server(cloud)
     before(cloud, verb, cloud.cut.add)
     ask(cloud, server, key)
@@ -413,7 +415,7 @@ def test_confirm_resize_sets_stopped_when_guest_stopped_by_itself(cloud: Cloud) 
 
 # --- quota ---
 @pytest.mark.parametrize(("end", "counts"), [("confirmResize", 2), ("revertResize", 1)])
-def test_resize_counts_larger_flavor_in_quota_until_confirm_or_revert(
+def test_resize_counts_larger_flavor_in_quota_until_reverted(
     cloud: Cloud, end: str, counts: int
 ) -> None:
     server = boot_server(cloud)
