@@ -110,8 +110,9 @@ def boot_lost_server(cloud: Cloud, **options: Any) -> str:
     set_back()
     cloud.hosts["h1"].restart()
     wait_for_full_reports(cloud)
-    findings = [finding for finding in cloud.findings() if finding.subject == server]
-    assert [finding.invariant for finding in findings] == ["domain-known"]
+    assert [finding.invariant for finding in cloud.findings() if finding.subject == server] == [
+        "domain-known"
+    ]
     return server
 
 

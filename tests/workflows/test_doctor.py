@@ -256,8 +256,8 @@ def test_doctor_fix_keeps_stray_files_while_guest_is_missing(
     assert operator.fix(stray.id) == 1
     assert f"--fix {missing.id}" in capsys.readouterr().out
     server(deleted=1)(cloud, name)
-    findings = {finding.kind: finding for finding in operator.read_findings()}
-    assert "was deleted" in findings["files-elsewhere"].text
+    stray = {finding.kind: finding for finding in operator.read_findings()}["files-elsewhere"]
+    assert "was deleted" in stray.text
 
 
 def test_discard_deletes_files_of_unknown_server_kept_by_fix(cloud: Cloud) -> None:
@@ -293,8 +293,11 @@ def test_cleanup_of_share_rule_shows_server_with_the_share(
     for owner in (None, name):
         if owner:
             share(cloud, owner, "active")
-        findings = operator.read_findings()
-        [finding] = [finding for finding in findings if finding.kind == "share-rule-of-nobody"]
+        [finding] = [
+            finding
+            for finding in operator.read_findings()
+            if finding.kind == "share-rule-of-nobody"
+        ]
         assert operator.fix(finding.id) == 0
         [row] = cloud.store.read(cleanups.list_all)
         assert cli_cleanups.facts(row)["server"] == owner
