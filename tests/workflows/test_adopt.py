@@ -207,20 +207,20 @@ def test_adopt_sets_vm_state_of_guest(cloud: Cloud, key: str, state: str) -> Non
 
 def test_adopt_over_quota_is_refused_without_force(cloud: Cloud) -> None:
     server = boot_lost_server(cloud)
-    small = Adopter(cloud, cores=0)
-    assert "Requested 1, but already used 0 of 0" in small.check_refusal("cores", server)
-    small.adopt(server, force=True)
+    operator = Adopter(cloud, cores=0)
+    assert "Requested 1, but already used 0 of 0" in operator.check_refusal("cores", server)
+    operator.adopt(server, force=True)
     check_usable(cloud, server, "h1")
 
 
 def test_adopt_on_full_host_is_refused_and_reports_missing_memory(cloud: Cloud) -> None:
     server = boot_lost_server(cloud)
-    whole = replace(FLAVOR, memory_mb=8192 - 512)
-    full = cloud.create(host="h1", forced=True, flavor=whole, networks=[])[0]
+    flavor = replace(FLAVOR, memory_mb=8192 - 512)
+    server_on_full_host = cloud.create(host="h1", forced=True, flavor=flavor, networks=[])[0]
     cloud.settle()
-    while cloud.show(full).vm_state != states.ACTIVE:
-        whole = replace(whole, memory_mb=whole.memory_mb - 64)
-        full = cloud.create(host="h1", forced=True, flavor=whole, networks=[])[0]
+    while cloud.show(server_on_full_host).vm_state != states.ACTIVE:
+        flavor = replace(flavor, memory_mb=flavor.memory_mb - 64)
+        server_on_full_host = cloud.create(host="h1", forced=True, flavor=flavor, networks=[])[0]
         cloud.settle()
     operator = Adopter(cloud)
     free_mb = _read_free_memory(cloud)
@@ -251,13 +251,13 @@ def _read_free_memory(cloud: Cloud) -> int:
                 schema.inventories.c.provider_id == 1,
             )
         ).one()
-        used = tx.scalar(
+        used_mb = tx.scalar(
             sa.select(sa.func.sum(schema.allocations.c.used)).where(
                 schema.allocations.c.resource_class == "MEMORY_MB",
                 schema.allocations.c.provider_id == 1,
             )
         )
-        return int((row.total - row.reserved) * row.allocation_ratio) - int(used or 0)
+        return int((row.total - row.reserved) * row.allocation_ratio) - int(used_mb or 0)
 
     return cloud.store.read(read)
 

@@ -40,15 +40,15 @@ def create_backup(cloud: Cloud, server: str, number: int, rotation: int = 1) -> 
 def backups(cloud: Cloud) -> tuple[str, str, str]:
     """The ids of a server, of the protected old backup image, and of the new backup image."""
     server = trial_of(cloud, "backup").server
-    old = create_backup(cloud, server, 1)
-    cloud.images.refusing["delete", old] = IMAGE_IS_PROTECTED
-    new = create_backup(cloud, server, 2)
+    old_image = create_backup(cloud, server, 1)
+    cloud.images.refusing["delete", old_image] = IMAGE_IS_PROTECTED
+    new_image = create_backup(cloud, server, 2)
     assert (read_last_action(cloud, server).state, read_last_action(cloud, server).message) == (
         "done",
         IMAGE_IS_PROTECTED.text,
     )
     assert cloud.pending() == [("backups", server)]
-    return server, old, new
+    return server, old_image, new_image
 
 
 def test_backup_keeps_new_image_while_old_image_is_protected(

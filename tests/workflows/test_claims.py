@@ -47,9 +47,9 @@ def count_by_host(cloud: Cloud, servers: list[str]) -> Counter[str | None]:
 
 def check_failure(cloud: Cloud, server: str) -> str:
     """Check that the server is in ERROR without a host, and return the message of the fault."""
-    shown = cloud.show(server)
-    assert (shown.vm_state, shown.task_state, shown.host) == (states.ERROR, None, None)
-    return str(shown.fault["message"])
+    row = cloud.show(server)
+    assert (row.vm_state, row.task_state, row.host) == (states.ERROR, None, None)
+    return str(row.fault["message"])
 
 
 def read_sent_guests(cloud: Cloud, verb: str) -> list[dict[str, Any]]:
@@ -72,9 +72,9 @@ def set_service(cloud: Cloud, host: str, **state: Any) -> None:
 def test_anti_affinity_group_gets_one_server_per_host(cloud: Cloud) -> None:
     servers = cloud.create(5, group=cloud.group("anti-affinity"))
     cloud.settle()
-    placed = [server for server in servers if cloud.show(server).vm_state == states.ACTIVE]
-    assert count_by_host(cloud, placed) == {"h1": 1, "h2": 1, "h3": 1}
-    for server in set(servers) - set(placed):
+    active_servers = [server for server in servers if cloud.show(server).vm_state == states.ACTIVE]
+    assert count_by_host(cloud, active_servers) == {"h1": 1, "h2": 1, "h3": 1}
+    for server in set(servers) - set(active_servers):
         assert check_failure(cloud, server).startswith("No valid host was found. 3 hosts: 3 ")
     assert cloud.findings() == []
 
@@ -89,9 +89,9 @@ def test_anti_affinity_group_with_max_two_per_host_gets_two_per_host(cloud: Clou
 def test_affinity_group_uses_one_host_and_rest_fails_when_host_is_full(cloud: Cloud) -> None:
     servers = cloud.create(10, group=cloud.group("affinity"), flavor=replace(FLAVOR, vcpus=2))
     cloud.settle()
-    placed = count_by_host(cloud, servers)
-    assert sorted(placed.values()) == [2, 8], "of two VCPUs each, on a host of sixteen"
-    assert placed[None] == 2
+    counts = count_by_host(cloud, servers)
+    assert sorted(counts.values()) == [2, 8], "of two VCPUs each, on a host of sixteen"
+    assert counts[None] == 2
     assert cloud.findings() == []
 
 
@@ -144,9 +144,9 @@ def test_create_with_dedicated_cpus_fails_with_pcpu_shortage_on_full_hosts(cloud
         assert "PCPU" in check_failure(cloud, server)
     cloud.ask(next(server for server in servers if cloud.show(server).host == "h2"), "delete")
     cloud.settle()
-    again = cloud.create(flavor=PINNED)
+    new_servers = cloud.create(flavor=PINNED)
     cloud.settle()
-    assert count_by_host(cloud, again) == {"h2": 1}
+    assert count_by_host(cloud, new_servers) == {"h2": 1}
     assert cloud.findings() == []
 
 
@@ -189,10 +189,13 @@ def test_create_uses_disabled_host_only_if_forced(
     cloud: Cloud,
 ) -> None:
     set_service(cloud, "h2", disabled=True)
-    forced, requested = cloud.create(host="h2", forced=True)[0], cloud.create(host="h2")[0]
+    forced_server, requesting_server = (
+        cloud.create(host="h2", forced=True)[0],
+        cloud.create(host="h2")[0],
+    )
     cloud.settle()
-    assert cloud.show(forced).host == "h2"
-    assert "disabled" in check_failure(cloud, requested)
+    assert cloud.show(forced_server).host == "h2"
+    assert "disabled" in check_failure(cloud, requesting_server)
     assert cloud.create(host="h3") and cloud.settle() is None
     assert count_by_host(
         cloud,
@@ -344,23 +347,25 @@ def test_host_with_five_failed_builds_is_excluded_then_gets_one_server(
         cloud.create(host="h1")
         cloud.settle()
     assert read_failures(cloud, "h1") == 5
-    refused = cloud.create(host="h1")[0]
+    failed_server = cloud.create(host="h1")[0]
     cloud.settle()
-    assert "left out after 5 failed builds" in check_failure(cloud, refused)
-    elsewhere = cloud.create(4)
+    assert "left out after 5 failed builds" in check_failure(cloud, failed_server)
+    other_servers = cloud.create(4)
     cloud.settle()
-    assert count_by_host(cloud, elsewhere)["h1"] == count_by_host(cloud, elsewhere)[None] == 0
+    assert (
+        count_by_host(cloud, other_servers)["h1"] == count_by_host(cloud, other_servers)[None] == 0
+    )
     cloud.time.pass_by(300)
     cloud.round()
-    tried = cloud.create(3, host="h1")
+    trial_servers = cloud.create(3, host="h1")
     cloud.settle()
-    assert count_by_host(cloud, tried) == {"h1": 1, None: 2}, (
+    assert count_by_host(cloud, trial_servers) == {"h1": 1, None: 2}, (
         "one server tries it, the others see it left out"
     )
     assert read_failures(cloud, "h1") == 0
-    together = cloud.create(3, host="h1")
+    later_servers = cloud.create(3, host="h1")
     cloud.settle()
-    assert count_by_host(cloud, together) == {"h1": 3}
+    assert count_by_host(cloud, later_servers) == {"h1": 3}
     assert cloud.findings() == []
 
 
@@ -374,9 +379,9 @@ def test_excluded_host_stays_excluded_when_its_trial_build_fails(cloud: Cloud) -
     cloud.create(host="h1")
     cloud.settle()
     assert read_failures(cloud, "h1") == 6
-    again = cloud.create(host="h1")[0]
+    server = cloud.create(host="h1")[0]
     cloud.settle()
-    assert "failed builds" in check_failure(cloud, again)
+    assert "failed builds" in check_failure(cloud, server)
 
 
 def test_create_failed_on_every_host_counts_as_failed_build_of_no_host(cloud: Cloud) -> None:
@@ -476,9 +481,9 @@ def test_unshelve_avoids_host_with_pending_removal_of_old_guest(cloud: Cloud) ->
     ):
         cloud.ask(server, "unshelve", args={"zone": None, "host": requested_host})
         run_rounds(cloud, 10)
-        shown = cloud.show(server)
-        assert (shown.vm_state, shown.task_state) == (state, None)
-        assert (shown.host is None) == (new_host is None) and shown.host != host
+        row = cloud.show(server)
+        assert (row.vm_state, row.task_state) == (state, None)
+        assert (row.host is None) == (new_host is None) and row.host != host
     cloud.hosts[host].driver.host.script.clear()
     cloud.settle()
     assert cloud.findings() == []

@@ -43,8 +43,8 @@ def test_delete_ends_with_pending_cleanup_when_port_deletion_is_refused(cloud: C
     user_port = cloud.networks.user_makes("n2")
     server = cloud.create(networks=[{"network": "n1"}, {"port": user_port}, {"network": "n2"}])[0]
     cloud.settle()
-    kept = cloud.show(server).interfaces[0]["port"]
-    cloud.networks.refusing["delete", kept] = IN_USE
+    own_port = cloud.show(server).interfaces[0]["port"]
+    cloud.networks.refusing["delete", own_port] = IN_USE
     ask(cloud, server, "delete")
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).deleted, cloud.domains(server)) == (
@@ -56,12 +56,12 @@ def test_delete_ends_with_pending_cleanup_when_port_deletion_is_refused(cloud: C
         "done",
         IN_USE.text,
     )
-    assert set(cloud.networks.held) == {kept, user_port}
+    assert set(cloud.networks.held) == {own_port, user_port}
     assert cloud.networks.held[user_port]["device_id"] == ""
     [row] = read_cleanups(cloud)
     assert (row.kind, row.target, row.server_id, row.project_id, row.why) == (
         "port",
-        kept,
+        own_port,
         server,
         "project",
         IN_USE.text,
@@ -189,9 +189,9 @@ def test_live_migrate_with_refused_binding_call_leaves_no_extra_binding(
     cloud.watcher = lambda: None
     trial.begin()
     cloud.settle()
-    moved = call == "let_go"
-    assert (cloud.show(trial.server).host != trial.was.host) == moved
-    assert cloud.pending() == ([("binding", port)] if moved else [])
+    is_moved = call == "let_go"
+    assert (cloud.show(trial.server).host != trial.was.host) == is_moved
+    assert cloud.pending() == ([("binding", port)] if is_moved else [])
     trial.is_right(states.ACTIVE, 1)
     cloud.networks.well()
     cloud.clean_up()
@@ -210,8 +210,11 @@ def test_pending_binding_removal_keeps_binding_of_returned_server(cloud: Cloud) 
     cloud.settle()
     cloud.networks.well()
     cloud.clean_up()
-    held = cloud.networks.held[port]
-    assert (held["binding:host_id"], held["bindings"]) == (cloud.show(trial.server).host, [])
+    port_record = cloud.networks.held[port]
+    assert (port_record["binding:host_id"], port_record["bindings"]) == (
+        cloud.show(trial.server).host,
+        [],
+    )
     assert cloud.show(trial.server).host == trial.was.host
 
 
@@ -330,8 +333,8 @@ def test_cleanup_is_retried_once_per_due_time_with_backoff_to_one_hour(cloud: Cl
     waits = []
     for _ in range(12):
         row = read_cleanups(cloud)[0]
-        before = cloud.time.micros
-        cloud.time.micros = max(row.due_at, before)
+        time_before = cloud.time.micros
+        cloud.time.micros = max(row.due_at, time_before)
         assert cleanups.retry(cloud.engine) == 1
         assert cleanups.retry(cloud.engine) == 0
         waits.append((read_cleanups(cloud)[0].due_at - cloud.time.micros + 100) // SECOND)

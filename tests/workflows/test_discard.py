@@ -95,11 +95,11 @@ def test_discard_of_last_guest_deletes_ports_of_lost_server(cloud: Cloud) -> Non
     server, ports = boot_lost_server(cloud), Adopter(cloud).sources.ports
     twin = deepcopy(cloud.hosts["h1"].driver.host.guests[server])
     cloud.hosts["h2"].driver.host.keep_guest(server, twin)
-    for host, left in (("h2", 1), ("h1", 0)):
+    for host, ports_left in (("h2", 1), ("h1", 0)):
         assert (
             host_discard.carry_out(cloud.store, HostAnswers(cloud), ports, server, host, True) == 0
         )
         wait_for_full_reports(cloud)
         cloud.clean_up()
-        assert len(cloud.networks.ports(server)) == left
+        assert len(cloud.networks.ports(server)) == ports_left
     assert (cloud.findings(), cloud.domains(server), cloud.pending()) == ([], [], [])

@@ -358,16 +358,16 @@ def test_doctor_fix_keeps_attachment_of_running_guest_until_stop(cloud: Cloud) -
     operator = Doctor(cloud)
     name = trial_of(cloud, "stop").server
     attached(cloud, name, connection=None)
-    held = set(cloud.volumes.state.held)
+    attachments = set(cloud.volumes.state.held)
     [finding] = operator.read_findings()
     assert operator.fix(finding.id) == 0
     for _ in range(30):
         cloud.round()
-    [waiting] = cloud.store.read(cleanups.list_all)
-    assert "stop the server first" in waiting.why
-    assert set(cloud.volumes.state.held) == held
+    [cleanup] = cloud.store.read(cleanups.list_all)
+    assert "stop the server first" in cleanup.why
+    assert set(cloud.volumes.state.held) == attachments
     cloud.ask(name, "os-stop")
     cloud.settle()
     run_until_clean(cloud, operator)
     assert (operator.read_findings(), cloud.pending()) == ([], [])
-    assert not set(cloud.volumes.state.held) & held
+    assert not set(cloud.volumes.state.held) & attachments

@@ -226,12 +226,12 @@ def test_drain_plan_counts_resources_of_earlier_moves(cloud: Cloud, operator: Op
     large = replace(FLAVOR, id="9", name="large", memory_mb=4096)
     cloud.create(flavor=large, host="h2", forced=True)
     cloud.create(flavor=large, host="h3", forced=True)
-    small = cloud.create(2, flavor=replace(large, memory_mb=3000), host="h1", forced=True)
-    more = cloud.create(flavor=replace(large, memory_mb=2000), host="h1", forced=True)
+    medium_servers = cloud.create(2, flavor=replace(large, memory_mb=3000), host="h1", forced=True)
+    small_servers = cloud.create(flavor=replace(large, memory_mb=2000), host="h1", forced=True)
     cloud.settle()
     assert operator.drain() == 1
-    assert {cloud.show(server).host for server in small} == {"h2", "h3"}
-    assert cloud.show(more[0]).host == "h1", "the large ones go first"
+    assert {cloud.show(server).host for server in medium_servers} == {"h2", "h3"}
+    assert cloud.show(small_servers[0]).host == "h1", "the large ones go first"
     assert cloud.findings() == []
 
 
@@ -403,7 +403,7 @@ def test_create_with_proposal_from_before_drain_avoids_empty_host(
     for name in ("h2", "h3"):
         cloud.create(flavor=replace(FLAVOR, memory_mb=4096), host=name, forced=True)
     cloud.settle()
-    fixed, free = cloud.create(host="h1")[0], cloud.create()[0]
+    h1_server, free_server = cloud.create(host="h1")[0], cloud.create()[0]
     statuses: list[int] = []
 
     def drain_host(workflow: str, step: str, point: str) -> None:
@@ -413,10 +413,15 @@ def test_create_with_proposal_from_before_drain_avoids_empty_host(
     cloud.engine.fault_point = drain_host
     cloud.settle()
     assert statuses == [0] and operator.said[-1] == "host h1 is empty; 0 servers moved"
-    assert cloud.show(free).host in ("h2", "h3") and cloud.show(free).vm_state == states.ACTIVE
-    assert cloud.show(fixed).host is None and cloud.show(fixed).vm_state == states.ERROR
     assert (
-        cloud.show(fixed).fault["message"].endswith("3 hosts: 2 not the requested host, 1 disabled")
+        cloud.show(free_server).host in ("h2", "h3")
+        and cloud.show(free_server).vm_state == states.ACTIVE
+    )
+    assert cloud.show(h1_server).host is None and cloud.show(h1_server).vm_state == states.ERROR
+    assert (
+        cloud.show(h1_server)
+        .fault["message"]
+        .endswith("3 hosts: 2 not the requested host, 1 disabled")
     )
     assert cloud.findings() == []
 

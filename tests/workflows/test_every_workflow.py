@@ -229,11 +229,11 @@ def test_delete_supersedes_workflow_after_any_round(
     trial.begin()
     for _ in range(rounds):
         cloud.advance()
-    old = list(cloud.sent)
+    old_commands = list(cloud.sent)
     cloud.lose = lambda kind: False
     cloud.ask(trial.server, "delete")
     cloud.settle()
-    for host, command in old:
+    for host, command in old_commands:
         cloud.do(host, [command])
     cloud.settle()
     trial.is_right(states.DELETED, 0)

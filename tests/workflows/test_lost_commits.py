@@ -94,12 +94,12 @@ def test_late_command_of_ended_action_leaves_fence_unchanged(cloud: Cloud) -> No
     cloud.settle()
     cloud.ask(server, "os-stop")
     cloud.advance()
-    late = cloud.sent[-1]
+    late_command = cloud.sent[-1]
     cloud.settle()
     cloud.ask(server, "os-start")
     cloud.settle()
     fence = cloud.show(server).fence
-    cloud.do(late[0], [late[1]])
+    cloud.do(late_command[0], [late_command[1]])
     cloud.settle()
     assert (cloud.show(server).fence, cloud.show(server).vm_state) == (fence, states.ACTIVE)
 

@@ -89,13 +89,13 @@ def test_create_continues_when_network_service_is_registered(cloud: Cloud) -> No
     cloud.ask(server, "delete")
     cloud.settle()
     assert len(cloud.networks.held) == 2
-    late = cloud.create()[0]
+    waiting_server = cloud.create()[0]
     for _ in range(5):
         cloud.round()
     [action] = read_open_actions(cloud)
-    assert (action.server_id, action.step) == (late, "networks") and action.cause
+    assert (action.server_id, action.step) == (waiting_server, "networks") and action.cause
     cloud.networks.missing = None
     cloud.clean_up()
-    assert (cloud.show(late).vm_state, read_open_actions(cloud)) == (states.ACTIVE, [])
-    assert {port["device_id"] for port in cloud.networks.held.values()} == {late, other}
+    assert (cloud.show(waiting_server).vm_state, read_open_actions(cloud)) == (states.ACTIVE, [])
+    assert {port["device_id"] for port in cloud.networks.held.values()} == {waiting_server, other}
     assert cloud.findings() == []

@@ -286,20 +286,20 @@ def test_build_on_host_cut_off_past_lease_does_not_start_guest(
     run_without_host(cloud, host.name, 300)
     cloud.force_down(host.name)
     run_without_host(cloud, host.name, 100)
-    [elsewhere] = read_running_hosts(cloud, server)
-    assert elsewhere != host.name and cloud.show(server).host == elsewhere
+    [new_host] = read_running_hosts(cloud, server)
+    assert new_host != host.name and cloud.show(server).host == new_host
     if reconnects:
         cloud.cut.discard(host.name)
         cloud.sync(host)
         assert host.agent.has_lease() and not host.agent.may_start(work)
     host.carry_out(work)
-    assert read_running_hosts(cloud, server) == [elsewhere]
+    assert read_running_hosts(cloud, server) == [new_host]
     cloud.cut.discard(host.name)
     cloud.force_down(host.name, False)
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.domains(server), cloud.findings()) == (
         states.ACTIVE,
-        [elsewhere],
+        [new_host],
         [],
     )
 

@@ -76,13 +76,13 @@ def test_move_retries_on_other_host_when_destination_fails(
 @pytest.mark.parametrize("verb", DESTINATION_VERBS)
 def test_resize_restores_server_when_every_destination_fails(cloud: Cloud, verb: str) -> None:
     server = boot_server(cloud)
-    was = cloud.show(server)
+    original = cloud.show(server)
     for host in ("h2", "h3"):
         cloud.hosts[host].driver.host.script[verb] = [BROKEN]
     ask(cloud, server, "resize")
     cloud.settle()
     check_rests(cloud, server, states.ACTIVE, "h1")
-    assert cloud.show(server).flavor == was.flavor
+    assert cloud.show(server).flavor == original.flavor
     assert last(cloud, server).message.endswith("the last host tried said: Disk full.")
     assert cloud.migration(server).status == "error"
     assert set(failures(cloud).values()) == {0}
@@ -165,16 +165,16 @@ def test_resize_waits_for_silent_destination_after_install(cloud: Cloud) -> None
 
 def test_resize_returns_to_source_when_destination_dies_after_install(cloud: Cloud) -> None:
     cloud.engine.max_attempts = 1
-    server, dead = boot_server(cloud), []
-    after(cloud, "install", lambda host: (dead.append(host), cloud.hosts[host].power_cut()))
+    server, dead_hosts = boot_server(cloud), []
+    after(cloud, "install", lambda host: (dead_hosts.append(host), cloud.hosts[host].power_cut()))
     ask(cloud, server, "resize")
     for _ in range(50):
         cloud.round()
     assert cloud.show(server).task_state == states.RESIZE_FINISH
-    cloud.force_down(dead[0])
+    cloud.force_down(dead_hosts[0])
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).host) == (states.ACTIVE, "h1")
-    cloud.hosts[dead[0]].power_on()
+    cloud.hosts[dead_hosts[0]].power_on()
     cloud.settle()
     check_rests(cloud, server, states.ACTIVE, "h1")
     assert read_disk(cloud, server) == CANARY
