@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of ``kilonova host adopt``, which creates a server's record for a guest without one.
 
-They run on the simulated cloud, and ask its hosts' real ``HostQueries`` for facts.
+They run on the simulated cloud. The real ``HostQueries`` of the hosts return the facts.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from tests.workflows.simulator import FLAVOR, Cloud
 from tests.workflows.test_lost_commits import read_running_hosts, snapshot_database
 
 QUOTA = {"instances": 10, "cores": 20, "ram": 51200}
-NOBODY = "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed"
+UNKNOWN_SERVER = "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed"
 
 
 class HostAnswers:
-    """Queries to agents, which are answered at once."""
+    """Answers queries to agents at once, and replaces facts by ``forged_facts``."""
 
     def __init__(self, cloud: Cloud) -> None:
-        self.cloud, self.forged = cloud, dict[str, Any]()
+        self.cloud, self.forged_facts = cloud, dict[str, Any]()
 
     def query(self, host: str, verb: str, arguments: JsonObject, timeout: float = 10) -> JsonObject:
         if host in self.cloud.cut:
             raise errors.NoAnswer("cut off")
         answer = HostQueries(self.cloud.hosts[host].driver, None).answer(verb, arguments)
         if verb == "server_facts":
-            answer["facts"] |= self.forged
+            answer["facts"] |= self.forged_facts
         return answer
 
 
 class Adopter:
-    """An operator who adopts guests of a cloud."""
+    """Runs ``kilonova host adopt`` for guests of a cloud."""
 
     def __init__(self, cloud: Cloud, **quota: int) -> None:
         self.cloud, self.answers = cloud, HostAnswers(cloud)
@@ -69,17 +69,17 @@ class Adopter:
     def adopt(self, server: str, host: str = "h1", **options: object) -> int:
         texts = dict.fromkeys(("name", "project", "user", "flavor", "image"), None)
         flags = dict.fromkeys(("force", "replace"), False)
-        words = {**texts, **flags, "yes": True, "host": host, **options}
-        return host_adopt.carry_out(self.sources, server, argparse.Namespace(**words))
+        args = {**texts, **flags, "yes": True, "host": host, **options}
+        return host_adopt.carry_out(self.sources, server, argparse.Namespace(**args))
 
-    def check_refusal(self, why: str, server: str, host: str = "h1", **options: object) -> str:
-        """Check that adopt raises a ``Problem`` that matches ``why`` and writes nothing.
+    def check_refusal(self, pattern: str, server: str, host: str = "h1", **options: object) -> str:
+        """Check that adopt raises a ``Problem`` with a text like ``pattern`` and writes no row.
 
         Returns:
             The text of the problem.
         """
         before = read_rows(self.cloud)
-        with pytest.raises(errors.Problem, match=why) as caught:
+        with pytest.raises(errors.Problem, match=pattern) as caught:
             self.adopt(server, host, **options)
         assert read_rows(self.cloud) == before
         return caught.value.text
@@ -87,21 +87,21 @@ class Adopter:
 
 def read_rows(cloud: Cloud) -> list[Any]:
     tables = (schema.servers, schema.guests, schema.allocations, schema.consumers, schema.actions)
-    return cloud.store.read(lambda tx: [tx.execute(sa.select(one)).all() for one in tables])
+    return cloud.store.read(lambda tx: [tx.execute(sa.select(table)).all() for table in tables])
 
 
-def pass_minutes(cloud: Cloud) -> None:
+def wait_for_full_reports(cloud: Cloud) -> None:
     cloud.idle(65)
 
 
-def boot_lost_server(cloud: Cloud, **wishes: Any) -> str:
+def boot_lost_server(cloud: Cloud, **options: Any) -> str:
     """Create a server on h1, and set the database back to the time before the server.
 
-    Its guest still runs on h1. Other modules use the server as a guest without a record.
+    The guest still runs on h1, and so is a guest without a record.
     """
     cloud.round()
     set_back = snapshot_database(cloud)
-    server = cloud.create(host="h1", forced=True, **wishes)[0]
+    server = cloud.create(host="h1", forced=True, **options)[0]
     cloud.settle()
     for key in ("os-stop", "os-start"):
         cloud.ask(server, key)
@@ -109,15 +109,17 @@ def boot_lost_server(cloud: Cloud, **wishes: Any) -> str:
     cloud.hosts["h1"].driver.host.write_file(server, "canary", "alive")
     set_back()
     cloud.hosts["h1"].restart()
-    pass_minutes(cloud)
-    assert [one.invariant for one in cloud.findings() if one.subject == server] == ["domain-known"]
+    wait_for_full_reports(cloud)
+    assert [finding.invariant for finding in cloud.findings() if finding.subject == server] == [
+        "domain-known"
+    ]
     return server
 
 
 def boot_moved_server(cloud: Cloud, move: str) -> str:
-    """Return a server whose guest is on h2, and whose record names h1.
+    """Move a server from h1 to h2, and set the database back to the time before the move.
 
-    The database is set back to the time before the move.
+    The guest is on h2 then, and the record of the server names h1.
     """
     cloud.round()
     server = cloud.create(host="h1", forced=True)[0]
@@ -127,17 +129,17 @@ def boot_moved_server(cloud: Cloud, move: str) -> str:
     cloud.move(server, move, bigger(cloud, server) if move == "resize" else None, host="h2")
     cloud.settle()
     set_back()
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     assert "h2" in cloud.domains(server)
     return server
 
 
 def check_usable(cloud: Cloud, server: str, host: str) -> None:
-    """Check that the server runs on this host alone, with its disk.
+    """Check that the server runs on this host alone, with the original disk.
 
     Then stop and start the server, migrate the guest live and delete the server.
     """
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     cloud.clean_up()
     assert (cloud.findings(), cloud.domains(server), cloud.pending()) == ([], [host], [])
     assert cloud.hosts[host].driver.host.guests[server].disk == {"canary": "alive"}
@@ -157,7 +159,7 @@ def check_usable(cloud: Cloud, server: str, host: str) -> None:
     assert cloud.findings() == []
 
 
-def test_adopt_creates_server_record_from_lost_guest(
+def test_adopt_creates_server_record_from_facts_of_guest(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = boot_lost_server(cloud)
@@ -173,7 +175,7 @@ def test_adopt_creates_server_record_from_lost_guest(
     row = cloud.show(server)
     assert (row.name, row.project_id, row.user_id, row.host) == ("s", "project", "user", "h1")
     assert (row.vm_state, row.power_state) == (states.ACTIVE, states.RUNNING)
-    assert [one["port"] for one in row.interfaces] == [port["id"]] and row.interfaces[0]["own"]
+    assert [nic["port"] for nic in row.interfaces] == [port["id"]] and row.interfaces[0]["own"]
     [action] = cloud.store.read(lambda tx: tx.execute(sa.select(schema.actions)).all())
     assert (action.name, action.state, action.user_id) == ("adopt", "done", "kilonova")
     check_usable(cloud, server, "h1")
@@ -188,7 +190,7 @@ def test_adopt_creates_server_record_from_lost_guest(
         ("rescue", states.RESCUED),
     ],
 )
-def test_adopt_takes_vm_state_of_guest(cloud: Cloud, key: str, state: str) -> None:
+def test_adopt_sets_vm_state_of_guest(cloud: Cloud, key: str, state: str) -> None:
     register(cloud)
     set_back = snapshot_database(cloud)
     server = cloud.create(host="h1", forced=True)[0]
@@ -197,67 +199,71 @@ def test_adopt_takes_vm_state_of_guest(cloud: Cloud, key: str, state: str) -> No
     cloud.settle()
     assert cloud.show(server).vm_state == state
     set_back()
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     Adopter(cloud).adopt(server)
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     assert (cloud.show(server).vm_state, cloud.findings()) == (state, [])
 
 
 def test_adopt_over_quota_is_refused_without_force(cloud: Cloud) -> None:
     server = boot_lost_server(cloud)
-    small = Adopter(cloud, cores=0)
-    assert "Requested 1, but already used 0 of 0" in small.check_refusal("cores", server)
-    small.adopt(server, force=True)
+    operator = Adopter(cloud, cores=0)
+    assert "Requested 1, but already used 0 of 0" in operator.check_refusal("cores", server)
+    operator.adopt(server, force=True)
     check_usable(cloud, server, "h1")
 
 
-def test_adopt_on_full_host_is_refused_with_amounts(cloud: Cloud) -> None:
+def test_adopt_on_full_host_is_refused_and_reports_missing_memory(cloud: Cloud) -> None:
     server = boot_lost_server(cloud)
-    whole = replace(FLAVOR, memory_mb=8192 - 512)
-    full = cloud.create(host="h1", forced=True, flavor=whole, networks=[])[0]
+    flavor = replace(FLAVOR, memory_mb=8192 - 512)
+    server_on_full_host = cloud.create(host="h1", forced=True, flavor=flavor, networks=[])[0]
     cloud.settle()
-    while cloud.show(full).vm_state != states.ACTIVE:
-        whole = replace(whole, memory_mb=whole.memory_mb - 64)
-        full = cloud.create(host="h1", forced=True, flavor=whole, networks=[])[0]
+    while cloud.show(server_on_full_host).vm_state != states.ACTIVE:
+        flavor = replace(flavor, memory_mb=flavor.memory_mb - 64)
+        server_on_full_host = cloud.create(host="h1", forced=True, flavor=flavor, networks=[])[0]
         cloud.settle()
     operator = Adopter(cloud)
-    left = _memory_left(cloud)
+    free_mb = _read_free_memory(cloud)
     cloud.store.write(
         lambda tx: tx.execute(
             sa.update(schema.inventories)
             .where(schema.inventories.c.resource_class == "MEMORY_MB")
-            .values(total=schema.inventories.c.total - left)
+            .values(total=schema.inventories.c.total - free_mb)
         )
     )
-    why = operator.check_refusal("has no room for it", server)
-    assert "128 MEMORY_MB are needed" in why and "are used" in why
+    text = operator.check_refusal("has no room for it", server)
+    assert "128 MEMORY_MB are needed" in text and "are used" in text
     operator.adopt(server, force=True)
-    assert [one for one in cloud.findings() if one.subject == server or "h1" in one.subject] == []
+    assert [
+        finding
+        for finding in cloud.findings()
+        if finding.subject == server or "h1" in finding.subject
+    ] == []
 
 
-def _memory_left(cloud: Cloud) -> int:
-    """Return the MiB of memory that h1 has left."""
+def _read_free_memory(cloud: Cloud) -> int:
+    """Return the free memory of h1 in MiB."""
 
-    def look(tx: sa.Connection) -> int:
-        stock = tx.execute(
+    def read(tx: sa.Connection) -> int:
+        row = tx.execute(
             sa.select(schema.inventories).where(
                 schema.inventories.c.resource_class == "MEMORY_MB",
                 schema.inventories.c.provider_id == 1,
             )
         ).one()
-        used = tx.scalar(
+        used_mb = tx.scalar(
             sa.select(sa.func.sum(schema.allocations.c.used)).where(
                 schema.allocations.c.resource_class == "MEMORY_MB",
                 schema.allocations.c.provider_id == 1,
             )
         )
-        return int((stock.total - stock.reserved) * stock.allocation_ratio) - int(used or 0)
+        return int((row.total - row.reserved) * row.allocation_ratio) - int(used_mb or 0)
 
-    return cloud.store.read(look)
+    return cloud.store.read(read)
 
 
-def test_adopt_sets_host_of_server_that_moved_after_backup(either: Cloud) -> None:
-    either.watcher = lambda: None  # A guest without a record is a finding.
+def test_adopt_sets_host_of_server_moved_after_backup(either: Cloud) -> None:
+    either.watcher = lambda: None  # The watcher would report the guest without a record.
     server = boot_moved_server(either, "os-migrateLive")
     operator = Adopter(either)
     operator.check_refusal("--user: the database has this server", server, "h2", user="me")
@@ -267,7 +273,7 @@ def test_adopt_sets_host_of_server_that_moved_after_backup(either: Cloud) -> Non
     check_usable(either, server, "h2")
 
 
-def test_adopt_with_replace_keeps_adopted_copy_of_two(either: Cloud) -> None:
+def test_adopt_with_replace_keeps_adopted_guest_and_removes_other(either: Cloud) -> None:
     either.watcher = lambda: None
     server = boot_moved_server(either, "resize")
     operator = Adopter(either)
@@ -278,7 +284,7 @@ def test_adopt_with_replace_keeps_adopted_copy_of_two(either: Cloud) -> None:
     check_usable(either, server, "h2")
 
 
-def test_adopt_refuses_to_replace_running_copy_on_recorded_host(cloud: Cloud) -> None:
+def test_adopt_with_replace_is_refused_while_guest_on_recorded_host_runs(cloud: Cloud) -> None:
     server = boot_moved_server(cloud, "resize")
     cloud.ask(server, "os-start")
     cloud.settle()
@@ -287,7 +293,7 @@ def test_adopt_refuses_to_replace_running_copy_on_recorded_host(cloud: Cloud) ->
     Adopter(cloud).check_refusal("busy|runs on host h1", server, "h2", replace=True)
 
 
-def test_adopt_is_refused_when_recorded_or_own_host_is_silent(cloud: Cloud) -> None:
+def test_adopt_is_refused_when_recorded_host_or_host_of_guest_is_silent(cloud: Cloud) -> None:
     server = boot_moved_server(cloud, "os-migrateLive")
     cloud.cut.add("h1")
     cloud.until_down("h1")
@@ -303,13 +309,13 @@ def test_adopt_is_refused_while_two_hosts_have_guest(cloud: Cloud) -> None:
     operator = Adopter(cloud)
     assert "host discard h2" in operator.check_refusal("Host h2 has a guest", server)
     cloud.store.write(lambda tx: guests.discard(tx, server, "h2"))
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     operator.adopt(server)
     check_usable(cloud, server, "h1")
 
 
 @pytest.mark.parametrize(
-    ("forged", "why"),
+    ("forged_facts", "why"),
     [
         ({"flavor": {"id": "1", "name": "n", "vcpus": 0, "memory_mb": 1, "root_gb": 1}}, "sense"),
         ({"name": 7}, "sense"),
@@ -320,11 +326,11 @@ def test_adopt_is_refused_while_two_hosts_have_guest(cloud: Cloud) -> None:
     ],
 )
 def test_adopt_refuses_implausible_facts_of_host(
-    cloud: Cloud, forged: dict[str, object], why: str
+    cloud: Cloud, forged_facts: dict[str, object], why: str
 ) -> None:
     server = boot_moved_server(cloud, "os-migrateLive")
     operator = Adopter(cloud)
-    operator.answers.forged = forged
+    operator.answers.forged_facts = forged_facts
     operator.check_refusal(why, server, "h2")
 
 
@@ -336,16 +342,16 @@ def test_adopt_leaves_out_ports_of_other_servers(
     cloud.settle()
     [own], [foreign] = cloud.networks.ports(server), cloud.networks.ports(other)
     operator = Adopter(cloud)
-    operator.answers.forged = {"ports": {foreign["id"]: "stolen", own["id"]: "own"}}
+    operator.answers.forged_facts = {"ports": {foreign["id"]: "stolen", own["id"]: "own"}}
     operator.adopt(server)
     assert f"port {foreign['id']}, which the guest has, is not" in capsys.readouterr().out
-    assert [(one["port"], one["tag"]) for one in cloud.show(server).interfaces] == [
+    assert [(nic["port"], nic["tag"]) for nic in cloud.show(server).interfaces] == [
         (own["id"], "own")
     ]
 
 
 def test_attach_interface_restores_port_lost_from_record(cloud: Cloud) -> None:
-    """The guest has the interface all the time. The finding names the command."""
+    """The guest keeps the interface. The finding names the command that restores the record."""
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
@@ -354,14 +360,14 @@ def test_attach_interface_restores_port_lost_from_record(cloud: Cloud) -> None:
     cloud.settle()
     [port] = cloud.networks.ports(server)
     set_back()
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     [finding] = cloud.findings()
     assert (finding.invariant, finding.subject) == ("port-of-server", port["id"])
     assert f"openstack server add port {server} {port['id']}" in finding.text
     cloud.networks.update(port["id"], {"device_id": "", "device_owner": ""})
     cloud.ask(server, "attach_interface", args={"networks": [{"port": port["id"]}]})
     cloud.settle()
-    assert [one["port"] for one in cloud.show(server).interfaces] == [port["id"]]
+    assert [nic["port"] for nic in cloud.show(server).interfaces] == [port["id"]]
     assert list(cloud.hosts["h1"].driver.server_facts(server).ports) == [port["id"]]
     assert cloud.findings() == []
 
@@ -370,8 +376,8 @@ def test_adopt_requires_options_for_facts_missing_on_host(cloud: Cloud) -> None:
     server = boot_lost_server(cloud)
     cloud.hosts["h1"].driver.host.guests[server].facts = HostedServer(name="old")
     operator = Adopter(cloud)
-    why = operator.check_refusal("does not remember", server)
-    assert "--project, --user, --flavor, and --image" in why and "--name" not in why
+    text = operator.check_refusal("does not remember", server)
+    assert "--project, --user, --flavor, and --image" in text and "--name" not in text
     flavor = {"flavorid": "7", "name": "m7", "vcpus": 1, "memory_mb": 128, "root_gb": 1}
     flavor |= {"is_public": True}
     cloud.store.write(lambda tx: flavors.create(tx, flavor))
@@ -404,9 +410,9 @@ def test_adopt_conflicts_when_record_changed_meanwhile(cloud: Cloud) -> None:
     with pytest.raises(errors.Conflict, match="was deleted"):
         write(observed)
     operator.check_refusal("no guest of server", server)
-    here = cloud.create(host="h1", forced=True)[0]
+    recorded_server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
-    operator.check_refusal("nothing to adopt", here)
+    operator.check_refusal("nothing to adopt", recorded_server)
 
 
 def test_adopt_of_busy_server_is_refused(cloud: Cloud) -> None:
@@ -415,7 +421,8 @@ def test_adopt_of_busy_server_is_refused(cloud: Cloud) -> None:
     Adopter(cloud).check_refusal("busy", server, "h2")
 
 
-def test_adopt_keeps_cpu_assignment_of_guest_or_is_refused(cloud: Cloud) -> None:
+def test_adopt_keeps_cpu_assignment_and_is_refused_while_cpus_are_taken(cloud: Cloud) -> None:
+    """The command is also refused if the facts of the host lack the assignment."""
     server = boot_lost_server(cloud, flavor=PINNED, networks=[])
     assignment = cloud.hosts["h1"].driver.server_facts(server).assignment
     assert assignment is not None and assignment.numa_nodes
@@ -428,7 +435,7 @@ def test_adopt_keeps_cpu_assignment_of_guest_or_is_refused(cloud: Cloud) -> None
     cloud.ask(other, "delete")
     cloud.settle()
     operator.adopt(server)
-    pass_minutes(cloud)
+    wait_for_full_reports(cloud)
     stored = cloud.store.read(lambda tx: tx.execute(sa.select(schema.guests)).one()).assignment
     assert (stored, cloud.findings()) == (to_wire(assignment), [])
     set_back()
@@ -441,34 +448,36 @@ def test_adopt_keeps_cpu_assignment_of_guest_or_is_refused(cloud: Cloud) -> None
 def test_adopt_of_unknown_guest_or_host_is_refused(cloud: Cloud) -> None:
     register(cloud)
     operator = Adopter(cloud)
-    operator.check_refusal("has no guest of server", NOBODY)
-    operator.check_refusal("There is no host h9", NOBODY, "h9")
+    operator.check_refusal("has no guest of server", UNKNOWN_SERVER)
+    operator.check_refusal("There is no host h9", UNKNOWN_SERVER, "h9")
 
 
-def test_adopt_and_discard_leave_only_port_findings(cloud: Cloud) -> None:
+def test_adopt_and_discard_after_lost_creates_leave_only_port_findings(cloud: Cloud) -> None:
     register(cloud)
     set_back = snapshot_database(cloud)
     first, second = cloud.create(2, host="h1", forced=True)
     cloud.settle()
     set_back()
-    pass_minutes(cloud)
-    subjects = [one.subject for one in cloud.findings() if one.invariant == "domain-known"]
+    wait_for_full_reports(cloud)
+    subjects = [
+        finding.subject for finding in cloud.findings() if finding.invariant == "domain-known"
+    ]
     assert sorted(subjects) == sorted((first, second))
     Adopter(cloud).adopt(first)
     cloud.store.write(lambda tx: guests.discard(tx, second, "h1"))
-    pass_minutes(cloud)
-    assert {one.invariant for one in cloud.findings()} <= {"port-of-server"}
+    wait_for_full_reports(cloud)
+    assert {finding.invariant for finding in cloud.findings()} <= {"port-of-server"}
     assert read_running_hosts(cloud, first) == ["h1"] and cloud.domains(second) == []
 
 
 def test_adopt_of_guest_with_lost_volumes_is_refused(cloud: Cloud) -> None:
-    """The guest would lose the volumes at its next start, and other servers could attach them."""
+    """At the next start the guest would lose the volumes, which other servers could attach."""
     server, volume = boot_lost_server(cloud), cloud.volumes.make()
     guest = cloud.hosts["h1"].driver.host.guests[server]
     guest.volumes = [AttachedVolume(volume, "/dev/vdb", 1, {"driver_volume_type": "nbd"})]
     adopter = Adopter(cloud)
     adopter.check_refusal(f"The guest has volume {volume}, and the database has lost that", server)
-    adopter.answers.forged = {"volumes": ["../etc"]}
+    adopter.answers.forged_facts = {"volumes": ["../etc"]}
     adopter.check_refusal("makes no sense", server)
-    adopter.answers.forged, guest.volumes = {}, []
+    adopter.answers.forged_facts, guest.volumes = {}, []
     assert adopter.adopt(server) == 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of volume snapshots that a host takes for the block storage service.
+"""Tests of volume snapshots taken by a host for the block storage service.
 
-They check the guest's file, the server's record and the status that the service receives.
+They check the guest's file, the server's record and the status sent to the service.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ def server(cloud: Cloud) -> str:
 
 
 def read_volume_file(cloud: Cloud, server: str, host: str = "h1") -> object:
-    """Return the file from which the guest reads its volume."""
-    [one] = cloud.hosts[host].driver.host.guests[server].volumes
-    return read_connection_file(one.connection)[0]
+    """Return the file behind the only volume of the guest."""
+    [volume] = cloud.hosts[host].driver.host.guests[server].volumes
+    return read_connection_file(volume.connection)[0]
 
 
 def read_statuses(cloud: Cloud) -> list[str]:
-    return [one.status for one in cloud.volumes.state.assisted.values()]
+    return [snapshot.status for snapshot in cloud.volumes.state.assisted.values()]
 
 
 def read_calls(cloud: Cloud) -> list[str]:
     return [name for name, _ in cloud.volumes.asked]
 
 
-def test_volume_snapshot_create_moves_guest_and_record_to_new_file(
+def test_volume_snapshot_create_switches_guest_and_record_to_new_file(
     cloud: Cloud, server: str
 ) -> None:
     volume = attach_new_volume(cloud, server)
@@ -68,19 +68,23 @@ def test_volume_snapshot_delete_keeps_file_of_guest(cloud: Cloud, server: str) -
 
 
 @pytest.mark.parametrize(
-    ("ask", "verb", "status"),
+    ("begin_action", "verb", "status"),
     [
         (volume_service.take_snapshot, "snapshot_volume", ERROR),
         (volume_service.merge_snapshot, "merge_volume", ERROR_DELETING),
     ],
 )
 def test_volume_snapshot_failure_on_host_is_reported_to_service(
-    cloud: Cloud, server: str, ask: Callable[[Cloud, str, str], str], verb: str, status: str
+    cloud: Cloud,
+    server: str,
+    begin_action: Callable[[Cloud, str, str], str],
+    verb: str,
+    status: str,
 ) -> None:
     volume = attach_new_volume(cloud, server)
     before = read_volume_file(cloud, server)
     cloud.hosts["h1"].driver.host.script[verb] = [Fail("The disk is full.")]
-    ask(cloud, server, volume)
+    begin_action(cloud, server, volume)
     cloud.settle()
     assert last(cloud, server)[1:] == ("failed", "The disk is full.")
     assert (read_statuses(cloud), read_volume_file(cloud, server)) == ([status], before)
@@ -88,22 +92,26 @@ def test_volume_snapshot_failure_on_host_is_reported_to_service(
 
 
 @pytest.mark.parametrize(
-    ("ask", "step", "left"),
+    ("begin_action", "step", "remaining"),
     [
         (volume_service.take_snapshot, "snapshot", [AVAILABLE]),
         (volume_service.merge_snapshot, "merge", [ERROR_DELETING]),
         (volume_service.merge_snapshot, "report_merged", []),
     ],
 )
-def test_delete_during_volume_snapshot_reports_before_detach(
-    cloud: Cloud, server: str, ask: Callable[[Cloud, str, str], str], step: str, left: list[str]
+def test_delete_during_volume_snapshot_reports_status_before_detach(
+    cloud: Cloud,
+    server: str,
+    begin_action: Callable[[Cloud, str, str], str],
+    step: str,
+    remaining: list[str],
 ) -> None:
-    """Files that were not merged are merged when the snapshot is deleted again.
+    """The service has the status before the volume is detached.
 
-    The attachment stays until the service has the status.
+    After an unfinished merge the service can delete the snapshot again.
     """
     volume = attach_new_volume(cloud, server)
-    action = ask(cloud, server, volume)
+    action = begin_action(cloud, server, volume)
     if step != "report_merged":
         cloud.hosts["h1"].power_cut()
     else:
@@ -120,18 +128,18 @@ def test_delete_during_volume_snapshot_reports_before_detach(
     if step != "report_merged":
         cloud.force_down("h1")
         cloud.time.pass_by(3600)
-        cloud.round()  # The service gets the status, and has not completed the work yet.
+        cloud.round()  # The service receives the status before it has completed its work.
     cloud.clean_up()
     names = read_calls(cloud)
     assert names[::-1].index("detach") < names[::-1].index("update_snapshot_status")
-    assert (read_statuses(cloud), cloud.volumes.awaited()) == (left, [])
+    assert (read_statuses(cloud), cloud.volumes.awaited()) == (remaining, [])
     assert cloud.volumes.state.volumes[volume].status == AVAILABLE
 
 
-def test_volume_snapshot_of_nbd_volume_fails_with_its_id(cloud: Cloud, server: str) -> None:
+def test_volume_snapshot_of_nbd_volume_fails_with_id_in_message(cloud: Cloud, server: str) -> None:
     volume = attach_new_volume(cloud, server)
-    [one] = cloud.hosts["h1"].driver.host.guests[server].volumes
-    one.connection["driver_volume_type"] = "nbd"
+    [attached_volume] = cloud.hosts["h1"].driver.host.guests[server].volumes
+    attached_volume.connection["driver_volume_type"] = "nbd"
     volume_service.take_snapshot(cloud, server, volume)
     cloud.settle()
     message = last(cloud, server)[2] or ""
@@ -162,7 +170,7 @@ def test_volume_snapshot_is_done_when_service_refuses_status(cloud: Cloud, serve
     assert read_volume_file(cloud, server) == f"volume-{volume}.{snapshot}"
 
 
-def test_connection_file_is_set_at_top_level_or_in_data() -> None:
+def test_set_connection_file_changes_file_at_top_level_or_in_data() -> None:
     for before in ({"name": "a"}, {"data": {"name": "a", "export": "x"}, "b": 1}):
         after = set_connection_file(before, "c")
         assert read_connection_file(after) == ("c", "qcow2") and read_connection_file(before) == (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of automatic evacuation: fencing, the wait, and the limit of hosts.
+"""Tests of automatic evacuation: fencing, the delay, and the maximum number of hosts.
 
-The simulated cloud has four hosts. A fencing hook of the test cuts their power.
+The simulated cloud has four hosts. The fencing hook of the tests cuts the power of a host.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tests.workflows.simulator import Cloud, Time
 
 @pytest.fixture
 def fenced_hosts() -> list[str]:
-    """Hosts that the hook was called for."""
+    """Names of the hosts for which the fencing hook was called."""
     return []
 
 
 @pytest.fixture
 def cloud(fenced_hosts: list[str]) -> Iterator[Cloud]:
-    """A cloud of four hosts, a hook that cuts their power, and evacuation of one host at a time."""
+    """A cloud of four hosts with a fencing hook, and ``max_hosts`` 1."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts=4)
 
@@ -48,7 +48,7 @@ def cloud(fenced_hosts: list[str]) -> Iterator[Cloud]:
 
 
 def boot_two_servers(cloud: Cloud, host: str) -> list[str]:
-    """Return a running server and a stopped server on the host."""
+    """Return the ids of a running and a stopped server on the host."""
     servers = cloud.create(2, host=host, forced=True)
     cloud.settle()
     cloud.ask(servers[1], "os-stop")
@@ -76,7 +76,7 @@ def test_automatic_evacuation_moves_servers_of_silent_host(
     assert cloud.findings() == []
 
 
-def test_automatic_evacuation_leaves_servers_when_hook_fails(cloud: Cloud) -> None:
+def test_automatic_evacuation_leaves_servers_and_retries_when_hook_fails(cloud: Cloud) -> None:
     calls: list[str] = []
 
     def refuse(host: str) -> None:
@@ -94,7 +94,7 @@ def test_automatic_evacuation_leaves_servers_when_hook_fails(cloud: Cloud) -> No
     assert len(calls) == 4
 
 
-def test_automatic_evacuation_stops_above_max_hosts(
+def test_automatic_evacuation_waits_while_more_than_max_hosts_are_down(
     cloud: Cloud, fenced_hosts: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     servers = [*boot_two_servers(cloud, "h1"), *boot_two_servers(cloud, "h2")]
@@ -123,10 +123,10 @@ def test_automatic_evacuation_does_not_count_empty_hosts(
     assert "h1" not in {cloud.show(server).host for server in servers}
 
 
-def test_automatic_evacuation_waits_after_conductor_start(
+def test_automatic_evacuation_waits_again_after_conductor_start(
     cloud: Cloud, fenced_hosts: list[str]
 ) -> None:
-    """The host has recovered while no conductor ran."""
+    """While no conductor ran, the host was silent for longer than the delay. Then it is back."""
     servers = boot_two_servers(cloud, "h1")
     silence(cloud, "h1")
     cloud.time.pass_by(600)
@@ -168,7 +168,7 @@ def test_automatic_evacuation_is_off_by_default_and_requires_hook(
 def test_automatic_evacuation_skips_server_with_shares(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One server may move at a time, and the server with shares is first in the queue."""
+    """The server with shares is first in the queue, and only one server moves at a time."""
     monkeypatch.setattr(automatic_evacuation, "PARALLEL", 1)
     servers = boot_two_servers(cloud, "h1")
     first, last = cloud.store.read(lambda tx: host_contents.look(tx, "h1")).servers

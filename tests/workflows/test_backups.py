@@ -12,14 +12,14 @@ from common.store.servers import actions
 from tests.workflows.scenarios import ARGS, ask, trial_of
 from tests.workflows.simulator import Cloud
 
-PROTECTED = errors.Forbidden("Image is protected and cannot be deleted.")
+IMAGE_IS_PROTECTED = errors.Forbidden("Image is protected and cannot be deleted.")
 
 
-def last(cloud: Cloud, server: str) -> Any:
+def read_last_action(cloud: Cloud, server: str) -> Any:
     return cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
 
 
-def backup(cloud: Cloud, server: str, number: int, rotation: int = 1) -> str:
+def create_backup(cloud: Cloud, server: str, number: int, rotation: int = 1) -> str:
     image = f"{number:08d}-0000-4000-8000-000000000000"
     cloud.ask(
         server,
@@ -38,14 +38,17 @@ def backup(cloud: Cloud, server: str, number: int, rotation: int = 1) -> str:
 
 @pytest.fixture
 def backups(cloud: Cloud) -> tuple[str, str, str]:
-    """The server, its protected old backup, and its new backup."""
+    """The ids of a server, of the protected old backup image, and of the new backup image."""
     server = trial_of(cloud, "backup").server
-    old = backup(cloud, server, 1)
-    cloud.images.refusing["delete", old] = PROTECTED
-    new = backup(cloud, server, 2)
-    assert (last(cloud, server).state, last(cloud, server).message) == ("done", PROTECTED.text)
+    old_image = create_backup(cloud, server, 1)
+    cloud.images.refusing["delete", old_image] = IMAGE_IS_PROTECTED
+    new_image = create_backup(cloud, server, 2)
+    assert (read_last_action(cloud, server).state, read_last_action(cloud, server).message) == (
+        "done",
+        IMAGE_IS_PROTECTED.text,
+    )
     assert cloud.pending() == [("backups", server)]
-    return server, old, new
+    return server, old_image, new_image
 
 
 def test_backup_keeps_new_image_while_old_image_is_protected(
@@ -68,7 +71,7 @@ def test_pending_rotation_keeps_old_backup_after_user_deleted_new(
 def test_pending_rotation_uses_rotation_of_latest_backup(
     cloud: Cloud, backups: tuple[str, str, str]
 ) -> None:
-    newest = backup(cloud, backups[0], 3, rotation=5)
+    newest = create_backup(cloud, backups[0], 3, rotation=5)
     assert cloud.pending() == []
     cloud.images.well()
     cloud.clean_up()
@@ -87,17 +90,17 @@ def test_pending_rotation_keeps_backups_of_deleted_server(
 
 def test_backup_rotation_counts_active_backups_only(cloud: Cloud) -> None:
     server = trial_of(cloud, "backup").server
-    images = [backup(cloud, server, number, rotation=9) for number in range(4)]
+    images = [create_backup(cloud, server, number, rotation=9) for number in range(4)]
     cloud.images.records[images[2]]["status"] = "queued"
-    newest = backup(cloud, server, 4, rotation=2)
+    newest = create_backup(cloud, server, 4, rotation=2)
     assert sorted(cloud.images.records) == [*images[2:], newest]
 
 
 def test_backup_rotation_counts_images_without_action_as_oldest(cloud: Cloud) -> None:
-    """Such an image is a copy that a user made, or its action was purged."""
+    """For example, a user copied the image, or the action was purged."""
     server = trial_of(cloud, "backup").server
-    first = backup(cloud, server, 1)
+    first = create_backup(cloud, server, 1)
     copy = "99999999-0000-4000-8000-000000000000"
     cloud.images.records[copy] = {**cloud.images.records[first], "id": copy, "number": 50}
-    second = backup(cloud, server, 2, rotation=2)
+    second = create_backup(cloud, server, 2, rotation=2)
     assert sorted(cloud.images.records) == [first, second]

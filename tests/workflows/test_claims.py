@@ -46,10 +46,10 @@ def count_by_host(cloud: Cloud, servers: list[str]) -> Counter[str | None]:
 
 
 def check_failure(cloud: Cloud, server: str) -> str:
-    """Check that the server is in ERROR without a host. Return the message of its fault."""
-    shown = cloud.show(server)
-    assert (shown.vm_state, shown.task_state, shown.host) == (states.ERROR, None, None)
-    return str(shown.fault["message"])
+    """Check that the server is in ERROR without a host, and return the message of the fault."""
+    row = cloud.show(server)
+    assert (row.vm_state, row.task_state, row.host) == (states.ERROR, None, None)
+    return str(row.fault["message"])
 
 
 def read_sent_guests(cloud: Cloud, verb: str) -> list[dict[str, Any]]:
@@ -72,30 +72,30 @@ def set_service(cloud: Cloud, host: str, **state: Any) -> None:
 def test_anti_affinity_group_gets_one_server_per_host(cloud: Cloud) -> None:
     servers = cloud.create(5, group=cloud.group("anti-affinity"))
     cloud.settle()
-    placed = [server for server in servers if cloud.show(server).vm_state == states.ACTIVE]
-    assert count_by_host(cloud, placed) == {"h1": 1, "h2": 1, "h3": 1}
-    for server in set(servers) - set(placed):
+    active_servers = [server for server in servers if cloud.show(server).vm_state == states.ACTIVE]
+    assert count_by_host(cloud, active_servers) == {"h1": 1, "h2": 1, "h3": 1}
+    for server in set(servers) - set(active_servers):
         assert check_failure(cloud, server).startswith("No valid host was found. 3 hosts: 3 ")
     assert cloud.findings() == []
 
 
-def test_anti_affinity_group_with_max_server_per_host_two_gets_two(cloud: Cloud) -> None:
+def test_anti_affinity_group_with_max_two_per_host_gets_two_per_host(cloud: Cloud) -> None:
     servers = cloud.create(7, group=cloud.group("anti-affinity", max_server_per_host=2))
     cloud.settle()
     assert count_by_host(cloud, servers) == {"h1": 2, "h2": 2, "h3": 2, None: 1}
     assert cloud.findings() == []
 
 
-def test_affinity_group_stays_on_one_host_until_full(cloud: Cloud) -> None:
+def test_affinity_group_uses_one_host_and_rest_fails_when_host_is_full(cloud: Cloud) -> None:
     servers = cloud.create(10, group=cloud.group("affinity"), flavor=replace(FLAVOR, vcpus=2))
     cloud.settle()
-    placed = count_by_host(cloud, servers)
-    assert sorted(placed.values()) == [2, 8], "of two VCPUs each, on a host of sixteen"
-    assert placed[None] == 2
+    counts = count_by_host(cloud, servers)
+    assert sorted(counts.values()) == [2, 8], "of two VCPUs each, on a host of sixteen"
+    assert counts[None] == 2
     assert cloud.findings() == []
 
 
-def test_unshelve_avoids_hosts_of_servers_that_joined_group_meanwhile(cloud: Cloud) -> None:
+def test_unshelve_avoids_hosts_of_servers_added_to_group_meanwhile(cloud: Cloud) -> None:
     group = cloud.group("anti-affinity")
     first = cloud.create(group=group)[0]
     cloud.settle()
@@ -117,15 +117,15 @@ def test_unshelve_avoids_hosts_of_servers_that_joined_group_meanwhile(cloud: Clo
     assert cloud.findings() == []
 
 
-# --- parts of hosts ---
+# --- dedicated CPUs ---
 def test_rebuild_rescue_and_unrescue_send_cpu_assignment_of_guest(cloud: Cloud) -> None:
     server, other = cloud.create(2, flavor=PINNED, host="h1")
     cloud.settle()
     assignments = {
         guest["server"]: guest["assignment"] for guest in read_sent_guests(cloud, "ensure_guest")
     }
-    pins = [set(assignments[one]["numa_nodes"][0]["pins"].values()) for one in (server, other)]
-    assert [len(one) for one in pins] == [2, 2]
+    pins = [set(assignments[guest]["numa_nodes"][0]["pins"].values()) for guest in (server, other)]
+    assert [len(cpus) for cpus in pins] == [2, 2]
     assert pins[0].isdisjoint(pins[1])
     for key, verb in (("rebuild", "rebuild"), ("rescue", "rescue"), ("unrescue", "unrescue")):
         ask(cloud, server, key)
@@ -136,7 +136,7 @@ def test_rebuild_rescue_and_unrescue_send_cpu_assignment_of_guest(cloud: Cloud) 
     assert cloud.findings() == []
 
 
-def test_create_with_dedicated_cpus_fails_with_pcpu_when_hosts_full(cloud: Cloud) -> None:
+def test_create_with_dedicated_cpus_fails_with_pcpu_shortage_on_full_hosts(cloud: Cloud) -> None:
     servers = cloud.create(8, flavor=PINNED)
     cloud.settle()
     assert count_by_host(cloud, servers) == {"h1": 2, "h2": 2, "h3": 2, None: 2}
@@ -144,9 +144,9 @@ def test_create_with_dedicated_cpus_fails_with_pcpu_when_hosts_full(cloud: Cloud
         assert "PCPU" in check_failure(cloud, server)
     cloud.ask(next(server for server in servers if cloud.show(server).host == "h2"), "delete")
     cloud.settle()
-    again = cloud.create(flavor=PINNED)
+    new_servers = cloud.create(flavor=PINNED)
     cloud.settle()
-    assert count_by_host(cloud, again) == {"h2": 1}
+    assert count_by_host(cloud, new_servers) == {"h2": 1}
     assert cloud.findings() == []
 
 
@@ -184,15 +184,18 @@ def test_unshelve_on_other_host_assigns_cpus_and_keeps_image_properties(
     assert cloud.findings() == []
 
 
-# --- hosts that are named ---
+# --- forced and requested hosts ---
 def test_create_uses_disabled_host_only_if_forced(
     cloud: Cloud,
 ) -> None:
     set_service(cloud, "h2", disabled=True)
-    forced, requested = cloud.create(host="h2", forced=True)[0], cloud.create(host="h2")[0]
+    forced_server, requesting_server = (
+        cloud.create(host="h2", forced=True)[0],
+        cloud.create(host="h2")[0],
+    )
     cloud.settle()
-    assert cloud.show(forced).host == "h2"
-    assert "disabled" in check_failure(cloud, requested)
+    assert cloud.show(forced_server).host == "h2"
+    assert "disabled" in check_failure(cloud, requesting_server)
     assert cloud.create(host="h3") and cloud.settle() is None
     assert count_by_host(
         cloud,
@@ -208,15 +211,15 @@ def test_create_on_full_forced_host_fails_with_no_valid_host(cloud: Cloud) -> No
     cloud.settle()
     assert count_by_host(cloud, servers) == {"h2": 1, None: 1}
     assert "short of VCPU" in check_failure(
-        cloud, next(one for one in servers if cloud.show(one).host is None)
+        cloud, next(server for server in servers if cloud.show(server).host is None)
     )
 
 
 # --- rebuilds ---
 def rebuild(cloud: Cloud, server: str, properties: dict[str, str]) -> None:
-    """Begin a rebuild as the API does.
+    """Request a rebuild as the API does.
 
-    The row gets the new image at once, and the action stores the values from before.
+    The row of the server has the new image at once, and the action stores the old values.
     """
     row = cloud.show(server)
     image = {"id": OTHER_IMAGE, "disk_format": "qcow2", "properties": properties}
@@ -296,7 +299,7 @@ def test_rebuild_leaves_server_unchanged_when_image_is_invalid(cloud: Cloud) -> 
 
 
 def test_rebuild_succeeds_on_full_disabled_host(cloud: Cloud) -> None:
-    """A rebuild checks only the filters that depend on the image."""
+    """A rebuild checks only the filters for the image."""
     server = cloud.create(host="h2", flavor=Flavor("2", "whole", 16, 1024, 1))[0]
     cloud.settle()
     set_service(cloud, "h2", disabled=True)
@@ -317,7 +320,7 @@ def test_rebuild_succeeds_on_full_disabled_host(cloud: Cloud) -> None:
     assert cloud.findings() == []
 
 
-# --- hosts on which builds fail ---
+# --- hosts with failed builds ---
 def break_builds(cloud: Cloud, host: str, times: int) -> None:
     cloud.hosts[host].driver.host.script["ensure_guest"] = [
         Fail("Disk full.", retryable=True)
@@ -338,28 +341,31 @@ def read_failures(cloud: Cloud, host: str) -> int:
 def test_host_with_five_failed_builds_is_excluded_then_gets_one_server(
     cloud: Cloud,
 ) -> None:
+    """After five minutes, the success of one trial build ends the exclusion."""
     break_builds(cloud, "h1", 5)
     for _ in range(5):
         cloud.create(host="h1")
         cloud.settle()
     assert read_failures(cloud, "h1") == 5
-    refused = cloud.create(host="h1")[0]
+    failed_server = cloud.create(host="h1")[0]
     cloud.settle()
-    assert "left out after 5 failed builds" in check_failure(cloud, refused)
-    elsewhere = cloud.create(4)
+    assert "left out after 5 failed builds" in check_failure(cloud, failed_server)
+    other_servers = cloud.create(4)
     cloud.settle()
-    assert count_by_host(cloud, elsewhere)["h1"] == count_by_host(cloud, elsewhere)[None] == 0
+    assert (
+        count_by_host(cloud, other_servers)["h1"] == count_by_host(cloud, other_servers)[None] == 0
+    )
     cloud.time.pass_by(300)
     cloud.round()
-    tried = cloud.create(3, host="h1")
+    trial_servers = cloud.create(3, host="h1")
     cloud.settle()
-    assert count_by_host(cloud, tried) == {"h1": 1, None: 2}, (
+    assert count_by_host(cloud, trial_servers) == {"h1": 1, None: 2}, (
         "one server tries it, the others see it left out"
     )
     assert read_failures(cloud, "h1") == 0
-    together = cloud.create(3, host="h1")
+    later_servers = cloud.create(3, host="h1")
     cloud.settle()
-    assert count_by_host(cloud, together) == {"h1": 3}
+    assert count_by_host(cloud, later_servers) == {"h1": 3}
     assert cloud.findings() == []
 
 
@@ -373,12 +379,12 @@ def test_excluded_host_stays_excluded_when_its_trial_build_fails(cloud: Cloud) -
     cloud.create(host="h1")
     cloud.settle()
     assert read_failures(cloud, "h1") == 6
-    again = cloud.create(host="h1")[0]
+    server = cloud.create(host="h1")[0]
     cloud.settle()
-    assert "failed builds" in check_failure(cloud, again)
+    assert "failed builds" in check_failure(cloud, server)
 
 
-def test_build_that_fails_on_every_host_counts_for_no_host(cloud: Cloud) -> None:
+def test_create_failed_on_every_host_counts_as_failed_build_of_no_host(cloud: Cloud) -> None:
     for host in ("h1", "h2", "h3"):
         break_builds(cloud, host, 9)
     for _ in range(6):
@@ -388,7 +394,7 @@ def test_build_that_fails_on_every_host_counts_for_no_host(cloud: Cloud) -> None
     assert [read_failures(cloud, host) for host in ("h1", "h2", "h3")] == [0, 0, 0]
 
 
-def test_build_that_succeeds_elsewhere_counts_failure_of_first_host(cloud: Cloud) -> None:
+def test_create_retried_on_other_host_counts_failed_build_of_first_host(cloud: Cloud) -> None:
     break_builds(cloud, "h1", 9)
     servers = cloud.create(12)
     cloud.settle()
@@ -409,7 +415,7 @@ def test_create_fault_contains_error_of_last_host(cloud: Cloud) -> None:
     assert "h1 said: Disk full. /dev/sda1" in cloud.show(server).fault["details"].splitlines()
 
 
-def test_build_failure_that_is_not_retryable_is_not_counted(cloud: Cloud) -> None:
+def test_create_with_permanent_failure_counts_as_failed_build_of_no_host(cloud: Cloud) -> None:
     cloud.hosts["h1"].driver.host.script["ensure_guest"] = [Fail("No such image.")] * 5
     for _ in range(5):
         cloud.create(host="h1")
@@ -417,7 +423,7 @@ def test_build_failure_that_is_not_retryable_is_not_counted(cloud: Cloud) -> Non
     assert read_failures(cloud, "h1") == 0
 
 
-def test_build_that_succeeds_resets_failures_of_host(cloud: Cloud) -> None:
+def test_create_success_resets_failed_builds_of_host(cloud: Cloud) -> None:
     break_builds(cloud, "h1", 1)
     servers = cloud.create(host="h1"), cloud.create(host="h1")
     cloud.settle()
@@ -426,8 +432,8 @@ def test_build_that_succeeds_resets_failures_of_host(cloud: Cloud) -> None:
     assert read_failures(cloud, "h1") == 0, servers
 
 
-# --- hosts that change ---
-def test_host_with_reduced_inventory_keeps_servers_and_gets_no_more(cloud: Cloud) -> None:
+# --- changes of hosts ---
+def test_host_with_reduced_inventory_keeps_servers_and_gets_no_new_server(cloud: Cloud) -> None:
     servers = cloud.create(3, host="h1")
     cloud.settle()
     host = cloud.hosts["h1"]
@@ -446,7 +452,7 @@ def create_on_h1(cloud: Cloud) -> str:
     return server
 
 
-def test_create_in_full_group_uses_host_that_registered_later(cloud: Cloud) -> None:
+def test_create_in_full_anti_affinity_group_uses_newly_registered_host(cloud: Cloud) -> None:
     group = cloud.group("anti-affinity")
     cloud.create(3, group=group)
     cloud.settle()
@@ -460,7 +466,7 @@ def test_create_in_full_group_uses_host_that_registered_later(cloud: Cloud) -> N
 
 
 def test_unshelve_avoids_host_with_pending_removal_of_old_guest(cloud: Cloud) -> None:
-    """Until a recovered host has removed the old guest, the server gets no second guest there."""
+    """The recovered host must remove the old guest before the server can return to this host."""
     server = cloud.create()[0]
     cloud.settle()
     cloud.ask(server, "shelve", args={"image_id": OTHER_IMAGE, "name": "s-shelved"})
@@ -469,15 +475,15 @@ def test_unshelve_avoids_host_with_pending_removal_of_old_guest(cloud: Cloud) ->
     cloud.hosts[host].driver.host.script["ensure_absent"] = [Fail("busy")] * 100
     cloud.ask(server, "shelveOffload")
     run_rounds(cloud, 40)
-    for wanted, state, there in (
+    for requested_host, state, new_host in (
         (host, states.SHELVED_OFFLOADED, None),
         (None, states.ACTIVE, "another"),
     ):
-        cloud.ask(server, "unshelve", args={"zone": None, "host": wanted})
+        cloud.ask(server, "unshelve", args={"zone": None, "host": requested_host})
         run_rounds(cloud, 10)
-        shown = cloud.show(server)
-        assert (shown.vm_state, shown.task_state) == (state, None)
-        assert (shown.host is None) == (there is None) and shown.host != host
+        row = cloud.show(server)
+        assert (row.vm_state, row.task_state) == (state, None)
+        assert (row.host is None) == (new_host is None) and row.host != host
     cloud.hosts[host].driver.host.script.clear()
     cloud.settle()
     assert cloud.findings() == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of calls that an external service refuses after an action's pivot.
+"""Tests of calls to external services that fail after an action's pivot.
 
 The server reaches the requested state, and the remaining work becomes a pending cleanup.
 """
@@ -25,26 +25,26 @@ IN_USE = errors.Conflict("Port is currently a parent port for trunk.")
 PROTECTED = errors.Forbidden("Image is protected and cannot be deleted.")
 
 
-def last(cloud: Cloud, server: str) -> Any:
+def read_last_action(cloud: Cloud, server: str) -> Any:
     return cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
 
 
-def rows(cloud: Cloud) -> list[Any]:
+def read_cleanups(cloud: Cloud) -> list[Any]:
     return cloud.store.read(store_cleanups.list_all)
 
 
 def hasten(cloud: Cloud) -> None:
-    for row in rows(cloud):
+    for row in read_cleanups(cloud):
         cloud.store.write(lambda tx, row=row: store_cleanups.hasten(tx, row.id))
 
 
-def test_delete_ends_when_network_service_refuses_to_delete_port(cloud: Cloud) -> None:
+def test_delete_ends_with_pending_cleanup_when_port_deletion_is_refused(cloud: Cloud) -> None:
     register(cloud)
-    users = cloud.networks.user_makes("n2")
-    server = cloud.create(networks=[{"network": "n1"}, {"port": users}, {"network": "n2"}])[0]
+    user_port = cloud.networks.user_makes("n2")
+    server = cloud.create(networks=[{"network": "n1"}, {"port": user_port}, {"network": "n2"}])[0]
     cloud.settle()
-    kept = cloud.show(server).interfaces[0]["port"]
-    cloud.networks.refusing["delete", kept] = IN_USE
+    own_port = cloud.show(server).interfaces[0]["port"]
+    cloud.networks.refusing["delete", own_port] = IN_USE
     ask(cloud, server, "delete")
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).deleted, cloud.domains(server)) == (
@@ -52,13 +52,16 @@ def test_delete_ends_when_network_service_refuses_to_delete_port(cloud: Cloud) -
         1,
         [],
     )
-    assert (last(cloud, server).state, last(cloud, server).message) == ("done", IN_USE.text)
-    assert set(cloud.networks.held) == {kept, users}
-    assert cloud.networks.held[users]["device_id"] == ""
-    [row] = rows(cloud)
+    assert (read_last_action(cloud, server).state, read_last_action(cloud, server).message) == (
+        "done",
+        IN_USE.text,
+    )
+    assert set(cloud.networks.held) == {own_port, user_port}
+    assert cloud.networks.held[user_port]["device_id"] == ""
+    [row] = read_cleanups(cloud)
     assert (row.kind, row.target, row.server_id, row.project_id, row.why) == (
         "port",
-        kept,
+        own_port,
         server,
         "project",
         IN_USE.text,
@@ -66,11 +69,11 @@ def test_delete_ends_when_network_service_refuses_to_delete_port(cloud: Cloud) -
     assert cloud.findings() == []
     cloud.networks.well()
     cloud.clean_up()
-    assert (set(cloud.networks.held), cloud.findings()) == ({users}, [])
+    assert (set(cloud.networks.held), cloud.findings()) == ({user_port}, [])
 
 
 @pytest.mark.parametrize("workflow", ["unshelve", "unshelve_here"])
-def test_unshelve_ends_when_image_service_refuses_to_delete_image(
+def test_unshelve_ends_with_pending_cleanup_when_image_deletion_is_refused(
     cloud: Cloud, workflow: str
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -90,7 +93,7 @@ def test_unshelve_ends_when_image_service_refuses_to_delete_image(
     with pytest.raises(errors.WrongState):
         ask(cloud, trial.server, "shelveOffload")
     assert cloud.pending() == [("image", image)]
-    ask(cloud, trial.server, "shelve")  # The request names the same image id.
+    ask(cloud, trial.server, "shelve")  # The request contains the same image id.
     cloud.settle()
     cloud.images.well()
     cloud.clean_up()
@@ -98,9 +101,7 @@ def test_unshelve_ends_when_image_service_refuses_to_delete_image(
 
 
 @pytest.mark.parametrize("was", [states.ACTIVE, states.STOPPED])
-def test_shelve_offloads_when_network_service_refuses_to_unbind_port(
-    cloud: Cloud, was: str
-) -> None:
+def test_shelve_offloads_server_when_port_unbinding_is_refused(cloud: Cloud, was: str) -> None:
     trial = trial_of(cloud, "shelve")
     if was == states.STOPPED:
         ask(cloud, trial.server, "os-stop")
@@ -121,7 +122,7 @@ def test_shelve_offloads_when_network_service_refuses_to_unbind_port(
 
 
 def test_pending_unbind_keeps_port_of_server_unshelved_meanwhile(cloud: Cloud) -> None:
-    """The offload could not unbind the port. The retry runs when the server is on a host again."""
+    """The offload could not unbind the port. At the retry the server is on a host again."""
     trial = trial_of(cloud, "offload")
     [port] = cloud.networks.held
     cloud.networks.refusing["update", port] = IN_USE
@@ -145,7 +146,7 @@ def test_pending_unbind_rebinds_port_when_unshelve_ends_during_call(cloud: Cloud
     cloud.networks.well()
     update = cloud.networks.update
 
-    def slow(port_id: str, values: dict[str, Any]) -> dict[str, Any]:
+    def update_after_unshelve(port_id: str, values: dict[str, Any]) -> dict[str, Any]:
         cloud.networks.update = update  # type: ignore[method-assign]
         ask(cloud, trial.server, "unshelve")
         for _ in range(20):
@@ -156,7 +157,7 @@ def test_pending_unbind_rebinds_port_when_unshelve_ends_during_call(cloud: Cloud
         assert cloud.show(trial.server).vm_state == states.ACTIVE
         return update(port_id, values)
 
-    cloud.networks.update = slow  # type: ignore[method-assign]
+    cloud.networks.update = update_after_unshelve  # type: ignore[method-assign]
     hasten(cloud)
     cleanups.retry(cloud.engine)
     assert cloud.networks.held[port]["binding:host_id"] == ""
@@ -165,7 +166,7 @@ def test_pending_unbind_rebinds_port_when_unshelve_ends_during_call(cloud: Cloud
     assert cloud.findings() == []
 
 
-def test_detach_interface_ends_when_port_cannot_be_deleted(cloud: Cloud) -> None:
+def test_detach_interface_ends_with_cleanup_when_port_deletion_is_refused(cloud: Cloud) -> None:
     trial = trial_of(cloud, "detach_interface")
     [port] = cloud.networks.held
     cloud.networks.refusing["delete", port] = IN_USE
@@ -188,13 +189,13 @@ def test_live_migrate_with_refused_binding_call_leaves_no_extra_binding(
     cloud.watcher = lambda: None
     trial.begin()
     cloud.settle()
-    moved = call == "let_go"
-    assert (cloud.show(trial.server).host != trial.was.host) == moved
-    assert cloud.pending() == ([("binding", port)] if moved else [])
+    is_moved = call == "let_go"
+    assert (cloud.show(trial.server).host != trial.was.host) == is_moved
+    assert cloud.pending() == ([("binding", port)] if is_moved else [])
     trial.is_right(states.ACTIVE, 1)
     cloud.networks.well()
     cloud.clean_up()
-    assert [one["host"] for one in cloud.networks.held[port]["bindings"]] == []
+    assert [binding["host"] for binding in cloud.networks.held[port]["bindings"]] == []
     assert cloud.findings() == []
 
 
@@ -209,8 +210,11 @@ def test_pending_binding_removal_keeps_binding_of_returned_server(cloud: Cloud) 
     cloud.settle()
     cloud.networks.well()
     cloud.clean_up()
-    held = cloud.networks.held[port]
-    assert (held["binding:host_id"], held["bindings"]) == (cloud.show(trial.server).host, [])
+    port_record = cloud.networks.held[port]
+    assert (port_record["binding:host_id"], port_record["bindings"]) == (
+        cloud.show(trial.server).host,
+        [],
+    )
     assert cloud.show(trial.server).host == trial.was.host
 
 
@@ -223,23 +227,23 @@ def test_pending_binding_removal_waits_while_server_moves_back(cloud: Cloud) -> 
     trial.begin()
     cloud.settle()
     cloud.networks.well()
-    seen = []
+    seen_hosts = []
 
     def clean_up(host: str) -> None:
         hasten(cloud)
         cleanups.retry(cloud.engine)
-        seen.extend(one["host"] for one in cloud.networks.held[port]["bindings"])
+        seen_hosts.extend(binding["host"] for binding in cloud.networks.held[port]["bindings"])
 
     before(cloud, "live_migrate", clean_up)
     ask(cloud, trial.server, "os-migrateLive")
     cloud.settle()
-    assert seen == [trial.was.host]
+    assert seen_hosts == [trial.was.host]
     cloud.clean_up()
     trial.is_right(states.ACTIVE, 1)
 
 
-def test_migrate_ends_when_network_service_refuses_to_show_ports() -> None:
-    """The guest waits, paused, until the service has wired its ports."""
+def test_migrate_succeeds_when_network_service_refuses_to_list_ports() -> None:
+    """The guest is paused until the service has wired the ports."""
     cloud = create_cloud()
     cloud.networks.wires_after = 3
     server = boot_server(cloud)
@@ -249,13 +253,13 @@ def test_migrate_ends_when_network_service_refuses_to_show_ports() -> None:
     cloud.move(server, "migrate")
     cloud.settle()
     check_rests(cloud, server, states.RESIZED, cloud.show(server).host)
-    assert last(cloud, server).state == "done"
+    assert read_last_action(cloud, server).state == "done"
     cloud.networks.well()
     cloud.clean_up()
     cloud.store.close()
 
 
-def test_revert_resize_ends_when_ports_are_never_wired() -> None:
+def test_revert_resize_succeeds_when_ports_are_never_wired() -> None:
     cloud = create_cloud()
     cloud.engine.vif_plugging_timeout = 20
     server = boot_server(cloud)
@@ -269,7 +273,7 @@ def test_revert_resize_ends_when_ports_are_never_wired() -> None:
     cloud.store.close()
 
 
-# --- an external service that does not answer any more ---
+# --- silent external services ---
 @pytest.mark.parametrize(
     ("workflow", "name", "after"),
     [
@@ -285,18 +289,18 @@ def test_revert_resize_ends_when_ports_are_never_wired() -> None:
 def test_action_ends_with_pending_cleanup_when_service_falls_silent(
     cloud: Cloud, workflow: str, name: str, after: int
 ) -> None:
-    """The service answers ``after`` further calls, and is silent from then on."""
+    """The service answers ``after`` more calls and then falls silent."""
     trial = trial_of(cloud, workflow)
-    dead, cloud.watcher = getattr(cloud, name), lambda: None
-    first_silent = dead.calls + after + 1
-    dead.script = dict.fromkeys(range(first_silent, first_silent + 1000), Answer.SILENT)
+    service, cloud.watcher = getattr(cloud, name), lambda: None
+    first_silent = service.calls + after + 1
+    service.script = dict.fromkeys(range(first_silent, first_silent + 1000), Answer.SILENT)
     trial.begin()
     cloud.settle()
     server = cloud.show(trial.server)
     assert (server.vm_state, server.task_state, server.action) == (trial.scenario.ends, None, None)
-    assert last(cloud, trial.server).state == "done"
+    assert read_last_action(cloud, trial.server).state == "done"
     assert cloud.pending() != []
-    dead.well()
+    service.well()
     for _ in range(4):
         cloud.time.pass_by(20)
         cloud.round()
@@ -304,23 +308,23 @@ def test_action_ends_with_pending_cleanup_when_service_falls_silent(
     trial.has_ended()
 
 
-def test_delete_ends_when_conductor_has_no_external_services(cloud: Cloud) -> None:
+def test_delete_ends_with_pending_cleanups_without_external_services(cloud: Cloud) -> None:
     trial = trial_of(cloud, "delete")
     ask(cloud, trial.server, "shelve")
     cloud.settle()
-    reached = cloud.engine.images, cloud.engine.networks
+    clients = cloud.engine.images, cloud.engine.networks
     cloud.engine.images = cloud.engine.networks = None
     trial.begin()
     cloud.settle()
     assert sorted(kind for kind, _ in cloud.pending()) == ["image", "ports"]
-    cloud.engine.images, cloud.engine.networks = reached
+    cloud.engine.images, cloud.engine.networks = clients
     cloud.clean_up()
     trial.is_right(states.DELETED, 0)
     assert cloud.networks.held == {}
 
 
 # --- retries ---
-def test_cleanup_retries_back_off_to_one_hour_and_run_once(cloud: Cloud) -> None:
+def test_cleanup_is_retried_once_per_due_time_with_backoff_to_one_hour(cloud: Cloud) -> None:
     trial = trial_of(cloud, "delete")
     [port] = cloud.networks.held
     cloud.networks.refusing["delete", port] = IN_USE
@@ -328,22 +332,22 @@ def test_cleanup_retries_back_off_to_one_hour_and_run_once(cloud: Cloud) -> None
     cloud.settle()
     waits = []
     for _ in range(12):
-        row = rows(cloud)[0]
-        before = cloud.time.micros
-        cloud.time.micros = max(row.due_at, before)
+        row = read_cleanups(cloud)[0]
+        time_before = cloud.time.micros
+        cloud.time.micros = max(row.due_at, time_before)
         assert cleanups.retry(cloud.engine) == 1
         assert cleanups.retry(cloud.engine) == 0
-        waits.append((rows(cloud)[0].due_at - cloud.time.micros + 100) // SECOND)
+        waits.append((read_cleanups(cloud)[0].due_at - cloud.time.micros + 100) // SECOND)
     assert waits[:3] == [20, 40, 80], "the first try was while the delete ended"
     assert waits[-1] == 3600
-    assert rows(cloud)[0].tries >= 12
+    assert read_cleanups(cloud)[0].tries >= 12
     cloud.networks.well()
     cloud.time.pass_by(3600)
     assert cleanups.retry(cloud.engine) == 1
-    assert (rows(cloud), cloud.networks.held) == ([], {})
+    assert (read_cleanups(cloud), cloud.networks.held) == ([], {})
 
 
-def test_cleanup_ends_when_port_is_already_gone(cloud: Cloud) -> None:
+def test_cleanup_of_port_ends_when_port_is_already_gone(cloud: Cloud) -> None:
     trial = trial_of(cloud, "delete")
     [port] = cloud.networks.held
     cloud.networks.refusing["delete", port] = IN_USE
@@ -365,7 +369,7 @@ def test_cleanup_keeps_port_with_new_owner(cloud: Cloud) -> None:
     assert list(cloud.networks.held) == [port]
 
 
-def test_cleanup_that_raises_unexpectedly_does_not_delay_others(cloud: Cloud) -> None:
+def test_cleanup_with_unexpected_exception_does_not_delay_others(cloud: Cloud) -> None:
     register(cloud)
     servers = cloud.create(2)
     cloud.settle()
@@ -374,7 +378,7 @@ def test_cleanup_that_raises_unexpectedly_does_not_delay_others(cloud: Cloud) ->
     for server in servers:
         ask(cloud, server, "delete")
     cloud.settle()
-    poison, delete = rows(cloud)[0].target, cloud.networks.delete
+    poison, delete = read_cleanups(cloud)[0].target, cloud.networks.delete
     cloud.networks.well()
 
     def fail(port_id: str) -> None:
@@ -388,7 +392,7 @@ def test_cleanup_that_raises_unexpectedly_does_not_delay_others(cloud: Cloud) ->
     assert cloud.pending() == [("port", poison)]
 
 
-#: Workflow -> rounds until its action has ended. Later rounds change no more.
+#: Workflow -> number of rounds until the action has ended.
 ROUNDS = {
     "create": 1,
     "attach_interface": 1,
@@ -405,7 +409,7 @@ ROUNDS = {
     ("workflow", "rounds"),
     [(name, number) for name, end in ROUNDS.items() for number in range(end + 1)],
 )
-def test_port_deleted_during_action_leaves_server_and_guest(
+def test_port_deleted_during_action_is_removed_from_server_and_guest(
     cloud: Cloud, workflow: str, rounds: int
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -414,7 +418,8 @@ def test_port_deleted_during_action_leaves_server_and_guest(
         cloud.round()
     server, gone = cloud.show(trial.server), set(cloud.networks.held)
     cloud.networks.held.clear()
-    for port in gone:  # The API does so when the network service reports the deletion.
+    # The API does the same when the network service reports the deletion.
+    for port in gone:
         cloud.store.write(
             lambda tx, port=port: store_cleanups.add_gone_port(
                 tx, server.id, server.project_id, port
@@ -424,7 +429,8 @@ def test_port_deleted_during_action_leaves_server_and_guest(
     if workflow == "resize":
         ask(cloud, trial.server, "confirmResize")
         cloud.settle()
-    for _ in range(2 * len(gone)):  # For each port, a detach by Kilonova and a check.
+    # The first retry detaches a port, and the second retry checks this.
+    for _ in range(2 * len(gone)):
         hasten(cloud)
         cloud.settle()
     guests = [
@@ -432,7 +438,7 @@ def test_port_deleted_during_action_leaves_server_and_guest(
         for host in cloud.hosts.values()
         if host.is_on and trial.server in host.driver.host.guests
     ]
-    plugged = {one.port for guest in guests for one in guest.interfaces}
-    listed = {one["port"] for one in cloud.show(trial.server).interfaces or ()}
+    plugged = {interface.port for guest in guests for interface in guest.interfaces}
+    listed = {interface["port"] for interface in cloud.show(trial.server).interfaces or ()}
     assert (plugged & gone, listed & gone) == (set(), set())
     assert (cloud.pending(), cloud.findings()) == ([], [])

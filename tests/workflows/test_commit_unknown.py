@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of conductors whose connection breaks at COMMIT.
+"""Tests of conductors that lose the connection to the database at COMMIT.
 
-In each case the database carries out another COMMIT of a create or a delete without an answer. The
-next round continues from the state of the database.
+The database carries out one COMMIT of a create or a delete, but the conductor receives no answer.
+The next round continues from the state of the database.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
 
 
-def work_through(cloud: Cloud) -> None:
-    """Settle, and settle again after a failed round, as the threads of the services do."""
+def settle_after_failure(cloud: Cloud) -> None:
+    """Run rounds until no work is left. Continue after a failed round, as the services do."""
     try:
         cloud.settle()
     except errors.Unavailable:
@@ -35,7 +35,7 @@ def work_through(cloud: Cloud) -> None:
         *(("delete", number) for number in range(7)),
     ],
 )
-def test_each_step_succeeds_once_when_commit_is_unanswered(
+def test_create_and_delete_steps_succeed_once_when_commit_is_unanswered(
     cloud: Cloud, losing: str, after: int
 ) -> None:
     register(cloud)
@@ -45,7 +45,7 @@ def test_each_step_succeeds_once_when_commit_is_unanswered(
             assert (cloud.show(server).vm_state, len(cloud.networks.held)) == (states.ACTIVE, 1)
             cloud.ask(server, workflow)
         with lose_commit_answer(cloud.store, after=after if workflow == losing else 1000) as lost:
-            work_through(cloud)
+            settle_after_failure(cloud)
         assert bool(lost) == (workflow == losing)
     events = cloud.store.read(lambda tx: tx.execute(sa.select(schema.events)).all())
     succeeded = Counter(

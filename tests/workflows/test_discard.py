@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of ``kilonova host discard``, which deletes a guest without a record from its host.
+"""Tests of ``kilonova host discard``, which deletes a guest without a record from a host.
 
-The command records a pending cleanup, and the simulated hosts carry it out.
+The command records a pending cleanup, and a simulated host removes the guest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.workflows.test_adopt import (
     boot_lost_server,
     boot_moved_server,
     check_usable,
-    pass_minutes,
+    wait_for_full_reports,
 )
 from tests.workflows.test_lost_commits import read_running_hosts, snapshot_database
 
@@ -58,8 +58,8 @@ def test_discard_of_server_with_record_conflicts_in_store(cloud: Cloud) -> None:
 def test_discard_removes_copy_on_other_host_and_keeps_recorded_copy(
     either: Cloud, move: str
 ) -> None:
-    """If the recorded host has no guest any more, the command refuses to remove the only copy."""
-    either.watcher = lambda: None  # A guest without a record is a finding.
+    """If the recorded host has no guest, the command refuses to remove the only copy."""
+    either.watcher = lambda: None  # The watcher would report the guest without a record.
     server, hosts = boot_moved_server(either, move), HostAnswers(either)
     disks = either.hosts["h2"].driver.host
 
@@ -74,7 +74,7 @@ def test_discard_removes_copy_on_other_host_and_keeps_recorded_copy(
         assert either.domains(server) == ["h2"] and disks.guests[server].disk
         return
     assert discard() == 0
-    pass_minutes(either)
+    wait_for_full_reports(either)
     assert (either.domains(server), either.findings()) == (["h1"], [])
     check_usable(either, server, "h1")
 
@@ -95,11 +95,11 @@ def test_discard_of_last_guest_deletes_ports_of_lost_server(cloud: Cloud) -> Non
     server, ports = boot_lost_server(cloud), Adopter(cloud).sources.ports
     twin = deepcopy(cloud.hosts["h1"].driver.host.guests[server])
     cloud.hosts["h2"].driver.host.keep_guest(server, twin)
-    for host, left in (("h2", 1), ("h1", 0)):
+    for host, ports_left in (("h2", 1), ("h1", 0)):
         assert (
             host_discard.carry_out(cloud.store, HostAnswers(cloud), ports, server, host, True) == 0
         )
-        pass_minutes(cloud)
+        wait_for_full_reports(cloud)
         cloud.clean_up()
-        assert len(cloud.networks.ports(server)) == left
+        assert len(cloud.networks.ports(server)) == ports_left
     assert (cloud.findings(), cloud.domains(server), cloud.pending()) == ([], [], [])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of ``kilonova doctor`` and ``--fix`` with a fault of each kind in the simulated cloud.
+"""Tests of ``kilonova doctor`` and ``--fix`` with each kind of fault in the simulated cloud.
 
-A test plants a fault, and the doctor finds it with its cause. After the fix, conductors, hosts and
-external services do the rest, and the doctor finds no fault.
+A test plants a fault, and the doctor reports a finding of this kind. After the fix, conductors,
+hosts and external services complete the repair, and the doctor reports no finding.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/reliability.md"
 
 
 class Doctor:
-    """An operator with ``kilonova doctor`` at this cloud."""
+    """Runs the checks and fixes of ``kilonova doctor`` on a simulated cloud."""
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud, self.adopter = cloud, Adopter(cloud)
 
     def look(self, tx: Connection) -> list[Finding]:
-        """Return the findings that the command has for this transaction."""
+        """Compare the database with hosts and external services, and return the findings."""
         domains = {
             host.name: HostQueries(host.driver, None).answer("domains", {})["domains"]
             for host in self.cloud.hosts.values()
@@ -98,7 +98,7 @@ class Doctor:
         )
 
 
-def until_clean(cloud: Cloud, operator: Doctor) -> None:
+def run_until_clean(cloud: Cloud, operator: Doctor) -> None:
     """Run rounds until no pending cleanup and no finding is left."""
     for _ in range(75):
         if not cloud.pending() and not operator.read_findings():
@@ -108,32 +108,32 @@ def until_clean(cloud: Cloud, operator: Doctor) -> None:
 
 
 @pytest.mark.parametrize("kind", PLANTS)
-def test_doctor_finds_planted_kind_and_fix_removes_finding(
+def test_doctor_finds_planted_fault_of_each_kind_and_fix_ends_finding(
     cloud: Cloud, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator = Doctor(cloud)
     plant_kind(cloud, kind)
     findings = operator.read_findings()
-    assert {one.kind for one in findings} == {kind, *PLANTS[kind].also}, findings
-    [one] = [one for one in findings if one.kind == kind]
-    assert len({one.id for one in findings}) == len(findings)
-    assert operator.fix(one.id) == 0
+    assert {finding.kind for finding in findings} == {kind, *PLANTS[kind].also}, findings
+    [planted] = [finding for finding in findings if finding.kind == kind]
+    assert len({finding.id for finding in findings}) == len(findings)
+    assert operator.fix(planted.id) == 0
     assert KINDS[kind].remedy in capsys.readouterr().out
-    until_clean(cloud, operator)
+    run_until_clean(cloud, operator)
     assert operator.read_findings() == []
-    assert operator.fix(one.id) == 0
+    assert operator.fix(planted.id) == 0
     assert "nothing to mend" in capsys.readouterr().out
     assert operator.read_findings() == []
 
 
 @pytest.mark.parametrize("kind", FOR_OPERATORS)
-def test_doctor_finds_kind_for_operator_and_fix_leaves_finding(
+def test_doctor_finds_planted_fault_for_operators_and_fix_is_refused(
     cloud: Cloud, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator = Doctor(cloud)
     plant_kind(cloud, kind, FOR_OPERATORS)
     findings = operator.read_findings()
-    assert {one.kind for one in findings} == {kind}, findings
+    assert {finding.kind for finding in findings} == {kind}, findings
     assert operator.fix(findings[0].id) == 1
     assert KINDS[kind].remedy in capsys.readouterr().out
     with pytest.raises(errors.Conflict):
@@ -141,8 +141,8 @@ def test_doctor_finds_kind_for_operator_and_fix_leaves_finding(
     assert operator.read_findings() == findings
 
 
-def test_doctor_kinds_are_planted_and_counted_in_reliability_page() -> None:
-    """The page has the figures and, for each kind without a fix, the reason."""
+def test_doctor_kinds_are_all_planted_and_listed_in_reliability_page() -> None:
+    """The page shows the numbers of kinds and, for each kind without a fix, the reason."""
     assert PLANTS.keys() == {
         name for name, kind in KINDS.items() if kind.way is not Mender.OPERATOR
     }
@@ -153,15 +153,15 @@ def test_doctor_kinds_are_planted_and_counted_in_reliability_page() -> None:
     )
     page = PAGE.read_text()
     assert figure in " ".join(page.replace(">", "").split())
-    for kind, one in FOR_OPERATORS.items():
-        assert f"| `{kind}` | {one.why} |" in page
+    for kind, plant in FOR_OPERATORS.items():
+        assert f"| `{kind}` | {plant.why} |" in page
     mended_by_rows = {name for name, kind in KINDS.items() if kind.way is not Mender.GUEST}
     assert remedies.REMEDIES.keys() == PLANTS.keys() & mended_by_rows
     assert len(PLANTS) >= 30
 
 
-def test_doctor_fix_keeps_server_when_finding_is_gone(cloud: Cloud) -> None:
-    """Another writer has corrected the row before the fix."""
+def test_doctor_fix_changes_no_row_when_fault_was_corrected_meanwhile(cloud: Cloud) -> None:
+    """The row is corrected between the check and the fix."""
     operator = Doctor(cloud)
     name = plant_kind(cloud, "task-state")
     [finding] = operator.read_findings()
@@ -176,23 +176,25 @@ def test_doctor_fix_keeps_ports_until_guest_without_record_is_adopted(
 ) -> None:
     operator = Doctor(cloud)
     plant_kind(cloud, "domain-known")
-    findings = {one.kind: one for one in operator.read_findings()}
+    findings = {finding.kind: finding for finding in operator.read_findings()}
     assert operator.fix(findings["port-of-nobody"].id) == 1
     assert f"--fix {findings['domain-known'].id}" in capsys.readouterr().out
     assert cloud.pending() == []
     assert operator.fix(findings["domain-known"].id, findings["port-of-nobody"].id) == 0
-    until_clean(cloud, operator)
+    run_until_clean(cloud, operator)
     assert (operator.read_findings(), len(cloud.networks.held)) == ([], 1)
 
 
-def test_host_report_of_guest_without_record_is_logged_and_found(
+def test_host_report_of_guest_without_record_is_logged_and_found_by_doctor(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The doctor uses the report when the host cannot be queried, and a fix ends the report."""
+    """The doctor uses the stored report if the host does not answer. A fix ends the report."""
     name, no_hosts = boot_lost_server(cloud), set[str]()
     cloud.idle(65)
     assert [
-        one.message for one in caplog.records if name in one.message and "doctor" in one.message
+        record.message
+        for record in caplog.records
+        if name in record.message and "doctor" in record.message
     ]
     [finding] = cloud.store.read(lambda tx: doctor.compare_reported(no_hosts, tx))
     assert (finding.kind, finding.subject, finding.facts) == ("domain-known", name, ("h1",))
@@ -207,15 +209,15 @@ def test_host_report_of_guest_without_record_is_logged_and_found(
     assert [row.unclaimed for row in rows] == [None, None]
 
 
-def test_host_report_of_stray_files_is_logged_once_and_found(
+def test_host_report_of_stray_files_is_logged_once_and_found_by_doctor(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The doctor uses the report when the host cannot be queried, and a fix deletes the files."""
+    """The doctor uses the stored report if the host does not answer. A fix deletes the files."""
     name = plant_kind(cloud, "files-elsewhere")
     other = elsewhere(cloud, name)
     cloud.idle(65)
-    records = [one for one in caplog.records if "has files of 1 servers" in one.message]
-    assert [name in one.message for one in records] == [True]
+    records = [record for record in caplog.records if "has files of 1 servers" in record.message]
+    assert [name in record.message for record in records] == [True]
     [finding] = cloud.store.read(lambda tx: doctor.compare_files({}, tx))
     assert (finding.kind, finding.subject, finding.facts) == ("files-elsewhere", name, (other,))
     assert cloud.store.read(lambda tx: doctor.compare_files({other: []}, tx)) == []
@@ -228,7 +230,7 @@ def test_host_report_of_stray_files_is_logged_once_and_found(
 
 
 def test_host_report_pages_keep_only_files_without_server(cloud: Cloud) -> None:
-    """A page replaces the files of its range. A report without a range replaces all files."""
+    """A page replaces the files of a range of servers. A report without a range replaces all."""
     name = trial_of(cloud, "stop").server
     host, first, second = here(cloud, name), NOBODY, "f" * 8 + NOBODY[8:]
 
@@ -246,7 +248,7 @@ def test_host_report_pages_keep_only_files_without_server(cloud: Cloud) -> None:
 def test_doctor_fix_keeps_stray_files_while_guest_is_missing(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The stray files may be the only copy. They are spare after the server is deleted."""
+    """The stray files may be the only copy until the server is deleted."""
     name, operator = plant_kind(cloud, "files-elsewhere"), Doctor(cloud)
     without_domain(cloud, name)
     missing, stray = operator.read_findings()
@@ -254,11 +256,11 @@ def test_doctor_fix_keeps_stray_files_while_guest_is_missing(
     assert operator.fix(stray.id) == 1
     assert f"--fix {missing.id}" in capsys.readouterr().out
     server(deleted=1)(cloud, name)
-    spare = {one.kind: one for one in operator.read_findings()}["files-elsewhere"]
-    assert "was deleted" in spare.text
+    stray = {finding.kind: finding for finding in operator.read_findings()}["files-elsewhere"]
+    assert "was deleted" in stray.text
 
 
-def test_discard_deletes_files_of_unknown_server_that_fix_keeps(cloud: Cloud) -> None:
+def test_discard_deletes_files_of_unknown_server_kept_by_fix(cloud: Cloud) -> None:
     name, operator = plant_kind(cloud, "files-elsewhere"), Doctor(cloud)
     other = elsewhere(cloud, name)
     files = cloud.hosts[other].driver.host.files.pop(name)
@@ -268,17 +270,17 @@ def test_discard_deletes_files_of_unknown_server_that_fix_keeps(cloud: Cloud) ->
     ports = operator.adopter.sources.ports
     status = host_discard.carry_out(cloud.store, HostAnswers(cloud), ports, NOBODY, other, True)
     assert status == 0
-    until_clean(cloud, operator)
+    run_until_clean(cloud, operator)
     assert (operator.read_findings(), cloud.hosts[other].driver.host.files) == ([], {})
 
 
 def test_doctor_does_not_report_files_on_shared_storage(either: Cloud) -> None:
-    """All hosts with the storage see the folder of each server."""
+    """All hosts with the storage list the folder of each server."""
     either.round()
     [name] = either.create()
     either.settle()
     stray_files(either, name)
-    kinds = [one.kind for one in Doctor(either).read_findings()]
+    kinds = [finding.kind for finding in Doctor(either).read_findings()]
     shared = len({host.driver.host.size.facts["storage"] for host in either.hosts.values()}) == 1
     assert kinds == ([] if shared else ["files-elsewhere"])
 
@@ -286,12 +288,16 @@ def test_doctor_does_not_report_files_on_shared_storage(either: Cloud) -> None:
 def test_cleanup_of_share_rule_shows_server_with_the_share(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without such a server, the cleanup shows no server."""
+    """If no server has the share, the cleanup shows no server."""
     name, operator = plant_kind(cloud, "share-rule-of-nobody"), Doctor(cloud)
     for owner in (None, name):
         if owner:
             share(cloud, owner, "active")
-        [finding] = [one for one in operator.read_findings() if one.kind == "share-rule-of-nobody"]
+        [finding] = [
+            finding
+            for finding in operator.read_findings()
+            if finding.kind == "share-rule-of-nobody"
+        ]
         assert operator.fix(finding.id) == 0
         [row] = cloud.store.read(cleanups.list_all)
         assert cli_cleanups.facts(row)["server"] == owner
@@ -305,7 +311,7 @@ def test_doctor_ignores_share_rule_for_address_of_no_host(cloud: Cloud) -> None:
     assert Doctor(cloud).read_findings() == []
 
 
-def test_doctor_fix_waits_until_action_of_server_ends(
+def test_doctor_fix_is_refused_while_action_of_server_runs(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator = Doctor(cloud)
@@ -334,34 +340,34 @@ def test_doctor_fix_writes_previous_values_to_journal(cloud: Cloud) -> None:
 
 
 def test_doctor_fix_keeps_running_guest_of_offloaded_server(cloud: Cloud) -> None:
-    """The server is SHELVED_OFFLOADED while its guest runs. The fix deletes the image."""
+    """The record is SHELVED_OFFLOADED, but the guest runs. The fix deletes the image."""
     operator = Doctor(cloud)
     name = plant_kind(cloud, "guest-elsewhere")
     cloud.images.create({"id": "33333333-3333-4333-8333-333333333333"})
     server(shelved_image_id="33333333-3333-4333-8333-333333333333")(cloud, name)
     [finding] = operator.read_findings()
     assert operator.fix(finding.id) == 0
-    until_clean(cloud, operator)
+    run_until_clean(cloud, operator)
     row = cloud.show(name)
     assert (row.vm_state, row.shelved_image_id) == (states.ACTIVE, None)
     assert (cloud.domains(name), cloud.images.records) == ([row.host], {})
 
 
 def test_doctor_fix_keeps_attachment_of_running_guest_until_stop(cloud: Cloud) -> None:
-    """The row lacks the connection, so the volume is connected anew once the server is off."""
+    """The row has lost the connection. A cleanup reconnects the volume when the server is off."""
     operator = Doctor(cloud)
     name = trial_of(cloud, "stop").server
     attached(cloud, name, connection=None)
-    held = set(cloud.volumes.state.held)
+    attachments = set(cloud.volumes.state.held)
     [finding] = operator.read_findings()
     assert operator.fix(finding.id) == 0
     for _ in range(30):
         cloud.round()
-    [waiting] = cloud.store.read(cleanups.list_all)
-    assert "stop the server first" in waiting.why
-    assert set(cloud.volumes.state.held) == held
+    [cleanup] = cloud.store.read(cleanups.list_all)
+    assert "stop the server first" in cleanup.why
+    assert set(cloud.volumes.state.held) == attachments
     cloud.ask(name, "os-stop")
     cloud.settle()
-    until_clean(cloud, operator)
+    run_until_clean(cloud, operator)
     assert (operator.read_findings(), cloud.pending()) == ([], [])
-    assert not set(cloud.volumes.state.held) & held
+    assert not set(cloud.volumes.state.held) & attachments

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the doubles of external services that the simulated cloud uses.
 
-Each call of each double meets each fault of ``tests.answers.Answer``, and takes effect only if the
-fault allows an effect.
+Each call of each double is made with each outcome of ``tests.answers.Answer``. The call changes the
+double only if the outcome includes an effect.
 """
 
 from __future__ import annotations
@@ -68,21 +68,21 @@ def shares() -> PreparedDouble:
 def volumes() -> PreparedDouble:
     service = Volumes()
     free, used = service.make(), service.make()
-    held = service.attach(used, SERVER).id
+    attached = service.attach(used, SERVER).id
     connected = service.attach(service.make(), SERVER, CONNECTOR, "/dev/vdc", "rw").id
-    migrates = service.make()
-    target, taken = service.migrate(migrates), service.begin_assisted(used, "creating")
+    migrating = service.make()
+    target, assisted = service.migrate(migrating), service.begin_assisted(used, "creating")
     return service, {
         "volume": (free,),
         "delete": (free,),
         "reimage": (used, "image"),
-        "snapshot": (taken,),
-        "update_snapshot_status": (taken, "creating"),
+        "snapshot": (assisted,),
+        "update_snapshot_status": (assisted, "creating"),
         "delete_snapshot": (service.make_snapshot(free),),
-        "end_migration": (migrates, target, True),
+        "end_migration": (migrating, target, True),
         "attachments": (SERVER,),
         "attach": (free, SERVER),
-        "connect": (held, CONNECTOR, "/dev/vdb", "rw"),
+        "connect": (attached, CONNECTOR, "/dev/vdb", "rw"),
         "complete": (connected,),
         "detach": (connected,),
     }
@@ -92,9 +92,9 @@ def fencer() -> PreparedDouble:
     return Fencer(), {"fence": (HOST,)}
 
 
-#: Name -> a function that returns a double with content, and the arguments of each call.
+#: Service -> function that returns a double with content, and the arguments of each call.
 DOUBLES: dict[str, Callable[[], PreparedDouble]] = {
-    one.__name__: one for one in (images, networks, shares, volumes, fencer)
+    function.__name__: function for function in (images, networks, shares, volumes, fencer)
 }
 INTERFACES = {
     "images": external_services.ImageApi,
@@ -106,45 +106,47 @@ CALLS = [(name, call) for name, make in DOUBLES.items() for call in make()[1]]
 
 
 def read_content(double: Neighbour) -> str:
-    """Return the double's content, without the script of its answers."""
-    own = Neighbour("").__dict__
-    return repr({key: value for key, value in vars(double).items() if key not in own})
+    """Return the content of a double without the scripted outcomes."""
+    scripted = Neighbour("").__dict__
+    return repr({key: value for key, value in vars(double).items() if key not in scripted})
 
 
 def test_doubles_cover_every_call_of_every_interface() -> None:
     for name, interface in INTERFACES.items():
         double, arguments = DOUBLES[name]()
         assert set(arguments) == set(calls_of(interface)) == set(double.calls_known)
-    of_neighbours = [name for name in vars(external_services) if name.endswith("Api")]
-    assert len(of_neighbours) == len(INTERFACES), "an interface has no double"
+    interfaces = [name for name in vars(external_services) if name.endswith("Api")]
+    assert len(interfaces) == len(INTERFACES), "an interface has no double"
 
 
-@pytest.mark.parametrize("how", Answer, ids=lambda how: how.name.lower())
+@pytest.mark.parametrize("outcome", Answer, ids=lambda outcome: outcome.name.lower())
 @pytest.mark.parametrize(("name", "call"), CALLS)
-def test_double_call_takes_effect_only_if_fault_allows(name: str, call: str, how: Answer) -> None:
+def test_double_call_changes_content_only_if_outcome_has_effect(
+    name: str, call: str, outcome: Answer
+) -> None:
     double, arguments = DOUBLES[name]()
-    others: list[str] = []
-    double.meanwhile = lambda: others.append(read_content(double))
+    contents_meanwhile: list[str] = []
+    double.meanwhile = lambda: contents_meanwhile.append(read_content(double))
     before, number = read_content(double), double.calls + 1
-    double.script[number] = how
-    if how in REFUSALS:
-        with pytest.raises(type(REFUSALS[how])):
+    double.script[number] = outcome
+    if outcome in REFUSALS:
+        with pytest.raises(type(REFUSALS[outcome])):
             getattr(double, call)(*arguments[call])
-    elif how in UNKNOWN:
+    elif outcome in UNKNOWN:
         with pytest.raises(errors.Unavailable):
             getattr(double, call)(*arguments[call])
     else:
         getattr(double, call)(*arguments[call])
     assert (double.asked[number - 1][0], double.calls) == (call, number)
-    assert others == ([before] if how is Answer.SLOW else [])
-    if how is Answer.LATE:
+    assert contents_meanwhile == ([before] if outcome is Answer.SLOW else [])
+    if outcome is Answer.LATE:
         assert read_content(double) == before
         double.catches_up()
     changed = read_content(double) != before
-    assert changed == (how in DONE and changes(name, call))
+    assert changed == (outcome in DONE and changes_content(name, call))
 
 
-def changes(name: str, call: str) -> bool:
+def changes_content(name: str, call: str) -> bool:
     """Return True if an answered call changes the content of the double."""
     double, arguments = DOUBLES[name]()
     before = read_content(double)
@@ -153,7 +155,7 @@ def changes(name: str, call: str) -> bool:
 
 
 def test_doubles_change_content_in_all_calls_except_reads() -> None:
-    assert {(name, call) for name, call in CALLS if not changes(name, call)} == {
+    assert {(name, call) for name, call in CALLS if not changes_content(name, call)} == {
         ("images", "show"),
         ("images", "look"),
         ("images", "find"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of ``kilonova host drain``: the command's output, and the servers afterwards.
+"""Tests of ``kilonova host drain``: the output of the command, and the servers afterwards.
 
-Three simulated hosts. Each second of the command is a round of the cloud.
+The simulated cloud has three hosts, and runs one round per second of the command.
 """
 
 from __future__ import annotations
@@ -47,35 +47,37 @@ def operator(cloud: Cloud) -> Operator:
 def boot_five_servers(cloud: Cloud) -> tuple[list[str], str, list[str]]:
     """Create five servers on h1: three running, one stopped, and one in an anti-affinity group.
 
-    Each other host has a member of the group.
+    Both other hosts have a server of the group.
 
     Returns:
-        The first four servers, the grouped server on h1, and the other members of the group.
+        The first four servers, the grouped server on h1, and the other servers of the group.
     """
     ordinary = cloud.create(4, host="h1", forced=True)
     group = cloud.group("anti-affinity")
-    bound = cloud.create(host="h1", forced=True, group=group)[0]
+    grouped = cloud.create(host="h1", forced=True, group=group)[0]
     cloud.settle()
     others = cloud.create(2, group=group)
     cloud.settle()
     cloud.ask(ordinary[3], "os-stop")
     cloud.settle()
-    assert {cloud.show(server).host for server in [*ordinary, bound]} == {"h1"}
+    assert {cloud.show(server).host for server in [*ordinary, grouped]} == {"h1"}
     assert {cloud.show(server).host for server in others} == {"h2", "h3"}
-    return ordinary, bound, others
+    return ordinary, grouped, others
 
 
-def test_drain_moves_servers_and_reports_why_others_stay(cloud: Cloud, operator: Operator) -> None:
-    ordinary, bound, others = boot_five_servers(cloud)
+def test_drain_moves_servers_and_reports_reason_of_remaining_server(
+    cloud: Cloud, operator: Operator
+) -> None:
+    ordinary, grouped, others = boot_five_servers(cloud)
     assert operator.drain() == 1
     assert [cloud.show(server).vm_state for server in ordinary] == [states.ACTIVE] * 3 + [
         states.STOPPED
     ]
     assert "h1" not in {cloud.show(server).host for server in ordinary}
-    assert cloud.show(bound).host == "h1"
+    assert cloud.show(grouped).host == "h1"
     assert [kinds(cloud)[server] for server in ordinary] == ["live-migration"] * 3 + ["migration"]
     assert cloud.migration(ordinary[3]).status == "confirmed"
-    assert f"{bound} (s, active) stays: no valid host: 3 hosts: " in operator.said[-2]
+    assert f"{grouped} (s, active) stays: no valid host: 3 hosts: " in operator.said[-2]
     assert "1 servers left, 4 moved" in operator.said[-1]
     assert cloud.findings() == []
 
@@ -83,11 +85,13 @@ def test_drain_moves_servers_and_reports_why_others_stay(cloud: Cloud, operator:
     cloud.settle()
     assert operator.drain() == 0
     assert operator.said[-1] == "host h1 is empty; 1 servers moved"
-    assert cloud.show(bound).host not in ("h1", cloud.show(others[1]).host)
+    assert cloud.show(grouped).host not in ("h1", cloud.show(others[1]).host)
     assert cloud.findings() == []
 
 
-def test_drain_continues_after_stop(cloud: Cloud, operator: Operator) -> None:
+def test_drain_repeated_after_stop_moves_remaining_servers(
+    cloud: Cloud, operator: Operator
+) -> None:
     ordinary, _, _ = boot_five_servers(cloud)
     operator.stops = lambda: "preparing" in operator.text
     assert operator.drain() == 1
@@ -96,19 +100,20 @@ def test_drain_continues_after_stop(cloud: Cloud, operator: Operator) -> None:
         "those under way, and no more"
     )
     assert cloud.findings() == []
-    again = Operator(cloud)
-    assert again.drain() == 1
-    assert again.said[0].startswith(
+    second_operator = Operator(cloud)
+    assert second_operator.drain() == 1
+    assert second_operator.said[0].startswith(
         "host h1 is disabled already: drained by kilonova host drain since 20"
     )
-    assert "1 servers left, 2 moved" in again.said[-1]
+    assert "1 servers left, 2 moved" in second_operator.said[-1]
     assert {cloud.show(server).vm_state for server in ordinary} == {states.ACTIVE, states.STOPPED}
     assert cloud.findings() == []
 
 
-def test_drain_without_command_survives_conductor_kills_and_confirms(
+def test_drain_without_running_command_completes_despite_conductor_kills(
     cloud: Cloud, operator: Operator
 ) -> None:
+    """Conductors also confirm the cold migrations of the drain."""
     servers = cloud.create(3, host="h1", forced=True)
     cloud.settle()
     action = operator.begin("h1", Name.DRAIN, Arguments(cold=True))
@@ -129,7 +134,7 @@ def test_drain_without_command_survives_conductor_kills_and_confirms(
 def test_drain_continues_on_other_conductor_after_lease_expires(
     cloud: Cloud, operator: Operator
 ) -> None:
-    """The first conductor falls silent in the middle of the drain."""
+    """The first conductor stops working during the drain."""
     servers = cloud.create(3, host="h1", forced=True)
     cloud.settle()
     action = operator.begin("h1", Name.DRAIN)
@@ -179,7 +184,7 @@ def test_drain_fails_when_host_is_removed(cloud: Cloud, operator: Operator) -> N
     )
 
 
-def test_host_actions_idle_round_is_one_statement(cloud: Cloud) -> None:
+def test_host_actions_round_without_work_executes_one_statement(cloud: Cloud) -> None:
     statements: list[str] = []
     sa.event.listen(
         cloud.store.engine, "before_cursor_execute", lambda *event: statements.append(event[2])
@@ -202,11 +207,11 @@ def test_drain_leaves_resize_of_user_unconfirmed(cloud: Cloud, operator: Operato
 
 
 def test_drain_dry_run_makes_no_changes(cloud: Cloud, operator: Operator) -> None:
-    ordinary, bound, _ = boot_five_servers(cloud)
+    ordinary, grouped, _ = boot_five_servers(cloud)
     before = cloud.store.read(lambda tx: services.list_all(tx, "h1"))
     assert operator.drain(dry_run=True) == 1
     assert operator.said[-1] == "4 of 5 would go; nothing was changed"
-    assert f"{bound} (s, active) stays: no valid host" in operator.text
+    assert f"{grouped} (s, active) stays: no valid host" in operator.text
     assert all(server in operator.text for server in ordinary)
     assert (
         [row.disabled for row in cloud.store.read(lambda tx: services.list_all(tx, "h1"))]
@@ -217,24 +222,27 @@ def test_drain_dry_run_makes_no_changes(cloud: Cloud, operator: Operator) -> Non
 
 
 def test_drain_plan_counts_resources_of_earlier_moves(cloud: Cloud, operator: Operator) -> None:
-    """Each of two hosts has room for one server, and three servers should move."""
+    """Three servers must move, and the two other hosts have room for one server each."""
     large = replace(FLAVOR, id="9", name="large", memory_mb=4096)
     cloud.create(flavor=large, host="h2", forced=True)
     cloud.create(flavor=large, host="h3", forced=True)
-    small = cloud.create(2, flavor=replace(large, memory_mb=3000), host="h1", forced=True)
-    more = cloud.create(flavor=replace(large, memory_mb=2000), host="h1", forced=True)
+    medium_servers = cloud.create(2, flavor=replace(large, memory_mb=3000), host="h1", forced=True)
+    small_servers = cloud.create(flavor=replace(large, memory_mb=2000), host="h1", forced=True)
     cloud.settle()
     assert operator.drain() == 1
-    assert {cloud.show(server).host for server in small} == {"h2", "h3"}
-    assert cloud.show(more[0]).host == "h1", "the large ones go first"
+    assert {cloud.show(server).host for server in medium_servers} == {"h2", "h3"}
+    assert cloud.show(small_servers[0]).host == "h1", "the large ones go first"
     assert cloud.findings() == []
 
 
 def test_drain_plan_follows_state_changes_of_waiting_servers(
     cloud: Cloud, operator: Operator
 ) -> None:
-    """Meanwhile the user starts the stopped server, stops one and resumes the suspended server."""
-    _, runs, stopped, suspended = servers = sorted(cloud.create(4, host="h1", forced=True))
+    """The user starts the stopped server, stops a running server and resumes the suspended server.
+
+    All three wait for their moves then.
+    """
+    _, running, stopped, suspended = servers = sorted(cloud.create(4, host="h1", forced=True))
     cloud.settle()
     cloud.ask(stopped, "os-stop")
     cloud.ask(suspended, "suspend")
@@ -243,19 +251,21 @@ def test_drain_plan_follows_state_changes_of_waiting_servers(
     def change_states() -> None:
         if operator.seconds_left == 599:
             cloud.ask(stopped, "os-start")
-            cloud.ask(runs, "os-stop")
+            cloud.ask(running, "os-stop")
             cloud.ask(suspended, "resume")
 
     cloud.watcher = change_states
     assert operator.drain(parallel=1) == 0
-    assert kinds(cloud) == dict.fromkeys(servers, MigrationType.LIVE) | {runs: MigrationType.COLD}
+    assert kinds(cloud) == dict.fromkeys(servers, MigrationType.LIVE) | {
+        running: MigrationType.COLD
+    }
     assert cloud.findings() == []
 
 
 def test_drain_moves_server_live_when_started_after_planning(
     cloud: Cloud, operator: Operator
 ) -> None:
-    """The server starts between the read of its state and the lock of its row."""
+    """The server starts between the read of the state and the lock of the row."""
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
     cloud.ask(server, "os-stop")
@@ -308,25 +318,25 @@ def test_drain_reports_reason_of_failed_move(cloud: Cloud, operator: Operator) -
 
 
 def test_drain_with_wait_continues_until_host_is_empty(cloud: Cloud, operator: Operator) -> None:
-    ordinary, bound, others = boot_five_servers(cloud)
+    ordinary, grouped, others = boot_five_servers(cloud)
     cloud.hosts["h1"].driver.host.script["live_migrate"] = [Fail("The memory changes too fast.")]
 
     def delete_member() -> bool:
-        """Delete the member of the group that is in the way, after some time."""
+        """After 30 seconds, delete the server of the group on another host."""
         if operator.seconds_left == 570:
             cloud.ask(others[0], "delete")
         return False
 
     operator.stops = delete_member
     assert operator.drain(wait=True) == 0
-    assert {cloud.show(server).host for server in [*ordinary, bound]} <= {"h2", "h3"}
+    assert {cloud.show(server).host for server in [*ordinary, grouped]} <= {"h2", "h3"}
     assert cloud.findings() == []
 
 
-def test_drain_with_cold_reverts_server_that_cannot_run_at_destination(
+def test_drain_with_cold_reverts_move_when_destination_cannot_start_guest(
     cloud: Cloud, operator: Operator
 ) -> None:
-    """The destination has wired the interfaces, and then cannot start the guest."""
+    """The destination wires the interfaces, and then fails to start the guest."""
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
     cloud.networks.wires_after = 2
@@ -386,11 +396,14 @@ def test_drain_waits_for_build_on_host_and_moves_server(cloud: Cloud, operator: 
 def test_create_with_proposal_from_before_drain_avoids_empty_host(
     cloud: Cloud, operator: Operator
 ) -> None:
-    """Two creates got the proposal before the host was disabled, one of them as the only host."""
+    """The scheduler proposes h1 to two creates, and then a drain disables h1.
+
+    One of the creates requests h1.
+    """
     for name in ("h2", "h3"):
         cloud.create(flavor=replace(FLAVOR, memory_mb=4096), host=name, forced=True)
     cloud.settle()
-    fixed, free = cloud.create(host="h1")[0], cloud.create()[0]
+    h1_server, free_server = cloud.create(host="h1")[0], cloud.create()[0]
     statuses: list[int] = []
 
     def drain_host(workflow: str, step: str, point: str) -> None:
@@ -400,10 +413,15 @@ def test_create_with_proposal_from_before_drain_avoids_empty_host(
     cloud.engine.fault_point = drain_host
     cloud.settle()
     assert statuses == [0] and operator.said[-1] == "host h1 is empty; 0 servers moved"
-    assert cloud.show(free).host in ("h2", "h3") and cloud.show(free).vm_state == states.ACTIVE
-    assert cloud.show(fixed).host is None and cloud.show(fixed).vm_state == states.ERROR
     assert (
-        cloud.show(fixed).fault["message"].endswith("3 hosts: 2 not the requested host, 1 disabled")
+        cloud.show(free_server).host in ("h2", "h3")
+        and cloud.show(free_server).vm_state == states.ACTIVE
+    )
+    assert cloud.show(h1_server).host is None and cloud.show(h1_server).vm_state == states.ERROR
+    assert (
+        cloud.show(h1_server)
+        .fault["message"]
+        .endswith("3 hosts: 2 not the requested host, 1 disabled")
     )
     assert cloud.findings() == []
 

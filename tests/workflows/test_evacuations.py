@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of evacuation: proof that a host is dead, failed destinations, and hosts that return.
 
-Two simulated hosts, with local and with shared storage.
+The simulated cloud has two hosts, with local disks or with shared storage.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ def cloud() -> Iterator[Cloud]:
 
 @pytest.fixture(params=["", "nfs"], ids=["local", "shared"])
 def either(request: pytest.FixtureRequest) -> Iterator[Cloud]:
+    """A cloud of two hosts, once with local disks and once with shared storage."""
     cloud = create_cloud(2, request.param)
     yield cloud
     cloud.store.close()
 
 
 def power_on(cloud: Cloud, host: str = "h1") -> None:
-    """Restore the host's power."""
+    """Restore the power of the host, and run rounds until no work is left."""
     cloud.hosts[host].power_on()
     cloud.settle()
 
@@ -69,7 +70,7 @@ def test_evacuate_of_reachable_host_fails(cloud: Cloud) -> None:
     assert last(cloud, server).message == "Compute service of h1 is still in use."
 
 
-def test_evacuate_succeeds_after_fencing_hook(either: Cloud) -> None:
+def test_evacuate_of_silent_host_succeeds_after_fencing_hook(either: Cloud) -> None:
     cloud = either
     server, fenced_hosts = boot_server(cloud), []
 
@@ -140,7 +141,7 @@ def test_evacuate_fails_when_host_registers_during_fencing(cloud: Cloud) -> None
 def test_evacuate_fails_when_host_registers_after_fencing(cloud: Cloud) -> None:
     server, select = boot_server(cloud), cloud.select
 
-    def registration(specs: list, fresh: bool) -> list:  # type: ignore[type-arg]
+    def register_and_select(specs: list, fresh: bool) -> list:  # type: ignore[type-arg]
         if not cloud.hosts["h1"].is_on:
             cloud.cut.clear()
             cloud.hosts["h1"].power_on()
@@ -148,7 +149,7 @@ def test_evacuate_fails_when_host_registers_after_fencing(cloud: Cloud) -> None:
         return select(specs, fresh)
 
     cloud.engine.fence_host = lambda host: cloud.hosts[host].power_cut()
-    cloud.select = registration  # type: ignore[method-assign]  # the post is the simulator's to bend
+    cloud.select = register_and_select  # type: ignore[method-assign]
     cloud.cut.add("h1")
     cloud.until_down("h1")
     cloud.move(server, "evacuate")
@@ -175,7 +176,7 @@ def test_evacuate_retries_on_other_host_when_destination_fails() -> None:
     check_rests(cloud, server, states.ACTIVE, ({"h2", "h3"} - {*failed_hosts}).pop())
 
 
-@pytest.mark.parametrize("when", ["while nobody takes it", "afterwards"])
+@pytest.mark.parametrize("when", ["during evacuation", "afterwards"])
 def test_evacuate_without_destination_keeps_guest_on_returned_host(
     either: Cloud, when: str
 ) -> None:
@@ -198,10 +199,13 @@ def test_evacuate_without_destination_keeps_guest_on_returned_host(
 
 @pytest.mark.parametrize("when", [before, after])
 @pytest.mark.parametrize("off", [True, False], ids=["dead", "cut"])
-def test_evacuate_stops_old_guest_when_host_returns_in_the_middle(
+def test_evacuate_removes_old_guest_when_host_returns_meanwhile(
     either: Cloud, when: object, off: bool
 ) -> None:
-    """The returned host stops its guest and removes it, also if the host was only cut off."""
+    """The returned host stops the old guest at once, and then removes the guest.
+
+    In the case ``cut`` the host kept running, without a connection to conductors.
+    """
     cloud = either
     verb = "install" if has_shared_storage(cloud) else "ensure_guest"
     server, watcher = boot_server(cloud), cloud.watcher
@@ -214,7 +218,7 @@ def test_evacuate_stops_old_guest_when_host_returns_in_the_middle(
         cloud.sync(cloud.hosts["h1"])
         cloud.hosts["h1"].work()
         cloud.watcher = watcher
-        assert [one.power_state for one in cloud.hosts["h1"].driver.host.guests.values()] == [
+        assert [guest.power_state for guest in cloud.hosts["h1"].driver.host.guests.values()] == [
             states.SHUTDOWN
         ]
 
@@ -244,7 +248,7 @@ def test_evacuate_keeps_stopped_server_stopped(
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_evacuate_with_wrong_shared_storage_flag_leaves_server(
+def test_evacuate_moves_server_only_if_shared_storage_flag_is_right(
     either: Cloud, is_shared: bool
 ) -> None:
     cloud = either

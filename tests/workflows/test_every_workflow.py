@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of each workflow of the registry under each fault of conductor, agents and messages.
 
-A process is killed at each fault point, messages are lost or doubled, verbs fail, a conductor
-wakes up after its lease, or a delete comes meanwhile. Afterwards each server is in an expected
-state, and the doctor finds no fault. A workflow without a scenario fails the first test.
+Processes are killed at each fault point, messages are lost or doubled, verbs fail, a conductor
+wakes up after the end of a lease, or a delete supersedes the workflow. Afterwards each server is in
+an expected state, and the doctor reports no finding. Each workflow must have a scenario.
 """
 
 from __future__ import annotations
@@ -44,25 +44,24 @@ WHOLE = [name for name, scenario in SCENARIOS.items() if not scenario.brief]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Number the fault points of each workflow.
+    """Parametrize the kill test with the number of each fault point of each workflow.
 
-    The order of two hosts is random, so only the numbers are the same in each process. Only
-    processes
-    that run these slices read all fault points. The default set has cells of the fault matrix
-    instead.
+    Numbers are the same in each process. Names of fault points are not, because the order of two
+    hosts is random. Only processes that run these slices count the fault points, because the
+    default set has cells of the fault matrix instead.
     """
-    if metafunc.function is not test_workflow_ends_after_kill_at_fault_point:
+    if metafunc.function is not test_workflow_completes_after_process_kill_at_fault_point:
         return
-    looks = runs_slice(metafunc.config, *HALVES)
+    counts_points = runs_slice(metafunc.config, *HALVES)
     cases = [
         pytest.param(name, n, id=f"{name}-{n}", marks=pytest.mark.slice(HALVES[n % 2]))
         for name in WHOLE
-        for n in range(max(1, len(read_fault_points(name))) if looks else 1)
+        for n in range(max(1, len(read_fault_points(name))) if counts_points else 1)
     ]
     metafunc.parametrize(("workflow", "number"), cases)
 
 
-def test_every_workflow_has_a_scenario() -> None:
+def test_scenarios_cover_every_workflow_of_registry() -> None:
     assert {name.partition(":")[0] for name in SCENARIOS} == set(WORKFLOWS)
     assert {name.partition(":")[0] for name, scenario in SCENARIOS.items() if scenario.brief} - set(
         WHOLE
@@ -72,7 +71,7 @@ def test_every_workflow_has_a_scenario() -> None:
 @pytest.mark.parametrize(
     "workflow",
     [
-        # The others do the same in test_workflow_with_repeated_commands_calls_each_verb_once.
+        # test_workflow_with_repeated_commands_calls_each_verb_once covers the other workflows.
         name if scenario.brief else pytest.param(name, marks=pytest.mark.slice("operations"))
         for name, scenario in SCENARIOS.items()
     ],
@@ -86,7 +85,9 @@ def test_workflow_succeeds_and_notifies_from_start_to_end(cloud: Cloud, workflow
     trial.has_ended()
 
 
-def test_workflow_ends_after_kill_at_fault_point(cloud: Cloud, workflow: str, number: int) -> None:
+def test_workflow_completes_after_process_kill_at_fault_point(
+    cloud: Cloud, workflow: str, number: int
+) -> None:
     trial = trial_of(cloud, workflow)
     trial.crash_at(number)
     trial.begin()
@@ -124,16 +125,16 @@ def test_workflow_succeeds_when_messages_are_lost(
 
 @pytest.mark.parametrize("workflow", WHOLE)
 def test_workflow_with_repeated_commands_calls_each_verb_once(cloud: Cloud, workflow: str) -> None:
-    """Each command arrives twice at once, and again when the action has ended."""
+    """Each command arrives twice at first, and once more after the end of the action."""
     trial = trial_of(cloud, workflow)
     cloud.store.notify_with(NotificationSettings("api"))
     deliver = cloud.do
 
-    def twice(host: str, commands: list[Command]) -> None:
+    def deliver_twice(host: str, commands: list[Command]) -> None:
         deliver(host, commands)
         deliver(host, commands)
 
-    cloud.do = twice  # type: ignore[method-assign]
+    cloud.do = deliver_twice  # type: ignore[method-assign]
     trial.begin()
     cloud.settle()
     counts = {name: len(host.driver.host.calls) for name, host in cloud.hosts.items()}
@@ -154,11 +155,11 @@ def test_workflow_with_repeated_commands_calls_each_verb_once(cloud: Cloud, work
     trial.has_ended()
 
 
-def verbs_that_fail() -> Iterator[Any]:
-    """Yield each verb of each workflow.
+def generate_failing_verbs() -> Iterator[Any]:
+    """Yield each verb of each scenario.
 
-    Of a variant, only the last verb is in the default set. The set has the other verbs with the
-    workflow itself.
+    Of a brief scenario, only the last verb is in the default set, because the full scenario of the
+    same workflow has the others.
     """
     for name, scenario in SCENARIOS.items():
         for verb in scenario.verbs:
@@ -167,8 +168,8 @@ def verbs_that_fail() -> Iterator[Any]:
             yield pytest.param(name, verb, marks=marks)
 
 
-@pytest.mark.parametrize(("workflow", "verb"), list(verbs_that_fail()))
-def test_workflow_with_failed_verb_reports_notifies_and_leaves_no_rest(
+@pytest.mark.parametrize(("workflow", "verb"), list(generate_failing_verbs()))
+def test_workflow_with_failed_verb_notifies_failure_and_leaves_no_leftover(
     cloud: Cloud, workflow: str, verb: str
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -221,18 +222,18 @@ def test_create_fails_with_no_valid_host_when_every_host_fails(cloud: Cloud) -> 
 def test_delete_supersedes_workflow_after_any_round(
     cloud: Cloud, workflow: str, rounds: int, held_back: bool
 ) -> None:
-    """If ``held_back``, the command of the first action arrives after the delete."""
+    """If ``held_back``, the commands of the workflow arrive after the delete."""
     trial = trial_of(cloud, workflow)
     if held_back:
         cloud.lose = lambda kind: kind == "do"
     trial.begin()
     for _ in range(rounds):
         cloud.advance()
-    old = list(cloud.sent)
+    old_commands = list(cloud.sent)
     cloud.lose = lambda kind: False
     cloud.ask(trial.server, "delete")
     cloud.settle()
-    for host, command in old:
+    for host, command in old_commands:
         cloud.do(host, [command])
     cloud.settle()
     trial.is_right(states.DELETED, 0)
@@ -240,30 +241,30 @@ def test_delete_supersedes_workflow_after_any_round(
 
 @pytest.mark.slice("moves")
 @pytest.mark.parametrize("workflow", WHOLE)
-def test_workflow_ignores_conductor_that_wakes_up_after_its_lease(
+def test_workflow_ignores_conductor_waking_up_after_lease_expired(
     cloud: Cloud, workflow: str
 ) -> None:
-    """The conductor sleeps past its lease, and another conductor finishes the work meanwhile."""
+    """Another conductor completes the action while the first conductor sleeps past the lease."""
     trial = trial_of(cloud, workflow)
     trial.begin()
-    late = cloud.conductor("c2/1")
+    sleeper = cloud.conductor("c2/1")
 
     def sleep(workflow: str, step: str, where: str) -> None:
-        late.fault_point = lambda workflow, step, where: None
+        sleeper.fault_point = lambda workflow, step, where: None
         cloud.time.pass_by(20)
         for host in cloud.hosts.values():
             cloud.sync(host)
         cloud.settle()
 
-    late.fault_point = sleep
-    runner.advance(late)
+    sleeper.fault_point = sleep
+    runner.advance(sleeper)
     cloud.settle()
     trial.has_ended()
     assert len({command.key for _, command in cloud.sent}) == len(cloud.sent)
 
 
 def test_revert_resize_succeeds_after_failed_revert_left_guest_off(cloud: Cloud) -> None:
-    """The first revert failed on its host, and so did its undo."""
+    """The first revert fails on the host, and the undo of this revert fails too."""
     trial = trial_of(cloud, "revert_here")
     [host] = cloud.hosts.values()
     script = host.driver.host.script

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the failure counts of hosts when builds fail because of an image."""
+"""Tests of the number of failed builds of a host when an image causes the failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["cloud"]
 
 
 def boot_from_image(cloud: Cloud, image: str, host: str) -> str:
-    """Return a server with this image that can only be on this host."""
+    """Create a server from this image on this host, and return the id of the server."""
     server = cloud.create(host=host)[0]
     cloud.store.write(
         lambda tx: tx.execute(

@@ -35,24 +35,26 @@ from tests.fault_matrix.run import BY_KIND, NotInjected
 
 EVERY = {cell.id: cell for cell in cells()}
 DEFAULT = default_cells(EVERY.values())
-#: One of so many of these cells runs once more with a second fault.
+#: One in this number of default cells also runs with a second fault.
 TWICE = 20
 
 
 @pytest.mark.parametrize("cell", FOUND)
-def test_cell_that_found_defect_holds(cell: str) -> None:
+def test_fault_matrix_cell_with_past_defect_passes(cell: str) -> None:
     run.check(EVERY[cell])
 
 
 @pytest.mark.parametrize(
     "cell", [cell for cell in DEFAULT if cell.id not in FOUND], ids=lambda cell: cell.id
 )
-def test_default_cell_holds(cell: Cell) -> None:
+def test_fault_matrix_default_cell_passes(cell: Cell) -> None:
     run.check(cell)
 
 
 @pytest.mark.parametrize(("first", "then", "seed"), FOUND_TWICE)
-def test_two_faults_that_found_defect_hold(first: str, then: str, seed: int) -> None:
+def test_fault_matrix_pair_of_faults_with_past_defect_passes(
+    first: str, then: str, seed: int
+) -> None:
     assert run.check_twice(EVERY[first], EVERY[then], seed), "the second was not injected"
 
 
@@ -65,20 +67,20 @@ def test_two_faults_that_found_defect_hold(first: str, then: str, seed: int) -> 
     ],
     ids=lambda cell: cell.id,
 )
-def test_default_cell_with_second_fault_holds(first: Cell, then: Cell) -> None:
+def test_fault_matrix_default_cell_with_second_fault_passes(first: Cell, then: Cell) -> None:
     run.check_twice(first, then)
 
 
-def test_second_fault_is_drawn_for_action_in_progress() -> None:
-    """The action may be the cell's own, the one requested meanwhile, or the delete at the end."""
+def test_fault_matrix_second_fault_is_drawn_for_action_in_progress() -> None:
+    """This is the action of the cell, the action requested meanwhile, or the final delete."""
     for first, workflow in (
         ("stop/stop/request-lost", "stop"),
         ("resize/taken/delete", "delete"),
         ("stop/stop/delete-while-commanded", "delete"),
     ):
-        drawn = {second.drawn(EVERY[first], seed) for seed in range(20)}
-        assert len(drawn) > 5
-        assert {cell.workflow for cell in drawn if cell} == {workflow}
+        second_faults = {second.drawn(EVERY[first], seed) for seed in range(20)}
+        assert len(second_faults) > 5
+        assert {cell.workflow for cell in second_faults if cell} == {workflow}
     assert run.check_twice(EVERY["stop/stop/request-lost"], EVERY["stop/stop/agent-kill-mid"])
     assert not run.check_twice(EVERY["stop/stop/request-lost"], EVERY["pause/pause/reply-lost"])
 
@@ -90,12 +92,12 @@ def test_soak_life_with_many_faults_passes() -> None:
 
 
 def test_soak_life_fails_when_host_does_not_remove_guest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host reports the removal all the same."""
-    monkeypatch.setattr(MemoryHost, "remove", lambda *what: None)
+    """The host reports the removal, but keeps the guest."""
+    monkeypatch.setattr(MemoryHost, "remove", lambda *arguments: None)
     assert soak.live(0).problem
 
 
-def test_cells_contain_every_fault_of_every_step() -> None:
+def test_fault_matrix_cells_contain_every_fault_of_every_step() -> None:
     for workflow in WORKFLOWS.values():
         for step in workflow.steps:
             for kind in kinds_of(step):
@@ -104,13 +106,13 @@ def test_cells_contain_every_fault_of_every_step() -> None:
     assert len(EVERY) == len(cells()), "two cells have one id"
 
 
-def test_every_fault_of_the_table_has_an_implementation() -> None:
+def test_fault_matrix_faults_of_each_kind_are_implemented() -> None:
     assert {kind: set(faults) for kind, faults in BY_KIND.items()} == {
         kind: set(faults) or set(ASKED) for kind, faults in FAULTS.items()
     }
 
 
-def test_waivers_are_rare_and_known_failures_are_cells() -> None:
+def test_fault_matrix_waivers_are_rare_and_known_failures_are_cells() -> None:
     assert sum(bool(waived(cell)) for cell in EVERY) <= len(EVERY) / 100
     assert all(any(part in cell for cell in EVERY) for part in WAIVED)
     assert {*KNOWN, *FOUND} <= set(EVERY)
@@ -124,36 +126,36 @@ def test_cell_without_injected_fault_raises_not_injected() -> None:
 
 
 def test_cell_fails_when_guest_is_left_on_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host reports the removal all the same."""
+    """The host reports the removal, but keeps the guest."""
     cell = EVERY["stop/stop/request-lost"]
     assert run.run(cell).problem == ""
-    monkeypatch.setattr(MemoryHost, "remove", lambda *what: None)
+    monkeypatch.setattr(MemoryHost, "remove", lambda *arguments: None)
     assert "left behind" in run.run(cell).problem or "domain" in run.run(cell).problem
 
 
 def test_cell_fails_when_pending_cleanup_of_host_remains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The conductor sends no cleanup to the returned host, or the host removes no guest."""
+    """The conductor sends no cleanup to the returned host, or the host keeps the guest."""
     cell = EVERY["debts/evacuate/remover-kill-before"]
     with monkeypatch.context() as no_commands:
-        no_commands.setattr(guests, "debts", lambda *what, **more: [])
+        no_commands.setattr(guests, "debts", lambda *arguments, **options: [])
         problem = run.run(cell).problem
         assert "not over" in problem and "debts [Pending(" in problem
     assert run.run(cell).problem == ""
-    monkeypatch.setattr(MemoryHost, "remove", lambda *what: None)
+    monkeypatch.setattr(MemoryHost, "remove", lambda *arguments: None)
     assert "domain" in run.run(cell).problem
 
 
 def test_cell_fails_when_lost_command_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actions, "outstanding", lambda *what, **more: [])
+    monkeypatch.setattr(actions, "outstanding", lambda *arguments, **options: [])
     assert "not over" in run.run(EVERY["stop/stop/request-lost"]).problem
 
 
 def test_cell_fails_when_notification_is_missing_or_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transition writes no notification, or the sender deletes a row before the broker has it."""
+    """A transition writes no notification, or the sender deletes a notification unsent."""
     cell = EVERY["stop/stop/request-lost"]
     with monkeypatch.context() as silent:
         for part in ("_update_notices", "_event_notices"):
-            silent.setattr(notifications, part, lambda *what: [])
+            silent.setattr(notifications, part, lambda *arguments: [])
         assert (
             "notified of ['instance.power_off.start', 'instance.delete.start'], and"
             in run.run(cell).problem

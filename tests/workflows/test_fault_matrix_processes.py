@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the fault matrix with real processes: the choice of cells, and the files of orders."""
+"""Tests of the fault matrix with real processes: the order of cells, and the files of orders.
+
+An order is a file that makes a process inject a fault.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from tests.fault_matrix.processes.seams import role
 from tests.fault_matrix.processes.world import KINDS, VICTIMS
 
 POINT = ("agent", "stop", "before")
-#: Cells of transactions are left out, because tracing their places in the simulator takes time.
+#: Without cells of transactions, because tracing their places in the simulator takes time.
 TABLED = [cell for cell in cells() if cell.kind is not Kind.TRANSACTION]
 FIT = [cell for cell in TABLED if not unfit(cell)]
 
 
-def _folder(path: Path) -> Folder:
+def _create_folder(path: Path) -> Folder:
     folder = Folder(path)
     folder.make()
     return folder
@@ -28,12 +31,12 @@ def _folder(path: Path) -> Folder:
 def test_choice_orders_cells_by_coverage() -> None:
     cells_in_order = ordered(FIT)
     assert sorted(cell.id for cell in cells_in_order) == sorted(cell.id for cell in FIT)
-    alone = [cell for cell in cells_in_order if cell.kind is not Kind.PAIR]
-    first = alone[: len(alone) // 2]
+    single_cells = [cell for cell in cells_in_order if cell.kind is not Kind.PAIR]
+    first = single_cells[: len(single_cells) // 2]
     assert {(cell.workflow, cell.step) for cell in first} == {
-        (cell.workflow, cell.step) for cell in alone
+        (cell.workflow, cell.step) for cell in single_cells
     }
-    assert {cell.fault for cell in first} == {cell.fault for cell in alone}
+    assert {cell.fault for cell in first} == {cell.fault for cell in single_cells}
 
 
 def test_choice_assigns_each_cell_to_one_world() -> None:
@@ -51,12 +54,12 @@ def test_choice_contains_infrastructure_faults_and_excludes_unfit_cells() -> Non
     assert unfit(Cell("stop", "stop", Kind.COMMAND, "hypervisor-hangs"))
 
 
-def test_role_of_process_names_covers_victims() -> None:
+def test_process_roles_cover_all_victims_of_faults() -> None:
     assert {role(name) for name in ("api", "conductor-2", "agent-5", "scheduler")} == set(VICTIMS)
 
 
 def test_order_is_taken_by_one_process_once(tmp_path: Path) -> None:
-    folder = _folder(tmp_path)
+    folder = _create_folder(tmp_path)
     first, other = Orders(folder, "agent"), Orders(folder, "agent-2")
     folder.give(Order("o", "server", ("agent", ANY, "before"), "kill"))
     assert other.take(POINT, ["another"]) is None
@@ -67,15 +70,15 @@ def test_order_is_taken_by_one_process_once(tmp_path: Path) -> None:
     assert other.take(POINT, ["server"]) is None
 
 
-def test_order_skips_its_point_as_often_as_passes(tmp_path: Path) -> None:
-    folder = _folder(tmp_path)
+def test_order_with_one_pass_is_taken_only_at_second_arrival(tmp_path: Path) -> None:
+    folder = _create_folder(tmp_path)
     orders = Orders(folder, "agent")
     folder.give(Order("o", "server", POINT, "kill", passes=1))
     assert [bool(orders.take(POINT, ["server"])) for _ in range(3)] == [False, True, False]
 
 
-def test_order_that_stays_is_taken_until_withdrawn(tmp_path: Path) -> None:
-    folder = _folder(tmp_path)
+def test_order_with_stays_is_taken_repeatedly_until_withdrawn(tmp_path: Path) -> None:
+    folder = _create_folder(tmp_path)
     orders = Orders(folder, "agent")
     folder.give(Order("o", "server", POINT, "refuse", stays=True))
     assert orders.take(POINT, ["server"]) and orders.take(POINT, ["server"])
@@ -84,7 +87,7 @@ def test_order_that_stays_is_taken_until_withdrawn(tmp_path: Path) -> None:
 
 
 def test_order_by_server_name_is_taken_after_id_is_recorded(tmp_path: Path) -> None:
-    folder = _folder(tmp_path)
+    folder = _create_folder(tmp_path)
     orders = Orders(folder, "conductor")
     folder.give(Order("o", "cell-1", POINT, "kill"))
     assert orders.wants_name("cell-1") and not orders.wants_name("cell-2")

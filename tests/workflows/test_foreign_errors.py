@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that the API never shows users the text of an unexpected exception.
 
-The exception is raised in each step of the conductor and in each verb of an agent. Users read the
-result through the real API. Admins read the text.
+Each test raises such an exception in a step of the conductor or in a verb of an agent. The real
+API returns the text to admins only.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from tests.workflows.simulator import Cloud
 
 CANARY = "canary-7d1f at /var/lib/canary in SELECT canary"
 PARTS = ("prepare", "apply", "command", "on_start", "on_result", "call")
-#: One of so many cases is in the default set.
+#: One in this number of cases is in the default set.
 ONE_OF = 24
 
 
-def _slice(name: str) -> Any:
+def _choose_slice(name: str) -> Any:
     return pytest.mark.slice(
         Slice.DEFAULT if zlib.crc32(name.encode()) % ONE_OF == 0 else Slice.GUESTS
     )
 
 
 STEPS = [
-    pytest.param(name, step.name, part, marks=_slice(f"{name}{step.name}{part}"))
+    pytest.param(name, step.name, part, marks=_choose_slice(f"{name}{step.name}{part}"))
     for name, scenario in SCENARIOS.items()
     if not scenario.brief and name in WORKFLOWS
     for step in WORKFLOWS[name].steps
@@ -50,7 +50,7 @@ STEPS = [
     if getattr(step, part) is not None
 ]
 IN_VERBS = [
-    pytest.param(name, verb, marks=_slice(f"{name}{verb}"))
+    pytest.param(name, verb, marks=_choose_slice(f"{name}{verb}"))
     for name, scenario in SCENARIOS.items()
     if not scenario.brief
     for verb in scenario.verbs
@@ -58,14 +58,14 @@ IN_VERBS = [
 
 
 @lru_cache(maxsize=1)
-def api(store: Store) -> Any:
+def create_api(store: Store) -> Any:
     """Create the API over a simulated cloud."""
     return app.create(Services(store, ConductorWakeup(), Agents(), Images()), default_policy())
 
 
 def read_api_texts(cloud: Cloud, server: str, role: str) -> str:
-    """Return all that the API shows of a server to a user with this role in its project."""
-    client = falcon.testing.TestClient(api(cloud.store))
+    """Return all texts about a server that the API returns to a user with this role."""
+    client = falcon.testing.TestClient(create_api(cloud.store))
     headers = {
         "X-Identity-Status": "Confirmed",
         "X-User-Id": "user",
@@ -77,18 +77,18 @@ def read_api_texts(cloud: Cloud, server: str, role: str) -> str:
     def get(path: str) -> Any:
         return client.simulate_get("/v2.1" + path, headers=headers)
 
-    listed = get(f"/servers/{server}/os-instance-actions")
+    action_list = get(f"/servers/{server}/os-instance-actions")
     paths = [
         f"/servers/{server}",
         "/servers/detail",
         f"/servers/{server}/migrations",
         "/os-migrations",
         *(
-            f"/servers/{server}/os-instance-actions/{one['request_id']}"
-            for one in listed.json.get("instanceActions", ())
+            f"/servers/{server}/os-instance-actions/{action['request_id']}"
+            for action in action_list.json.get("instanceActions", ())
         ),
     ]
-    return listed.text + "".join(get(path).text for path in paths)
+    return action_list.text + "".join(get(path).text for path in paths)
 
 
 def check_users_cannot_read(cloud: Cloud, server: str) -> None:
@@ -101,7 +101,7 @@ def test_api_hides_exception_in_conductor_step_from_users(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str, step: str, part: str
 ) -> None:
     trial = trial_of(cloud, workflow)
-    cloud.watcher = lambda: None  # A stuck action is a finding.
+    cloud.watcher = lambda: None  # The watcher would report the stuck action.
     ids = [trial.server] if trial.server else []
     poison(monkeypatch, workflow, step, part, ids, CANARY)
     trial.begin()
@@ -118,15 +118,15 @@ def test_api_hides_exception_in_conductor_step_from_users(
     check_users_cannot_read(cloud, trial.server)
 
 
-def fail_in_verb(name: str) -> CarryOut:
-    """Return a function that raises in this verb, and carries out all other verbs."""
+def break_verb(name: str) -> CarryOut:
+    """Return a function that fails in this verb and carries out all other verbs."""
 
-    def breaking(tools: Tools, command: Command, verb: Verb) -> Outcome:
+    def carry_out_or_fail(tools: Tools, command: Command, verb: Verb) -> Outcome:
         if verb.name == name:
             raise Poison(CANARY)
         return carry_out(tools, command, verb)
 
-    return breaking
+    return carry_out_or_fail
 
 
 @pytest.mark.parametrize(("workflow", "verb"), IN_VERBS)
@@ -136,7 +136,7 @@ def test_api_hides_exception_in_agent_verb_from_users(
     trial = trial_of(cloud, workflow)
     cloud.watcher = lambda: None
     for host in cloud.hosts.values():
-        host.carries_out = fail_in_verb(verb)
+        host.carries_out = break_verb(verb)
     trial.begin()
     for _ in range(8):
         cloud.round()
@@ -144,10 +144,10 @@ def test_api_hides_exception_in_agent_verb_from_users(
 
 
 def test_api_shows_exception_text_to_admins(cloud: Cloud) -> None:
-    """This proves that the tests above read the right places."""
+    """This proves that the other tests read all places with the text."""
     trial = trial_of(cloud, "rebuild")
     for host in cloud.hosts.values():
-        host.carries_out = fail_in_verb("rebuild")
+        host.carries_out = break_verb("rebuild")
     trial.begin()
     cloud.settle()
     assert "The host failed unexpectedly; its log says more." in read_api_texts(

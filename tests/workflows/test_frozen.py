@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of copies of prepared clouds: a copy equals the original, and copies share no state."""
+"""Tests of ``Frozen``: a copy of a prepared cloud equals the original, and shares no state."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.workflows.frozen import Frozen
 from tests.workflows.scenarios import SCENARIOS, Trial, prepare, trial_of
 from tests.workflows.simulator import Cloud, Host, Time
 
-#: Shared storage, a host that is off, and a cloud of one host. In the slice also a new cloud,
-#: images and ports, and a move.
+#: Workflows with shared storage, with a dead host, and on a single host. The slice adds a new
+#: cloud, images and ports, and a move.
 KINDS = [
     "revert_resize:shared",
     "evacuate",
@@ -34,7 +34,6 @@ KINDS = [
 
 @pytest.fixture
 def other_cloud() -> Iterator[Cloud]:
-    """A second cloud."""
     time = Time()
     cloud = Cloud(memory_store(time), time)
     with closing(cloud.store):
@@ -42,7 +41,7 @@ def other_cloud() -> Iterator[Cloud]:
 
 
 def read_cloud(cloud: Cloud) -> dict[str, Any]:
-    """Return a copy of all state of a cloud."""
+    """Return a copy of the whole state of a cloud."""
     rows = {
         table.name: cloud.store.read(
             lambda tx, table=table: sorted(map(repr, tx.execute(sa.select(table))))
@@ -101,8 +100,8 @@ def read_host(host: Host) -> dict[str, Any]:
     }
 
 
-def wreck(trial: Trial) -> None:
-    """Run the workflow to its end, and change as much of the cloud as possible."""
+def change_state(trial: Trial) -> None:
+    """Run the workflow to the end, and change as much of the cloud as possible."""
     cloud = trial.cloud
     trial.begin()
     cloud.settle()
@@ -132,50 +131,54 @@ def test_frozen_copy_equals_prepared_cloud(cloud: Cloud, other_cloud: Cloud, wor
 
 
 @pytest.mark.parametrize("workflow", KINDS)
-def test_frozen_copy_is_independent_of_concurrent_copy(
+def test_frozen_copy_is_independent_of_changes_to_concurrent_copy(
     cloud: Cloud, other_cloud: Cloud, workflow: str
 ) -> None:
     first, second = trial_of(cloud, workflow), trial_of(other_cloud, workflow)
     before = read_cloud(other_cloud)
     assert read_cloud(cloud) == before
-    wreck(first)
+    change_state(first)
     assert read_cloud(other_cloud) == before
-    wreck(second)
+    change_state(second)
 
 
 @pytest.mark.parametrize("workflow", KINDS)
-def test_frozen_copy_is_independent_of_earlier_copy(
+def test_frozen_copy_is_independent_of_changes_to_earlier_copy(
     cloud: Cloud, other_cloud: Cloud, workflow: str
 ) -> None:
     trial = trial_of(cloud, workflow)
     before = read_cloud(cloud)
-    wreck(trial)
+    change_state(trial)
     trial_of(other_cloud, workflow)
     assert read_cloud(other_cloud) == before
 
 
-def use(cloud: Cloud) -> None:
+def create_server(cloud: Cloud) -> None:
     cloud.create()
 
 
-def tune(cloud: Cloud) -> None:
+def change_timeout(cloud: Cloud) -> None:
     cloud.engine.vif_plugging_timeout = 20
 
 
-def tune_external_service(cloud: Cloud) -> None:
+def refuse_images(cloud: Cloud) -> None:
     cloud.images.refuses = "no room"
 
 
-def grow(cloud: Cloud) -> None:
+def add_host(cloud: Cloud) -> None:
     cloud.equip(3)
 
 
-def script(cloud: Cloud) -> None:
+def script_failure(cloud: Cloud) -> None:
     cloud.hosts["h2"].driver.host.script["ensure_guest"] = [Fail()]
 
 
-@pytest.mark.parametrize("change", [Cloud.round, use, tune, tune_external_service, grow, script])
-def test_trial_of_changed_cloud_is_refused(cloud: Cloud, change: Callable[[Cloud], None]) -> None:
+@pytest.mark.parametrize(
+    "change", [Cloud.round, create_server, change_timeout, refuse_images, add_host, script_failure]
+)
+def test_trial_of_used_or_changed_cloud_is_refused(
+    cloud: Cloud, change: Callable[[Cloud], None]
+) -> None:
     change(cloud)
     with pytest.raises(AssertionError, match="nobody has used or changed"):
         trial_of(cloud, "stop")

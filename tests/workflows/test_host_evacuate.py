@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of ``kilonova host evacuate``: the command's output, and the servers afterwards.
+"""Tests of ``kilonova host evacuate``: the output of the command, and the servers afterwards.
 
-Three simulated hosts. Each second of the command is a round of the cloud.
+The simulated cloud has three hosts, and runs one round per second of the command.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def operator(cloud: Cloud) -> Operator:
 
 
 def kill_host_with_servers(cloud: Cloud, host: str = "h1") -> tuple[list[str], str]:
-    """Create four servers on the host, and cut its power.
+    """Create four servers on the host, and cut the power of the host.
 
     Returns:
-        The two running servers and the stopped server, and the paused server.
+        Two running servers and a stopped server in a list, and a paused server.
     """
     servers = cloud.create(4, host=host, forced=True)
     cloud.settle()
@@ -83,10 +83,10 @@ def test_host_evacuate_moves_servers_of_host_forced_down(cloud: Cloud, operator:
 
 
 def test_host_evacuate_waits_for_evacuation_by_user(tmp_path: Path) -> None:
-    """The user's evacuation claims its place between two statements of one read.
+    """The user's evacuation claims a destination between two statements of one read.
 
-    If neither statement found the server, the command would report an empty host while the move can
-    still fail.
+    The read must contain the server. Otherwise the command would report an empty host although the
+    evacuation can still fail.
     """
     time = Time()
     cloud = Cloud(upgrade(Store(f"sqlite:///{tmp_path}/k.db", time=time)), time, hosts=3)
@@ -94,19 +94,20 @@ def test_host_evacuate_waits_for_evacuation_by_user(tmp_path: Path) -> None:
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
     cloud.kill("h1")
-    looks: list[str] = []
+    statements: list[str] = []
 
-    def meanwhile(connection: object, cursor: object, statement: str, *more: object) -> None:
+    def evacuate_by_user(connection: object, cursor: object, statement: str, *more: object) -> None:
         if "OR migrations.dest_host" in statement and cloud.show(server).host == "h1":
-            looks.append(statement)
-            if len(looks) == 2:  # the first is the command's own, before it begins
+            statements.append(statement)
+            # The first statement is a check of the command before the host action begins.
+            if len(statements) == 2:
                 cloud.move(server, "evacuate", host=None, forced=False, stopped=False, shared=None)
                 cloud.advance()
 
-    sa.event.listen(cloud.store.engine, "after_cursor_execute", meanwhile)
+    sa.event.listen(cloud.store.engine, "after_cursor_execute", evacuate_by_user)
     operator = Operator(cloud)
     assert operator.evacuate() == 0
-    assert len(looks) == 2 and operator.seconds_left < 600
+    assert len(statements) == 2 and operator.seconds_left < 600
     assert (cloud.show(server).vm_state, cloud.show(server).task_state) == (states.ACTIVE, None), (
         "it has ended"
     )
@@ -142,7 +143,7 @@ def test_host_evacuate_succeeds_with_fencing_hook(cloud: Cloud, operator: Operat
     assert cloud.findings() == []
 
 
-def test_host_evacuate_ends_when_fencing_hook_fails(cloud: Cloud, operator: Operator) -> None:
+def test_host_evacuate_fails_when_fencing_hook_fails(cloud: Cloud, operator: Operator) -> None:
     servers, _ = kill_host_with_servers(cloud)
     calls: list[str] = []
 
@@ -176,7 +177,7 @@ def test_host_evacuate_fails_when_host_returns_during_fencing(
     _servers, _ = kill_host_with_servers(cloud)
 
     def fence(host: str) -> None:
-        """Let the host register during the hook, because it was only cut off."""
+        """Reconnect the host, which was only cut off."""
         cloud.cut.discard("h1")
 
     cloud.engine.fence_host = fence

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of actions that create images, and of rotation, image checks, offload and reclaim.
+"""Tests of actions with images, and of rotation, image checks, offload and reclaim.
 
-The image service is a double that can refuse calls or be silent.
+The double of the image service can refuse calls or be silent.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_delete_during_snapshot_deletes_unfinished_image(
 
 @pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve"])
 @pytest.mark.parametrize("rounds", [0, 1])
-def test_delete_that_supersedes_delete_deletes_unfinished_image(
+def test_delete_repeated_during_snapshot_deletes_unfinished_image(
     cloud: Cloud, workflow: str, rounds: int
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -112,7 +112,7 @@ def test_delete_of_shelved_server_deletes_its_image(cloud: Cloud, before: tuple[
     trial.is_right(states.DELETED, 0)
 
 
-def test_backup_with_rotation_two_deletes_third_oldest(cloud: Cloud) -> None:
+def test_backup_with_rotation_two_deletes_oldest_of_three(cloud: Cloud) -> None:
     trial = trial_of(cloud, "backup")
     properties = {"image_type": "backup", "backup_type": "daily", "instance_uuid": trial.server}
     for number in range(3):
@@ -165,7 +165,7 @@ CHANGES = pytest.mark.parametrize(
 
 
 def set_image(cloud: Cloud, server: str) -> None:
-    """Set the image of the server's disk."""
+    """Record ``IMAGE`` as the image of the server."""
     cloud.store.write(
         lambda tx: actions.update_servers(
             tx, {server: {"image": to_wire(ImageRef(IMAGE, "qcow2"))}}
@@ -173,7 +173,7 @@ def set_image(cloud: Cloud, server: str) -> None:
     )
 
 
-def last_action(cloud: Cloud, server: str) -> ActionRow:
+def read_last_action(cloud: Cloud, server: str) -> ActionRow:
     return cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
 
 
@@ -187,7 +187,7 @@ def test_create_fails_before_claim_when_image_changed_meanwhile(
     cloud.images.changed[IMAGE] = change
     cloud.time.pass_by(1)
     cloud.settle()
-    row, last = cloud.show(server), last_action(cloud, server)
+    row, last = cloud.show(server), read_last_action(cloud, server)
     assert (row.vm_state, row.host, last.state) == (states.ERROR, None, "failed")
     assert reason in (last.message or "") and reason in row.fault["message"]
     assert cloud.findings() == []
@@ -215,7 +215,7 @@ def test_rebuild_fails_without_change_when_image_changed(
     for args in ({}, {"before": {"image_id": None, "image": None}}):
         cloud.ask(server, "rebuild", args=args)
         cloud.settle()
-        last = last_action(cloud, server)
+        last = read_last_action(cloud, server)
         assert cloud.show(server).vm_state == states.ACTIVE
         assert last.state == "failed" and reason in (last.message or "")
     assert cloud.show(server).image is None, "as it was before the request"
@@ -226,7 +226,7 @@ def test_rescue_fails_without_change_when_image_changed(cloud: Cloud) -> None:
     cloud.images.changed[ARGS["rescue"]["image"]["id"]] = {"status": "deactivated"}
     trial.begin()
     cloud.settle()
-    last = last_action(cloud, trial.server)
+    last = read_last_action(cloud, trial.server)
     assert cloud.show(trial.server).vm_state == states.ACTIVE
     assert last.state == "failed" and "is not active" in (last.message or "")
 
@@ -308,7 +308,7 @@ def test_unshelve_retries_on_other_host_after_retryable_failure(cloud: Cloud) ->
 
 
 def test_shelve_with_failed_undo_sets_error_with_both_reasons(cloud: Cloud) -> None:
-    """The snapshot fails, and then the stopped guest does not start again."""
+    """The snapshot fails, and then the undo cannot start the stopped guest."""
     trial = trial_of(cloud, "shelve")
     for host in cloud.hosts.values():
         host.driver.host.script["snapshot"] = [Fail("No space.")]

@@ -66,7 +66,7 @@ def control_migration(cloud: Cloud, server: str, control: str) -> None:
     )
 
 
-def at_migrate(cloud: Cloud, act: Callable[[], None]) -> None:
+def call_at_migrate(cloud: Cloud, act: Callable[[], None]) -> None:
     """Call ``act`` when the source begins the migration."""
     cloud.hosts["h1"].fault_point = lambda verb, step, where: (
         act() if (verb, where) == ("live_migrate", "before") else None
@@ -82,14 +82,14 @@ def check_cancelled(cloud: Cloud, server: str) -> None:
 
 def test_live_migrate_is_aborted_while_running(cloud: Cloud) -> None:
     server = boot_server(cloud)
-    at_migrate(cloud, lambda: control_migration(cloud, server, "abort"))
+    call_at_migrate(cloud, lambda: control_migration(cloud, server, "abort"))
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
     check_cancelled(cloud, server)
 
 
 def test_live_migrate_is_aborted_when_command_and_abort_are_lost(cloud: Cloud) -> None:
-    """The host receives both with its next exchange."""
+    """The source receives both in the next exchange."""
     server, lost = boot_server(cloud), []
 
     def lose(host: str) -> None:
@@ -116,7 +116,7 @@ def test_live_migrate_is_aborted_during_preparation(cloud: Cloud, verb: str) -> 
 
 def test_live_migrate_force_complete_succeeds(cloud: Cloud) -> None:
     server = boot_server(cloud)
-    at_migrate(cloud, lambda: control_migration(cloud, server, "complete"))
+    call_at_migrate(cloud, lambda: control_migration(cloud, server, "complete"))
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
     check_rests(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
@@ -137,10 +137,12 @@ def test_live_migrate_force_complete_succeeds(cloud: Cloud) -> None:
         ("complete", ["live_migration_post.end", "live_migration_force_complete.end"]),
     ],
 )
-def test_live_migrate_control_notifies_end(cloud: Cloud, control: str, ends: list[str]) -> None:
+def test_live_migrate_abort_and_force_complete_notify_end(
+    cloud: Cloud, control: str, ends: list[str]
+) -> None:
     server = boot_server(cloud)
     cloud.store.notify_with(NotificationSettings("api"))
-    at_migrate(cloud, lambda: control_migration(cloud, server, control))
+    call_at_migrate(cloud, lambda: control_migration(cloud, server, control))
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
     assert read_server_events(cloud.store, server)[-len(ends) :] == ends
@@ -157,9 +159,9 @@ def test_live_migrate_control_notifies_end(cloud: Cloud, control: str, ends: lis
 
 
 def test_reset_state_ends_running_live_migration(cloud: Cloud) -> None:
-    """At its next exchange the source learns that the action has ended.
+    """In the next exchange the source receives the end of the action, and stops the migration.
 
-    Otherwise the guest would go to a host with a pending removal of the same guest.
+    Otherwise the guest would move to a host with a pending removal of the same guest.
     """
     server = boot_server(cloud)
 
@@ -167,7 +169,7 @@ def test_reset_state_ends_running_live_migration(cloud: Cloud) -> None:
         reset_state(cloud, server)
         cloud.sync(cloud.hosts["h1"])
 
-    at_migrate(cloud, reset_and_sync)
+    call_at_migrate(cloud, reset_and_sync)
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).host, cloud.domains(server)) == (
@@ -209,7 +211,7 @@ def test_live_migrate_completes_when_port_activation_is_refused(cloud: Cloud) ->
     assert cloud.findings() == []
 
 
-def test_live_migrate_rebinds_port_without_second_bindings(cloud: Cloud) -> None:
+def test_live_migrate_rebinds_port_when_service_allows_one_binding(cloud: Cloud) -> None:
     cloud.networks.one_host_a_port = True
     server = boot_server(cloud)
     ask(cloud, server, "os-migrateLive")
@@ -218,7 +220,7 @@ def test_live_migrate_rebinds_port_without_second_bindings(cloud: Cloud) -> None
     assert read_disk(cloud, server) == CANARY
 
 
-def test_move_avoids_host_that_cannot_bind_ports(cloud: Cloud) -> None:
+def test_move_avoids_host_unable_to_bind_ports(cloud: Cloud) -> None:
     cloud.networks.cannot_bind = {"h2"}
     server = boot_server(cloud)
     ask(cloud, server, "os-migrateLive")

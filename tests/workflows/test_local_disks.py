@@ -37,9 +37,9 @@ def cloud() -> Iterator[Cloud]:
     cloud.store.close()
 
 
-def boot_server_with_disks(cloud: Cloud, flavor: Flavor = FLAVOR, **wishes: Any) -> str:
-    """Return a server that has written a file to each of its disks."""
-    server = boot_server(cloud, flavor=flavor, **wishes)
+def boot_server_with_disks(cloud: Cloud, flavor: Flavor = FLAVOR, **options: Any) -> str:
+    """Create a server on h1 with a file on each local disk, and return the id of the server."""
+    server = boot_server(cloud, flavor=flavor, **options)
     for name in read_sizes(cloud, server):
         cloud.hosts["h1"].driver.host.write_file(server, "canary", "alive", name)
     return server
@@ -54,7 +54,7 @@ def read_sizes(cloud: Cloud, server: str) -> dict[str, int]:
 
 
 def read_kept_disks(cloud: Cloud, server: str) -> set[str]:
-    """Return the names of the disks that still contain the file."""
+    """Return the names of the local disks that still contain the file."""
     return {
         name
         for name, disk in read_local_disks(cloud, server).items()
@@ -170,8 +170,8 @@ def test_evacuate_keeps_local_disks_on_shared_storage_only(either: Cloud) -> Non
 
 def test_unshelve_creates_new_local_disks(cloud: Cloud) -> None:
     server = boot_server_with_disks(cloud)
-    for wanted in ("shelve", "shelveOffload", "unshelve"):
-        ask(cloud, server, wanted)
+    for key in ("shelve", "shelveOffload", "unshelve"):
+        ask(cloud, server, key)
         cloud.settle()
     assert cloud.show(server).vm_state == states.ACTIVE, last(cloud, server).message
     assert (read_sizes(cloud, server), read_kept_disks(cloud, server)) == (SIZES, set())

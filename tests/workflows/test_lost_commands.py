@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that lost commands and pending removals are sent again while a host has many commands."""
+"""Tests of lost commands and guest removals: conductors send them again to a busy host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL = replace(FLAVOR, memory_mb=64)
 
 @pytest.fixture
 def servers(cloud: Cloud) -> list[str]:
-    """One server more than the size of a repeated batch, and another server."""
+    """Servers on h1. Without the last server, they still exceed one batch of repeated commands."""
     host = cloud.hosts["h1"]
     host.driver.host.size = replace(host.driver.host.size, vcpus=64)
     cloud.round()
@@ -45,7 +45,7 @@ def test_lost_command_is_sent_again_while_host_has_many_commands(
     assert cloud.show(victim).vm_state == states.STOPPED
 
 
-def test_lost_command_is_sent_again_beside_old_attempt_or_undo(
+def test_lost_command_is_sent_again_while_host_runs_old_attempt_or_undo(
     cloud: Cloud, servers: list[str]
 ) -> None:
     host, victim = cloud.hosts["h1"], servers[0]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of a database that lost its last commits in a fail-over or a restore.
 
-Hosts know higher fences than the database. Actions must work without an operator.
+Hosts have higher fences than the database. Actions must work without an operator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOST = 4
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    """A server whose last actions are missing in the database."""
+    """A server on h1. The database has lost the last actions, and so has a lower fence than h1."""
     cloud.round()
     server_id = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
@@ -56,7 +56,9 @@ def test_delete_removes_guest_after_lost_commits(cloud: Cloud, server: str) -> N
     assert cloud.findings() == []
 
 
-def test_guest_is_removed_when_host_returns_after_delete(cloud: Cloud, server: str) -> None:
+def test_delete_removes_guest_after_lost_commits_when_host_returns(
+    cloud: Cloud, server: str
+) -> None:
     """The host was unreachable during the delete."""
     cloud.cut.add("h1")
     cloud.until_down("h1")
@@ -70,7 +72,7 @@ def test_guest_is_removed_when_host_returns_after_delete(cloud: Cloud, server: s
 
 
 @pytest.mark.parametrize("registration", [True, False], ids=["registration", "report"])
-def test_fence_of_host_raises_fence_of_server(
+def test_server_fence_rises_above_fence_of_host_after_lost_commits(
     cloud: Cloud, server: str, registration: bool
 ) -> None:
     """Afterwards conductors accept the host's reports about the server again."""
@@ -92,12 +94,12 @@ def test_late_command_of_ended_action_leaves_fence_unchanged(cloud: Cloud) -> No
     cloud.settle()
     cloud.ask(server, "os-stop")
     cloud.advance()
-    late = cloud.sent[-1]
+    late_command = cloud.sent[-1]
     cloud.settle()
     cloud.ask(server, "os-start")
     cloud.settle()
     fence = cloud.show(server).fence
-    cloud.do(late[0], [late[1]])
+    cloud.do(late_command[0], [late_command[1]])
     cloud.settle()
     assert (cloud.show(server).fence, cloud.show(server).vm_state) == (fence, states.ACTIVE)
 
@@ -133,9 +135,9 @@ def read_running_hosts(cloud: Cloud, server: str) -> list[str]:
 
 @pytest.mark.parametrize("move", ["resize", "os-migrateLive"])
 def test_lost_move_does_not_start_second_guest(cloud: Cloud, move: str) -> None:
-    """The guest on the unrecorded host is stopped before the server can start elsewhere.
+    """The guest on the unrecorded host stops before the server can start elsewhere.
 
-    Its disk stays, and the doctor reports the guest.
+    The disk is kept, and the doctor reports the guest.
     """
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
@@ -148,7 +150,7 @@ def test_lost_move_does_not_start_second_guest(cloud: Cloud, move: str) -> None:
     cloud.idle(80)
     assert read_running_hosts(cloud, server) == []
     assert "h2" in cloud.domains(server)
-    [finding] = [one for one in cloud.findings() if one.invariant == "domain-known"]
+    [finding] = [finding for finding in cloud.findings() if finding.invariant == "domain-known"]
     assert finding.subject == server
     assert f"kilonova host adopt h2 {server}" in finding.text
 
@@ -163,7 +165,7 @@ def test_server_starts_at_source_after_lost_resize(cloud: Cloud) -> None:
     set_back()
     cloud.idle(65)
     assert cloud.show(server).vm_state == states.STOPPED
-    cloud.watcher = lambda: None  # A guest without a record is a finding.
+    cloud.watcher = lambda: None  # The watcher would report the guest without a record.
     cloud.ask(server, "os-start")
     cloud.settle()
     assert (cloud.show(server).vm_state, read_running_hosts(cloud, server)) == (
@@ -204,7 +206,7 @@ def test_server_with_lost_delete_is_reported_and_can_be_deleted(cloud: Cloud) ->
 
 
 def test_create_with_lost_claim_is_placed_again(cloud: Cloud) -> None:
-    """Meanwhile the host learns that the server is not placed there, and stops the guest."""
+    """The host registers before the new claim, and stops the guest that is not placed there."""
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     set_back = snapshot_database(cloud)

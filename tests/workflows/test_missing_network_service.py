@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of a cloud whose catalogue has no network service, until the service is registered."""
+"""Tests of actions and the doctor while the catalogue of the cloud lacks the network service."""
 
 from __future__ import annotations
 
@@ -13,12 +13,6 @@ from deploy.operator import doctor
 from deploy.operator.store import stuck_actions
 from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
-
-
-def unregistered(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    """A cloud whose network service is registered when ``well`` is called."""
-    cloud.round()
-    return cloud
 
 
 def unregister(cloud: Cloud) -> None:
@@ -61,7 +55,7 @@ def test_delete_of_server_with_ports_waits_then_leaves_pending_cleanup(cloud: Cl
     assert cloud.pending() == [("ports", server)]
 
 
-def test_doctor_reports_missing_service_with_its_users(cloud: Cloud) -> None:
+def test_doctor_reports_missing_service_with_servers_and_cleanups(cloud: Cloud) -> None:
     def find_missing() -> list[doctor.Finding]:
         return cloud.store.read(lambda tx: doctor.compare_catalogue({"network", "share"}, tx))
 
@@ -95,13 +89,13 @@ def test_create_continues_when_network_service_is_registered(cloud: Cloud) -> No
     cloud.ask(server, "delete")
     cloud.settle()
     assert len(cloud.networks.held) == 2
-    late = cloud.create()[0]
+    waiting_server = cloud.create()[0]
     for _ in range(5):
         cloud.round()
     [action] = read_open_actions(cloud)
-    assert (action.server_id, action.step) == (late, "networks") and action.cause
+    assert (action.server_id, action.step) == (waiting_server, "networks") and action.cause
     cloud.networks.missing = None
     cloud.clean_up()
-    assert (cloud.show(late).vm_state, read_open_actions(cloud)) == (states.ACTIVE, [])
-    assert {port["device_id"] for port in cloud.networks.held.values()} == {late, other}
+    assert (cloud.show(waiting_server).vm_state, read_open_actions(cloud)) == (states.ACTIVE, [])
+    assert {port["device_id"] for port in cloud.networks.held.values()} == {waiting_server, other}
     assert cloud.findings() == []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of single events around actions.
+"""Tests of single events around actions in the simulated cloud.
 
-Examples are silent and rebooted hosts, guests that stop by themselves, deletes during a burst, and
-expired leases.
+For example, hosts fall silent or reboot, guests stop by themselves, a delete arrives in the middle
+of a create, or a lease expires.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_create_waits_while_all_hosts_are_silent(cloud: Cloud) -> None:
     assert cloud.show(server).vm_state == states.ACTIVE
 
 
-def test_full_report_of_stopped_guest_stops_server(cloud: Cloud) -> None:
+def test_full_report_of_stopped_guest_sets_vm_state_stopped(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     cloud.hosts[cloud.show(trial.server).host].driver.host.power_off(trial.server)
     cloud.idle(65)
@@ -70,7 +70,7 @@ def test_register_after_boot_reboots_guest(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_register_after_boot_keeps_rescued_server_or_sets_error(cloud: Cloud, fails: bool) -> None:
-    """A user could not request a reboot of a rescued server."""
+    """Kilonova reboots the guest, although a user cannot request this in the state RESCUED."""
     trial = trial_of(cloud, "unrescue")
     host = cloud.hosts[cloud.show(trial.server).host]
     host.power_cut()
@@ -86,7 +86,7 @@ def test_register_after_boot_keeps_rescued_server_or_sets_error(cloud: Cloud, fa
 def test_register_after_boot_reboots_guest_when_its_action_has_ended(
     cloud: Cloud, key: str
 ) -> None:
-    """The host was booted during the action."""
+    """The host boots during the action."""
     trial = trial_of(cloud, key)
     host = cloud.hosts[cloud.show(trial.server).host]
     trial.begin()
@@ -131,7 +131,7 @@ def test_twenty_creates_make_one_select_and_one_message_per_host(cloud: Cloud) -
 
 
 @pytest.mark.parametrize("where", ["taken", "proposed", "committed"])
-def test_delete_during_burst_of_create_waits_for_lease(cloud: Cloud, where: str) -> None:
+def test_delete_while_conductor_runs_create_waits_for_lease(cloud: Cloud, where: str) -> None:
     trial = trial_of(cloud, "create")
     trial.begin()
 
@@ -147,8 +147,8 @@ def test_delete_during_burst_of_create_waits_for_lease(cloud: Cloud, where: str)
     trial.is_right(states.DELETED, 0)
 
 
-def test_full_report_of_stopped_guest_counts_after_failed_action(cloud: Cloud) -> None:
-    """The failed stop raised the server's fence, and the domain still has the old fence."""
+def test_full_report_of_stopped_guest_is_accepted_after_failed_action(cloud: Cloud) -> None:
+    """The failed stop raised the fence of the server, and the domain still has the old fence."""
     trial = trial_of(cloud, "stop")
     host = cloud.hosts[cloud.show(trial.server).host]
     host.driver.host.script["ensure_stopped"] = [Fail("no")]
@@ -160,7 +160,7 @@ def test_full_report_of_stopped_guest_counts_after_failed_action(cloud: Cloud) -
     trial.is_right(states.STOPPED, 1)
 
 
-def test_report_of_guest_stopped_before_start_result_stops_server(
+def test_report_of_guest_stopped_before_result_of_start_sets_stopped(
     cloud: Cloud,
 ) -> None:
     trial = trial_of(cloud, "start")
@@ -188,8 +188,8 @@ def test_create_waits_while_scheduler_is_silent(cloud: Cloud) -> None:
     trial.is_right(states.ACTIVE, 1)
 
 
-def test_report_of_stopped_guest_counts_after_reset_state(cloud: Cloud) -> None:
-    """The reset raises the fence. The host learns the new fence and reports again."""
+def test_report_of_stopped_guest_is_accepted_after_reset_state(cloud: Cloud) -> None:
+    """The reset raises the fence. The host receives the new fence and reports again."""
     trial = trial_of(cloud, "stop")
     cloud.lose = lambda kind: kind == "do"
     trial.begin()
@@ -222,7 +222,7 @@ def test_full_report_of_paused_or_crashed_guest_sets_vm_state(
     assert cloud.findings() == []
 
 
-def test_snapshot_progress_is_shown_with_task_state(cloud: Cloud) -> None:
+def test_snapshot_progress_report_sets_task_state_and_progress(cloud: Cloud) -> None:
     trial = trial_of(cloud, "snapshot")
     trial.begin()
     cloud.advance()
@@ -250,8 +250,8 @@ def test_rebuild_keeps_stopped_server_stopped(cloud: Cloud) -> None:
     assert cloud.show(trial.server).power_state == states.SHUTDOWN
 
 
-def cut_off_for(cloud: Cloud, name: str, seconds: int) -> None:
-    """Cut the host off from conductors for some seconds. Its own work continues."""
+def run_without_host(cloud: Cloud, name: str, seconds: int) -> None:
+    """Run rounds for these seconds while the host cannot reach conductors. Work there waits."""
     cloud.cut.add(name)
     for _ in range(seconds // 5):
         cloud.advance()
@@ -272,34 +272,34 @@ def read_running_hosts(cloud: Cloud, server: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("heard_again", [False, True])
+@pytest.mark.parametrize("reconnects", [False, True])
 def test_build_on_host_cut_off_past_lease_does_not_start_guest(
-    cloud: Cloud, heard_again: bool
+    cloud: Cloud, reconnects: bool
 ) -> None:
-    """The download takes five minutes. Meanwhile the server is built on another host."""
+    """While the host downloads for five minutes, the server is built on another host."""
     register(cloud)
     [server] = cloud.create(networks=[])
     cloud.advance()
     [host] = [host for host in cloud.hosts.values() if host.agent._work]
     work = host.agent.take()
     assert work is not None and work.command.verb == "ensure_guest"
-    cut_off_for(cloud, host.name, 300)
+    run_without_host(cloud, host.name, 300)
     cloud.force_down(host.name)
-    cut_off_for(cloud, host.name, 100)
-    [elsewhere] = read_running_hosts(cloud, server)
-    assert elsewhere != host.name and cloud.show(server).host == elsewhere
-    if heard_again:
+    run_without_host(cloud, host.name, 100)
+    [new_host] = read_running_hosts(cloud, server)
+    assert new_host != host.name and cloud.show(server).host == new_host
+    if reconnects:
         cloud.cut.discard(host.name)
         cloud.sync(host)
         assert host.agent.has_lease() and not host.agent.may_start(work)
     host.carry_out(work)
-    assert read_running_hosts(cloud, server) == [elsewhere]
+    assert read_running_hosts(cloud, server) == [new_host]
     cloud.cut.discard(host.name)
     cloud.force_down(host.name, False)
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.domains(server), cloud.findings()) == (
         states.ACTIVE,
-        [elsewhere],
+        [new_host],
         [],
     )
 
@@ -323,9 +323,7 @@ def test_start_is_refused_by_host_when_lease_expires_meanwhile(cloud: Cloud) -> 
 
 
 @pytest.mark.parametrize(("workflow", "number"), [("rescue", 1), ("snapshot", 1), ("stop", 0)])
-def test_host_states_count_commands_that_copy_disks(
-    cloud: Cloud, workflow: str, number: int
-) -> None:
+def test_host_states_count_disk_copying_commands(cloud: Cloud, workflow: str, number: int) -> None:
     trial = trial_of(cloud, workflow)
     trial.begin()
     cloud.advance()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of moves between three hosts that fail, fall silent, die or return at one of the steps.
+"""Tests of moves between three hosts. At a step a host fails, falls silent, dies or returns.
 
-After every round the doctor finds no fault, and no server runs on two hosts.
+After every round the watcher checks that the doctor reports no finding and no guest runs twice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud
 
 BROKEN = Fail("Disk full.", retryable=True)
-TO, FROM = ("prepare", "receive", "install"), ("ensure_stopped", "offer")
+DESTINATION_VERBS, SOURCE_VERBS = ("prepare", "receive", "install"), ("ensure_stopped", "offer")
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def cloud() -> Iterator[Cloud]:
 @pytest.mark.parametrize(
     ("key", "verb"),
     [
-        *(("resize", verb) for verb in TO),
+        *(("resize", verb) for verb in DESTINATION_VERBS),
         ("os-migrateLive", "prepare_arrival"),
         ("os-migrateLive", "live_migrate"),
         ("evacuate", "ensure_guest"),
@@ -73,16 +73,16 @@ def test_move_retries_on_other_host_when_destination_fails(
     assert read_disk(cloud, server) == ({} if key == "evacuate" else CANARY)
 
 
-@pytest.mark.parametrize("verb", TO)
+@pytest.mark.parametrize("verb", DESTINATION_VERBS)
 def test_resize_restores_server_when_every_destination_fails(cloud: Cloud, verb: str) -> None:
     server = boot_server(cloud)
-    was = cloud.show(server)
+    original = cloud.show(server)
     for host in ("h2", "h3"):
         cloud.hosts[host].driver.host.script[verb] = [BROKEN]
     ask(cloud, server, "resize")
     cloud.settle()
     check_rests(cloud, server, states.ACTIVE, "h1")
-    assert cloud.show(server).flavor == was.flavor
+    assert cloud.show(server).flavor == original.flavor
     assert last(cloud, server).message.endswith("the last host tried said: Disk full.")
     assert cloud.migration(server).status == "error"
     assert set(failures(cloud).values()) == {0}
@@ -102,7 +102,7 @@ def test_resize_fails_after_max_attempts(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "verb"), [*(("resize", verb) for verb in FROM), ("os-migrateLive", "offer")]
+    ("key", "verb"), [*(("resize", verb) for verb in SOURCE_VERBS), ("os-migrateLive", "offer")]
 )
 def test_move_does_not_retry_when_source_fails(cloud: Cloud, key: str, verb: str) -> None:
     server = boot_server(cloud)
@@ -134,7 +134,9 @@ def test_resize_sets_error_when_undo_cannot_restart_guest(cloud: Cloud) -> None:
     ("key", "verb"),
     [("resize", "prepare"), ("resize", "receive"), ("os-migrateLive", "prepare_arrival")],
 )
-def test_move_leaves_silent_destination_before_switch(cloud: Cloud, key: str, verb: str) -> None:
+def test_move_retries_on_other_host_when_destination_falls_silent(
+    cloud: Cloud, key: str, verb: str
+) -> None:
     server = boot_server(cloud)
     before(cloud, verb, cloud.cut.add)
     ask(cloud, server, key)
@@ -163,16 +165,16 @@ def test_resize_waits_for_silent_destination_after_install(cloud: Cloud) -> None
 
 def test_resize_returns_to_source_when_destination_dies_after_install(cloud: Cloud) -> None:
     cloud.engine.max_attempts = 1
-    server, dead = boot_server(cloud), []
-    after(cloud, "install", lambda host: (dead.append(host), cloud.hosts[host].power_cut()))
+    server, dead_hosts = boot_server(cloud), []
+    after(cloud, "install", lambda host: (dead_hosts.append(host), cloud.hosts[host].power_cut()))
     ask(cloud, server, "resize")
     for _ in range(50):
         cloud.round()
     assert cloud.show(server).task_state == states.RESIZE_FINISH
-    cloud.force_down(dead[0])
+    cloud.force_down(dead_hosts[0])
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).host) == (states.ACTIVE, "h1")
-    cloud.hosts[dead[0]].power_on()
+    cloud.hosts[dead_hosts[0]].power_on()
     cloud.settle()
     check_rests(cloud, server, states.ACTIVE, "h1")
     assert read_disk(cloud, server) == CANARY
@@ -269,13 +271,13 @@ def test_live_migrate_completes_when_source_dies_after_switch(cloud: Cloud) -> N
 
 
 def test_live_migrate_with_lost_guest_restarts_from_shared_disk(either: Cloud) -> None:
-    """Without shared storage the disk is lost with the guest, and the server is in ERROR."""
+    """Without shared storage the disk is lost too, and the server is in ERROR."""
     cloud = either
     server = boot_server(cloud)
     after(
         cloud,
         "live_migrate",
-        lambda host: [one.driver.host.guests.pop(server, None) for one in cloud.hosts.values()],
+        lambda _: [host.driver.host.guests.pop(server, None) for host in cloud.hosts.values()],
     )
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
@@ -293,7 +295,7 @@ def test_live_migrate_with_lost_guest_restarts_from_shared_disk(either: Cloud) -
 def test_live_migrate_removes_guest_when_arrival_cannot_be_confirmed(
     either: Cloud,
 ) -> None:
-    """The guest goes before the source starts it. The watcher checks that no guest runs twice."""
+    """The destination removes the guest before the source starts the server again."""
     cloud = either
     server = boot_server(cloud)
     for host in ("h2", "h3"):
@@ -323,7 +325,7 @@ def test_revert_resize_succeeds_when_destination_is_dead(either: Cloud) -> None:
 def test_revert_resize_fails_and_keeps_disk_when_source_dies(
     either: Cloud,
 ) -> None:
-    """The file that the user wrote after the resize is kept."""
+    """The disk keeps the file written after the resize."""
     cloud = either
     server = boot_server(cloud)
     resize_to_bigger(cloud, server)
@@ -396,7 +398,7 @@ def test_resize_is_confirmed_after_confirm_window(cloud: Cloud) -> None:
     assert cloud.migration(server).status == "confirmed"
 
 
-def test_confirm_resize_of_guest_that_stopped_by_itself_sets_stopped(cloud: Cloud) -> None:
+def test_confirm_resize_sets_stopped_when_guest_stopped_by_itself(cloud: Cloud) -> None:
     server = boot_server(cloud)
     resize_to_bigger(cloud, server)
     host = cloud.hosts[cloud.show(server).host]
@@ -413,7 +415,7 @@ def test_confirm_resize_of_guest_that_stopped_by_itself_sets_stopped(cloud: Clou
 
 # --- quota ---
 @pytest.mark.parametrize(("end", "counts"), [("confirmResize", 2), ("revertResize", 1)])
-def test_resize_counts_larger_flavor_in_quota_until_confirm_or_revert(
+def test_resize_counts_larger_flavor_in_quota_until_reverted(
     cloud: Cloud, end: str, counts: int
 ) -> None:
     server = boot_server(cloud)

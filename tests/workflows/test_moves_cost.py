@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the number of SQL statements and messages of a move without faults.
 
-Reads that find no due work are not counted.
+Statements of rounds without due work are not counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.workflows.moves import boot_server, create_cloud, lead_up
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud, Host
 
-#: Statements and messages for a server with one port, whose files are copied.
+#: Action -> most statements and messages for a server with one port on local storage.
 COSTS = {
     "resize": (96, 10),
     "confirmResize": (34, 2),
@@ -30,7 +30,7 @@ COSTS = {
 
 
 class Meter:
-    """Counts the statements and messages of rounds that have work."""
+    """Counts the SQL statements and messages of a cloud, except those of rounds without work."""
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud, self.executed, self.statements, self.messages = cloud, 0, 0, 0
@@ -42,13 +42,13 @@ class Meter:
         self.executed += 1
 
     def advance(self) -> None:
-        took = 1
-        while took:
-            took = 0
+        total = 1
+        while total:
+            total = 0
             for lane in (Lane.INSIDE, *WORKFLOWS.lanes):
-                before, taken = self.executed, runner.advance(self.cloud.engine, lane)
-                self.statements += (self.executed - before) if taken else 0
-                took += taken
+                before, advanced = self.executed, runner.advance(self.cloud.engine, lane)
+                self.statements += (self.executed - before) if advanced else 0
+                total += advanced
 
     def sync(self, host: Host, ask: bool = True) -> None:
         has_news, before = host.agent.has_news(), self.executed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of moves that a delete or a reset of the server's state ends at each step."""
+"""Tests of a delete and of a reset of the server's state during each step of a move."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cloud() -> Iterator[Cloud]:
     cloud.store.close()
 
 
-ENDINGS = [
+MOVE_STEPS = [
     (key, verb)
     for key, verbs in (
         ("resize", ("offer", "prepare", "ensure_stopped", "receive", "install")),
@@ -45,21 +45,24 @@ ENDINGS = [
 ]
 
 
-def by_turns(*choices: object) -> list[Any]:
-    """Return each choice with each ending. For each ending, one choice is in the default set."""
+def combine_with_steps(*choices: object) -> list[Any]:
+    """Combine each choice with each step of a move.
+
+    For each step, only one choice is in the default set. The choices take turns.
+    """
     return [
         pytest.param(
             choice,
-            *ending,
-            id="-".join((getattr(choice, "__name__", choice or "local"), *ending)),
+            *step,
+            id="-".join((getattr(choice, "__name__", choice or "local"), *step)),
             marks=() if number % len(choices) == place else pytest.mark.slice("moves"),
         )
-        for number, ending in enumerate(ENDINGS)
+        for number, step in enumerate(MOVE_STEPS)
         for place, choice in enumerate(choices)
     ]
 
 
-@pytest.mark.parametrize(("when", "key", "verb"), by_turns(before, after))
+@pytest.mark.parametrize(("when", "key", "verb"), combine_with_steps(before, after))
 def test_delete_ends_move_at_each_step(cloud: Cloud, key: str, verb: str, when: object) -> None:
     server = boot_server(cloud)
     lead_up(cloud, server, key)
@@ -97,9 +100,11 @@ def test_delete_of_resized_server_removes_guests_on_both_hosts(cloud: Cloud) -> 
     assert cloud.migration(server).status == "cancelled"
 
 
-@pytest.mark.parametrize(("either", "key", "verb"), by_turns("", "nfs"), indirect=["either"])
+@pytest.mark.parametrize(
+    ("either", "key", "verb"), combine_with_steps("", "nfs"), indirect=["either"]
+)
 def test_reset_state_ends_move_at_each_step(either: Cloud, key: str, verb: str) -> None:
-    """A guest in transit during a live migration is removed, and the doctor reports this."""
+    """A guest in transit is removed, and the doctor reports the server without a guest."""
     cloud = either
     if key == "evacuate" and has_shared_storage(cloud):
         verb = "install"
