@@ -59,7 +59,7 @@ def sleeps(bench: Bench, cell: Cell, turn: int) -> Verdict:
     """The agent stands still until its host counts as down, and goes on as if nothing had been."""
 
     def sleep(point: Point) -> None:
-        bench.world(LEASE_SECONDS, asleep=[f"work {point[1]}", f"sync {point[1]}"])
+        bench.pass_time(LEASE_SECONDS, asleep=[f"work {point[1]}", f"sync {point[1]}"])
 
     once(bench, agent(cell, "before"), sleep)
     return Verdict.ENDED
@@ -69,7 +69,7 @@ def broker_restarts(bench: Bench, cell: Cell, turn: int) -> Verdict:
     def away(point: Point) -> None:
         until = bench.time.monotonic() + BROKER_SECONDS
         bench.lose = lambda kind: bench.time.monotonic() < until
-        bench.is_over(BROKER_SECONDS)
+        bench.extend_fault(BROKER_SECONDS)
 
     once(bench, _sent(cell), away)
     return Verdict.LATE
@@ -91,7 +91,7 @@ def duplicated(bench: Bench, cell: Cell, turn: int) -> Verdict:
     def double(point: Point) -> None:
         host, command = str(point[1]), _command(point)
         bench.deliver(host, [command])
-        bench.later(2, lambda: bench.deliver(host, [command]))
+        bench.schedule(2, lambda: bench.deliver(host, [command]))
 
     def answered(point: Point) -> None:
         if _answers(cell)(point):
@@ -130,7 +130,7 @@ def hangs(bench: Bench, cell: Cell, turn: int) -> Verdict:
     """The hypervisor is silent until its time is over; the rest of the host goes on."""
 
     def hang(point: Point) -> None:
-        bench.world(HANG_SECONDS, asleep=[f"work {point[1]}"])
+        bench.pass_time(HANG_SECONDS, asleep=[f"work {point[1]}"])
         raise errors.Unavailable("The hypervisor did not answer in time.")
 
     once(bench, agent(cell, "entered"), hang)
@@ -161,7 +161,7 @@ def gone(bench: Bench, cell: Cell, turn: int) -> Verdict:
     def cut(point: Point) -> None:
         host = str(point[1])
         bench.cloud.hosts[host].power_cut()
-        bench.later(LEASE_SECONDS, lambda: bench.cloud.force_down(host))
+        bench.schedule(LEASE_SECONDS, lambda: bench.cloud.force_down(host))
         _agent_dies(point)
 
     once(bench, agent(cell, "before"), cut)
@@ -174,7 +174,7 @@ def partition(bench: Bench, cell: Cell, turn: int) -> Verdict:
     def cut(point: Point) -> None:
         host = str(point[1])
         bench.cloud.cut.add(host)
-        bench.later(LEASE_SECONDS, lambda: bench.cloud.cut.discard(host))
+        bench.schedule(LEASE_SECONDS, lambda: bench.cloud.cut.discard(host))
 
     once(bench, agent(cell, "before"), cut)
     return Verdict.ENDED
@@ -182,7 +182,7 @@ def partition(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 def delete(bench: Bench, cell: Cell, turn: int) -> Verdict:
     def ask(point: Point) -> None:
-        bench.user_deletes()
+        bench.delete_server()
 
     once(bench, agent(cell, "before"), ask)
     return Verdict.DELETED
@@ -211,7 +211,7 @@ def lose(bench: Bench, kind: str) -> None:
         if what != kind:
             return False
         bench.lose = before
-        bench.is_over()
+        bench.extend_fault()
         return True
 
     bench.lose = lose

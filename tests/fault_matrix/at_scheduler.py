@@ -69,7 +69,7 @@ def broker_restarts(bench: Bench, cell: Cell, turn: int) -> Verdict:
     def away(point: Point) -> None:
         until = bench.time.monotonic() + BROKER_SECONDS
         bench.lose = lambda kind: bench.time.monotonic() < until
-        bench.is_over(BROKER_SECONDS)
+        bench.extend_fault(BROKER_SECONDS)
 
     _asks(bench, cell, "asked", away)
     return Verdict.LATE
@@ -91,7 +91,7 @@ def doubled(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 
 def late(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    _asks(bench, cell, "answered", lambda point: bench.world(LATE_SECONDS))
+    _asks(bench, cell, "answered", lambda point: bench.pass_time(LATE_SECONDS))
     return Verdict.LATE
 
 
@@ -108,7 +108,7 @@ def no_host(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 
 def delete(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    _asks(bench, cell, "answered", lambda point: bench.user_deletes())
+    _asks(bench, cell, "answered", lambda point: bench.delete_server())
     return Verdict.DELETED
 
 

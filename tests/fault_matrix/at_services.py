@@ -95,7 +95,7 @@ def script(bench: Bench, cell: Cell, answer: Answer) -> None:
 
 def answers_late(bench: Bench, cell: Cell, turn: int) -> Verdict:
     """The conductor waits, and others go on."""
-    once(bench, part(cell, "call", "begins"), lambda point: bench.world(LATE_SECONDS))
+    once(bench, part(cell, "call", "begins"), lambda point: bench.pass_time(LATE_SECONDS))
     return Verdict.LATE
 
 
@@ -109,7 +109,7 @@ def put_off(bench: Bench, cell: Cell) -> None:
     service = service_of(bench, cell)
     looks = cell.step in ONLY_LOOK
     service.next_of = set(service.calls_known) - (set() if looks else READS), Answer.LATE
-    bench.later(LATE_SECONDS, service.catches_up)
+    bench.schedule(LATE_SECONDS, service.catches_up)
     bench.proofs.append(lambda: service.next_of is None and not service.given_up)
 
 
@@ -127,7 +127,7 @@ def leave(bench: Bench, cell: Cell) -> None:
     def back() -> None:
         service.silent = 0
 
-    bench.later(AWAY_SECONDS, back)
+    bench.schedule(AWAY_SECONDS, back)
 
 
 def event_doubled(bench: Bench, cell: Cell, turn: int) -> Verdict:
@@ -145,7 +145,7 @@ def delete(bench: Bench, cell: Cell, turn: int) -> Verdict:
     once(
         bench,
         part(cell, "call", "begins"),
-        lambda point: bench.user_deletes(),
+        lambda point: bench.delete_server(),
     )
     return Verdict.DELETED
 

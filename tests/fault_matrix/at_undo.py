@@ -78,7 +78,7 @@ def _source_returns(bench: Bench) -> None:
     for host in bench.cloud.hosts.values():
         if not host.is_on:
             host.power_on()
-            bench.world(3)
+            bench.pass_time(3)
 
 
 def kill_mid(bench: Bench, cell: Cell, turn: int) -> Verdict:

@@ -21,9 +21,9 @@ def default_cells(every: Iterable[Cell]) -> list[Cell]:
     pair. tests/workflows/test_every_workflow.py fails and repeats every step.
     """
     ordered = by_hash(cell for cell in every if cell.id not in KNOWN and not waived(cell.id))
-    found = [cell for cell in ordered if cell.id in FOUND]
-    rest = covering([*found, *ordered], coverage)
-    return list(dict.fromkeys([*found, *rest]))
+    with_defect = [cell for cell in ordered if cell.id in FOUND]
+    others = covering([*with_defect, *ordered], coverage)
+    return list(dict.fromkeys([*with_defect, *others]))
 
 
 def by_hash(every: Iterable[Cell]) -> list[Cell]:

@@ -22,8 +22,8 @@ from conductor.notifications.notification_sender import NotificationSender
 from conductor.workflows import WORKFLOWS
 from tests.fault_matrix import run, second, soak
 from tests.fault_matrix.cells import (
-    ASKED,
     FAULTS,
+    REQUESTS,
     Cell,
     Kind,
     cells,
@@ -61,7 +61,7 @@ def test_two_faults_that_found_defect_hold(first: str, then: str, seed: int) -> 
     [
         (cell, then)
         for cell in DEFAULT
-        if zlib.crc32(cell.id.encode()) % TWICE == 0 and (then := second.drawn(cell, 0))
+        if zlib.crc32(cell.id.encode()) % TWICE == 0 and (then := second.draw(cell, 0))
     ],
     ids=lambda cell: cell.id,
 )
@@ -76,7 +76,7 @@ def test_second_fault_is_drawn_for_action_in_progress() -> None:
         ("resize/drawn/delete", "delete"),
         ("stop/stop/delete-while-commanded", "delete"),
     ):
-        drawn = {second.drawn(EVERY[first], seed) for seed in range(20)}
+        drawn = {second.draw(EVERY[first], seed) for seed in range(20)}
         assert len(drawn) > 5
         assert {cell.workflow for cell in drawn if cell} == {workflow}
     assert run.check_twice(EVERY["stop/stop/request-lost"], EVERY["stop/stop/agent-kill-mid"])
@@ -84,7 +84,7 @@ def test_second_fault_is_drawn_for_action_in_progress() -> None:
 
 
 def test_soak_life_with_many_faults_passes() -> None:
-    life = soak.live(0)
+    life = soak.run_life(0)
     assert (life.problem, life.story) == ("", "")
     assert life.requests >= soak.ROUNDS and life.faults
 
@@ -92,7 +92,7 @@ def test_soak_life_with_many_faults_passes() -> None:
 def test_soak_life_fails_when_host_does_not_remove_guest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host reports the removal all the same."""
     monkeypatch.setattr(MemoryHost, "remove", lambda *what: None)
-    assert soak.live(0).problem
+    assert soak.run_life(0).problem
 
 
 def test_cells_contain_every_fault_of_every_step() -> None:
@@ -106,7 +106,7 @@ def test_cells_contain_every_fault_of_every_step() -> None:
 
 def test_every_fault_of_the_table_has_an_implementation() -> None:
     assert {kind: set(faults) for kind, faults in BY_KIND.items()} == {
-        kind: set(faults) or set(ASKED) for kind, faults in FAULTS.items()
+        kind: set(faults) or set(REQUESTS) for kind, faults in FAULTS.items()
     }
 
 

@@ -60,7 +60,7 @@ def _parts(process: Process) -> None:
         if order is not None and order.deed == "refuse":
             raise errors.Conflict("It broke.")
 
-    process.kept.enter_context(registry.watched(part))
+    process.kept.enter_context(registry.watch_steps(part))
 
 
 def _rounds(process: Process) -> None:

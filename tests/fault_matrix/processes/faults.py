@@ -17,7 +17,7 @@ from common.store.schema import events
 from common.store.servers import actions
 from conductor.workflows import WORKFLOWS
 from tests.fault_matrix import aim, at_undo, pairs, stage
-from tests.fault_matrix.cells import ASKED, Cell, Kind
+from tests.fault_matrix.cells import REQUESTS, Cell, Kind
 from tests.fault_matrix.outcome import Verdict
 from tests.fault_matrix.processes.at_agents import LEASE_SECONDS
 from tests.fault_matrix.processes.at_conductors import CALLS_SECONDS
@@ -361,11 +361,11 @@ def _asks(cell: Cell) -> During:
 
     def ask(trial: Trial, who: tuple[str, int]) -> None:
         row = trial.row()
-        may = pairs.is_allowed(ASKED[cell.fault], row)
+        may = pairs.is_allowed(REQUESTS[cell.fault], row)
         if cell.fault == "soft_delete":  # DELETE is a delete for good where that is not possible
-            may = may or pairs.is_allowed(ASKED["delete"], row)
+            may = may or pairs.is_allowed(REQUESTS["delete"], row)
         before = len(trial.world.actions(trial.server))
-        answer = trial.ask_beside(ASKED[cell.fault])
+        answer = trial.ask_beside(REQUESTS[cell.fault])
         made = len(trial.world.actions(trial.server)) - before
         elsewhere = cell.fault in CHECKED_ELSEWHERE
         if answer.is_accepted:
