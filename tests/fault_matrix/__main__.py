@@ -24,7 +24,7 @@ from tests.fault_matrix.cells import Kind, cells
 from tests.fault_matrix.default_set import default_cells
 from tests.fault_matrix.known import KNOWN, WAIVED, waived
 from tests.fault_matrix.run import Outcome, run
-from tests.fault_matrix.soak import live
+from tests.fault_matrix.soak import run_life
 
 CHUNK = 8
 #: Seconds between two lines of progress.
@@ -131,7 +131,7 @@ def _run_lives(options: argparse.Namespace) -> int:
     began, seeds = time.monotonic(), range(options.seed, options.seed + options.soak)
     lives, progress = [], Progress("lives", options.soak)
     with ProcessPoolExecutor(options.jobs) as pool:
-        for life in pool.map(live, seeds):
+        for life in pool.map(run_life, seeds):
             lives.append(life)
             progress.count(life.problem)
             if life.problem:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from common.domain import errors
 from common.store import schema
 from compute_api.compute.request.creation import Creation, Creator
-from tests.fault_matrix.aim import once
+from tests.fault_matrix.aim import inject_once
 from tests.fault_matrix.at_database import AWAY_SECONDS, DEADLOCK, GONE, LOCK_WAIT, make_error
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
@@ -68,7 +68,7 @@ def _fail_statement(number: int) -> Accept:
         def fail(point: Point) -> None:
             raise make_error(number)
 
-        once(bench, _is_insert, fail)
+        inject_once(bench, _is_insert, fail)
 
     return watch
 
@@ -82,7 +82,7 @@ def _fail_commit(when: str) -> Accept:
         def fail(point: Point) -> None:
             raise make_error(GONE)
 
-        once(bench, lambda point: point[:2] == ("commit", when), fail)
+        inject_once(bench, lambda point: point[:2] == ("commit", when), fail)
 
     return watch
 

@@ -6,7 +6,15 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from tests.fault_matrix import stage
-from tests.fault_matrix.aim import CONDUCTOR, Fault, before, commits, journals, kill_at_point, once
+from tests.fault_matrix.aim import (
+    CONDUCTOR,
+    Fault,
+    inject_once,
+    kill_at_point,
+    match_commit,
+    match_journal,
+    match_point_before,
+)
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
@@ -25,19 +33,25 @@ def make_error(number: int) -> sa.exc.OperationalError:
 
 
 def kill_before(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, before(cell, stage.scenario_of(cell.workflow, cell.step)), kill_at_point(CONDUCTOR))
+    inject_once(
+        bench,
+        match_point_before(cell, stage.scenario_of(cell.workflow, cell.step)),
+        kill_at_point(CONDUCTOR),
+    )
     return Verdict.LATE
 
 
 def kill_mid(bench: Bench, cell: Cell, turn: int) -> Verdict:
     """Kill the conductor after all statements and before COMMIT."""
-    once(bench, journals(cell), lambda point: kill_at_next_point(bench, "written"))
+    inject_once(bench, match_journal(cell), lambda point: kill_at_next_point(bench, "written"))
     return Verdict.LATE
 
 
 def kill_after(bench: Bench, cell: Cell, turn: int) -> Verdict:
     """Kill the conductor directly after COMMIT."""
-    once(bench, commits(cell, "after"), lambda point: kill_at_next_point(bench, "committed"))
+    inject_once(
+        bench, match_commit(cell, "after"), lambda point: kill_at_next_point(bench, "committed")
+    )
     return Verdict.LATE
 
 
@@ -57,8 +71,9 @@ def kill_at_next_point(bench: Bench, where: str) -> None:
 
 
 def suspend_conductor(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """Let another conductor do the work meanwhile. The resumed conductor must not change the step
-    again.
+    """Suspend the conductor while another completes the step.
+
+    The fault has its effect only if the resumed conductor does not record the step again.
     """
 
     def run_another(point: Point) -> None:
@@ -75,37 +90,39 @@ def suspend_conductor(bench: Bench, cell: Cell, turn: int) -> Verdict:
             )
         )
 
-    once(bench, before(cell, stage.scenario_of(cell.workflow, cell.step)), run_another)
+    inject_once(
+        bench, match_point_before(cell, stage.scenario_of(cell.workflow, cell.step)), run_another
+    )
     return Verdict.LATE
 
 
 def drop_connection(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, journals(cell), _make_failure(GONE))
+    inject_once(bench, match_journal(cell), _make_failure(GONE))
     return Verdict.LATE
 
 
 def lose_commit_answer(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, commits(cell, "after"), _make_failure(GONE))
+    inject_once(bench, match_commit(cell, "after"), _make_failure(GONE))
     return Verdict.LATE
 
 
 def lose_commit(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, commits(cell, "before"), _make_failure(GONE))
+    inject_once(bench, match_commit(cell, "before"), _make_failure(GONE))
     return Verdict.LATE
 
 
 def raise_deadlock(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, journals(cell), _make_failure(DEADLOCK))
+    inject_once(bench, match_journal(cell), _make_failure(DEADLOCK))
     return Verdict.LATE
 
 
 def time_out_lock(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, journals(cell), _make_failure(LOCK_WAIT))
+    inject_once(bench, match_journal(cell), _make_failure(LOCK_WAIT))
     return Verdict.LATE
 
 
 def restart_database(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, journals(cell), lambda point: stop_database(bench))
+    inject_once(bench, match_journal(cell), lambda point: stop_database(bench))
     return Verdict.LATE
 
 
@@ -130,9 +147,9 @@ def _make_failure(number: int) -> Fault:
 
 
 def delete_during_step(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(
+    inject_once(
         bench,
-        before(cell, stage.scenario_of(cell.workflow, cell.step)),
+        match_point_before(cell, stage.scenario_of(cell.workflow, cell.step)),
         lambda point: bench.delete_server(),
     )
     return Verdict.DELETED

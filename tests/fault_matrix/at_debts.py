@@ -13,7 +13,7 @@ from functools import partial
 from common.domain import errors
 from compute_agent.virt.memory.state.script import Fail
 from tests.fault_matrix import stage
-from tests.fault_matrix.aim import CONDUCTOR, Fault, kill_at_point, once
+from tests.fault_matrix.aim import CONDUCTOR, Fault, inject_once, kill_at_point
 from tests.fault_matrix.at_hosts import INSIDE, LEASE_SECONDS
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
@@ -56,7 +56,7 @@ def match_removal(*where: str) -> Callable[[Point], bool]:
 
 
 def _kill_agent(when: str, bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, match_removal(when), lambda point: kill_at_point(point[1])(point))
+    inject_once(bench, match_removal(when), lambda point: kill_at_point(point[1])(point))
     return Verdict.LATE
 
 
@@ -68,7 +68,7 @@ def _kill_agent_inside(bench: Bench, cell: Cell, turn: int) -> Verdict:
         seen[0] += match_removal(*INSIDE)(point)
         return match_removal(*INSIDE)(point) and seen[0] > turn
 
-    once(bench, is_due, lambda point: kill_at_point(point[1])(point))
+    inject_once(bench, is_due, lambda point: kill_at_point(point[1])(point))
     return Verdict.LATE
 
 
@@ -78,7 +78,7 @@ def _refuse_removal(bench: Bench, cell: Cell, turn: int) -> Verdict:
         script[VERB] = [Fail("It broke.")]
         bench.proofs.append(lambda: not script.get(VERB))
 
-    once(bench, match_removal("before"), refuse)
+    inject_once(bench, match_removal("before"), refuse)
     return Verdict.LATE
 
 
@@ -97,7 +97,7 @@ def _kill_conductor(when: str, bench: Bench, cell: Cell, turn: int) -> Verdict:
         )
         kill_at_point(CONDUCTOR)(point)
 
-    once(bench, is_due, check_and_kill)
+    inject_once(bench, is_due, check_and_kill)
     return Verdict.LATE
 
 
@@ -107,7 +107,7 @@ def _suspend_agent(bench: Bench, cell: Cell, turn: int) -> Verdict:
     def suspend(point: Point) -> None:
         bench.pass_time(LEASE_SECONDS, asleep=[f"work {point[1]}", f"sync {point[1]}"])
 
-    once(bench, match_removal("before"), suspend)
+    inject_once(bench, match_removal("before"), suspend)
     return Verdict.LATE
 
 
@@ -120,24 +120,24 @@ def _register_again(bench: Bench, cell: Cell, turn: int) -> Verdict:
         bench.cloud.sync(host)
         assert host.agent.session
 
-    once(bench, match_removal("entered"), register)
+    inject_once(bench, match_removal("entered"), register)
     return Verdict.LATE
 
 
 def _delete_server(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, match_removal("before"), lambda point: bench.delete_server())
+    inject_once(bench, match_removal("before"), lambda point: bench.delete_server())
     return Verdict.DELETED
 
 
 def _move_back(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """Request a move of the server back to the host, which may be refused before the removal is done."""
+    """Request a move back to the host. The API may refuse the move until the removal is done."""
 
     def move(point: Point) -> None:
         with suppress(errors.Problem):
             bench.cloud.move(bench.trial.server, "os-migrateLive", host=str(point[1]))
             bench.adopt()
 
-    once(bench, match_removal("before"), move)
+    inject_once(bench, match_removal("before"), move)
     return Verdict.BOTH
 
 

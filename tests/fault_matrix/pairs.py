@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from common.domain import errors, states
 from common.store import schema
 from conductor.workflows import WORKFLOWS
-from tests.fault_matrix.aim import CONDUCTOR, once
+from tests.fault_matrix.aim import CONDUCTOR, inject_once
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import REQUESTS, Cell
 from tests.fault_matrix.outcome import Verdict
@@ -26,7 +26,7 @@ WITHOUT_VOLUMES = (
 
 def inject_pair(bench: Bench, cell: Cell, turn: int) -> Verdict:
     """Request the second action while the first waits for its host or for a service."""
-    once(
+    inject_once(
         bench,
         lambda point: _is_in_progress(cell.workflow, point),
         lambda point: request_meanwhile(bench, bench.trial.server, REQUESTS[cell.fault]),

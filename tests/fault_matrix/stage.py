@@ -152,7 +152,7 @@ def _arrange_silent_attach(key: str) -> Callable[[Trial], None]:
 
 
 def _begin_silent_snapshot(trial: Trial) -> None:
-    """Begin a snapshot without an answer of the image service, which the cell's delete supersedes."""
+    """Begin a snapshot that gets no answer of the image service and is superseded by the delete."""
     trial.cloud.images.silent = 1
     ask(trial.cloud, trial.server, "createImage")
     trial.cloud.advance()

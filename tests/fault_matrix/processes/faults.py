@@ -168,7 +168,7 @@ def before(cell: Cell) -> Point:
     """The last point before the step's transaction at which nobody holds one, by a trace of the
     simulator."""
     with _one_simulator:
-        found = aim.point_before(stage.scenario_of(cell.workflow, cell.step), cell.step)
+        found = aim.find_point_before(stage.scenario_of(cell.workflow, cell.step), cell.step)
     if found[0] == "result":
         named = any(found[2] == step.name for story in WORKFLOWS.values() for step in story.steps)
         return ("result", str(found[2]) if named else ANY)
@@ -292,7 +292,7 @@ def external(cell: Cell) -> Plan | None:
 
 
 def undo(cell: Cell) -> Plan | None:
-    failing, step = at_undo.failing_of(cell), at_undo.step_of(cell)
+    failing, step = at_undo.find_failing_step(cell), at_undo.find_step(cell)
     if failing.command:
         also: tuple[Point, str] = (("agent", failing.name, "entered"), "refuse")
     else:
