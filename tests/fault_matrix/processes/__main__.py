@@ -35,8 +35,8 @@ from deploy.environment import VENV
 from deploy.one_machine.cloud import processes
 from tests.fault_matrix.cells import Cell, Kind, cells
 from tests.fault_matrix.processes.blast_radius import Bystander, line, problems
-from tests.fault_matrix.processes.choice import by_world, fitting, ordered
-from tests.fault_matrix.processes.faults import PLANS, unfit
+from tests.fault_matrix.processes.choice import assign_to_worlds, order_cells, select_runnable
+from tests.fault_matrix.processes.faults import PLANS, explain_exclusion
 from tests.fault_matrix.processes.run import Outcome, is_rough, run, slow
 from tests.fault_matrix.processes.world import KINDS, World, world
 from tests.waiting import is_true_within
@@ -58,10 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=0, help="so many cells, the first of the order")
     parser.add_argument("--go-on", dest="file", type=Path, help="not those that this file has")
     options = parser.parse_args(arguments)
-    every = fitting(cells())
+    every = select_runnable(cells())
     chosen = [
         cell
-        for cell in ordered(every)
+        for cell in order_cells(every)
         if options.name in cell.id and options.kind in (None, str(cell.kind))
     ]
     chosen = chosen[: options.most or None]
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     done = {one["cell"] for one in before}
     kinds = (options.database,) if options.database else KINDS
-    shares = by_world([cell for cell in chosen if cell.id not in done], kinds)
+    shares = assign_to_worlds([cell for cell in chosen if cell.id not in done], kinds)
     _report_selection(every, chosen, done)
     outcomes = [
         Outcome(**{key: one[key] for key in _FIELDS if key in one})
@@ -91,7 +91,7 @@ BESIDE = "(a bystander)"
 
 
 def _report_selection(every: Sequence[Cell], chosen: Sequence[Cell], done: set[str]) -> None:
-    out = Counter(unfit(cell) for cell in cells() if unfit(cell))
+    out = Counter(explain_exclusion(cell) for cell in cells() if explain_exclusion(cell))
     print(f"{len(every)} of {len(cells())} cells can be run with processes; chosen: {len(chosen)}")
     for why, count in out.most_common():
         print(f"    not: {count:4} {why}")

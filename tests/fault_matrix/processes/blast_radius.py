@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from common.domain import states
 from tests.fault_matrix.outcome import LOCAL_SECONDS
-from tests.fault_matrix.processes.trial import UNHEARD, Trial
+from tests.fault_matrix.processes.trial import UNANSWERED, Trial
 from tests.fault_matrix.processes.world import CALM, World
 from tests.waiting import await_true, is_true_within
 
@@ -65,7 +65,7 @@ class Bystander:
             path = READS[turn % len(READS)].format(server=self._trial.server)
             answer = self._trial.call("GET", path)
             ended = time.monotonic()
-            if answer.status in UNHEARD:
+            if answer.status in UNANSWERED:
                 silent_since = silent_since or began
                 continue
             if silent_since is not None:
@@ -91,7 +91,7 @@ class Bystander:
                 began = time.monotonic()
                 is_true_within(self._trial.is_quiet, 4 * LOCAL_SECONDS, 0.05)
                 self.seen.operations.append(time.monotonic() - began)
-                if (found := self._trial.row().vm_state) != state:
+                if (found := self._trial.read_row().vm_state) != state:
                     self.seen.wrong.append(f"after {wanted}: {self._trial.story()}")
                 turn = 1 if found == states.PAUSED else 0
             except AssertionError as problem:
@@ -99,9 +99,9 @@ class Bystander:
 
     def _is_asked(self, wanted: str, state: str) -> bool:
         """Accepted, or in hand or done already: the answer to an earlier request was lost."""
-        if self._trial.ask(wanted).is_accepted or not self._trial.is_quiet():
+        if self._trial.send(wanted).is_accepted or not self._trial.is_quiet():
             return True
-        return bool(self._trial.row().vm_state == state)
+        return bool(self._trial.read_row().vm_state == state)
 
 
 def problems(seen: Seen, slow: float) -> list[str]:

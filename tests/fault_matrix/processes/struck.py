@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that has seams: what it knows of orders, and how it carries them out on itself."""
+"""The process into which faults are injected: it takes orders and executes them on itself."""
 
 from __future__ import annotations
 
@@ -16,19 +16,29 @@ Point = tuple[str, ...]
 
 
 class Process:
-    """This one. ``cut_until``: its host is cut off; ``away_until``: its hypervisor is away, both by
-    the monotonic clock."""
+    """The current process.
+
+    Attributes:
+        cut_until: Monotonic time until which the host of this agent has no network.
+        away_until: Monotonic time until which the hypervisor of this agent is away.
+    """
 
     def __init__(self, name: str, folder: Folder) -> None:
         self.name, self.folder = name, folder
         self.orders = Orders(folder, name)
         self.local = threading.local()
         self.cut_until = self.away_until = 0.0
-        self.kept = ExitStack()  # for as long as the process lives
-        self.inside: Callable[[str], None] = lambda where: None  # an agent's command
+        # Open until the process ends.
+        self.exit_stack = ExitStack()
+        # Called at the points inside an agent's command.
+        self.inside: Callable[[str], None] = lambda where: None
 
-    def reached(self, point: Point, servers: Sequence[str]) -> Order | None:
-        """Somebody is there. Returns an order whose deed the seam itself has to do."""
+    def reach(self, point: Point, servers: Sequence[str]) -> Order | None:
+        """Take the order for this point, and execute its deed.
+
+        Returns:
+            The order, if the seam itself has to execute the deed. Otherwise None.
+        """
         order = self.orders.take(point, servers)
         if order is None:
             return None

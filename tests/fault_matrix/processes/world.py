@@ -73,7 +73,7 @@ def faults_folder(cloud: Cloud) -> Path:
     return cloud.home / "faults"
 
 
-def struck_programs(cloud: Cloud) -> list[Program]:
+def list_programs(cloud: Cloud) -> list[Program]:
     """Return the programs of a cloud, of which ``victim`` starts those in ``VICTIMS``."""
     found: list[Program] = []
     for one in processes.programs(cloud):
@@ -84,11 +84,11 @@ def struck_programs(cloud: Cloud) -> list[Program]:
             found.append(one)
             continue
         names = CONDUCTORS if one.name == "conductor" else (one.name,)
-        found += [_struck(cloud, one, name, module) for name in names]
+        found += [_wrap_program(cloud, one, name, module) for name in names]
     return found
 
 
-def _struck(cloud: Cloud, one: Program, name: str, module: str) -> Program:
+def _wrap_program(cloud: Cloud, one: Program, name: str, module: str) -> Program:
     return replace(
         one,
         name=name,
@@ -148,8 +148,8 @@ class World:
         self.flavors: dict[str, str] = {}
         self.tokens: dict[str, str] = {}
         self.doubled: list[str] = []
-        self.one_rough, self.one_broker = threading.Lock(), threading.Lock()
-        self.one_asleep = threading.Lock()  # of two conductors one is at work
+        self.rough_lock, self.broker_lock = threading.Lock(), threading.Lock()
+        self.sleep_lock = threading.Lock()  # of two conductors one is at work
         self._over = threading.Event()
 
     # --- its life ---
@@ -158,7 +158,7 @@ class World:
         self.folder.make()
         for step in (up.prepare, up.upgrade, up.bootstrap):
             step(self.cloud)
-        lifecycle.launch(self.cloud, struck_programs(self.cloud), START_SECONDS)
+        lifecycle.launch(self.cloud, list_programs(self.cloud), START_SECONDS)
         self._await_services()
         for more in (self.seed.host, self.seed.flavors, self.seed.tenant):
             more()
@@ -221,12 +221,12 @@ class World:
     # --- who strikes ---
     def kill(self, process: str) -> None:
         """kill -9 of it and its children; it is started again."""
-        pid = await_true(lambda: self.folder.pid(process), 30, f"{process} does not run")
+        pid = await_true(lambda: self.folder.read_pid(process), 30, f"{process} does not run")
         assert pid is not None
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 
-    def goes_on(self, pid: int) -> None:
+    def resume(self, pid: int) -> None:
         """A process that stood still."""
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
@@ -242,7 +242,9 @@ class World:
             for one in (Broker.of(cloud).folder / "data").iterdir():
                 shutil.rmtree(one) if one.is_dir() else one.unlink()
         process_control.start(cloud, "rabbitmq")
-        await_true(lambda: answers(cloud.ports.broker), START_SECONDS, "the broker is there", 0.2)
+        await_true(
+            lambda: answers(cloud.ports.broker), START_SECONDS, "the broker is there", 0.2
+        )
 
     def agent(self, host: str) -> str:
         return numbered("agent", HOSTS.index(host) + 1)
@@ -252,7 +254,7 @@ class World:
         name = self.agent(host)
         self.folder.power_cut(name)
         self.kill(name)
-        await_true(lambda: self.folder.pid(name) is None, 10, f"{name} goes on")
+        await_true(lambda: self.folder.read_pid(name) is None, 10, f"{name} goes on")
         path = self.cloud.state_folder(HOSTS.index(host) + 1) / "memory-guests.json"
         gone = MemoryHost(host, state_file=path)
         gone.reboot()
@@ -310,7 +312,7 @@ class World:
             )
         )
 
-    def debts(self, server: str) -> list[str]:
+    def list_hosts_with_cleanups(self, server: str) -> list[str]:
         """Hosts that have still to remove something of it."""
         return [debt[1] for debt in self.store.read(doctor.ages)["debts"] if debt[0] == server]
 
@@ -334,7 +336,7 @@ class World:
         found += self.store.read(lambda tx: doctor.compare(domains, tx))
         return [one for one in found if server in f"{one.subject} {one.text} {one.facts}"]
 
-    def remains(self, server: str) -> list[str]:
+    def find_remains(self, server: str) -> list[str]:
         """What a deleted server must not leave."""
         found = [
             f"{key} at {host}"
@@ -352,9 +354,9 @@ class World:
                 found.append(f"rows of {table.name}")
         for folder in self.cloud.home.glob("state*/arrivals"):
             found += [str(path) for path in folder.iterdir() if server in path.name]
-        return found + [f"port {port}" for port in self.ports(server)]
+        return found + [f"port {port}" for port in self.list_ports(server)]
 
-    def ports(self, server: str) -> list[str]:
+    def list_ports(self, server: str) -> list[str]:
         said = requests.get(
             f"{self.cloud.network_url}/v2.0/ports?device_id={server}",
             headers={"X-Auth-Token": self.tokens["admin"]},
