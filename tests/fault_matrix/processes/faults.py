@@ -142,7 +142,7 @@ def _make_await_other_conductor(cell: Cell) -> During:
                 .select_from(events)
                 .where(
                     events.c.action_id.in_(
-                        [action.id for action in trial.world.actions(trial.server)]
+                        [action.id for action in trial.world.read_actions(trial.server)]
                     ),
                     events.c.step == cell.step,
                     events.c.event == "succeeded",
@@ -176,7 +176,7 @@ def _await_down(trial: Trial, who: tuple[str, int]) -> None:
 
 
 def _find_host(trial: Trial, process: str) -> str:
-    return next(host for host in trial.world.files if trial.world.agent(host) == process)
+    return next(host for host in trial.world.files if trial.world.name_agent(host) == process)
 
 
 def _make_event_doubling(cell: Cell) -> During:
@@ -400,9 +400,9 @@ def _make_second_request(cell: Cell) -> During:
         # DELETE removes the server at once if a soft delete is not possible.
         if cell.fault == "soft_delete":
             is_allowed = is_allowed or pairs.is_allowed(REQUESTS["delete"], row)
-        before = len(trial.world.actions(trial.server))
+        before = len(trial.world.read_actions(trial.server))
         answer = trial.send_meanwhile(REQUESTS[cell.fault])
-        new_actions = len(trial.world.actions(trial.server)) - before
+        new_actions = len(trial.world.read_actions(trial.server)) - before
         is_checked_elsewhere = cell.fault in CHECKED_ELSEWHERE
         if answer.is_accepted:
             is_valid = (

@@ -136,7 +136,7 @@ class _Case:
         mark = f"{zlib.crc32(cell.id.encode()):08x}-{trial.name}"
         self.main, self.beside = f"{mark}-main", f"{mark}-also"
         self.before = (
-            {action.id for action in world.actions(trial.server)} if trial.server else set()
+            {action.id for action in world.read_actions(trial.server)} if trial.server else set()
         )
         self.answers: list[Answer] = []
         trial.release = lambda: world.folder.release(self.main)
@@ -144,16 +144,16 @@ class _Case:
     def play(self) -> None:
         folder, plan = self.world.folder, self.plan
         server = self.trial.server or self.trial.name
-        asking = threading.Thread(target=self._send_request)
+        request_thread = threading.Thread(target=self._send_request)
         try:
             if plan.also:
                 folder.give(Order(self.beside, server, *plan.also, stays=True))
             if plan.deed:
                 folder.give(Order(self.main, server, self.point, plan.deed, plan.passes))
-            asking.start()
+            request_thread.start()
             if plan.deed:
-                self._await_fault(asking)
-            asking.join()
+                self._await_fault(request_thread)
+            request_thread.join()
             self._await_end()
         finally:
             folder.withdraw(self.beside)
@@ -163,7 +163,7 @@ class _Case:
     # --- the request ---
     def _send_request(self) -> None:
         way = self.plan.by_client
-        await_true(self._is_accepted, 120, lambda: f"not accepted: {self.answers}", 0.3)
+        await_true(self._is_request_answered, 120, lambda: f"not accepted: {self.answers}", 0.3)
         if way == "kills-api":
             self.world.kill("api")
         elif way == "repeats":
@@ -179,7 +179,7 @@ class _Case:
             self.answers.append(answer)
         return answer.status not in UNANSWERED
 
-    def _is_accepted(self) -> bool:
+    def _is_request_answered(self) -> bool:
         """Send the request, and return True if the API answered it or its action exists.
 
         Another cell may have killed the API, so a request without an answer is sent again. An
@@ -197,7 +197,7 @@ class _Case:
         return bool(status not in UNANSWERED)
 
     # --- the fault ---
-    def _await_fault(self, asking: threading.Thread) -> None:
+    def _await_fault(self, request_thread: threading.Thread) -> None:
         folder = self.world.folder
         limit = REACH_SECONDS * slow()
 
@@ -206,7 +206,9 @@ class _Case:
 
         def is_taken_or_over() -> bool:
             return is_taken() or (
-                not asking.is_alive() and bool(self._list_new_actions()) and self.trial.is_quiet()
+                not request_thread.is_alive()
+                and bool(self._list_new_actions())
+                and self.trial.is_quiet()
             )
 
         is_true_within(is_taken_or_over, limit)
@@ -227,7 +229,7 @@ class _Case:
         """Actions that came of it."""
         if not self.trial.server:
             return []
-        actions = self.world.actions(self.trial.server)
+        actions = self.world.read_actions(self.trial.server)
         return [action for action in actions if action.id not in self.before]
 
     def _is_named(self) -> bool:
@@ -294,7 +296,7 @@ class _Case:
         assert vm_state in allowed, f"{vm_state} is none of {allowed}"
         if vm_state != was or KILL in trial.scenario.before:
             return
-        before = {action.id for action in self.world.actions(trial.server)}
+        before = {action.id for action in self.world.read_actions(trial.server)}
         await_true(
             lambda: not self.world.list_hosts_with_cleanups(trial.server),
             FIND_SECONDS * slow(),
@@ -304,7 +306,7 @@ class _Case:
         await_true(lambda: trial.send(self.wanted).is_accepted, 60, "it is accepted again", 0.3)
         await_true(trial.is_quiet, MOVE_SECONDS * slow(), trial.story, 0.1, late=0.05)
         repeated_actions = [
-            action for action in self.world.actions(trial.server) if action.id not in before
+            action for action in self.world.read_actions(trial.server) if action.id not in before
         ]
         assert all(action.state == "done" for action in repeated_actions), (
             f"the second try: {trial.story()}"

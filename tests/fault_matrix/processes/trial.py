@@ -295,7 +295,7 @@ class Trial:
 
     # --- state ---
     def read_row(self) -> Any:
-        return self.world.server(self.server)
+        return self.world.read_server(self.server)
 
     def is_quiet(self) -> bool:
         """True if the server exists and has no unfinished action."""
@@ -304,7 +304,7 @@ class Trial:
         row = self.read_row()
         if row is None or row.action is not None:
             return False
-        return all(action.state in actions.ENDED for action in self.world.actions(self.server))
+        return all(action.state in actions.ENDED for action in self.world.read_actions(self.server))
 
     def settle(self, vm_state: str = "") -> None:
         """Wait until the server is quiet, in any state or in this state."""
@@ -327,7 +327,7 @@ class Trial:
             return f"{self.name} is not there"
         actions = [
             f"{action.workflow}: {action.state} at {action.step} ({action.message or action.cause or ''})"
-            for action in self.world.actions(self.server)
+            for action in self.world.read_actions(self.server)
         ]
         return f"{self.server} {row.vm_state}/{row.task_state} at {row.host}; {'; '.join(actions)}"
 
