@@ -22,7 +22,7 @@ from common import __version__
 from tests import statements
 from tests.fault_matrix.cells import Kind, cells
 from tests.fault_matrix.default_set import default_cells
-from tests.fault_matrix.known import KNOWN, WAIVED, waived
+from tests.fault_matrix.known import KNOWN, WAIVED, find_waiver
 from tests.fault_matrix.run import Outcome, run
 from tests.fault_matrix.soak import run_life
 
@@ -67,7 +67,7 @@ def main() -> int:
         for cell in (default_cells(cells()) if options.default else cells())
         if options.name in cell.id
         and options.kind in (None, str(cell.kind))
-        and not waived(cell.id)
+        and not find_waiver(cell.id)
     ]
     selected = selected[:: options.one_of]
     began = time.monotonic()
@@ -165,7 +165,7 @@ def _print_summary(outcomes: list[Outcome]) -> None:
     known = sum(outcome.cell.id in KNOWN for outcome in failures)
     passed, total = len(outcomes) - len(failures), len(outcomes)
     share = 100 * passed / total if total else 0.0
-    waived_cells = [cell.id for cell in cells() if waived(cell.id)]
+    waived_cells = [cell.id for cell in cells() if find_waiver(cell.id)]
     print(
         f"FMC {passed}/{total} = {share:.1f} % · known to fail {known} · waived {len(waived_cells)} · "
         f"version {__version__} · {datetime.now(UTC).date()}"

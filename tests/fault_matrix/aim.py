@@ -38,7 +38,7 @@ def inject_once(
 
 
 def kill_at_point(process: str) -> Callable[[Point], object]:
-    """Return a callback that kills a process at the point that calls it.
+    """Return a callback that kills a process.
 
     Args:
         process: ``CONDUCTOR``, "api", or the name of an agent's host.

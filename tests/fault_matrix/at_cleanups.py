@@ -64,7 +64,7 @@ ORIGINS: dict[str, Origin] = {
     cleanups.BACKUPS: Origin("backup", "images", "find"),
     cleanups.SHARE: Origin("detach_share", "shares", "deny"),
     cleanups.ATTACHMENT: Origin("detach_volume", "volumes", "detach"),
-    # In production, a failed image leaves its volume snapshot.
+    # Otherwise, such a cleanup comes from an image that was not created.
     cleanups.SNAPSHOT: Origin("attach_volume", "volumes", ""),
     cleanups.GUEST_VOLUME: Origin(
         "attach_volume", "volumes", "", verbs={"attach_volume": 1, "detach_volume": 2}
@@ -149,7 +149,7 @@ def _script_answer(how: Answer, bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 
 def _kill_conductor(when: str, bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """Kill the conductor before the request, at the answer, or before it deletes the row."""
+    """Kill the conductor before the request, at the answer, or before the row is deleted."""
     service = find_service(bench, cell)
     if when == "after":
         _kill_at_strike(bench)

@@ -26,7 +26,7 @@ LEASES_SECONDS = 80
 
 
 def make_error(number: int) -> sa.exc.OperationalError:
-    """Return an error as MariaDB's driver raises it."""
+    """Return an error of MariaDB's driver with this number."""
     return sa.exc.OperationalError(
         "statement", {}, Exception(number, "fault"), connection_invalidated=number == GONE
     )
@@ -56,7 +56,7 @@ def kill_after(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 
 def kill_at_next_point(bench: Bench, where: str) -> None:
-    """Kill the conductor at its next point, which must be ``where``."""
+    """Kill the conductor at the next point, which must be ``where``."""
     died: list[bool] = []
 
     def look(point: Point) -> None:
@@ -73,7 +73,7 @@ def kill_at_next_point(bench: Bench, where: str) -> None:
 def suspend_conductor(bench: Bench, cell: Cell, turn: int) -> Verdict:
     """Suspend the conductor while another completes the step.
 
-    The fault has its effect only if the resumed conductor does not record the step again.
+    The check passes only if the resumed conductor does not record the step again.
     """
 
     def run_another(point: Point) -> None:

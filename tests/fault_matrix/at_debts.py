@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults during a pending cleanup on a host.
-
-The host was down when the server left it or was deleted, and has returned.
-"""
+"""Faults during a pending cleanup on a host that was down and has returned."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ VERB = "ensure_absent"
 
 
 def find_scenario(cell: Cell) -> str:
-    """Return the scenario of a cell. Its step is the workflow that leaves the pending cleanup."""
+    """Return the scenario of the workflow that leaves the pending cleanup, the step of the cell."""
     return f"{cell.step}+"
 
 
@@ -102,7 +99,7 @@ def _kill_conductor(when: str, bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 
 def _suspend_agent(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """Suspend the agent until its host counts as down."""
+    """Suspend the agent until the conductors count the host as down."""
 
     def suspend(point: Point) -> None:
         bench.pass_time(LEASE_SECONDS, asleep=[f"work {point[1]}", f"sync {point[1]}"])
@@ -112,7 +109,7 @@ def _suspend_agent(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 
 def _register_again(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """Let the agent lose its session and register again during the removal."""
+    """Let the agent lose the session and register again during the removal."""
 
     def register(point: Point) -> None:
         host = bench.cloud.hosts[str(point[1])]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of a command: on its way, in the agent, in the hypervisor, and of the host."""
+"""Faults of a command: in transit, in the agent, in the hypervisor, and of the host."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def kill_mid(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 
 def kill_after(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """Kill the agent before it records the result in its journal."""
+    """Kill the agent before the result is in the agent's journal."""
     inject_once(bench, match_agent(cell, "after"), _kill_agent)
     return Verdict.LATE
 
@@ -58,7 +58,7 @@ def kill_conductor(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 
 def suspend_agent(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """Suspend the agent until its host counts as down."""
+    """Suspend the agent until the conductors count the host as down."""
 
     def suspend(point: Point) -> None:
         bench.pass_time(LEASE_SECONDS, asleep=[f"work {point[1]}", f"sync {point[1]}"])
@@ -144,7 +144,7 @@ def hang_hypervisor(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 
 def restart_hypervisor(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """End libvirtd during a call, after a part of its effect. It returns after three seconds."""
+    """End libvirtd after a part of the call's effect, and restart it after three seconds."""
     until = [0.0]
 
     def refuse(point: Point) -> None:
@@ -161,7 +161,7 @@ def restart_hypervisor(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 
 def cut_power(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """Cut the power of the host. An admin forces the host down when its lease has expired."""
+    """Cut the power of the host. An admin forces the host down after the end of the lease."""
 
     def cut(point: Point) -> None:
         host = str(point[1])

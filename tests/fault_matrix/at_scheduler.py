@@ -30,12 +30,12 @@ def restart_scheduler(bench: Bench) -> None:
 def _inject_at_request(
     bench: Bench, cell: Cell, when: str, inject: Callable[[Point], object]
 ) -> None:
-    """Inject a fault when the cell's step sends its request, or receives the answer.
+    """Inject a fault at a request to the scheduler, or at the answer.
 
     Args:
         bench: The cloud of the cell.
-        cell: The cell.
-        when: "asked" or "answered".
+        cell: The cell with the step that sends the request.
+        when: "asked" for the request, "answered" for the answer.
         inject: Injects the fault.
     """
     in_prepare: list[bool] = []
@@ -65,7 +65,7 @@ def kill_before(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 
 def kill_mid(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """Kill the scheduler after its choice and before its answer."""
+    """Kill the scheduler between the choice and the answer."""
     _inject_at_request(bench, cell, "answered", _make_no_answer(bench, True))
     return Verdict.LATE
 

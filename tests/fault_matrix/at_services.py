@@ -14,7 +14,7 @@ from tests.fault_matrix.outcome import Verdict
 from tests.workflows.neighbours import Neighbour, nobody
 
 AWAY_SECONDS, LATE_SECONDS = 60, 20
-#: Calls that change nothing at a service.
+#: Calls that only read.
 READS = {"show", "find", "ports", "port", "names_guests", "described", "volume", "attachments"}
 #: Steps whose calls only read in these scenarios. There, a read has the late effect.
 READ_ONLY_STEPS = ("plug", "rotate", "look_at_size", "release", "release_volumes_late")
@@ -50,7 +50,7 @@ def kill_mid(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 
 def kill_conductor_at_answer(bench: Bench, cell: Cell) -> None:
-    """Kill the conductor before it receives the answer to its next request."""
+    """Kill the conductor just before the answer to the next request arrives."""
     service = find_service(bench, cell)
     died: list[bool] = []
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated cloud of one cell, with watchers at every point that its processes reach.
+"""The simulated cloud of one cell, with watchers at all points of the processes.
 
 The seed decides the order in which conductor, agents and periodic tasks run. A fault is a watcher,
-too. At its point it may kill the process, raise an error, let time pass for the other processes, or
-send a user's request.
+too. At the right point the fault kills the process, raises an error, lets time pass for the other
+processes, or sends a user's request.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Point = tuple[Any, ...]
 Watcher = Callable[[Point], None]
 #: Runs of each part of the cloud per simulated second.
 PARTS_A_SECOND = 2
-#: A long wait has so many rounds of one second first. Its later rounds take STRIDE_SECONDS.
+#: A long wait begins with FIRST_SECONDS rounds of one second. Later rounds take STRIDE_SECONDS.
 FIRST_SECONDS, STRIDE_SECONDS = 6, 4
 #: Seconds between two deliveries of notifications.
 DELIVER_SECONDS = 100
@@ -56,10 +56,10 @@ NESTED = 0.08
 
 
 class Bench:
-    """The cloud of one cell, its watchers, and its simulated time.
+    """The simulated cloud of one cell.
 
     Attributes:
-        hits: Number of injections of the cell's fault.
+        hits: Number of injections of the fault.
         over_at: Time at which the fault ends.
     """
 
@@ -80,11 +80,11 @@ class Bench:
         self.committed = False
         # Repetitions of the request after its answer, and own actions that a repetition superseded.
         self.again = self.superseded = 0
-        # Suspended parts: "work h1" is the worker of host h1, "sync h1" is its exchange.
+        # Suspended parts. For example, "work h1" is the worker of host h1, "sync h1" the exchange.
         self.asleep: set[str] = set()
         # Number of parts that run now.
         self.running = 0
-        # True if the fault had its effect.
+        # Predicates that are true if the fault had an effect.
         self.proofs: list[Callable[[], bool]] = []
         # Called at the next injection, and when the server is deleted.
         self.at_hit: list[Callable[[], object]] = []
@@ -361,7 +361,7 @@ class Bench:
 
     # --- for faults ---
     def begin(self) -> None:
-        """Request the workflow of the cell, and watch its action."""
+        """Request the workflow of the cell, and watch the action."""
         self.incarnations.open()
         self.trial.begin()
         if self.trial.scenario.ask == "create" and not self.trial.scenario.volumes:

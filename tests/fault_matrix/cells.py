@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cells of the fault matrix, generated from the registry of workflows.
 
-The declaration of a step decides which faults the step can meet, so a new step adds its cells.
+The declaration of a step decides which faults the step can meet, so a new step adds cells.
 """
 
 from __future__ import annotations

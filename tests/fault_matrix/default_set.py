@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from tests.fault_matrix.cells import Cell
-from tests.fault_matrix.known import FOUND, KNOWN, waived
+from tests.fault_matrix.known import FOUND, KNOWN, find_waiver
 
 
 def default_cells(every: Iterable[Cell]) -> list[Cell]:
@@ -20,20 +20,19 @@ def default_cells(every: Iterable[Cell]) -> list[Cell]:
     Together they have every workflow, every fault of each kind, and every action as the second of a
     pair. tests/workflows/test_every_workflow.py fails and repeats every step.
     """
-    ordered = by_hash(cell for cell in every if cell.id not in KNOWN and not waived(cell.id))
+    ordered = by_hash(cell for cell in every if cell.id not in KNOWN and not find_waiver(cell.id))
     with_defect = [cell for cell in ordered if cell.id in FOUND]
     others = covering([*with_defect, *ordered], coverage)
     return list(dict.fromkeys([*with_defect, *others]))
 
 
 def by_hash(every: Iterable[Cell]) -> list[Cell]:
-    """Sort cells by a hash of their ids, so that a new cell leaves the order of the others as it
-    is."""
+    """Sort cells by a hash of their ids, so that a new cell leaves the order of the others unchanged."""
     return sorted(every, key=lambda cell: zlib.crc32(cell.id.encode()))
 
 
 def covering(every: Iterable[Cell], keys: Callable[[Cell], Iterable[Hashable]]) -> list[Cell]:
-    """Return each cell that has a key which no cell before it has."""
+    """Return each cell that has a key which no earlier cell has."""
     seen: set[Hashable] = set()
     chosen = []
     for cell in every:

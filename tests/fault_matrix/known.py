@@ -25,8 +25,12 @@ FOUND: dict[str, str] = {
     "rebuild/reserve_volumes/undo-refused": (
         "volumes refused during the undo stayed reserved, and the guest ran without them"
     ),
-    "rebuild/connect_volumes/undo-refused": "the same, after the volume was written",
-    "rebuild/connect_volumes/service-refuses": "the same, where the connection was refused first",
+    "rebuild/connect_volumes/undo-refused": (
+        "volumes refused during the undo stayed reserved after the volume was written"
+    ),
+    "rebuild/connect_volumes/service-refuses": (
+        "volumes refused during the undo stayed reserved after a refused connection"
+    ),
     "resize_here/remake/host-gone": (
         "the undo waited forever for a host that was forced down, because too few hosts reported to judge silence"
     ),
@@ -40,9 +44,13 @@ FOUND: dict[str, str] = {
     "create/networks/service-does-it-late": (
         "a port that the network service created after the timeout and the retry was left behind"
     ),
-    "attach_interface/networks/service-does-it-late": "the same of a port for a running server",
+    "attach_interface/networks/service-does-it-late": (
+        "a port that the network service created after the timeout was left behind"
+    ),
     **{
-        f"{step}/service-does-it-late": "the same of an attachment of a volume"
+        f"{step}/service-does-it-late": (
+            "an attachment that the volume service created after the timeout was left behind"
+        )
         for step in (
             "attach_volume/reserve",
             "attach_volume/connect",
@@ -56,7 +64,9 @@ FOUND: dict[str, str] = {
         )
     },
     **{
-        f"{step}/service-does-it-late": "the same where a server moves with its volumes"
+        f"{step}/service-does-it-late": (
+            "an attachment created after the timeout was left behind when the server moved"
+        )
         for step in (
             "evacuate/move_volumes",
             "live_migrate/connect_there",
@@ -74,11 +84,15 @@ FOUND: dict[str, str] = {
     "live_migrate/migrate/agent-kill-mid": (
         "the driver in memory had a guest twice when killed while handing it over"
     ),
-    "live_migrate/migrate/hypervisor-restarts": "the same, when its hypervisor was restarted",
+    "live_migrate/migrate/hypervisor-restarts": (
+        "the driver in memory had a guest twice when the hypervisor restarted"
+    ),
     "detach_volume/detach/host-gone": (
         "a volume detached while its host was down was still in the guest that the host started later"
     ),
-    "detach_share/detach/host-gone": "the same of shares",
+    "detach_share/detach/host-gone": (
+        "a share detached while its host was down was still in the guest that the host started later"
+    ),
 }
 #: First cell, cell of the second fault, and seed -> the repaired defect that both found.
 FOUND_TWICE: dict[tuple[str, str, int], str] = {
@@ -91,6 +105,6 @@ FOUND_TWICE: dict[tuple[str, str, int], str] = {
 }
 
 
-def waived(cell: str) -> str:
+def find_waiver(cell: str) -> str:
     """Return the reason why the cell with this id is waived, or an empty string."""
     return next((reason for part, reason in WAIVED.items() if part in cell), "")

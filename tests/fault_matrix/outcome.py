@@ -22,7 +22,7 @@ from tests.workflows.scenarios import ARGS, KILL, SHARE
 
 #: Seconds from the end of the fault to the end of the action, on one host and for a move.
 LOCAL_SECONDS, MOVE_SECONDS = 60, 120
-#: Seconds in which a returned host reports its guests.
+#: Seconds in which a returned host reports the guests.
 LOOK_SECONDS = 70
 #: Images that belong to the user and are kept.
 KEPT_IMAGES = {ARGS[key]["image_id"] for key in ("createImage", "createBackup")}
@@ -166,7 +166,7 @@ def clean_up(bench: Bench) -> None:
 
 
 def power_on_hosts(bench: Bench) -> None:
-    """Start every host without power, and wait until its guests are reported."""
+    """Start every host without power, and wait for the reports of guests."""
     for host in bench.cloud.hosts.values():
         if not host.is_on:
             host.power_on()

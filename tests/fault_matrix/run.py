@@ -39,7 +39,7 @@ BY_KIND: dict[Kind, dict[str, Fault]] = {
     Kind.ACCEPT: dict.fromkeys(at_accept.ACCEPTS, at_accept.inject_nothing),
 }
 MOST_TURNS = 12
-#: Faults that have several points in one cell. Each point has a run of its own.
+#: Faults that have several points in one cell. Each point is a separate run.
 TURNS = ("agent-kill-mid", "remover-kill-mid")
 
 
@@ -66,7 +66,7 @@ class Outcome:
 
 
 def run(cell: Cell, seed: int = 0, twice: bool = False) -> Outcome:
-    """Run a cell, and return exceptions as its outcome.
+    """Run a cell, and return exceptions as an outcome.
 
     Args:
         cell: The cell.

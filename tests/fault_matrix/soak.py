@@ -67,7 +67,7 @@ class Life:
 
 
 def run_life(seed: int) -> Life:
-    """Run one life."""
+    """Run the life with this seed."""
     cloud = random.Random(seed).choice(CLOUDS)
     with _seed_uuids("cloud"):
         # Prepare the scenario now, so that the result does not depend on earlier lives.
@@ -244,7 +244,7 @@ class Soak:
         host.driver.host.script[point[2]] = [Fail("It broke.")]
 
     def _cut_power(self, point: Point) -> None:
-        """Cut the power of the host. An admin forces the host down when its lease has expired."""
+        """Cut the power of the host. An admin forces the host down after the end of the lease."""
         bench, host = self.bench, self.bench.cloud.hosts[point[1]]
         # No fault is injected into the power cut itself.
         faults_left, self._faults_left = self._faults_left, 0

@@ -238,7 +238,7 @@ def ages(cloud: Cloud) -> Any:
 
 
 def describe_unfinished(cloud: Cloud) -> str:
-    """Return ``ages`` as text."""
+    """Return the unfinished actions and pending cleanups as text."""
     unfinished = ages(cloud)
     return f"actions {unfinished['actions']}, debts {unfinished['debts']}"
 

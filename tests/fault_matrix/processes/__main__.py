@@ -2,11 +2,11 @@
 """``./deploy/test faults -- --tier 1 [-k CELL] [--database KIND] [--minutes N] [--go-on FILE]``.
 
 Run the cells with real processes, in one cloud for each kind of database. Cells that kill
-conductors run first, because a new conductor judges no silent host for a while. Then cells that
-make a host unreachable run one by one, beside the other cells.
+conductors run first, because a new conductor judges no silent host for a while. Afterwards, cells
+that make a host unreachable or restart the broker run one by one, beside the other cells.
 
 FILE gets one line per cell, so that a later run can continue an interrupted run. A failed cell runs
-once more alone at the end. The summary counts its first run.
+once more alone at the end. The summary counts the first run.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     earlier_outcomes = (
         [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     )
-    done = {outcome["cell"] for outcome in earlier_outcomes}
+    finished = {outcome["cell"] for outcome in earlier_outcomes}
     kinds = (options.database,) if options.database else KINDS
-    shares = assign_to_worlds([cell for cell in selected_cells if cell.id not in done], kinds)
-    _print_selection(runnable_cells, selected_cells, done)
+    shares = assign_to_worlds([cell for cell in selected_cells if cell.id not in finished], kinds)
+    _print_selection(runnable_cells, selected_cells, finished)
     outcomes = [
         Outcome(**{key: outcome[key] for key in _FIELDS if key in outcome})
         for outcome in earlier_outcomes
@@ -98,7 +98,7 @@ BESIDE = "(a bystander)"
 
 
 def _print_selection(
-    runnable_cells: Sequence[Cell], selected_cells: Sequence[Cell], done: set[str]
+    runnable_cells: Sequence[Cell], selected_cells: Sequence[Cell], finished: set[str]
 ) -> None:
     reasons = Counter(explain_exclusion(cell) for cell in cells() if explain_exclusion(cell))
     print(
@@ -106,14 +106,14 @@ def _print_selection(
     )
     for reason, count in reasons.most_common():
         print(f"    not: {count:4} {reason}")
-    if done:
-        print(f"    {len(done)} of them are in the file")
+    if finished:
+        print(f"    {len(finished)} of them are in the file")
     sys.stdout.flush()
 
 
 # --- running ---
 class CellQueue(Enum):
-    """The queues of a world. Cells in HOSTS run one by one."""
+    """The queues of a world. Cells of the queue HOSTS run one by one."""
 
     CONDUCTORS, HOSTS, OTHERS = range(3)
 
@@ -164,7 +164,7 @@ def _print_problem(outcome: Outcome) -> None:
 
 
 def _run_world(kind: str, share: list[Cell], jobs: int, until: float, results: Any) -> None:
-    """Run the cells of one world, in a process of its own."""
+    """Run the cells of one world in a separate process."""
     is_over = threading.Event()
 
     def end(*arguments: object) -> None:
@@ -260,7 +260,10 @@ def _judge_bystander(running_world: World, bystander: Bystander) -> Outcome:
 
 
 def _judge_cloud(running_world: World) -> Outcome:
-    """Check the whole cloud: the doctor has no finding, no server ran twice, fences were respected."""
+    """Check the whole cloud.
+
+    The doctor has no finding, no server ran twice, and no host accepted an older fence.
+    """
     began = time.monotonic()
     output: list[str] = []
 

@@ -62,14 +62,14 @@ def _make_reach_inside(process: Process) -> Callable[[str], None]:
             order = process.reach(("agent", command.key.label, name), [command.server])
             if order is None:
                 continue
-            if order.deed == "power-cut":
+            if order.effect == "power-cut":
                 process.folder.power_cut(process.name)
                 hosts[-1].reboot()
                 os.killpg(os.getpgrp(), signal.SIGKILL)
-            if order.deed == "restarts":
+            if order.effect == "restarts":
                 process.away_until = time.monotonic() + AWAY_SECONDS
                 raise errors.Unavailable("The hypervisor went away.")
-            raise VerbFailed("It broke.", retryable=order.deed == "no-space")
+            raise VerbFailed("It broke.", retryable=order.effect == "no-space")
 
     process.inside = reach_inside
     return reach_inside

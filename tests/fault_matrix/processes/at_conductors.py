@@ -56,7 +56,7 @@ def _watch_parts(process: Process) -> None:
             begins = where == "begins"
             process.local.calling = (workflow, step, part, servers) if begins else None
         order = process.reach(("part", workflow, step, part, where), servers)
-        if order is not None and order.deed == "refuse":
+        if order is not None and order.effect == "refuse":
             raise errors.Conflict("It broke.")
 
     process.exit_stack.enter_context(registry.watch_steps(part))
@@ -101,7 +101,7 @@ def _watch_calls(process: Process) -> None:
             return real(self, request, *arguments, **more)
         workflow, step, part, servers = calling
         if (order := process.reach(("call", workflow, step, part, "asked"), servers)) is not None:
-            if order.deed == "refuse":
+            if order.effect == "refuse":
                 return _make_refusal(request)
             raise Lost("the request is lost")
         answer = real(self, request, *arguments, **more)
@@ -132,9 +132,9 @@ def _watch_commands(process: Process) -> None:
         remaining = []
         for command in commands:
             order = process.reach(("send", command.key.label), [command.server])
-            if order is None or order.deed == "double":
+            if order is None or order.effect == "double":
                 remaining.append(command)
-            if order is not None and order.deed != "lose":
+            if order is not None and order.effect != "lose":
                 _send_again(
                     process, order, lambda command=command: do(self, host, [command], access)
                 )
@@ -151,7 +151,7 @@ def _send_again(process: Process, order: Order, send: Callable[[], object]) -> N
     """
 
     def work() -> None:
-        if order.deed == "double":
+        if order.effect == "double":
             send()
             time.sleep(NEXT_SECONDS)
         else:
@@ -170,7 +170,7 @@ def _watch_selections(process: Process) -> None:
     def select_and_reach(self: Any, specs: Any, fresh: bool = False) -> Any:
         servers = [spec.server for spec in specs]
         if (order := process.reach(("select", "asked"), servers)) is not None:
-            if order.deed == "lose":
+            if order.effect == "lose":
                 # The caller notices a lost request only after a timeout.
                 time.sleep(LOST_SECONDS)
                 raise errors.NoAnswer("lost")
@@ -178,9 +178,9 @@ def _watch_selections(process: Process) -> None:
         selections = select(self, specs, fresh)
         if (order := process.reach(("select", "answered"), servers)) is None:
             return selections
-        if order.deed == "lose":
+        if order.effect == "lose":
             raise errors.NoAnswer("lost")
-        if order.deed == "late":
+        if order.effect == "late":
             time.sleep(LATE_SECONDS)
             return selections
         return [replace(selection, hosts=[], reason="none fits") for selection in selections]

@@ -21,7 +21,10 @@ def select_runnable(every: Iterable[Cell]) -> list[Cell]:
 
 
 def _yield_places(cell: Cell) -> Iterator[Hashable]:
-    """Yield the cell's workflow with the step, and the workflow with the fault."""
+    """Yield the workflow with the step, and the workflow with the fault.
+
+    For a pair, yield the first and the second workflow.
+    """
     if cell.kind is Kind.PAIR:
         yield from ((cell.workflow, "first"), (cell.fault, "second"))
     else:
@@ -29,7 +32,7 @@ def _yield_places(cell: Cell) -> Iterator[Hashable]:
 
 
 def _yield_steps_with_faults(cell: Cell) -> Iterator[Hashable]:
-    """Yield the cell's step, whatever its workflow, with the fault."""
+    """Yield the step with the fault, for all workflows in common. Pairs have neither."""
     if cell.kind is not Kind.PAIR:
         yield cell.step, cell.kind, cell.fault
 

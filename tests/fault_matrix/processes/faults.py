@@ -55,7 +55,7 @@ _simulator_lock = threading.Lock()
 _THERE = ("journal", "commit", "conductor", "part", "call", "result")
 
 
-def _do_nothing(trial: Trial, who: tuple[str, int]) -> None:
+def _do_nothing(trial: Trial, taker: tuple[str, int]) -> None:
     """Do nothing, because the order is the whole fault."""
 
 
@@ -65,10 +65,10 @@ class Plan:
 
     Attributes:
         point: Where the order applies, or () if the client injects the fault.
-        deed: The deed of the order, or an empty string if the client injects the fault.
+        effect: The effect of the order, or an empty string if the client injects the fault.
         verdict: The permitted ends of the action.
         during: Called after the order was taken, while the process may be held.
-        also: Point and deed of a second order, which stays.
+        also: Point and effect of a second order, which stays.
         passes: See ``Order.passes``.
         rough: The fault makes a host unreachable, so the cell runs on hosts of its own.
         broker: The fault restarts the broker.
@@ -80,7 +80,7 @@ class Plan:
     """
 
     point: Point
-    deed: str
+    effect: str
     verdict: Verdict = Verdict.LATE
     during: During = _do_nothing
     also: tuple[Point, str] | None = None
@@ -98,12 +98,12 @@ class Plan:
 
         A conductor judges no silent host for a while after its start.
         """
-        dies = self.deed in ("kill", "stop") and self.point[0] in _THERE
+        dies = self.effect in ("kill", "stop") and self.point[0] in _THERE
         return (dies and not self.by_client) or self.during is _kill_conductors
 
 
 # --- reactions of the test process ---
-def _delete_server(trial: Trial, who: tuple[str, int]) -> None:
+def _delete_server(trial: Trial, taker: tuple[str, int]) -> None:
     url = f"/servers/{trial.server}/action"
 
     def is_accepted() -> bool:
@@ -113,17 +113,17 @@ def _delete_server(trial: Trial, who: tuple[str, int]) -> None:
     await_true(is_accepted, 60, "the delete is accepted", 0.3)
 
 
-def _kill_conductors(trial: Trial, who: tuple[str, int]) -> None:
+def _kill_conductors(trial: Trial, taker: tuple[str, int]) -> None:
     for name in CONDUCTORS:
         trial.world.kill(name)
 
 
-def _kill_scheduler(trial: Trial, who: tuple[str, int]) -> None:
+def _kill_scheduler(trial: Trial, taker: tuple[str, int]) -> None:
     trial.world.kill("scheduler")
 
 
 def _make_broker_restart(cell: Cell) -> During:
-    def restart(trial: Trial, who: tuple[str, int]) -> None:
+    def restart(trial: Trial, taker: tuple[str, int]) -> None:
         trial.world.restart_broker(wiped=zlib.crc32(cell.id.encode()) % 3 == 0)
 
     return restart
@@ -135,7 +135,7 @@ def _make_await_other_conductor(cell: Cell) -> During:
     The other conductor takes over at the latest when the lease has expired.
     """
 
-    def await_and_resume(trial: Trial, who: tuple[str, int]) -> None:
+    def await_and_resume(trial: Trial, taker: tuple[str, int]) -> None:
         def is_done() -> bool:
             query = (
                 sa.select(sa.func.count())
@@ -153,26 +153,26 @@ def _make_await_other_conductor(cell: Cell) -> During:
         try:
             await_true(is_done, CALLS_SECONDS * 4, "another conductor did its work", 0.1)
         finally:
-            trial.world.resume(who[1])
+            trial.world.resume(taker[1])
 
     return await_and_resume
 
 
-def _await_down_and_resume(trial: Trial, who: tuple[str, int]) -> None:
+def _await_down_and_resume(trial: Trial, taker: tuple[str, int]) -> None:
     try:
-        trial.world.await_down(_find_host(trial, who[0]))
+        trial.world.await_down(_find_host(trial, taker[0]))
     finally:
-        trial.world.resume(who[1])
+        trial.world.resume(taker[1])
 
 
-def _await_down_and_force_down(trial: Trial, who: tuple[str, int]) -> None:
-    host = _find_host(trial, who[0])
+def _await_down_and_force_down(trial: Trial, taker: tuple[str, int]) -> None:
+    host = _find_host(trial, taker[0])
     trial.world.await_down(host)
     trial.world.force_down(host)
 
 
-def _await_down(trial: Trial, who: tuple[str, int]) -> None:
-    trial.world.await_down(_find_host(trial, who[0]))
+def _await_down(trial: Trial, taker: tuple[str, int]) -> None:
+    trial.world.await_down(_find_host(trial, taker[0]))
 
 
 def _find_host(trial: Trial, process: str) -> str:
@@ -180,7 +180,7 @@ def _find_host(trial: Trial, process: str) -> str:
 
 
 def _make_event_doubling(cell: Cell) -> During:
-    def wake(trial: Trial, who: tuple[str, int]) -> None:
+    def wake(trial: Trial, taker: tuple[str, int]) -> None:
         for _ in range(2):
             trial.world.store.write(lambda tx: actions.wake(tx, [trial.server], cell.step))
 
@@ -286,8 +286,8 @@ def plan_command(cell: Cell) -> Plan | None:
         case "host-gone":
             return Plan(before, "power-cut", ended, _await_down_and_force_down, rough=True)
         case "partition-past-lease":
-            deed = f"partition {PARTITION_SECONDS:g}"
-            return Plan(before, deed, ended, _await_down, rough=True)
+            effect = f"partition {PARTITION_SECONDS:g}"
+            return Plan(before, effect, ended, _await_down, rough=True)
         case "delete-while-commanded":
             return Plan(before, "hold", Verdict.DELETED, _delete_server)
     return None
@@ -372,20 +372,20 @@ def plan_pair(cell: Cell) -> Plan | None:
     return Plan(point, "hold", Verdict.BOTH, _make_second_request(cell))
 
 
-def _send_conflicting_request(trial: Trial, who: tuple[str, int]) -> None:
+def _send_conflicting_request(trial: Trial, taker: tuple[str, int]) -> None:
     """Send another request while the action is in progress."""
     answer = trial.send_meanwhile("reboot:SOFT")
-    assert answer.status == 409 or _has_first_continued(trial, who), (
+    assert answer.status == 409 or _has_first_continued(trial, taker), (
         f"both requests were accepted: {answer}"
     )
 
 
-def _has_first_continued(trial: Trial, who: tuple[str, int]) -> bool:
+def _has_first_continued(trial: Trial, taker: tuple[str, int]) -> bool:
     """True if the first action is no longer held.
 
     The action was released, or another cell killed the process that held the action.
     """
-    return trial.was_released or not os.path.exists(f"/proc/{who[1]}")
+    return trial.was_released or not os.path.exists(f"/proc/{taker[1]}")
 
 
 def _make_second_request(cell: Cell) -> During:
@@ -394,7 +394,7 @@ def _make_second_request(cell: Cell) -> During:
     The answer must agree with the table of states.
     """
 
-    def request(trial: Trial, who: tuple[str, int]) -> None:
+    def request(trial: Trial, taker: tuple[str, int]) -> None:
         row = trial.read_row()
         is_allowed = pairs.is_allowed(REQUESTS[cell.fault], row)
         # DELETE removes the server at once if a soft delete is not possible.
@@ -408,7 +408,7 @@ def _make_second_request(cell: Cell) -> During:
             is_valid = (
                 is_allowed
                 or (is_checked_elsewhere and not new_actions)
-                or _has_first_continued(trial, who)
+                or _has_first_continued(trial, taker)
             )
             assert is_valid, f"{cell.fault} is accepted: {answer}"
             trial.accepted = bool(new_actions)

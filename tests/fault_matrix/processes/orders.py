@@ -17,7 +17,7 @@ from pathlib import Path
 
 #: Matches every value in a point.
 ANY = "*"
-#: Resolution of a folder's modification time. Within it, a second change may go unnoticed.
+#: Resolution of a folder's modification time. A second change within this time may go unnoticed.
 TICK_SECONDS = 0.1
 HELD_SECONDS, LOOK_SECONDS = 90.0, 0.01
 # Bound before ``at_agents`` changes the clock of this process.
@@ -32,7 +32,7 @@ class Order:
         id: The name of the file.
         server: The id of the server, or its name if the server does not exist yet.
         point: The point, with ``ANY`` as a wildcard.
-        deed: The effect, for example "kill" or "hold".
+        effect: The fault, for example "kill" or "hold".
         passes: How often the process passes the point before it takes the order.
         stays: The order is not taken, so its effect repeats at each pass.
     """
@@ -40,7 +40,7 @@ class Order:
     id: str
     server: str
     point: tuple[str, ...]
-    deed: str
+    effect: str
     passes: int = 0
     stays: bool = False
 
@@ -64,7 +64,7 @@ class Folder:
 
     # --- used by the test process ---
     def give(self, order: Order) -> None:
-        """Add an open order."""
+        """Add an open order to the folder."""
         part = self.path / order.id
         part.write_text(json.dumps(asdict(order)))
         part.replace(self._open / order.id)
@@ -82,7 +82,7 @@ class Folder:
         (self._taken / f"{order}.go").touch()
 
     def withdraw(self, order: str) -> None:
-        """Remove the order if it is still open, and let the held process continue."""
+        """Remove the order if no process took it, and let the held process continue."""
         (self._open / order).unlink(missing_ok=True)
         self.release(order)
 
@@ -124,7 +124,7 @@ class Orders:
 
     def __init__(self, folder: Folder, process: str) -> None:
         self._folder, self._process = folder, process
-        # One tuple, because several threads replace it.
+        # One tuple, so that threads replace both values at once.
         self._seen: tuple[int, dict[str, Order]] = (0, {})
         self._passed: dict[str, int] = {}
 
@@ -178,14 +178,14 @@ class Orders:
         return None
 
     def _claim(self, order: Order) -> bool:
-        taken = self._folder._taken / order.id
+        path = self._folder._taken / order.id
         try:
-            (self._folder._open / order.id).rename(taken)
+            (self._folder._open / order.id).rename(path)
         except FileNotFoundError:
             return False
-        part = taken.with_name(f"{order.id}.new")
+        part = path.with_name(f"{order.id}.new")
         part.write_text(f"{self._process} {os.getpid()}\n")
-        part.replace(taken.with_name(f"{order.id}.by"))
+        part.replace(path.with_name(f"{order.id}.by"))
         return True
 
     def hold(self, order: Order) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The run of one cell with processes.
 
-A cell has a server of its own. The run injects the fault once, judges the end of the action, and
-deletes the server without a trace.
+The run creates a server, injects the fault once, judges the end of the action, and deletes the
+server without a trace.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def slow() -> float:
 
 
 def run(world: World, cell: Cell) -> Outcome:
-    """Run a cell, and return exceptions as its outcome. Retry if the fault was not injected."""
+    """Run a cell, and return exceptions as an outcome. Retry if the fault was not injected."""
     began, text, story, tries = time.monotonic(), "", "", 0
     while tries < MOST_TRIES:
         tries += 1
@@ -127,7 +127,7 @@ def _delete_quietly(trial: Trial) -> None:
 
 
 class _Case:
-    """The run of a cell with its plan and its trial."""
+    """The run of one cell."""
 
     def __init__(self, world: World, cell: Cell, plan: Plan, trial: Trial) -> None:
         self.world, self.cell, self.plan, self.trial = world, cell, plan, trial
@@ -148,10 +148,10 @@ class _Case:
         try:
             if plan.also:
                 folder.give(Order(self.beside, server, *plan.also, stays=True))
-            if plan.deed:
-                folder.give(Order(self.main, server, self.point, plan.deed, plan.passes))
+            if plan.effect:
+                folder.give(Order(self.main, server, self.point, plan.effect, plan.passes))
             request_thread.start()
-            if plan.deed:
+            if plan.effect:
                 self._await_fault(request_thread)
             request_thread.join()
             self._await_end()
@@ -172,7 +172,7 @@ class _Case:
             )
 
     def _is_repetition_answered(self) -> bool:
-        """Send the accepted request once more, and return True if it is answered."""
+        """Send the accepted request once more, and return True if the API answers."""
         answer = self.trial.send(self.wanted)
         is_valid = answer.is_accepted or (self.wanted != "create" and answer.status in DONE_BEFORE)
         if answer.status not in UNANSWERED and not is_valid:
@@ -217,16 +217,16 @@ class _Case:
                 f"no action reached the point {self.point}. Answers: {self.answers}. "
                 f"{self.trial.story()}"
             )
-        who = folder.read_taker(self.main)
-        assert who is not None
+        taker = folder.read_taker(self.main)
+        assert taker is not None
         if not self.trial.server:
             await_true(self._is_named, 30, "the server has an id")
-        self.plan.during(self.trial, who)
+        self.plan.during(self.trial, taker)
         if not self.plan.is_late:
             folder.release(self.main)
 
     def _list_new_actions(self) -> list[Any]:
-        """Actions that came of it."""
+        """Return the actions that began after the request."""
         if not self.trial.server:
             return []
         actions = self.world.read_actions(self.trial.server)

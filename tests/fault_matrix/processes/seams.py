@@ -3,7 +3,8 @@
 
 This module has the seams of the database and the scheduler. For the others see ``at_conductors``
 and ``at_agents``. ``victim`` installs them in the child process. A point is a tuple of words, and
-concerns one or more servers. The seams replace no product code apart from the deeds of orders.
+concerns one or more servers. Without an order, the product runs unchanged, apart from shorter
+leases.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def _reach_journal(
 
 
 def _cut_if_ordered(order: Order | None, connection: sa.Connection) -> None:
-    if order is not None and order.deed == "cut":
+    if order is not None and order.effect == "cut":
         _cut_connection(connection.connection)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process into which faults are injected: it takes orders and executes them on itself."""
+"""The process into which faults are injected: orders are taken and executed here."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class Process:
         self.inside: Callable[[str], None] = lambda where: None
 
     def reach(self, point: Point, servers: Sequence[str]) -> Order | None:
-        """Take the order for this point, and execute its deed.
+        """Take the order for this point, and execute the effect.
 
         Returns:
-            The order, if the seam itself has to execute the deed. Otherwise None.
+            The order, if the seam has to execute the effect. Otherwise None.
         """
         order = self.orders.take(point, servers)
         if order is None:
             return None
-        if order.deed == "kill":
+        if order.effect == "kill":
             os.killpg(os.getpgrp(), signal.SIGKILL)
-        if order.deed == "stop":
+        if order.effect == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
-        elif order.deed == "hold":
+        elif order.effect == "hold":
             self.orders.hold(order)
-        elif order.deed.startswith("partition"):
-            self.cut_until = time.monotonic() + float(order.deed.split()[1])
+        elif order.effect.startswith("partition"):
+            self.cut_until = time.monotonic() + float(order.effect.split()[1])
         else:
             return order
         return None

@@ -124,7 +124,7 @@ class Trial:
         return Answer(reply.status_code, reply.json() if reply.content else None)
 
     def call_until_accepted(self, *arguments: Any, **more: Any) -> Answer:
-        """Repeat a call until it is accepted, as a patient client does."""
+        """Repeat a call until the service accepts it, as a patient client does."""
         last: list[Answer] = []
 
         def is_accepted() -> bool:
@@ -322,7 +322,7 @@ class Trial:
         assert row.vm_state != states.ERROR, f"the preparation failed: {self.story()}"
 
     def story(self) -> str:
-        """Return the state of the server and of its actions as text."""
+        """Return the state and the actions of the server as text."""
         if not self.server or (row := self.read_row()) is None:
             return f"{self.name} is not there"
         actions = [

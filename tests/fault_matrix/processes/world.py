@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cloud of real processes with seams.
 
-It is the cloud of ``deploy`` with two conductors and six hosts in memory. ``victim`` runs each
-process of the product. Three hosts are for cells that make a host unreachable, one such cell at a
-time. The cells on two other hosts only delay each other. The last host is the bystander's.
+The cloud is the cloud of ``deploy`` with two conductors and six hosts in memory. ``victim`` runs
+each process of the product. Three hosts are for cells that make a host unreachable, one such cell
+at a time. The cells on two other hosts only delay each other. The last host is the bystander's.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class World:
 
     # --- faults ---
     def kill(self, process: str) -> None:
-        """Kill a process and its children. ``victim`` starts the process again."""
+        """Kill a process with all children. ``victim`` starts the process again."""
         pid = await_true(lambda: self.folder.read_pid(process), 30, f"{process} does not run")
         assert pid is not None
         with suppress(ProcessLookupError):
@@ -239,7 +239,7 @@ class World:
             os.kill(pid, signal.SIGCONT)
 
     def restart_broker(self, wiped: bool) -> None:
-        """Kill the broker, and start it again.
+        """Kill the broker, and start a new one.
 
         Args:
             wiped: Delete all data of the broker.
@@ -260,7 +260,7 @@ class World:
         return numbered("agent", HOSTS.index(host) + 1)
 
     def cut_power(self, host: str) -> None:
-        """Stop the host's agent and its guests until ``power_on``."""
+        """Stop the agent and the guests of a host until ``power_on``."""
         name = self.name_agent(host)
         self.folder.power_cut(name)
         self.kill(name)
@@ -330,7 +330,7 @@ class World:
         ]
 
     def clean_up(self, server: str) -> None:
-        """Retry the pending cleanups at external services until none is left."""
+        """Retry the pending cleanups at external services until all are done."""
         for row in self._read_cleanups(server):
             self.store.write(lambda tx, row=row: cleanups.hasten(tx, row.id))
         await_true(
