@@ -59,7 +59,7 @@ def _kill_after_commit(bench: Bench) -> None:
 
 
 def _kill_after_reply(bench: Bench) -> None:
-    """Do no more than count the fault, because no process of the API is needed after the reply."""
+    """Only count the fault, because no process of the API is needed after the reply."""
     bench.record_hit()
 
 

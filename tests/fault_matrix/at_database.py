@@ -35,7 +35,7 @@ def make_error(number: int) -> sa.exc.OperationalError:
 def kill_before(bench: Bench, cell: Cell, turn: int) -> Verdict:
     inject_once(
         bench,
-        match_point_before(cell, stage.scenario_of(cell.workflow, cell.step)),
+        match_point_before(cell, stage.name_scenario(cell.workflow, cell.step)),
         kill_at_point(CONDUCTOR),
     )
     return Verdict.LATE
@@ -91,7 +91,7 @@ def suspend_conductor(bench: Bench, cell: Cell, turn: int) -> Verdict:
         )
 
     inject_once(
-        bench, match_point_before(cell, stage.scenario_of(cell.workflow, cell.step)), run_another
+        bench, match_point_before(cell, stage.name_scenario(cell.workflow, cell.step)), run_another
     )
     return Verdict.LATE
 
@@ -149,7 +149,7 @@ def _make_failure(number: int) -> Fault:
 def delete_during_step(bench: Bench, cell: Cell, turn: int) -> Verdict:
     inject_once(
         bench,
-        match_point_before(cell, stage.scenario_of(cell.workflow, cell.step)),
+        match_point_before(cell, stage.name_scenario(cell.workflow, cell.step)),
         lambda point: bench.delete_server(),
     )
     return Verdict.DELETED

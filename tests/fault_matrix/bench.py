@@ -461,7 +461,7 @@ class Bench:
 
         Work is an unfinished action, a scheduled call, or a fault that has not ended.
         """
-        ages = stage.ages(self.cloud)
+        ages = stage.read_ages(self.cloud)
         hosts_with_cleanups = {host for _, host, _ in ages["debts"]}
         return (
             not ages["actions"]

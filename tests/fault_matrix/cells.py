@@ -158,7 +158,7 @@ class Cell:
         return f"{self.workflow}/{self.step}/{self.fault}"
 
 
-def kinds_of(step: AnyStep) -> Iterator[Kind]:
+def list_kinds(step: AnyStep) -> Iterator[Kind]:
     """Yield the kinds of faults that a step can meet, by its declaration. Undo is left out."""
     if step.prepare:
         yield Kind.SCHEDULE
@@ -204,7 +204,7 @@ def _yield_accept_cells() -> Iterator[Cell]:
 def _yield_step_cells() -> Iterator[Cell]:
     for workflow in WORKFLOWS.values():
         for step in workflow.steps:
-            for kind in (*kinds_of(step), *([Kind.UNDO] if has_undo(step) else [])):
+            for kind in (*list_kinds(step), *([Kind.UNDO] if has_undo(step) else [])):
                 for fault in FAULTS[kind]:
                     yield Cell(workflow.name, step.name, kind, fault)
 

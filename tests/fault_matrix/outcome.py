@@ -160,7 +160,7 @@ def clean_up(bench: Bench) -> None:
         for row in cloud.store.read(cleanups.list_all):
             cloud.store.write(lambda tx, row=row: cleanups.hasten(tx, row.id))
         cleaning.retry(cloud.engine)
-        if not stage.ages(cloud)["actions"]:
+        if not stage.read_ages(cloud)["actions"]:
             return
         bench.settle(LOCAL_SECONDS)
 

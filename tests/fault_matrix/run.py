@@ -129,7 +129,7 @@ def _find_scenario(cell: Cell) -> str:
         return at_cleanups.ORIGINS[cell.step].scenario
     if cell.kind is Kind.DEBT:
         return at_debts.find_scenario(cell)
-    return stage.scenario_of(cell.workflow, cell.step)
+    return stage.name_scenario(cell.workflow, cell.step)
 
 
 def _run_turn(cell: Cell, fault: Fault, seed: int, turn: int) -> bool:

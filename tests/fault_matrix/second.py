@@ -46,10 +46,11 @@ def _list_candidates(workflow: str) -> tuple[Cell, ...]:
 def follow(bench: Bench, cell: Cell, faults: Faults) -> list[Verdict]:
     """Prepare the second fault, to be injected after the first.
 
+    The verdict of an undo is added directly after the first fault, because the failure that leads
+    to the undo happens in any case.
+
     Returns:
-        A list, to which the verdict is added at the injection. The verdict of an undo is added at
-            once
-        after the first fault, because the failure that leads to the undo happens in any case.
+        A list to which the verdict is added when the fault is injected.
     """
     verdicts: list[Verdict] = []
 

@@ -188,7 +188,7 @@ _CIRCUMSTANCES: dict[str, Circumstance] = {
 _PREPARED: dict[str, Frozen] = {}
 
 
-def scenario_of(workflow: str, step: str) -> str:
+def name_scenario(workflow: str, step: str) -> str:
     """Return where the cells of a step begin, as "scenario+circumstance"."""
     return f"{workflow}+{CIRCUMSTANCES.get((workflow, step), '')}"
 
@@ -197,7 +197,7 @@ def pour(name: str, at_begin: Callable[[Cloud], object] = lambda cloud: None) ->
     """Return a new cloud just before the workflow is requested.
 
     Args:
-        name: A scenario and a circumstance, see ``scenario_of``.
+        name: A scenario and a circumstance, see ``name_scenario``.
         at_begin: Called before the circumstance is arranged.
     """
     workflow, _, circumstance = name.partition("+")
@@ -231,7 +231,7 @@ def restart_conductor(cloud: Cloud) -> None:
     cloud.store.write(lambda tx: actions.free_leases_of(tx, cloud.engine.owner))
 
 
-def ages(cloud: Cloud) -> Any:
+def read_ages(cloud: Cloud) -> Any:
     """Return the unfinished actions and the pending cleanups of hosts, with their ages."""
     with cloud.store.engine.connect() as tx:
         return doctor.ages(tx)
@@ -239,8 +239,8 @@ def ages(cloud: Cloud) -> Any:
 
 def describe_unfinished(cloud: Cloud) -> str:
     """Return the unfinished actions and pending cleanups as text."""
-    unfinished = ages(cloud)
+    unfinished = read_ages(cloud)
     return f"actions {unfinished['actions']}, debts {unfinished['debts']}"
 
 
-__all__ = ["CIRCUMSTANCES", "KILL", "Fencer", "pour", "scenario_of"]
+__all__ = ["CIRCUMSTANCES", "KILL", "Fencer", "name_scenario", "pour"]

@@ -27,7 +27,7 @@ from tests.fault_matrix.cells import (
     Cell,
     Kind,
     cells,
-    kinds_of,
+    list_kinds,
 )
 from tests.fault_matrix.default_set import default_cells
 from tests.fault_matrix.known import FOUND, FOUND_TWICE, KNOWN, WAIVED, find_waiver
@@ -98,7 +98,7 @@ def test_soak_life_fails_when_host_does_not_remove_guest(monkeypatch: pytest.Mon
 def test_cells_contain_every_fault_of_every_step() -> None:
     for workflow in WORKFLOWS.values():
         for step in workflow.steps:
-            for kind in kinds_of(step):
+            for kind in list_kinds(step):
                 for fault in FAULTS[kind]:
                     assert f"{workflow.name}/{step.name}/{fault}" in EVERY
     assert len(EVERY) == len(cells()), "two cells have one id"

@@ -10,7 +10,7 @@ from tests.fault_matrix.cells import Cell, Kind, cells
 from tests.fault_matrix.processes.choice import assign_to_worlds, order_cells
 from tests.fault_matrix.processes.faults import explain_exclusion
 from tests.fault_matrix.processes.orders import ANY, Folder, Order, Orders
-from tests.fault_matrix.processes.seams import role
+from tests.fault_matrix.processes.seams import read_role
 from tests.fault_matrix.processes.world import KINDS, VICTIMS
 
 POINT = ("agent", "stop", "before")
@@ -52,7 +52,9 @@ def test_choice_contains_infrastructure_faults_and_excludes_unfit_cells() -> Non
 
 
 def test_role_of_process_names_covers_victims() -> None:
-    assert {role(name) for name in ("api", "conductor-2", "agent-5", "scheduler")} == set(VICTIMS)
+    assert {read_role(name) for name in ("api", "conductor-2", "agent-5", "scheduler")} == set(
+        VICTIMS
+    )
 
 
 def test_order_is_taken_by_one_process_once(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def _choose_queue(cell: Cell) -> CellQueue:
     assert plan is not None, cell.id
     if is_rough(cell, plan) or plan.broker:
         return CellQueue.HOSTS
-    return CellQueue.CONDUCTORS if plan.strikes_conductors else CellQueue.OTHERS
+    return CellQueue.CONDUCTORS if plan.disturbs_conductors else CellQueue.OTHERS
 
 
 def _count_threads(line: CellQueue, jobs: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 
 from tests.fault_matrix.cells import Cell, Kind
-from tests.fault_matrix.default_set import by_hash, covering
+from tests.fault_matrix.default_set import select_covering, sort_by_hash
 from tests.fault_matrix.processes.faults import PLANS, explain_exclusion
 from tests.fault_matrix.processes.world import KINDS
 
@@ -39,10 +39,10 @@ def _yield_steps_with_faults(cell: Cell) -> Iterator[Hashable]:
 
 def order_cells(every: Iterable[Cell]) -> list[Cell]:
     """Return the cells by coverage: first all places, then all steps with faults, then the rest."""
-    remaining = by_hash(every)
+    remaining = sort_by_hash(every)
     cells_in_order: list[Cell] = []
     for keys in (_yield_places, _yield_steps_with_faults):
-        next_cells = covering(remaining, keys)
+        next_cells = select_covering(remaining, keys)
         cells_in_order += next_cells
         chosen = set(next_cells)
         remaining = [cell for cell in remaining if cell not in chosen]

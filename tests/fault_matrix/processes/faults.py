@@ -93,7 +93,7 @@ class Plan:
     by_client: str = ""
 
     @property
-    def strikes_conductors(self) -> bool:
+    def disturbs_conductors(self) -> bool:
         """True if the fault kills or suspends a conductor.
 
         A conductor judges no silent host for a while after its start.
@@ -191,7 +191,7 @@ def _make_event_doubling(cell: Cell) -> During:
 def find_point_before(cell: Cell) -> Point:
     """Return the last point before the step without an open transaction, from a simulated run."""
     with _simulator_lock:
-        point = aim.find_point_before(stage.scenario_of(cell.workflow, cell.step), cell.step)
+        point = aim.find_point_before(stage.name_scenario(cell.workflow, cell.step), cell.step)
     if point[0] == "result":
         is_step = any(
             point[2] == step.name for workflow in WORKFLOWS.values() for step in workflow.steps

@@ -29,7 +29,7 @@ MODULES = {
 }
 
 
-def role(name: str) -> str:
+def read_role(name: str) -> str:
     """Return the role of a process, for example "agent" for "agent-2"."""
     return name.rstrip("-0123456789")
 
@@ -38,11 +38,11 @@ def install(name: str, folder: Folder) -> None:
     """Install the seams of this process."""
     process = Process(name, folder)
     _watch_database(process)
-    if role(name) == "conductor":
+    if read_role(name) == "conductor":
         at_conductors.install(process)
-    elif role(name) == "scheduler":
+    elif read_role(name) == "scheduler":
         _watch_scheduler(process)
-    elif role(name) == "agent":
+    elif read_role(name) == "agent":
         at_agents.install(process)
 
 

@@ -34,8 +34,8 @@ def main() -> None:
     folder = Folder(Path(os.environ["KILONOVA_FAULTS"]))
     for imported_module in (
         module,
-        *seams.MODULES[seams.role(name)],
-        *LATE.get(seams.role(name), ()),
+        *seams.MODULES[seams.read_role(name)],
+        *LATE.get(seams.read_role(name), ()),
     ):
         importlib.import_module(imported_module)
     ending: list[bool] = []
@@ -67,7 +67,7 @@ def run_product(name: str, module: str, folder: Folder) -> None:
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    sys.argv = [f"kilonova-{seams.role(name)}"]
+    sys.argv = [f"kilonova-{seams.read_role(name)}"]
     try:
         seams.install(name, folder)
         importlib.import_module(module).main()

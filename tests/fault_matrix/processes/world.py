@@ -56,7 +56,7 @@ VICTIMS = {
     "agent": "compute_agent.service",
 }
 CONDUCTORS = ("conductor", "conductor-2")
-#: Programs that no cell needs.
+#: The programs of the product that no cell needs.
 WITHOUT = ("placement", "metadata", "console")
 KINDS = ("sqlite", "mariadb", "postgresql")
 SILENCE_SECONDS, START_SECONDS = 12, 240
