@@ -59,23 +59,14 @@ def match_journal(cell: Cell, event: str = "succeeded") -> Callable[[Point], boo
 
 
 def match_commit(cell: Cell, side: str, event: str = "succeeded") -> Callable[[Point], bool]:
-    """Return a predicate for the COMMIT of an event of the cell's step.
-
-    Args:
-        cell: The cell whose step is meant.
-        side: "before" or "after" the COMMIT.
-        event: The event in the journal.
-    """
+    """Return a predicate for the COMMIT, "before" or "after", of an event of the cell's step."""
     return lambda point: point[:2] == ("commit", side) and (cell.step, event) in point[2]
 
 
 def match_part(cell: Cell, function: str, where: str) -> Callable[[Point], bool]:
     """Return a predicate for the begin or the end of a function of the cell's step.
 
-    Args:
-        cell: The cell whose step is meant.
-        function: A field of ``Step``, for example "call".
-        where: "begins" or "ends".
+    The function is a field of ``Step``, for example "call". ``where`` is "begins" or "ends".
     """
     return lambda point: point == ("part", cell.workflow, cell.step, function, where)
 

@@ -64,7 +64,7 @@ ORIGINS: dict[str, Origin] = {
     cleanups.BACKUPS: Origin("backup", "images", "find"),
     cleanups.SHARE: Origin("detach_share", "shares", "deny"),
     cleanups.ATTACHMENT: Origin("detach_volume", "volumes", "detach"),
-    # Otherwise, such a cleanup comes from an image that was not created.
+    # In production, an image that was not created leaves this cleanup. Here ``PLANTERS`` adds one.
     cleanups.SNAPSHOT: Origin("attach_volume", "volumes", ""),
     cleanups.GUEST_VOLUME: Origin(
         "attach_volume", "volumes", "", verbs={"attach_volume": 1, "detach_volume": 2}

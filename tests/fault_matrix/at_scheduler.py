@@ -30,14 +30,7 @@ def restart_scheduler(bench: Bench) -> None:
 def _inject_at_request(
     bench: Bench, cell: Cell, when: str, inject: Callable[[Point], object]
 ) -> None:
-    """Inject a fault at a request to the scheduler, or at the answer.
-
-    Args:
-        bench: The cloud of the cell.
-        cell: The cell with the step that sends the request.
-        when: "asked" for the request, "answered" for the answer.
-        inject: Injects the fault.
-    """
+    """Inject a fault when the step's request to the scheduler is "asked" or "answered"."""
     in_prepare: list[bool] = []
 
     def watch_prepare(point: Point) -> None:

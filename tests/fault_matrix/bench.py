@@ -325,11 +325,7 @@ class Bench:
             self._depth -= 1
 
     def round(self, seconds: float = 1) -> None:
-        """Run all parts in random order, check the invariants, and let time pass.
-
-        Args:
-            seconds: More than 1 if little is expected to happen.
-        """
+        """Run all parts in random order, check the invariants, and let so many seconds pass."""
         for _ in range(PARTS_A_SECOND):
             parts = self.list_parts()
             self.rng.shuffle(parts)

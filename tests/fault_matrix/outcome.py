@@ -44,12 +44,7 @@ def describe_problem(problem: BaseException) -> str:
 
 
 def judge(bench: Bench, verdicts: Sequence[Verdict]) -> None:
-    """Check that the action ended in time and in a permitted state.
-
-    Args:
-        bench: The cloud of the cell.
-        verdicts: One for each injected fault.
-    """
+    """Check that the action ended in time and in a state that the injected faults permit."""
     moves = bench.trial.scenario.keeps is not None
     bench.settle(MOVE_SECONDS if moves else LOCAL_SECONDS)
     bench.watchers.clear()

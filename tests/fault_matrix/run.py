@@ -155,11 +155,7 @@ def _run_turn(cell: Cell, fault: Fault, seed: int, turn: int) -> bool:
 def _inject(bench: Bench, cell: Cell, turn: int, others: list[Verdict]) -> None:
     """Prepare the fault, begin the action, and judge its end.
 
-    Args:
-        bench: The cloud of the cell.
-        cell: The cell.
-        turn: The number of the point, for faults with several points.
-        others: Verdicts of the faults that follow.
+    ``turn`` is the number of the point. The verdicts of following faults are in ``others``.
     """
     others.insert(0, BY_KIND[cell.kind][cell.fault](bench, cell, turn))
     if cell.kind is Kind.ACCEPT:

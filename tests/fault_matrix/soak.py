@@ -100,11 +100,7 @@ def _run_life(cloud: str, seed: int) -> Life:
 
 
 class Soak:
-    """One life.
-
-    Attributes:
-        story: Requests and faults, in order.
-    """
+    """One life. ``story`` contains the requests and faults, in order."""
 
     def __init__(self, cloud: str, seed: int) -> None:
         self.bench = Bench(cloud, seed)

@@ -95,14 +95,9 @@ class Trial:
     def call(
         self, method: str, url: str, body: Any = None, admin: bool = False, **headers: str
     ) -> Answer:
-        """Send one request with the token of the tenant or the admin.
+        """Send one request as the tenant or the admin.
 
-        Args:
-            method: The HTTP method.
-            url: A path of the Compute API, or a URL of another service.
-            body: The JSON body.
-            admin: Use the token of the admin.
-            **headers: Further headers.
+        ``url`` is a path of the Compute API, or a URL of another service.
         """
         session = self._session.__dict__.setdefault("made", requests.Session())
         session.trust_env = False

@@ -239,11 +239,7 @@ class World:
             os.kill(pid, signal.SIGCONT)
 
     def restart_broker(self, wiped: bool) -> None:
-        """Kill the broker, and start a new one.
-
-        Args:
-            wiped: Delete all data of the broker.
-        """
+        """Kill the broker, and start a new one, without the old data if ``wiped``."""
         cloud = self.cloud
         order = cloud.run / "rabbitmq.kill"
         order.write_text("kill")
