@@ -92,7 +92,7 @@ class Bystander:
                 await_true(
                     lambda operation=operation, state=state: self._is_requested(operation, state),
                     LOCAL_SECONDS,
-                    operation,
+                    f"{operation} is accepted",
                     0.1,
                 )
                 began = time.monotonic()

@@ -163,12 +163,20 @@ class _Case:
     # --- the request ---
     def _send_request(self) -> None:
         way = self.plan.by_client
-        await_true(self._is_request_answered, 120, lambda: f"not accepted: {self.answers}", 0.3)
+        await_true(
+            self._is_request_answered,
+            120,
+            lambda: f"the request is accepted. Answers: {self.answers}",
+            0.3,
+        )
         if way == "kills-api":
             self.world.kill("api")
         elif way == "repeats":
             await_true(
-                self._is_repetition_answered, 120, lambda: f"not answered: {self.answers}", 0.3
+                self._is_repetition_answered,
+                120,
+                lambda: f"the repetition is answered. Answers: {self.answers}",
+                0.3,
             )
 
     def _is_repetition_answered(self) -> bool:
@@ -246,7 +254,7 @@ class _Case:
         await_true(
             self.trial.is_quiet,
             limit,
-            lambda: f"not over {limit:.0f} s after the fault: {self.trial.story()}",
+            lambda: f"the action has ended after the fault. Last state: {self.trial.story()}",
             0.05,
             late=0.05,
         )
@@ -300,10 +308,12 @@ class _Case:
         await_true(
             lambda: not self.world.list_hosts_with_cleanups(trial.server),
             FIND_SECONDS * slow(),
-            "debts",
+            "the pending cleanups are done",
             0.2,
         )
-        await_true(lambda: trial.send(self.wanted).is_accepted, 60, "it is accepted again", 0.3)
+        await_true(
+            lambda: trial.send(self.wanted).is_accepted, 60, "the request is accepted again", 0.3
+        )
         await_true(trial.is_quiet, MOVE_SECONDS * slow(), trial.story, 0.1, late=0.05)
         repeated_actions = [
             action for action in self.world.read_actions(trial.server) if action.id not in before
@@ -322,7 +332,12 @@ class _Case:
             last[:] = self.world.findings(self.trial.server)
             return not last
 
-        await_true(has_no_findings, FIND_SECONDS * slow(), lambda: f"the doctor finds {last}", 0.5)
+        await_true(
+            has_no_findings,
+            FIND_SECONDS * slow(),
+            lambda: f"the doctor has no finding. Last: {last}",
+            0.5,
+        )
         violations = [
             text
             for text in (*self.world.doubled, *self.world.folder.violations())

@@ -4,7 +4,7 @@
 This module has the seams of the database and the scheduler. For the others see ``at_conductors``
 and ``at_agents``. ``victim`` installs them in the child process. A point is a tuple of words, and
 concerns one or more servers. Without an order, the product runs unchanged, apart from shorter
-leases.
+leases and one wrong clock.
 """
 
 from __future__ import annotations

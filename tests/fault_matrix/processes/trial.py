@@ -126,7 +126,9 @@ class Trial:
             last[:] = [self.call(*arguments, **more)]
             return last[0].is_accepted
 
-        await_true(is_accepted, 120, lambda: f"{arguments[:2]} is answered with {last}", 0.3)
+        await_true(
+            is_accepted, 120, lambda: f"{arguments[:2]} is accepted. Last answer: {last}", 0.3
+        )
         return last[0]
 
     # --- creation ---
@@ -187,7 +189,7 @@ class Trial:
             last[:] = [self.call("GET", f"{url}/volumes/{volume}").body]
             return bool(last[0]) and last[0].get("volume", {}).get("status") == status
 
-        await_true(has_status, 60, lambda: f"the volume is not {status}: {last}", 0.2)
+        await_true(has_status, 60, lambda: f"the volume is {status}. Last answer: {last}", 0.2)
 
     def prepare(self) -> None:
         """Create the server, and bring it to the state before the action."""
@@ -197,7 +199,7 @@ class Trial:
             self.create_volume()
         if self.scenario.ask == "create":
             return
-        await_true(lambda: self.create().is_accepted, 120, "the server is not accepted", 0.3)
+        await_true(lambda: self.create().is_accepted, 120, "the server is accepted", 0.3)
         self.settle(states.ACTIVE)
         before = (*(("shelve",) if self.circumstance == SHELVED else ()), *self.scenario.before)
         for request in before:
@@ -207,7 +209,12 @@ class Trial:
                 self.world.await_down(host)
                 self.world.force_down(host)
                 continue
-            await_true(lambda request=request: self.send(request).is_accepted, 60, request, 0.3)
+            await_true(
+                lambda request=request: self.send(request).is_accepted,
+                60,
+                f"{request} is accepted",
+                0.3,
+            )
             self.settle()
         self.was = self.read_row()
 
@@ -309,7 +316,7 @@ class Trial:
                 and self.read_row().vm_state in (vm_state or self.read_row().vm_state, states.ERROR)
             ),
             QUIET_SECONDS,
-            lambda: f"the server does not settle: {self.story()}",
+            lambda: f"the server is quiet. Last state: {self.story()}",
             0.1,
             late=0.05,
         )
@@ -336,13 +343,17 @@ class Trial:
                 last[:] = [self.call("POST", url, {"forceDelete": None})]
                 return last[0].is_accepted or last[0].status == 404
 
-            await_true(is_accepted, 120, lambda: f"the delete is answered with {last}", 0.3)
+            await_true(
+                is_accepted, 120, lambda: f"the delete is accepted. Last answer: {last}", 0.3
+            )
         if self.server:
             self.world.clean_up(self.server)
             await_true(
                 lambda: self.read_row().deleted and not self.world.find_remains(self.server),
                 QUIET_SECONDS,
-                lambda: f"left behind: {self.world.find_remains(self.server)}; {self.story()}",
+                lambda: (
+                    f"no trace is left. Remains: {self.world.find_remains(self.server)}. {self.story()}"
+                ),
                 0.1,
                 late=0.1,
             )

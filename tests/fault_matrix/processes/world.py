@@ -228,7 +228,7 @@ class World:
     # --- faults ---
     def kill(self, process: str) -> None:
         """Kill a process with all children. ``victim`` starts the process again."""
-        pid = await_true(lambda: self.folder.read_pid(process), 30, f"{process} does not run")
+        pid = await_true(lambda: self.folder.read_pid(process), 30, f"{process} runs")
         assert pid is not None
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
@@ -245,7 +245,7 @@ class World:
         order.write_text("kill")
         # The rename is atomic, because an incomplete file would mean an ordinary stop.
         order.replace(cloud.run / "rabbitmq.down")
-        await_true(lambda: find_process(cloud, "rabbitmq") is None, 30, "the broker still runs")
+        await_true(lambda: find_process(cloud, "rabbitmq") is None, 30, "the broker has ended")
         if wiped:
             for entry in (Broker.of(cloud).folder / "data").iterdir():
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -260,7 +260,7 @@ class World:
         name = self.name_agent(host)
         self.folder.power_cut(name)
         self.kill(name)
-        await_true(lambda: self.folder.read_pid(name) is None, 10, f"{name} still runs")
+        await_true(lambda: self.folder.read_pid(name) is None, 10, f"{name} has ended")
         path = self.cloud.state_folder(HOSTS.index(host) + 1) / "memory-guests.json"
         memory_host = MemoryHost(host, state_file=path)
         memory_host.reboot()
@@ -299,7 +299,7 @@ class World:
 
     def await_down(self, host: str) -> None:
         """Wait until the host counts as down."""
-        await_true(lambda: not self.read_service(host).up, 120, f"{host} counts as up", 0.2)
+        await_true(lambda: not self.read_service(host).up, 120, f"{host} counts as down", 0.2)
 
     # --- state ---
     def read_server(self, server: str) -> Any:
@@ -332,7 +332,7 @@ class World:
         await_true(
             lambda: not self._read_cleanups(server),
             60,
-            lambda: f"{self._read_cleanups(server)}",
+            lambda: f"the cleanups are done. Pending: {self._read_cleanups(server)}",
             0.2,
         )
 
