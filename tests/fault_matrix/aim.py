@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a fault finds its point: what a fault of this matrix is, and the points that come before a
-transaction, by a trace of the same action without any fault."""
+"""Functions that inject a fault at a point of a cell's action.
+
+The point before a step's transaction comes from the trace of the same action without a fault.
+"""
 
 from __future__ import annotations
 
@@ -13,74 +15,90 @@ from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
 from tests.workflows.simulator import Crash
 
-#: Watches for its point before the workflow is asked for; returns what may become of it. ``turn``:
-#: of a fault that has several points in one cell, which of them.
+#: Prepares a fault before the workflow is requested, and returns the permitted ends of the action.
+#: The last argument, ``turn``, selects the point of a fault with several points in one cell.
 Fault = Callable[[Bench, Cell, int], Verdict]
 CONDUCTOR = "conductor"
 #: Points at which a conductor holds no transaction.
 OUTSIDE = ("taken", "proposed", "called")
 
 
-def once(bench: Bench, matches: Callable[[Point], bool], then: Callable[[Point], object]) -> None:
-    """The first such point is where the fault is injected."""
+def inject_once(
+    bench: Bench, matches: Callable[[Point], bool], inject: Callable[[Point], object]
+) -> None:
+    """Inject a fault at the first point that matches."""
 
     def look(point: Point) -> None:
         if matches(point):
             bench.watchers.remove(look)
-            bench.hit()
-            then(point)
+            bench.record_hit()
+            inject(point)
 
     bench.watchers.append(look)
 
 
-def dies(who: str) -> Callable[[Point], object]:
-    """Whoever is there is killed."""
+def kill_at_point(process: str) -> Callable[[Point], object]:
+    """Return a callback that kills a process.
+
+    Args:
+        process: ``CONDUCTOR``, "api", or the name of an agent's host.
+    """
 
     def die(point: Point) -> None:
-        raise Crash(who)
+        raise Crash(process)
 
     return die
 
 
-def journals(cell: Cell, event: str = "succeeded") -> Callable[[Point], bool]:
-    """Within the transaction that says that the step has succeeded."""
+def match_journal(cell: Cell, event: str = "succeeded") -> Callable[[Point], bool]:
+    """Return a predicate for the journal entry of an event of the cell's step.
+
+    The transaction with the entry is still open at this point.
+    """
     return lambda point: point == ("journal", cell.step, event)
 
 
-def commits(cell: Cell, when: str, event: str = "succeeded") -> Callable[[Point], bool]:
-    """Its COMMIT."""
-    return lambda point: point[:2] == ("commit", when) and (cell.step, event) in point[2]
+def match_commit(cell: Cell, side: str, event: str = "succeeded") -> Callable[[Point], bool]:
+    """Return a predicate for the COMMIT, "before" or "after", of an event of the cell's step."""
+    return lambda point: point[:2] == ("commit", side) and (cell.step, event) in point[2]
 
 
-def part(cell: Cell, what: str, where: str) -> Callable[[Point], bool]:
-    """A part of the step begins, or ends."""
-    return lambda point: point == ("part", cell.workflow, cell.step, what, where)
+def match_part(cell: Cell, function: str, where: str) -> Callable[[Point], bool]:
+    """Return a predicate for the begin or the end of a function of the cell's step.
+
+    The function is a field of ``Step``, for example "call". ``where`` is "begins" or "ends".
+    """
+    return lambda point: point == ("part", cell.workflow, cell.step, function, where)
 
 
-def agent(cell: Cell, *where: str) -> Callable[[Point], bool]:
-    """A host carries the step's command out."""
+def match_agent(cell: Cell, *where: str) -> Callable[[Point], bool]:
+    """Return a predicate for points at which an agent executes the command of the cell's step."""
     return lambda point: point[0] == "agent" and point[3] == cell.step and point[4] in where
 
 
-def before(cell: Cell, scenario: str) -> Callable[[Point], bool]:
-    """The last point before the step's transaction, at which nobody holds one."""
-    found = point_before(scenario, cell.step)
-    if found[0] == "result":
-        return lambda point: point[0] == "result" and point[2] == found[2]
-    return lambda point: point == found
+def match_point_before(cell: Cell, scenario: str) -> Callable[[Point], bool]:
+    """Return a predicate for the last point before the step at which no transaction is open."""
+    expected = find_point_before(scenario, cell.step)
+    if expected[0] == "result":
+        return lambda point: point[0] == "result" and point[2] == expected[2]
+    return lambda point: point == expected
 
 
 @cache
-def point_before(scenario: str, step: str) -> Point:
-    """The same, as the trace has it."""
-    for point in reversed(_until(scenario, step)):
+def find_point_before(scenario: str, step: str) -> Point:
+    """Return the last point without an open transaction before the step succeeds, from a trace.
+
+    Raises:
+        LookupError: The trace has no such point.
+    """
+    for point in reversed(_trace_until_success(scenario, step)):
         if point[0] == "result" or (point[0] == CONDUCTOR and point[3] in OUTSIDE):
             return point
     raise LookupError(f"nothing comes before {step}")
 
 
-def _until(scenario: str, step: str) -> list[Point]:
-    """What is reached until the step has succeeded."""
+def _trace_until_success(scenario: str, step: str) -> list[Point]:
+    """Run the scenario without a fault, and return all points before the step's success."""
     nested, benches.NESTED = benches.NESTED, 0.0
     bench = Bench(scenario, 0)
     try:

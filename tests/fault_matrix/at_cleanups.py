@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong while a pending cleanup is carried out: a neighbour has refused something before,
-and is asked again."""
+"""Faults during the retry of a pending cleanup at an external service."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from compute_agent.virt.memory.state.script import Fail
 from conductor.steps import cleanups as cleaning
 from conductor.steps.cleanups import REMEDIES
 from tests.answers import Answer
-from tests.fault_matrix.aim import CONDUCTOR, Fault, dies
+from tests.fault_matrix.aim import CONDUCTOR, Fault, kill_at_point
 from tests.fault_matrix.bench import Bench
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
@@ -24,15 +23,25 @@ from tests.workflows import volumes
 from tests.workflows.neighbours import Neighbour
 from tests.workflows.simulator import Crash
 
-#: Longer than a cleanup is put off after a refusal, or held by a conductor that died.
+#: PATIENCE_SECONDS is longer than the backoff after a refusal and the lease of a dead conductor.
 PATIENCE_SECONDS, DELETING_SECONDS = 400, 20
 _STRIKE = cleanups.strike
 
 
 @dataclass(frozen=True)
-class Left:
-    """How a cleanup comes to be: a call of this service goes wrong in this workflow; without a call
-    it is there when that has ended, or ``verbs`` of its host have failed so often."""
+class Origin:
+    """The way in which a cleanup becomes pending.
+
+    A call of the service fails in the workflow. Without a call, the end of the workflow or a failed
+    verb of the host leaves the cleanup.
+
+    Attributes:
+        workflow: The workflow that leaves the cleanup.
+        service: The attribute of ``Cloud`` with the service.
+        call: The method that fails, or an empty string.
+        how: The failure of the call.
+        verbs: Verb -> number of failures on the host.
+    """
 
     workflow: str
     service: str
@@ -46,49 +55,52 @@ class Left:
         return f"{self.workflow}+{WITH_VOLUMES if of_volumes else ''}"
 
 
-#: Of each kind of cleanup.
-LEFT: dict[str, Left] = {
-    cleanups.PORT: Left("detach_interface", "networks", "delete"),
-    cleanups.PORTS: Left("delete", "networks", "ports"),
-    cleanups.BINDING: Left("live_migrate", "networks", "unbind_at"),
-    cleanups.IMAGE: Left("unshelve", "images", "delete"),
-    cleanups.BACKUPS: Left("backup", "images", "find"),
-    cleanups.SHARE: Left("detach_share", "shares", "deny"),
-    cleanups.ATTACHMENT: Left("detach_volume", "volumes", "detach"),
-    cleanups.SNAPSHOT: Left("attach_volume", "volumes", ""),  # else of an image that was not made
-    cleanups.GUEST_VOLUME: Left(
+#: The origin of each kind of cleanup.
+ORIGINS: dict[str, Origin] = {
+    cleanups.PORT: Origin("detach_interface", "networks", "delete"),
+    cleanups.PORTS: Origin("delete", "networks", "ports"),
+    cleanups.BINDING: Origin("live_migrate", "networks", "unbind_at"),
+    cleanups.IMAGE: Origin("unshelve", "images", "delete"),
+    cleanups.BACKUPS: Origin("backup", "images", "find"),
+    cleanups.SHARE: Origin("detach_share", "shares", "deny"),
+    cleanups.ATTACHMENT: Origin("detach_volume", "volumes", "detach"),
+    # In production, an image that was not created leaves this cleanup. Here ``PLANTERS`` adds one.
+    cleanups.SNAPSHOT: Origin("attach_volume", "volumes", ""),
+    cleanups.GUEST_VOLUME: Origin(
         "attach_volume", "volumes", "", verbs={"attach_volume": 1, "detach_volume": 2}
     ),
-    cleanups.GONE_PORT: Left("create", "networks", ""),
-    cleanups.LATE_PORTS: Left("create", "networks", "create", Answer.LATE),
-    cleanups.LATE_ATTACHMENTS: Left("attach_volume", "volumes", "attach", Answer.LATE),
+    cleanups.GONE_PORT: Origin("create", "networks", ""),
+    cleanups.LATE_PORTS: Origin("create", "networks", "create", Answer.LATE),
+    cleanups.LATE_ATTACHMENTS: Origin("attach_volume", "volumes", "attach", Answer.LATE),
 }
-assert LEFT.keys() == REMEDIES.keys(), "a kind of cleanup has no cells"
+assert ORIGINS.keys() == REMEDIES.keys(), "a kind of cleanup has no cells"
 
 
-def service_of(bench: Bench, cell: Cell) -> Neighbour:
-    """Who is asked again."""
-    found: Neighbour = getattr(bench.cloud, LEFT[cell.step].service)
-    return found
+def find_service(bench: Bench, cell: Cell) -> Neighbour:
+    """Return the service that still has to do the cleanup."""
+    service: Neighbour = getattr(bench.cloud, ORIGINS[cell.step].service)
+    return service
 
 
-def leave(bench: Bench, cell: Cell) -> None:
-    """The workflow ends, and leaves the cleanup."""
-    left, service = LEFT[cell.step], service_of(bench, cell)
-    if left.call:
-        service.next_of = {left.call}, left.how
-    host = bench.cloud.hosts[str(bench.cloud.show(bench.trial.server).host)] if left.verbs else None
+def create_cleanup(bench: Bench, cell: Cell) -> None:
+    """Run the workflow that leaves the cleanup."""
+    origin, service = ORIGINS[cell.step], find_service(bench, cell)
+    if origin.call:
+        service.next_of = {origin.call}, origin.how
+    host = (
+        bench.cloud.hosts[str(bench.cloud.show(bench.trial.server).host)] if origin.verbs else None
+    )
     if host is not None:
         host.driver.host.script.update(
-            {verb: [Fail("It broke.")] * times for verb, times in left.verbs.items()}
+            {verb: [Fail("It broke.")] * times for verb, times in origin.verbs.items()}
         )
     bench.begin()
     bench.settle(PATIENCE_SECONDS)
-    assert bench.row().state == ("failed" if host else "done"), bench.row().message
-    if plant := PLANTED.get(cell.step):
+    assert bench.read_action().state == ("failed" if host else "done"), bench.read_action().message
+    if plant := PLANTERS.get(cell.step):
         plant(bench)
     kinds = [kind for kind, _ in bench.cloud.pending()]
-    assert cell.step in kinds, f"it left {kinds}"
+    assert cell.step in kinds, f"the workflow left the cleanups {kinds}"
     service.refusing.clear()
     service.catches_up()
 
@@ -108,105 +120,106 @@ def _delete_port(bench: Bench) -> None:
     cloud.store.write(lambda tx: cleanups.add_gone_port(tx, server.id, server.project_id, port))
 
 
-#: Of cleanups that no failed call leaves.
-PLANTED: dict[str, Callable[[Bench], None]] = {
+#: Functions that create cleanups without a failed call.
+PLANTERS: dict[str, Callable[[Bench], None]] = {
     cleanups.SNAPSHOT: _plant_snapshot,
     cleanups.GONE_PORT: _delete_port,
 }
 
 
 def carry_out(bench: Bench) -> None:
-    """Make the cleanups due, and let time pass until none is left."""
+    """Let the operator retry the cleanups, and let time pass until none is pending."""
     for row in bench.cloud.store.read(cleanups.list_all):
         bench.cloud.store.write(lambda tx, row=row: cleanups.hasten(tx, row.id))
     bench.run(lambda: cleaning.retry(bench.cloud.engine))
     cloud = bench.cloud
-    bench.world(PATIENCE_SECONDS, has_ended=lambda: not cloud.pending())
+    bench.pass_time(PATIENCE_SECONDS, has_ended=lambda: not cloud.pending())
     for service in (cloud.images, cloud.networks, cloud.shares, cloud.volumes):
         service.well()
         service.catches_up()
-    bench.world(PATIENCE_SECONDS, has_ended=lambda: not cloud.pending())
+    bench.pass_time(PATIENCE_SECONDS, has_ended=lambda: not cloud.pending())
 
 
-def _answers(how: Answer, bench: Bench, cell: Cell, turn: int) -> Verdict:
-    service = service_of(bench, cell)
+def _script_answer(how: Answer, bench: Bench, cell: Cell, turn: int) -> Verdict:
+    service = find_service(bench, cell)
     service.next_of = set(service.calls_known), how
     bench.proofs.append(lambda: service.next_of is None)
-    bench.hit()
+    bench.record_hit()
     return Verdict.LATE
 
 
-def _dies(when: str, bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """Before the neighbour is asked, when it has answered, or when all is done but the row."""
-    service = service_of(bench, cell)
+def _kill_conductor(when: str, bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """Kill the conductor before the request, at the answer, or before the row is deleted."""
+    service = find_service(bench, cell)
     if when == "after":
-        _dies_at_strike(bench)
+        _kill_at_strike(bench)
         return Verdict.LATE
     name = {"before": "_speak", "mid": "_answer"}[when]
-    bench.hit()
+    bench.record_hit()
 
     def die(*arguments: object) -> None:
         delattr(service, name)
-        dies(CONDUCTOR)(())
+        kill_at_point(CONDUCTOR)(())
 
     setattr(service, name, die)
     bench.proofs.append(lambda: name not in vars(service))
     return Verdict.LATE
 
 
-def _dies_at_strike(bench: Bench) -> None:
-    """The row is gone, and the transaction is not ended."""
+def _kill_at_strike(bench: Bench) -> None:
+    """Kill the conductor when the row is deleted and the transaction is still open."""
     died: list[bool] = []
 
-    def strike(tx: Connection, row: CleanupRow, fence: int | None) -> bool:
-        struck = _STRIKE(tx, row, fence)
+    def strike_and_crash(tx: Connection, row: CleanupRow, fence: int | None) -> bool:
+        result = _STRIKE(tx, row, fence)
         if not died:
-            died.append(struck)
-            bench.hit()
+            died.append(result)
+            bench.record_hit()
             raise Crash(CONDUCTOR)
-        return struck
+        return result
 
-    setattr(cleanups, "strike", strike)  # noqa: B010  # ``check`` sets it back
+    # ``check`` restores the function.
+    setattr(cleanups, "strike", strike_and_crash)  # noqa: B010
     bench.proofs.append(lambda: died == [True])
 
 
-def _deleted(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """The server is deleted while the neighbour is asked."""
-    service = service_of(bench, cell)
+def _delete_server(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """Delete the server during the request to the service."""
+    service = find_service(bench, cell)
     service.next_of = set(service.calls_known), Answer.SLOW
     bench.proofs.append(lambda: service.next_of is None)
-    bench.hit()
+    bench.record_hit()
 
     def delete() -> None:
         if not bench.cloud.show(bench.trial.server).deleted:
-            bench.user_deletes()
-            bench.world(DELETING_SECONDS)
+            bench.delete_server()
+            bench.pass_time(DELETING_SECONDS)
 
     service.meanwhile = delete
     return Verdict.DELETED
 
 
 FAULTS: dict[str, Fault] = {
-    "cleaner-kill-before": partial(_dies, "before"),
-    "cleaner-kill-mid": partial(_dies, "mid"),
-    "cleaner-kill-after": partial(_dies, "after"),
-    "cleaning-refused": partial(_answers, Answer.CONFLICT),
-    "cleaning-forbidden": partial(_answers, Answer.FORBIDDEN),
-    "cleaning-silent": partial(_answers, Answer.SILENT),
-    "cleaning-unanswered": partial(_answers, Answer.LOST),
-    "cleaning-answered-by-half": partial(_answers, Answer.HALF),
-    "cleaning-done-late": partial(_answers, Answer.LATE),
-    "delete-while-cleaning": _deleted,
+    "cleaner-kill-before": partial(_kill_conductor, "before"),
+    "cleaner-kill-mid": partial(_kill_conductor, "mid"),
+    "cleaner-kill-after": partial(_kill_conductor, "after"),
+    "cleaning-refused": partial(_script_answer, Answer.CONFLICT),
+    "cleaning-forbidden": partial(_script_answer, Answer.FORBIDDEN),
+    "cleaning-silent": partial(_script_answer, Answer.SILENT),
+    "cleaning-unanswered": partial(_script_answer, Answer.LOST),
+    "cleaning-answered-by-half": partial(_script_answer, Answer.HALF),
+    "cleaning-done-late": partial(_script_answer, Answer.LATE),
+    "delete-while-cleaning": _delete_server,
 }
 
 
 def check(bench: Bench, cell: Cell, fault: Callable[..., Verdict]) -> None:
-    """It is done in the end, and nothing is wrong."""
-    leave(bench, cell)
+    """Run a cell: create the cleanup, inject the fault, and check that the cleanup is done."""
+    create_cleanup(bench, cell)
     try:
         fault(bench, cell, 0)
         carry_out(bench)
     finally:
-        setattr(cleanups, "strike", _STRIKE)  # noqa: B010  # as above
-    assert (left := bench.cloud.pending()) == [], left
-    assert (found := bench.cloud.findings()) == [], found
+        setattr(cleanups, "strike", _STRIKE)  # noqa: B010
+    assert (pending := bench.cloud.pending()) == [], pending
+    assert (findings := bench.cloud.findings()) == [], findings

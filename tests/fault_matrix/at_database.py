@@ -1,48 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a transaction of the conductor: who makes it is killed or sleeps, or the
-database fails."""
+"""Faults of a step's transaction: the conductor is killed or suspended, or the database fails."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
 from tests.fault_matrix import stage
-from tests.fault_matrix.aim import CONDUCTOR, Fault, before, commits, dies, journals, once
+from tests.fault_matrix.aim import (
+    CONDUCTOR,
+    Fault,
+    inject_once,
+    kill_at_point,
+    match_commit,
+    match_journal,
+    match_point_before,
+)
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
 
 DEADLOCK, LOCK_WAIT, GONE = 1213, 1205, 2013
 AWAY_SECONDS = 6.0
-LEASES_SECONDS = 80  # longer than any lease lasts
+#: Longer than every lease.
+LEASES_SECONDS = 80
 
 
-def error(number: int) -> sa.exc.OperationalError:
-    """As MariaDB's driver says it."""
+def make_error(number: int) -> sa.exc.OperationalError:
+    """Return an error of MariaDB's driver with this number."""
     return sa.exc.OperationalError(
         "statement", {}, Exception(number, "fault"), connection_invalidated=number == GONE
     )
 
 
 def kill_before(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, before(cell, stage.scenario_of(cell.workflow, cell.step)), dies(CONDUCTOR))
+    inject_once(
+        bench,
+        match_point_before(cell, stage.name_scenario(cell.workflow, cell.step)),
+        kill_at_point(CONDUCTOR),
+    )
     return Verdict.LATE
 
 
 def kill_mid(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """All is written, and not committed."""
-    once(bench, journals(cell), lambda point: dies_next(bench, "written"))
+    """Kill the conductor after all statements and before COMMIT."""
+    inject_once(bench, match_journal(cell), lambda point: kill_at_next_point(bench, "written"))
     return Verdict.LATE
 
 
 def kill_after(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """Nothing that follows the commit was done."""
-    once(bench, commits(cell, "after"), lambda point: dies_next(bench, "committed"))
+    """Kill the conductor directly after COMMIT."""
+    inject_once(
+        bench, match_commit(cell, "after"), lambda point: kill_at_next_point(bench, "committed")
+    )
     return Verdict.LATE
 
 
-def dies_next(bench: Bench, where: str) -> None:
-    """The conductor is killed at its next point, which is this."""
+def kill_at_next_point(bench: Bench, where: str) -> None:
+    """Kill the conductor at the next point, which must be ``where``."""
     died: list[bool] = []
 
     def look(point: Point) -> None:
@@ -50,19 +64,22 @@ def dies_next(bench: Bench, where: str) -> None:
             bench.watchers.remove(look)
             if point[3] == where:
                 died.append(True)
-                dies(CONDUCTOR)(point)
+                kill_at_point(CONDUCTOR)(point)
 
     bench.watchers.append(look)
     bench.proofs.append(lambda: bool(died))
 
 
-def sleeps(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """Another conductor does its work meanwhile; when it wakes it changes nothing."""
+def suspend_conductor(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """Suspend the conductor while another completes the step.
 
-    def sleep(point: Point) -> None:
-        with bench.another_conductor():
+    The check passes only if the resumed conductor does not record the step again.
+    """
+
+    def run_another(point: Point) -> None:
+        with bench.run_another_conductor():
             for _ in range(LEASES_SECONDS):
-                bench.world(1)
+                bench.pass_time(1)
                 if ("journal", cell.step, "succeeded") in bench.trace:
                     break
         at = len(bench.trace)
@@ -73,65 +90,67 @@ def sleeps(bench: Bench, cell: Cell, turn: int) -> Verdict:
             )
         )
 
-    once(bench, before(cell, stage.scenario_of(cell.workflow, cell.step)), sleep)
+    inject_once(
+        bench, match_point_before(cell, stage.name_scenario(cell.workflow, cell.step)), run_another
+    )
     return Verdict.LATE
 
 
-def drops(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, journals(cell), _raises(GONE))
+def drop_connection(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    inject_once(bench, match_journal(cell), _make_failure(GONE))
     return Verdict.LATE
 
 
-def unanswered(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, commits(cell, "after"), _raises(GONE))
+def lose_commit_answer(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    inject_once(bench, match_commit(cell, "after"), _make_failure(GONE))
     return Verdict.LATE
 
 
-def lost(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, commits(cell, "before"), _raises(GONE))
+def lose_commit(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    inject_once(bench, match_commit(cell, "before"), _make_failure(GONE))
     return Verdict.LATE
 
 
-def deadlock(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, journals(cell), _raises(DEADLOCK))
+def raise_deadlock(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    inject_once(bench, match_journal(cell), _make_failure(DEADLOCK))
     return Verdict.LATE
 
 
-def lock_times_out(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, journals(cell), _raises(LOCK_WAIT))
+def time_out_lock(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    inject_once(bench, match_journal(cell), _make_failure(LOCK_WAIT))
     return Verdict.LATE
 
 
-def restarts(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, journals(cell), lambda point: away(bench))
+def restart_database(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    inject_once(bench, match_journal(cell), lambda point: stop_database(bench))
     return Verdict.LATE
 
 
-def away(bench: Bench) -> None:
-    """The database is restarted: whoever asks it is refused for a while."""
+def stop_database(bench: Bench) -> None:
+    """Refuse all statements for ``AWAY_SECONDS``."""
     until = bench.time.monotonic() + AWAY_SECONDS
 
     def look(point: Point) -> None:
         if point[0] == "statement" and bench.running and bench.time.monotonic() < until:
-            raise error(GONE)
+            raise make_error(GONE)
 
     bench.watchers.append(look)
-    bench.is_over(AWAY_SECONDS)
-    raise error(GONE)
+    bench.extend_fault(AWAY_SECONDS)
+    raise make_error(GONE)
 
 
-def _raises(number: int) -> Fault:
+def _make_failure(number: int) -> Fault:
     def fail(point: Point) -> None:
-        raise error(number)
+        raise make_error(number)
 
     return fail  # type: ignore[return-value]
 
 
-def delete(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(
+def delete_during_step(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    inject_once(
         bench,
-        before(cell, stage.scenario_of(cell.workflow, cell.step)),
-        lambda point: bench.user_deletes(),
+        match_point_before(cell, stage.name_scenario(cell.workflow, cell.step)),
+        lambda point: bench.delete_server(),
     )
     return Verdict.DELETED
 
@@ -140,12 +159,12 @@ FAULTS: dict[str, Fault] = {
     "conductor-kill-before": kill_before,
     "conductor-kill-mid": kill_mid,
     "conductor-kill-after": kill_after,
-    "conductor-sleeps-past-lease": sleeps,
-    "database-drops-before-commit": drops,
-    "database-commits-unanswered": unanswered,
-    "database-loses-commit-unanswered": lost,
-    "database-deadlock": deadlock,
-    "database-restarts": restarts,
-    "database-lock-times-out": lock_times_out,
-    "delete-before-commit": delete,
+    "conductor-sleeps-past-lease": suspend_conductor,
+    "database-drops-before-commit": drop_connection,
+    "database-commits-unanswered": lose_commit_answer,
+    "database-loses-commit-unanswered": lose_commit,
+    "database-deadlock": raise_deadlock,
+    "database-restarts": restart_database,
+    "database-lock-times-out": time_out_lock,
+    "delete-before-commit": delete_during_step,
 }

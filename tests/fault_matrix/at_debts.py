@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong while a host removes what it still owes: it was dead while its server left it, or
-was deleted, and has come back."""
+"""Faults during a pending cleanup on a host that was down and has returned."""
 
 from __future__ import annotations
 
@@ -11,22 +10,22 @@ from functools import partial
 from common.domain import errors
 from compute_agent.virt.memory.state.script import Fail
 from tests.fault_matrix import stage
-from tests.fault_matrix.aim import CONDUCTOR, Fault, dies, once
+from tests.fault_matrix.aim import CONDUCTOR, Fault, inject_once, kill_at_point
 from tests.fault_matrix.at_hosts import INSIDE, LEASE_SECONDS
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
-from tests.fault_matrix.outcome import LOCAL_SECONDS, MOVE_SECONDS, Verdict, heal, return_hosts
+from tests.fault_matrix.outcome import LOCAL_SECONDS, MOVE_SECONDS, Verdict, heal, power_on_hosts
 
 VERB = "ensure_absent"
 
 
-def scenario(cell: Cell) -> str:
-    """Where the cell begins: its step is the workflow that leaves the debt."""
+def find_scenario(cell: Cell) -> str:
+    """Return the scenario of the workflow that leaves the pending cleanup, the step of the cell."""
     return f"{cell.step}+"
 
 
-def leave(bench: Bench, cell: Cell) -> str:
-    """The workflow ends while a host is dead, which owes the removal; returns the host."""
+def create_cleanup(bench: Bench, cell: Cell) -> str:
+    """Run the workflow while a host is down, and return the host with the pending cleanup."""
     cloud, server = bench.cloud, bench.trial.server
     host = str(
         cloud.migration(server).source_host
@@ -38,77 +37,79 @@ def leave(bench: Bench, cell: Cell) -> str:
         cloud.force_down(host)
     bench.begin()
     bench.settle(MOVE_SECONDS)
-    assert bench.row().state == "done", bench.row().message
-    assert owed(bench) == [host], f"{owed(bench)} owe something, and not {host}"
+    assert bench.read_action().state == "done", bench.read_action().message
+    hosts = list_hosts_with_cleanups(bench)
+    assert hosts == [host], f"pending cleanups on {hosts} instead of {host}"
     return host
 
 
-def owed(bench: Bench) -> list[str]:
-    """The hosts that have still to remove something."""
-    return [host for _, host, _ in stage.ages(bench.cloud)["debts"]]
+def list_hosts_with_cleanups(bench: Bench) -> list[str]:
+    return [host for _, host, _ in stage.read_ages(bench.cloud)["debts"]]
 
 
-def removes(*where: str) -> Callable[[Point], bool]:
-    """A host that owes it removes the guest."""
+def match_removal(*where: str) -> Callable[[Point], bool]:
+    """Return a predicate for points at which a host removes the guest."""
     return lambda point: point[0] == "agent" and point[2] == VERB and point[4] in where
 
 
-def _agent_dies(when: str, bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, removes(when), lambda point: dies(point[1])(point))
+def _kill_agent(when: str, bench: Bench, cell: Cell, turn: int) -> Verdict:
+    inject_once(bench, match_removal(when), lambda point: kill_at_point(point[1])(point))
     return Verdict.LATE
 
 
-def _agent_dies_inside(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """At each point inside the removal, one after the other."""
+def _kill_agent_inside(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """Kill the agent at point number ``turn`` inside the removal."""
     seen = [0]
 
     def is_due(point: Point) -> bool:
-        seen[0] += removes(*INSIDE)(point)
-        return removes(*INSIDE)(point) and seen[0] > turn
+        seen[0] += match_removal(*INSIDE)(point)
+        return match_removal(*INSIDE)(point) and seen[0] > turn
 
-    once(bench, is_due, lambda point: dies(point[1])(point))
+    inject_once(bench, is_due, lambda point: kill_at_point(point[1])(point))
     return Verdict.LATE
 
 
-def _refused(bench: Bench, cell: Cell, turn: int) -> Verdict:
+def _refuse_removal(bench: Bench, cell: Cell, turn: int) -> Verdict:
     def refuse(point: Point) -> None:
         script = bench.cloud.hosts[point[1]].driver.host.script
         script[VERB] = [Fail("It broke.")]
         bench.proofs.append(lambda: not script.get(VERB))
 
-    once(bench, removes("before"), refuse)
+    inject_once(bench, match_removal("before"), refuse)
     return Verdict.LATE
 
 
-def _conductor_dies(when: str, bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """The host has said that it is done, which is being written, or was just committed."""
+def _kill_conductor(when: str, bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """Kill the conductor while, or after, it records the host's result."""
     removed: list[Point] = []
 
     def is_due(point: Point) -> bool:
-        if removes("after")(point):
+        if match_removal("after")(point):
             removed.append(point)
         return bool(removed) and point == ("conductor", "sync", "reports", when)
 
-    def die(point: Point) -> None:
-        assert owed(bench) == ([str(removed[0][1])] if when == "written" else [])
-        dies(CONDUCTOR)(point)
+    def check_and_kill(point: Point) -> None:
+        assert list_hosts_with_cleanups(bench) == (
+            [str(removed[0][1])] if when == "written" else []
+        )
+        kill_at_point(CONDUCTOR)(point)
 
-    once(bench, is_due, die)
+    inject_once(bench, is_due, check_and_kill)
     return Verdict.LATE
 
 
-def _sleeps(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """The host stands still until it counts as down, and goes on."""
+def _suspend_agent(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """Suspend the agent until the conductors count the host as down."""
 
-    def sleep(point: Point) -> None:
-        bench.world(LEASE_SECONDS, asleep=[f"work {point[1]}", f"sync {point[1]}"])
+    def suspend(point: Point) -> None:
+        bench.pass_time(LEASE_SECONDS, asleep=[f"work {point[1]}", f"sync {point[1]}"])
 
-    once(bench, removes("before"), sleep)
+    inject_once(bench, match_removal("before"), suspend)
     return Verdict.LATE
 
 
-def _registers(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """Its agent has lost its session, and gets another while it removes."""
+def _register_again(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """Let the agent lose the session and register again during the removal."""
 
     def register(point: Point) -> None:
         host = bench.cloud.hosts[str(point[1])]
@@ -116,50 +117,50 @@ def _registers(bench: Bench, cell: Cell, turn: int) -> Verdict:
         bench.cloud.sync(host)
         assert host.agent.session
 
-    once(bench, removes("entered"), register)
+    inject_once(bench, match_removal("entered"), register)
     return Verdict.LATE
 
 
-def _deleted(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, removes("before"), lambda point: bench.user_deletes())
+def _delete_server(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    inject_once(bench, match_removal("before"), lambda point: bench.delete_server())
     return Verdict.DELETED
 
 
-def _moves_back(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """An admin wants the server on that host again; that may be refused until it is rid of it."""
+def _move_back(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """Request a move back to the host. The API may refuse the move until the removal is done."""
 
     def move(point: Point) -> None:
         with suppress(errors.Problem):
             bench.cloud.move(bench.trial.server, "os-migrateLive", host=str(point[1]))
             bench.adopt()
 
-    once(bench, removes("before"), move)
+    inject_once(bench, match_removal("before"), move)
     return Verdict.BOTH
 
 
 FAULTS: dict[str, Fault] = {
-    "remover-kill-before": partial(_agent_dies, "before"),
-    "remover-kill-mid": _agent_dies_inside,
-    "remover-kill-after": partial(_agent_dies, "after"),
-    "removal-refused": _refused,
-    "collector-kill-mid": partial(_conductor_dies, "written"),
-    "collector-kill-after": partial(_conductor_dies, "committed"),
-    "remover-sleeps-past-lease": _sleeps,
-    "registers-while-removing": _registers,
-    "delete-while-removing": _deleted,
-    "moves-back-while-removing": _moves_back,
+    "remover-kill-before": partial(_kill_agent, "before"),
+    "remover-kill-mid": _kill_agent_inside,
+    "remover-kill-after": partial(_kill_agent, "after"),
+    "removal-refused": _refuse_removal,
+    "collector-kill-mid": partial(_kill_conductor, "written"),
+    "collector-kill-after": partial(_kill_conductor, "committed"),
+    "remover-sleeps-past-lease": _suspend_agent,
+    "registers-while-removing": _register_again,
+    "delete-while-removing": _delete_server,
+    "moves-back-while-removing": _move_back,
 }
 
 
 def check(bench: Bench, cell: Cell, fault: Fault, turn: int) -> None:
-    """The host returns; in the end it owes nothing, and nothing is wrong."""
-    leave(bench, cell)
+    """Run a cell: create the cleanup, inject the fault, return the host, and check the cloud."""
+    create_cleanup(bench, cell)
     fault(bench, cell, turn)
-    return_hosts(bench)
+    power_on_hosts(bench)
     bench.settle(MOVE_SECONDS)
     bench.watchers.clear()
     heal(bench)
     bench.settle(LOCAL_SECONDS)
     server = bench.cloud.show(bench.trial.server)
     assert (server.task_state, server.action) == (None, None)
-    assert (found := bench.cloud.findings()) == [], found
+    assert (findings := bench.cloud.findings()) == [], findings

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a question to the scheduler."""
+"""Faults of a request to the scheduler."""
 
 from __future__ import annotations
 
@@ -10,105 +10,108 @@ from common.domain import errors
 from common.domain.models import Selection
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
-from tests.fault_matrix.aim import Fault, once, part
+from tests.fault_matrix.aim import Fault, inject_once, match_part
 from tests.fault_matrix.at_hosts import BROKER_SECONDS
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
 from tests.workflows.simulator import choosing
 
-LATE_SECONDS = 10  # shorter than the lease of who asks
+#: Shorter than the lease of the waiting conductor.
+LATE_SECONDS = 10
 
 
-def restart(bench: Bench) -> None:
-    """Another scheduler, which knows nothing of what this one proposed."""
+def restart_scheduler(bench: Bench) -> None:
+    """Replace the scheduler by a new one without the proposals of the old."""
     cloud = bench.cloud
     cloud.scheduler = Proposals(Hosts(cloud.store, cloud.time), choosing())
 
 
-def _asks(bench: Bench, cell: Cell, when: str, then: Callable[[Point], object]) -> None:
-    """The step asks, or is answered."""
-    asking: list[bool] = []
+def _inject_at_request(
+    bench: Bench, cell: Cell, when: str, inject: Callable[[Point], object]
+) -> None:
+    """Inject a fault when the step's request to the scheduler is "asked" or "answered"."""
+    in_prepare: list[bool] = []
 
-    def begins(point: Point) -> None:
-        if part(cell, "prepare", "begins")(point):
-            asking.append(True)
-        elif part(cell, "prepare", "ends")(point):
-            asking.clear()
+    def watch_prepare(point: Point) -> None:
+        if match_part(cell, "prepare", "begins")(point):
+            in_prepare.append(True)
+        elif match_part(cell, "prepare", "ends")(point):
+            in_prepare.clear()
 
-    bench.watchers.append(begins)
-    once(bench, lambda point: bool(asking) and point[:2] == ("select", when), then)
+    bench.watchers.append(watch_prepare)
+    inject_once(bench, lambda point: bool(in_prepare) and point[:2] == ("select", when), inject)
 
 
-def _no_answer(bench: Bench, dies: bool) -> Callable[[Point], object]:
+def _make_no_answer(bench: Bench, restarts: bool) -> Callable[[Point], object]:
     def fail(point: Point) -> None:
-        if dies:
-            restart(bench)
+        if restarts:
+            restart_scheduler(bench)
         raise errors.NoAnswer("lost")
 
     return fail
 
 
 def kill_before(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    _asks(bench, cell, "asked", _no_answer(bench, True))
+    _inject_at_request(bench, cell, "asked", _make_no_answer(bench, True))
     return Verdict.LATE
 
 
 def kill_mid(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """It has chosen and not answered."""
-    _asks(bench, cell, "answered", _no_answer(bench, True))
+    """Kill the scheduler between the choice and the answer."""
+    _inject_at_request(bench, cell, "answered", _make_no_answer(bench, True))
     return Verdict.LATE
 
 
 def kill_after(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    _asks(bench, cell, "answered", lambda point: restart(bench))
+    _inject_at_request(bench, cell, "answered", lambda point: restart_scheduler(bench))
     return Verdict.LATE
 
 
-def broker_restarts(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    def away(point: Point) -> None:
+def restart_broker(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    def stop(point: Point) -> None:
         until = bench.time.monotonic() + BROKER_SECONDS
         bench.lose = lambda kind: bench.time.monotonic() < until
-        bench.is_over(BROKER_SECONDS)
+        bench.extend_fault(BROKER_SECONDS)
 
-    _asks(bench, cell, "asked", away)
+    _inject_at_request(bench, cell, "asked", stop)
     return Verdict.LATE
 
 
-def question_lost(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    _asks(bench, cell, "asked", _no_answer(bench, False))
+def lose_request(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    _inject_at_request(bench, cell, "asked", _make_no_answer(bench, False))
     return Verdict.LATE
 
 
-def answer_lost(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    _asks(bench, cell, "answered", _no_answer(bench, False))
+def lose_answer(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    _inject_at_request(bench, cell, "answered", _make_no_answer(bench, False))
     return Verdict.LATE
 
 
-def doubled(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    _asks(bench, cell, "asked", lambda point: bench.select(point[2], False))
+def double_request(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    _inject_at_request(bench, cell, "asked", lambda point: bench.select(point[2], False))
     return Verdict.LATE
 
 
-def late(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    _asks(bench, cell, "answered", lambda point: bench.world(LATE_SECONDS))
+def delay_answer(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    _inject_at_request(bench, cell, "answered", lambda point: bench.pass_time(LATE_SECONDS))
     return Verdict.LATE
 
 
-def no_host(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    def none(point: Point) -> None:
-        def answer(found: list[Selection]) -> list[Selection]:
-            bench.answer = lambda kept: kept
-            return [replace(one, hosts=[], reason="none fits") for one in found]
+def answer_no_host(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    def empty_next_answer(point: Point) -> None:
+        def empty_selections(selections: list[Selection]) -> list[Selection]:
+            bench.answer = lambda unchanged: unchanged
+            return [replace(selection, hosts=[], reason="none fits") for selection in selections]
 
-        bench.answer = answer
+        bench.answer = empty_selections
 
-    _asks(bench, cell, "asked", none)
+    _inject_at_request(bench, cell, "asked", empty_next_answer)
     return Verdict.ENDED
 
 
-def delete(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    _asks(bench, cell, "answered", lambda point: bench.user_deletes())
+def delete_while_waiting(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    _inject_at_request(bench, cell, "answered", lambda point: bench.delete_server())
     return Verdict.DELETED
 
 
@@ -116,11 +119,11 @@ FAULTS: dict[str, Fault] = {
     "scheduler-kill-before": kill_before,
     "scheduler-kill-mid": kill_mid,
     "scheduler-kill-after": kill_after,
-    "broker-restarts-while-asked": broker_restarts,
-    "question-lost": question_lost,
-    "answer-lost": answer_lost,
-    "question-doubled": doubled,
-    "answer-late": late,
-    "no-host": no_host,
-    "delete-while-asked": delete,
+    "broker-restarts-while-asked": restart_broker,
+    "question-lost": lose_request,
+    "answer-lost": lose_answer,
+    "question-doubled": double_request,
+    "answer-late": delay_answer,
+    "no-host": answer_no_host,
+    "delete-while-asked": delete_while_waiting,
 }

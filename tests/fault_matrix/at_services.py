@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a call of the image, network or share service, or of the fencing hook, and to
-whoever calls."""
+"""Faults of a call of an external service or of the fencing hook, and of the calling conductor."""
 
 from __future__ import annotations
 
@@ -8,144 +7,170 @@ from common.store.servers import actions
 from conductor.engine.engine import Lane
 from conductor.workflows import WORKFLOWS
 from tests.answers import Answer
-from tests.fault_matrix.aim import CONDUCTOR, Fault, dies, once, part
+from tests.fault_matrix.aim import CONDUCTOR, Fault, inject_once, kill_at_point, match_part
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
 from tests.workflows.neighbours import Neighbour, nobody
 
 AWAY_SECONDS, LATE_SECONDS = 60, 20
-#: Calls that change nothing at a service.
+#: Calls that only read.
 READS = {"show", "find", "ports", "port", "names_guests", "described", "volume", "attachments"}
-#: Steps that only look, as they are reached here: there a look is given up.
-ONLY_LOOK = ("plug", "rotate", "look_at_size", "release", "release_volumes_late")
+#: Steps whose calls only read in these scenarios. There, a read has the late effect.
+READ_ONLY_STEPS = ("plug", "rotate", "look_at_size", "release", "release_volumes_late")
 
 
-def service_of(bench: Bench, cell: Cell) -> Neighbour:
-    """Who is called at the step."""
+def find_service(bench: Bench, cell: Cell) -> Neighbour:
+    """Return the service that the cell's step calls."""
     step = WORKFLOWS[cell.workflow].steps[WORKFLOWS[cell.workflow].index(cell.step)]
     cloud = bench.cloud
-    found: Neighbour = {
+    service: Neighbour = {
         Lane.IMAGE: cloud.images,
         Lane.NETWORK: cloud.networks,
         Lane.SHARE: cloud.shares,
         Lane.VOLUME: cloud.volumes,
         Lane.FENCING: getattr(cloud, "fencer", None),
     }[step.lane]
-    return found
+    return service
 
 
 def kill_before(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, part(cell, "call", "begins"), dies(CONDUCTOR))
+    inject_once(bench, match_part(cell, "call", "begins"), kill_at_point(CONDUCTOR))
     return Verdict.LATE
 
 
 def kill_mid(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """The service has carried out the first of the step's requests."""
-    once(bench, part(cell, "call", "begins"), lambda point: dies_when_answered(bench, cell))
+    """Kill the conductor when the service has carried out the first request of the step."""
+    inject_once(
+        bench,
+        match_part(cell, "call", "begins"),
+        lambda point: kill_conductor_at_answer(bench, cell),
+    )
     return Verdict.LATE
 
 
-def dies_when_answered(bench: Bench, cell: Cell) -> None:
-    """The conductor hears no answer to its next request: it is dead."""
-    service = service_of(bench, cell)
+def kill_conductor_at_answer(bench: Bench, cell: Cell) -> None:
+    """Kill the conductor just before the answer to the next request arrives."""
+    service = find_service(bench, cell)
     died: list[bool] = []
 
     def die() -> None:
         service.before_answer = nobody
         died.append(True)
-        dies(CONDUCTOR)(())
+        kill_at_point(CONDUCTOR)(())
 
     service.before_answer = die
     bench.proofs.append(lambda: bool(died))
 
 
 def kill_after(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, part(cell, "call", "ends"), dies(CONDUCTOR))
+    inject_once(bench, match_part(cell, "call", "ends"), kill_at_point(CONDUCTOR))
     return Verdict.LATE
 
 
-def refuses(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, part(cell, "call", "begins"), lambda point: script(bench, cell, Answer.CONFLICT))
+def refuse_call(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    inject_once(
+        bench,
+        match_part(cell, "call", "begins"),
+        lambda point: script_next_call(bench, cell, Answer.CONFLICT),
+    )
     return Verdict.ENDED
 
 
-def silent(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, part(cell, "call", "begins"), lambda point: script(bench, cell, Answer.SILENT))
+def ignore_call(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    inject_once(
+        bench,
+        match_part(cell, "call", "begins"),
+        lambda point: script_next_call(bench, cell, Answer.SILENT),
+    )
     return Verdict.LATE
 
 
-def did_it(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, part(cell, "call", "begins"), lambda point: script(bench, cell, Answer.LOST))
+def lose_answer(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    inject_once(
+        bench,
+        match_part(cell, "call", "begins"),
+        lambda point: script_next_call(bench, cell, Answer.LOST),
+    )
     return Verdict.LATE
 
 
-def half(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, part(cell, "call", "begins"), lambda point: script(bench, cell, Answer.HALF))
+def halve_answer(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    inject_once(
+        bench,
+        match_part(cell, "call", "begins"),
+        lambda point: script_next_call(bench, cell, Answer.HALF),
+    )
     return Verdict.LATE
 
 
-def script(bench: Bench, cell: Cell, answer: Answer) -> None:
-    """The next request is answered so."""
-    service = service_of(bench, cell)
+def script_next_call(bench: Bench, cell: Cell, answer: Answer) -> None:
+    """Let the service answer the next request like this."""
+    service = find_service(bench, cell)
     number = service.calls + 1
     service.script[number] = answer
     bench.proofs.append(lambda: service.calls >= number)
 
 
-def answers_late(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """The conductor waits, and others go on."""
-    once(bench, part(cell, "call", "begins"), lambda point: bench.world(LATE_SECONDS))
+def delay_answer(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """Let time pass for all other parts while the conductor waits for the answer."""
+    inject_once(
+        bench, match_part(cell, "call", "begins"), lambda point: bench.pass_time(LATE_SECONDS)
+    )
     return Verdict.LATE
 
 
-def does_it_late(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(bench, part(cell, "call", "begins"), lambda point: put_off(bench, cell))
+def delay_effect(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    inject_once(
+        bench, match_part(cell, "call", "begins"), lambda point: delay_next_effect(bench, cell)
+    )
     return Verdict.LATE
 
 
-def put_off(bench: Bench, cell: Cell) -> None:
-    """The next request that changes something is given up, and carried out some seconds later."""
-    service = service_of(bench, cell)
-    looks = cell.step in ONLY_LOOK
-    service.next_of = set(service.calls_known) - (set() if looks else READS), Answer.LATE
-    bench.later(LATE_SECONDS, service.catches_up)
+def delay_next_effect(bench: Bench, cell: Cell) -> None:
+    """Let the next changing request time out, and take effect some seconds later."""
+    service = find_service(bench, cell)
+    only_reads = cell.step in READ_ONLY_STEPS
+    service.next_of = set(service.calls_known) - (set() if only_reads else READS), Answer.LATE
+    bench.schedule(LATE_SECONDS, service.catches_up)
     bench.proofs.append(lambda: service.next_of is None and not service.given_up)
 
 
-def away(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """For a minute nobody there answers, nor sends an event."""
-    once(bench, part(cell, "call", "begins"), lambda point: leave(bench, cell))
+def silence_service(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """Let the service neither answer nor send events for a minute."""
+    inject_once(
+        bench, match_part(cell, "call", "begins"), lambda point: silence_called_service(bench, cell)
+    )
     return Verdict.ENDED
 
 
-def leave(bench: Bench, cell: Cell) -> None:
-    """Whoever the step calls is away from now on."""
-    service = service_of(bench, cell)
+def silence_called_service(bench: Bench, cell: Cell) -> None:
+    """Let the service of the cell's step be silent for ``AWAY_SECONDS``."""
+    service = find_service(bench, cell)
     service.silent = 1_000_000
 
-    def back() -> None:
+    def return_service() -> None:
         service.silent = 0
 
-    bench.later(AWAY_SECONDS, back)
+    bench.schedule(AWAY_SECONDS, return_service)
 
 
-def event_doubled(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """Events come twice, before and while it is called."""
+def double_events(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """Send the step's event twice before the call."""
 
     def wake(point: Point) -> None:
         for _ in range(2):
             bench.cloud.store.write(lambda tx: actions.wake(tx, [bench.trial.server], cell.step))
 
-    once(bench, part(cell, "call", "begins"), wake)
+    inject_once(bench, match_part(cell, "call", "begins"), wake)
     return Verdict.LATE
 
 
-def delete(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    once(
+def delete_during_call(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    inject_once(
         bench,
-        part(cell, "call", "begins"),
-        lambda point: bench.user_deletes(),
+        match_part(cell, "call", "begins"),
+        lambda point: bench.delete_server(),
     )
     return Verdict.DELETED
 
@@ -154,13 +179,13 @@ FAULTS: dict[str, Fault] = {
     "caller-kill-before": kill_before,
     "caller-kill-mid": kill_mid,
     "caller-kill-after": kill_after,
-    "service-refuses": refuses,
-    "service-silent": silent,
-    "service-did-it-unanswered": did_it,
-    "service-answers-half": half,
-    "service-answers-late": answers_late,
-    "service-does-it-late": does_it_late,
-    "service-away": away,
-    "event-doubled": event_doubled,
-    "delete-while-called": delete,
+    "service-refuses": refuse_call,
+    "service-silent": ignore_call,
+    "service-did-it-unanswered": lose_answer,
+    "service-answers-half": halve_answer,
+    "service-answers-late": delay_answer,
+    "service-does-it-late": delay_effect,
+    "service-away": silence_service,
+    "event-doubled": double_events,
+    "delete-while-called": delete_during_call,
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way back of a step: a later step fails, and then the undo is killed, refused or repeated."""
+"""Faults of an undo: a later step fails, and the undo is killed, refused or repeated."""
 
 from __future__ import annotations
 
@@ -11,145 +11,158 @@ from conductor.engine.step import AnyStep
 from conductor.workflows import WORKFLOWS
 from tests.answers import Answer
 from tests.fault_matrix import at_services
-from tests.fault_matrix.aim import CONDUCTOR, Fault, commits, dies, journals, once, part
-from tests.fault_matrix.at_database import GONE, dies_next, error
+from tests.fault_matrix.aim import (
+    CONDUCTOR,
+    Fault,
+    inject_once,
+    kill_at_point,
+    match_commit,
+    match_journal,
+    match_part,
+)
+from tests.fault_matrix.at_database import GONE, kill_at_next_point, make_error
 from tests.fault_matrix.at_hosts import INSIDE
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
 from tests.fault_matrix.stage import CIRCUMSTANCES
 
-#: Steps whose undo is a part of an action that a certain step fails.
+#: (workflow, step) -> the later step that must fail so that this step is undone.
 FAILING = {("live_migrate", "return"): "arrive", ("evacuate", "revive"): "build"}
 
 
 class Broken(Exception):
-    """What nobody foresaw."""
+    """An unexpected error."""
 
 
-def step_of(cell: Cell) -> AnyStep:
-    story = WORKFLOWS[cell.workflow]
-    return story.steps[story.index(cell.step)]
+def find_step(cell: Cell) -> AnyStep:
+    workflow = WORKFLOWS[cell.workflow]
+    return workflow.steps[workflow.index(cell.step)]
 
 
-def failing_of(cell: Cell) -> AnyStep:
-    """The first step from which the way back leads over the cell's, and that can fail outside."""
-    story = WORKFLOWS[cell.workflow]
-    at = story.index(cell.step)
+def find_failing_step(cell: Cell) -> AnyStep:
+    """Return the first step whose failure leads to the undo of the cell's step.
+
+    The step has a command or a call, so that a host or a service can make the step fail.
+    """
+    workflow = WORKFLOWS[cell.workflow]
+    at = workflow.index(cell.step)
     if name := FAILING.get((cell.workflow, cell.step)):
-        return story.steps[story.index(name)]
+        return workflow.steps[workflow.index(name)]
     pivot = next(
-        (number for number, step in enumerate(story.steps) if step.pivot), len(story.steps)
+        (number for number, step in enumerate(workflow.steps) if step.pivot), len(workflow.steps)
     )
-    later = story.steps[at + 1 : pivot + 1]
+    later = workflow.steps[at + 1 : pivot + 1]
     circumstances = ("", CIRCUMSTANCES.get((cell.workflow, cell.step), ""))
     return next(
         step
-        for step in (*later, story.steps[at])
+        for step in (*later, workflow.steps[at])
         if (step.command or step.call)
         and CIRCUMSTANCES.get((cell.workflow, step.name), "") in circumstances
     )
 
 
-def _provoke(bench: Bench, cell: Cell) -> None:
-    """That step fails for good, whenever it is tried."""
-    failing = failing_of(cell)
+def _provoke_undo(bench: Bench, cell: Cell) -> None:
+    """Let every attempt of the failing step fail."""
+    failing = find_failing_step(cell)
 
     def look(point: Point) -> None:
         if point[0] == "agent" and point[3:] == (failing.name, "before") and failing.command:
             if cell.step == "revive":
-                _source_returns(bench)
+                _return_source(bench)
             bench.cloud.hosts[point[1]].driver.host.script[point[2]] = [Fail("It broke.")]
         elif failing.call and point == ("part", cell.workflow, failing.name, "call", "begins"):
-            service = at_services.service_of(bench, _at(cell, failing))
+            service = at_services.find_service(bench, _make_service_cell(cell, failing))
             service.script[service.calls + 1] = Answer.CONFLICT
         elif point == ("journal", failing.name, "failed") and failing.call:
-            at_services.service_of(bench, _at(cell, failing)).refusing.clear()
+            at_services.find_service(bench, _make_service_cell(cell, failing)).refusing.clear()
 
     bench.watchers.append(look)
 
 
-def _at(cell: Cell, step: AnyStep) -> Cell:
+def _make_service_cell(cell: Cell, step: AnyStep) -> Cell:
     return Cell(cell.workflow, step.name, cell.kind, cell.fault)
 
 
-def _source_returns(bench: Bench) -> None:
-    """The host that the server leaves comes back while it is made elsewhere."""
+def _return_source(bench: Bench) -> None:
+    """Start the source host while the evacuation builds the server elsewhere."""
     for host in bench.cloud.hosts.values():
         if not host.is_on:
             host.power_on()
-            bench.world(3)
+            bench.pass_time(3)
 
 
 def kill_mid(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    _provoke(bench, cell)
-    step = step_of(cell)
+    _provoke_undo(bench, cell)
+    step = find_step(cell)
     if step.undo_command:
-        once(bench, _undoes(cell, *INSIDE), lambda point: dies(point[1])(point))
+        inject_once(bench, _match_undo(cell, *INSIDE), lambda point: kill_at_point(point[1])(point))
     elif step.undo_call:
-        once(
+        inject_once(
             bench,
-            part(cell, "undo_call", "begins"),
-            lambda point: at_services.dies_when_answered(bench, cell),
+            match_part(cell, "undo_call", "begins"),
+            lambda point: at_services.kill_conductor_at_answer(bench, cell),
         )
     else:
-        once(bench, journals(cell, "undone"), lambda point: dies_next(bench, "written"))
+        inject_once(
+            bench, match_journal(cell, "undone"), lambda point: kill_at_next_point(bench, "written")
+        )
     return Verdict.ENDED
 
 
-def refused(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    _provoke(bench, cell)
-    step = step_of(cell)
+def refuse_undo(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    _provoke_undo(bench, cell)
+    step = find_step(cell)
     if step.undo_command:
 
         def refuse(point: Point) -> None:
             host = bench.cloud.hosts[point[1]].driver.host
             host.script[point[2]] = [Fail("Nor can it be undone.")]
 
-        once(bench, _undoes(cell, "before"), refuse)
+        inject_once(bench, _match_undo(cell, "before"), refuse)
     elif step.undo_call:
-        once(
+        inject_once(
             bench,
-            part(cell, "undo_call", "begins"),
-            lambda point: at_services.script(bench, cell, Answer.CONFLICT),
+            match_part(cell, "undo_call", "begins"),
+            lambda point: at_services.script_next_call(bench, cell, Answer.CONFLICT),
         )
     else:
 
-        def broken(point: Point) -> None:
-            raise Broken("nobody foresaw it")
+        def raise_unexpected(point: Point) -> None:
+            raise Broken("unexpected error")
 
-        once(bench, part(cell, "undo", "begins"), broken)
+        inject_once(bench, match_part(cell, "undo", "begins"), raise_unexpected)
     return Verdict.ENDED
 
 
-def repeated(bench: Bench, cell: Cell, turn: int) -> Verdict:
-    """It was done, and nobody heard of it."""
-    _provoke(bench, cell)
-    step = step_of(cell)
+def repeat_undo(bench: Bench, cell: Cell, turn: int) -> Verdict:
+    """Let the undo take effect, but lose the result."""
+    _provoke_undo(bench, cell)
+    step = find_step(cell)
     if step.undo_command:
-        once(bench, _undoes(cell, "after"), lambda point: dies(point[1])(point))
+        inject_once(bench, _match_undo(cell, "after"), lambda point: kill_at_point(point[1])(point))
     elif step.undo_call:
-        once(
+        inject_once(
             bench,
-            part(cell, "undo_call", "begins"),
-            lambda point: at_services.script(bench, cell, Answer.LOST),
+            match_part(cell, "undo_call", "begins"),
+            lambda point: at_services.script_next_call(bench, cell, Answer.LOST),
         )
     else:
 
-        def unanswered(point: Point) -> None:
-            raise error(GONE)
+        def lose_commit(point: Point) -> None:
+            raise make_error(GONE)
 
-        once(bench, commits(cell, "before", "undone"), unanswered)
+        inject_once(bench, match_commit(cell, "before", "undone"), lose_commit)
     return Verdict.ENDED
 
 
-def _undoes(cell: Cell, *where: str) -> Callable[[Point], bool]:
+def _match_undo(cell: Cell, *where: str) -> Callable[[Point], bool]:
     return lambda point: point[0] == "agent" and point[3] == UNDO + cell.step and point[4] in where
 
 
 FAULTS: dict[str, Fault] = {
     "undo-kill-mid": kill_mid,
-    "undo-refused": refused,
-    "undo-repeated": repeated,
+    "undo-refused": refuse_undo,
+    "undo-repeated": repeat_undo,
 }
 __all__ = ["CONDUCTOR", "FAULTS"]

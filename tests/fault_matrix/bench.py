@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cell's cloud: the simulator's, with a watcher at everything that happens in it, and its parts
-at work in an order that a seed changes.
+"""The simulated cloud of one cell, with watchers at all points of the processes.
 
-A fault is a watcher too: it is told of each point that is reached, and may kill whoever reached it,
-make it fail, let time pass while the others go on, or have a user ask for something.
+The seed decides the order in which conductor, agents and periodic tasks run. A fault is a watcher,
+too. At the right point the fault kills the process, raises an error, lets time pass for the other
+processes, or sends a user's request.
 """
 
 from __future__ import annotations
@@ -35,29 +35,37 @@ from tests.fault_matrix.incarnations import Incarnations
 from tests.fault_matrix.notifications import CellNotifications
 from tests.workflows.simulator import Cloud, Crash, Host
 
-#: What is reached: who, and where. conductor: (workflow, step, where); part: (workflow, step, part,
-#: begins or ends); journal: (step, event); commit: (before or after, what was journalled); agent:
-#: (host, verb, step, where); send: (host, step, command); result: (host, step); select: (asked or
-#: answered, the question); statement: (its text).
+#: A point: its kind, and values that depend on the kind. conductor: workflow, step, where. part:
+#: workflow, step, function, "begins" or "ends". journal: step, event. commit: "before" or "after",
+#: the journal entries of the transaction. agent: host, verb, step, where. send: host, step,
+#: command. result: host, step. select: "asked" or "answered", request specs. statement: SQL text.
 Point = tuple[Any, ...]
 Watcher = Callable[[Point], None]
-PARTS_A_SECOND = 2  # how often everybody does what they have to do
-#: While somebody waits for long: seconds that are lived through one by one, and at once later.
+#: Runs of each part of the cloud per simulated second.
+PARTS_A_SECOND = 2
+#: A long wait begins with FIRST_SECONDS rounds of one second. Later rounds take STRIDE_SECONDS.
 FIRST_SECONDS, STRIDE_SECONDS = 6, 4
-DELIVER_SECONDS = 100  # between two deliveries of notifications
-MOST_STARTS = 10  # of a conductor, until one succeeds
-#: Whether two tables have rows; most rounds have no such chores.
+#: Seconds between two deliveries of notifications.
+DELIVER_SECONDS = 100
+#: Attempts to start a conductor.
+MOST_STARTS = 10
+#: Most rounds have no pending cleanup and no host action, so one statement checks for both.
 _CHORES = "SELECT EXISTS (SELECT 1 FROM cleanups), EXISTS (SELECT 1 FROM host_actions)"
-NESTED = 0.08  # how likely another part is at work while one stands at a point
+#: Probability that another part runs while a conductor is at a point.
+NESTED = 0.08
 
 
 class Bench:
-    """``scenario``: as ``stage.pour`` has it. ``hits``: how often the cell's fault was injected;
-    ``over_at``: when it was over."""
+    """The simulated cloud of one cell.
+
+    Attributes:
+        hits: Number of injections of the fault.
+        over_at: Time at which the fault ends.
+    """
 
     def __init__(self, scenario: str, seed: int) -> None:
-        self.chance = random.Random(seed)
-        self.trial = stage.pour(scenario, self._tell)
+        self.rng = random.Random(seed)
+        self.trial = stage.pour(scenario, self._watch_notifications)
         self.cloud: Cloud = self.trial.cloud
         self.incarnations = Incarnations(self.cloud, lambda: self.trial.server)
         self.time = self.cloud.time
@@ -66,15 +74,23 @@ class Bench:
         self.watchers: list[Watcher] = []
         self.hits, self.over_at = 0, 0.0
         self.action = ""
-        self.accepted = self.conflicting = False  # another action
-        self.committed = False  # what its client did not hear of
-        self.again = self.superseded = 0  # how often it is asked for again, and replaces itself
-        self.asleep: set[str] = set()  # "work h1": its worker stands still; "sync h1" likewise
-        self.running = 0  # parts that are at work now
-        self.proofs: list[Callable[[], bool]] = []  # that the fault had an effect
-        self.at_hit: list[Callable[[], object]] = []  # what comes when it is injected
-        self.at_end: list[Callable[[], object]] = []  # what comes when all is over
-        self.answer: Callable[[list[Selection]], list[Selection]] = lambda found: found
+        # Another action was accepted meanwhile, and another action is to be requested.
+        self.accepted = self.conflicting = False
+        # The request was committed, but the client has no answer.
+        self.committed = False
+        # Repetitions of the request after its answer, and own actions that a repetition superseded.
+        self.again = self.superseded = 0
+        # Suspended parts. For example, "work h1" is the worker of host h1, "sync h1" the exchange.
+        self.asleep: set[str] = set()
+        # Number of parts that run now.
+        self.running = 0
+        # Predicates that are true if the fault had an effect.
+        self.proofs: list[Callable[[], bool]] = []
+        # Called at the next injection, and when the server is deleted.
+        self.at_hit: list[Callable[[], object]] = []
+        self.at_end: list[Callable[[], object]] = []
+        # Changes the scheduler's answer.
+        self.answer: Callable[[list[Selection]], list[Selection]] = lambda selections: selections
         self.lose: Callable[[str], bool] = lambda kind: False
         self.trace: list[Point] = []
         self._later: list[tuple[float, Callable[[], object]]] = []
@@ -84,90 +100,90 @@ class Bench:
         self._syncing: list[Host] = []
         self._depth, self._delivered_at = 0, self.time.monotonic()
         self._left = ExitStack()
-        self._hook()
+        self._watch_cloud()
 
-    # --- being watched ---
-    def _hook(self) -> None:
+    # --- watchers ---
+    def _watch_cloud(self) -> None:
         cloud = self.cloud
-        self.select, cloud.select = cloud.select, self._select  # type: ignore[method-assign]
-        self.deliver, cloud.do = cloud.do, self._send  # type: ignore[method-assign]
-        cloud.lose = self._lost
-        self._watch(cloud.engine)
+        self.select, cloud.select = cloud.select, self._watch_select  # type: ignore[method-assign]
+        self.deliver, cloud.do = cloud.do, self._watch_send  # type: ignore[method-assign]
+        cloud.lose = self._is_lost
+        self._watch_conductor(cloud.engine)
         for host in cloud.hosts.values():
             self._watch_host(host)
-        self._left.enter_context(registry.watched(self._part))
-        self._left.enter_context(_no_waits())
-        sa.event.listen(cloud.store.engine, "before_cursor_execute", self._statement)
+        self._left.enter_context(registry.watch_steps(self._watch_part))
+        self._left.enter_context(_skip_retry_waits())
+        sa.event.listen(cloud.store.engine, "before_cursor_execute", self._watch_statement)
         dialect = cloud.store.engine.dialect
-        self._commit, dialect.do_commit = dialect.do_commit, self._committing  # type: ignore[method-assign]
+        self._commit, dialect.do_commit = dialect.do_commit, self._watch_commit  # type: ignore[method-assign]
 
-    def _tell(self, cloud: Cloud) -> None:
+    def _watch_notifications(self, cloud: Cloud) -> None:
         self.notifications = CellNotifications(cloud)
 
     def close(self) -> None:
         self._left.close()
         self.cloud.store.close()
 
-    def _watch(self, engine: WorkflowEngine) -> None:
-        def reached(*where: str) -> None:
+    def _watch_conductor(self, engine: WorkflowEngine) -> None:
+        def report_point(*where: str) -> None:
             if where[0] == "sweep":
                 return
-            self.at("conductor", *where)
-            if where[2] != "written" and not self._depth and self.chance.random() < NESTED:
-                self._nest()
+            self.reach("conductor", *where)
+            if where[2] != "written" and not self._depth and self.rng.random() < NESTED:
+                self._run_another_part()
 
-        engine.fault_point = reached
+        engine.fault_point = report_point
 
     def _watch_host(self, host: Host) -> None:
         hypervisor = host.driver.host
         write, carry_out, call = hypervisor.write, host.carry_out, hypervisor.call
-        doing: list[Command] = []
+        commands: list[Command] = []
 
-        def inside(what: str) -> None:
-            if doing:
-                self.at("agent", host.name, doing[-1].verb, doing[-1].key.label, what)
+        def report_inside(where: str) -> None:
+            if commands:
+                self.reach("agent", host.name, commands[-1].verb, commands[-1].key.label, where)
 
-        def written(key: str, guest: Any) -> None:
+        def write_and_report(key: str, guest: Any) -> None:
             write(key, guest)
-            inside("writes")
+            report_inside("writes")
 
         @contextmanager
-        def called(*arguments: Any, **more: Any) -> Iterator[None]:
+        def call_and_report(*arguments: Any, **more: Any) -> Iterator[None]:
             with call(*arguments, **more):
-                inside("entered")
+                report_inside("entered")
                 yield
-            inside("left")
+            report_inside("left")
 
-        def carried(work: Work) -> None:
+        def check_fence_and_carry_out(work: Work) -> None:
             command = work.command
-            known = self._fences[host.name, command.server]
-            assert command.fence >= known, f"{command.key} is older than fence {known}"
+            last_fence = self._fences[host.name, command.server]
+            assert command.fence >= last_fence, f"{command.key} is older than fence {last_fence}"
             self._fences[host.name, command.server] = command.fence
-            doing.append(command)
+            commands.append(command)
             try:
                 carry_out(work)
             finally:
-                doing.pop()
+                commands.pop()
 
-        hypervisor.write = written  # type: ignore[method-assign]
-        hypervisor.call = called  # type: ignore[method-assign]
-        host.carry_out = carried  # type: ignore[method-assign]
-        host.inside = inside
-        host.fault_point = partial(self.at, "agent", host.name)
+        hypervisor.write = write_and_report  # type: ignore[method-assign]
+        hypervisor.call = call_and_report  # type: ignore[method-assign]
+        host.carry_out = check_fence_and_carry_out  # type: ignore[method-assign]
+        host.inside = report_inside
+        host.fault_point = partial(self.reach, "agent", host.name)
 
-    def at(self, *point: Any) -> None:
-        """Somebody has reached this."""
+    def reach(self, *point: Any) -> None:
+        """Record a point in the trace, and call the watchers. SQL statements are not recorded."""
         if point[0] != "statement":
             self.trace.append(point)
         for watcher in list(self.watchers):
             watcher(point)
 
-    def _part(
+    def _watch_part(
         self, workflow: str, step: str, part: str, where: str, arguments: Sequence[object]
     ) -> None:
-        self.at("part", workflow, step, part, where)
+        self.reach("part", workflow, step, part, where)
 
-    def _statement(
+    def _watch_statement(
         self, connection: Any, cursor: Any, text: str, parameters: Any, context: Any, *_: Any
     ) -> None:
         if text.startswith("BEGIN"):
@@ -177,39 +193,42 @@ class Bench:
                 if row["action_id"] == self.action:
                     entry = (row["step"], row["event"])
                     self._journalled.append(entry)
-                    self.at("journal", *entry)
-        self.at("statement", text)
+                    self.reach("journal", *entry)
+        self.reach("statement", text)
 
-    def _committing(self, connection: Any) -> None:
+    def _watch_commit(self, connection: Any) -> None:
         entries = tuple(self._journalled)
         self._journalled.clear()
-        self.at("commit", "before", entries)
+        self.reach("commit", "before", entries)
         self._commit(connection)
-        self.at("commit", "after", entries)
+        self.reach("commit", "after", entries)
 
-    def _select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        self.at("select", "asked", specs)
-        found = self.answer(self.select(specs, fresh))
-        self.at("select", "answered", specs)
-        return found
+    def _watch_select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
+        self.reach("select", "asked", specs)
+        selections = self.answer(self.select(specs, fresh))
+        self.reach("select", "answered", specs)
+        return selections
 
-    def _send(self, host: str, commands: list[Command]) -> None:
+    def _watch_send(self, host: str, commands: list[Command]) -> None:
         for command in commands:
-            self.at("send", host, command.key.label, command)
+            self.reach("send", host, command.key.label, command)
         self.deliver(host, commands)
 
-    # --- who does what ---
-    def parts(self) -> list[Callable[[], object]]:
-        """What there is to do, each by itself."""
-        found: list[Callable[[], object]] = [
+    # --- parts of the cloud ---
+    def list_parts(self) -> list[Callable[[], object]]:
+        """Return all parts: the conductor's lanes, and the worker and the exchange of each host."""
+        parts: list[Callable[[], object]] = [
             partial(self._advance, lane) for lane in (Lane.INSIDE, *WORKFLOWS.lanes)
         ]
         for host in self.cloud.hosts.values():
-            found += [partial(self._work, host), partial(self._sync, host)]
-        return found
+            parts += [partial(self._work, host), partial(self._sync, host)]
+        return parts
 
     def _advance(self, lane: str) -> None:
-        """Where something is due; asked past everybody who watches, since mostly nothing is."""
+        """Advance the actions of a lane if one is due.
+
+        The query bypasses the watchers, because mostly no action is due.
+        """
         due = self._database.execute("SELECT step FROM actions WHERE state = 'due'")
         if any(WORKFLOWS.lane_of.get(step, Lane.INSIDE) == lane for (step,) in due):
             runner.advance(self.cloud.engine, lane)
@@ -234,22 +253,23 @@ class Bench:
                 self._syncing.pop()
                 self._busy.discard(name)
 
-    def _lost(self, kind: str) -> bool:
-        """Does a message of this kind get lost?"""
-        if kind == "sync" and self._syncing:  # not by the simulator's own round
+    def _is_lost(self, kind: str) -> bool:
+        """True if a message of this kind is lost."""
+        # An exchange of the simulator's own round is not watched.
+        if kind == "sync" and self._syncing:
             host = self._syncing[-1]
             for result in list(host.agent._results.values()):
-                self.at("result", host.name, CommandKey.parse(result.key).label)
+                self.reach("result", host.name, CommandKey.parse(result.key).label)
         return self.lose(kind)
 
-    def _look(self) -> None:
+    def _run_periodic_tasks(self) -> None:
         cloud = self.cloud
-        heard = [
+        reachable_hosts = [
             name
             for name in cloud.hosts
             if cloud.is_heard(name) and f"sync {name}" not in self.asleep
         ]
-        cloud.sweep(heard, not self.lose("heartbeat"))
+        cloud.sweep(reachable_hosts, not self.lose("heartbeat"))
         [(has_cleanups, has_host_actions)] = self._database.execute(_CHORES)
         if has_cleanups:
             cleanups.retry(cloud.engine)
@@ -257,39 +277,42 @@ class Bench:
             cloud.host_actions.advance()
 
     def run(self, part: Callable[[], object]) -> None:
-        """As the threads do: what is not available is tried again, who is killed starts again."""
+        """Run a part as its thread would.
+
+        A killed process is restarted. An unavailable service is tried again in the next round.
+        """
         self.running += 1
         try:
             part()
         except Crash as crash:
-            self.died(crash)
+            self.restart_after(crash)
         except errors.Unavailable:
             pass
         finally:
             self.running -= 1
 
-    def died(self, crash: Crash) -> None:
-        """Whoever was killed is started again."""
-        who = crash.args[0]
-        if who in self.cloud.hosts:
-            self.cloud.hosts[who].restart()
+    def restart_after(self, crash: Crash) -> None:
+        """Restart the process that was killed."""
+        process = crash.args[0]
+        if process in self.cloud.hosts:
+            self.cloud.hosts[process].restart()
         else:
             self.restart_conductor()
 
     def restart_conductor(self) -> None:
-        """Kill -9, and another with the same name, as soon as the database lets it start."""
+        """Kill the conductor, and start another of the same name once the database accepts it."""
         self.cloud.engine.fault_point = lambda *where: None
         for _ in range(MOST_STARTS):
             with suppress(errors.Unavailable):
-                stage.restart(self.cloud)
+                stage.restart_conductor(self.cloud)
                 break
-        self._watch(self.cloud.engine)
+        self._watch_conductor(self.cloud.engine)
 
-    def _nest(self) -> None:
-        """Another part is at work while one stands here."""
+    def _run_another_part(self) -> None:
+        """Run a part of the cloud while a conductor is at a point."""
         self._depth += 1
         try:
-            part = self.chance.choice(self.parts())
+            part = self.rng.choice(self.list_parts())
             try:
                 part()
             except errors.Unavailable:
@@ -297,32 +320,31 @@ class Bench:
             except Crash as crash:
                 if crash.args[0] not in self.cloud.hosts:
                     raise
-                self.died(crash)
+                self.restart_after(crash)
         finally:
             self._depth -= 1
 
     def round(self, seconds: float = 1) -> None:
-        """A second, or a few in which little happens."""
+        """Run all parts in random order, check the invariants, and let so many seconds pass."""
         for _ in range(PARTS_A_SECOND):
-            parts = self.parts()
-            self.chance.shuffle(parts)
+            parts = self.list_parts()
+            self.rng.shuffle(parts)
             for part in parts:
                 self.run(part)
-        self.run(self._look)
+        self.run(self._run_periodic_tasks)
         if self.time.monotonic() - self._delivered_at >= DELIVER_SECONDS:
             self._delivered_at = self.time.monotonic()
             self.run(self.notifications.deliver)
         self.check()
         self.time.pass_by(seconds)
         now = self.time.monotonic()
-        due = [one for one in self._later if one[0] <= now]
-        self._later = [one for one in self._later if one[0] > now]
-        for _, what in due:
-            what()
+        due = [entry for entry in self._later if entry[0] <= now]
+        self._later = [entry for entry in self._later if entry[0] > now]
+        for _, call in due:
+            call()
 
     def check(self) -> None:
-        """What must always hold: no server runs twice; of those that move, all that the doctor
-        knows of records."""
+        """Check the invariants: no server runs twice, and moves leave no finding of the doctor."""
         if self.trial.scenario.keeps is not None:
             self.cloud.watcher()
         runs = Counter(
@@ -335,15 +357,15 @@ class Bench:
 
     # --- for faults ---
     def begin(self) -> None:
-        """The workflow is asked for."""
+        """Request the workflow of the cell, and watch the action."""
         self.incarnations.open()
         self.trial.begin()
         if self.trial.scenario.ask == "create" and not self.trial.scenario.volumes:
-            self._let_image_age()
+            self._age_image()
         self.adopt()
 
-    def _let_image_age(self) -> None:
-        """Give the new server an image, and let it wait for so long that this is checked again."""
+    def _age_image(self) -> None:
+        """Give the new server an image old enough that the conductor checks the image again."""
         image = ImageRef(ids.new(), "qcow2")
         with self.cloud.store.begin() as tx:
             tx.execute(
@@ -354,53 +376,53 @@ class Bench:
         self.time.pass_by(1)
 
     def adopt(self) -> None:
-        """The action that has the server now is the one that is watched."""
-        self.is_over()
+        """Watch the action that is in progress for the server now."""
+        self.extend_fault()
         self.action = str(self.cloud.show(self.trial.server).action)
 
-    def row(self) -> Any:
-        """The action."""
+    def read_action(self) -> Any:
+        """Return the row of the watched action."""
         with self.cloud.store.engine.connect() as tx:
             return tx.execute(
                 sa.select(schema.actions).where(schema.actions.c.id == self.action)
             ).one()
 
-    def hit(self) -> None:
-        """The fault is injected now."""
+    def record_hit(self) -> None:
+        """Count an injection of the fault, and run the calls of ``at_hit``."""
         self.hits += 1
-        self.is_over()
+        self.extend_fault()
         due, self.at_hit = self.at_hit, []
-        for what in due:
-            what()
+        for call in due:
+            call()
 
-    def is_over(self, after: float = 0) -> None:
-        """It is over then, in so many seconds."""
+    def extend_fault(self, after: float = 0) -> None:
+        """Let the fault end in so many seconds, unless the fault lasts longer already."""
         self.over_at = max(self.over_at, self.time.monotonic() + after)
 
-    def user_deletes(self) -> None:
-        """Somebody deletes the server, or hears that it is gone."""
+    def delete_server(self) -> None:
+        """Delete the server, or check that the server is deleted if the API answers 404."""
         try:
             self.cloud.ask(self.trial.server, "delete")
         except errors.NotFound:
             assert self.cloud.show(self.trial.server).deleted, "it is not gone"
 
-    def later(self, seconds: float, what: Callable[[], object]) -> None:
-        """This happens then."""
-        self.is_over(seconds)
-        self._later.append((self.time.monotonic() + seconds, what))
+    def schedule(self, seconds: float, call: Callable[[], object]) -> None:
+        """Call a function after some simulated seconds. The fault lasts until then."""
+        self.extend_fault(seconds)
+        self._later.append((self.time.monotonic() + seconds, call))
 
-    def world(
+    def pass_time(
         self,
         seconds: int,
         asleep: Sequence[str] = (),
         has_ended: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Let time pass for all parts but those asleep, while a part stands at a point.
+        """Let time pass for all parts but those asleep, while a part is at a point.
 
         Args:
             seconds: How long, unless ``has_ended`` returns True before.
-            asleep: Parts that stand still; see ``Bench.asleep``.
-            has_ended: True if nothing more is expected. Called after the first seconds.
+            asleep: Suspended parts, see ``Bench.asleep``.
+            has_ended: True if no more is expected. Called after the first seconds.
         """
         self.asleep |= set(asleep)
         self._depth += 1
@@ -413,16 +435,16 @@ class Bench:
         finally:
             self._depth -= 1
             self.asleep -= set(asleep)
-        self.is_over()
+        self.extend_fault()
 
     @contextmanager
-    def another_conductor(self) -> Iterator[None]:
-        """It does the work of one that does not."""
+    def run_another_conductor(self) -> Iterator[None]:
+        """Let a second conductor do all work while the first is suspended."""
         cloud = self.cloud
         before = cloud.engine, cloud.watch, cloud.host_actions
         busy, self._busy = self._busy, set()
-        stage.begin(cloud, "c2/1")
-        self._watch(cloud.engine)
+        stage.start_conductor(cloud, "c2/1")
+        self._watch_conductor(cloud.engine)
         try:
             yield
         finally:
@@ -431,32 +453,37 @@ class Bench:
 
     @property
     def is_quiet(self) -> bool:
-        """Is nothing in hand any more, but what hosts owe that nobody reaches?"""
-        left = stage.ages(self.cloud)
-        owing = {host for _, host, _ in left["debts"]}
+        """True if no work is left except pending cleanups of unreachable hosts.
+
+        Work is an unfinished action, a scheduled call, or a fault that has not ended.
+        """
+        ages = stage.read_ages(self.cloud)
+        hosts_with_cleanups = {host for _, host, _ in ages["debts"]}
         return (
-            not left["actions"]
+            not ages["actions"]
             and not self._later
             and self.time.monotonic() >= self.over_at
-            and not any(self.cloud.is_heard(host) for host in owing)
+            and not any(self.cloud.is_heard(host) for host in hosts_with_cleanups)
         )
 
     def settle(self, limit: float) -> float:
-        """Until all is quiet; how many seconds after the fault's end that was. Each fault may make
-        it so late."""
+        """Run rounds until all is quiet, and return the seconds since the end of the fault.
+
+        Raises:
+            AssertionError: The wait exceeds ``limit`` seconds for each injected fault.
+        """
         while not self.is_quiet:
             late = self.time.monotonic() - self.over_at
             assert late <= limit * max(1, self.hits), (
-                f"not over {late:.0f} s after the fault: {stage.left(self.cloud)}"
+                f"not over {late:.0f} s after the fault: {stage.describe_unfinished(self.cloud)}"
             )
             self.round(STRIDE_SECONDS if late < -STRIDE_SECONDS else 1)
         return max(0.0, self.time.monotonic() - self.over_at)
 
 
 @contextmanager
-def _no_waits() -> Iterator[None]:
-    """Whoever tries a transaction again waits in the clock of this machine, which nothing here goes
-    by."""
+def _skip_retry_waits() -> Iterator[None]:
+    """Make retries of transactions wait for no real time, because the clock here is simulated."""
     real = store_engine.time
     store_engine.time = SimpleNamespace(  # type: ignore[assignment]
         monotonic=real.monotonic, time_ns=real.time_ns, sleep=lambda seconds: None

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cells of the fault matrix, made from the registry: which faults a step can meet follows from
-what the step declares, so that a new step brings its cells with it."""
+"""The cells of the fault matrix, generated from the registry of workflows.
+
+The declaration of a step decides which faults the step can meet, so a new step adds cells.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,26 @@ from conductor.workflows import WORKFLOWS
 
 
 class Kind(StrEnum):
-    """What a fault happens to."""
+    """The place of a fault."""
 
-    ACCEPT = "accept"  # the transaction that earns the 202
-    TRANSACTION = "transaction"  # a step's own part of a transaction
-    SCHEDULE = "schedule"  # a question to the scheduler
-    COMMAND = "command"  # a command to a host
-    EXTERNAL = "external"  # a call to a service
-    UNDO = "undo"  # the way back of a step
-    CLEANUP = "cleanup"  # what a neighbour has still to remove
-    DEBT = "debt"  # what a host has still to remove, which was dead
-    PAIR = "pair"  # another action comes while this one is in hand
+    #: The transaction that accepts an action.
+    ACCEPT = "accept"
+    #: A transaction of a step.
+    TRANSACTION = "transaction"
+    #: A request to the scheduler.
+    SCHEDULE = "schedule"
+    #: A command to a host.
+    COMMAND = "command"
+    #: A call of an external service.
+    EXTERNAL = "external"
+    #: The undo of a step.
+    UNDO = "undo"
+    #: A pending cleanup at an external service.
+    CLEANUP = "cleanup"
+    #: A pending cleanup on a host that was down.
+    DEBT = "debt"
+    #: Another action, requested while this action is in progress.
+    PAIR = "pair"
 
 
 _DATABASE = (
@@ -36,7 +47,7 @@ _DATABASE = (
     "database-restarts",
     "database-lock-times-out",
 )
-_COMMANDED = (
+_OF_COMMANDS = (
     "agent-kill-before",
     "agent-kill-mid",
     "agent-kill-after",
@@ -55,11 +66,11 @@ _COMMANDED = (
     "no-space",
     "delete-while-commanded",
 )
-#: Of debts of a server that is there.
-_OF_SERVERS_THERE = ("delete-while-removing", "moves-back-while-removing")
-#: Workflows that leave a debt when their host is dead.
-INDEBTED = ("confirm_resize", "evacuate", "delete")
-#: What can go wrong, by kind.
+#: Faults of a host's pending cleanup that need an existing server.
+_OF_EXISTING_SERVERS = ("delete-while-removing", "moves-back-while-removing")
+#: Workflows that leave a pending cleanup if their host is down.
+WORKFLOWS_WITH_CLEANUPS = ("confirm_resize", "evacuate", "delete")
+#: The faults of each kind.
 FAULTS: dict[Kind, tuple[str, ...]] = {
     Kind.ACCEPT: (
         "api-kill-before-commit",
@@ -89,7 +100,7 @@ FAULTS: dict[Kind, tuple[str, ...]] = {
         "no-host",
         "delete-while-asked",
     ),
-    Kind.COMMAND: _COMMANDED,
+    Kind.COMMAND: _OF_COMMANDS,
     Kind.EXTERNAL: (
         "caller-kill-before",
         "caller-kill-mid",
@@ -126,15 +137,16 @@ FAULTS: dict[Kind, tuple[str, ...]] = {
         "collector-kill-after",
         "remover-sleeps-past-lease",
         "registers-while-removing",
-        *_OF_SERVERS_THERE,
+        *_OF_EXISTING_SERVERS,
     ),
-    Kind.PAIR: (),  # each has the name of the second action
+    # The fault of a pair is the workflow of the second action.
+    Kind.PAIR: (),
 }
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One fault at one place."""
+    """One fault at one step of one workflow."""
 
     workflow: str
     step: str
@@ -146,8 +158,8 @@ class Cell:
         return f"{self.workflow}/{self.step}/{self.fault}"
 
 
-def kinds_of(step: AnyStep) -> Iterator[Kind]:
-    """What a step is made of, by its own fields."""
+def list_kinds(step: AnyStep) -> Iterator[Kind]:
+    """Yield the kinds of faults that a step can meet, by its declaration. Undo is left out."""
     if step.prepare:
         yield Kind.SCHEDULE
     if step.call:
@@ -159,13 +171,13 @@ def kinds_of(step: AnyStep) -> Iterator[Kind]:
 
 
 def has_undo(step: AnyStep) -> bool:
-    """Is there a way back from it?"""
+    """True if the step declares an undo."""
     return bool(step.undo or step.undo_call or step.undo_command)
 
 
-#: The requests that begin a workflow, by its name, as scenarios have them; a workflow that another
-#: one goes over to is asked for by the other's name.
-ASKED = {
+#: Workflow -> the request that begins the workflow, in the form of ``Scenario.ask``. Workflows that
+#: start only by a switch from another workflow are left out.
+REQUESTS = {
     str(row.workflow): row.key + (f":{row.when[1]}" if row.when else "")
     for row in reversed(states.ACTIONS)
     if row.workflow
@@ -173,38 +185,44 @@ ASKED = {
 
 
 def cells() -> list[Cell]:
-    """All of them, in the order of the registry."""
-    return [*_accepts(), *_steps(), *_cleanups(), *_debts(), *_pairs()]
+    """Return all cells in the order of the registry."""
+    return [
+        *_yield_accept_cells(),
+        *_yield_step_cells(),
+        *_yield_cleanup_cells(),
+        *_yield_host_cleanup_cells(),
+        *_yield_pairs(),
+    ]
 
 
-def _accepts() -> Iterator[Cell]:
-    for name in ASKED:
+def _yield_accept_cells() -> Iterator[Cell]:
+    for name in REQUESTS:
         for fault in FAULTS[Kind.ACCEPT]:
             yield Cell(name, "accept", Kind.ACCEPT, fault)
 
 
-def _steps() -> Iterator[Cell]:
+def _yield_step_cells() -> Iterator[Cell]:
     for workflow in WORKFLOWS.values():
         for step in workflow.steps:
-            for kind in (*kinds_of(step), *([Kind.UNDO] if has_undo(step) else [])):
+            for kind in (*list_kinds(step), *([Kind.UNDO] if has_undo(step) else [])):
                 for fault in FAULTS[kind]:
                     yield Cell(workflow.name, step.name, kind, fault)
 
 
-def _cleanups() -> Iterator[Cell]:
+def _yield_cleanup_cells() -> Iterator[Cell]:
     for kind in REMEDIES:
         for fault in FAULTS[Kind.CLEANUP]:
             yield Cell("cleanup", kind, Kind.CLEANUP, fault)
 
 
-def _debts() -> Iterator[Cell]:
-    for workflow in INDEBTED:
+def _yield_host_cleanup_cells() -> Iterator[Cell]:
+    for workflow in WORKFLOWS_WITH_CLEANUPS:
         for fault in FAULTS[Kind.DEBT]:
-            if workflow != "delete" or fault not in _OF_SERVERS_THERE:
+            if workflow != "delete" or fault not in _OF_EXISTING_SERVERS:
                 yield Cell("debts", workflow, Kind.DEBT, fault)
 
 
-def _pairs() -> Iterator[Cell]:
+def _yield_pairs() -> Iterator[Cell]:
     for first in WORKFLOWS:
-        for second in ASKED:
+        for second in REQUESTS:
             yield Cell(first, "then", Kind.PAIR, second)

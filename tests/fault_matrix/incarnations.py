@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consoles and metadata of guests that are gone: a console token is good for the guest that it was
-made for, and for no other of the same server, there or elsewhere."""
+"""A check of console tokens and metadata of removed guests.
+
+A console token is valid only for the guest for which the token was created. The server's next
+guest, on the same host or another, needs a new token.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +14,43 @@ from common.store.servers import console_tokens, metadata
 from compute_agent.virt.memory.state.host import MemoryHost
 from tests.workflows.simulator import Cloud
 
-LONG_SECONDS = 10**7  #: longer than a cell takes
+#: Lifetime of a token, longer than a cell takes.
+LONG_SECONDS = 10**7
 
 
 class Incarnations:
-    """The tokens of one server; those of guests that its hosts have removed are dead. A guest that
-    was handed over to another host is the same again when the server stays where it was."""
+    """The console tokens of one server, and which of them belong to removed guests.
+
+    A live migration hands a guest over to another host. If the server stays on the source after
+    all, the guest and its tokens are valid again.
+    """
 
     def __init__(self, cloud: Cloud, server: Callable[[], str]) -> None:
         self._cloud, self._server = cloud, server
-        self._tokens: list[tuple[str, str]] = []  # with the host
+        # Each token with the host of its guest.
+        self._tokens: list[tuple[str, str]] = []
         self._dead: set[str] = set()
-        self._left: set[tuple[str, str]] = set()  # whose guest was handed over
+        # Tokens of guests that were handed over to another host.
+        self._handed_over: set[tuple[str, str]] = set()
         for host in cloud.hosts.values():
             self._watch(host.name, host.driver.host)
 
     def _watch(self, name: str, host: MemoryHost) -> None:
         drop = host.drop_domain
 
-        def dropped(server: str) -> None:
+        def record_and_drop(server: str) -> None:
             if server == self._server() and (guest := host.guests.get(server)) is not None:
-                of_host = {one for one in self._tokens if one[1] == name}
+                tokens_of_host = {token for token in self._tokens if token[1] == name}
                 if guest.left:
-                    self._left |= of_host
+                    self._handed_over |= tokens_of_host
                 else:
-                    self._dead |= {token for token, _ in of_host}
+                    self._dead |= {token for token, _ in tokens_of_host}
             drop(server)
 
-        host.drop_domain = dropped  # type: ignore[method-assign]
+        host.drop_domain = record_and_drop  # type: ignore[method-assign]
 
     def open(self) -> None:
-        """Somebody wants the console of the guest that is there now, if there is one."""
+        """Create a console token for the current guest, unless the server has none."""
         store, server = self._cloud.store, self._server()
         try:
             token = store.write(
@@ -51,19 +60,23 @@ class Incarnations:
             )
         except errors.Conflict:
             return
-        found = store.read(lambda tx: console_tokens.find(tx, token))
-        assert found is not None, "a new token is refused"
-        self._tokens.append((token, found.host))
+        guest = store.read(lambda tx: console_tokens.find(tx, token))
+        assert guest is not None, "a new token is refused"
+        self._tokens.append((token, guest.host))
 
     def check(self) -> None:
-        """All is quiet: no token of a guest that was removed opens anything."""
+        """Check that the tokens of removed guests open no console.
+
+        The metadata of a deleted server must not be answered either. Call this when all actions
+        have ended.
+        """
         store, server = self._cloud.store, self._cloud.show(self._server())
-        gone = self._dead if not server.deleted else {token for token, _ in self._tokens}
-        gone |= {token for token, host in self._left if host != server.host}
-        for token in sorted(gone):
+        invalid = self._dead if not server.deleted else {token for token, _ in self._tokens}
+        invalid |= {token for token, host in self._handed_over if host != server.host}
+        for token in sorted(invalid):
             assert store.write(lambda tx, token=token: console_tokens.use(tx, token)) is None, (
                 "a token of a guest that is gone opens a console"
             )
         if server.deleted:
-            told = store.read(lambda tx: metadata.facts(tx, server.id))
-            assert told is None, "a guest that is gone would be told its metadata"
+            facts = store.read(lambda tx: metadata.facts(tx, server.id))
+            assert facts is None, "the metadata service answers a deleted server with its metadata"

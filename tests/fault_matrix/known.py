@@ -1,48 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cells that need a word: those that cannot be, and those that are known to fail.
+"""Cells that are waived, cells that fail, and cells that found defects.
 
-Both are in the figure: a waived cell in its footnote, a failing one as failed.
+The summary of a run counts failing cells as failed, and names the waivers.
 """
 
 from __future__ import annotations
 
-#: Part of an id -> why there is no such cell. At most one in a hundred.
+#: Part of an id -> the reason why these cells cannot exist. At most one cell in a hundred.
 WAIVED: dict[str, str] = {}
-#: Id -> why it fails, and what would mend it. Not run in the default set.
+#: Id -> the reason of the failure, and the remedy. The default set leaves these cells out.
 KNOWN: dict[str, str] = {}
 
-#: Id -> the defect that the cell found, which is mended. The default set runs each of these cells.
+#: Id -> the repaired defect that the cell found. The default set runs each of these cells.
 FOUND: dict[str, str] = {
     **{
         f"{workflow}/disconnect/undo-refused": (
-            "a guest that its host did not describe with its volumes again ran without them"
+            "a guest ran without its volumes because its host had not defined them again"
         )
         for workflow in ("migrate", "resize", "revert_resize", "rebuild")
     },
     "attach_volume/attach/undo-refused": (
-        "a volume that the host could neither attach nor let go of was nobody's to take back"
+        "after a failed attach and a failed detach on the host, no cleanup removed the volume"
     ),
     "rebuild/reserve_volumes/undo-refused": (
-        "volumes whose connection was refused on the way back stayed reserved, and the guest ran without them"
+        "volumes refused during the undo stayed reserved, and the guest ran without them"
     ),
-    "rebuild/connect_volumes/undo-refused": "the same, after the volume was written",
-    "rebuild/connect_volumes/service-refuses": "the same, where the connection was refused first",
+    "rebuild/connect_volumes/undo-refused": (
+        "volumes refused during the undo stayed reserved after the volume was written"
+    ),
+    "rebuild/connect_volumes/service-refuses": (
+        "volumes refused during the undo stayed reserved after a refused connection"
+    ),
     "resize_here/remake/host-gone": (
-        "the way back waited for ever for a host that was forced down, while too few were heard to judge by silence"
+        "the undo waited forever for a host that was forced down, because too few hosts reported to judge silence"
     ),
     "evacuate/revive/undo-kill-mid": (
-        "nobody waited for a host that was heard again, as it was still forced down: its guest stayed off"
+        "the conductor ignored a host that reported again but was still forced down, so its guest stayed off"
     ),
     "evacuate/then/evacuate": (
-        "the second ended the first, which had placed the server on a host that is up, and failed: the guest "
-        "kept at the dead host was lost sight of"
+        "the second evacuation superseded the first, which had placed the server on a running host, and failed. "
+        "No record of the guest on the dead host remained"
     ),
     "create/networks/service-does-it-late": (
-        "a port that the network service made after its creation was given up and repeated stayed"
+        "a port that the network service created after the timeout and the retry was left behind"
     ),
-    "attach_interface/networks/service-does-it-late": "the same of a port for a running server",
+    "attach_interface/networks/service-does-it-late": (
+        "a port that the network service created after the timeout was left behind"
+    ),
     **{
-        f"{step}/service-does-it-late": "the same of an attachment of a volume"
+        f"{step}/service-does-it-late": (
+            "an attachment that the volume service created after the timeout was left behind"
+        )
         for step in (
             "attach_volume/reserve",
             "attach_volume/connect",
@@ -56,7 +64,9 @@ FOUND: dict[str, str] = {
         )
     },
     **{
-        f"{step}/service-does-it-late": "the same where a server moves with its volumes"
+        f"{step}/service-does-it-late": (
+            "an attachment created after the timeout was left behind when the server moved"
+        )
         for step in (
             "evacuate/move_volumes",
             "live_migrate/connect_there",
@@ -66,31 +76,35 @@ FOUND: dict[str, str] = {
         )
     },
     "remove_security_group/change/conductor-kill-mid": (
-        "a group that was removed before a crash was not found any more, and the action failed"
+        "the action failed because the group had been removed before a crash"
     ),
     "revert_here/restart/undo-refused": (
-        "a guest that could not be started again left its server in ERROR and its resize waiting for an end"
+        "after a failed start the server was in ERROR, and its resize could be neither confirmed nor reverted"
     ),
     "live_migrate/migrate/agent-kill-mid": (
-        "a driver in memory that was killed while it gave a guest up had it twice"
+        "the driver in memory had a guest twice when killed while handing it over"
     ),
-    "live_migrate/migrate/hypervisor-restarts": "the same, when its hypervisor was restarted",
+    "live_migrate/migrate/hypervisor-restarts": (
+        "the driver in memory had a guest twice when the hypervisor restarted"
+    ),
     "detach_volume/detach/host-gone": (
-        "a volume that was detached while its host was dead was still in the guest that started there afterwards"
+        "a volume detached while its host was down was still in the guest that the host started later"
     ),
-    "detach_share/detach/host-gone": "the same of shares",
+    "detach_share/detach/host-gone": (
+        "a share detached while its host was down was still in the guest that the host started later"
+    ),
 }
-#: The same of a second fault that follows the first, with the seed.
+#: First cell, cell of the second fault, and seed -> the repaired defect that both found.
 FOUND_TWICE: dict[tuple[str, str, int], str] = {
     ("migrate/move_volumes/service-does-it-late", "migrate/disconnect/undo-kill-mid", 1): (
-        "nobody looked for what a call makes late when its repetition failed at once"
+        "no cleanup looked for the late result of a call when its retry failed at once"
     ),
     ("unshelve/forget/service-away", "unshelve/forget/delete-while-called", 2): (
-        "a delete did not know of the image that an unshelve had still to delete"
+        "a delete did not remove the image that an unshelve still had to delete"
     ),
 }
 
 
-def waived(cell: str) -> str:
-    """Why the cell with this id is waived; empty: it is not."""
-    return next((why for part, why in WAIVED.items() if part in cell), "")
+def find_waiver(cell: str) -> str:
+    """Return the reason why the cell with this id is waived, or an empty string."""
+    return next((reason for part, reason in WAIVED.items() if part in cell), "")

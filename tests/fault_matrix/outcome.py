@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold when a cell's fault is over: the action has ended in time, every invariant holds,
-what failed can be asked for again, and a delete leaves an empty cloud."""
+"""The checks after the fault of a cell.
+
+The action ends in time and all invariants hold. A failed request succeeds when repeated. A delete
+leaves an empty cloud.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,16 @@ from tests.fault_matrix import stage
 from tests.fault_matrix.bench import Bench
 from tests.workflows.scenarios import ARGS, KILL, SHARE
 
-#: Seconds after the fault's end in which an action has ended: of one that stays on its host, and of
-#: a move.
+#: Seconds from the end of the fault to the end of the action, on one host and for a move.
 LOCAL_SECONDS, MOVE_SECONDS = 60, 120
-#: Within which a host that is back has told of its guests.
+#: Seconds in which a returned host reports the guests.
 LOOK_SECONDS = 70
-#: Images that their user has asked for and keeps.
+#: Images that belong to the user and are kept.
 KEPT_IMAGES = {ARGS[key]["image_id"] for key in ("createImage", "createBackup")}
 
 
 class Verdict(StrEnum):
-    """What may become of the action. Of two faults, what the later one of these allows."""
+    """The permitted ends of an action. Of two faults, the later member of this list counts."""
 
     LATE = "it ends as if nothing had happened"
     BOTH = "it ends as if nothing had happened, or another action that was accepted ends"
@@ -35,14 +37,14 @@ class Verdict(StrEnum):
     DELETED = "its server is deleted"
 
 
-def worded(problem: BaseException) -> str:
-    """What went wrong, in a line."""
-    said = " ".join(str(problem).split()) or "no words"
-    return f"{type(problem).__name__}: {said[:300]}"
+def describe_problem(problem: BaseException) -> str:
+    """Return the type and the text of an exception in one line."""
+    text = " ".join(str(problem).split()) or "no message"
+    return f"{type(problem).__name__}: {text[:300]}"
 
 
 def judge(bench: Bench, verdicts: Sequence[Verdict]) -> None:
-    """The action's end, in time; ``verdicts``: of the faults that were injected."""
+    """Check that the action ended in time and in a state that the injected faults permit."""
     moves = bench.trial.scenario.keeps is not None
     bench.settle(MOVE_SECONDS if moves else LOCAL_SECONDS)
     bench.watchers.clear()
@@ -53,37 +55,41 @@ def judge(bench: Bench, verdicts: Sequence[Verdict]) -> None:
     if verdict is Verdict.DELETED:
         return
     if Verdict.BOTH in verdicts and bench.accepted:
-        both(bench)
+        check_both_ended(bench)
         return
-    ended = bench.row()
-    if verdict is not Verdict.ENDED or ended.state == "done":
-        assert ended.state == "done", f"{ended.state}: {ended.message}"
+    action = bench.read_action()
+    if verdict is not Verdict.ENDED or action.state == "done":
+        assert action.state == "done", f"{action.state}: {action.message}"
         bench.trial.has_ended()
         return
-    assert ended.state == "failed", f"it is {ended.state}: {ended.message}"
-    failed(bench, len(verdicts) > 1)
+    assert action.state == "failed", f"it is {action.state}: {action.message}"
+    check_failed_action(bench, len(verdicts) > 1)
 
 
-def both(bench: Bench) -> None:
-    """Every action has ended, and the server is at rest."""
-    at_rest(bench, [bench.trial.server])
+def check_both_ended(bench: Bench) -> None:
+    """Check that the server is at rest after two actions."""
+    check_at_rest(bench, [bench.trial.server])
 
 
-def at_rest(bench: Bench, servers: Sequence[str]) -> None:
-    """Every action has ended, nothing has these servers, and the doctor finds nothing."""
+def check_at_rest(bench: Bench, servers: Sequence[str]) -> None:
+    """Check that every action has ended, the servers are idle, and the doctor has no finding."""
     with bench.cloud.store.engine.connect() as tx:
         rows = tx.execute(sa.select(schema.actions)).all()
-    left = [row for row in rows if row.state not in actions.ENDED]
-    assert not left, f"not ended: {left}"
+    unfinished = [row for row in rows if row.state not in actions.ENDED]
+    assert not unfinished, f"not ended: {unfinished}"
     for server in map(bench.cloud.show, servers):
         assert (server.task_state, server.action) == (None, None)
-    assert (found := bench.cloud.findings()) == [], found
+    assert (findings := bench.cloud.findings()) == [], findings
 
 
-def failed(bench: Bench, twice: bool = False) -> None:
-    """The action has failed: its server is at rest, and where it is as before, the same can be
-    asked for again; ``twice``: a neighbour may have done it when it failed by another fault, and
-    says so then."""
+def check_failed_action(bench: Bench, twice: bool = False) -> None:
+    """Check the server of a failed action, and repeat the request if the server is unchanged.
+
+    Args:
+        bench: The cloud of the cell.
+        twice: A second fault was injected. An external service may then have done the work, so the
+            repeated request may fail.
+    """
     trial, cloud = bench.trial, bench.cloud
     server = cloud.show(trial.server)
     allowed = {
@@ -94,27 +100,34 @@ def failed(bench: Bench, twice: bool = False) -> None:
     }
     assert server.vm_state in allowed, f"{server.vm_state} is none of {allowed}"
     assert (server.task_state, server.action) == (None, None)
-    assert (found := cloud.findings()) == [], found
+    assert (findings := cloud.findings()) == [], findings
     if trial.was is None or server.vm_state != trial.was.vm_state:
         return
-    off = {host.name for host in cloud.hosts.values() if not host.is_on}
+    powered_off = {host.name for host in cloud.hosts.values() if not host.is_on}
     if KILL not in trial.scenario.before:
-        return_hosts(bench)
-    elif off != {trial.was.host}:
+        power_on_hosts(bench)
+    elif powered_off != {trial.was.host}:
         return
-    if cloud.show(trial.server).vm_state != trial.was.vm_state:  # its host was booted
+    # The boot of the host may have changed the state.
+    if cloud.show(trial.server).vm_state != trial.was.vm_state:
         return
     if cloud.shares_of(trial.server) and trial.scenario.ask == "attach_share":
-        cloud.detach_share(trial.server, SHARE)  # as its user is told
+        # A failed attach leaves the share's mapping, which the user has to remove first.
+        cloud.detach_share(trial.server, SHARE)
         bench.settle(LOCAL_SECONDS)
     bench.begin()
     bench.settle(MOVE_SECONDS)
-    assert bench.row().state == "done" or twice, f"the second try: {bench.row().message}"
-    assert (found := cloud.findings()) == [], found
+    assert bench.read_action().state == "done" or twice, (
+        f"the second try: {bench.read_action().message}"
+    )
+    assert (findings := cloud.findings()) == [], findings
 
 
 def heal(bench: Bench) -> None:
-    """Everybody is well again, but for hosts that have no power."""
+    """End all scripted failures of services and hosts, and carry out the pending cleanups.
+
+    Hosts without power stay off.
+    """
     cloud = bench.cloud
     fencer = getattr(cloud, "fencer", None)
     for service in (
@@ -133,55 +146,62 @@ def heal(bench: Bench) -> None:
 
 
 def clean_up(bench: Bench) -> None:
-    """The operator has what neighbours have still to remove tried again; one that begins an action
-    is looked at once more when that has ended."""
+    """Retry the pending cleanups at external services, as an operator does.
+
+    A cleanup that begins an action is tried once more after the action.
+    """
     cloud = bench.cloud
     for _ in range(2):
         for row in cloud.store.read(cleanups.list_all):
             cloud.store.write(lambda tx, row=row: cleanups.hasten(tx, row.id))
         cleaning.retry(cloud.engine)
-        if not stage.ages(cloud)["actions"]:
+        if not stage.read_ages(cloud)["actions"]:
             return
         bench.settle(LOCAL_SECONDS)
 
 
-def return_hosts(bench: Bench) -> None:
-    """Every host is there."""
+def power_on_hosts(bench: Bench) -> None:
+    """Start every host without power, and wait for the reports of guests."""
     for host in bench.cloud.hosts.values():
         if not host.is_on:
             host.power_on()
-            bench.is_over()
+            bench.extend_fault()
             bench.settle(LOCAL_SECONDS)
             bench.cloud.force_down(host.name, False)
-            bench.world(LOOK_SECONDS)
+            bench.pass_time(LOOK_SECONDS)
             bench.settle(LOCAL_SECONDS)
 
 
-def empty(bench: Bench) -> None:
-    """The server is deleted, and nothing of it is left anywhere."""
+def delete_and_check(bench: Bench) -> None:
+    """Delete the server, and check that no trace is left on hosts, in services or in tables."""
     cloud, server = bench.cloud, bench.trial.server
-    return_hosts(bench)
+    power_on_hosts(bench)
     if not cloud.show(server).deleted:
         cloud.ask(server, "delete")
-    bench.is_over()
+    bench.extend_fault()
     bench.settle(LOCAL_SECONDS)
-    for late in bench.at_end:
-        late()
+    for call in bench.at_end:
+        call()
     bench.settle(LOCAL_SECONDS)
     clean_up(bench)
     assert cloud.show(server).deleted, "it is not deleted"
-    assert (found := cloud.findings()) == [], found
+    assert (findings := cloud.findings()) == [], findings
     left = {f"cleanup {kind}": target for kind, target in cloud.pending()}
     for host in cloud.hosts.values():
         memory = host.driver.host
-        for what in ("guests", "files", "incoming", "storage"):
-            if kept := dict(getattr(memory, what)):
-                left[f"{what} at {host.name}"] = str(list(kept))
+        for store in ("guests", "files", "incoming", "storage"):
+            if entries := dict(getattr(memory, store)):
+                left[f"{store} at {host.name}"] = str(list(entries))
     left |= {f"port {port}": str(held) for port, held in cloud.networks.held.items()}
     left |= {f"image {image}": "" for image in set(cloud.images.records) - KEPT_IMAGES}
     if not set(cloud.images.records) & KEPT_IMAGES:
-        left |= {f"snapshot {one}": of for one, of in cloud.volumes.state.snapshots.items()}
-    left |= {f"snapshot {one}": "the service waits for it" for one in cloud.volumes.awaited()}
+        left |= {
+            f"snapshot {snapshot}": volume
+            for snapshot, volume in cloud.volumes.state.snapshots.items()
+        }
+    left |= {
+        f"snapshot {snapshot}": "the service waits for it" for snapshot in cloud.volumes.awaited()
+    }
     left |= {f"rule of {share}": address for share, address in cloud.shares.rules}
     with cloud.store.engine.connect() as tx:
         for table in (schema.guests, schema.allocations, schema.consumers):

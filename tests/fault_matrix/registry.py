@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registry with every function of every step watched: who looks sees each part of a step begin
-and end."""
+"""The registry of workflows, changed so that watchers see each function of a step begin and end."""
 
 from __future__ import annotations
 
@@ -13,41 +12,43 @@ from conductor.engine.step import AnyStep
 from conductor.workflows import WORKFLOWS
 
 PARTS = ("prepare", "apply", "call", "command", "on_result", "undo", "undo_call", "undo_command")
-#: Workflow, step, part, whether it begins or ends, and what the part is given.
+#: Called with workflow, step, function, "begins" or "ends", and the arguments of the function.
 Watcher = Callable[[str, str, str, str, Sequence[object]], None]
 _watchers: list[Watcher] = []
 
 
-def _watched(workflow: str, step: AnyStep) -> AnyStep:
+def _watch_step(workflow: str, step: AnyStep) -> AnyStep:
     changed: dict[str, Any] = {}
     for part in PARTS:
         if (function := getattr(step, part)) is not None:
-            changed[part] = _told(function, workflow, step.name, part)
+            changed[part] = _report_calls(function, workflow, step.name, part)
     return replace(step, **changed)
 
 
-def _told(function: Callable[..., Any], workflow: str, step: str, part: str) -> Callable[..., Any]:
-    def told(*arguments: Any) -> Any:
+def _report_calls(
+    function: Callable[..., Any], workflow: str, step: str, part: str
+) -> Callable[..., Any]:
+    def call_and_report(*arguments: Any) -> Any:
         for watcher in _watchers:
             watcher(workflow, step, part, "begins", arguments)
-        made = function(*arguments)
+        result = function(*arguments)
         for watcher in _watchers:
             watcher(workflow, step, part, "ends", arguments)
-        return made
+        return result
 
-    return told
+    return call_and_report
 
 
 _ORIGINAL = dict(WORKFLOWS)
 _WATCHED = {
-    name: replace(story, steps=tuple(_watched(name, step) for step in story.steps))
+    name: replace(story, steps=tuple(_watch_step(name, step) for step in story.steps))
     for name, story in WORKFLOWS.items()
 }
 
 
 @contextmanager
-def watched(watcher: Watcher) -> Iterator[None]:
-    """Tell this watcher of all steps."""
+def watch_steps(watcher: Watcher) -> Iterator[None]:
+    """Call a watcher at the begin and the end of every function of every step."""
     _watchers.append(watcher)
     WORKFLOWS.update(_WATCHED)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A second fault comes while the first is being got over: which one, a seed draws."""
+"""A second fault during the recovery from the first, drawn by a seed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from tests.fault_matrix.bench import Bench
 from tests.fault_matrix.cells import Cell, Kind, cells
 from tests.fault_matrix.outcome import Verdict
 
-#: What can be injected wherever an action is.
+#: Kinds of faults that can follow another fault.
 KINDS = (Kind.TRANSACTION, Kind.SCHEDULE, Kind.COMMAND, Kind.EXTERNAL, Kind.UNDO)
-#: Cells whose own action is not watched: what is left to remove is.
+#: Kinds whose cells watch a pending cleanup instead of an action.
 ALONE = (Kind.CLEANUP, Kind.DEBT)
 Faults = Mapping[Kind, Mapping[str, Fault]]
-#: Of a command that is interrupted at one of several points, up to which.
+#: Upper bound of the drawn point, for faults with several points.
 MOST_TURNS = 4
 
 
-def drawn(cell: Cell, seed: int) -> Cell | None:
-    """The second fault of this cell; None: it has none. Of two actions it strikes the second; of
-    one that a delete ends, the delete."""
+def draw(cell: Cell, seed: int) -> Cell | None:
+    """Return the second fault of a cell, or None.
+
+    The fault belongs to the cell's own action, or to the second action of a pair, or to the delete
+    that ends the action.
+    """
     if cell.kind in ALONE:
         return None
     workflow = cell.workflow
@@ -31,26 +34,32 @@ def drawn(cell: Cell, seed: int) -> Cell | None:
         workflow = cell.fault
     elif cell.fault.startswith("delete-"):
         workflow = "delete"
-    others = _others(workflow)
-    return random.Random(f"{cell.id} {seed}").choice(others) if others else None
+    candidates = _list_candidates(workflow)
+    return random.Random(f"{cell.id} {seed}").choice(candidates) if candidates else None
 
 
 @cache
-def _others(workflow: str) -> tuple[Cell, ...]:
+def _list_candidates(workflow: str) -> tuple[Cell, ...]:
     return tuple(cell for cell in cells() if cell.workflow == workflow and cell.kind in KINDS)
 
 
 def follow(bench: Bench, cell: Cell, faults: Faults) -> list[Verdict]:
-    """It is injected after the first, where its point is reached then; what that allows, as soon as
-    it has been."""
-    allowed: list[Verdict] = []
+    """Prepare the second fault, to be injected after the first.
+
+    The verdict of an undo is added directly after the first fault, because the failure that leads
+    to the undo happens in any case.
+
+    Returns:
+        A list to which the verdict is added when the fault is injected.
+    """
+    verdicts: list[Verdict] = []
 
     def aim() -> None:
-        turn = bench.chance.randrange(MOST_TURNS)
+        turn = bench.rng.randrange(MOST_TURNS)
         verdict = faults[cell.kind][cell.fault](bench, cell, turn)
-        if cell.kind is Kind.UNDO:  # what leads to the way back comes all the same
-            allowed.append(verdict)
-        bench.at_hit.append(lambda: allowed.append(verdict))
+        if cell.kind is Kind.UNDO:
+            verdicts.append(verdict)
+        bench.at_hit.append(lambda: verdicts.append(verdict))
 
     bench.at_hit.append(aim)
-    return allowed
+    return verdicts

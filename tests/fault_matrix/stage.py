@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a cell begins: a scenario's cloud, prepared once in a process and copied, in the
-circumstances in which the step is a part of the action."""
+"""The cloud with which a cell begins.
+
+A process prepares the cloud of each scenario once and then copies it. Some steps belong to an
+action only under a certain circumstance, for example a delete with snapshots in progress.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ LATE_WIRES, OFFLOADS, FENCES, LATE, SHARED, LATE_SHARED, SHELVED = (
 )
 WITH_VOLUMES, OFFLOADS_VOLUMES, LATE_VOLUMES = "volumes", "offloads-volumes", "late-volumes"
 BOOTS, LATE_SNAPSHOT, NFS = "boots", "late-snapshot", "nfs"
-#: Workflows whose servers get or have a volume as they are.
+#: Workflows whose servers get or have a volume in every scenario.
 OF_VOLUMES = (
     "attach_volume",
     "detach_volume",
@@ -42,7 +45,7 @@ OF_VOLUMES = (
     "volume_snapshot_create",
     "volume_snapshot_delete",
 )
-#: Steps that are a part of their workflow in these circumstances only.
+#: (workflow, step) -> the circumstance without which the workflow skips the step.
 CIRCUMSTANCES: dict[tuple[str, str], str] = {
     **{
         (workflow, step): LATE_WIRES
@@ -95,22 +98,26 @@ class Fencer(Neighbour, calls=("fence",)):
 
 @dataclass(frozen=True)
 class Circumstance:
-    """``scenario``: what is different about it; ``arrange``: what is done to the cloud just before
-    the workflow is asked for."""
+    """Changes to a scenario.
+
+    Attributes:
+        scenario: Returns the changed scenario.
+        arrange: Changes the cloud just before the workflow is requested.
+    """
 
     scenario: Callable[[Scenario], Scenario] = lambda scenario: scenario
     arrange: Callable[[Trial], None] = lambda trial: None
 
 
-def _wires_late(trial: Trial) -> None:
+def _delay_plugging(trial: Trial) -> None:
     trial.cloud.networks.wires_after = 3
 
 
-def _offloads(trial: Trial) -> None:
+def _offload_at_once(trial: Trial) -> None:
     trial.cloud.engine.shelved_offload_time = trial.cloud.options["shelved_offload_time"] = 0
 
 
-def _fences(trial: Trial) -> None:
+def _add_fencer(trial: Trial) -> None:
     host = trial.cloud.show(trial.server).host
     trial.cloud.force_down(host, False)
     fencer = Fencer()
@@ -118,22 +125,25 @@ def _fences(trial: Trial) -> None:
     trial.cloud.engine.fence_host = trial.cloud.options["fence_host"] = fencer.fence
 
 
-def _asked_of(cloud: Cloud, key: str) -> Neighbour:
-    """The service that an attach asks first."""
-    found: dict[str, Neighbour] = {
+def _find_service(cloud: Cloud, key: str) -> Neighbour:
+    """Return the service that an attach calls first."""
+    services: dict[str, Neighbour] = {
         "attach_interface": cloud.networks,
         "attach_share": cloud.shares,
         "attach_volume": cloud.volumes,
     }
-    return found[key]
+    return services[key]
 
 
-def _attaches(key: str) -> Callable[[Trial], None]:
-    """The service does not answer the call of an action that the delete then supersedes."""
+def _arrange_silent_attach(key: str) -> Callable[[Trial], None]:
+    """Return a function that begins an attach without an answer of the service.
+
+    The delete of the cell then supersedes the attach.
+    """
 
     def arrange(trial: Trial) -> None:
         cloud = trial.cloud
-        service = _asked_of(cloud, key)
+        service = _find_service(cloud, key)
         service.silent = 1
         ask(cloud, trial.server, key)
         cloud.advance()
@@ -141,46 +151,55 @@ def _attaches(key: str) -> Callable[[Trial], None]:
     return arrange
 
 
-def _snapshots(trial: Trial) -> None:
-    """The image service does not answer the call of a snapshot that the delete then supersedes."""
+def _begin_silent_snapshot(trial: Trial) -> None:
+    """Begin a snapshot that gets no answer of the image service and is superseded by the delete."""
     trial.cloud.images.silent = 1
     ask(trial.cloud, trial.server, "createImage")
     trial.cloud.advance()
 
 
-_ALL: dict[str, Circumstance] = {
+_CIRCUMSTANCES: dict[str, Circumstance] = {
     "": Circumstance(),
-    LATE_WIRES: Circumstance(arrange=_wires_late),
+    LATE_WIRES: Circumstance(arrange=_delay_plugging),
     OFFLOADS: Circumstance(
-        lambda one: replace(one, ends=states.SHELVED_OFFLOADED, domains=0), _offloads
+        lambda scenario: replace(scenario, ends=states.SHELVED_OFFLOADED, domains=0),
+        _offload_at_once,
     ),
-    FENCES: Circumstance(arrange=_fences),
-    LATE: Circumstance(arrange=_attaches("attach_interface")),
-    SHARED: Circumstance(lambda one: replace(one, before=("os-stop", "attach_share"))),
+    FENCES: Circumstance(arrange=_add_fencer),
+    LATE: Circumstance(arrange=_arrange_silent_attach("attach_interface")),
+    SHARED: Circumstance(lambda scenario: replace(scenario, before=("os-stop", "attach_share"))),
     LATE_SHARED: Circumstance(
-        lambda one: replace(one, before=("os-stop",)), _attaches("attach_share")
+        lambda scenario: replace(scenario, before=("os-stop",)),
+        _arrange_silent_attach("attach_share"),
     ),
-    WITH_VOLUMES: Circumstance(lambda one: replace(one, volumes=True)),
+    WITH_VOLUMES: Circumstance(lambda scenario: replace(scenario, volumes=True)),
     OFFLOADS_VOLUMES: Circumstance(
-        lambda one: replace(one, ends=states.SHELVED_OFFLOADED, domains=0, volumes=True), _offloads
+        lambda scenario: replace(scenario, ends=states.SHELVED_OFFLOADED, domains=0, volumes=True),
+        _offload_at_once,
     ),
-    BOOTS: Circumstance(lambda one: replace(one, volumes=True, boots=True)),
-    LATE_SNAPSHOT: Circumstance(lambda one: replace(one, volumes=True, boots=True), _snapshots),
-    LATE_VOLUMES: Circumstance(arrange=_attaches("attach_volume")),
-    NFS: Circumstance(lambda one: replace(one, storage="nfs")),
-    SHELVED: Circumstance(lambda one: replace(one, before=("shelve",))),
+    BOOTS: Circumstance(lambda scenario: replace(scenario, volumes=True, boots=True)),
+    LATE_SNAPSHOT: Circumstance(
+        lambda scenario: replace(scenario, volumes=True, boots=True), _begin_silent_snapshot
+    ),
+    LATE_VOLUMES: Circumstance(arrange=_arrange_silent_attach("attach_volume")),
+    NFS: Circumstance(lambda scenario: replace(scenario, storage="nfs")),
+    SHELVED: Circumstance(lambda scenario: replace(scenario, before=("shelve",))),
 }
 _PREPARED: dict[str, Frozen] = {}
 
 
-def scenario_of(workflow: str, step: str) -> str:
-    """Where a cell of this step begins: a scenario and its circumstance."""
+def name_scenario(workflow: str, step: str) -> str:
+    """Return where the cells of a step begin, as "scenario+circumstance"."""
     return f"{workflow}+{CIRCUMSTANCES.get((workflow, step), '')}"
 
 
 def pour(name: str, at_begin: Callable[[Cloud], object] = lambda cloud: None) -> Trial:
-    """A new cloud just before the workflow is asked for; ``at_begin``: what is done before the
-    circumstances are arranged."""
+    """Return a new cloud just before the workflow is requested.
+
+    Args:
+        name: A scenario and a circumstance, see ``name_scenario``.
+        at_begin: Called before the circumstance is arranged.
+    """
     workflow, _, circumstance = name.partition("+")
     time = Time()
     cloud = Cloud(memory_store(time), time)
@@ -188,7 +207,7 @@ def pour(name: str, at_begin: Callable[[Cloud], object] = lambda cloud: None) ->
         trial = trial_of(cloud, workflow)
     else:
         if name not in _PREPARED:
-            SCENARIOS[name] = _ALL[circumstance].scenario(SCENARIOS[workflow])
+            SCENARIOS[name] = _CIRCUMSTANCES[circumstance].scenario(SCENARIOS[workflow])
             try:
                 prepared = prepare_new(cloud, name)
             finally:
@@ -196,32 +215,32 @@ def pour(name: str, at_begin: Callable[[Cloud], object] = lambda cloud: None) ->
             _PREPARED[name] = Frozen(cloud, prepared)
         trial = _PREPARED[name].pour(cloud)
     at_begin(cloud)
-    _ALL[circumstance].arrange(trial)
+    _CIRCUMSTANCES[circumstance].arrange(trial)
     return trial
 
 
-def begin(cloud: Cloud, owner: str) -> None:
-    """A conductor of this name does the work from now on."""
+def start_conductor(cloud: Cloud, owner: str) -> None:
+    """Let a new conductor of this name do all work from now on."""
     cloud.engine = cloud.conductor(owner)
     cloud.watch, cloud.host_actions = Watch(), HostActions(cloud.engine)
 
 
-def restart(cloud: Cloud) -> None:
-    """Kill -9 of the conductor, and start again under the same name."""
-    begin(cloud, cloud.engine.owner)
+def restart_conductor(cloud: Cloud) -> None:
+    """Kill the conductor, and start another of the same name."""
+    start_conductor(cloud, cloud.engine.owner)
     cloud.store.write(lambda tx: actions.free_leases_of(tx, cloud.engine.owner))
 
 
-def ages(cloud: Cloud) -> Any:
-    """What is in hand."""
+def read_ages(cloud: Cloud) -> Any:
+    """Return the unfinished actions and the pending cleanups of hosts, with their ages."""
     with cloud.store.engine.connect() as tx:
         return doctor.ages(tx)
 
 
-def left(cloud: Cloud) -> str:
-    """The same for a person."""
-    found = ages(cloud)
-    return f"actions {found['actions']}, debts {found['debts']}"
+def describe_unfinished(cloud: Cloud) -> str:
+    """Return the unfinished actions and pending cleanups as text."""
+    unfinished = read_ages(cloud)
+    return f"actions {unfinished['actions']}, debts {unfinished['debts']}"
 
 
-__all__ = ["CIRCUMSTANCES", "KILL", "Fencer", "pour", "scenario_of"]
+__all__ = ["CIRCUMSTANCES", "KILL", "Fencer", "name_scenario", "pour"]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from conductor.workflows import WORKFLOWS
-from tests.fault_matrix.cells import ASKED, FAULTS, Cell, Kind, cells
+from tests.fault_matrix.cells import FAULTS, REQUESTS, Cell, Kind, cells
 from tests.fault_matrix.default_set import default_cells
 from tests.fault_matrix.known import FOUND
 
@@ -24,7 +24,7 @@ def test_default_cells_cover_the_faults_of_each_kind() -> None:
 
 
 def test_default_cells_cover_the_second_actions_of_pairs() -> None:
-    assert {cell.fault for cell in DEFAULT if cell.kind is Kind.PAIR} == {*ASKED}
+    assert {cell.fault for cell in DEFAULT if cell.kind is Kind.PAIR} == {*REQUESTS}
 
 
 def test_default_cells_contain_the_cells_with_past_defects() -> None:

@@ -22,15 +22,15 @@ from conductor.notifications.notification_sender import NotificationSender
 from conductor.workflows import WORKFLOWS
 from tests.fault_matrix import run, second, soak
 from tests.fault_matrix.cells import (
-    ASKED,
     FAULTS,
+    REQUESTS,
     Cell,
     Kind,
     cells,
-    kinds_of,
+    list_kinds,
 )
 from tests.fault_matrix.default_set import default_cells
-from tests.fault_matrix.known import FOUND, FOUND_TWICE, KNOWN, WAIVED, waived
+from tests.fault_matrix.known import FOUND, FOUND_TWICE, KNOWN, WAIVED, find_waiver
 from tests.fault_matrix.run import BY_KIND, NotInjected
 
 EVERY = {cell.id: cell for cell in cells()}
@@ -63,7 +63,7 @@ def test_fault_matrix_pair_of_faults_with_past_defect_passes(
     [
         (cell, then)
         for cell in DEFAULT
-        if zlib.crc32(cell.id.encode()) % TWICE == 0 and (then := second.drawn(cell, 0))
+        if zlib.crc32(cell.id.encode()) % TWICE == 0 and (then := second.draw(cell, 0))
     ],
     ids=lambda cell: cell.id,
 )
@@ -78,7 +78,7 @@ def test_fault_matrix_second_fault_is_drawn_for_action_in_progress() -> None:
         ("resize/taken/delete", "delete"),
         ("stop/stop/delete-while-commanded", "delete"),
     ):
-        second_faults = {second.drawn(EVERY[first], seed) for seed in range(20)}
+        second_faults = {second.draw(EVERY[first], seed) for seed in range(20)}
         assert len(second_faults) > 5
         assert {cell.workflow for cell in second_faults if cell} == {workflow}
     assert run.check_twice(EVERY["stop/stop/request-lost"], EVERY["stop/stop/agent-kill-mid"])
@@ -86,7 +86,7 @@ def test_fault_matrix_second_fault_is_drawn_for_action_in_progress() -> None:
 
 
 def test_soak_life_with_many_faults_passes() -> None:
-    life = soak.live(0)
+    life = soak.run_life(0)
     assert (life.problem, life.story) == ("", "")
     assert life.requests >= soak.ROUNDS and life.faults
 
@@ -94,13 +94,13 @@ def test_soak_life_with_many_faults_passes() -> None:
 def test_soak_life_fails_when_host_does_not_remove_guest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host reports the removal, but keeps the guest."""
     monkeypatch.setattr(MemoryHost, "remove", lambda *arguments: None)
-    assert soak.live(0).problem
+    assert soak.run_life(0).problem
 
 
 def test_fault_matrix_cells_contain_every_fault_of_every_step() -> None:
     for workflow in WORKFLOWS.values():
         for step in workflow.steps:
-            for kind in kinds_of(step):
+            for kind in list_kinds(step):
                 for fault in FAULTS[kind]:
                     assert f"{workflow.name}/{step.name}/{fault}" in EVERY
     assert len(EVERY) == len(cells()), "two cells have one id"
@@ -108,12 +108,12 @@ def test_fault_matrix_cells_contain_every_fault_of_every_step() -> None:
 
 def test_fault_matrix_faults_of_each_kind_are_implemented() -> None:
     assert {kind: set(faults) for kind, faults in BY_KIND.items()} == {
-        kind: set(faults) or set(ASKED) for kind, faults in FAULTS.items()
+        kind: set(faults) or set(REQUESTS) for kind, faults in FAULTS.items()
     }
 
 
 def test_fault_matrix_waivers_are_rare_and_known_failures_are_cells() -> None:
-    assert sum(bool(waived(cell)) for cell in EVERY) <= len(EVERY) / 100
+    assert sum(bool(find_waiver(cell)) for cell in EVERY) <= len(EVERY) / 100
     assert all(any(part in cell for cell in EVERY) for part in WAIVED)
     assert {*KNOWN, *FOUND} <= set(EVERY)
     assert not KNOWN.keys() & FOUND.keys()

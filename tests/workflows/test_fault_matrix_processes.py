@@ -10,16 +10,16 @@ import os
 from pathlib import Path
 
 from tests.fault_matrix.cells import Cell, Kind, cells
-from tests.fault_matrix.processes.choice import by_world, ordered
-from tests.fault_matrix.processes.faults import unfit
+from tests.fault_matrix.processes.choice import assign_to_worlds, order_cells
+from tests.fault_matrix.processes.faults import explain_exclusion
 from tests.fault_matrix.processes.orders import ANY, Folder, Order, Orders
-from tests.fault_matrix.processes.seams import role
+from tests.fault_matrix.processes.seams import read_role
 from tests.fault_matrix.processes.world import KINDS, VICTIMS
 
 POINT = ("agent", "stop", "before")
 #: Without cells of transactions, because tracing their places in the simulator takes time.
 TABLED = [cell for cell in cells() if cell.kind is not Kind.TRANSACTION]
-FIT = [cell for cell in TABLED if not unfit(cell)]
+FIT = [cell for cell in TABLED if not explain_exclusion(cell)]
 
 
 def _create_folder(path: Path) -> Folder:
@@ -29,7 +29,7 @@ def _create_folder(path: Path) -> Folder:
 
 
 def test_choice_orders_cells_by_coverage() -> None:
-    cells_in_order = ordered(FIT)
+    cells_in_order = order_cells(FIT)
     assert sorted(cell.id for cell in cells_in_order) == sorted(cell.id for cell in FIT)
     single_cells = [cell for cell in cells_in_order if cell.kind is not Kind.PAIR]
     first = single_cells[: len(single_cells) // 2]
@@ -40,7 +40,7 @@ def test_choice_orders_cells_by_coverage() -> None:
 
 
 def test_choice_assigns_each_cell_to_one_world() -> None:
-    shares = by_world(FIT)
+    shares = assign_to_worlds(FIT)
     assert shares.keys() == set(KINDS)
     assert sorted(cell.id for share in shares.values() for cell in share) == sorted(
         cell.id for cell in FIT
@@ -49,13 +49,15 @@ def test_choice_assigns_each_cell_to_one_world() -> None:
 
 def test_choice_contains_infrastructure_faults_and_excludes_unfit_cells() -> None:
     for fault in ("agent-kill-mid", "request-lost", "partition-past-lease", "host-gone"):
-        assert not unfit(Cell("stop", "stop", Kind.COMMAND, fault))
-    assert unfit(Cell("resize_here", "stop", Kind.COMMAND, "agent-kill-mid"))
-    assert unfit(Cell("stop", "stop", Kind.COMMAND, "hypervisor-hangs"))
+        assert not explain_exclusion(Cell("stop", "stop", Kind.COMMAND, fault))
+    assert explain_exclusion(Cell("resize_here", "stop", Kind.COMMAND, "agent-kill-mid"))
+    assert explain_exclusion(Cell("stop", "stop", Kind.COMMAND, "hypervisor-hangs"))
 
 
 def test_process_roles_cover_all_victims_of_faults() -> None:
-    assert {role(name) for name in ("api", "conductor-2", "agent-5", "scheduler")} == set(VICTIMS)
+    assert {read_role(name) for name in ("api", "conductor-2", "agent-5", "scheduler")} == set(
+        VICTIMS
+    )
 
 
 def test_order_is_taken_by_one_process_once(tmp_path: Path) -> None:
@@ -64,9 +66,9 @@ def test_order_is_taken_by_one_process_once(tmp_path: Path) -> None:
     folder.give(Order("o", "server", ("agent", ANY, "before"), "kill"))
     assert other.take(POINT, ["another"]) is None
     assert first.take(("agent", "stop", "after"), ["server"]) is None
-    assert folder.taken("o") is None
+    assert folder.read_taker("o") is None
     assert first.take(POINT, ["server"]) is not None
-    assert folder.taken("o") == ("agent", os.getpid())
+    assert folder.read_taker("o") == ("agent", os.getpid())
     assert other.take(POINT, ["server"]) is None
 
 
@@ -90,7 +92,7 @@ def test_order_by_server_name_is_taken_after_id_is_recorded(tmp_path: Path) -> N
     folder = _create_folder(tmp_path)
     orders = Orders(folder, "conductor")
     folder.give(Order("o", "cell-1", POINT, "kill"))
-    assert orders.wants_name("cell-1") and not orders.wants_name("cell-2")
+    assert orders.has_order_for("cell-1") and not orders.has_order_for("cell-2")
     assert orders.take(POINT, ["server"]) is None
-    folder.name("cell-1", "server")
+    folder.record_server_id("cell-1", "server")
     assert orders.take(POINT, ["server"]) is not None

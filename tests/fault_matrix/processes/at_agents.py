@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seams of an agent: its commands, what its hypervisor does for them, its link to conductors.
+"""The seams of an agent: commands, calls of the hypervisor, and the link to conductors.
 
-As ``seams``; imports the product when it is installed, in the child.
+The functions import the product when the child process installs the seams.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from typing import Any
 from common.domain.command_key import CommandKey
 from tests.fault_matrix.processes.struck import Process
 
-#: Seconds of a host's lease and between its exchanges: shorter than the product's own, so that a
-#: cell need not wait for them.
+#: A host's lease, and the least and the greatest time between exchanges. They are shorter than in
+#: the product, so that cells are faster.
 LEASE_SECONDS, EXCHANGE_SECONDS = 12.0, (2.5, 3.0)
-#: Seconds for which a hypervisor is away that is restarted.
+#: Duration of a restart of the hypervisor.
 AWAY_SECONDS = 3
-#: Whose clock is wrong, and how far.
+#: The agent with a wrong clock, and how far the clock is ahead.
 WRONG, WRONG_SECONDS = "agent-2", 600
 #: Points inside a driver's call.
 INSIDE = ("entered", "writes", "left")
 
 
 def install(process: Process) -> None:
-    """Put them in."""
+    """Install the seams of this agent."""
     from compute_agent import service, sync
 
     sync.LEASE_SECONDS, service.EXCHANGE_PERIOD_SECONDS = LEASE_SECONDS, EXCHANGE_SECONDS
     if process.name == WRONG:
-        _wrong_clock()
-    _commands(process)
-    _hypervisor(process, _inside(process))
-    _link(process)
+        _set_clock_ahead()
+    _watch_commands(process)
+    _watch_hypervisor(process, _make_reach_inside(process))
+    _watch_link(process)
 
 
-def _inside(process: Process) -> Callable[[str], None]:
-    """What is done where a command is carried out."""
+def _make_reach_inside(process: Process) -> Callable[[str], None]:
+    """Return a function that takes and executes orders inside a command."""
     from common.domain import errors
     from compute_agent.verb_context import VerbFailed
     from compute_agent.virt.memory.state.host import MemoryHost
@@ -48,40 +48,40 @@ def _inside(process: Process) -> Callable[[str], None]:
     hosts: list[MemoryHost] = []
     make = MemoryHost.__init__
 
-    def made(self: Any, *arguments: Any, **more: Any) -> None:
+    def record_host(self: Any, *arguments: Any, **more: Any) -> None:
         make(self, *arguments, **more)
         hosts.append(self)
 
-    MemoryHost.__init__ = made  # type: ignore[method-assign]
+    MemoryHost.__init__ = record_host  # type: ignore[method-assign]
 
-    def reached(where: str) -> None:
+    def reach_inside(where: str) -> None:
         command = getattr(process.local, "command", None)
         if command is None:
             return
         for name in (where, "inside") if where in INSIDE else (where,):
-            order = process.reached(("agent", command.key.label, name), [command.server])
+            order = process.reach(("agent", command.key.label, name), [command.server])
             if order is None:
                 continue
-            if order.deed == "power-cut":
+            if order.effect == "power-cut":
                 process.folder.power_cut(process.name)
                 hosts[-1].reboot()
                 os.killpg(os.getpgrp(), signal.SIGKILL)
-            if order.deed == "restarts":
+            if order.effect == "restarts":
                 process.away_until = time.monotonic() + AWAY_SECONDS
                 raise errors.Unavailable("The hypervisor went away.")
-            raise VerbFailed("It broke.", retryable=order.deed == "no-space")
+            raise VerbFailed("It broke.", retryable=order.effect == "no-space")
 
-    process.inside = reached
-    return reached
+    process.inside = reach_inside
+    return reach_inside
 
 
-def _commands(process: Process) -> None:
+def _watch_commands(process: Process) -> None:
     from compute_agent import verbs
 
     run, fences = verbs.run, _Fences(process)
 
-    def watched(journal: Any, tools: Any, command: Any, verb: Any) -> Any:
-        fences.learn(command)
+    def run_with_seams(journal: Any, tools: Any, command: Any, verb: Any) -> Any:
+        fences.check_and_record(command)
         process.local.command = command
         try:
             return run(
@@ -90,10 +90,10 @@ def _commands(process: Process) -> None:
         finally:
             process.local.command = None
 
-    verbs.run = watched
+    verbs.run = run_with_seams
 
 
-def _hypervisor(process: Process, reached: Callable[[str], None]) -> None:
+def _watch_hypervisor(process: Process, reach_inside: Callable[[str], None]) -> None:
     from common.domain import errors
     from compute_agent.virt.memory.state.host import MemoryHost
 
@@ -101,22 +101,22 @@ def _hypervisor(process: Process, reached: Callable[[str], None]) -> None:
 
     def watched_write(self: Any, key: str, guest: Any) -> None:
         write(self, key, guest)
-        reached("writes")
+        reach_inside("writes")
 
     @contextmanager
     def watched_call(self: Any, *arguments: Any, **more: Any) -> Iterator[None]:
         if time.monotonic() < process.away_until:
             raise errors.Unavailable("The hypervisor is away.")
         with call(self, *arguments, **more):
-            reached("entered")
+            reach_inside("entered")
             yield
-        reached("left")
+        reach_inside("left")
 
     MemoryHost.write = watched_write  # type: ignore[method-assign]
     MemoryHost.call = watched_call  # type: ignore[method-assign]
 
 
-def _link(process: Process) -> None:
+def _watch_link(process: Process) -> None:
     from common.domain import errors
     from common.rpc.conductor import ConductorClient
     from common.rpc.host_link import HostSide
@@ -126,7 +126,8 @@ def _link(process: Process) -> None:
 
     def watched_ask(self: Any, door: str, method: str, content: Any, timeout: float) -> Any:
         if time.monotonic() < process.cut_until:
-            time.sleep(timeout)  # its silence is noticed when its time is over
+            # The caller notices a lost message only after the timeout.
+            time.sleep(timeout)
             raise errors.NoAnswer("the host is cut off")
         return ask(self, door, method, content, timeout)
 
@@ -138,9 +139,10 @@ def _link(process: Process) -> None:
         lost = None
         for result in request.results:
             point = ("answers", CommandKey.parse(result.key).label)
-            lost = process.reached(point, [result.server]) or lost
+            lost = process.reach(point, [result.server]) or lost
         if lost is not None:
-            time.sleep(timeout)  # its silence is noticed when its time is over
+            # The caller notices a lost message only after the timeout.
+            time.sleep(timeout)
             raise errors.NoAnswer("lost")
         return exchange(self, request, timeout)
 
@@ -150,28 +152,27 @@ def _link(process: Process) -> None:
 
 
 class _Fences:
-    """No host carries out a command whose fence is older than the last of its server."""
+    """Check that no host executes a command with an older fence than the last of its server."""
 
     def __init__(self, process: Process) -> None:
-        self._process, self._known = process, dict[str, int]()
+        self._process, self._last_fences = process, dict[str, int]()
         self._file = f"{process.name}.fences"
         path = process.folder.path / self._file
         for line in path.read_text().splitlines() if path.exists() else []:
             server, fence = line.split()
-            self._known[server] = int(fence)
+            self._last_fences[server] = int(fence)
 
-    def learn(self, command: Any) -> None:
-        known = self._known.get(command.server, 0)
-        if command.fence < known:
-            text = f"{self._process.name}: {command.key} is older than fence {known}"
-            self._process.folder.say("violations", text)
-        if command.fence > known:
-            self._known[command.server] = command.fence
-            self._process.folder.say(self._file, f"{command.server} {command.fence}")
+    def check_and_record(self, command: Any) -> None:
+        last_fence = self._last_fences.get(command.server, 0)
+        if command.fence < last_fence:
+            text = f"{self._process.name}: {command.key} is older than fence {last_fence}"
+            self._process.folder.append_line("violations", text)
+        if command.fence > last_fence:
+            self._last_fences[command.server] = command.fence
+            self._process.folder.append_line(self._file, f"{command.server} {command.fence}")
 
 
-def _wrong_clock() -> None:
-    """This host's clock is ahead."""
+def _set_clock_ahead() -> None:
     now, nanos = time.time, time.time_ns
     time.time = lambda: now() + WRONG_SECONDS
     time.time_ns = lambda: nanos() + WRONG_SECONDS * 1_000_000_000

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How each fault of a cell is made to happen to real processes: the orders that are given, and what
-is done from outside when one of them was taken. One table; what it has not is in ``unfit``."""
+"""The plans that inject the faults of cells into real processes.
+
+A plan has the order for a process, and the reaction of the test process when the order was taken.
+``explain_exclusion`` lists the cells that have no plan.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from common.store.schema import events
 from common.store.servers import actions
 from conductor.workflows import WORKFLOWS
 from tests.fault_matrix import aim, at_undo, pairs, stage
-from tests.fault_matrix.cells import ASKED, Cell, Kind
+from tests.fault_matrix.cells import REQUESTS, Cell, Kind
 from tests.fault_matrix.outcome import Verdict
 from tests.fault_matrix.processes.at_agents import LEASE_SECONDS
 from tests.fault_matrix.processes.at_conductors import CALLS_SECONDS
@@ -27,14 +30,14 @@ from tests.fault_matrix.processes.world import CONDUCTORS
 from tests.waiting import await_true
 
 Point = tuple[str, ...]
-#: Who took the order: its process, and that one's number.
+#: Called with the trial, and with the name and the id of the process that took the order.
 During = Callable[[Trial, tuple[str, int]], None]
-#: Seconds that a host is cut off.
+#: Duration of a host's partition.
 PARTITION_SECONDS = LEASE_SECONDS + 8
 ACCEPT, ACCEPTED = "accept", "accepted"
-#: In place of a point that takes the simulator to find: see ``before``.
+#: Stands for the point that ``find_point_before`` finds with the simulator.
 BEFORE: Point = ("conductor",)
-#: Second actions whose refusal the table of states says nothing about.
+#: Second actions that the API can refuse for reasons outside the table of states.
 CHECKED_ELSEWHERE = (
     "detach_volume",
     "extend_volume",
@@ -46,27 +49,40 @@ CHECKED_ELSEWHERE = (
 )
 
 
-_one_simulator = threading.Lock()  # it is not made for threads
-#: Points of conductors.
+# The simulator is not thread-safe.
+_simulator_lock = threading.Lock()
+#: Kinds of points in conductors.
 _THERE = ("journal", "commit", "conductor", "part", "call", "result")
 
 
-def _nothing(trial: Trial, who: tuple[str, int]) -> None:
-    """Nobody else has to do anything."""
+def _do_nothing(trial: Trial, taker: tuple[str, int]) -> None:
+    """Do nothing, because the order is the whole fault."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``point``, ``deed``: the order that is the cell's fault; none: its client does it.
-    ``during``: what is done when it was taken, before who is held goes on. ``also``: an order
-    beside it that stays. ``rough``: a host is lost to others. ``is_late``: who was held goes on
-    when all is over. ``on_servers``: not with SQLite, whose file nobody can write to while a
-    conductor sleeps. ``sleeps``: a conductor does. ``by_client``: how it asks, when not once."""
+    """How to inject the fault of a cell.
+
+    Attributes:
+        point: Where the order applies, or () if the client injects the fault.
+        effect: The effect of the order, or an empty string if the client injects the fault.
+        verdict: The permitted ends of the action.
+        during: Called after the order was taken, while the process may be held.
+        also: Point and effect of a second order, which stays.
+        passes: See ``Order.passes``.
+        rough: The fault makes a host unreachable, so the cell runs on hosts of its own.
+        broker: The fault restarts the broker.
+        is_late: The held process continues at the end of the cell.
+        on_servers: The cell needs a database server. With SQLite, for example, a suspended
+            conductor locks the file.
+        sleeps: A conductor is suspended.
+        by_client: What the client does apart from one request: "insists", "repeats" or "kills-api".
+    """
 
     point: Point
-    deed: str
+    effect: str
     verdict: Verdict = Verdict.LATE
-    during: During = _nothing
+    during: During = _do_nothing
     also: tuple[Point, str] | None = None
     passes: int = 0
     rough: bool = False
@@ -77,105 +93,114 @@ class Plan:
     by_client: str = ""
 
     @property
-    def strikes_conductors(self) -> bool:
-        """Does a conductor die of it, or sleep? Who was started just now judges no host."""
-        dies = self.deed in ("kill", "stop") and self.point[0] in _THERE
-        return (dies and not self.by_client) or self.during is _conductors_die
+    def disturbs_conductors(self) -> bool:
+        """True if the fault kills or suspends a conductor.
+
+        A conductor judges no silent host for a while after its start.
+        """
+        dies = self.effect in ("kill", "stop") and self.point[0] in _THERE
+        return (dies and not self.by_client) or self.during is _kill_conductors
 
 
-# --- what is done from outside ---
-def _deletes(trial: Trial, who: tuple[str, int]) -> None:
+# --- reactions of the test process ---
+def _delete_server(trial: Trial, taker: tuple[str, int]) -> None:
     url = f"/servers/{trial.server}/action"
 
-    def gone() -> bool:
+    def is_accepted() -> bool:
         answer = trial.call("POST", url, {"forceDelete": None})
         return answer.is_accepted or answer.status == 404
 
-    await_true(gone, 60, "the delete is accepted", 0.3)
+    await_true(is_accepted, 60, "the delete is accepted", 0.3)
 
 
-def _conductors_die(trial: Trial, who: tuple[str, int]) -> None:
+def _kill_conductors(trial: Trial, taker: tuple[str, int]) -> None:
     for name in CONDUCTORS:
         trial.world.kill(name)
 
 
-def _scheduler_dies(trial: Trial, who: tuple[str, int]) -> None:
+def _kill_scheduler(trial: Trial, taker: tuple[str, int]) -> None:
     trial.world.kill("scheduler")
 
 
-def _broker(cell: Cell) -> During:
-    def restart(trial: Trial, who: tuple[str, int]) -> None:
+def _make_broker_restart(cell: Cell) -> During:
+    def restart(trial: Trial, taker: tuple[str, int]) -> None:
         trial.world.restart_broker(wiped=zlib.crc32(cell.id.encode()) % 3 == 0)
 
     return restart
 
 
-def _conductor_sleeps(cell: Cell) -> During:
-    """Another does its work, at the latest when the lease has run out; then it goes on."""
+def _make_await_other_conductor(cell: Cell) -> During:
+    """Return a reaction that resumes the suspended conductor when another has done the step.
 
-    def sleep(trial: Trial, who: tuple[str, int]) -> None:
+    The other conductor takes over at the latest when the lease has expired.
+    """
+
+    def await_and_resume(trial: Trial, taker: tuple[str, int]) -> None:
         def is_done() -> bool:
-            wanted = (
+            query = (
                 sa.select(sa.func.count())
                 .select_from(events)
                 .where(
-                    events.c.action_id.in_([one.id for one in trial.world.actions(trial.server)]),
+                    events.c.action_id.in_(
+                        [action.id for action in trial.world.read_actions(trial.server)]
+                    ),
                     events.c.step == cell.step,
                     events.c.event == "succeeded",
                 )
             )
-            return bool(trial.world.store.read(lambda tx: tx.scalar(wanted)))
+            return bool(trial.world.store.read(lambda tx: tx.scalar(query)))
 
         try:
             await_true(is_done, CALLS_SECONDS * 4, "another conductor did its work", 0.1)
         finally:
-            trial.world.goes_on(who[1])
+            trial.world.resume(taker[1])
 
-    return sleep
+    return await_and_resume
 
 
-def _agent_sleeps(trial: Trial, who: tuple[str, int]) -> None:
+def _await_down_and_resume(trial: Trial, taker: tuple[str, int]) -> None:
     try:
-        trial.world.await_down(_host(trial, who[0]))
+        trial.world.await_down(_find_host(trial, taker[0]))
     finally:
-        trial.world.goes_on(who[1])
+        trial.world.resume(taker[1])
 
 
-def _host_gone(trial: Trial, who: tuple[str, int]) -> None:
-    host = _host(trial, who[0])
+def _await_down_and_force_down(trial: Trial, taker: tuple[str, int]) -> None:
+    host = _find_host(trial, taker[0])
     trial.world.await_down(host)
     trial.world.force_down(host)
 
 
-def _partitioned(trial: Trial, who: tuple[str, int]) -> None:
-    trial.world.await_down(_host(trial, who[0]))
+def _await_down(trial: Trial, taker: tuple[str, int]) -> None:
+    trial.world.await_down(_find_host(trial, taker[0]))
 
 
-def _host(trial: Trial, process: str) -> str:
-    return next(host for host in trial.world.files if trial.world.agent(host) == process)
+def _find_host(trial: Trial, process: str) -> str:
+    return next(host for host in trial.world.files if trial.world.name_agent(host) == process)
 
 
-def _wakes(cell: Cell) -> During:
-    def wake(trial: Trial, who: tuple[str, int]) -> None:
+def _make_event_doubling(cell: Cell) -> During:
+    def wake(trial: Trial, taker: tuple[str, int]) -> None:
         for _ in range(2):
             trial.world.store.write(lambda tx: actions.wake(tx, [trial.server], cell.step))
 
     return wake
 
 
-# --- by kind ---
-def before(cell: Cell) -> Point:
-    """The last point before the step's transaction at which nobody holds one, by a trace of the
-    simulator."""
-    with _one_simulator:
-        found = aim.point_before(stage.scenario_of(cell.workflow, cell.step), cell.step)
-    if found[0] == "result":
-        named = any(found[2] == step.name for story in WORKFLOWS.values() for step in story.steps)
-        return ("result", str(found[2]) if named else ANY)
-    return ("conductor", ANY, str(found[2]), str(found[3]))
+# --- plans by kind ---
+def find_point_before(cell: Cell) -> Point:
+    """Return the last point before the step without an open transaction, from a simulated run."""
+    with _simulator_lock:
+        point = aim.find_point_before(stage.name_scenario(cell.workflow, cell.step), cell.step)
+    if point[0] == "result":
+        is_step = any(
+            point[2] == step.name for workflow in WORKFLOWS.values() for step in workflow.steps
+        )
+        return ("result", str(point[2]) if is_step else ANY)
+    return ("conductor", ANY, str(point[2]), str(point[3]))
 
 
-def transaction(cell: Cell) -> Plan | None:
+def plan_transaction(cell: Cell) -> Plan | None:
     journal = ("journal", cell.step, "succeeded")
     commit = ("commit", "before", cell.step, "succeeded")
     committed = ("commit", "after", cell.step, "succeeded")
@@ -187,7 +212,7 @@ def transaction(cell: Cell) -> Plan | None:
         case "conductor-kill-after":
             return Plan(committed, "kill")
         case "conductor-sleeps-past-lease":
-            sleep = _conductor_sleeps(cell)
+            sleep = _make_await_other_conductor(cell)
             return Plan(BEFORE, "stop", during=sleep, on_servers=True, sleeps=True)
         case "database-drops-before-commit":
             return Plan(journal, "cut", on_servers=True)
@@ -196,11 +221,11 @@ def transaction(cell: Cell) -> Plan | None:
         case "database-commits-unanswered":
             return Plan(committed, "cut", on_servers=True)
         case "delete-before-commit":
-            return Plan(BEFORE, "hold", Verdict.DELETED, _deletes)
+            return Plan(BEFORE, "hold", Verdict.DELETED, _delete_server)
     return None
 
 
-def schedule(cell: Cell) -> Plan | None:
+def plan_schedule(cell: Cell) -> Plan | None:
     asked, answered = ("select", "asked"), ("select", "answered")
     match cell.fault:
         case "scheduler-kill-before":
@@ -208,10 +233,10 @@ def schedule(cell: Cell) -> Plan | None:
         case "scheduler-kill-mid":
             return Plan(("scheduler", "chosen"), "kill")
         case "scheduler-kill-after":
-            return Plan(("conductor", ANY, cell.step, "proposed"), "hold", during=_scheduler_dies)
+            return Plan(("conductor", ANY, cell.step, "proposed"), "hold", during=_kill_scheduler)
         case "broker-restarts-while-asked":
             held = ("part", cell.workflow, cell.step, "prepare", "begins")
-            return Plan(held, "hold", during=_broker(cell), broker=True)
+            return Plan(held, "hold", during=_make_broker_restart(cell), broker=True)
         case "question-lost":
             return Plan(asked, "lose")
         case "answer-lost":
@@ -224,11 +249,11 @@ def schedule(cell: Cell) -> Plan | None:
             return Plan(answered, "none", Verdict.ENDED)
         case "delete-while-asked":
             held = ("conductor", ANY, cell.step, "proposed")
-            return Plan(held, "hold", Verdict.DELETED, _deletes)
+            return Plan(held, "hold", Verdict.DELETED, _delete_server)
     return None
 
 
-def command(cell: Cell) -> Plan | None:
+def plan_command(cell: Cell) -> Plan | None:
     before, sent = ("agent", cell.step, "before"), ("send", cell.step)
     inside, ended = ("agent", cell.step, "inside"), Verdict.ENDED
     match cell.fault:
@@ -239,11 +264,11 @@ def command(cell: Cell) -> Plan | None:
         case "agent-kill-after":
             return Plan(("agent", cell.step, "after"), "kill")
         case "conductor-kill-waiting":
-            return Plan(before, "hold", during=_conductors_die)
+            return Plan(before, "hold", during=_kill_conductors)
         case "agent-sleeps-past-lease":
-            return Plan(before, "stop", ended, _agent_sleeps, rough=True)
+            return Plan(before, "stop", ended, _await_down_and_resume, rough=True)
         case "broker-restarts":
-            return Plan(before, "hold", during=_broker(cell), broker=True)
+            return Plan(before, "hold", during=_make_broker_restart(cell), broker=True)
         case "request-lost":
             return Plan(sent, "lose")
         case "reply-lost":
@@ -259,16 +284,16 @@ def command(cell: Cell) -> Plan | None:
         case "hypervisor-restarts":
             return Plan(("agent", cell.step, "left"), "restarts")
         case "host-gone":
-            return Plan(before, "power-cut", ended, _host_gone, rough=True)
+            return Plan(before, "power-cut", ended, _await_down_and_force_down, rough=True)
         case "partition-past-lease":
-            deed = f"partition {PARTITION_SECONDS:g}"
-            return Plan(before, deed, ended, _partitioned, rough=True)
+            effect = f"partition {PARTITION_SECONDS:g}"
+            return Plan(before, effect, ended, _await_down, rough=True)
         case "delete-while-commanded":
-            return Plan(before, "hold", Verdict.DELETED, _deletes)
+            return Plan(before, "hold", Verdict.DELETED, _delete_server)
     return None
 
 
-def external(cell: Cell) -> Plan | None:
+def plan_external(cell: Cell) -> Plan | None:
     call = ("call", cell.workflow, cell.step, "call")
     part = ("part", cell.workflow, cell.step, "call")
     match cell.fault:
@@ -285,14 +310,14 @@ def external(cell: Cell) -> Plan | None:
         case "service-refuses":
             return Plan((*call, "asked"), "refuse", Verdict.ENDED)
         case "event-doubled":
-            return Plan((*part, "begins"), "hold", during=_wakes(cell))
+            return Plan((*part, "begins"), "hold", during=_make_event_doubling(cell))
         case "delete-while-called":
-            return Plan((*part, "begins"), "hold", Verdict.DELETED, _deletes)
+            return Plan((*part, "begins"), "hold", Verdict.DELETED, _delete_server)
     return None
 
 
-def undo(cell: Cell) -> Plan | None:
-    failing, step = at_undo.failing_of(cell), at_undo.step_of(cell)
+def plan_undo(cell: Cell) -> Plan | None:
+    failing, step = at_undo.find_failing_step(cell), at_undo.find_step(cell)
     if failing.command:
         also: tuple[Point, str] = (("agent", failing.name, "entered"), "refuse")
     else:
@@ -312,7 +337,7 @@ def undo(cell: Cell) -> Plan | None:
     return Plan(point, "cut", Verdict.ENDED, also=also, on_servers=True)
 
 
-def accept(cell: Cell) -> Plan | None:
+def plan_accept(cell: Cell) -> Plan | None:
     commit, committed = (("commit", at, ACCEPT, ACCEPTED) for at in ("before", "after"))
     match cell.fault:
         case "api-kill-before-commit":
@@ -330,11 +355,13 @@ def accept(cell: Cell) -> Plan | None:
         case "client-retries":
             return Plan((), "", by_client="repeats")
         case "conflicting-request":
-            return Plan(("conductor", cell.workflow, ANY, "taken"), "hold", during=_conflicts)
+            return Plan(
+                ("conductor", cell.workflow, ANY, "taken"), "hold", during=_send_conflicting_request
+            )
     return None
 
 
-def pair(cell: Cell) -> Plan | None:
+def plan_pair(cell: Cell) -> Plan | None:
     steps = WORKFLOWS[cell.workflow].steps
     if any(step.command for step in steps):
         point: Point = ("agent", ANY, "before")
@@ -342,91 +369,102 @@ def pair(cell: Cell) -> Plan | None:
         point = ("part", cell.workflow, ANY, "call", "begins")
     else:
         point = ("conductor", cell.workflow, ANY, "taken")
-    return Plan(point, "hold", Verdict.BOTH, _asks(cell))
+    return Plan(point, "hold", Verdict.BOTH, _make_second_request(cell))
 
 
-def _conflicts(trial: Trial, who: tuple[str, int]) -> None:
-    """Somebody wants something else while it is in hand."""
-    answer = trial.ask_beside("reboot:SOFT")
-    assert answer.status == 409 or _goes_on(trial, who), f"both were accepted: {answer}"
+def _send_conflicting_request(trial: Trial, taker: tuple[str, int]) -> None:
+    """Send another request while the action is in progress."""
+    answer = trial.send_meanwhile("reboot:SOFT")
+    assert answer.status == 409 or _has_first_continued(trial, taker), (
+        f"both requests were accepted: {answer}"
+    )
 
 
-def _goes_on(trial: Trial, who: tuple[str, int]) -> bool:
-    """Is the first not held any more: let go, or who held it was killed by another cell?"""
-    return trial.was_released or not os.path.exists(f"/proc/{who[1]}")
+def _has_first_continued(trial: Trial, taker: tuple[str, int]) -> bool:
+    """True if the first action is no longer held.
+
+    The action was released, or another cell killed the process that held the action.
+    """
+    return trial.was_released or not os.path.exists(f"/proc/{taker[1]}")
 
 
-def _asks(cell: Cell) -> During:
-    """The second request: refused as the table of states says, or accepted by it."""
+def _make_second_request(cell: Cell) -> During:
+    """Return a reaction that sends the second request of a pair.
 
-    def ask(trial: Trial, who: tuple[str, int]) -> None:
-        row = trial.row()
-        may = pairs.is_allowed(ASKED[cell.fault], row)
-        if cell.fault == "soft_delete":  # DELETE is a delete for good where that is not possible
-            may = may or pairs.is_allowed(ASKED["delete"], row)
-        before = len(trial.world.actions(trial.server))
-        answer = trial.ask_beside(ASKED[cell.fault])
-        made = len(trial.world.actions(trial.server)) - before
-        elsewhere = cell.fault in CHECKED_ELSEWHERE
+    The answer must agree with the table of states.
+    """
+
+    def request(trial: Trial, taker: tuple[str, int]) -> None:
+        row = trial.read_row()
+        is_allowed = pairs.is_allowed(REQUESTS[cell.fault], row)
+        # DELETE removes the server at once if a soft delete is not possible.
+        if cell.fault == "soft_delete":
+            is_allowed = is_allowed or pairs.is_allowed(REQUESTS["delete"], row)
+        before = len(trial.world.read_actions(trial.server))
+        answer = trial.send_meanwhile(REQUESTS[cell.fault])
+        new_actions = len(trial.world.read_actions(trial.server)) - before
+        is_checked_elsewhere = cell.fault in CHECKED_ELSEWHERE
         if answer.is_accepted:
-            fits = may or (elsewhere and not made) or _goes_on(trial, who)
-            assert fits, f"{cell.fault} is accepted: {answer}"
-            trial.accepted = bool(made)
+            is_valid = (
+                is_allowed
+                or (is_checked_elsewhere and not new_actions)
+                or _has_first_continued(trial, taker)
+            )
+            assert is_valid, f"{cell.fault} is accepted: {answer}"
+            trial.accepted = bool(new_actions)
             return
         assert 400 <= answer.status < 500, f"{cell.fault} is answered with {answer}"
-        refusals = (400, 404, 409) if elsewhere else (409,)
-        assert may or answer.status in refusals, f"{cell.fault} is answered with {answer}"
-        assert not made, f"{cell.fault} was refused and left an action"
+        refusals = (400, 404, 409) if is_checked_elsewhere else (409,)
+        assert is_allowed or answer.status in refusals, f"{cell.fault} is answered with {answer}"
+        assert not new_actions, f"{cell.fault} was refused and left an action"
 
-    return ask
+    return request
 
 
 PLANS: dict[Kind, Callable[[Cell], Plan | None]] = {
-    Kind.ACCEPT: accept,
-    Kind.TRANSACTION: transaction,
-    Kind.SCHEDULE: schedule,
-    Kind.COMMAND: command,
-    Kind.EXTERNAL: external,
-    Kind.UNDO: undo,
-    Kind.PAIR: pair,
+    Kind.ACCEPT: plan_accept,
+    Kind.TRANSACTION: plan_transaction,
+    Kind.SCHEDULE: plan_schedule,
+    Kind.COMMAND: plan_command,
+    Kind.EXTERNAL: plan_external,
+    Kind.UNDO: plan_undo,
+    Kind.PAIR: plan_pair,
 }
-#: Workflows that these clouds do not come to, and why.
-_ONE_HOST = "needs a cloud of one host, on which a resize stays"
-_SHARES = "there is no share service to run"
-_NO_FILES = "the volume service here snapshots its volumes itself, and never asks a host"
-WORKFLOWS_OUT = {
+#: Workflows that these clouds cannot run, with the reason.
+_ONE_HOST = "a resize on the same host needs a cloud of one host"
+_SHARES = "the cloud has no share service"
+_NO_FILES = "the volume service creates snapshots itself, without a request to a host"
+EXCLUDED_WORKFLOWS = {
     "resize_here": _ONE_HOST,
     "confirm_here": _ONE_HOST,
     "revert_here": _ONE_HOST,
     "attach_share": _SHARES,
     "detach_share": _SHARES,
-    "swap_volume": "the volume service here moves no volume, and only one that does may ask for it",
+    "swap_volume": "the volume service does not migrate volumes, and only it may request a swap",
     "volume_snapshot_create": _NO_FILES,
     "volume_snapshot_delete": _NO_FILES,
 }
 
 
-def unfit(cell: Cell) -> str:
-    """Why a cell is none of this tier; empty: it is one."""
+def explain_exclusion(cell: Cell) -> str:
+    """Return the reason why a cell cannot run with processes, or an empty string."""
     if cell.kind is Kind.CLEANUP:
-        return "a neighbour that refuses is the simulator's"
+        return "only the simulator has external services that refuse a cleanup"
     if cell.kind is Kind.DEBT:
-        return "a host that comes back with something to remove is the simulator's"
-    if why := WORKFLOWS_OUT.get(cell.workflow):
-        return why
+        return "only the simulator has returned hosts with pending cleanups"
+    if reason := EXCLUDED_WORKFLOWS.get(cell.workflow):
+        return reason
     if cell.kind is Kind.PAIR:
         if cell.fault == "create":
-            return "nobody can ask for a create of a server that is there"
-        return WORKFLOWS_OUT.get(cell.fault, "")
+            return "an existing server cannot be created"
+        return EXCLUDED_WORKFLOWS.get(cell.fault, "")
     if cell.kind is Kind.UNDO and cell.step == "revive":
-        return "a host that comes back meanwhile is the simulator's, and tier 2's"
+        return "only the simulator and tier 2 have a host that returns meanwhile"
     circumstance = stage.CIRCUMSTANCES.get((cell.workflow, cell.step), "")
     if (cell.workflow, circumstance) == ("snapshot", stage.BOOTS):
-        return "most machines' file systems make no snapshot of a volume in use"
+        return "most file systems cannot snapshot a volume in use"
     if circumstance not in ("", stage.WITH_VOLUMES, stage.BOOTS, stage.SHELVED):
-        return f"the circumstance {circumstance} is the simulator's"
+        return f"only the simulator has the circumstance {circumstance}"
     if PLANS[cell.kind](cell) is None:
-        return (
-            "it is a neighbour's or a database's own failure: the simulator's, and ring contract's"
-        )
+        return "only the simulator and ring contract have failures inside services and databases"
     return ""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process is told to do to itself at a point, and the proof that it came to that.
+"""Orders: files that let a process inject a fault into itself at a point.
 
-An order is a file. Whoever reaches its point takes it, by renaming it, so that it is carried out
-once whatever is killed; the renamed file is the proof. While it is held, a process waits for
-another file beside it.
+A process takes an order by renaming the file, so that the fault happens once although processes are
+killed. The renamed file proves that the point was reached. A held process waits for another file
+beside it.
 """
 
 from __future__ import annotations
@@ -15,52 +15,62 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-#: In a point: whatever stands there.
+#: Matches every value in a point.
 ANY = "*"
-#: Seconds in which a change of a folder may not be seen by its time.
+#: Resolution of a folder's modification time. A second change within this time may go unnoticed.
 TICK_SECONDS = 0.1
 HELD_SECONDS, LOOK_SECONDS = 90.0, 0.01
-_now = time.time_ns  # the right one, whatever becomes of this process's clock
+# Bound before ``at_agents`` changes the clock of this process.
+_now = time.time_ns
 
 
 @dataclass(frozen=True)
 class Order:
-    """``server``: its id, or the name of one that is not there yet. ``passes``: how often the point
-    is passed first. ``stays``: it is carried out each time."""
+    """A fault to be injected at a point.
+
+    Attributes:
+        id: The name of the file.
+        server: The id of the server, or its name if the server does not exist yet.
+        point: The point, with ``ANY`` as a wildcard.
+        effect: The fault, for example "kill" or "hold".
+        passes: How often the process passes the point before it takes the order.
+        stays: The order is not taken, so its effect repeats at each pass.
+    """
 
     id: str
     server: str
     point: tuple[str, ...]
-    deed: str
+    effect: str
     passes: int = 0
     stays: bool = False
 
     def is_at(self, point: tuple[str, ...]) -> bool:
-        """Is this its point?"""
+        """True if the order applies at this point."""
         return len(point) == len(self.point) and all(
-            wanted in (ANY, there) for wanted, there in zip(self.point, point, strict=True)
+            expected in (ANY, actual) for expected, actual in zip(self.point, point, strict=True)
         )
 
 
 class Folder:
-    """Where the orders of a cloud lie, and what became of them."""
+    """The folder with the orders of a cloud, and the traces of the processes that took them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._open, self._taken, self._names = path / "open", path / "taken", path / "names"
 
     def make(self) -> None:
-        for one in (self._open, self._taken, self._names):
-            one.mkdir(parents=True, exist_ok=True)
+        for path in (self._open, self._taken, self._names):
+            path.mkdir(parents=True, exist_ok=True)
 
-    # --- of who strikes ---
+    # --- used by the test process ---
     def give(self, order: Order) -> None:
+        """Add an open order to the folder."""
         part = self.path / order.id
         part.write_text(json.dumps(asdict(order)))
         part.replace(self._open / order.id)
 
-    def taken(self, order: str) -> tuple[str, int] | None:
-        """Who has taken it: name and process. None: nobody yet."""
+    def read_taker(self, order: str) -> tuple[str, int] | None:
+        """Return the name and the process id of the process that took the order, or None."""
         try:
             name, process = (self._taken / f"{order}.by").read_text().split()
         except (FileNotFoundError, ValueError):
@@ -68,16 +78,16 @@ class Folder:
         return name, int(process)
 
     def release(self, order: str) -> None:
-        """Who was held goes on."""
+        """Let the process continue that the order holds."""
         (self._taken / f"{order}.go").touch()
 
     def withdraw(self, order: str) -> None:
-        """Nobody is to do it any more; who is held goes on."""
+        """Remove the order if no process took it, and let the held process continue."""
         (self._open / order).unlink(missing_ok=True)
         self.release(order)
 
     def power_cut(self, process: str) -> None:
-        """It is not started again until ``power_on``."""
+        """Prevent restarts of the process until ``power_on``."""
         (self.path / f"{process}.down").touch()
 
     def power_on(self, process: str) -> None:
@@ -86,56 +96,59 @@ class Folder:
     def is_off(self, process: str) -> bool:
         return (self.path / f"{process}.down").exists()
 
-    def pid(self, process: str) -> int | None:
-        """Of who runs under this name."""
+    def read_pid(self, process: str) -> int | None:
+        """Return the id of the process that runs under this name, or None."""
         try:
             return int((self.path / f"{process}.pid").read_text())
         except (FileNotFoundError, ValueError):
             return None
 
     def violations(self) -> list[str]:
-        """What processes have seen that must never be."""
+        """Return the violated invariants that processes recorded, for example an old fence."""
         path = self.path / "violations"
         return path.read_text().splitlines() if path.exists() else []
 
-    # --- of who is struck ---
-    def say(self, file: str, text: str) -> None:
-        """A line that is there whatever becomes of who wrote it."""
+    # --- used by the processes with faults ---
+    def append_line(self, file: str, text: str) -> None:
+        """Append a line without buffering, so that the line survives a kill of this process."""
         with (self.path / file).open("ab", buffering=0) as out:
             out.write(f"{text}\n".encode())
 
-    def name(self, name: str, server: str) -> None:
-        """The server with this name has this id."""
+    def record_server_id(self, name: str, server: str) -> None:
+        """Record the id of the server with this name."""
         (self._names / name).write_text(server)
 
 
 class Orders:
-    """The open orders, as a process knows them."""
+    """The open orders, read by one process."""
 
     def __init__(self, folder: Folder, process: str) -> None:
         self._folder, self._process = folder, process
-        self._seen: tuple[int, dict[str, Order]] = (0, {})  # in one piece: threads look at once
+        # One tuple, so that threads replace both values at once.
+        self._seen: tuple[int, dict[str, Order]] = (0, {})
         self._passed: dict[str, int] = {}
 
-    def _look(self) -> Iterable[Order]:
+    def _read_open_orders(self) -> Iterable[Order]:
         path = self._folder._open
-        before, known = self._seen
+        last_change, orders_by_id = self._seen
         changed = path.stat().st_mtime_ns
-        if changed != before or _now() - changed < TICK_SECONDS * 1e9:
-            found = {name: known.get(name) or self._read(path / name) for name in os.listdir(path)}
-            known = {name: order for name, order in found.items() if order}
-            self._seen = changed, known
-        return list(known.values())
+        if changed != last_change or _now() - changed < TICK_SECONDS * 1e9:
+            orders = {
+                name: orders_by_id.get(name) or self._read(path / name) for name in os.listdir(path)
+            }
+            orders_by_id = {name: order for name, order in orders.items() if order}
+            self._seen = changed, orders_by_id
+        return list(orders_by_id.values())
 
     @staticmethod
     def _read(path: Path) -> Order | None:
         try:
-            said = json.loads(path.read_text())
+            fields = json.loads(path.read_text())
         except FileNotFoundError:
             return None
-        return Order(**{**said, "point": tuple(said["point"])})
+        return Order(**{**fields, "point": tuple(fields["point"])})
 
-    def _is_of(self, order: Order, servers: Collection[str]) -> bool:
+    def _is_for(self, order: Order, servers: Collection[str]) -> bool:
         if order.server in servers:
             return True
         try:
@@ -143,38 +156,42 @@ class Orders:
         except FileNotFoundError:
             return False
 
-    def wants(self, *points: tuple[str, ...]) -> bool:
-        """Is there an order for one of these points, of whichever server?"""
-        return any(order.is_at(point) for order in self._look() for point in points)
+    def has_order_at(self, *points: tuple[str, ...]) -> bool:
+        """True if an order for any server exists at one of these points."""
+        return any(order.is_at(point) for order in self._read_open_orders() for point in points)
 
-    def wants_name(self, name: str) -> bool:
-        """Is there one for the server with this name?"""
-        return any(order.server == name for order in self._look())
+    def has_order_for(self, name: str) -> bool:
+        """True if an order exists for the server with this name."""
+        return any(order.server == name for order in self._read_open_orders())
 
     def take(self, point: tuple[str, ...], servers: Collection[str]) -> Order | None:
-        """The order for this point, which nobody else has from now on."""
-        for order in self._look():
-            if not (order.is_at(point) and self._is_of(order, servers)):
+        """Take and return the order for this point and one of these servers, or return None.
+
+        No other process gets the order, unless the order stays.
+        """
+        for order in self._read_open_orders():
+            if not (order.is_at(point) and self._is_for(order, servers)):
                 continue
             passed = self._passed[order.id] = self._passed.get(order.id, 0) + 1
-            if passed > order.passes and (order.stays or self._claimed(order)):
+            if passed > order.passes and (order.stays or self._claim(order)):
                 return order
         return None
 
-    def _claimed(self, order: Order) -> bool:
-        taken = self._folder._taken / order.id
+    def _claim(self, order: Order) -> bool:
+        path = self._folder._taken / order.id
         try:
-            (self._folder._open / order.id).rename(taken)
+            (self._folder._open / order.id).rename(path)
         except FileNotFoundError:
             return False
-        part = taken.with_name(f"{order.id}.new")
+        part = path.with_name(f"{order.id}.new")
         part.write_text(f"{self._process} {os.getpid()}\n")
-        part.replace(taken.with_name(f"{order.id}.by"))
+        part.replace(path.with_name(f"{order.id}.by"))
         return True
 
     def hold(self, order: Order) -> None:
-        """Stand here until the order is released."""
+        """Block until the order is released, or ``HELD_SECONDS`` have passed."""
         until = time.monotonic() + HELD_SECONDS
         go = self._folder._taken / f"{order.id}.go"
         while not go.exists() and time.monotonic() < until:
-            time.sleep(LOOK_SECONDS)  # who lets go is another process
+            # Another process creates the file, so polling is the only way.
+            time.sleep(LOOK_SECONDS)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the product's processes are watched, as the simulator watches its own: here what the
-database is asked and the scheduler; the others' are in ``at_conductors`` and ``at_agents``. In the
-child of ``victim``.
+"""The seams of the product's processes: points at which a process takes orders.
 
-A point is a tuple of words, with the servers that it concerns; where an order is there, its deed is
-done. The product itself is as it is.
+This module has the seams of the database and the scheduler. For the others see ``at_conductors``
+and ``at_agents``. ``victim`` installs them in the child process. A point is a tuple of words, and
+concerns one or more servers. Without an order, the product runs unchanged, apart from shorter
+leases and one wrong clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.fault_matrix.processes import at_agents, at_conductors
 from tests.fault_matrix.processes.orders import Folder, Order
 from tests.fault_matrix.processes.struck import Process
 
-#: What is imported before the child is forked, by role.
+#: Modules that are imported before the fork, by role.
 MODULES = {
     "api": (),
     "conductor": ("conductor.engine.reports", "tests.fault_matrix.registry"),
@@ -29,78 +29,80 @@ MODULES = {
 }
 
 
-def role(name: str) -> str:
-    """ "agent-2" is an agent."""
+def read_role(name: str) -> str:
+    """Return the role of a process, for example "agent" for "agent-2"."""
     return name.rstrip("-0123456789")
 
 
 def install(name: str, folder: Folder) -> None:
-    """Put the seams of this process in."""
+    """Install the seams of this process."""
     process = Process(name, folder)
-    _database(process)
-    if role(name) == "conductor":
+    _watch_database(process)
+    if read_role(name) == "conductor":
         at_conductors.install(process)
-    elif role(name) == "scheduler":
-        _scheduler(process)
-    elif role(name) == "agent":
+    elif read_role(name) == "scheduler":
+        _watch_scheduler(process)
+    elif read_role(name) == "agent":
         at_agents.install(process)
 
 
 # --- the database ---
-def _database(process: Process) -> None:
+def _watch_database(process: Process) -> None:
     local, is_api = process.local, process.name == "api"
 
     def entries() -> list[tuple[str, str, str]]:
         if not hasattr(local, "entries"):
             local.entries = []
-        found: list[tuple[str, str, str]] = local.entries
-        return found
+        entries_of_thread: list[tuple[str, str, str]] = local.entries
+        return entries_of_thread
 
     @sa.event.listens_for(sa.Engine, "begin")
-    def begins(connection: sa.Connection) -> None:
+    def clear_entries(connection: sa.Connection) -> None:
         entries().clear()
 
     @sa.event.listens_for(sa.Engine, "before_cursor_execute")
-    def statement(
+    def watch_statement(
         connection: sa.Connection, cursor: Any, text: str, parameters: Any, context: Any, *_: Any
     ) -> None:
         if text.startswith("INSERT INTO events"):
             for row in context.compiled_parameters:
-                _journal(process, connection, entries(), row)
+                _reach_journal(process, connection, entries(), row)
         elif is_api and text.startswith("INSERT INTO servers"):
             for row in context.compiled_parameters:
-                if process.orders.wants_name(row["name"]):
-                    process.folder.name(row["name"], row["id"])
+                if process.orders.has_order_for(row["name"]):
+                    process.folder.record_server_id(row["name"], row["id"])
         elif is_api and text.startswith("INSERT INTO actions"):
             for row in context.compiled_parameters:
                 entries().append((row["server_id"], "accept", "accepted"))
-                _cut(process.reached(("accept", "statement"), [row["server_id"]]), connection)
+                _cut_if_ordered(
+                    process.reach(("accept", "statement"), [row["server_id"]]), connection
+                )
 
     @sa.event.listens_for(sa.Engine, "engine_connect")
-    def connected(connection: sa.Connection) -> None:
+    def watch_commits(connection: sa.Connection) -> None:
         dialect: Any = connection.engine.dialect
         if "do_commit" in vars(dialect):
             return
         real = dialect.do_commit
 
         def commit(pooled: Any) -> None:
-            made = list(entries())
+            committed = list(entries())
             entries().clear()
-            for server, step, event in made:
-                order = process.reached(("commit", "before", step, event), [server])
+            for server, step, event in committed:
+                order = process.reach(("commit", "before", step, event), [server])
                 if order is not None:
-                    _break(pooled)
+                    _cut_connection(pooled)
             real(pooled)
-            for server, step, event in made:
-                order = process.reached(("commit", "after", step, event), [server])
+            for server, step, event in committed:
+                order = process.reach(("commit", "after", step, event), [server])
                 if order is not None:
-                    _break(pooled)
+                    _cut_connection(pooled)
                     pooled.cursor().execute("SELECT 1")
 
         dialect.do_commit = commit
 
 
-def _journal(
+def _reach_journal(
     process: Process,
     connection: sa.Connection,
     entries: list[tuple[str, str, str]],
@@ -113,22 +115,22 @@ def _journal(
         ("journal", step, event),
         *(("commit", at, step, event) for at in ("before", "after")),
     )
-    if not process.orders.wants(*points):
+    if not process.orders.has_order_at(*points):
         return
     server = connection.scalar(
         sa.select(actions.c.server_id).where(actions.c.id == row["action_id"])
     )
     entries.append((str(server), step, event))
-    _cut(process.reached(points[0], [str(server)]), connection)
+    _cut_if_ordered(process.reach(points[0], [str(server)]), connection)
 
 
-def _cut(order: Order | None, connection: sa.Connection) -> None:
-    if order is not None and order.deed == "cut":
-        _break(connection.connection)
+def _cut_if_ordered(order: Order | None, connection: sa.Connection) -> None:
+    if order is not None and order.effect == "cut":
+        _cut_connection(connection.connection)
 
 
-def _break(pooled: Any) -> None:
-    """The connection to the server is gone."""
+def _cut_connection(pooled: Any) -> None:
+    """Shut down the socket to the database server."""
     real = pooled.dbapi_connection
     if isinstance(real, sqlite3.Connection):
         raise sqlite3.OperationalError("there is no connection to cut")
@@ -138,16 +140,16 @@ def _break(pooled: Any) -> None:
 
 
 # --- the scheduler ---
-def _scheduler(process: Process) -> None:
+def _watch_scheduler(process: Process) -> None:
     from scheduler.proposals import Proposals
 
     select = Proposals.select
 
-    def watched(self: Any, specs: Any, fresh: bool = False) -> Any:
+    def select_and_reach(self: Any, specs: Any, fresh: bool = False) -> Any:
         servers = [spec.server for spec in specs]
-        process.reached(("scheduler", "asked"), servers)
-        found = select(self, specs, fresh)
-        process.reached(("scheduler", "chosen"), servers)
-        return found
+        process.reach(("scheduler", "asked"), servers)
+        selections = select(self, specs, fresh)
+        process.reach(("scheduler", "chosen"), servers)
+        return selections
 
-    Proposals.select = watched  # type: ignore[method-assign]
+    Proposals.select = select_and_reach  # type: ignore[method-assign]

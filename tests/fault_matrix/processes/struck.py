@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that has seams: what it knows of orders, and how it carries them out on itself."""
+"""The process into which faults are injected: orders are taken and executed here."""
 
 from __future__ import annotations
 
@@ -16,30 +16,40 @@ Point = tuple[str, ...]
 
 
 class Process:
-    """This one. ``cut_until``: its host is cut off; ``away_until``: its hypervisor is away, both by
-    the monotonic clock."""
+    """The current process.
+
+    Attributes:
+        cut_until: Monotonic time until which the host of this agent has no network.
+        away_until: Monotonic time until which the hypervisor of this agent is away.
+    """
 
     def __init__(self, name: str, folder: Folder) -> None:
         self.name, self.folder = name, folder
         self.orders = Orders(folder, name)
         self.local = threading.local()
         self.cut_until = self.away_until = 0.0
-        self.kept = ExitStack()  # for as long as the process lives
-        self.inside: Callable[[str], None] = lambda where: None  # an agent's command
+        # Open until the process ends.
+        self.exit_stack = ExitStack()
+        # Called at the points inside an agent's command.
+        self.inside: Callable[[str], None] = lambda where: None
 
-    def reached(self, point: Point, servers: Sequence[str]) -> Order | None:
-        """Somebody is there. Returns an order whose deed the seam itself has to do."""
+    def reach(self, point: Point, servers: Sequence[str]) -> Order | None:
+        """Take the order for this point, and execute the effect.
+
+        Returns:
+            The order, if the seam has to execute the effect. Otherwise None.
+        """
         order = self.orders.take(point, servers)
         if order is None:
             return None
-        if order.deed == "kill":
+        if order.effect == "kill":
             os.killpg(os.getpgrp(), signal.SIGKILL)
-        if order.deed == "stop":
+        if order.effect == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
-        elif order.deed == "hold":
+        elif order.effect == "hold":
             self.orders.hold(order)
-        elif order.deed.startswith("partition"):
-            self.cut_until = time.monotonic() + float(order.deed.split()[1])
+        elif order.effect.startswith("partition"):
+            self.cut_until = time.monotonic() + float(order.effect.split()[1])
         else:
             return order
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One server of a cell, as its user and the admin handle it: all through the public APIs."""
+"""The server of a cell, used through the public APIs like a user and an admin do."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.waiting import await_true, is_true_within
 from tests.workflows.scenarios import KILL, SCENARIOS, Scenario
 
 VERSION, ANSWER_SECONDS, QUIET_SECONDS, HELD_SECONDS = "2.96", 120, 240, 8
-#: Who is answered so, or not at all (0), asks again.
-UNHEARD = (0, 502, 503, 504)
-#: What only an admin may do.
+#: Statuses after which a client repeats its request. 0 stands for no answer.
+UNANSWERED = (0, 502, 503, 504)
+#: Requests that need an admin.
 OF_ADMINS = (
     "migrate",
     "os-migrateLive",
@@ -36,7 +36,7 @@ OF_ADMINS = (
     "trigger_crash_dump",
 )
 WITH_VOLUME = ("detach_volume", "swap_volume", "extend_volume")
-#: The body of an action, where it is not null.
+#: The bodies of actions, if not null.
 BODIES: dict[str, Any] = {
     "reboot:SOFT": {"type": "SOFT"},
     "reboot:HARD": {"type": "HARD"},
@@ -53,7 +53,7 @@ BODIES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Answer:
-    """Of the API; 0: none came."""
+    """An answer of the API. The status 0 stands for no answer."""
 
     status: int
     body: Any = None
@@ -64,7 +64,12 @@ class Answer:
 
 
 class Trial:
-    """``zone``: whose hosts it lives on."""
+    """The server of a cell.
+
+    Attributes:
+        zone: The availability zone of the server.
+        was: The row of the server before the action, or None for a create.
+    """
 
     def __init__(self, world: World, workflow: str, step: str, zone: str) -> None:
         self.world, self.workflow, self.zone = world, workflow, zone
@@ -75,17 +80,25 @@ class Trial:
         self.volumes: list[str] = []
         self.was: Any = None
         self.key = uuid.uuid4().hex
-        self.has_ports = any(one.lane is Lane.NETWORK for one in WORKFLOWS[workflow].steps)
-        self.accepted = False  # another action
-        self.release: Callable[[], None] = lambda: None  # who is held
-        self.was_released = False  # since another request was not answered before
+        self.has_ports = any(
+            workflow_step.lane is Lane.NETWORK for workflow_step in WORKFLOWS[workflow].steps
+        )
+        # Another action was accepted meanwhile.
+        self.accepted = False
+        # Lets the held process continue.
+        self.release: Callable[[], None] = lambda: None
+        # The held process had to continue, because another request got no answer.
+        self.was_released = False
         self._session = threading.local()
 
     # --- HTTP ---
     def call(
         self, method: str, url: str, body: Any = None, admin: bool = False, **headers: str
     ) -> Answer:
-        """One request; ``url`` of the compute API begins with a slash."""
+        """Send one request as the tenant or the admin.
+
+        ``url`` is a path of the Compute API, or a URL of another service.
+        """
         session = self._session.__dict__.setdefault("made", requests.Session())
         session.trust_env = False
         token = self.world.tokens["admin" if admin else "demo"]
@@ -105,21 +118,23 @@ class Trial:
             return Answer(0)
         return Answer(reply.status_code, reply.json() if reply.content else None)
 
-    def insist(self, *arguments: Any, **more: Any) -> Answer:
-        """Until it is accepted, as a patient client does."""
+    def call_until_accepted(self, *arguments: Any, **more: Any) -> Answer:
+        """Repeat a call until the service accepts it, as a patient client does."""
         last: list[Answer] = []
 
-        def accepted() -> bool:
+        def is_accepted() -> bool:
             last[:] = [self.call(*arguments, **more)]
             return last[0].is_accepted
 
-        await_true(accepted, 120, lambda: f"{arguments[:2]} is answered with {last}", 0.3)
+        await_true(
+            is_accepted, 120, lambda: f"{arguments[:2]} is accepted. Last answer: {last}", 0.3
+        )
         return last[0]
 
-    # --- what it is made of ---
+    # --- creation ---
     def create(self) -> Answer:
-        """Ask for it; each time with the same key."""
-        wanted: dict[str, Any] = {
+        """Request the server. Each request has the same Idempotency-Key."""
+        body: dict[str, Any] = {
             "name": self.name,
             "flavorRef": self.world.flavors["m1.nano"],
             "imageRef": self.world.image,
@@ -127,8 +142,8 @@ class Trial:
             "networks": [{"uuid": self.world.network}] if self.has_ports else "none",
         }
         if self.circumstance == BOOTS:
-            wanted["imageRef"] = ""
-            wanted["block_device_mapping_v2"] = [
+            body["imageRef"] = ""
+            body["block_device_mapping_v2"] = [
                 {
                     "boot_index": 0,
                     "uuid": self.world.image,
@@ -140,7 +155,7 @@ class Trial:
             ]
         elif self.circumstance == WITH_VOLUMES:
             local = {"source_type": "image", "destination_type": "local", "boot_index": 0}
-            wanted["block_device_mapping_v2"] = [
+            body["block_device_mapping_v2"] = [
                 {**local, "uuid": self.world.image, "delete_on_termination": True},
                 {
                     "boot_index": -1,
@@ -149,59 +164,66 @@ class Trial:
                     "destination_type": "volume",
                 },
             ]
-        answer = self.call("POST", "/servers", {"server": wanted}, **{"Idempotency-Key": self.key})
+        answer = self.call("POST", "/servers", {"server": body}, **{"Idempotency-Key": self.key})
         if answer.is_accepted:
             self.server = str(answer.body["server"]["id"])
         return answer
 
-    def volume(self) -> str:
-        """A new one, which is removed at the end."""
+    def create_volume(self) -> str:
+        """Create a volume, and return its id. ``delete_volumes`` deletes the volume at the end."""
         url = self.world.cloud.volume_url
         project = self.world.seed.demo.session.get_project_id()
-        made = self.insist("POST", f"{url}/{project}/volumes", {"volume": {"size": 1}}).body
-        one = str(made["volume"]["id"])
-        self.volumes.append(one)
-        self.await_volume(one)
-        return one
+        body = self.call_until_accepted(
+            "POST", f"{url}/{project}/volumes", {"volume": {"size": 1}}
+        ).body
+        volume = str(body["volume"]["id"])
+        self.volumes.append(volume)
+        self.await_volume(volume)
+        return volume
 
-    def await_volume(self, one: str, status: str = "available") -> None:
+    def await_volume(self, volume: str, status: str = "available") -> None:
         url = f"{self.world.cloud.volume_url}/{self.world.seed.demo.session.get_project_id()}"
         last: list[Any] = []
 
-        def reached() -> bool:
-            last[:] = [self.call("GET", f"{url}/volumes/{one}").body]
+        def has_status() -> bool:
+            last[:] = [self.call("GET", f"{url}/volumes/{volume}").body]
             return bool(last[0]) and last[0].get("volume", {}).get("status") == status
 
-        await_true(reached, 60, lambda: f"the volume is not {status}: {last}", 0.2)
+        await_true(has_status, 60, lambda: f"the volume is {status}. Last answer: {last}", 0.2)
 
     def prepare(self) -> None:
-        """It is just before the workflow is asked for."""
+        """Create the server, and bring it to the state before the action."""
         if self.circumstance == WITH_VOLUMES:
-            self.volume()
+            self.create_volume()
         if self.scenario.ask in ("attach_volume", "swap_volume"):
-            self.volume()
+            self.create_volume()
         if self.scenario.ask == "create":
             return
-        await_true(lambda: self.create().is_accepted, 120, "the server is not accepted", 0.3)
+        await_true(lambda: self.create().is_accepted, 120, "the server is accepted", 0.3)
         self.settle(states.ACTIVE)
         before = (*(("shelve",) if self.circumstance == SHELVED else ()), *self.scenario.before)
-        for wanted in before:
-            if wanted == KILL:
-                host = self.row().host
+        for request in before:
+            if request == KILL:
+                host = self.read_row().host
                 self.world.cut_power(host)
                 self.world.await_down(host)
                 self.world.force_down(host)
                 continue
-            await_true(lambda wanted=wanted: self.ask(wanted).is_accepted, 60, wanted, 0.3)
+            await_true(
+                lambda request=request: self.send(request).is_accepted,
+                60,
+                f"{request} is accepted",
+                0.3,
+            )
             self.settle()
-        self.was = self.row()
+        self.was = self.read_row()
 
-    # --- what is asked of it ---
-    def ask(self, wanted: str) -> Answer:
-        """One action, once."""
-        if wanted == "create":
+    # --- requests ---
+    def send(self, request: str) -> Answer:
+        """Send the request of an action once, "key" or "key:VALUE"."""
+        if request == "create":
             return self.create()
-        key = wanted.partition(":")[0]
+        key = request.partition(":")[0]
         here, admin = f"/servers/{self.server}", key in OF_ADMINS
         if key == "softDelete":
             return self.call("DELETE", here)
@@ -209,57 +231,63 @@ class Trial:
             body = {"interfaceAttachment": {"net_id": self.world.second}}
             return self.call("POST", f"{here}/os-interface", body)
         if key == "detach_interface":
-            ports = self.world.ports(self.server)
+            ports = self.world.list_ports(self.server)
             return self.call("DELETE", f"{here}/os-interface/{(ports or [uuid.uuid4()])[0]}")
         if key == "attach_volume":
-            one = self.volumes[-1] if self.volumes else self.volume()
-            body = {"volumeAttachment": {"volumeId": one}}
+            volume = self.volumes[-1] if self.volumes else self.create_volume()
+            body = {"volumeAttachment": {"volumeId": volume}}
             return self.call("POST", f"{here}/os-volume_attachments", body)
         if key in WITH_VOLUME:
-            return self._of_volume(key)
+            return self._send_volume_request(key)
         if key == "delete":
             key = "forceDelete"
-        body = BODIES.get(wanted)
+        body = BODIES.get(request)
         if key == "resize":
             body = {"flavorRef": self.world.flavors["m1.tiny"]}
         elif key == "rebuild":
-            body = {"imageRef": self.world.other_image}  # the scheduler is asked for another only
+            # Only a rebuild with another image needs the scheduler.
+            body = {"imageRef": self.world.other_image}
         return self.call("POST", f"{here}/action", {key: body}, admin=admin)
 
-    def ask_beside(self, wanted: str) -> Answer:
-        """While another action is held, which goes on when there is no answer so long: the API
-        waits for some actions."""
-        if wanted == "attach_volume":
-            self.volume()
+    def send_meanwhile(self, request: str) -> Answer:
+        """Send a request while another action is held.
+
+        The API waits for some actions. After ``HELD_SECONDS`` without an answer the held action
+        continues.
+        """
+        if request == "attach_volume":
+            self.create_volume()
         answers: list[Answer] = []
 
-        def answered() -> bool:
-            answers[:] = [self.ask(wanted)]
-            return answers[0].status not in UNHEARD
+        def is_answered() -> bool:
+            answers[:] = [self.send(request)]
+            return answers[0].status not in UNANSWERED
 
-        asking = threading.Thread(target=lambda: is_true_within(answered, ANSWER_SECONDS, 0.3))
-        asking.start()
-        asking.join(HELD_SECONDS)
-        if asking.is_alive():
+        thread = threading.Thread(target=lambda: is_true_within(is_answered, ANSWER_SECONDS, 0.3))
+        thread.start()
+        thread.join(HELD_SECONDS)
+        if thread.is_alive():
             self.was_released = True
             self.release()
-        asking.join()
+        thread.join()
         return answers[0] if answers else Answer(0)
 
-    def _of_volume(self, key: str) -> Answer:
+    def _send_volume_request(self, key: str) -> Answer:
         here = f"/servers/{self.server}/os-volume_attachments"
-        one = self.attached() or str(uuid.uuid4())
+        volume = self.find_attached_volume() or str(uuid.uuid4())
         if key == "detach_volume":
-            return self.call("DELETE", f"{here}/{one}")
+            return self.call("DELETE", f"{here}/{volume}")
         if key == "swap_volume":
-            free = [other for other in self.volumes if other != one] or [self.volume()]
-            body = {"volumeAttachment": {"volumeId": free[0]}}
-            return self.call("PUT", f"{here}/{one}", body, admin=True)
-        event = {"name": "volume-extended", "server_uuid": self.server, "tag": one}
+            other_volumes = [
+                other_volume for other_volume in self.volumes if other_volume != volume
+            ] or [self.create_volume()]
+            body = {"volumeAttachment": {"volumeId": other_volumes[0]}}
+            return self.call("PUT", f"{here}/{volume}", body, admin=True)
+        event = {"name": "volume-extended", "server_uuid": self.server, "tag": volume}
         return self.call("POST", "/os-server-external-events", {"events": [event]}, admin=True)
 
-    def attached(self) -> str:
-        """A volume that it has, by its records; empty: none."""
+    def find_attached_volume(self) -> str:
+        """Return the id of an attached volume from the records, or an empty string."""
         rows = self.world.store.read(
             lambda tx: tx.execute(
                 sa.select(block_devices).where(block_devices.c.server_id == self.server)
@@ -267,70 +295,74 @@ class Trial:
         )
         return next((str(row.volume_id) for row in rows if row.volume_id), "")
 
-    # --- what it is ---
-    def row(self) -> Any:
-        return self.world.server(self.server)
+    # --- state ---
+    def read_row(self) -> Any:
+        return self.world.read_server(self.server)
 
     def is_quiet(self) -> bool:
-        """Has nobody anything to do with it, as far as records say?"""
+        """True if the server exists and has no unfinished action."""
         if not self.server:
             return False
-        row = self.row()
+        row = self.read_row()
         if row is None or row.action is not None:
             return False
-        return all(one.state in actions.ENDED for one in self.world.actions(self.server))
+        return all(action.state in actions.ENDED for action in self.world.read_actions(self.server))
 
     def settle(self, vm_state: str = "") -> None:
-        """Until it is quiet, in this state."""
+        """Wait until the server is quiet, in any state or in this state."""
         await_true(
             lambda: (
                 self.is_quiet()
-                and self.row().vm_state in (vm_state or self.row().vm_state, states.ERROR)
+                and self.read_row().vm_state in (vm_state or self.read_row().vm_state, states.ERROR)
             ),
             QUIET_SECONDS,
-            lambda: f"it does not settle: {self.story()}",
+            lambda: f"the server is quiet. Last state: {self.story()}",
             0.1,
             late=0.05,
         )
-        row = self.row()
-        assert row.vm_state != states.ERROR, f"prepared in vain: {self.story()}"
+        row = self.read_row()
+        assert row.vm_state != states.ERROR, f"the preparation failed: {self.story()}"
 
     def story(self) -> str:
-        """For whoever reads of a failure."""
-        if not self.server or (row := self.row()) is None:
+        """Return the state and the actions of the server as text."""
+        if not self.server or (row := self.read_row()) is None:
             return f"{self.name} is not there"
         actions = [
-            f"{one.workflow}: {one.state} at {one.step} ({one.message or one.cause or ''})"
-            for one in self.world.actions(self.server)
+            f"{action.workflow}: {action.state} at {action.step} ({action.message or action.cause or ''})"
+            for action in self.world.read_actions(self.server)
         ]
         return f"{self.server} {row.vm_state}/{row.task_state} at {row.host}; {'; '.join(actions)}"
 
     def remove(self) -> None:
-        """It is deleted, and nothing of it is left anywhere."""
-        if self.server and not self.row().deleted:
+        """Delete the server, and wait until no trace is left."""
+        if self.server and not self.read_row().deleted:
             url = f"/servers/{self.server}/action"
             last: list[Answer] = []
 
-            def gone() -> bool:
+            def is_accepted() -> bool:
                 last[:] = [self.call("POST", url, {"forceDelete": None})]
                 return last[0].is_accepted or last[0].status == 404
 
-            await_true(gone, 120, lambda: f"the delete is answered with {last}", 0.3)
+            await_true(
+                is_accepted, 120, lambda: f"the delete is accepted. Last answer: {last}", 0.3
+            )
         if self.server:
             self.world.clean_up(self.server)
             await_true(
-                lambda: self.row().deleted and not self.world.remains(self.server),
+                lambda: self.read_row().deleted and not self.world.find_remains(self.server),
                 QUIET_SECONDS,
-                lambda: f"left behind: {self.world.remains(self.server)}; {self.story()}",
+                lambda: (
+                    f"no trace is left. Remains: {self.world.find_remains(self.server)}. {self.story()}"
+                ),
                 0.1,
                 late=0.1,
             )
-        self.drop_volumes()
+        self.delete_volumes()
 
-    def drop_volumes(self) -> None:
-        """Those that were made for it are free, and go."""
+    def delete_volumes(self) -> None:
+        """Wait until the cell's volumes are detached, and delete them."""
         project = self.world.seed.demo.session.get_project_id()
-        for one in self.volumes:
-            self.await_volume(one)
-            self.call("DELETE", f"{self.world.cloud.volume_url}/{project}/volumes/{one}")
+        for volume in self.volumes:
+            self.await_volume(volume)
+            self.call("DELETE", f"{self.world.cloud.volume_url}/{project}/volumes/{volume}")
         self.volumes.clear()

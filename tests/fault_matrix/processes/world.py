@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud of real processes that can be struck: ``deploy``'s own, with two conductors and six
-hosts in memory, and each process of the product in the hands of ``victim``.
+"""A cloud of real processes with seams.
 
-Three hosts are for cells in which a host is lost to the others, one such cell at a time; the cells
-on two others disturb each other by no more than delays; the last one is a bystander's.
+The cloud is the cloud of ``deploy`` with two conductors and six hosts in memory. ``victim`` runs
+each process of the product. Three hosts are for cells that make a host unreachable, one such cell
+at a time. The cells on two other hosts only delay each other. The last host is the bystander's.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ VICTIMS = {
     "agent": "compute_agent.service",
 }
 CONDUCTORS = ("conductor", "conductor-2")
-#: Nobody asks these here.
+#: The programs of the product that no cell needs.
 WITHOUT = ("placement", "metadata", "console")
 KINDS = ("sqlite", "mariadb", "postgresql")
 SILENCE_SECONDS, START_SECONDS = 12, 240
@@ -73,44 +73,44 @@ def faults_folder(cloud: Cloud) -> Path:
     return cloud.home / "faults"
 
 
-def struck_programs(cloud: Cloud) -> list[Program]:
-    """Return the programs of a cloud, of which ``victim`` starts those in ``VICTIMS``."""
-    found: list[Program] = []
-    for one in processes.programs(cloud):
-        module = VICTIMS.get(one.name.rstrip("-0123456789"))
-        if one.name in WITHOUT:
+def list_programs(cloud: Cloud) -> list[Program]:
+    """Return the programs of a cloud. ``victim`` starts the programs of ``VICTIMS``."""
+    programs: list[Program] = []
+    for program in processes.programs(cloud):
+        module = VICTIMS.get(program.name.rstrip("-0123456789"))
+        if program.name in WITHOUT:
             continue
         if module is None:
-            found.append(one)
+            programs.append(program)
             continue
-        names = CONDUCTORS if one.name == "conductor" else (one.name,)
-        found += [_struck(cloud, one, name, module) for name in names]
-    return found
+        names = CONDUCTORS if program.name == "conductor" else (program.name,)
+        programs += [_wrap_program(cloud, program, name, module) for name in names]
+    return programs
 
 
-def _struck(cloud: Cloud, one: Program, name: str, module: str) -> Program:
+def _wrap_program(cloud: Cloud, program: Program, name: str, module: str) -> Program:
     return replace(
-        one,
+        program,
         name=name,
         command=[PYTHON, "-m", "tests.fault_matrix.processes.victim", name, module],
         log=str(cloud.log(name)),
-        env={**one.env, "KILONOVA_FAULTS": str(faults_folder(cloud))},
+        env={**program.env, "KILONOVA_FAULTS": str(faults_folder(cloud))},
     )
 
 
 class GuestFile:
-    """What a host in memory has written of its guests, as far as it is read."""
+    """The file in which a host in memory stores its guests, read incrementally."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._inode, self._at = path, 0, 0
-        self._known: dict[str, dict[str, Any]] = {}
+        self._entries: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
 
     def read(self) -> dict[str, dict[str, Any]]:
-        """By server, or ``FILES`` and the server."""
+        """Return the entries. A key is a server's id, or ``FILES`` and a server's id."""
         with self._lock, suppress(FileNotFoundError), self._path.open("rb") as file:
             if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
-                self._inode, self._at, self._known = inode, 0, {}
+                self._inode, self._at, self._entries = inode, 0, {}
             file.seek(self._at)
             for line in file.read().splitlines(keepends=True):
                 if not line.endswith(b"\n"):
@@ -118,13 +118,13 @@ class GuestFile:
                 self._at += len(line)
                 key, value = json.loads(line)
                 if isinstance(value, dict):
-                    self._known[key] = value
+                    self._entries[key] = value
                 else:
-                    self._known.pop(key, None)
-        return dict(self._known)
+                    self._entries.pop(key, None)
+        return dict(self._entries)
 
-    def domains(self) -> dict[str, int]:
-        """Power states by server."""
+    def read_power_states(self) -> dict[str, int]:
+        """Return the power state of each server's domain."""
         return {
             key: int(value["power_state"])
             for key, value in self.read().items()
@@ -133,7 +133,14 @@ class GuestFile:
 
 
 class World:
-    """One such cloud. ``broker``: who wants it as it is, or stopped."""
+    """A cloud with one kind of database.
+
+    Attributes:
+        rough_lock: Held by a cell that makes a host unreachable.
+        broker_lock: Held by a cell that restarts the broker.
+        sleep_lock: Held by a cell that suspends a conductor, because the other must continue.
+        doubled: Texts about servers that ran twice.
+    """
 
     def __init__(self, cloud: Cloud, servers: Servers | None, kind: str) -> None:
         self.cloud, self.kind, self._servers = cloud, kind, servers
@@ -148,22 +155,22 @@ class World:
         self.flavors: dict[str, str] = {}
         self.tokens: dict[str, str] = {}
         self.doubled: list[str] = []
-        self.one_rough, self.one_broker = threading.Lock(), threading.Lock()
-        self.one_asleep = threading.Lock()  # of two conductors one is at work
+        self.rough_lock, self.broker_lock = threading.Lock(), threading.Lock()
+        self.sleep_lock = threading.Lock()
         self._over = threading.Event()
 
-    # --- its life ---
+    # --- start and end ---
     def start(self) -> None:
-        """Until it serves."""
+        """Start the cloud, and wait until all services answer."""
         self.folder.make()
         for step in (up.prepare, up.upgrade, up.bootstrap):
             step(self.cloud)
-        lifecycle.launch(self.cloud, struck_programs(self.cloud), START_SECONDS)
+        lifecycle.launch(self.cloud, list_programs(self.cloud), START_SECONDS)
         self._await_services()
-        for more in (self.seed.host, self.seed.flavors, self.seed.tenant):
-            more()
-        self._equip()
-        threading.Thread(target=self._watch, daemon=True).start()
+        for create in (self.seed.host, self.seed.flavors, self.seed.tenant):
+            create()
+        self._create_resources()
+        threading.Thread(target=self._watch_domains, daemon=True).start()
 
     def _await_services(self) -> None:
         cloud = self.cloud
@@ -176,7 +183,7 @@ class World:
         ):
             lifecycle.await_http(cloud, name, url, START_SECONDS)
 
-    def _equip(self) -> None:
+    def _create_resources(self) -> None:
         admin, demo = self.seed.admin, self.seed.demo
         for user in (admin, demo):
             project = user.session.get_project_id()
@@ -203,7 +210,7 @@ class World:
         self.second = demo.network.create_network(name="n2").id
         demo.network.create_subnet(network_id=self.second, ip_version=4, cidr="10.10.0.0/16")
         demo.network.create_security_group(name="web")
-        self.flavors = {one.name: one.id for one in admin.compute.flavors(details=False)}
+        self.flavors = {flavor.name: flavor.id for flavor in admin.compute.flavors(details=False)}
         self.tokens = {"demo": demo.session.get_token(), "admin": admin.session.get_token()}
         requests.put(
             f"{self.cloud.volume_url}/os-quota-sets/{demo.session.get_project_id()}",
@@ -218,90 +225,92 @@ class World:
         lifecycle.shut_down(self.cloud)
         lifecycle.purge(self.cloud)
 
-    # --- who strikes ---
+    # --- faults ---
     def kill(self, process: str) -> None:
-        """kill -9 of it and its children; it is started again."""
-        pid = await_true(lambda: self.folder.pid(process), 30, f"{process} does not run")
+        """Kill a process with all children. ``victim`` starts the process again."""
+        pid = await_true(lambda: self.folder.read_pid(process), 30, f"{process} runs")
         assert pid is not None
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 
-    def goes_on(self, pid: int) -> None:
-        """A process that stood still."""
+    def resume(self, pid: int) -> None:
+        """Resume a suspended process, if it still exists."""
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
     def restart_broker(self, wiped: bool) -> None:
-        """It is killed (-9) and is there again; ``wiped``: without anything that it knew."""
+        """Kill the broker, and start a new one, without the old data if ``wiped``."""
         cloud = self.cloud
         order = cloud.run / "rabbitmq.kill"
         order.write_text("kill")
-        order.replace(cloud.run / "rabbitmq.down")  # half a word would stop it by its own command
-        await_true(lambda: find_process(cloud, "rabbitmq") is None, 30, "the broker goes on")
+        # The rename is atomic, because an incomplete file would mean an ordinary stop.
+        order.replace(cloud.run / "rabbitmq.down")
+        await_true(lambda: find_process(cloud, "rabbitmq") is None, 30, "the broker has ended")
         if wiped:
-            for one in (Broker.of(cloud).folder / "data").iterdir():
-                shutil.rmtree(one) if one.is_dir() else one.unlink()
+            for entry in (Broker.of(cloud).folder / "data").iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         process_control.start(cloud, "rabbitmq")
-        await_true(lambda: answers(cloud.ports.broker), START_SECONDS, "the broker is there", 0.2)
+        await_true(lambda: answers(cloud.ports.broker), START_SECONDS, "the broker answers", 0.2)
 
-    def agent(self, host: str) -> str:
+    def name_agent(self, host: str) -> str:
         return numbered("agent", HOSTS.index(host) + 1)
 
     def cut_power(self, host: str) -> None:
-        """Its agent and its guests are off, until ``power_on``."""
-        name = self.agent(host)
+        """Stop the agent and the guests of a host until ``power_on``."""
+        name = self.name_agent(host)
         self.folder.power_cut(name)
         self.kill(name)
-        await_true(lambda: self.folder.pid(name) is None, 10, f"{name} goes on")
+        await_true(lambda: self.folder.read_pid(name) is None, 10, f"{name} has ended")
         path = self.cloud.state_folder(HOSTS.index(host) + 1) / "memory-guests.json"
-        gone = MemoryHost(host, state_file=path)
-        gone.reboot()
-        gone.close()
+        memory_host = MemoryHost(host, state_file=path)
+        memory_host.reboot()
+        memory_host.close()
 
     def power_on(self) -> None:
-        """Every host is there, and counts as up."""
-        off = [host for host in HOSTS if self.folder.is_off(self.agent(host))]
-        for host in off:
-            self.folder.power_on(self.agent(host))
+        """Start every host without power, and wait until all hosts count as up."""
+        hosts_without_power = [host for host in HOSTS if self.folder.is_off(self.name_agent(host))]
+        for host in hosts_without_power:
+            self.folder.power_on(self.name_agent(host))
         for host in HOSTS:
-            if self.service(host).forced_down:
+            if self.read_service(host).forced_down:
                 self.force_down(host, False)
         await_true(
-            lambda: all(self.service(host).up for host in HOSTS), 120, "every host is up", 0.2
+            lambda: all(self.read_service(host).up for host in HOSTS), 120, "every host is up", 0.2
         )
 
-    def service(self, host: str) -> Any:
-        """Its row, as the operator sees it."""
+    def read_service(self, host: str) -> Any:
+        """Return the row of a host's compute service, as the operator sees it."""
         from common.store.hosts import services
 
-        found = self.store.read(lambda tx: services.list_all(tx, binary=Binary.COMPUTE))
-        return next(row for row in found if row.host == host)
+        rows = self.store.read(lambda tx: services.list_all(tx, binary=Binary.COMPUTE))
+        return next(row for row in rows if row.host == host)
 
     def force_down(self, host: str, down: bool = True) -> None:
-        def accepted() -> bool:
+        def is_accepted() -> bool:
             compute = self.seed.admin.compute
-            with suppress(SDKException, ClientException):  # another cell has killed the API
-                for one in compute.services(binary="nova-compute", host=host):
-                    compute.update_service_forced_down(one, forced=down)
+            # Another cell may have killed the API.
+            with suppress(SDKException, ClientException):
+                for service in compute.services(binary="nova-compute", host=host):
+                    compute.update_service_forced_down(service, forced=down)
                 return True
             return False
 
-        await_true(accepted, 60, "the API is there", 0.3)
+        await_true(is_accepted, 60, "the API answers", 0.3)
 
     def await_down(self, host: str) -> None:
-        """Until its silence is noticed."""
-        await_true(lambda: not self.service(host).up, 120, f"{host} counts as up", 0.2)
+        """Wait until the host counts as down."""
+        await_true(lambda: not self.read_service(host).up, 120, f"{host} counts as down", 0.2)
 
-    # --- what there is ---
-    def server(self, server: str) -> Any:
+    # --- state ---
+    def read_server(self, server: str) -> Any:
         return self.store.read(
             lambda tx: tx.execute(
                 sa.select(schema.servers).where(schema.servers.c.id == server)
             ).one_or_none()
         )
 
-    def actions(self, server: str) -> list[Any]:
-        """All that were ever begun with it."""
+    def read_actions(self, server: str) -> list[Any]:
+        """Return all actions of a server, ended or not."""
         return self.store.read(
             lambda tx: list(
                 tx.execute(
@@ -310,33 +319,50 @@ class World:
             )
         )
 
-    def debts(self, server: str) -> list[str]:
-        """Hosts that have still to remove something of it."""
-        return [debt[1] for debt in self.store.read(doctor.ages)["debts"] if debt[0] == server]
+    def list_hosts_with_cleanups(self, server: str) -> list[str]:
+        """Return the hosts that still have to remove a guest of the server."""
+        return [
+            cleanup[1] for cleanup in self.store.read(doctor.ages)["debts"] if cleanup[0] == server
+        ]
 
     def clean_up(self, server: str) -> None:
-        """The operator has what neighbours have still to remove tried again, until it is done."""
-        for row in self._pending(server):
+        """Retry the pending cleanups at external services until all are done."""
+        for row in self._read_cleanups(server):
             self.store.write(lambda tx, row=row: cleanups.hasten(tx, row.id))
-        await_true(lambda: not self._pending(server), 60, lambda: f"{self._pending(server)}", 0.2)
+        await_true(
+            lambda: not self._read_cleanups(server),
+            60,
+            lambda: f"the cleanups are done. Pending: {self._read_cleanups(server)}",
+            0.2,
+        )
 
-    def _pending(self, server: str) -> list[Any]:
-        found = self.store.read(cleanups.list_all)
-        return [row for row in found if row.server_id == server and row.kind not in cleanups.LATE]
+    def _read_cleanups(self, server: str) -> list[Any]:
+        """Return the pending cleanups of the server, except the searches for late results."""
+        rows = self.store.read(cleanups.list_all)
+        return [row for row in rows if row.server_id == server and row.kind not in cleanups.LATE]
 
     def findings(self, server: str = "") -> list[doctor.Finding]:
-        """The doctor's, of a server or of all."""
+        """Return the findings of the doctor about a server, or all findings."""
         domains = {
-            host: {one: DomainState(one, power, 0).power_state for one, power in states.items()}
-            for host, states in ((host, file.domains()) for host, file in self.files.items())
+            host: {
+                server_id: DomainState(server_id, power, 0).power_state
+                for server_id, power in states.items()
+            }
+            for host, states in (
+                (host, file.read_power_states()) for host, file in self.files.items()
+            )
         }
-        found = self.store.snapshot(doctor.check)
-        found += self.store.read(lambda tx: doctor.compare(domains, tx))
-        return [one for one in found if server in f"{one.subject} {one.text} {one.facts}"]
+        findings = self.store.snapshot(doctor.check)
+        findings += self.store.read(lambda tx: doctor.compare(domains, tx))
+        return [
+            finding
+            for finding in findings
+            if server in f"{finding.subject} {finding.text} {finding.facts}"
+        ]
 
-    def remains(self, server: str) -> list[str]:
-        """What a deleted server must not leave."""
-        found = [
+    def find_remains(self, server: str) -> list[str]:
+        """Return descriptions of all traces of a deleted server."""
+        remains = [
             f"{key} at {host}"
             for host, file in self.files.items()
             for key in file.read()
@@ -349,36 +375,36 @@ class World:
         ):
             count = sa.select(sa.func.count()).select_from(table).where(column == server)
             if self.store.read(lambda tx, count=count: tx.scalar(count)):
-                found.append(f"rows of {table.name}")
+                remains.append(f"rows of {table.name}")
         for folder in self.cloud.home.glob("state*/arrivals"):
-            found += [str(path) for path in folder.iterdir() if server in path.name]
-        return found + [f"port {port}" for port in self.ports(server)]
+            remains += [str(path) for path in folder.iterdir() if server in path.name]
+        return remains + [f"port {port}" for port in self.list_ports(server)]
 
-    def ports(self, server: str) -> list[str]:
-        said = requests.get(
+    def list_ports(self, server: str) -> list[str]:
+        body = requests.get(
             f"{self.cloud.network_url}/v2.0/ports?device_id={server}",
             headers={"X-Auth-Token": self.tokens["admin"]},
             timeout=20,
         ).json()
-        return [str(port["id"]) for port in said["ports"]]
+        return [str(port["id"]) for port in body["ports"]]
 
-    def _watch(self) -> None:
-        """No server ever runs twice: looked at all the time, and believed at a second look."""
+    def _watch_domains(self) -> None:
+        """Record servers that run twice, in two consecutive observations."""
         before: set[tuple[str, str, str]] = set()
         while not self._over.wait(0.3):
             runs: dict[str, list[str]] = {}
             for host, file in self.files.items():
-                for server, power in file.domains().items():
+                for server, power in file.read_power_states().items():
                     if power == 1:
                         runs.setdefault(server, []).append(host)
             twice = {(server, *hosts[:2]) for server, hosts in runs.items() if len(hosts) > 1}
-            self.doubled += [f"{one} runs twice" for one in twice & before]
+            self.doubled += [f"{entry} runs twice" for entry in twice & before]
             before = twice
 
 
 @contextmanager
 def world(kind: str) -> Iterator[World]:
-    """One whose database is of this kind."""
+    """Yield a running cloud with a database of this kind."""
     from tests.e2e.conftest import new_home
 
     with ExitStack() as stack:
@@ -389,14 +415,16 @@ def world(kind: str) -> Iterator[World]:
             folder.mkdir(mode=0o755)
             stack.callback(shutil.rmtree, folder)
             servers = stack.enter_context(Servers(folder))
-            made = sa.make_url(servers.start(kind)).set(database="faults")
+            database_url = sa.make_url(servers.start(kind)).set(database="faults")
             system = {"postgresql": "postgres", "mariadb": "mysql"}[kind]
             admin = sa.create_engine(
-                made.set(database=system), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
+                database_url.set(database=system),
+                isolation_level="AUTOCOMMIT",
+                poolclass=sa.NullPool,
             )
             with admin.connect() as connection:
                 connection.exec_driver_sql("CREATE DATABASE faults")
-            url = made.render_as_string(hide_password=False)
+            url = database_url.render_as_string(hide_password=False)
         cloud = Cloud(
             home=home,
             ports=Ports.from_base(free_ports(Ports.COUNT)),
@@ -407,11 +435,11 @@ def world(kind: str) -> Iterator[World]:
             volumes=True,
             options=OPTIONS,
         )
-        found = World(cloud, servers, kind)
+        cloud_with_seams = World(cloud, servers, kind)
         began = time.monotonic()
         try:
-            found.start()
+            cloud_with_seams.start()
             print(f"{kind}: a cloud in {home} after {time.monotonic() - began:.0f} s", flush=True)
-            yield found
+            yield cloud_with_seams
         finally:
-            found.close()
+            cloud_with_seams.close()
