@@ -90,7 +90,7 @@ class Recorder:
             return
         version = answer.getheader(HEADER, "2.1").removeprefix("compute ")
         found = [
-            *nova.disagreements(
+            *nova.find_disagreements(
                 method,
                 urlsplit(url).path,
                 _document(asked),
