@@ -159,7 +159,7 @@ def _expect_no_change(target: Target, attack: str, server: str, before: dict[str
 def commands(target: Target) -> Iterator[Outcome]:
     """With the API's user at the broker and its query secret: delete another host's guest.
 
-    The API's user may write to every queue. The API has keys for queries and none for commands.
+    The API's user may write to every queue, but the API has only keys for queries.
     """
     other = target.hosts[-1]
     file = next(iter(sorted(target.control.parent.glob("kilonova-api.conf"))), target.control)

@@ -49,7 +49,7 @@ CALLS = (
 
 
 def local_users(target: Target) -> Iterator[Outcome]:
-    """Open every file of the cloud as another user of the machine, who knows all paths."""
+    """Open every file of the cloud by its path as another user of the machine."""
     for folder in target.folders:
         paths = [str(folder), *(str(path) for path in folder.rglob("*"))]
         process = subprocess.run(
@@ -185,7 +185,7 @@ def listeners(target: Target) -> Iterator[Outcome]:
 
 
 def _list_addresses() -> set[str]:
-    """Return the IPv4 addresses of this machine without those of the loopback interface."""
+    """Return the IPv4 addresses of this machine without the loopback addresses."""
     output = "\n".join(_run_lines("ip", "-4", "-br", "address"))
     addresses = re.findall(r"(\d+\.\d+\.\d+\.\d+)/", output)
     return {address for address in addresses if not address.startswith("127.")}

@@ -166,7 +166,7 @@ class Target:
 
     @property
     def conf(self) -> cfg.ConfigOpts:
-        """The control plane's configuration; see ``Host.conf``."""
+        """The control plane's configuration, which is also global (see ``Host.conf``)."""
         return config.load(str(self.control))
 
     # --- the addresses of the services ---

@@ -113,16 +113,16 @@ def _copy_tree(machine: Container) -> None:
     copy = ["bash", "-euo", "pipefail", "-c", script, "copy", ROOT, target, machine.folder / "tree"]
     run(copy, "Run this in a clone.")
     if run(["git", "-C", ROOT, "status", "--porcelain", "--untracked-files=no"], ""):
-        say("newcomer: uncommitted changes of this tree are left out")
+        say("newcomer: the container gets no uncommitted changes of this tree")
 
 
 def _run_commands(machine: Container) -> Iterator[Outcome]:
     """Run the commands of the visit until one fails."""
     for command in machine.visit.commands:
-        began = time.monotonic()
+        start = time.monotonic()
         say(f"newcomer: {' '.join(command.words)} …")
         status = machine.run(command, machine.visit.folder, KILONOVA_TEST_SKIPPED=SKIPPED)
-        yield Outcome(command, status, time.monotonic() - began)
+        yield Outcome(command, status, time.monotonic() - start)
         if status != 0:
             return
 
@@ -131,7 +131,7 @@ def _compare(release: str, visit: Visit, skipped: Sequence[str]) -> list[str]:
     """Compare an archive's skipped tests with those of the last clone.
 
     Returns:
-        a sentence for each test that only the archive skips and that the list does not list.
+        A sentence for each test that only the archive skips and the list does not allow.
     """
     name = "-".join(["skipped", release, *visit.tests]).replace("/", "_")
     clone = BUILD / f"{name}-clone"

@@ -69,7 +69,7 @@ class Visit:
 
     @property
     def umask(self) -> int:
-        """The umask of the caller, who also unpacks the tree."""
+        """The umask of the caller and of the unpacked tree."""
         return 0o077 if Form.UMASK in self.forms else 0o022
 
     @property
@@ -84,7 +84,7 @@ class Visit:
 
     @property
     def commands(self) -> tuple[Command, ...]:
-        """The commands in their order. The last ones are always the tests."""
+        """The commands in their order. Tests are always last."""
         up, down = Command("up", ("./deploy/up",)), Command("down", ("./deploy/down",))
         test = Command("test", ("./deploy/test", *self.tests))
         repeats = (up, test) if Form.TWICE in self.forms else ()
@@ -124,5 +124,5 @@ def read_names(lines: Iterable[str]) -> set[str]:
 
 
 def find_archive_only(archive: set[str], clone: set[str], allowed: set[str]) -> list[str]:
-    """Return the tests that only the archive skips, without the allowed ones, sorted."""
+    """Return the sorted tests that only the archive skips, without allowed exceptions."""
     return sorted(archive - clone - allowed)
