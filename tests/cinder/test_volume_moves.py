@@ -111,7 +111,7 @@ def cloud(service: Service) -> Iterator[Cloud]:
     cloud = create_cloud(hosts=2)
     cloud.watcher = lambda: None
     identity = KnownToken(service)
-    # The service only uses the token of the identity.
+    # KnownToken has all methods that the service calls.
     cloud.engine.volumes = BlockStorageService(identity, 60)  # type: ignore[arg-type]
     yield cloud
     cloud.store.close()

@@ -67,7 +67,7 @@ class Container:
         return self.path(path).read_text() if self.path(path).exists() else None
 
     def run(self, command: Command, folder: str, **variables: str) -> int:
-        """Run a command as the newcomer, print and log its output, and return its status."""
+        """Run a command as the newcomer, print and log the output, and return the status."""
         script = 'umask "$1"; cd "$2"; shift 2; exec "$@"'
         words = ["sh", "-c", script, "sh", f"{self.visit.umask:o}", folder, *command.words]
         if self.visit.has_terminal:
@@ -91,7 +91,7 @@ class Container:
 
 @contextmanager
 def start_container(build: Path, folder: Path, release: str, visit: Visit) -> Iterator[Container]:
-    """Start an empty container, yield it, and end it.
+    """Start an empty container, yield the container, and end it.
 
     Args:
         build: Folder for the roots and the cache of downloads.

@@ -12,9 +12,9 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-# The module of the package nova.api.validation would import a web service and a database, which
-# takes seconds. The validators need neither, so empty modules replace them. This program does not
-# use the constant of nova.objects.tag.
+# The real nova.api.validation and nova.objects.tag import a web service and a database, which takes
+# seconds. The validators need neither, and this program does not use MAX_TAG_LENGTH. So empty
+# modules replace both.
 specification = importlib.util.find_spec("nova.api.validation")
 sys.modules["nova.api.validation"] = importlib.util.module_from_spec(specification)
 sys.modules["nova.objects.tag"] = SimpleNamespace(MAX_TAG_LENGTH=0)
