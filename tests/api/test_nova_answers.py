@@ -44,7 +44,7 @@ def differences(
     answer = cloud.call(method, path, body, mv=f"2.{mv}", token=token)
     return {
         (operation, place)
-        for operation, place, _ in schemas.problems(
+        for operation, place, _ in schemas.find_problems(
             method,
             "/v2.1" + path,
             body,

@@ -25,11 +25,13 @@ def nova() -> None:
 def places_of(result: trials.Result) -> Iterator[tuple[trials.Trial, str, str, int]]:
     """Yield (trial, place, operation, version) of each place that a sample represents."""
     for trial, place in result.spots:
-        for title, version in trial.at:
+        for title, version in trial.uses:
             yield trial, place, title, version
 
 
-def find_known_difference(title: str, place: str, piece: object, ours: bool) -> known.Known | None:
+def find_known_difference(
+    title: str, place: str, piece: object, ours: bool
+) -> known.KnownDifference | None:
     """Return the known difference that covers this sample, or None."""
     return next(
         (entry for entry in known.REQUESTS if entry.covers(title, place, piece, ours)), None
@@ -44,10 +46,10 @@ def find_known_difference(title: str, place: str, piece: object, ours: bool) -> 
 def test_request_schemas_accept_same_samples_as_nova(
     at_every_place: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    all_trials = trials.trials()
-    used: Counter[known.Known] = Counter()
+    all_trials = trials.list_trials()
+    used: Counter[known.KnownDifference] = Counter()
     differing, unknown = set(), []
-    results = trials.compared(all_trials, at_every_place=at_every_place)
+    results = trials.compare(all_trials, at_every_place=at_every_place)
     for result in results:
         for trial, place, title, version in places_of(result) if result.nova != result.ours else ():
             entry = find_known_difference(title, place, result.piece, result.ours)
@@ -59,7 +61,7 @@ def test_request_schemas_accept_same_samples_as_nova(
             else:
                 used[entry] += 1
                 differing.add((trial.kind, title, version))
-    total = sum(len(trial.at) for trial in all_trials)
+    total = sum(len(trial.uses) for trial in all_trials)
     with capsys.disabled():
         print(
             f"\nNova's schemas of requests: {total} operations × versions checked with {len(results)} samples, "
@@ -74,38 +76,41 @@ def test_request_schemas_accept_same_samples_as_nova(
 
 def test_operations_are_served_in_same_microversions_as_nova() -> None:
     differing = set()
-    for operation in schemas.operations():
+    for operation in schemas.read_operations():
         since, until = operation.versions
         for version in {max(since - 1, 1), max(since, 1), until, min(until + 1, 104)}:
-            if operation.serves(version) != (trials.row_of(operation, version) is not None):
+            if operation.serves(version) != (trials.find_route(operation, version) is not None):
                 differing.add(operation.title)
     assert differing == set(known.ABSENT)
 
 
 def test_operations_removed_by_nova_are_in_list_of_gone_routes() -> None:
     removed = {
-        (operation.method, trials.plain(operation.path))
-        for operation in schemas.operations()
+        (operation.method, trials.strip_names(operation.path))
+        for operation in schemas.read_operations()
         if operation.removed
     }
-    ours = {(route.method, trials.plain(route.path)) for route in trials.ROUTES}
-    assert removed - ours == trials.gone()
+    ours = {(route.method, trials.strip_names(route.path)) for route in trials.ROUTES}
+    assert removed - ours == trials.list_gone()
     actions = {
         operation.key
-        for operation in schemas.operations()
-        if operation.removed and (operation.method, trials.plain(operation.path)) in ours
+        for operation in schemas.read_operations()
+        if operation.removed and (operation.method, trials.strip_names(operation.path)) in ours
     }
     assert actions == {"resetNetwork", "os-getRDPConsole"}
 
 
 def test_routes_are_operations_of_nova_or_listed_extensions() -> None:
     operations_of_nova = {
-        (operation.method, trials.plain(operation.path)) for operation in schemas.operations()
+        (operation.method, trials.strip_names(operation.path))
+        for operation in schemas.read_operations()
     }
     own = [route for route in trials.ROUTES if route.policy.startswith("kilonova:")]
     assert {route.path for route in own} == set(known.OWN)
     assert {
-        (route.method, trials.plain(route.path)) for route in trials.ROUTES if route not in own
+        (route.method, trials.strip_names(route.path))
+        for route in trials.ROUTES
+        if route not in own
     } <= operations_of_nova
 
 
@@ -131,5 +136,5 @@ def test_routes_are_operations_of_nova_or_listed_extensions() -> None:
 def test_samples_around_schema_include_valid_and_invalid_values(
     schema: samples.Schema, valid: object, invalid: object
 ) -> None:
-    values = [value for _, _, value in samples.around(schema)]
+    values = [value for _, _, value in samples.generate_samples(schema)]
     assert valid in values and invalid in values

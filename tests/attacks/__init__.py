@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks on a cloud that runs, from outside: ``python -m tests.attacks --home
-/var/lib/kilonova-up``."""
+"""Attacks from outside on a running cloud: ``python -m tests.attacks --home DIRECTORY``."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the thief of one host tries at the broker, and what the thief of the API's name there does.
+"""Attacks at the broker with the stolen credentials of one host, or of the API.
 
-Another host's guest must be afterwards as it was before.
+The attacks must not change a guest of another host.
 """
 
 from __future__ import annotations
@@ -28,34 +28,35 @@ from tests.broker_attempts import attempts
 from tests.thief import Thief
 from tests.waiting import await_true
 
-HIGH = 2**40  #: a fence above all others
+#: A fence above all others.
+HIGH = 2**40
 ONE_HOST = "this cloud has one host"
 
 
 def permissions(target: Target) -> Iterator[Outcome]:
-    """With one host's name at the broker: read others' queues, speak in their names."""
+    """With a host's user at the broker: read other hosts' queues, and send in their names."""
     stolen = target.stolen
     other = target.hosts[1].name if len(target.hosts) > 1 else "another"
     connect = opener(stolen.conf, stolen.keys.transport_url)
-    for what, attempt in attempts(stolen.name, other).items():
+    for purpose, attempt in attempts(stolen.name, other).items():
         with connect() as connection:
             try:
                 attempt(connection.channel())
             except AccessRefused:
-                yield Outcome(f"bus: {what}")
+                yield Outcome(f"bus: {purpose}")
             else:
-                yield Outcome(f"bus: {what}", "the broker lets a host do it")
+                yield Outcome(f"bus: {purpose}", "the broker permits this")
 
 
 def reports(target: Target) -> Iterator[Outcome]:
-    """With one host's key: reports of another host's guest, replays, another host's name."""
+    """With a host's key: report another host's guest, replay messages, use another host's name."""
     if len(target.hosts) < 2:
         yield Outcome("bus: forged reports", untried=ONE_HOST)
         return
     other = target.hosts[1].name
-    with target.server(other) as guest:
-        before = target.account(guest)
-        with target.silent(target.stolen), _thief(target) as thief:
+    with target.create_server(other) as guest:
+        before = target.read_state(guest)
+        with target.suspend_agent(target.stolen), _open_thief(target) as thief:
             for power in (states.SHUTDOWN, states.RUNNING, states.CRASHED):
                 thief.say(changed=[DomainState(guest, power, HIGH)])
                 thief.say(domains=[DomainState(guest, power, HIGH)])
@@ -66,130 +67,140 @@ def reports(target: Target) -> Iterator[Outcome]:
                 thief.say(
                     results=[Result(key, guest, HIGH, status, known_fence=HIGH) for key in keys]
                 )
-            yield from _replays(thief)
-            yield _refused(
-                "bus: report in another host's name with one's own key",
+            yield from _replay_registrations(thief)
+            yield _expect_no_answer(
+                "bus: report in another host's name with the stolen host's key",
                 lambda: thief.say(host=other, changed=[DomainState(guest, states.SHUTDOWN, HIGH)]),
             )
-        yield _unchanged(target, "bus: forged reports change another host's guest", guest, before)
+        yield _expect_no_change(
+            target, "bus: forged reports change another host's guest", guest, before
+        )
 
 
 def terminal(target: Target) -> Iterator[Outcome]:
-    """With one host's key: texts that are commands to the operator's terminal."""
+    """With a host's key: report names with escape sequences for the operator's terminal."""
     forged = "vm\x1b]0;PWNED\x07\x1b[2J\r\nFAKE LINE \x9b31m"
-    with target.silent(target.stolen), _thief(target) as thief:
+    with target.suspend_agent(target.stolen), _open_thief(target) as thief:
         thief.say(
             inventory=HostInventory("QEMU", 7002022, forged, 2, 2048, 20, facts={"a": forged})
         )
         answer = target.call("GET", "/os-hypervisors", cloud=ADMIN).json()["hypervisors"]
-        names = [one["hypervisor_hostname"] for one in answer]
-        was_taken = any("FAKE LINE" in name for name in names)
+        names = [hypervisor["hypervisor_hostname"] for hypervisor in answer]
+        is_accepted = any("FAKE LINE" in name for name in names)
         raw = [name for name in names if not name.isprintable()]
         yield Outcome(
             "bus: escape sequences in the name of a host",
             f"stored as {raw}" if raw else "",
-            "" if was_taken else "the report was not taken in",
+            "" if is_accepted else "the conductor did not accept the report",
         )
 
 
 def hypervisors(target: Target) -> Iterator[Outcome]:
-    """With one host's key: the name of another host's hypervisor."""
-    attack = "bus: take the name of another host's hypervisor"
+    """With a host's key: report the name of another host's hypervisor."""
+    attack = "bus: report the name of another host's hypervisor"
     if len(target.hosts) < 2:
         yield Outcome(attack, untried=ONE_HOST)
         return
 
-    def names() -> dict[str, str]:
+    def names_by_host() -> dict[str, str]:
         answer = target.call("GET", "/os-hypervisors/detail", cloud=ADMIN).json()["hypervisors"]
-        return {one["service"]["host"]: one["hypervisor_hostname"] for one in answer}
+        return {
+            hypervisor["service"]["host"]: hypervisor["hypervisor_hostname"]
+            for hypervisor in answer
+        }
 
-    wanted = names()[target.hosts[1].name]
-    with target.silent(target.stolen), _thief(target) as thief:
-        thief.say(inventory=HostInventory("QEMU", 7002022, wanted, 2, 2048, 20))
-        holders = sorted(host for host, name in names().items() if name == wanted)
-    yield Outcome(attack, "" if holders == [target.hosts[1].name] else f"{holders} have it")
+    others_name = names_by_host()[target.hosts[1].name]
+    with target.suspend_agent(target.stolen), _open_thief(target) as thief:
+        thief.say(inventory=HostInventory("QEMU", 7002022, others_name, 2, 2048, 20))
+        holders = sorted(host for host, name in names_by_host().items() if name == others_name)
+    yield Outcome(attack, "" if holders == [target.hosts[1].name] else f"{holders} have this name")
 
 
-def _thief(target: Target) -> Any:
+def _open_thief(target: Target) -> Any:
     stolen = target.stolen
     return closing(Thief(stolen.conf, stolen.keys))
 
 
-def _replays(thief: Thief) -> Iterator[Outcome]:
-    """What registered once does not register again; a session that is made up is none."""
+def _replay_registrations(thief: Thief) -> Iterator[Outcome]:
+    """Register with a cookie that is used up or random, and report with a guessed session."""
     first = thief.last
-    for what, said in {
-        "registration, repeated": {"session": 0, "cookie": thief.spent},
-        "registration with a cookie that nobody gave": {
-            "session": 0,
-            "cookie": secrets.token_hex(32),
-        },
-        "a session that is guessed from the last": {
+    for title, fields in {
+        "registration with a cookie that is used up": {"session": 0, "cookie": thief.spent},
+        "registration with a random cookie": {"session": 0, "cookie": secrets.token_hex(32)},
+        "report with the number of the next session": {
             "session": first.session + 1,
             "cookie": first.cookie,
         },
     }.items():
         answer = thief.say(
-            inventory=HostInventory("QEMU", 7002022, thief.host, 2, 2048, 20), **said
+            inventory=HostInventory("QEMU", 7002022, thief.host, 2, 2048, 20), **fields
         )
-        yield Outcome(f"bus: {what}", "it was taken" * bool(answer.session))
+        yield Outcome(f"bus: {title}", "the conductor accepts it" * bool(answer.session))
 
 
-def _refused(attack: str, try_it: Callable[[], object]) -> Outcome:
+def _expect_no_answer(attack: str, send: Callable[[], object]) -> Outcome:
+    """Send a message, which is broken if a conductor answers."""
     try:
-        try_it()
+        send()
     except errors.NoAnswer:
         return Outcome(attack)
-    return Outcome(attack, "it was answered")
+    return Outcome(attack, "the conductor answered")
 
 
-def _unchanged(target: Target, attack: str, server: str, before: dict[str, Any]) -> Outcome:
-    """After what would take effect at once, and some seconds more."""
+def _expect_no_change(target: Target, attack: str, server: str, before: dict[str, Any]) -> Outcome:
+    """Return the outcome after five seconds, which is broken if the server changed meanwhile."""
     try:
-        await_true(lambda: target.account(server) != before, 5, pause=0.5)
+        await_true(lambda: target.read_state(server) != before, 5, pause=0.5)
     except AssertionError:
         return Outcome(attack)
-    return Outcome(attack, f"{before} became {target.account(server)}")
+    return Outcome(attack, f"{before} became {target.read_state(server)}")
 
 
 def commands(target: Target) -> Iterator[Outcome]:
-    """With the API's name at the broker, which may write into every queue, and its key for
-    questions: a command that ends another host's guest."""
+    """With the API's user at the broker and its query secret: delete another host's guest.
+
+    The API's user may write to every queue, but the API has only keys for queries.
+    """
     other = target.hosts[-1]
     file = next(iter(sorted(target.control.parent.glob("kilonova-api.conf"))), target.control)
     conf = load(str(file))
-    with target.server(other.name) as guest, opener(conf, conf.transport_url)() as connection:
-        before, channel = target.account(guest), connection.channel()
-        for what, key in _keys(target, other.keys.generation, conf.host_keys.query_secret).items():
+    with (
+        target.create_server(other.name) as guest,
+        opener(conf, conf.transport_url)() as connection,
+    ):
+        before, channel = target.read_state(guest), connection.channel()
+        keys = _forge_keys(target, other.keys.generation, conf.host_keys.query_secret)
+        for kind, key in keys.items():
             for verb in ("ensure_absent", "stop"):
                 forged = CommandKey(CommandKind.DO, secrets.token_hex(16), "destroy", 1)
                 command = Command(forged, guest, HIGH, 0, verb, {"keep_files": False})
-                said = {"commands": to_wire([command]), "access": None}
-                body = pack(key, "do", said)[1]
+                content = {"commands": to_wire([command]), "access": None}
+                body = pack(key, "do", content)[1]
                 for _ in range(2):
                     channel.basic_publish(
                         channel.prepare_message(body, content_encoding="binary"),
                         exchange="",
                         routing_key=host_queue(PREFIX, other.name),
                     )
-            yield _unchanged(target, f"bus: forged command, sealed with {what}", guest, before)
+            yield _expect_no_change(
+                target, f"bus: forged command, sealed with {kind}", guest, before
+            )
 
 
-def _keys(target: Target, generation: int, query_secret: str) -> dict[str, HostKey]:
+def _forge_keys(target: Target, generation: int, query_secret: str) -> dict[str, HostKey]:
+    """Return wrong keys for commands to the last host, by their description."""
     name = target.hosts[-1].name
-    made = {
-        "a key that is made up": HostKey(
-            name, generation, Purpose.COMMAND, secrets.token_bytes(32)
-        ),
-        "the API's key for questions": derive(query_secret, name, generation, Purpose.QUERY),
-        "the same, called one for commands": replace(
+    keys = {
+        "a random key": HostKey(name, generation, Purpose.COMMAND, secrets.token_bytes(32)),
+        "the API's key for queries": derive(query_secret, name, generation, Purpose.QUERY),
+        "the API's key for queries, with the purpose of commands": replace(
             derive(query_secret, name, generation, Purpose.QUERY), purpose=Purpose.COMMAND
         ),
     }
     if len(target.hosts) > 1:
         own = target.stolen.keys.newest(target.stolen.name, Purpose.COMMAND)
-        made["another host's key"] = own
-        made["another host's key, in this one's name"] = replace(
+        keys["another host's key"] = own
+        keys["another host's key, with the name of the attacked host"] = replace(
             own, host=name, generation=generation
         )
-    return made
+    return keys

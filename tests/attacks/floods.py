@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One host that sends as much as the broker takes: other hosts' servers must not wait for it.
+"""Floods of messages from one host, which must not delay the servers of other hosts.
 
 Any flood uses processor time of the machine and of the broker. So each flood at the conductors is
-compared with the same flood into a queue that no process reads, in turns.
+compared with the same flood into an unrelated queue that no process reads, in turns.
 """
 
 from __future__ import annotations
@@ -25,58 +25,60 @@ from tests.attacks.target import Outcome, Target, command, processes
 from tests.bench.figures import pss
 
 ROUNDS, CREATES = 3, 3
-MAX_RATIO = 2.0  #: of the seconds of a create, beside the unrelated flood
-MAX_GROWTH_MIB = 100  #: of all conductors together
+#: Limit of the duration of a create, divided by the duration during the unrelated flood.
+MAX_RATIO = 2.0
+#: Limit for the growth of all conductors together.
+MAX_GROWTH_MIB = 100
 SETTLE_SECONDS = 3.0
 
 
 class Flood(NamedTuple):
-    """A message, and how often it is sent in a second."""
+    """A message and its rate, in messages per second."""
 
     body: bytes
     rate: float
 
 
 def floods(target: Target) -> Iterator[Outcome]:
-    """With one host's key and its user at the broker: floods of small and of large messages."""
+    """With a host's key and user at the broker: send floods of small and of large messages."""
     if len(target.hosts) < 2:
         yield Outcome("flood: one host's messages", untried="this cloud has one host")
         return
     stolen, other = target.stolen, target.hosts[1].name
     key = stolen.keys.newest(stolen.name, Purpose.COMMAND)
     kinds = {
-        "5,000 messages a second without a key": Flood(b"{}\n" + b"z" * 300, 5000),
+        "5,000 messages a second, not sealed": Flood(b"{}\n" + b"z" * 300, 5000),
         "5,000 messages a second, sealed": Flood(pack(key, "heartbeat", {})[1], 5000),
-        "10 MB a second in one report": Flood(_report(key, 150_000), 1),
-        "10 MB a second in reports of 900 KB": Flood(_report(key, 13_000), 11),
+        "10 MB a second in one report": Flood(_pack_report(key, 150_000), 1),
+        "10 MB a second in reports of 900 KB": Flood(_pack_report(key, 13_000), 11),
         "messages of 16 MB": Flood(b"x" * 16_000_000, 1),
     }
     unrelated_queue = answers_queue(PREFIX, "conductor", uuid.uuid4().hex)
     before = _conductor_mib(target)
-    for what, flood in kinds.items():
+    for title, flood in kinds.items():
         at_conductors, unrelated = [], []
         for _ in range(ROUNDS):
-            with _flooding(str(target.control), "", "", [unrelated_queue], flood):
-                unrelated.append(_seconds_of_a_create(target, other))
+            with _run_flood(str(target.control), "", "", [unrelated_queue], flood):
+                unrelated.append(_measure_create(target, other))
             routes = [f"{REPORTS}.{stolen.name}", f"{HEARTBEATS}.{stolen.name}"]
-            with _flooding(
+            with _run_flood(
                 str(stolen.file), stolen.keys.transport_url, exchange(PREFIX), routes, flood
             ):
-                at_conductors.append(_seconds_of_a_create(target, other))
+                at_conductors.append(_measure_create(target, other))
         ratio = statistics.median(at_conductors) / statistics.median(unrelated)
         figures = (
             f"a create on another host takes {statistics.median(at_conductors):.2f} s, "
-            f"{ratio:.1f} times as long as beside an unrelated flood"
+            f"{ratio:.1f} times as long as during an unrelated flood"
         )
-        yield Outcome(f"flood: {what} ({figures})", figures if ratio > MAX_RATIO else "")
-    grown = _conductor_mib(target) - before
+        yield Outcome(f"flood: {title} ({figures})", figures if ratio > MAX_RATIO else "")
+    growth = _conductor_mib(target) - before
     yield Outcome(
-        f"flood: memory of the conductors grows by {grown} MiB",
-        f"at most {MAX_GROWTH_MIB}" if grown > MAX_GROWTH_MIB else "",
+        f"flood: memory of the conductors grows by {growth} MiB",
+        f"the limit is {MAX_GROWTH_MIB} MiB" if growth > MAX_GROWTH_MIB else "",
     )
 
 
-def _report(key: Any, guests: int) -> bytes:
+def _pack_report(key: Any, guests: int) -> bytes:
     domains = [
         {"server": str(uuid.UUID(int=number)), "power_state": 1, "fence": 1}
         for number in range(guests)
@@ -84,46 +86,68 @@ def _report(key: Any, guests: int) -> bytes:
     return pack(key, "sync", {"request": {"host": key.host, "session": 1, "domains": domains}})[1]
 
 
-def _seconds_of_a_create(target: Target, host: str) -> float:
-    """The median of some, from the request until the server is ACTIVE."""
+def _measure_create(target: Target, host: str) -> float:
+    """Return the median seconds of some creates, from the request until the server is ACTIVE."""
     seconds = []
     for _ in range(CREATES):
-        begun = time.monotonic()
-        with target.server(host):
-            seconds.append(time.monotonic() - begun)
+        start = time.monotonic()
+        with target.create_server(host):
+            seconds.append(time.monotonic() - start)
     return statistics.median(seconds)
 
 
 @contextmanager
-def _flooding(file: str, url: str, where: str, routes: list[str], flood: Flood) -> Iterator[None]:
-    """Another process sends the messages for the block, and has begun when the block begins."""
+def _run_flood(
+    file: str, url: str, exchange_name: str, routes: list[str], flood: Flood
+) -> Iterator[None]:
+    """Send a flood from another process for the block, at the full rate when the block begins.
+
+    Args:
+        file: Configuration file of the sender.
+        url: URL of the broker, or "" for the URL in the file.
+        exchange_name: Exchange for the messages, or "" to declare a queue with the first route as
+            its name.
+        routes: Routing keys, used in turns.
+        flood: The message and its rate.
+    """
     context = multiprocessing.get_context("spawn")
-    begun, over = context.Event(), context.Event()
+    has_begun, is_over = context.Event(), context.Event()
     sender = context.Process(
-        target=_send, args=(file, url, where, routes, flood, begun, over), daemon=True
+        target=_send,
+        args=(file, url, exchange_name, routes, flood, has_begun, is_over),
+        daemon=True,
     )
     sender.start()
     try:
-        assert begun.wait(60), "the flood does not begin"
-        time.sleep(SETTLE_SECONDS)  # the flood is at its full rate
+        assert has_begun.wait(60), "the flood does not begin"
+        # Let the flood reach its full rate.
+        time.sleep(SETTLE_SECONDS)
         yield
     finally:
-        over.set()
+        is_over.set()
         sender.join(10)
-        if sender.is_alive():  # the broker blocks it
+        # The broker may block the sender.
+        if sender.is_alive():
             sender.kill()
             sender.join()
 
 
 def _send(
-    file: str, url: str, where: str, routes: list[str], flood: Flood, begun: Event, over: Event
+    file: str,
+    url: str,
+    exchange_name: str,
+    routes: list[str],
+    flood: Flood,
+    has_begun: Event,
+    is_over: Event,
 ) -> None:
     conf = config.load(file)
-    while not over.is_set():
+    while not is_over.is_set():
         try:
             with opener(conf, url or None)(heartbeat=0) as connection:
                 channel: Any = connection.channel()
-                if not where:  # filled like the conductors' queue, and read by no process
+                if not exchange_name:
+                    # This queue fills like the conductors' queue, and no process reads it.
                     channel.queue_declare(
                         routes[0],
                         durable=False,
@@ -131,30 +155,36 @@ def _send(
                         auto_delete=True,
                         arguments={"x-max-length": 10},
                     )
-                _publish(channel, where, routes, flood, begun, over)
+                _publish(channel, exchange_name, routes, flood, has_begun, is_over)
         except OSError:
-            time.sleep(0.1)  # the broker closed the connection: a thief connects again
+            # The broker closed the connection. A thief would connect again.
+            time.sleep(0.1)
 
 
 def _publish(
-    channel: Any, where: str, routes: list[str], flood: Flood, begun: Event, over: Event
+    channel: Any,
+    exchange_name: str,
+    routes: list[str],
+    flood: Flood,
+    has_begun: Event,
+    is_over: Event,
 ) -> None:
-    start, sent = time.monotonic(), 0
-    while not over.is_set():
+    start, count = time.monotonic(), 0
+    while not is_over.is_set():
         channel.basic_publish(
             channel.prepare_message(flood.body, content_encoding="binary"),
-            exchange=where,
-            routing_key=routes[sent % len(routes)],
+            exchange=exchange_name,
+            routing_key=routes[count % len(routes)],
         )
-        sent += 1
-        begun.set()
-        ahead = start + sent / flood.rate - time.monotonic()
+        count += 1
+        has_begun.set()
+        ahead = start + count / flood.rate - time.monotonic()
         if ahead > 0.01:
-            over.wait(ahead)
+            is_over.wait(ahead)
 
 
 def _conductor_mib(target: Target) -> int:
-    """The memory of all conductors of this cloud."""
+    """Return the memory of all conductors of this cloud, in MiB."""
     return round(
         sum(pss(pid) for pid in processes(target.control) if "kilonova-conductor" in command(pid))
     )

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cloud that is attacked, as its configuration files and clouds.yaml tell it; and what is said
-of an attack.
+"""The attacked cloud, as described by its configuration files and clouds.yaml, and outcomes.
 
-The first agent's host is the stolen one. Nothing here depends on how the cloud was set up.
+The host of the first agent is the stolen host. The attacks work on a cloud of any installation.
 """
 
 from __future__ import annotations
@@ -31,14 +30,22 @@ from common.security.host_keys import OwnKeys
 from common.service import config
 from tests.waiting import await_true
 
-DEMO, ADMIN = "kilonova", "kilonova-admin"  # in clouds.yaml
-PIDFD_GETFD = 438  # since Linux 5.6; Python has no name for it
+#: Names of the two users in clouds.yaml.
+DEMO, ADMIN = "kilonova", "kilonova-admin"
+#: Number of the system call, which Python does not define. Linux has it since 5.6.
+PIDFD_GETFD = 438
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one attack. ``broken``: what it achieved; ``untried``: why it could not be tried."""
+    """The outcome of one attack.
+
+    Attributes:
+        attack: Title of the attack.
+        broken: Effect of a successful attack, or "".
+        untried: Reason why the attack could not run, or "".
+    """
 
     attack: str
     broken: str = ""
@@ -46,50 +53,69 @@ class Outcome:
 
     def __str__(self) -> str:
         word = "BROKEN" if self.broken else "not tried" if self.untried else "held"
-        why = self.broken or self.untried
-        return f"{word:<10}{self.attack}{': ' * bool(why)}{why}"
+        reason = self.broken or self.untried
+        return f"{word:<10}{self.attack}{': ' * bool(reason)}{reason}"
 
 
 Attack = Callable[["Target"], Iterator[Outcome]]
 
 
 @dataclass(frozen=True)
-class Door:
-    """Where a service of ours listens. ``proof``: it speaks TLS, and is shown this certificate."""
+class Endpoint:
+    """The address at which a service of Kilonova listens.
+
+    With ``tls_files``, the connections use TLS, and the client presents this certificate.
+    """
 
     name: str
     address: str
     port: int
-    proof: tls.Tls | None = None
+    tls_files: tls.Tls | None = None
 
-    def connect(self, said: bytes = b"", seconds: float = 30) -> socket.socket:
-        """A connection on which so much has been said."""
+    def connect(self, data: bytes = b"", seconds: float = 30) -> socket.socket:
+        """Connect, send data, and return the open socket.
+
+        Args:
+            data: The bytes to send.
+            seconds: Timeout of each operation of the socket.
+        """
         client = socket.create_connection((self.address, self.port), seconds)
-        if self.proof is not None:
-            client = self.proof.for_client().wrap_socket(client, server_hostname=self.address)
-        client.sendall(said)
+        if self.tls_files is not None:
+            client = self.tls_files.for_client().wrap_socket(client, server_hostname=self.address)
+        client.sendall(data)
         return client
 
-    def ask(self, said: bytes, seconds: float = 30) -> tuple[bytes, float]:
-        """All that is answered until the connection ends, and after how many seconds."""
-        begun, came = time.monotonic(), b""
-        with self.connect(said, seconds) as client, suppress(ConnectionResetError, ssl.SSLError):
+    def send(self, data: bytes, seconds: float = 30) -> tuple[bytes, float]:
+        """Send data, and return all bytes until the connection ends, and the duration in seconds.
+
+        A reset of the connection counts as the end.
+        """
+        start, received = time.monotonic(), b""
+        with self.connect(data, seconds) as client, suppress(ConnectionResetError, ssl.SSLError):
             while piece := client.recv(65536):
-                came += piece
-        return came, time.monotonic() - begun
+                received += piece
+        return received, time.monotonic() - start
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host, as its agent's files tell it. ``proof``: what it shows where TLS is spoken."""
+    """A host, as described by the files of its agent.
+
+    Attributes:
+        file: The agent's configuration file.
+        state: The agent's ``state_dir``.
+        keys: The host's keys.
+        tls_files: The agent's certificate, or None without TLS.
+    """
 
     file: Path
     state: Path
     keys: OwnKeys
-    proof: tls.Tls | None
+    tls_files: tls.Tls | None
 
     @classmethod
     def read(cls, file: Path) -> Host:
+        """Read the agent's configuration file and the host's keys."""
         conf = config.load(str(file))
         state = Path(conf.state_dir)
         key = Path(conf.agent.key_file or state / "host.key")
@@ -101,13 +127,22 @@ class Host:
 
     @property
     def conf(self) -> cfg.ConfigOpts:
-        """Its configuration, which is this process's from now until another one is asked for."""
+        """The agent's configuration.
+
+        The configuration is global to this process. The next read of a ``conf`` replaces it.
+        """
         return config.load(str(self.file))
 
 
 class Target:
-    """``folders``: all that the cloud keeps; ``login``: the private key for a guest of the user
-    demo that is called first, if there is one."""
+    """A running cloud.
+
+    Attributes:
+        control: Configuration file of the control plane.
+        folders: The folders with all files of the cloud.
+        login: Private SSH key for the guest "first" of the user demo, or None.
+        hosts: The hosts of the agents, the stolen host first.
+    """
 
     def __init__(
         self,
@@ -122,7 +157,8 @@ class Target:
         self._clouds = yaml.safe_load(clouds.read_text())["clouds"]
         self._tokens: dict[str, Any] = {}
         self.session = requests.Session()
-        self.session.trust_env = False  # a proxy is not what is attacked
+        # Proxies of this machine are not part of the cloud.
+        self.session.trust_env = False
 
     @property
     def stolen(self) -> Host:
@@ -130,21 +166,21 @@ class Target:
 
     @property
     def conf(self) -> cfg.ConfigOpts:
-        """The control plane's configuration; see ``Host.conf``."""
+        """The control plane's configuration, which is also global (see ``Host.conf``)."""
         return config.load(str(self.control))
 
-    # --- where its services are ---
+    # --- the addresses of the services ---
     @cached_property
-    def doors(self) -> dict[str, Door]:
-        """API, placement, metadata, image gateway."""
-        proof, conf = self.stolen.proof, self.conf
+    def endpoints(self) -> dict[str, Endpoint]:
+        """The endpoints of API, placement, metadata and image gateway, by name."""
+        host_tls, conf = self.stolen.tls_files, self.conf
         return {
-            name: Door(name, ANYWHERE.get(options.host, options.host), options.port, shown)
-            for name, options, shown in (
+            name: Endpoint(name, ANYWHERE.get(options.host, options.host), options.port, tls_files)
+            for name, options, tls_files in (
                 ("api", conf.api, None),
                 ("placement", conf.placement, None),
-                ("metadata", conf.metadata, proof),
-                ("image-gateway", conf.image_gateway, proof),
+                ("metadata", conf.metadata, host_tls),
+                ("image-gateway", conf.image_gateway, host_tls),
             )
         }
 
@@ -153,43 +189,47 @@ class Target:
         return str(self._clouds[DEMO]["auth"]["auth_url"])
 
     def url(self, kind: str) -> str:
-        """Of a service in the catalogue: compute, image, network; empty when it is not there."""
+        """Return the public URL of a service in the catalogue, or "".
+
+        Args:
+            kind: Type of the service: compute, image or network.
+        """
         return next(
             (
-                str(end["url"]).rstrip("/")
+                str(endpoint["url"]).rstrip("/")
                 for service in self.token(ADMIN)["catalog"]
                 if service["type"] == kind
-                for end in service["endpoints"]
-                if end["interface"] == "public"
+                for endpoint in service["endpoints"]
+                if endpoint["interface"] == "public"
             ),
             "",
         )
 
-    # --- who asks ---
+    # --- users and requests ---
     def credentials(self, cloud: str) -> dict[str, Any]:
-        """What clouds.yaml has of a user."""
+        """Return the section ``auth`` of a user in clouds.yaml."""
         return dict(self._clouds[cloud]["auth"])
 
-    def prove(self, name: str, password: str, project: str = "") -> requests.Response:
-        """Ask the identity service for a token."""
+    def authenticate(self, name: str, password: str, project: str = "") -> requests.Response:
+        """Request a token from the identity service."""
         domain = {"id": "default"}
-        asked: dict[str, Any] = {
+        auth: dict[str, Any] = {
             "identity": {
                 "methods": ["password"],
                 "password": {"user": {"name": name, "domain": domain, "password": password}},
             }
         }
         if project:
-            asked["scope"] = {"project": {"name": project, "domain": domain}}
+            auth["scope"] = {"project": {"name": project, "domain": domain}}
         return self.session.post(
-            f"{self.identity_url}/auth/tokens", json={"auth": asked}, timeout=30
+            f"{self.identity_url}/auth/tokens", json={"auth": auth}, timeout=30
         )
 
     def token(self, cloud: str) -> dict[str, Any]:
-        """Of a user in clouds.yaml; its value stands under "value"."""
+        """Return the token of a user in clouds.yaml, with its value in the field "value"."""
         if cloud not in self._tokens:
             auth = self.credentials(cloud)
-            reply = self.prove(auth["username"], auth["password"], auth["project_name"])
+            reply = self.authenticate(auth["username"], auth["password"], auth["project_name"])
             reply.raise_for_status()
             self._tokens[cloud] = reply.json()["token"] | {
                 "value": reply.headers["X-Subject-Token"]
@@ -199,7 +239,15 @@ class Target:
     def call(
         self, method: str, path: str, body: Any = None, cloud: str = DEMO, **more: Any
     ) -> requests.Response:
-        """Ask the compute API; ``more`` are options of requests."""
+        """Send a request to the compute API.
+
+        Args:
+            method: HTTP method.
+            path: Path and query below the API's URL.
+            body: Body, which is encoded as JSON.
+            cloud: User in clouds.yaml.
+            more: Further arguments of ``requests.request``, for example ``data`` for a raw body.
+        """
         headers = {
             "X-Auth-Token": self.token(cloud)["value"],
             "OpenStack-API-Version": "compute 2.96",
@@ -216,8 +264,15 @@ class Target:
         )
 
     @contextmanager
-    def server(self, host: str = "") -> Iterator[str]:
-        """A running server without networks, of the admin; it is deleted afterwards."""
+    def create_server(self, host: str = "") -> Iterator[str]:
+        """Create a server of the admin without networks, yield its id, and delete the server.
+
+        Args:
+            host: Host of the server, by default any.
+
+        Raises:
+            AssertionError: The server is not ACTIVE after two minutes.
+        """
         flavors = self.call("GET", "/flavors?sort_key=memory_mb", cloud=ADMIN).json()["flavors"]
         images = self.session.get(
             f"{self.url('image')}/v2/images",
@@ -242,49 +297,49 @@ class Target:
         server = str(reply.json()["server"]["id"])
         try:
             await_true(
-                lambda: self.account(server)["status"] == "ACTIVE",
+                lambda: self.read_state(server)["status"] == "ACTIVE",
                 120,
-                lambda: self.account(server),
+                lambda: self.read_state(server),
                 pause=0.5,
             )
             yield server
         finally:
             self.call("DELETE", f"/servers/{server}", cloud=ADMIN)
 
-    def account(self, server: str) -> dict[str, Any]:
-        """All of a server that an attack on its host's messages could change."""
-        shown = self.call("GET", f"/servers/{server}", cloud=ADMIN).json()["server"]
-        acted = self.call("GET", f"/servers/{server}/os-instance-actions", cloud=ADMIN).json()
-        told = self.call("GET", f"/servers/{server}/diagnostics", cloud=ADMIN)
+    def read_state(self, server: str) -> dict[str, Any]:
+        """Return everything about a server that forged messages of its host could change."""
+        view = self.call("GET", f"/servers/{server}", cloud=ADMIN).json()["server"]
+        actions = self.call("GET", f"/servers/{server}/os-instance-actions", cloud=ADMIN).json()
+        diagnostics = self.call("GET", f"/servers/{server}/diagnostics", cloud=ADMIN)
         return {
-            "status": shown["status"],
+            "status": view["status"],
             **{
-                name: shown[f"OS-EXT-STS:{name}"]
+                name: view[f"OS-EXT-STS:{name}"]
                 for name in ("task_state", "vm_state", "power_state")
             },
-            "host": shown["OS-EXT-SRV-ATTR:host"],
-            "actions": sorted(one["action"] for one in acted["instanceActions"]),
-            "guest": told.json().get("state", told.text),
+            "host": view["OS-EXT-SRV-ATTR:host"],
+            "actions": sorted(action["action"] for action in actions["instanceActions"]),
+            "guest": diagnostics.json().get("state", diagnostics.text),
         }
 
     @contextmanager
-    def silent(self, host: Host) -> Iterator[None]:
-        """The host's own agent says nothing for the block, and hears nothing."""
+    def suspend_agent(self, host: Host) -> Iterator[None]:
+        """Stop the host's agent and close its connections to the broker, for the block."""
         [agent] = [pid for pid in processes(host.file) if "kilonova-agent" in command(pid)]
         os.kill(agent, signal.SIGSTOP)
         try:
-            _hang_up(agent, urlsplit(host.keys.transport_url).port or 5672)
+            _close_connections(agent, urlsplit(host.keys.transport_url).port or 5672)
             yield
         finally:
             os.kill(agent, signal.SIGCONT)
 
 
 def processes(conf: Path) -> Iterator[int]:
-    """Yield the processes that run with this configuration file."""
-    wanted = f"KILONOVA_CONF={conf}".encode()
+    """Yield the ids of the processes that run with this configuration file."""
+    variable = f"KILONOVA_CONF={conf}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if wanted in (process / "environ").read_bytes().split(b"\0"):
+            if variable in (process / "environ").read_bytes().split(b"\0"):
                 yield int(process.name)
 
 
@@ -293,17 +348,17 @@ def command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
-def _hang_up(pid: int, port: int) -> None:
-    """End a process's connections to this port."""
-    found = [int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir() if _is_socket(path)]
+def _close_connections(pid: int, port: int) -> None:
+    """Shut down another process's connections to this port."""
+    sockets = [int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir() if _is_socket(path)]
     process = os.pidfd_open(pid)
-    for number in found:
-        taken = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, number, 0)
-        if taken < 0:
+    for number in sockets:
+        copy = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, number, 0)
+        if copy < 0:
             raise OSError(ctypes.get_errno(), "pidfd_getfd")
-        with socket.socket(fileno=taken) as one, suppress(OSError):
-            if one.family != socket.AF_UNIX and one.getpeername()[1] == port:
-                one.shutdown(socket.SHUT_RDWR)
+        with socket.socket(fileno=copy) as connection, suppress(OSError):
+            if connection.family != socket.AF_UNIX and connection.getpeername()[1] == port:
+                connection.shutdown(socket.SHUT_RDWR)
     os.close(process)
 
 

@@ -31,7 +31,7 @@ from tests.workflows.simulator import Cloud
 __all__ = ["cloud"]
 #: Number of failed calls after which the volume service is restored.
 FAILURES = 2
-#: Seconds from the begin of a call to the failure: before, about during, and after its work.
+#: Seconds from the begin of a call to the failure: before, during, or after the work.
 MOMENTS = (0.0, 0.03, 0.1)
 STARTING_SECONDS = 1.0
 
@@ -45,13 +45,13 @@ class FailingVolumeApi:
     """A volume API with a process that fails during a call and returns after failed calls."""
 
     def __init__(self, real_api: VolumeApi, call: str, process: Process, hit: str, after: float):
-        self._whole, self._call, self._process = real_api, call, process
+        self._real_api, self._call, self._process = real_api, call, process
         self._hit: Callable[[], None] = getattr(process, hit)
         self._after = after
         self.failed, self.was_hit = 0, False
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._whole, name)
+        method = getattr(self._real_api, name)
 
         def call(*arguments: Any, **options: Any) -> Any:
             with self._fail_process_during(name):
@@ -110,7 +110,8 @@ def test_volume_action_recovers_when_cinder_volume_fails_during_call(
         server, volume = create_server_with_volume(cloud, service)
     real_api = cloud.engine.volumes
     failing_api = FailingVolumeApi(real_api, FLOWS[flow], cinder.volume, hit, after)
-    cloud.engine.volumes = failing_api  # type: ignore[assignment]  # all calls of it go through
+    # The replacement forwards all calls.
+    cloud.engine.volumes = failing_api  # type: ignore[assignment]
     try:
         if flow == "create":
             wish = WantedVolume(volume_id=volume, size_gb=1, delete_on_termination=False)
@@ -128,19 +129,19 @@ def test_volume_action_recovers_when_cinder_volume_fails_during_call(
         cinder.volume.restore()
         cloud.engine.volumes = real_api
     assert failing_api.was_hit
-    await_true(lambda: _is_serving(service), 60, "Cinder's volume service does its work")
+    await_true(lambda: _is_serving(service), 60, "Cinder's volume service works again")
     if cloud.pending():
         cloud.clean_up()
     _check_volume_is_consistent(cloud, service, flow, server, volume)
 
 
 def _is_serving(service: Service) -> bool:
-    """Return whether the service creates a volume. Before the start, requests end in an error."""
+    """True if the service can create a volume. Before its start, new volumes get an error."""
     new_volume = service.client.create(service.token, size_gb=1, name="of the test").id
     await_true(
         lambda: _read_status(service, new_volume) != "creating",
         60,
-        "the volume is still being made",
+        "the volume is still being created",
     )
     is_available = _read_status(service, new_volume) == "available"
     service.client.delete(service.token, new_volume)

@@ -37,7 +37,7 @@ from tests.workflows.volumes import WantedVolume
 
 FIRST, SECOND = BACKENDS
 #: Limit in seconds from the request to Cinder until Cinder requests the swap.
-ASKS_SECONDS = 60
+SWAP_REQUEST_SECONDS = 60
 #: The type that Cinder gives to volumes without a requested type.
 UNTYPED = "__DEFAULT__"
 
@@ -71,21 +71,22 @@ class Api:
         )
         entry = authentication.authenticated(
             app.create(services, default_policy()),
-            SimpleNamespace(identity=section),  # type: ignore[arg-type]  # all of it that is asked
+            # Only this section is read.
+            SimpleNamespace(identity=section),  # type: ignore[arg-type]
             faults.body,
         )
         self._client = TestClient(entry)
         self._server = make_server(
             "127.0.0.1", cinder.compute_port, bound_input(entry), handler_class=Handler
         )
-        self._server.timeout = ASKS_SECONDS
+        self._server.timeout = SWAP_REQUEST_SECONDS
 
     def serve_until_swap(self) -> int:
         """Serve requests until Cinder requests a swap, and return the status of that answer."""
         while True:
             count = len(self.answers)
             self._server.handle_request()
-            assert len(self.answers) > count, f"Cinder asked only {self.answers}"
+            assert len(self.answers) > count, f"Cinder sent only {self.answers}"
             method, _, status = self.answers[-1]
             if method == "PUT":
                 return int(status)
@@ -110,7 +111,8 @@ def cloud(service: Service) -> Iterator[Cloud]:
     cloud = create_cloud(hosts=2)
     cloud.watcher = lambda: None
     identity = KnownToken(service)
-    cloud.engine.volumes = BlockStorageService(identity, 60)  # type: ignore[arg-type]  # all of it that is asked
+    # KnownToken has all methods that the service calls.
+    cloud.engine.volumes = BlockStorageService(identity, 60)  # type: ignore[arg-type]
     yield cloud
     cloud.store.close()
 
@@ -239,7 +241,9 @@ def _check_volume_did_not_move(
     cloud: Cloud, service: Service, server: str, volume: str, attachment: str
 ) -> None:
     """Check that the server has the volume with the old attachment, and Cinder reports an error."""
-    await_true(lambda: read_volume(service, volume)["status"] == "in-use", 60, "it moves still")
+    await_true(
+        lambda: read_volume(service, volume)["status"] == "in-use", 60, "the volume is still moving"
+    )
     assert_settled_with_volume(cloud, service, server, volume, states.ACTIVE, "h1")
     volume_record = read_volume(service, volume)
     assert volume_record["os-vol-mig-status-attr:migstat"] == "error"
@@ -261,7 +265,7 @@ def test_encrypted_volume_is_refused_at_attach_and_retype(
         {"encryption": encryption | {"control_location": "front-end"}},
     )
     secret = service.client.create(service.token, size_gb=1, volume_type=type_id)
-    assert secret.encrypted, "its record says so as soon as it is made"
+    assert secret.encrypted, "a new volume is marked as encrypted at once"
     service.until(secret.id, "available")
     server, volume = create_server_with_volume(cloud, service, types[FIRST])
     [before], earlier_volumes = (
@@ -282,4 +286,4 @@ def test_encrypted_volume_is_refused_at_attach_and_retype(
     connected = service.client.attach(
         service.token, secret.id, server, CONNECTOR, "/dev/vdc"
     ).connection
-    assert connected["encrypted"], "the host looks at this"
+    assert connected["encrypted"], "the host reads this field"

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/test clients [SUITE ...]``: the clients' own functional suites, as they come from
-PyPI, against our cloud.
+"""``./deploy/test clients [SUITE ...]``: the functional suites of clients from PyPI, unchanged.
 
-The cloud has three hosts of the memory driver. Prints for each suite how many of its tests passed,
-failed and were skipped, and why; and every answer of 500 and more, and every one that Nova's
-schemas do not allow, which fail too. docs/clients.md has the reason of each skip.
+The cloud has three hosts of the memory driver. For each suite the command prints the numbers of
+passed, failed and skipped tests, and the reasons of skips. An answer of 500 or above, or different
+from Nova's schemas, also fails the suite. docs/clients.md explains each skip.
 """
 
 from __future__ import annotations
@@ -36,26 +35,25 @@ from tests.e2e.live import Live
 from tests.shared_blocks import sharing_blocks
 from tests.tempest import outcomes
 
-#: No name is a part of another: a suite looks for one host by its name.
+#: Names that are no parts of each other, because a suite searches for a host by name.
 HOSTS = ("one", "two", "three")
-#: Seconds that a test may take; openstacksdk's own is for unit tests.
+#: Timeout of a test in seconds. The default of openstacksdk is for unit tests.
 LIMIT = 600
 PACKAGES = next((CLIENTS / "lib").glob("python3*/site-packages"), CLIENTS)
 
 
 class Runner:
-    """The suites' programs, in a folder of this run; where clouds.yaml is, which clients look
-    for."""
+    """Runs the test programs of the suites in a folder, where the clients find clouds.yaml."""
 
     def __init__(self, folder: Path, proxy: str) -> None:
         self.folder = folder
-        kept = {
+        inherited = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith("OS_") and name.lower() not in ("http_proxy", "no_proxy")
         }
         self._environ = {
-            **kept,
+            **inherited,
             "PATH": f"{CLIENTS / 'bin'}:{os.environ['PATH']}",
             "HOME": str(folder),
             "PYTHONWARNINGS": "ignore",
@@ -68,50 +66,56 @@ class Runner:
             "OS_NOVACLIENT_NETWORK": wiring.NETWORK,
             "OPENSTACKSDK_IMAGE": wiring.IMAGE_NAME,
         }
-        self._ends_well(self._stestr("init"))
+        self._check(self._run_stestr("init"))
 
-    def ids(self, part: str) -> list[str]:
-        """The ids of all tests in a folder."""
-        return self._ends_well(self._stestr("list", part=part)).split()
+    def list_tests(self, part: str) -> list[str]:
+        """Return the ids of all tests in a folder below the installed packages."""
+        return self._check(self._run_stestr("list", part=part)).split()
 
     def run(self, part: str, ids: Sequence[str], workers: int) -> outcomes.Outcomes:
-        """Run these; what is printed is kept."""
+        """Run tests of a folder and return the outcomes. The output is stored as a log."""
         name = part.replace("/", ".")
-        asked, log = self.folder / f"{name}.ids", self.folder / f"{name}.log"
-        asked.write_text("\n".join(ids) + "\n")
+        list_file, log = self.folder / f"{name}.ids", self.folder / f"{name}.log"
+        list_file.write_text("\n".join(ids) + "\n")
         with log.open("w") as stream:
-            self._stestr(
+            self._run_stestr(
                 "run",
                 "--load-list",
-                str(asked),
+                str(list_file),
                 "--concurrency",
                 str(workers),
                 part=part,
-                to=stream,
+                output=stream,
             )
         return outcomes.read(ids, log.read_text(errors="replace").splitlines())
 
     @staticmethod
-    def _ends_well(done: subprocess.CompletedProcess[str]) -> str:
-        if done.returncode != 0:
-            raise Failure(
-                f"{' '.join(done.args)} ended with {done.returncode}: {done.stdout[-2000:]}",
-                "This is a bug; please report it.",
-            )
-        return done.stdout
+    def _check(process: subprocess.CompletedProcess[str]) -> str:
+        """Return the output of a process.
 
-    def _stestr(
-        self, *words: str, part: str = "", to: int | IO[str] = subprocess.PIPE
+        Raises:
+            Failure: The process failed.
+        """
+        if process.returncode != 0:
+            command, output = " ".join(process.args), process.stdout[-2000:]
+            raise Failure(
+                f"{command} ended with {process.returncode}: {output}",
+                "This is a bug. Please report it.",
+            )
+        return process.stdout
+
+    def _run_stestr(
+        self, *words: str, part: str = "", output: int | IO[str] = subprocess.PIPE
     ) -> subprocess.CompletedProcess[str]:
-        where = ["--test-path", str(PACKAGES / part), "--top-dir", str(PACKAGES)] if part else []
-        # Tests of one class may use the same names: openstackclient makes a flavor "qaz" in two of
-        # them.
+        paths = ["--test-path", str(PACKAGES / part), "--top-dir", str(PACKAGES)] if part else []
+        # Tests of one class may use the same names. For example, two tests of openstackclient
+        # create a flavor "qaz".
         return subprocess.run(
-            [str(CLIENTS / "bin/stestr"), "--parallel-class", *where, *words],
+            [str(CLIENTS / "bin/stestr"), "--parallel-class", *paths, *words],
             cwd=self.folder,
             env=self._environ,
             stdin=subprocess.DEVNULL,
-            stdout=to,
+            stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
@@ -120,7 +124,7 @@ class Runner:
 
 @contextmanager
 def cloud() -> Iterator[Live]:
-    """Three hosts in memory, with networks; all is gone afterwards."""
+    """Yield a cloud of three hosts in memory with networks and volumes, and remove the cloud."""
     home = Path(tempfile.mkdtemp(prefix="kn-clients-", dir="/tmp"))
     home.chmod(0o755)
     live = Live(
@@ -132,84 +136,87 @@ def cloud() -> Iterator[Live]:
         try:
             with redirect_stdout(StringIO()):
                 up.run_later_steps(live.cloud)
-            clear(live.rest())  # a host with a server does not join another zone
+            # Delete the user's servers, because a host with a server cannot join another zone.
+            clear(live.rest())
             yield live
         finally:
             live.down("--purge")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse the command line and do it; 1 when a test failed, or an answer was a fault or not
-    Nova's."""
+    """Parse the command line, run the suites, and return 0 if no test and no answer failed."""
     parser = argparse.ArgumentParser(
         prog="./deploy/test clients", description=(__doc__ or "").split("\n\n", 1)[1]
     )
     parser.add_argument("suite", nargs="*", help=", ".join(suite.name for suite in SUITES))
-    asked = parser.parse_args(arguments).suite
-    unknown = {*asked} - {suite.name for suite in SUITES}
+    names = parser.parse_args(arguments).suite
+    unknown = {*names} - {suite.name for suite in SUITES}
     if unknown:
         raise Failure(
-            f"No suite {', '.join(sorted(unknown))}.",
-            f"Name some of {' '.join(suite.name for suite in SUITES)}.",
+            f"There is no suite {', '.join(sorted(unknown))}.",
+            f"Pass names from: {' '.join(suite.name for suite in SUITES)}.",
         )
-    folder, well = Path(tempfile.mkdtemp(prefix="kn-clients-log-", dir="/tmp")), True
+    folder, is_ok = Path(tempfile.mkdtemp(prefix="kn-clients-log-", dir="/tmp")), True
     with cloud() as live, Recorder(live.cloud.api_url) as recorder:
-        wiring.furnish(live.seed, folder)
+        wiring.create_devstack_names(live.seed, folder)
         runner = Runner(folder, recorder.url)
         for suite in SUITES:
-            if not asked or suite.name in asked:
-                well = _judge(runner, suite, live, recorder) and well
+            if not names or suite.name in names:
+                is_ok = _run_suite(runner, suite, live, recorder) and is_ok
         live.judge()
-    if well:
+    if is_ok:
         shutil.rmtree(folder)
         return 0
     (folder / "clouds.yaml").unlink()
-    say(f"\nFAILED. What the suites printed is in {folder}.")
+    say(f"\nFAILED. The output of the suites is in {folder}.")
     return 1
 
 
-def _judge(runner: Runner, suite: Suite, live: Live, recorder: Recorder) -> bool:
-    began, before = (
+def _run_suite(runner: Runner, suite: Suite, live: Live, recorder: Recorder) -> bool:
+    """Run a suite, print the outcomes, and return True if no test and no answer failed."""
+    start, before = (
         time.monotonic(),
         (len(recorder.faults), len(recorder.disagreements), recorder.judged),
     )
-    parts, out, seen = list[outcomes.Outcomes](), dict[str, str](), list[str]()
-    if suite.resident:
-        wiring.occupy(live.seed)
+    parts, left_out, all_ids = list[outcomes.Outcomes](), dict[str, str](), list[str]()
+    if suite.needs_server:
+        wiring.create_server(live.seed)
     for part in suite.folders:
-        ids = runner.ids(part)
-        chosen, more = suite.chosen(ids)
-        out.update(more)
-        seen += ids
+        ids = runner.list_tests(part)
+        chosen, reasons = suite.select(ids)
+        left_out.update(reasons)
+        all_ids += ids
         parts.append(runner.run(part, chosen, suite.workers))
-    found, faults, unused = _together(parts), recorder.faults[before[0] :], suite.unused(seen)
+    result, faults = _merge(parts), recorder.faults[before[0] :]
+    unused = suite.find_unused(all_ids)
     disagreements = recorder.disagreements[before[1] :]
     say(
-        f"{suite.name}: {len(found.passed)} passed, {len(found.failed) + len(found.not_run)} failed, "
-        f"{len(found.skipped) + len(out)} skipped, {len(faults)} answers of 500 and more, "
-        f"{len(disagreements)} disagreements with Nova's schemas in {recorder.judged - before[2]} answers, "
-        f"{time.monotonic() - began:.0f} s"
+        f"{suite.name}: {len(result.passed)} passed, "
+        f"{len(result.failed) + len(result.not_run)} failed, "
+        f"{len(result.skipped) + len(left_out)} skipped, {len(faults)} answers of 500 or above, "
+        f"{len(disagreements)} differences from Nova's schemas in "
+        f"{recorder.judged - before[2]} answers, {time.monotonic() - start:.0f} s"
     )
     for word, lines in (
-        ("FAILED", found.failed),
-        ("NOT RUN", found.not_run),
+        ("FAILED", result.failed),
+        ("NOT RUN", result.not_run),
         ("ANSWER", faults),
         ("NOT NOVA'S", disagreements),
         ("NO SUCH TEST", unused),
     ):
         for line in lines:
             say(f"    {word} {line[:400]}")
-    for why, number in Counter([*out.values(), *found.skipped.values()]).most_common():
-        say(f"    {number} skipped: {why[:160]}")
-    return found.is_well and not (faults or disagreements or unused)
+    for reason, number in Counter([*left_out.values(), *result.skipped.values()]).most_common():
+        say(f"    {number} skipped: {reason[:160]}")
+    return result.is_ok and not (faults or disagreements or unused)
 
 
-def _together(parts: Sequence[outcomes.Outcomes]) -> outcomes.Outcomes:
+def _merge(parts: Sequence[outcomes.Outcomes]) -> outcomes.Outcomes:
     return outcomes.Outcomes(
-        [one for part in parts for one in part.asked],
-        [one for part in parts for one in part.passed],
-        [one for part in parts for one in part.failed],
-        {one: why for part in parts for one, why in part.skipped.items()},
+        [test for part in parts for test in part.requested],
+        [test for part in parts for test in part.passed],
+        [test for part in parts for test in part.failed],
+        {test: reason for part in parts for test, reason in part.skipped.items()},
     )
 
 

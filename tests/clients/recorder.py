@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A proxy between clients and a cloud: it passes everything on, remembers each answer of 500 and
-more, and has Nova's schemas judge the answers of the compute service.
+"""A proxy between clients and a cloud, which records faults and differences from Nova's schemas.
 
-Clients that know nothing of it find it by the variable http_proxy. It also stands for the web
-server of a DevStack, where the identity service is below /identity.
+Unchanged clients use the proxy because of the variable http_proxy. The proxy also removes the
+prefix /identity of URLs, which the web server of DevStack has for the identity service.
 """
 
 from __future__ import annotations
@@ -22,21 +21,30 @@ from compute_api.http.microversions import HEADER
 from tests.nova import schemas as nova
 
 PREFIX = "/identity"
-#: Of one connection, not of what is passed on (RFC 9110, 7.6.1).
-OWN = ("connection", "keep-alive", "proxy-connection", "transfer-encoding", "te", "upgrade")
-#: Seconds that a service may take.
-PATIENCE = 300
-#: Seconds until the end is noticed.
+#: Headers of a single connection, which a proxy must not forward (RFC 9110, 7.6.1).
+HOP_BY_HOP = ("connection", "keep-alive", "proxy-connection", "transfer-encoding", "te", "upgrade")
+#: Timeout of a service in seconds.
+TIMEOUT = 300
+#: Seconds between two checks of the server for its end.
 PAUSE = 0.05
 
 
 class Recorder:
-    """Listens from ``__enter__`` on. ``faults``: "METHOD path: status" of each answer of 500 and
-    more; ``answers``: how many of each status; ``judged``: how many answers of the compute service,
-    whose URL is ``compute``, were held against Nova's schemas; ``disagreements``: the first of each
-    kind, in words."""
+    """The proxy, which listens while the context is open.
+
+    Attributes:
+        faults: "METHOD URL: status" of each answer of 500 or above, without the query.
+        answers: Number of answers by status.
+        judged: Number of successful answers of the compute service, compared with Nova's schemas.
+        disagreements: A text for the first difference of each operation and place.
+    """
 
     def __init__(self, compute: str = "") -> None:
+        """Create a proxy.
+
+        Args:
+            compute: URL of the compute service, or "" to compare no answers.
+        """
         self.faults: list[str] = []
         self.answers: Counter[int] = Counter()
         self.judged = 0
@@ -70,8 +78,8 @@ class Recorder:
         self._server.shutdown()
         self._server.server_close()
 
-    def note(self, method: str, url: str, status: int) -> None:
-        """What a service answered; of the URL without its query, in which there may be a secret."""
+    def record(self, method: str, url: str, status: int) -> None:
+        """Count an answer and record a fault, without the query, which may have a secret."""
         with self._lock:
             self.answers[status] += 1
             if status >= http.client.INTERNAL_SERVER_ERROR:
@@ -81,32 +89,32 @@ class Recorder:
         self,
         method: str,
         url: str,
-        asked: bytes | None,
+        request_body: bytes | None,
         answer: http.client.HTTPResponse,
         body: bytes,
     ) -> None:
-        """Would Nova have given this answer? Of an error it says nothing."""
+        """Compare an answer of the compute service with Nova's schemas. Errors have no schema."""
         if not self._compute or not url.startswith(self._compute):
             return
         version = answer.getheader(HEADER, "2.1").removeprefix("compute ")
-        found = [
-            *nova.disagreements(
+        differences = [
+            *nova.find_disagreements(
                 method,
                 urlsplit(url).path,
-                _document(asked),
+                _parse(request_body),
                 microversions.number(version),
                 answer.status,
-                _document(body),
+                _parse(body),
             )
         ]
         with self._lock:
             self.judged += answer.status < http.client.MULTIPLE_CHOICES
-            for place, words in found:
-                self._disagreements.setdefault(place, words)
+            for place, text in differences:
+                self._disagreements.setdefault(place, text)
 
 
-def _document(data: bytes | None) -> Any:
-    """What is no JSON is None: the schemas have no other bodies."""
+def _parse(data: bytes | None) -> Any:
+    """Return the JSON document of a body, or None for any other body, which has no schema."""
     try:
         return json.loads(data or b"null")
     except ValueError:
@@ -118,31 +126,31 @@ class _Handler(BaseHTTPRequestHandler):
     recorder: Recorder
 
     def log_message(self, form: str, *values: Any) -> None:
-        """Nothing on the terminal."""
+        """Suppress the log on the terminal."""
 
-    def _pass_on(self) -> None:
+    def _forward(self) -> None:
         url = urlsplit(self.path)
         path = (url.path.removeprefix(PREFIX) or "/") + (f"?{url.query}" if url.query else "")
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in OWN}
-        asked = self._body()
-        connection = http.client.HTTPConnection(
-            url.hostname or "", url.port or 80, timeout=PATIENCE
-        )
+        headers = {
+            name: value for name, value in self.headers.items() if name.lower() not in HOP_BY_HOP
+        }
+        request_body = self._read_body()
+        connection = http.client.HTTPConnection(url.hostname or "", url.port or 80, timeout=TIMEOUT)
         try:
-            connection.request(self.command, path, asked, headers)
+            connection.request(self.command, path, request_body, headers)
             answer = connection.getresponse()
             body = answer.read()
         except (OSError, http.client.HTTPException):
-            self.recorder.note(self.command, self.path, http.client.BAD_GATEWAY)
+            self.recorder.record(self.command, self.path, http.client.BAD_GATEWAY)
             self.send_error(http.client.BAD_GATEWAY)
             return
         finally:
             connection.close()
-        self.recorder.note(self.command, self.path, answer.status)
-        self.recorder.judge(self.command, self.path, asked, answer, body)
+        self.recorder.record(self.command, self.path, answer.status)
+        self.recorder.judge(self.command, self.path, request_body, answer, body)
         self.send_response_only(answer.status, answer.reason)
         for name, value in answer.getheaders():
-            if name.lower() not in (*OWN, "content-length"):
+            if name.lower() not in (*HOP_BY_HOP, "content-length"):
                 self.send_header(name, value)
         length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(body))
         if length is not None and answer.status not in (
@@ -153,15 +161,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _body(self) -> bytes | None:
+    def _read_body(self) -> bytes | None:
         if "chunked" not in self.headers.get("Transfer-Encoding", ""):
             length = self.headers.get("Content-Length")
             return None if length is None else self.rfile.read(int(length))
-        found = b""
+        body = b""
         while size := int(self.rfile.readline().partition(b";")[0], 16):
-            found += self.rfile.read(size)
+            body += self.rfile.read(size)
             self.rfile.readline()
-        self.rfile.readline()  # no trailers are sent by these clients
-        return found
+        # Read the empty line at the end. These clients send no trailers.
+        self.rfile.readline()
+        return body
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _pass_on
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _forward

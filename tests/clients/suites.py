@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clients' functional suites: where their tests are, and which of them are left out, each with
-its reason.
+"""The functional suites of the clients, and the tests that are left out, each with its reason.
 
-``left_out`` is for readers in docs/clients.md too. An expression that finds no test fails the
-suite.
+docs/clients.md also lists the tests that are left out. If an expression in ``left_out`` matches
+no test, the suite fails.
 """
 
 from __future__ import annotations
@@ -15,36 +14,50 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Suite:
-    """``folders``: below where the packages are installed, what is looked through for tests.
-    ``only``: expression for those of them that are of this project's services. ``workers``: tests
-    side by side. ``resident``: it wants a project that has a server."""
+    """A client's suite of functional tests.
+
+    Attributes:
+        name: Name of the client.
+        folders: Folders of tests below the installed packages.
+        only: Regular expression for the ids of tests of Kilonova's services.
+        workers: Number of concurrent tests.
+        needs_server: True if the admin's project must have a server.
+        left_out: Regular expression for ids of tests to leave out -> reason.
+    """
 
     name: str
     folders: tuple[str, ...]
     only: str = "."
     workers: int = 1
-    resident: bool = False
+    needs_server: bool = False
     left_out: Mapping[str, str] = field(default_factory=dict)
 
-    def chosen(self, ids: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-        """Those to run, and those that are left out, with the reason."""
-        ours = [one for one in ids if re.search(self.only, one)]
-        out: dict[str, str] = {}
-        for part, why in self.left_out.items():
-            out = {one: why for one in ours if re.search(part, one)} | out
-        return [one for one in ours if one not in out], out
+    def select(self, ids: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+        """Return the tests to run, and the reason for each test that is left out.
 
-    def unused(self, ids: Iterable[str]) -> list[str]:
-        """Expressions by which no test is left out: the suite has changed."""
-        known = [*ids]
-        return [part for part in self.left_out if not any(re.search(part, one) for one in known)]
+        Tests of other services are in neither.
+        """
+        ours = [test for test in ids if re.search(self.only, test)]
+        left_out: dict[str, str] = {}
+        for expression, reason in self.left_out.items():
+            left_out = {test: reason for test in ours if re.search(expression, test)} | left_out
+        return [test for test in ours if test not in left_out], left_out
+
+    def find_unused(self, ids: Iterable[str]) -> list[str]:
+        """Return the expressions in ``left_out`` that match no test, because the suite changed."""
+        tests = [*ids]
+        return [
+            expression
+            for expression in self.left_out
+            if not any(re.search(expression, test) for test in tests)
+        ]
 
 
 NOVACLIENT = Suite(
     "novaclient",
     ("novaclient/tests/functional",),
     left_out={
-        r"test_resize_down_revert": "usage after a resize to less is the larger flavor's until it is confirmed",
+        r"test_resize_down_revert": "until the confirm of a resize, usage counts the larger flavor",
     },
 )
 OPENSTACKCLIENT = Suite(
@@ -54,11 +67,11 @@ OPENSTACKCLIENT = Suite(
 )
 OPENSTACKSDK = Suite(
     "openstacksdk",
-    tuple(f"openstack/tests/functional/{one}" for one in ("compute", "cloud", "placement")),
+    tuple(f"openstack/tests/functional/{part}" for part in ("compute", "cloud", "placement")),
     only=r"functional\.(compute|placement|cloud\.test_(compute|inventory))\.",
-    resident=True,
+    needs_server=True,
     left_out={
-        r"placement\.v1\.test_(resource_provider_)?allocation\.": "allocations are written by claims alone",
+        r"placement\.v1\.test_(resource_provider_)?allocation\.": "only claims write allocations",
     },
 )
 SUITES = (NOVACLIENT, OPENSTACKCLIENT, OPENSTACKSDK)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the clients' suites expect of a cloud, since they were written for DevStack: names of
-flavors, images, users and clouds. All of it is made through the public APIs.
+"""The flavors, image, users and clouds.yaml of DevStack, which the clients' suites expect.
+
+This module creates them through the public APIs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from common.security import private_files
 from deploy.one_machine.seed import IMAGE, Seed
 
-#: DevStack's. name: id, MiB, GiB, VCPUs
+#: DevStack's flavors: name -> id, MiB of memory, GiB of disk, VCPUs.
 FLAVORS = {
     "m1.tiny": ("1", 512, 1, 1),
     "m1.small": ("2", 2048, 20, 1),
@@ -31,14 +32,19 @@ OTHER = "alt_demo"
 NO_LIMIT = {"instances": 1000, "cores": 1000, "ram": 1 << 24}
 
 
-def furnish(seed: Seed, folder: Path) -> None:
-    """Make what is named, and clouds.yaml in the folder that the suites run in."""
+def create_devstack_names(seed: Seed, folder: Path) -> None:
+    """Create flavors, image, project and user, and write clouds.yaml.
+
+    Args:
+        seed: The cloud, whose flavors are deleted before.
+        folder: Working directory of the suites, for clouds.yaml.
+    """
     admin = seed.admin
     for flavor in list(admin.compute.flavors()):
         admin.compute.delete_flavor(flavor)
-    for name, (known, ram, disk, vcpus) in FLAVORS.items():
-        admin.compute.create_flavor(name=name, id=known, ram=ram, disk=disk, vcpus=vcpus)
-    _image(admin)
+    for name, (flavor_id, ram, disk, vcpus) in FLAVORS.items():
+        admin.compute.create_flavor(name=name, id=flavor_id, ram=ram, disk=disk, vcpus=vcpus)
+    _create_image(admin)
     admin.compute.update_quota_set(admin.session.get_project_id(), **NO_LIMIT)
     password = secrets.token_hex(16)
     project = admin.identity.create_project(name=OTHER, domain_id="default")
@@ -49,9 +55,11 @@ def furnish(seed: Seed, folder: Path) -> None:
     private_files.replace(folder / "clouds.yaml", json.dumps({"clouds": _clouds(seed, password)}))
 
 
-def occupy(seed: Seed) -> None:
-    """A server of the admin's project: openstacksdk cannot read the usage of a project that has
-    none."""
+def create_server(seed: Seed) -> None:
+    """Create a server in the admin's project.
+
+    Why: openstacksdk cannot read the usage of a project without servers.
+    """
     admin = seed.admin
     server = admin.compute.create_server(
         name="resident",
@@ -62,8 +70,8 @@ def occupy(seed: Seed) -> None:
     admin.compute.wait_for_server(server, interval=0.5)
 
 
-def _image(admin: Any) -> None:
-    """The tiny one, by a name as CirrOS has: the suites look for that."""
+def _create_image(admin: Any) -> None:
+    """Copy the tiny image with a name like CirrOS, for which the suites search."""
     image = admin.image.find_image(IMAGE)
     properties = {name: value for name, value in image.properties.items() if name.startswith("hw_")}
     admin.image.create_image(
@@ -89,14 +97,14 @@ def _clouds(seed: Seed, password: str) -> dict[str, Any]:
         }
         return {"auth": auth, "region_name": "RegionOne", "identity_api_version": "3"}
 
-    def of(project: str) -> dict[str, str]:
+    def in_project(project: str) -> dict[str, str]:
         return {"project_name": project, "project_domain_id": "default"}
 
     admin = cloud.password("admin")
     return {
-        "devstack": entry("demo", cloud.password("demo"), **of("demo")),
-        "devstack-alt": entry(OTHER, password, **of(OTHER)),
-        "devstack-admin": entry("admin", admin, **of("admin")),
-        "functional_admin": entry("admin", admin, **of("admin")),
+        "devstack": entry("demo", cloud.password("demo"), **in_project("demo")),
+        "devstack-alt": entry(OTHER, password, **in_project(OTHER)),
+        "devstack-admin": entry("admin", admin, **in_project("admin")),
+        "functional_admin": entry("admin", admin, **in_project("admin")),
         "devstack-system-admin": entry("admin", admin, system_scope="all"),
     }

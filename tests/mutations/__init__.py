@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutations: each takes one protection away, and a test must fail for it.
+"""Mutations: each removes one protection from the code, and a test must fail.
 
-They are data (``*.toml`` beside this file): ``id``; ``file`` and the exact text to ``find`` there,
-which occurs once; what to ``replace`` it with; what that ``protects`` and the decision that says
-so; the ``tests`` to run, with ``k`` to choose among them. ``./deploy/test mutations [-- ID ...]``
-applies each to a copy of the tree, never to the tree. A mutation whose text is not there any more
-is out of date; a unit test says so at once.
+They are data in the files ``*.toml`` of this folder. Each mutation has these fields:
+
+id: Name of the mutation.
+file: File to change.
+find: Exact text in the file, which must occur once.
+replace: Text that replaces ``find``.
+protects: The protection that the mutation removes.
+decision: Number of the decision record that requires the protection.
+tests: Tests to run.
+k: Expression for pytest's option -k, optional.
+
+``./deploy/test mutations [-- ID ...]`` applies each mutation to a copy of the tree. A unit test
+fails if ``find`` does not occur exactly once in the current code.
 """
 
 from __future__ import annotations
@@ -21,7 +29,7 @@ ROOT = HERE.parents[1]
 
 @dataclass(frozen=True)
 class Mutation:
-    """One protection, and how it is taken away."""
+    """A change of one file that removes one protection. The package describes the fields."""
 
     id: str
     file: str
@@ -32,25 +40,30 @@ class Mutation:
     tests: tuple[str, ...]
     k: str = ""
 
-    def applied(self, text: str) -> str:
-        """The file without the protection. Raises OutOfDate."""
-        found = text.count(self.find)
-        if found != 1:
+    def apply_to(self, text: str) -> str:
+        """Return the text of the file without the protection.
+
+        Raises:
+            OutOfDate: ``find`` does not occur exactly once, or ``replace`` is the same text.
+        """
+        count = text.count(self.find)
+        if count != 1:
             raise OutOfDate(
-                f"{self.id}: {self.file} has {found} times what it replaces, not once: mend tests/mutations"
+                f"{self.id}: {self.file} contains the text to replace {count} times, not once. "
+                "Update tests/mutations."
             )
         changed = text.replace(self.find, self.replace)
         if changed == text:
-            raise OutOfDate(f"{self.id}: it changes nothing")
+            raise OutOfDate(f"{self.id}: the mutation does not change {self.file}")
         return changed
 
 
 class OutOfDate(Exception):
-    """The code has changed under a mutation."""
+    """A mutation no longer applies to the code."""
 
 
-def every() -> Iterator[Mutation]:
-    """All mutations, in the order of their files."""
+def read_mutations() -> Iterator[Mutation]:
+    """Yield all mutations, sorted by file and in the order of each file."""
     for path in sorted(HERE.glob("*.toml")):
-        for one in tomllib.loads(path.read_text())["mutation"]:
-            yield Mutation(**{**one, "tests": tuple(one["tests"])})
+        for entry in tomllib.loads(path.read_text())["mutation"]:
+            yield Mutation(**{**entry, "tests": tuple(entry["tests"])})

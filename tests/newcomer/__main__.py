@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/test newcomer [FORM ...] [--release RELEASE] [--tests ARGUMENTS]``: both commands of
-the README on an empty Debian.
+"""``./deploy/test newcomer [FORM ...]``: run the README's commands on an empty Debian.
 
-The container is a minimal Debian without systemd, and the caller is root. The tree is the commit
-that is checked out here. Forms may be combined. The output ends with the counts of the last
-./deploy/test in the container.
+The container is a minimal Debian without systemd, and the caller is root. The tree is the commit of
+this checkout. Forms can be combined. The output ends with the counts of the last ./deploy/test in
+the container.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from deploy.packages import ROOT
 from deploy.progress import Failure, main, run, say
 from tests.containers import ADVICE, RELEASES
 from tests.newcomer import forms
-from tests.newcomer.container import Container, container
+from tests.newcomer.container import Container, start_container
 from tests.newcomer.forms import Command, Form, Visit
 
 BUILD = ROOT / "build/newcomer"
@@ -45,20 +44,22 @@ class Outcome:
 
 def make_visit(arguments: Sequence[str]) -> int:
     """Parse the command line and make the visit."""
-    options = _parsed(arguments)
+    options = _parse(arguments)
     try:
-        visit = forms.visit(options.forms, options.tests.split())
+        visit = forms.plan_visit(options.forms, options.tests.split())
     except ValueError as problem:
         raise Failure(str(problem), "See ./deploy/test newcomer --help.") from problem
-    title = f"newcomer: {', '.join(one for one in Form if one in visit.forms)} on {options.release}"
+    title = (
+        f"newcomer: {', '.join(form for form in Form if form in visit.forms)} on {options.release}"
+    )
     folder = BUILD / f"{options.release}-{visit.name}"
     shutil.rmtree(folder, ignore_errors=True)
-    say(f"{title}; logs in {folder}")
-    with container(BUILD, folder, options.release, visit) as machine:
+    say(f"{title}, with logs in {folder}")
+    with start_container(BUILD, folder, options.release, visit) as machine:
         _copy_tree(machine)
-        outcomes = list(_follow(machine))
+        outcomes = list(_run_commands(machine))
         skipped = machine.read(SKIPPED)
-    problems = [str(one) for one in outcomes if one.status != 0]
+    problems = [str(outcome) for outcome in outcomes if outcome.status != 0]
     if not problems and skipped is not None:
         problems = _compare(options.release, visit, skipped.splitlines())
     if not problems:
@@ -77,14 +78,14 @@ def make_visit(arguments: Sequence[str]) -> int:
     return min(len(problems), 1)
 
 
-def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="./deploy/test newcomer",
         description="Run ./deploy/up, ./deploy/down and ./deploy/test on an empty Debian.",
         epilog="\n".join(f"{form:10} {text}" for form, text in forms.EXPLANATIONS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("forms", nargs="*", metavar="FORM", help="see below; may be combined")
+    parser.add_argument("forms", nargs="*", metavar="FORM", help="one or more forms, see below")
     parser.add_argument("--release", choices=RELEASES, default=RELEASES[0])
     parser.add_argument("--tests", default="", help="arguments of ./deploy/test: --tests 'unit'")
     return parser.parse_args(arguments)
@@ -105,23 +106,23 @@ def _copy_tree(machine: Container) -> None:
             '&& tar -c -C "$3" . | tar -x -C "$2" && rm -r "$3"'
         )
         for words in (("update", "-q"), ("install", "-qy", "--no-install-recommends", "git")):
-            if machine.do(Command("git", ("apt-get", *words)), "/root") != 0:
+            if machine.run(Command("git", ("apt-get", *words)), "/root") != 0:
                 raise Failure("git cannot be installed in the container.", ADVICE)
     target.parent.mkdir(parents=True, exist_ok=True)
     script = f"umask {visit.umask:o}\n{script}"
     copy = ["bash", "-euo", "pipefail", "-c", script, "copy", ROOT, target, machine.folder / "tree"]
     run(copy, "Run this in a clone.")
     if run(["git", "-C", ROOT, "status", "--porcelain", "--untracked-files=no"], ""):
-        say("newcomer: uncommitted changes of this tree are left out")
+        say("newcomer: the container gets no uncommitted changes of this tree")
 
 
-def _follow(machine: Container) -> Iterator[Outcome]:
+def _run_commands(machine: Container) -> Iterator[Outcome]:
     """Run the commands of the visit until one fails."""
     for command in machine.visit.commands:
-        began = time.monotonic()
+        start = time.monotonic()
         say(f"newcomer: {' '.join(command.words)} …")
-        status = machine.do(command, machine.visit.folder, KILONOVA_TEST_SKIPPED=SKIPPED)
-        yield Outcome(command, status, time.monotonic() - began)
+        status = machine.run(command, machine.visit.folder, KILONOVA_TEST_SKIPPED=SKIPPED)
+        yield Outcome(command, status, time.monotonic() - start)
         if status != 0:
             return
 
@@ -130,7 +131,7 @@ def _compare(release: str, visit: Visit, skipped: Sequence[str]) -> list[str]:
     """Compare an archive's skipped tests with those of the last clone.
 
     Returns:
-        a sentence for each test that only the archive skips and that the list does not list.
+        A sentence for each test that only the archive skips and the list does not allow.
     """
     name = "-".join(["skipped", release, *visit.tests]).replace("/", "_")
     clone = BUILD / f"{name}-clone"
@@ -140,8 +141,10 @@ def _compare(release: str, visit: Visit, skipped: Sequence[str]) -> list[str]:
     if not clone.exists():
         say("newcomer: run the form clone, too, to compare the skipped tests")
         return []
-    names = [forms.names_of(lines) for lines in (skipped, clone.read_text().splitlines())]
-    surplus = forms.only_archive(*names, forms.names_of(forms.ALLOWED.read_text().splitlines()))
+    names = [forms.read_names(lines) for lines in (skipped, clone.read_text().splitlines())]
+    surplus = forms.find_archive_only(
+        *names, forms.read_names(forms.ALLOWED.read_text().splitlines())
+    )
     return [f"an archive skips {test}, which a clone runs" for test in surplus]
 
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The container of the ring newcomer: a plain, empty Debian that reaches package registries as this
-machine does.
+"""The container of the ring newcomer: an empty Debian with this machine's access to registries.
 
 The container gets this machine's package sources, proxies, indexes and certificate authorities.
-Downloads are kept between runs in a cache; nothing that is installed is kept.
+A cache keeps downloads between runs. Each run installs all packages anew.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ START_SECONDS = 60
 NETWORK_VARIABLES = re.compile(
     "(https?|ftp|all|no)_proxy|(pip|uv)_.*(index|host|proxy|timeout).*", re.IGNORECASE
 )
-#: Files and folders of this machine that say how registries are reached and trusted.
+#: Files and folders with this machine's access to registries, and trusted authorities.
 NETWORK_FILES = (
     "etc/pip.conf",
     "etc/xdg/pip",
@@ -39,7 +38,7 @@ NETWORK_FILES = (
     "etc/ssl/certs/ca-certificates.crt",
     "usr/local/share/ca-certificates",
 )
-#: Debian's container images install without waiting for the disk, too.
+#: Do not wait for the disk during an installation, as in Debian's container images.
 DPKG = "force-unsafe-io\n"
 #: Let the container write to /proc/sys and /sys, and keep /tmp on its disk, as in Docker.
 NSPAWN_ENVIRONMENT = {"SYSTEMD_NSPAWN_API_VFS_WRITABLE": "1", "SYSTEMD_NSPAWN_TMPFS_TMP": "0"}
@@ -47,7 +46,13 @@ NSPAWN_ENVIRONMENT = {"SYSTEMD_NSPAWN_API_VFS_WRITABLE": "1", "SYSTEMD_NSPAWN_TM
 
 @dataclass
 class Container:
-    """A running container. ``leader`` is its first process, as this machine counts."""
+    """A running container.
+
+    Attributes:
+        visit: The visit.
+        folder: Folder of this machine for logs and changes.
+        leader: Id of the container's first process on this machine.
+    """
 
     visit: Visit
     folder: Path
@@ -61,8 +66,8 @@ class Container:
         """Return a file's text, or None if the file does not exist."""
         return self.path(path).read_text() if self.path(path).exists() else None
 
-    def do(self, command: Command, folder: str, **variables: str) -> int:
-        """Run a command as the newcomer, print and log its output, and return its status."""
+    def run(self, command: Command, folder: str, **variables: str) -> int:
+        """Run a command as the newcomer, print and log the output, and return the status."""
         script = 'umask "$1"; cd "$2"; shift 2; exec "$@"'
         words = ["sh", "-c", script, "sh", f"{self.visit.umask:o}", folder, *command.words]
         if self.visit.has_terminal:
@@ -85,11 +90,14 @@ class Container:
 
 
 @contextmanager
-def container(build: Path, folder: Path, release: str, visit: Visit) -> Iterator[Container]:
-    """Start an empty container whose changes are kept below ``folder``, and end it.
+def start_container(build: Path, folder: Path, release: str, visit: Visit) -> Iterator[Container]:
+    """Start an empty container, yield the container, and end it.
 
     Args:
-        build: the folder of the roots and of the cache of downloads.
+        build: Folder for the roots and the cache of downloads.
+        folder: Folder for the container's changes and the logs.
+        release: Debian release.
+        visit: The visit.
     """
     tree = build / release
     if not tree.exists():
@@ -104,7 +112,7 @@ def container(build: Path, folder: Path, release: str, visit: Visit) -> Iterator
         place.chmod(0o755)
     with containers.network(BRIDGE, PREFIX), containers.layer(tree, folder) as root:
         containers.write_names(root, NAME, {NAME: ADDRESS})
-        _let_reach_registries(root)
+        _copy_network_settings(root)
         (root / "etc/dpkg/dpkg.cfg.d/container").write_text(DPKG)
         options = [f"--bind={place}:{path}" for place, path in binds.items()]
         command = containers.nspawn(root, NAME, BRIDGE, *options, "--as-pid2", "sleep", "infinity")
@@ -131,7 +139,10 @@ def container(build: Path, folder: Path, release: str, visit: Visit) -> Iterator
 
 
 def _connect(leader: int) -> None:
-    """Give the container its address with this machine's ip, because its own is not installed."""
+    """Set the address of the container with this machine's program ip.
+
+    The container does not have this program.
+    """
     enter = ["nsenter", f"--target={leader}", "--net"]
     await_true(
         lambda: (
@@ -153,8 +164,8 @@ def _connect(leader: int) -> None:
         run([*enter, "ip", *words], containers.ADVICE)
 
 
-def _let_reach_registries(root: Path) -> None:
-    """Copy this machine's settings of proxies, indexes and certificate authorities."""
+def _copy_network_settings(root: Path) -> None:
+    """Copy this machine's settings of proxies, package indexes and certificate authorities."""
     for name in NETWORK_FILES:
         source, target = Path("/") / name, root / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -164,8 +175,8 @@ def _let_reach_registries(root: Path) -> None:
             shutil.copyfile(source, target)
             target.chmod(0o644)
     settings = run(["apt-config", "dump", "Acquire", "--format", '%F "%v";%n'], containers.ADVICE)
-    kept = [line for line in settings.splitlines() if re.search(r"(?i)::(proxy|cainfo)\b", line)]
-    (root / "etc/apt/apt.conf.d/90host").write_text("".join(f"{line}\n" for line in kept))
+    lines = [line for line in settings.splitlines() if re.search(r"(?i)::(proxy|cainfo)\b", line)]
+    (root / "etc/apt/apt.conf.d/90host").write_text("".join(f"{line}\n" for line in lines))
     (root / "etc/apt/apt.conf.d/90host").chmod(0o644)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forms in which the ring newcomer tries the tree, and the visit that combined forms make.
 
-Pure data and functions. A visit lists the commands of one container in their order.
+A visit lists the commands of one container in their order.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Visit:
 
     @property
     def umask(self) -> int:
-        """The umask of the caller, who also unpacks the tree."""
+        """The umask of the caller and of the unpacked tree."""
         return 0o077 if Form.UMASK in self.forms else 0o022
 
     @property
@@ -84,21 +84,21 @@ class Visit:
 
     @property
     def commands(self) -> tuple[Command, ...]:
-        """The commands in their order. The last ones are always the tests."""
+        """The commands in their order. Tests are always last."""
         up, down = Command("up", ("./deploy/up",)), Command("down", ("./deploy/down",))
         test = Command("test", ("./deploy/test", *self.tests))
         repeats = (up, test) if Form.TWICE in self.forms else ()
-        again = tuple(Command(f"{one.log}-again", one.words) for one in repeats)
+        again = tuple(Command(f"{command.log}-again", command.words) for command in repeats)
         stop = () if Form.BESIDE in self.forms else (down,)
         return up, *again[:1], *stop, test, *again[1:]
 
     @property
     def name(self) -> str:
         """The forms in their order, as the name of a folder."""
-        return "-".join(one for one in Form if one in self.forms)
+        return "-".join(form for form in Form if form in self.forms)
 
 
-def visit(words: Collection[str], tests: Sequence[str] = ()) -> Visit:
+def plan_visit(words: Collection[str], tests: Sequence[str] = ()) -> Visit:
     """Return the visit of these forms.
 
     Args:
@@ -118,11 +118,11 @@ def visit(words: Collection[str], tests: Sequence[str] = ()) -> Visit:
     return Visit(frozenset(chain(forms, source)), tuple(tests))
 
 
-def names_of(lines: Iterable[str]) -> set[str]:
+def read_names(lines: Iterable[str]) -> set[str]:
     """Return the tests of a list with one test, a tab and its reason in each line."""
     return {line.split("\t")[0] for line in lines if line.strip() and not line.startswith("#")}
 
 
-def only_archive(archive: set[str], clone: set[str], allowed: set[str]) -> list[str]:
-    """Return the tests that the archive skips, the clone runs and nothing allows, sorted."""
+def find_archive_only(archive: set[str], clone: set[str], allowed: set[str]) -> list[str]:
+    """Return the sorted tests that only the archive skips, without allowed exceptions."""
     return sorted(archive - clone - allowed)

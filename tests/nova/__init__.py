@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova as an oracle: what its own schemas say of requests and answers."""
+"""Nova as an oracle: Nova's schemas judge the requests and answers of Kilonova."""

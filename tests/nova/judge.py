@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which values Nova's own validator takes, by its schemas: run with the Python of an environment
-that has Nova.
+"""A program that validates values against Nova's schemas with Nova's own validator.
 
-Reads {"schemas": […], "cases": [[number of the schema, value], …]} from stdin and writes a list of
-true and false.
+The Python of an environment with Nova runs this program. The input on stdin is
+{"schemas": […], "cases": [[index of the schema, value], …]}. The output is a list with true for
+each accepted value and false for each refused value.
 """
 
 import importlib.util
@@ -12,8 +12,9 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-# The validators need no web service and no database, whose imports take seconds: the package's own
-# module does not run, and the one constant that they read of a database model is never used here.
+# The real nova.api.validation and nova.objects.tag import a web service and a database, which takes
+# seconds. The validators need neither, and this program does not use MAX_TAG_LENGTH. So empty
+# modules replace both.
 specification = importlib.util.find_spec("nova.api.validation")
 sys.modules["nova.api.validation"] = importlib.util.module_from_spec(specification)
 sys.modules["nova.objects.tag"] = SimpleNamespace(MAX_TAG_LENGTH=0)
@@ -21,14 +22,16 @@ sys.modules["nova.objects.tag"] = SimpleNamespace(MAX_TAG_LENGTH=0)
 from nova.api.validation import validators  # noqa: E402
 
 
-def takes(validator: Any, value: Any) -> bool:
+def accepts(validator: Any, value: Any) -> bool:
+    """True if the value is valid. An exception of the validator counts as a refusal."""
     try:
         return bool(validator.is_valid(value))
-    except (TypeError, ValueError):  # the first Nova answers 400, at the second it breaks
+    # Nova answers 400 for a TypeError, and fails with a ValueError.
+    except (TypeError, ValueError):
         return False
 
 
 if __name__ == "__main__":
-    asked = json.load(sys.stdin)
-    made = [validators._SchemaValidator(schema).validator for schema in asked["schemas"]]
-    json.dump([takes(made[number], value) for number, value in asked["cases"]], sys.stdout)
+    request = json.load(sys.stdin)
+    checks = [validators._SchemaValidator(schema).validator for schema in request["schemas"]]
+    json.dump([accepts(checks[index], value) for index, value in request["cases"]], sys.stdout)

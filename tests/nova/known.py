@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Kilonova and Nova's schemas do not agree, and why. What is no longer true here fails a
-test.
+"""The known differences between Kilonova and Nova's schemas, with their reasons.
 
-docs/differences.md has for readers what of it is on purpose.
+An entry without an actual difference fails a test. docs/differences.md lists the intended
+differences for users.
 """
 
 from __future__ import annotations
@@ -12,235 +12,262 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-#: (operation, place in the answer): why it is not as the schema has it.
+#: (operation, place in the answer) -> the reason of the difference.
 ANSWERS: dict[tuple[str, str], str] = {
     (
         "POST /os-server-external-events",
         "status",
-    ): "207 when not every event was taken: so does Nova's code, past its declaration",
+    ): "207 if an event is refused, like Nova's code, which does not declare this status",
     (
         "POST /servers/{id}/action addFloatingIp",
         "status",
-    ): "202: so does Nova's code, past its declaration",
+    ): "202, like Nova's code, which does not declare this status",
     (
         "POST /servers/{id}/action removeFloatingIp",
         "status",
-    ): "202: so does Nova's code, past its declaration",
+    ): "202, like Nova's code, which does not declare this status",
     (
         "PUT /servers/{server_id}/tags/{id}",
         "status",
-    ): "201 for a tag that is new: so does Nova's code, undeclared",
+    ): "201 for a new tag, like Nova's code, which does not declare this status",
     (
         "POST /servers/{server_id}/os-interface",
         "status",
-    ): "202 without a body when the guest has not got the interface in the time that the API waits; Nova waits longer",
+    ): "202 without a body if the guest has no interface within the API's timeout, while Nova waits longer",
     (
         "POST /servers/{server_id}/os-volume_attachments",
         "status",
-    ): "202 since 2.101: so that version says, past its declaration",
+    ): "202 since 2.101, as documented for that version and not declared",
     (
         "GET /os-console-auth-tokens/{id}",
         "console/internal_access_path",
-    ): "the secret that opens the host's relay; the schema only knows a path that is a UUID, of one hypervisor",
+    ): "the secret for the host's relay, while the schema permits only a UUID, the path of another hypervisor",
     (
         "GET /os-server-groups/{id}",
         "server_group/policies/*",
-    ): "a group with a policy of a later version is shown as it is, as Nova's code does",
+    ): "the stored policy, even if a later version added this policy, like Nova's code",
     (
         "GET /os-server-groups",
         "server_groups/*/policies/*",
-    ): "a group with a policy of a later version is shown as it is, as Nova's code does",
+    ): "the stored policy, even if a later version added this policy, like Nova's code",
 }
 
-#: Paths that are Kilonova's own: their policies are kilonova:….
+#: Paths of Kilonova's extensions, whose policy rules begin with "kilonova:".
 OWN = ("/os-services/{service_id}/actions", "/os-services/{service_id}/actions/{action_id}")
 
 
 @dataclass(frozen=True)
-class Known:
-    """Requests that one of the two takes, and the other does not.
+class KnownDifference:
+    """A class of requests that either Nova or Kilonova accepts, and the other refuses.
 
-    ``operations``, ``place``: expressions for the whole of an operation's title, and of the place
-    in the body or query.
-    ``what``: does this value make the difference? ``ours``: it is we who take it, not Nova.
+    Attributes:
+        operations: Regular expression for the whole title of an operation.
+        place: Regular expression for the whole place in the body or query.
+        matches: Returns True if the value at this place causes the difference.
+        reason: Reason of the difference.
+        ours: True if Kilonova accepts the request and Nova refuses it.
     """
 
     operations: str
     place: str
-    what: Callable[[Any], bool]
+    matches: Callable[[Any], bool]
     reason: str
     ours: bool = False
 
     def covers(self, operation: str, place: str, piece: Any, ours: bool) -> bool:
+        """True if this entry explains the difference at one value."""
         return bool(
             self.ours is ours
             and re.fullmatch(self.operations, operation)
             and re.fullmatch(self.place, place)
-            and self.what(piece)
+            and self.matches(piece)
         )
 
 
-def anything(piece: Any) -> bool:
+def is_any(piece: Any) -> bool:
     return True
 
 
-def longer(most: int) -> Callable[[Any], bool]:
-    return lambda piece: isinstance(piece, (str, list)) and len(piece) > most
+def is_longer_than(limit: int) -> Callable[[Any], bool]:
+    return lambda piece: isinstance(piece, (str, list)) and len(piece) > limit
 
 
-def no_id(piece: Any) -> bool:
+def is_invalid_id(piece: Any) -> bool:
     return not 0 < len(piece) <= 255
 
 
-def no_name(piece: Any) -> bool:
+def is_invalid_name(piece: Any) -> bool:
     return piece != piece.strip() or not piece.isprintable()
 
 
-def unprintable(piece: Any) -> bool:
+def is_unprintable(piece: Any) -> bool:
     return not piece.isprintable()
 
 
-def no_place(piece: Any) -> bool:
+def is_invalid_zone_or_host(piece: Any) -> bool:
     return re.fullmatch("[a-zA-Z0-9._-]{1,255}", piece) is None
 
 
-def in_braces(piece: Any) -> bool:
+def is_in_braces(piece: Any) -> bool:
     return isinstance(piece, str) and piece.startswith("{")
 
 
-def large(piece: Any) -> bool:
+def is_above_32_bits(piece: Any) -> bool:
     return int(piece) > 2**31 - 1
 
 
-def costly(piece: Any) -> bool:
+def is_costly_expression(piece: Any) -> bool:
     return piece == "(?=x)" or len(piece) > 255
 
 
-def no_expression(piece: Any) -> bool:
+def is_invalid_expression(piece: Any) -> bool:
     return piece in ("(", "*", "[a-")
 
 
-def with_colon(piece: Any) -> bool:
+def has_colon(piece: Any) -> bool:
     return ":" in piece
 
 
-def unknown_parameter(piece: Any) -> bool:
+def is_unknown_parameter(piece: Any) -> bool:
     return bool(piece == {"x-unknown": ["x"]})
 
 
 _SERVERS = "/(servers|os-volumes_boot)"
-_UNASKED = "(POST|PUT|DELETE) .*|GET /servers/{server_id}/tags.*"
-REQUESTS: tuple[Known, ...] = (
-    Known(
+_WITHOUT_QUERY_SCHEMA = "(POST|PUT|DELETE) .*|GET /servers/{server_id}/tags.*"
+REQUESTS: tuple[KnownDifference, ...] = (
+    KnownDifference(
         ".*",
         ".*",
-        in_braces,
-        "nobody has a UUID that is written so; here it is told as what is wrong",
+        is_in_braces,
+        "no resource has a UUID in braces, so the schema refuses the value with a clear error",
     ),
-    Known(
+    KnownDifference(
         f"POST {_SERVERS}.*",
         ".*/adminPass",
-        longer(255),
-        "a password is kept sealed until it is used: bounded",
+        is_longer_than(255),
+        "the database stores the sealed password until use, so the length has a limit",
     ),
-    Known(f"POST {_SERVERS}.*", ".*/flavorRef", longer(255), "longer than any flavor's id"),
-    Known(f"POST {_SERVERS}", ".*/boot_index", large, "numbers have 32 bits"),
-    Known(
+    KnownDifference(
+        f"POST {_SERVERS}.*",
+        ".*/flavorRef",
+        is_longer_than(255),
+        "longer than any flavor's id",
+    ),
+    KnownDifference(f"POST {_SERVERS}", ".*/boot_index", is_above_32_bits, "integers have 32 bits"),
+    KnownDifference(
         f"POST {_SERVERS}/{{id}}/action rebuild",
         "/rebuild/key_name",
-        no_name,
-        "no key pair has such a name: 400 either way, here by the schema",
+        is_invalid_name,
+        "no key pair has such a name. Both answer 400, and Kilonova already by the schema",
     ),
-    Known(
+    KnownDifference(
         ".*",
         ".*/(tag|tags/[*])",
-        unprintable,
-        "shown in terminals and logs, as names are, which have no control characters either",
+        is_unprintable,
+        "terminals and logs show tags, so tags have no control characters, like names",
     ),
-    Known(
+    KnownDifference(
         "POST /servers/{id}/action unshelve",
         "/unshelve/(availability_zone|host)",
-        no_place,
-        "no zone and no host has such a name: 400 either way, here by the schema",
+        is_invalid_zone_or_host,
+        "no zone and no host has such a name. Both answer 400, and Kilonova already by the schema",
     ),
-    Known(
+    KnownDifference(
         "POST /servers/{id}/action createBackup",
         "/createBackup/backup_type",
-        longer(255),
-        "kept: bounded",
+        is_longer_than(255),
+        "the database stores the value, so the length has a limit",
     ),
-    Known(
+    KnownDifference(
         "POST /servers/{id}/action createBackup",
         "/createBackup/rotation",
-        large,
-        "numbers have 32 bits",
+        is_above_32_bits,
+        "integers have 32 bits",
     ),
-    Known(
-        "POST /servers/{id}/action os-getConsoleOutput", ".*/length", large, "numbers have 32 bits"
+    KnownDifference(
+        "POST /servers/{id}/action os-getConsoleOutput",
+        ".*/length",
+        is_above_32_bits,
+        "integers have 32 bits",
     ),
-    Known(
+    KnownDifference(
         "POST /os-(volumes|snapshots)",
         ".*",
-        longer(255),
-        "longer than the block storage service takes them",
+        is_longer_than(255),
+        "longer than the limit of the block storage service",
     ),
-    Known("POST /os-server-groups", ".*/max_server_per_host", large, "numbers have 32 bits"),
-    Known(
+    KnownDifference(
+        "POST /os-server-groups",
+        ".*/max_server_per_host",
+        is_above_32_bits,
+        "integers have 32 bits",
+    ),
+    KnownDifference(
         "POST /os-aggregates/{id}/images",
         "/cache",
-        longer(100),
-        "a request names a hundred images at most",
+        is_longer_than(100),
+        "a request has at most 100 images",
     ),
-    Known(
+    KnownDifference(
         "POST /os-keypairs",
         "/keypair/public_key",
-        longer(16384),
-        "kept: bounded; the longest RSA key has 3 KiB",
+        is_longer_than(16384),
+        "the database stores the key, so the length has a limit. The longest RSA key has 3 KiB",
     ),
-    Known("POST /os-keypairs", "/keypair/user_id", no_id, "no user has such an id"),
-    Known(
+    KnownDifference(
+        "POST /os-keypairs", "/keypair/user_id", is_invalid_id, "no user has such an id"
+    ),
+    KnownDifference(
         f"GET ({_SERVERS}|/flavors)(/detail)?",
         "/[a-z0-9_-]+/[*]",
-        costly,
-        "an expression that could keep the database busy",
+        is_costly_expression,
+        "the expression could keep the database busy",
     ),
-    Known(
+    KnownDifference(
         "GET /flavors(/detail)?",
         "/name/[*]",
-        no_expression,
-        "400 instead of what the database would say to it",
+        is_invalid_expression,
+        "400 instead of an error of the database",
     ),
-    Known(
-        _UNASKED,
+    KnownDifference(
+        _WITHOUT_QUERY_SCHEMA,
         "",
-        unknown_parameter,
-        "refused everywhere since 2.102, as that version says; Nova has no schema for queries of these",
+        is_unknown_parameter,
+        "2.102 requires a refusal everywhere, but Nova has no query schema for these operations",
     ),
-    Known(
+    KnownDifference(
         "GET /limits",
         "/reserved(/[*])?",
-        anything,
+        is_any,
         ours=True,
-        reason="it is documented, and clients have an option for it; Nova's schema has forgotten it since 2.75",
+        reason="documented, and an option of clients, but missing in Nova's schema since 2.75",
     ),
-    Known(
+    KnownDifference(
         "(POST|PUT) /os-aggregates(/{id})?",
         "/aggregate/availability_zone",
-        with_colon,
+        has_colon,
         ours=True,
-        reason="refused by the handler, which says what is wrong with a ':'",
+        reason="the handler refuses the value with a reason for ':'",
     ),
-    Known(
-        "PUT /servers/{server_id}/tags/{id}", "", anything, ours=True, reason="its body is not read"
+    KnownDifference(
+        "PUT /servers/{server_id}/tags/{id}",
+        "",
+        is_any,
+        ours=True,
+        reason="Kilonova does not read the body",
     ),
-    Known(
-        "POST /os-baremetal-nodes", "", anything, ours=True, reason="refused in any case, unread"
+    KnownDifference(
+        "POST /os-baremetal-nodes",
+        "",
+        is_any,
+        ours=True,
+        reason="refused without a look at the body",
     ),
 )
-#: Operations that Nova serves and we do not yet, and why.
+#: Operation of Nova that the table of routes does not serve -> reason.
 ABSENT: dict[str, str] = {
-    "GET /os-baremetal-nodes": "a proxy to a service for machines without hypervisors, gone since 2.36",
-    "GET /os-baremetal-nodes/{id}": "a proxy to a service for machines without hypervisors, gone since 2.36",
-    "GET /": "a route of its own, beside the table: versions.Document",
-    "GET /versions/{id}": "a route of its own, beside the table: versions.Document",
+    "GET /os-baremetal-nodes": "a proxy to the bare metal service, removed in 2.36",
+    "GET /os-baremetal-nodes/{id}": "a proxy to the bare metal service, removed in 2.36",
+    "GET /": "a route outside the table: versions.Document",
+    "GET /versions/{id}": "a route outside the table: versions.Document",
 }

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write down what Nova says of its API: every operation with its versions, statuses and schemas, as
-one JSON file.
+"""A program that writes Nova's operations to a JSON file, with versions, statuses and schemas.
 
-Run by deploy/environment.py with the Python of an environment that has Nova: ``python reader.py
-FILE``. Nothing of ours is imported here, and nothing of Nova's anywhere else but in judge.py.
+deploy/environment.py runs ``python reader.py FILE`` with the Python of an environment with Nova.
+The program must not import Kilonova. Only this program and judge.py import Nova.
 """
 
 import json
@@ -16,69 +15,75 @@ from nova.api.openstack.compute import routes
 LOWEST, HIGHEST = 1, versions.max_api_version().ver_minor
 
 
-def minor(version: Any, otherwise: int) -> int:
-    """The N of 2.N; a range without this end says nothing."""
-    found = (
+def read_minor(version: Any, default: int) -> int:
+    """Return the N of version 2.N, or the default for a null version, the open end of a range."""
+    request = (
         versions.APIVersionRequest(version)
         if isinstance(version, str) or version is None
         else version
     )
-    return otherwise if found.is_null() else found.ver_minor
+    return default if request.is_null() else request.ver_minor
 
 
-def ranges(found: Any) -> list[tuple[int, int, Any]]:
-    """(first version, last version, what holds) of each range that the API still serves."""
-    listed = [(minor(since, LOWEST), minor(until, HIGHEST), what) for what, since, until in found]
-    return sorted((entry for entry in listed if entry[1] >= LOWEST), key=lambda entry: entry[:2])
+def read_ranges(entries: Any) -> list[tuple[int, int, Any]]:
+    """Return (first version, last version, value) of each range with supported versions."""
+    ranges = [
+        (read_minor(since, LOWEST), read_minor(until, HIGHEST), value)
+        for value, since, until in entries
+    ]
+    return sorted((entry for entry in ranges if entry[1] >= LOWEST), key=lambda entry: entry[:2])
 
 
-def schemas(function: Any, kind: str) -> list[tuple[int, int, Any]]:
-    kept = getattr(function, kind, None)
-    return ranges(kept._schemas) if kept is not None else []
+def read_schemas(function: Any, kind: str) -> list[tuple[int, int, Any]]:
+    schemas = getattr(function, kind, None)
+    return read_ranges(schemas._schemas) if schemas is not None else []
 
 
-def described(function: Any) -> dict[str, Any]:
-    """What the decorators of a controller's method say."""
+def describe(function: Any) -> dict[str, Any]:
+    """Return the facts that the decorators of a controller's method declare."""
     codes = getattr(function, "wsgi_codes", None)
     return {
         "name": function.__qualname__,
         "removed": getattr(function, "removed", False),
         "versions": (
-            minor(getattr(function, "min_version", None), LOWEST),
-            minor(getattr(function, "max_version", None), HIGHEST),
+            read_minor(getattr(function, "min_version", None), LOWEST),
+            read_minor(getattr(function, "max_version", None), HIGHEST),
         ),
-        "status": ranges(codes._codes) if codes is not None else [],
-        "body": schemas(function, "request_body_schemas"),
-        "query": schemas(function, "request_query_schemas"),
-        "response": schemas(function, "response_body_schemas"),
+        "status": read_ranges(codes._codes) if codes is not None else [],
+        "body": read_schemas(function, "request_body_schemas"),
+        "query": read_schemas(function, "request_query_schemas"),
+        "response": read_schemas(function, "response_body_schemas"),
     }
 
 
-def operations() -> list[dict[str, Any]]:
-    """The routes in Nova's order; of an action's route one for each key of its body."""
-    found = []
+def read_operations() -> list[dict[str, Any]]:
+    """Return the operations in the order of Nova's routes.
+
+    A route for actions becomes one operation for each key of the body.
+    """
+    operations = []
     for path, methods in routes.ROUTE_LIST:
-        for method, (made, name) in methods.items() if isinstance(methods, dict) else ():
-            controller, others = made.args
-            kinds = [controller, *others]
+        for method, (factory, name) in methods.items() if isinstance(methods, dict) else ():
+            controller, others = factory.args
+            controllers = [controller, *others]
             if name != "action":
-                found.append(
+                operations.append(
                     {
                         "method": method,
                         "path": path,
                         "key": None,
-                        **described(getattr(controller, name)),
+                        **describe(getattr(controller, name)),
                     }
                 )
                 continue
-            found += [
-                {"method": method, "path": path, "key": key, **described(getattr(kind, function))}
-                for kind in kinds
-                for key, function in kind.wsgi_actions.items()
+            operations += [
+                {"method": method, "path": path, "key": key, **describe(getattr(owner, function))}
+                for owner in controllers
+                for key, function in owner.wsgi_actions.items()
             ]
-    return found
+    return operations
 
 
 if __name__ == "__main__":
     with open(sys.argv[1], "w", encoding="utf-8") as file:
-        json.dump({"highest": HIGHEST, "operations": operations()}, file)
+        json.dump({"highest": HIGHEST, "operations": read_operations()}, file)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values made from a JSON schema: one that fits, and around it what just fits and what just does
-not, place by place.
+"""Valid and invalid values generated from a JSON schema.
 
-Each has the place (keys with / between, * for any item or name) that makes it differ from the
-others. All else in it is as simple as the schema lets it be, so that nothing else decides.
+For each place of the schema there are values that just fit and values that just do not. All other
+parts of a sample are the simplest valid values, so that only this place decides. A place has the
+keys from the root, each after a slash, with * for any item or name. For example, "/server/tags/*".
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Schema = dict[str, Any]
-#: The place, what stands there, and the whole.
+#: The place, the value at this place, and the whole value.
 Sample = tuple[str, Any, Any]
 
 UUID = "70a599e0-31e7-49b7-b260-868f441e862b"
-#: Texts that a format lets pass, the simplest first, and such that look alike.
+#: Format -> texts that the format accepts, the simplest first, and similar texts.
 TEXTS: dict[str, tuple[str, ...]] = {
     "uuid": (UUID, UUID.replace("-", ""), UUID.upper(), UUID[:-1], "{" + UUID + "}"),
     "ipv4": ("192.0.2.1", "192.0.2.256", "192.0.2", "192.0.2.1/24", "2001:db8::1"),
@@ -39,7 +39,7 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "uri": ("http://a/b", "/b"),
     "mac-address": ("fa:16:3e:00:00:01",),
 }
-#: What may stand anywhere.
+#: Values to try at any place.
 ANYTHING: tuple[Any, ...] = (None, True, 0, 1, -1, 1.5, [], {}, ["x"], {"x": "x"})
 WORDS = (
     "x",
@@ -75,8 +75,8 @@ WORDS = (
 MAX_INT = 2**31 - 1
 
 
-def whole_numbers(schema: Schema) -> Iterator[Any]:
-    """Around the ends of the range, as numbers and as text."""
+def generate_integers(schema: Schema) -> Iterator[Any]:
+    """Yield integers at and beside the limits of the range, as numbers and as texts."""
     ends = {
         value + step
         for key in ("minimum", "maximum", "exclusiveMinimum")
@@ -87,7 +87,8 @@ def whole_numbers(schema: Schema) -> Iterator[Any]:
         yield from (int(value), str(int(value)))
 
 
-def texts(schema: Schema) -> Iterator[str]:
+def generate_texts(schema: Schema) -> Iterator[str]:
+    """Yield texts of the format, general texts, and texts at and beside the limits of length."""
     yield from TEXTS.get(schema.get("format", ""), ())
     yield from WORDS
     for key in ("minLength", "maxLength"):
@@ -96,23 +97,27 @@ def texts(schema: Schema) -> Iterator[str]:
 
 
 def types(schema: Schema) -> tuple[str, ...]:
-    found = schema.get("type", ())
-    return (found,) if isinstance(found, str) else tuple(found)
+    """Return the types that a schema permits."""
+    names = schema.get("type", ())
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def choices(schema: Schema) -> list[Schema]:
-    """The alternatives, each with what holds for all of them; all that must hold at once as one."""
+    """Return the alternatives of ``oneOf`` or ``anyOf``, each merged with the rest of the schema.
+
+    The parts of ``allOf`` are merged into a single alternative.
+    """
     own = {key: value for key, value in schema.items() if key not in ("oneOf", "anyOf", "allOf")}
     for key in ("oneOf", "anyOf"):
         if key in schema:
-            return [{**own, **one} for one in schema[key]]
+            return [{**own, **part} for part in schema[key]]
     if "allOf" in schema:
-        return [{key: value for one in (own, *schema["allOf"]) for key, value in one.items()}]
+        return [{key: value for part in (own, *schema["allOf"]) for key, value in part.items()}]
     return [own]
 
 
 def simplest(schema: Schema) -> Any:
-    """A value that fits."""
+    """Return a simple valid value of the first alternative."""
     schema = choices(schema)[0]
     if "enum" in schema:
         return schema["enum"][0]
@@ -140,21 +145,21 @@ def simplest(schema: Schema) -> Any:
 
 
 def _object(schema: Schema) -> dict[str, Any]:
-    known = schema.get("properties", {})
-    made = {name: simplest(known.get(name, {})) for name in schema.get("required", ())}
-    more = iter([name for name in known if name not in made])
-    while len(made) < schema.get("minProperties", 0):
+    properties = schema.get("properties", {})
+    values = {name: simplest(properties.get(name, {})) for name in schema.get("required", ())}
+    more = iter([name for name in properties if name not in values])
+    while len(values) < schema.get("minProperties", 0):
         name = next(more, None)
         if name is None:
             return {
-                **made,
+                **values,
                 "x": simplest(next(iter(schema.get("patternProperties", {"": {}}).values()))),
             }
-        made[name] = simplest(known[name])
-    return made
+        values[name] = simplest(properties[name])
+    return values
 
 
-def at(schema: Schema, place: str) -> list[Schema]:
+def find_schemas(schema: Schema, place: str) -> list[Schema]:
     """Return the schemas of a place, one for each alternative."""
     alternatives = [schema]
     for step in place.split("/")[1:]:
@@ -175,38 +180,41 @@ def _children(schema: Schema, step: str) -> list[Schema]:
     return parts or [{"unknown names": schema.get("additionalProperties", True)}]
 
 
-def around(
+def generate_samples(
     schema: Schema, place: str = "", is_tried: Callable[[str], bool] = lambda place: True
 ) -> Iterator[Sample]:
-    """What may and may not stand where this schema is.
+    """Yield valid and invalid samples for each place of a schema.
 
     Args:
         schema: The schema.
-        place: Where it is.
-        is_tried: Returns False for a place that is left out, with all places below it.
+        place: Place of the schema in a larger schema, or "".
+        is_tried: Returns False for a place to leave out, with all places below.
     """
     if not is_tried(place):
         return
     yield from ((place, value, value) for value in (simplest(schema), *ANYTHING))
-    for one in choices(schema):
-        plain: list[Any] = [*one.get("enum", ())]
-        if "string" in types(one) or "enum" in one:
-            plain += texts(one)
-        if {"integer", "number", "string"} & set(types(one)):
-            plain += whole_numbers(one)
+    for choice in choices(schema):
+        plain: list[Any] = [*choice.get("enum", ())]
+        if "string" in types(choice) or "enum" in choice:
+            plain += generate_texts(choice)
+        if {"integer", "number", "string"} & set(types(choice)):
+            plain += generate_integers(choice)
         yield from ((place, value, value) for value in plain)
-        if "items" in one or "array" in types(one):
-            yield from _lists(one, place, is_tried)
-        if "properties" in one or "patternProperties" in one:
-            yield from _records(one, place, is_tried)
+        if "items" in choice or "array" in types(choice):
+            yield from _generate_lists(choice, place, is_tried)
+        if "properties" in choice or "patternProperties" in choice:
+            yield from _generate_objects(choice, place, is_tried)
 
 
-def _lists(schema: Schema, place: str, is_tried: Callable[[str], bool]) -> Iterator[Sample]:
+def _generate_lists(
+    schema: Schema, place: str, is_tried: Callable[[str], bool]
+) -> Iterator[Sample]:
     items = schema.get("items", {})
     yield from (
-        (where, piece, [value]) for where, piece, value in around(items, f"{place}/*", is_tried)
+        (below, piece, [value])
+        for below, piece, value in generate_samples(items, f"{place}/*", is_tried)
     )
-    one = simplest(items)
+    item = simplest(items)
     for number in {
         2,
         *(
@@ -216,25 +224,27 @@ def _lists(schema: Schema, place: str, is_tried: Callable[[str], bool]) -> Itera
             for more in (0, 1)
         ),
     }:
-        yield place, [one] * number, [one] * number
+        yield place, [item] * number, [item] * number
 
 
-def _records(schema: Schema, place: str, is_tried: Callable[[str], bool]) -> Iterator[Sample]:
-    known, base = schema.get("properties", {}), simplest({**schema, "type": "object"})
+def _generate_objects(
+    schema: Schema, place: str, is_tried: Callable[[str], bool]
+) -> Iterator[Sample]:
+    properties, base = schema.get("properties", {}), simplest({**schema, "type": "object"})
     for whole in (
-        {**base, **{name: simplest(part) for name, part in known.items()}},
+        {**base, **{name: simplest(part) for name, part in properties.items()}},
         {**base, "x-unknown": ["x"]},
         *({key: value for key, value in base.items() if key != name} for name in base),
     ):
         yield place, whole, whole
-    for name, part in known.items():
+    for name, part in properties.items():
         yield from (
-            (where, piece, {**base, name: value})
-            for where, piece, value in around(part, f"{place}/{name}", is_tried)
+            (below, piece, {**base, name: value})
+            for below, piece, value in generate_samples(part, f"{place}/{name}", is_tried)
         )
     for part in schema.get("patternProperties", {}).values():
         yield from (
-            (where, piece, {**base, "x": value})
-            for where, piece, value in around(part, f"{place}/*")
+            (below, piece, {**base, "x": value})
+            for below, piece, value in generate_samples(part, f"{place}/*")
         )
         yield from ((f"{place}/*", name, {**base, name: simplest(part)}) for name in WORDS)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's own schemas, and what they say of an answer: ``judge`` fails when Nova would not have
-given it.
+"""Nova's schemas of answers. ``judge`` fails a test if an answer differs from them.
 
-They are data, written by reader.py in an environment of its own; nothing of Nova is imported here.
-Without that environment there are no ``operations``, and nobody complains.
+The schemas are data, which reader.py writes in a separate environment. This module does not import
+Nova. Without that environment ``read_operations`` returns no operations, and ``judge`` accepts
+every answer.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def _parses(parse: Callable[[str], Any]) -> Callable[[str], bool]:
 
 
 def _is_url(text: str) -> bool:
-    found = urllib.parse.urlsplit(text)
-    return bool(found.scheme and found.netloc) and text.isprintable() and " " not in text
+    url = urllib.parse.urlsplit(text)
+    return bool(url.scheme and url.netloc) and text.isprintable() and " " not in text
 
 
-#: What Nova's format checker asks of the formats that stand in its responses; others it passes
-#: over.
+#: The checks of Nova's format checker for the formats in Nova's responses. Nova ignores other
+#: formats.
 FORMATS: dict[str, Callable[[str], bool]] = {
     "date-time": _parses(datetime.datetime.fromisoformat),
     "uuid": _parses(uuid.UUID),
@@ -61,17 +61,33 @@ FORMATS: dict[str, Callable[[str], bool]] = {
 
 @dataclass
 class Ranges:
-    """What holds from one version to another."""
+    """Values for ranges of microversions, as (first version, last version, value)."""
 
     listed: list[tuple[int, int, Any]]
 
     def at(self, version: int) -> Any:
-        return next((what for since, until, what in self.listed if since <= version <= until), None)
+        """Return the value at a microversion, or None."""
+        return next(
+            (value for since, until, value in self.listed if since <= version <= until), None
+        )
 
 
 @dataclass
 class Operation:
-    """One of Nova's operations; of an action's path one for each key of the body."""
+    """An operation of Nova.
+
+    Attributes:
+        name: Qualified name of the controller's method.
+        method: HTTP method.
+        path: Path with names of parameters in braces.
+        key: The single key of the body for an action, or None.
+        versions: First and last minor version.
+        removed: True if Nova answers 410.
+        status: Success status by version, if declared.
+        body: Schema of the request's body by version.
+        query: Schema of the query by version.
+        response: Schema of the answer by version.
+    """
 
     name: str
     method: str
@@ -92,8 +108,8 @@ class Operation:
     def serves(self, version: int) -> bool:
         return not self.removed and self.versions[0] <= version <= self.versions[1]
 
-    def problems(self, version: int, status: int, answer: Any) -> Iterator[tuple[str, str]]:
-        """Where this answer, to a request that went well, is not Nova's, and how."""
+    def find_problems(self, version: int, status: int, answer: Any) -> Iterator[tuple[str, str]]:
+        """Yield (place, difference) for each difference of a successful answer from Nova's."""
         if not self.serves(version):
             yield "version", "Nova does not serve it"
             return
@@ -115,50 +131,55 @@ class Operation:
 
 
 def require() -> None:
-    """Skip, or below ./deploy/test fail, what needs Nova's schemas where they are not."""
+    """Skip the test if there are no schemas of Nova. Below ./deploy/test, fail the test."""
     if has_nova_schemas():
         return
     if os.environ.get("KILONOVA_TEST"):
-        pytest.fail("Nova's schemas are not there: ./deploy/test fetches them in its first steps")
-    pytest.skip("needs Nova's own schemas; fetched by: ./deploy/test api")
+        pytest.fail("There are no schemas of Nova, which ./deploy/test fetches in its first steps.")
+    pytest.skip("needs Nova's schemas, which ./deploy/test api fetches")
 
 
 @functools.cache
-def operations() -> tuple[Operation, ...]:
-    """Nova's operations, in the order of its routes."""
+def read_operations() -> tuple[Operation, ...]:
+    """Return Nova's operations in the order of Nova's routes, or () without Nova's schemas."""
     if not has_nova_schemas():
         return ()
     return tuple(
         Operation(
             **{
-                **one,
-                **{kind: Ranges(one[kind]) for kind in ("status", "body", "query", "response")},
+                **entry,
+                **{kind: Ranges(entry[kind]) for kind in ("status", "body", "query", "response")},
             }
         )
-        for one in json.loads(NOVA_SCHEMAS.read_text())["operations"]
+        for entry in json.loads(NOVA_SCHEMAS.read_text())["operations"]
     )
 
 
 @functools.cache
-def _templates(method: str) -> list[tuple[re.Pattern[str], str]]:
-    paths = dict.fromkeys(one.path for one in operations() if one.method == method)
+def _path_patterns(method: str) -> list[tuple[re.Pattern[str], str]]:
+    paths = dict.fromkeys(
+        operation.path for operation in read_operations() if operation.method == method
+    )
     return [(re.compile(re.sub(r"\{\w+\}", "[^/]+", path)), path) for path in paths]
 
 
 @functools.cache
-def _by_path() -> dict[tuple[str, str, str | None], Operation]:
-    return {(one.method, one.path, one.key): one for one in operations()}
+def _operations_by_path() -> dict[tuple[str, str, str | None], Operation]:
+    return {
+        (operation.method, operation.path, operation.key): operation
+        for operation in read_operations()
+    }
 
 
-#: The roots of the API, and the project that may stand behind them.
+#: The root of the API, and an optional project.
 _ROOT = re.compile(r"/v2(\.1)?(/[a-z0-9-]{32,36}(?=/))?(?=/|$)")
 
 
 def find(method: str, url: str, body: Any = None) -> Operation | None:
-    """The operation that this request means."""
+    """Return Nova's operation for this request, or None."""
     path = _ROOT.sub("", url.partition("?")[0], count=1).rstrip("/") or "/"
     template = next(
-        (template for pattern, template in _templates(method) if pattern.fullmatch(path)), None
+        (template for pattern, template in _path_patterns(method) if pattern.fullmatch(path)), None
     )
     if template is None:
         return None
@@ -167,41 +188,57 @@ def find(method: str, url: str, body: Any = None) -> Operation | None:
         if template.endswith("/action") and isinstance(body, dict) and body
         else None
     )
-    return _by_path().get((method, template, key))
+    return _operations_by_path().get((method, template, key))
 
 
 def is_own(url: str) -> bool:
-    """Is this an operation that Nova is not meant to have?"""
+    """True if the path is an extension of Kilonova."""
     path = _ROOT.sub("", url.partition("?")[0], count=1)
     return any(re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", own), path) for own in OWN)
 
 
-def problems(
+def find_problems(
     method: str, url: str, body: Any, version: int, status: int, answer: Any
 ) -> Iterator[tuple[str, str, str]]:
-    """(operation, place, what) in which this answer is not Nova's. An error has no schema, so
-    nothing is said of it."""
-    if not 200 <= status < 300 or not operations() or is_own(url):
+    """Yield (operation, place, difference) for each difference of an answer from Nova's schemas.
+
+    Errors have no schema, so they have no differences.
+
+    Args:
+        method: HTTP method.
+        url: Path of the request, with or without a query.
+        body: Body of the request.
+        version: Minor version of the request.
+        status: Status of the answer.
+        answer: Body of the answer.
+    """
+    if not 200 <= status < 300 or not read_operations() or is_own(url):
         return
     operation = find(method, url, body)
     if operation is None:
         yield f"{method} {url}", "path", "Nova has no such operation"
         return
-    for place, what in operation.problems(version, status, answer):
-        yield operation.title, place, what
+    for place, difference in operation.find_problems(version, status, answer):
+        yield operation.title, place, difference
 
 
-def disagreements(
+def find_disagreements(
     method: str, url: str, body: Any, version: int, status: int, answer: Any
 ) -> Iterator[tuple[str, str]]:
-    """(operation and place, all of it in words) of what Nova would not have answered, when no
-    reason is known."""
-    for operation, place, what in problems(method, url, body, version, status, answer):
+    """Yield a key and a text for each problem of an answer that is not a known difference.
+
+    The key has the operation and the place. For the arguments see ``find_problems``.
+    """
+    for operation, place, difference in find_problems(method, url, body, version, status, answer):
         if (operation, place) not in ANSWERS:
-            yield f"{operation}: {place}", f"{operation} at 2.{version}, {status}: {place}: {what}"
+            text = f"{operation} at 2.{version}, {status}: {place}: {difference}"
+            yield f"{operation}: {place}", text
 
 
 def judge(method: str, url: str, body: Any, version: int, status: int, answer: Any) -> None:
-    """Fail when Nova would not have given this answer, and no reason is known."""
-    for _, words in disagreements(method, url, body, version, status, answer):
-        pytest.fail(f"{words}\n{json.dumps(answer)[:2000]}")
+    """Fail the test if an answer differs from Nova's schemas, unless the difference is known.
+
+    For the arguments see ``find_problems``.
+    """
+    for _, text in find_disagreements(method, url, body, version, status, answer):
+        pytest.fail(f"{text}\n{json.dumps(answer)[:2000]}")

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests made up from Nova's schemas and from ours, and who takes which: Nova's own validator,
-and ours.
+"""Comparison of Nova's and Kilonova's schemas of requests with generated samples.
 
-``trials`` lists for each operation, and each version at which a schema begins or ends, what Nova
-and what we ask there; ``compared`` tries every sample of both on both. Nothing is carried out: only
-the schemas are asked.
+``list_trials`` pairs the schemas of each operation, at each version at which a schema begins or
+ends. ``compare`` validates the samples of both schemas with Nova's validator and with Kilonova's.
+No request is sent.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from compute_api.http.microversions import Range
 from compute_api.http.validation import VersionedSchema
 from deploy.environment import NOVA_PYTHON
 from tests.nova import samples
-from tests.nova.schemas import Operation, operations
+from tests.nova.schemas import Operation, read_operations
 
 JUDGE = Path(__file__).with_name("judge.py")
-#: Bodies whose schema is chosen by their one key.
+#: Path -> schemas of bodies by their single key.
 BY_KEY: dict[str, dict[str, VersionedSchema]] = {
     "/servers/{}/action": server_actions.BY_KEY,
     "/os-volumes_boot/{}/action": server_actions.BY_KEY,
@@ -38,35 +37,40 @@ BY_KEY: dict[str, dict[str, VersionedSchema]] = {
 }
 
 
-def plain(path: str) -> str:
-    """A path without the names of its parameters."""
+def strip_names(path: str) -> str:
+    """Return a path without the names of parameters, for example "/servers/{}"."""
     return re.sub(r"\{\w+\}", "{}", path)
 
 
 @cache
-def _rows() -> dict[tuple[str, str], list[Route]]:
-    found = defaultdict(list)
+def _routes_by_path() -> dict[tuple[str, str], list[Route]]:
+    routes = defaultdict(list)
     for route in ROUTES:
-        found[route.method, plain(route.path)].append(route)
-    return found
+        routes[route.method, strip_names(route.path)].append(route)
+    return routes
 
 
 @cache
-def gone() -> frozenset[tuple[str, str]]:
-    """What we answer 410."""
+def list_gone() -> frozenset[tuple[str, str]]:
+    """Return method and path of the operations that Kilonova answers with 410."""
     return frozenset(
-        (method, plain(path)) for path, methods in GONE.items() for method in methods.split()
+        (method, strip_names(path)) for path, methods in GONE.items() for method in methods.split()
     )
 
 
-def row_of(operation: Operation, version: int) -> Route | None:
-    """Our row for it at this version."""
-    path = plain(operation.path)
-    row = next(
-        (one for one in _rows().get((operation.method, path), ()) if version in one.versions), None
+def find_route(operation: Operation, version: int) -> Route | None:
+    """Return Kilonova's route for an operation of Nova at a version, or None."""
+    path = strip_names(operation.path)
+    route = next(
+        (
+            route
+            for route in _routes_by_path().get((operation.method, path), ())
+            if version in route.versions
+        ),
+        None,
     )
     if (
-        row is not None
+        route is not None
         and BY_KEY.get(path) is server_actions.BY_KEY
         and not any(
             action.key == operation.key and version in Range(action.since, action.until)
@@ -74,19 +78,28 @@ def row_of(operation: Operation, version: int) -> Route | None:
         )
     ):
         return None
-    return row
+    return route
 
 
 @dataclass(eq=False)
 class Trial:
-    """What both ask of a request's body or query, and at which (operation, version) they do."""
+    """A pair of schemas for the body or the query of requests.
+
+    Attributes:
+        kind: "body" or "query".
+        nova: Nova's schema.
+        ours: Kilonova's schema.
+        accepts: Validates a value by Kilonova's schema.
+        key: The key of an action's body, or None.
+        uses: Each (title of the operation, version) with this pair.
+    """
 
     kind: str
     nova: dict[str, Any]
     ours: dict[str, Any]
-    takes: Any
+    accepts: Any
     key: str | None
-    at: list[tuple[str, int]] = field(default_factory=list)
+    uses: list[tuple[str, int]] = field(default_factory=list)
 
     def samples(self, is_tried: Callable[[str], bool]) -> Iterator[samples.Sample]:
         """Yield each sample once.
@@ -95,17 +108,18 @@ class Trial:
         action and no other.
 
         Args:
-            is_tried: Returns False for a place that is left out, with all places below it.
+            is_tried: Returns False for a place to leave out, with all places below.
         """
-        seen = set()
+        previous = set()
         for schema in (self.nova, self.ours):
-            for place, piece, value in samples.around(schema, "", is_tried):
+            for place, piece, value in samples.generate_samples(schema, "", is_tried):
                 text = json.dumps(value, sort_keys=True)
-                if text not in seen and self._is_one(value):
-                    seen.add(text)
+                if text not in previous and self._is_possible(value):
+                    previous.add(text)
                     yield place, piece, value
 
-    def _is_one(self, value: Any) -> bool:
+    def _is_possible(self, value: Any) -> bool:
+        """True if a request of this kind could have the value."""
         if self.kind == "query":
             return isinstance(value, dict) and all(
                 isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)
@@ -114,22 +128,22 @@ class Trial:
         return self.key is None or (isinstance(value, dict) and set(value) == {self.key})
 
 
-def trials() -> list[Trial]:
-    """All that is to be tried; what is alike in several operations and versions once."""
-    found: dict[str, Trial] = {}
-    for operation in operations():
+def list_trials() -> list[Trial]:
+    """Return all trials, with operations and versions of the same pair of schemas in one trial."""
+    trials: dict[str, Trial] = {}
+    for operation in read_operations():
         for kind in ("body", "query"):
-            for version in edges(operation, kind):
-                row = row_of(operation, version)
-                if row is None or operation.removed:
+            for version in list_edge_versions(operation, kind):
+                route = find_route(operation, version)
+                if route is None or operation.removed:
                     continue
                 nova = getattr(operation, kind).at(version)
-                ours = _asked(operation, row, kind, version)
+                ours = _find_own_schema(operation, route, kind, version)
                 if nova is None and kind == "body":
                     continue
                 document = {} if ours is None else ours.document
                 name = json.dumps((kind, operation.key, nova, document), sort_keys=True)
-                trial = found.setdefault(
+                trial = trials.setdefault(
                     name,
                     Trial(
                         kind,
@@ -139,25 +153,25 @@ def trials() -> list[Trial]:
                         operation.key,
                     ),
                 )
-                trial.at.append((operation.title, version))
-    return list(found.values())
+                trial.uses.append((operation.title, version))
+    return list(trials.values())
 
 
-def edges(operation: Operation, kind: str) -> list[int]:
-    """The first and the last version of each range of its schemas, within its own versions."""
+def list_edge_versions(operation: Operation, kind: str) -> list[int]:
+    """Return the versions of an operation at which a range of schemas begins or ends."""
     since, until = operation.versions
-    listed = {end for first, last, _ in getattr(operation, kind).listed for end in (first, last)}
-    return sorted({max(since, 1, min(end, until)) for end in listed | {since, until}})
+    ends = {end for first, last, _ in getattr(operation, kind).listed for end in (first, last)}
+    return sorted({max(since, 1, min(end, until)) for end in ends | {since, until}})
 
 
-def _asked(operation: Operation, row: Route, kind: str, version: int) -> Any:
-    """Our schema; None when nothing is asked."""
+def _find_own_schema(operation: Operation, route: Route, kind: str, version: int) -> Any:
+    """Return Kilonova's schema, or None for a body without a schema."""
     if kind == "query":
-        return (row.query or common.NOTHING).at(version)
-    by_key = BY_KEY.get(plain(operation.path))
+        return (route.query or common.NOTHING).at(version)
+    by_key = BY_KEY.get(strip_names(operation.path))
     if by_key is not None and operation.key is not None:
         return by_key[operation.key].at(version)
-    return None if row.body is None else row.body.at(version)
+    return None if route.body is None else route.body.at(version)
 
 
 #: A place in the bodies or queries of a trial.
@@ -166,14 +180,14 @@ Spot = tuple[Trial, str]
 
 @dataclass
 class Result:
-    """Whether Nova and Kilonova take a sample.
+    """The results of both validators for a sample.
 
     Attributes:
-        spots: The places that the sample stands for. The first is where it was tried.
+        spots: The places that the sample represents, first the place of the sample itself.
         piece: The value at that place, a part of the body or query.
         value: The whole body or query.
-        nova: Nova takes it.
-        ours: Kilonova takes it.
+        nova: True if Nova accepts the sample.
+        ours: True if Kilonova accepts the sample.
     """
 
     spots: list[Spot]
@@ -184,16 +198,18 @@ class Result:
 
 
 class Places:
-    """The places to try: each pair of Nova's schema and ours once, wherever it is used."""
+    """The places to try, once for each pair of Nova's schema and Kilonova's schema."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, str], Spot] = {}
         self._same: dict[Spot, dict[Spot, None]] = defaultdict(dict)
 
     def is_tried(self, trial: Trial, place: str) -> bool:
-        """Return True for the first place with these schemas, and note the others."""
-        schemas: list[Any] = [samples.at(schema, place) for schema in (trial.nova, trial.ours)]
-        # Only the samples of a whole body differ with the key of an action.
+        """Return True for the first place with these schemas, and record the other places."""
+        schemas: list[Any] = [
+            samples.find_schemas(schema, place) for schema in (trial.nova, trial.ours)
+        ]
+        # The key of an action matters only for samples of the whole body.
         schemas.append(None if place else trial.key)
         first = self._first.setdefault((trial.kind, json.dumps(schemas)), (trial, place))
         if first != (trial, place):
@@ -210,13 +226,13 @@ class Places:
                 yield from self.spots(other, root + place.removeprefix(above))
 
 
-def compared(tried: list[Trial], *, at_every_place: bool = True) -> list[Result]:
-    """Return who takes which sample.
+def compare(trials: list[Trial], *, at_every_place: bool = True) -> list[Result]:
+    """Validate the samples of all trials with both validators.
 
     Args:
-        tried: The trials.
-        at_every_place: False: try a place only if no earlier place of any trial has the same pair
-            of Nova's schema and ours. A schema decides alike wherever it is used.
+        trials: The trials.
+        at_every_place: False tries a place only if no earlier place of any trial has the same pair
+            of schemas. A schema decides the same at every place.
     """
     places = Places()
 
@@ -225,24 +241,24 @@ def compared(tried: list[Trial], *, at_every_place: bool = True) -> list[Result]
 
     cases = [
         (number, trial, *sample)
-        for number, trial in enumerate(tried)
+        for number, trial in enumerate(trials)
         for sample in trial.samples(partial(is_tried, trial))
     ]
-    asked = {
-        "schemas": [trial.nova for trial in tried],
+    request = {
+        "schemas": [trial.nova for trial in trials],
         "cases": [(number, value) for number, _, _, _, value in cases],
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [str(NOVA_PYTHON), "-W", "ignore", str(JUDGE)],
-        input=json.dumps(asked),
+        input=json.dumps(request),
         text=True,
         capture_output=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert process.returncode == 0, process.stderr[-3000:]
     return [
-        Result(list(places.spots(trial, place)), piece, value, nova, trial.takes(value))
+        Result(list(places.spots(trial, place)), piece, value, nova, trial.accepts(value))
         for (_, trial, place, piece, value), nova in zip(
-            cases, json.loads(done.stdout), strict=True
+            cases, json.loads(process.stdout), strict=True
         )
     ]

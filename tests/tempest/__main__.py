@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/test tempest [--latest | --least] [--unified-limits] [GROUP ...]``: Tempest, as it
-comes from PyPI, against our own clouds.
+"""``./deploy/test tempest [--latest | --least] [--unified-limits] [GROUP ...]``: Tempest from PyPI.
 
-Groups without guests run against three hosts of the memory driver, the others against two with real
-guests; each at the least microversion 2.1, and once more asking for the latest. Prints for each
-group how many passed, with negative tests apart, what failed, and why the rest was skipped.
-docs/tempest.md has the reason of each skip.
+Groups without guests run against three hosts of the memory driver, the others against two hosts
+with real guests. Each group runs with the least microversion 2.1 and with the latest. For each
+group the command prints the numbers of passed tests and of negative tests among them, the failed
+tests, and the reasons of skips. docs/tempest.md explains each skip.
 """
 
 from __future__ import annotations
@@ -32,63 +31,70 @@ from tests.e2e.guests import clear
 from tests.e2e.live import Live
 from tests.shared_blocks import sharing_blocks
 from tests.tempest import configure, known, outcomes
-from tests.tempest.groups import GROUPS, USUAL, Group, read_lists, sorted_into
+from tests.tempest.groups import GROUPS, USUAL, Group, read_lists, sort_into_groups
 
 LEAST, LATEST = "2.1", "latest"
-#: How many of Tempest's tests run side by side.
+#: Number of concurrent tests.
 WORKERS = 2
 NO_LIMIT = {"instances": 1000, "cores": 1000, "ram": 1 << 24}
 
 
 class Tempest:
-    """Its programs, in a folder of this run."""
+    """Runs the programs of Tempest in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
-        known = folder.with_suffix(".yaml")  # not in the home of who calls this
-        self._ends_well(
-            self._command("tempest", "init", "--workspace-path", str(known), str(folder))
+        # By default Tempest would write the list of workspaces to the caller's home.
+        workspaces = folder.with_suffix(".yaml")
+        self._check(
+            self._run_program("tempest", "init", "--workspace-path", str(workspaces), str(folder))
         )
 
-    def ids(self) -> list[str]:
-        """The ids of all its tests."""
-        return self._ends_well(self._command("stestr", "list"))
+    def list_tests(self) -> list[str]:
+        """Return the ids of all tests, with their tags in brackets."""
+        return self._check(self._run_program("stestr", "list"))
 
     def run(self, ids: Sequence[str], name: str) -> outcomes.Outcomes:
-        """Run these; what it prints is kept as NAME.log."""
-        asked, log = self.folder / f"{name}.ids", self.folder / f"{name}.log"
-        asked.write_text("\n".join(ids) + "\n")
+        """Run tests and return the outcomes. The output is stored as NAME.log in the folder."""
+        list_file, log = self.folder / f"{name}.ids", self.folder / f"{name}.log"
+        list_file.write_text("\n".join(ids) + "\n")
         with log.open("w") as stream:
-            self._command(
+            self._run_program(
                 "tempest",
                 "run",
                 "--load-list",
-                str(asked),
+                str(list_file),
                 "--concurrency",
                 str(WORKERS),
-                to=stream,
+                output=stream,
             )
         return outcomes.read(ids, log.read_text(errors="replace").splitlines())
 
     @staticmethod
-    def _ends_well(done: subprocess.CompletedProcess[str]) -> list[str]:
-        if done.returncode != 0:
-            raise Failure(
-                f"{' '.join(done.args)} ended with {done.returncode}: {done.stdout[-2000:]}",
-                "This is a bug; please report it.",
-            )
-        return done.stdout.splitlines()
+    def _check(process: subprocess.CompletedProcess[str]) -> list[str]:
+        """Return the lines of the output of a process.
 
-    def _command(
-        self, *words: str, to: int | IO[str] = subprocess.PIPE
+        Raises:
+            Failure: The process failed.
+        """
+        if process.returncode != 0:
+            command, output = " ".join(process.args), process.stdout[-2000:]
+            raise Failure(
+                f"{command} ended with {process.returncode}: {output}",
+                "This is a bug. Please report it.",
+            )
+        return process.stdout.splitlines()
+
+    def _run_program(
+        self, *words: str, output: int | IO[str] = subprocess.PIPE
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(TEMPEST / "bin" / words[0]), *words[1:]],
             cwd=self.folder,
             env=self._environ(),
             stdin=subprocess.DEVNULL,
-            stdout=to,
+            stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
@@ -107,12 +113,18 @@ class Tempest:
 def cloud(
     has_guests: bool, unified: bool = False, volumes: bool = False, logs: Path | None = None
 ) -> Iterator[tuple[Live, configure.Cloud]]:
-    """A cloud for groups with guests (two real hosts), or without (three in memory); it is gone
-    afterwards. ``logs``: where its processes' logs are copied before."""
+    """Yield a cloud, and remove the cloud afterwards.
+
+    Args:
+        has_guests: True for two hosts with libvirt, False for three hosts in memory.
+        unified: True to enforce Keystone's registered limits.
+        volumes: True for a cloud with a volume service.
+        logs: Folder for a copy of the cloud's logs, or None.
+    """
     home = Path(tempfile.mkdtemp(prefix="kn-tempest-", dir="/tmp"))
     home.chmod(0o755)
-    driver, more = ("libvirt", ("", "-2")) if has_guests else ("memory", ("", "-2", "-3"))
-    hosts = tuple(f"{os.uname().nodename}{one}" for one in more)
+    driver, suffixes = ("libvirt", ("", "-2")) if has_guests else ("memory", ("", "-2", "-3"))
+    hosts = tuple(f"{os.uname().nodename}{suffix}" for suffix in suffixes)
     live = Live(
         home,
         free_ports(Ports.COUNT),
@@ -134,7 +146,8 @@ def cloud(
                 live.seed.admin.compute.update_quota_set(
                     live.seed.admin.session.get_project_id(), **NO_LIMIT
                 )
-            clear(live.rest())  # a host with a server does not join another zone
+            # Delete the user's servers, because a host with a server cannot join another zone.
+            clear(live.rest())
             yield live, configure.Cloud.of(live.seed)
         finally:
             if logs is not None:
@@ -143,7 +156,7 @@ def cloud(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse the command line and do it; 1 when a test failed."""
+    """Parse the command line, run the groups, and return 1 if a test failed."""
     parser = argparse.ArgumentParser(
         prog="./deploy/test tempest", description=(__doc__ or "").split("\n\n", 1)[1]
     )
@@ -154,56 +167,57 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--unified-limits",
         action="store_true",
-        help="in clouds where Keystone's limits are in force",
+        help="in clouds that enforce Keystone's limits",
     )
     parser.add_argument(
-        "group", nargs="*", help=", ".join(f"{one.name}: {one.needs}" for one in GROUPS)
+        "group", nargs="*", help=", ".join(f"{group.name}: {group.needs}" for group in GROUPS)
     )
-    asked = parser.parse_args(arguments)
-    unknown = {*asked.group} - {one.name for one in GROUPS}
+    parsed = parser.parse_args(arguments)
+    unknown = {*parsed.group} - {group.name for group in GROUPS}
     if unknown:
         raise Failure(
-            f"No group {', '.join(sorted(unknown))}.",
-            f"Name some of {' '.join(one.name for one in GROUPS)}.",
+            f"There is no group {', '.join(sorted(unknown))}.",
+            f"Pass names from: {' '.join(group.name for group in GROUPS)}.",
         )
-    versions = [LEAST] if asked.least else [LATEST] if asked.latest else [LEAST, LATEST]
-    chosen = [group for name in asked.group or USUAL for group in GROUPS if group.name == name]
-    folder, well = Path(tempfile.mkdtemp(prefix="kn-tempest-log-", dir="/tmp")), True
+    versions = [LEAST] if parsed.least else [LATEST] if parsed.latest else [LEAST, LATEST]
+    chosen = [group for name in parsed.group or USUAL for group in GROUPS if group.name == name]
+    folder, is_ok = Path(tempfile.mkdtemp(prefix="kn-tempest-log-", dir="/tmp")), True
     for has_guests in (False, True):
         groups = [group for group in chosen if group.boots == has_guests]
         if groups:
             volumes = any(group.volumes for group in groups)
             name = "guests" if has_guests else "memory"
             logs = folder / f"{name}-cloud"
-            with cloud(has_guests, asked.unified_limits, volumes, logs) as (live, found):
+            with cloud(has_guests, parsed.unified_limits, volumes, logs) as (live, tempest_cloud):
                 tempest = Tempest(folder / name)
-                well = _judge(tempest, found, groups, versions) and well
+                is_ok = _run_groups(tempest, tempest_cloud, groups, versions) and is_ok
                 live.judge()
-    if well:
+    if is_ok:
         shutil.rmtree(folder)
         return 0
-    say(f"\nFAILED. What Tempest printed, and the cloud's logs, are in {folder}.")
+    say(f"\nFAILED. The output of Tempest and the cloud's logs are in {folder}.")
     return 1
 
 
-def _judge(
+def _run_groups(
     tempest: Tempest,
-    found: configure.Cloud,
+    tempest_cloud: configure.Cloud,
     groups: Sequence[Group],
     versions: Sequence[str],
 ) -> bool:
-    well = True
+    """Run groups at each version, print the outcomes, and return True if no group failed."""
+    is_ok = True
     for version in versions:
-        configure.write(found, tempest.folder, version)
-        ids = sorted_into(tempest.ids(), read_lists())
+        configure.write(tempest_cloud, tempest.folder, version)
+        ids = sort_into_groups(tempest.list_tests(), read_lists())
         for group in groups:
-            configure.write(found, tempest.folder, version, group.strangers)
-            began = time.monotonic()
+            configure.write(tempest_cloud, tempest.folder, version, group.without_different_host)
+            start = time.monotonic()
             outcome = tempest.run(ids[group.name], f"{group.name}-{version}")
-            outcome.foresee(known.LATEST if version == LATEST else ())
+            outcome.accept_known(known.LATEST if version == LATEST else ())
             say(
                 f"{group.name} ({group.needs}), microversion {version}: {outcome.line()}, "
-                f"{time.monotonic() - began:.0f} s"
+                f"{time.monotonic() - start:.0f} s"
             )
             for word, tests in (
                 ("FAILED", outcome.failed),
@@ -212,10 +226,10 @@ def _judge(
             ):
                 for test in tests:
                     say(f"    {word} {test}")
-            for why, number in outcome.reasons().items():
-                say(f"    {number} not passed: {why[:160]}")
-            well = outcome.is_well and well
-    return well
+            for reason, number in outcome.reasons().items():
+                say(f"    {number} not passed: {reason[:160]}")
+            is_ok = outcome.is_ok and is_ok
+    return is_ok
 
 
 if __name__ == "__main__":

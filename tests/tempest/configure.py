@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tempest.conf for a cloud that ``./deploy/up`` made: what Tempest has to know, and what it may
-expect.
+"""tempest.conf for a cloud of ``./deploy/up``: access, resources and enabled features.
 
-What is switched off has its reason in docs/tempest.md.
+docs/tempest.md has the reason of each disabled feature.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from deploy.one_machine.seed import Seed
 from deploy.one_machine.services.volume.versions import MAXIMUM as VOLUMES_UNTIL
 
 FILE = "tempest.conf"
-#: Filters that Tempest's tests look for: the default ones, and two. The last knows no servers of
-#: other projects.
-APART = "DifferentHostFilter"
+#: Filters of the scheduler that Tempest tests: the default filters and two others. The last ignores
+#: servers of other projects.
+DIFFERENT_HOST = "DifferentHostFilter"
 FILTERS = (
     "ComputeFilter",
     "ComputeCapabilitiesFilter",
@@ -26,25 +25,39 @@ FILTERS = (
     "ServerGroupAntiAffinityFilter",
     "ServerGroupAffinityFilter",
     "SameHostFilter",
-    APART,
+    DIFFERENT_HOST,
 )
-#: Options of the cloud. Keystone's limits: those that are registered, each as it is at that moment.
+#: Options of the cloud. With unified limits, the cloud enforces all registered limits of Keystone
+#: and does not cache them.
 FILTERED = (("scheduler", "enabled_filters", ", ".join(FILTERS)),)
 UNIFIED = (
     ("quota", "driver", "unified"),
     ("quota", "unified_limits_resource_list", ""),
     ("quota", "unified_limits_cache_seconds", 0),
 )
-#: Registered limits: what no test but those of limits reaches.
+#: Registered limits that only the tests of limits reach.
 LIMITS = {"servers": 1000, "class:VCPU": 1000, "class:MEMORY_MB": 1 << 24, "class:DISK_GB": 1 << 20}
 SHARED = "shared-by-servers"
-#: Debian's hash-bang of the tiny guest is busybox's shell, which has no pipefail.
+#: Tempest's default prologue sets pipefail, which the busybox shell of the tiny guest lacks.
 PROLOGUE = "set -eu; PATH=$$PATH:/sbin:/usr/sbin;"
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """What Tempest is told of one: the names that its users know, and whether its guests boot."""
+    """The facts of a cloud for tempest.conf.
+
+    Attributes:
+        auth_url: URL of Keystone.
+        admin: Credentials of the admin, as in clouds.yaml.
+        image, second_image: Ids of two images.
+        flavor, second_flavor: Ids of two flavors.
+        public_network: Id of the public network, or "".
+        hosts: Names of the compute hosts.
+        has_guests: True if guests boot.
+        unified: True if the cloud enforces Keystone's limits.
+        shared_type: Name of the type of multi-attach volumes, or None without a volume service.
+        image_file: File of the image, which scenarios upload.
+    """
 
     auth_url: str
     admin: dict[str, str]
@@ -56,18 +69,20 @@ class Cloud:
     hosts: tuple[str, ...]
     has_guests: bool
     unified: bool
-    #: The type of volumes that several servers may have; none where there is no volume service.
     shared_type: str | None
-    #: The first image, for scenarios that upload it.
     image_file: Path = Path()
 
     @classmethod
     def of(cls, seed: Seed, image_name: str = "tiny") -> Cloud:
-        """Looks the names up; a second image is made when there is none. A cloud may have no public
-        network."""
+        """Read the facts of a running cloud, and create the second image if it is missing.
+
+        Args:
+            seed: The cloud.
+            image_name: Name of the first image.
+        """
         admin = seed.admin
         image, public = admin.image.find_image(image_name), admin.network.find_network("public")
-        second = admin.image.find_image(f"{image_name}-2") or _copy(admin, image)
+        second = admin.image.find_image(f"{image_name}-2") or _copy_image(admin, image)
         flavors = {flavor.name: flavor.id for flavor in admin.compute.flavors()}
         return cls(
             admin.config.config["auth"]["auth_url"],
@@ -80,29 +95,32 @@ class Cloud:
             seed.cloud.hosts,
             seed.cloud.has_guests,
             UNIFIED[0] in seed.cloud.options,
-            _shared_type(admin.block_storage) if seed.cloud.volumes else None,
+            _ensure_shared_type(admin.block_storage) if seed.cloud.volumes else None,
             seed.cloud.home / "tiny/tiny.qcow2",
         )
 
 
 def register_limits(identity: Any) -> None:
-    """Keystone's defaults; Tempest looks for the service that they are of by the name that Nova has
-    there."""
+    """Register default limits in Keystone for the compute service.
+
+    The service gets the name "nova", by which Tempest finds the limits.
+    """
     service = identity.update_service(next(iter(identity.services(type="compute"))), name="nova")
-    for name, most in LIMITS.items():
+    for name, limit in LIMITS.items():
         identity.create_registered_limit(
-            service_id=service.id, region_id="RegionOne", resource_name=name, default_limit=most
+            service_id=service.id, region_id="RegionOne", resource_name=name, default_limit=limit
         )
 
 
-def _shared_type(storage: Any) -> str:
-    found = storage.find_type(SHARED, ignore_missing=True) or storage.create_type(
+def _ensure_shared_type(storage: Any) -> str:
+    """Find or create the type of multi-attach volumes, and return the name."""
+    volume_type = storage.find_type(SHARED, ignore_missing=True) or storage.create_type(
         name=SHARED, extra_specs={"multiattach": "<is> True"}
     )
-    return str(found.name)
+    return str(volume_type.name)
 
 
-def _copy(admin: Any, image: Any) -> Any:
+def _copy_image(admin: Any, image: Any) -> Any:
     data = admin.image.download_image(image).content
     properties = {name: value for name, value in image.properties.items() if name.startswith("hw_")}
     return admin.image.create_image(
@@ -116,10 +134,18 @@ def _copy(admin: Any, image: Any) -> Any:
 
 
 # fmt: off
-def options(cloud: Cloud, folder: Path, version: str, strangers: bool = False) -> dict[str, dict[str, object]]:
-    """Tempest's options by section. ``version``: the least microversion that it asks for, or
-    "latest"; ``strangers``: its tests would keep servers of other projects apart."""
-    filters = [name for name in FILTERS if not (strangers and name == APART)]
+def options(
+    cloud: Cloud, folder: Path, version: str, without_different_host: bool = False
+) -> dict[str, dict[str, object]]:
+    """Return Tempest's options by section.
+
+    Args:
+        cloud: The cloud.
+        folder: Folder for logs and locks.
+        version: The least microversion of Tempest's requests, or "latest".
+        without_different_host: True to skip the tests of DifferentHostFilter.
+    """
+    filters = [name for name in FILTERS if not (without_different_host and name == DIFFERENT_HOST)]
     guests, several = cloud.has_guests, len(cloud.hosts) > 1
     return {
         "DEFAULT": {"log_dir": folder / "logs", "log_file": "tempest.log"},
@@ -147,8 +173,8 @@ def options(cloud: Cloud, folder: Path, version: str, strangers: bool = False) -
             "unified_limits": cloud.unified, "volume_multiattach": True, "swap_volume": True,
             "attach_encrypted_volume": False, "volume_backed_live_migration": True,
             "nova_policy_roles": "admin,manager,member,reader", "scheduler_enabled_filters": ",".join(filters)},
-        # Tempest waits so long for an image's state, which a server in memory may have left before
-        # it looks.
+        # Tempest waits for a state of an image, which a server in memory may leave before Tempest
+        # polls. Then Tempest waits until the timeout.
         "image": {"build_interval": 1, "build_timeout": 300 if guests else 30},
         "volume": {
             "catalog_type": "block-storage", "build_interval": 1, "build_timeout": 600 if guests else 60,
@@ -165,11 +191,11 @@ def options(cloud: Cloud, folder: Path, version: str, strangers: bool = False) -
 # fmt: on
 
 
-def write(cloud: Cloud, folder: Path, version: str, strangers: bool = False) -> Path:
-    """The file; returns its path."""
+def write(cloud: Cloud, folder: Path, version: str, without_different_host: bool = False) -> Path:
+    """Write tempest.conf and return the path. For the arguments see ``options``."""
     path = folder / FILE
     parser = configparser.RawConfigParser()
-    for section, values in options(cloud, folder, version, strangers).items():
+    for section, values in options(cloud, folder, version, without_different_host).items():
         if section != "DEFAULT":
             parser.add_section(section)
         for name, value in values.items():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The groups of Tempest's compute tests, by the services and guests that a cloud must have for
-them.
+"""The groups of Tempest's compute tests, by the required services and guests of a cloud.
 
-``groups.txt`` beside this file lists the tests of each group, and in X those that no group runs.
+``groups.txt`` in this folder lists the tests of each group. The list X has the tests without a
+group, which do not run.
 """
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ NOT_RUN = "X"
 
 @dataclass(frozen=True)
 class Group:
-    """``needs``: in words. ``boots``: its tests log in to guests. ``volumes``: it needs a volume
-    service.
-    ``strangers``: it wants a server on another host than those of other projects, which no hint
-    knows here."""
+    """A group of Tempest's tests.
+
+    Attributes:
+        name: Name of the group.
+        needs: Title of the requirements.
+        boots: True if the tests log in to guests.
+        volumes: True if the tests need a volume service.
+        without_different_host: True if the tests use the hint different_host with servers of other
+            projects. Kilonova ignores such servers, so Tempest must skip these tests.
+    """
 
     name: str
     needs: str
     boots: bool = False
     volumes: bool = False
-    strangers: bool = False
+    without_different_host: bool = False
 
 
 GROUPS = (
@@ -39,12 +45,12 @@ GROUPS = (
     Group("A2", "servers"),
     Group("B", "a volume service", volumes=True),
     Group("C", "networks"),
-    Group("D", "volumes of guests that one can log in to", boots=True, volumes=True),
-    Group("E", "guests that one can log in to", boots=True),
-    Group("F", "two hosts and more"),
-    Group("S", "guests, networks and ssh: the scenarios", boots=True, strangers=True),
+    Group("D", "volumes of guests with logins", boots=True, volumes=True),
+    Group("E", "guests with logins", boots=True),
+    Group("F", "two hosts or more"),
+    Group("S", "the scenarios: guests, networks and ssh", boots=True, without_different_host=True),
 )
-#: The groups that ``./deploy/test tempest`` runs when none is named, in this order.
+#: The groups that ``./deploy/test tempest`` runs by default, in this order.
 USUAL = ("A1", "A2", "C", "E", "F", "S")
 
 
@@ -62,24 +68,24 @@ def read_lists(path: Path = LISTS) -> dict[str, str]:
     return groups
 
 
-def sorted_into(ids: Iterable[str], lists: dict[str, str]) -> dict[str, list[str]]:
-    """Sort the compute tests among the ids of ``stestr list`` into the groups.
+def sort_into_groups(ids: Iterable[str], lists: dict[str, str]) -> dict[str, list[str]]:
+    """Return the ids of the compute tests in each group.
 
     Args:
-        ids: A test's name each, with its tags in brackets.
-        lists: The group of each test.
+        ids: Output lines of ``stestr list``: names of tests, with their tags in brackets.
+        lists: The group of each test by the test's name.
 
     Raises:
         Failure: A compute test is in no list.
     """
-    by_name = {one.split("[")[0]: one for one in ids if re.search(_COMPUTE, one)}
+    by_name = {test.split("[")[0]: test for test in ids if re.search(_COMPUTE, test)}
     if unlisted := sorted(by_name.keys() - lists.keys()):
         raise Failure(
             f"tests/tempest/groups.txt does not list {', '.join(unlisted)}.",
-            f"Add each to a group there, or to {NOT_RUN} if no group can run it.",
+            f"Add each to a group of this file, or to {NOT_RUN} if no group can run the test.",
         )
     sorted_ids: dict[str, list[str]] = {group.name: [] for group in GROUPS}
-    for name, one in by_name.items():
+    for name, test in by_name.items():
         if lists[name] != NOT_RUN:
-            sorted_ids[lists[name]].append(one)
+            sorted_ids[lists[name]].append(test)
     return sorted_ids

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.attacks import __main__ as attacks
-from tests.attacks import doors, machine
-from tests.attacks.target import Door, Outcome
+from tests.attacks import machine, services
+from tests.attacks.target import Endpoint, Outcome
 
 ARGUMENTS = ["--control", "c", "--agent", "a", "--clouds", "y"]
 
@@ -53,7 +53,7 @@ def test_attacks_main_counts_broken_outcomes_and_exceptions(
 
 
 @pytest.fixture
-def serial_service() -> Iterator[Door]:
+def serial_service() -> Iterator[Endpoint]:
     """Yield a weak service that serves one client at a time, until its request arrives."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
 
@@ -72,34 +72,34 @@ def serial_service() -> Iterator[Door]:
                     client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
 
         threading.Thread(target=serve, daemon=True).start()
-        yield Door("weak", *server.getsockname())
+        yield Endpoint("weak", *server.getsockname())
         server.shutdown(socket.SHUT_RDWR)
 
 
 def test_slow_clients_attack_reports_service_with_one_client_at_a_time(
-    serial_service: Door, monkeypatch: pytest.MonkeyPatch
+    serial_service: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doors, "SLOW_DOORS", ("weak",))
-    monkeypatch.setattr(doors, "CLIENTS", {"idle": (b"", 3)})
-    monkeypatch.setattr(doors, "ROUNDS", 1)
-    [outcome] = doors.slow_clients(SimpleNamespace(doors={"weak": serial_service}))  # type: ignore[arg-type]
+    monkeypatch.setattr(services, "SLOW_SERVICES", ("weak",))
+    monkeypatch.setattr(services, "CLIENTS", {"idle": (b"", 3)})
+    monkeypatch.setattr(services, "ROUNDS", 1)
+    [outcome] = services.slow_clients(SimpleNamespace(endpoints={"weak": serial_service}))  # type: ignore[arg-type]
     assert outcome.broken.startswith("others wait"), outcome
     start = time.monotonic()
-    assert doors.worst(serial_service) < 1 and time.monotonic() - start < 5
+    assert services.measure_slowest_request(serial_service) < 1 and time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize(("status", "broken"), [(400, ""), (500, "answered 500 application/json")])
 def test_numbers_and_large_bodies_attacks_report_an_api_with_status_500(
-    serial_service: Door, monkeypatch: pytest.MonkeyPatch, status: int, broken: str
+    serial_service: Endpoint, monkeypatch: pytest.MonkeyPatch, status: int, broken: str
 ) -> None:
     def call(*request: object, **more: object) -> SimpleNamespace:
         return SimpleNamespace(status_code=status, headers={"Content-Type": "application/json"})
 
-    monkeypatch.setattr(doors, "SECONDS", 0.1)
-    monkeypatch.setattr(doors, "worst", lambda door: 0.0)
-    target: Any = SimpleNamespace(doors={"api": serial_service}, call=call)
-    assert {outcome.broken for outcome in doors.numbers(target)} == {broken}
-    large = {outcome.broken for outcome in doors.large_bodies(target)}
+    monkeypatch.setattr(services, "SECONDS", 0.1)
+    monkeypatch.setattr(services, "measure_slowest_request", lambda endpoint: 0.0)
+    target: Any = SimpleNamespace(endpoints={"api": serial_service}, call=call)
+    assert {outcome.broken for outcome in services.numbers(target)} == {broken}
+    large = {outcome.broken for outcome in services.large_bodies(target)}
     assert large == ({f"answered {{{status}}}"} if broken else {""})
 
 

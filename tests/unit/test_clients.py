@@ -11,25 +11,25 @@ NOVA, SDK = "novaclient.tests.functional.v2.", "openstack.tests.functional."
 CLI = "openstackclient.tests.functional."
 
 
-def test_suite_chosen_leaves_out_tests_by_the_first_matching_reason() -> None:
+def test_suite_select_leaves_out_tests_by_first_matching_reason() -> None:
     suite = Suite("one", ("one/tests",), left_out={r"Volume": "none", r"test_b$": "why not"})
-    assert suite.chosen(["A.test_a", "A.test_b", "Volume.test_b", "A.test_bc"]) == (
+    assert suite.select(["A.test_a", "A.test_b", "Volume.test_b", "A.test_bc"]) == (
         ["A.test_a", "A.test_bc"],
         {"A.test_b": "why not", "Volume.test_b": "none"},
     ), "the first matching reason counts"
 
 
-def test_suite_chosen_with_only_pattern_drops_tests_of_other_services() -> None:
+def test_suite_select_with_only_pattern_drops_tests_of_other_services() -> None:
     suite = Suite("one", ("one/tests",), only=r"\.compute\.", left_out={r"test_b": "why not"})
-    assert suite.chosen(["a.compute.test_a", "a.dns.test_a", "a.dns.test_b"]) == (
+    assert suite.select(["a.compute.test_a", "a.dns.test_a", "a.dns.test_b"]) == (
         ["a.compute.test_a"],
         {},
     )
 
 
-def test_suite_unused_lists_reason_without_a_test() -> None:
+def test_suite_find_unused_lists_expression_without_test() -> None:
     suite = Suite("one", ("one/tests",), left_out={r"test_gone": "none", r"test_a": "none"})
-    assert suite.unused(["A.test_a", "A.test_b"]) == ["test_gone"]
+    assert suite.find_unused(["A.test_a", "A.test_b"]) == ["test_gone"]
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,8 @@ def test_suite_unused_lists_reason_without_a_test() -> None:
         (OPENSTACKSDK, SDK + "cloud.test_compute.TestCompute.test_list_all_servers", True),
     ],
 )
-def test_suite_chosen_runs_expected_tests_of_the_clients(
-    suite: Suite, test: str, runs: bool
-) -> None:
-    assert (test in suite.chosen([test])[0]) == runs
+def test_suite_select_runs_expected_tests_of_clients(suite: Suite, test: str, runs: bool) -> None:
+    assert (test in suite.select([test])[0]) == runs
 
 
 def test_suite_names_are_unique() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations import ROOT, Mutation, OutOfDate, every
+from tests.mutations import ROOT, Mutation, OutOfDate, read_mutations
 from tests.mutations.__main__ import copy_tree
 
 
 def test_mutations_apply_and_name_existing_tests() -> None:
-    mutations = list(every())
+    mutations = list(read_mutations())
     assert len({mutation.id for mutation in mutations}) == len(mutations) > 0
     assert [problem for mutation in mutations for problem in find_problems(mutation)] == []
 
@@ -23,7 +23,7 @@ def find_problems(mutation: Mutation) -> list[str]:
     """List what is out of date in a mutation."""
     problems = []
     try:
-        changed = mutation.applied((ROOT / mutation.file).read_text())
+        changed = mutation.apply_to((ROOT / mutation.file).read_text())
         compile(changed, mutation.file, "exec")
     except (OutOfDate, SyntaxError, FileNotFoundError) as problem:
         problems.append(f"{mutation.id}: {problem}")
@@ -55,15 +55,15 @@ def read_texts(path: Path) -> list[str]:
 
 def test_mutation_raises_when_text_is_not_found_once() -> None:
     mutation = Mutation("a", "f", "x = 1", "x = 2", "p", "0001", ("t",))
-    assert mutation.applied("x = 1\n") == "x = 2\n"
+    assert mutation.apply_to("x = 1\n") == "x = 2\n"
     for text in ("", "x = 1\nx = 1\n"):
         with pytest.raises(OutOfDate):
-            mutation.applied(text)
+            mutation.apply_to(text)
 
 
 def test_copy_of_tree_has_files_of_every_mutation_and_no_environment(tmp_path: Path) -> None:
     copy_tree(tmp_path)
-    for mutation in every():
+    for mutation in read_mutations():
         assert (tmp_path / mutation.file).read_text() == (ROOT / mutation.file).read_text()
         assert all((tmp_path / test.split("::")[0]).exists() for test in mutation.tests)
     assert not (tmp_path / ".venv").exists() and not (tmp_path / ".git").exists()

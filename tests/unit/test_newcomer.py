@@ -6,7 +6,14 @@ from __future__ import annotations
 import pytest
 
 from tests.newcomer import forms
-from tests.newcomer.forms import EXPLANATIONS, Form, Visit, names_of, only_archive, visit
+from tests.newcomer.forms import (
+    EXPLANATIONS,
+    Form,
+    Visit,
+    find_archive_only,
+    plan_visit,
+    read_names,
+)
 
 
 def logs(planned_visit: Visit) -> list[str]:
@@ -14,7 +21,7 @@ def logs(planned_visit: Visit) -> list[str]:
 
 
 def test_visit_without_forms_is_a_clone_with_terminal() -> None:
-    plain = visit([])
+    plain = plan_visit([])
     assert plain.has_git and plain.has_terminal and plain.umask == 0o022
     assert plain.folder.startswith("/root/") and " " not in plain.folder
     assert plain.environment["LANG"] == "C.UTF-8"
@@ -23,35 +30,35 @@ def test_visit_without_forms_is_a_clone_with_terminal() -> None:
         ("./deploy/down",),
         ("./deploy/test",),
     ]
-    assert plain == visit(["clone"])
+    assert plain == plan_visit(["clone"])
 
 
-def test_visit_with_combined_forms_changes_the_place_and_the_caller() -> None:
-    combined = visit(["archive", "space", "umask", "bare"])
+def test_visit_with_combined_forms_changes_place_and_caller() -> None:
+    combined = plan_visit(["archive", "space", "umask", "bare"])
     assert not combined.has_git and not combined.has_terminal and combined.umask == 0o077
     assert combined.folder.startswith("/root/") and " " in combined.folder
     assert set(combined.environment) == {"PATH", "HOME"}
     assert combined.name == "archive-space-umask-bare"
 
 
-def test_visit_beside_keeps_the_cloud_running_during_the_tests() -> None:
-    assert logs(visit(["beside"])) == ["up", "test"]
+def test_visit_beside_keeps_cloud_running_during_tests() -> None:
+    assert logs(plan_visit(["beside"])) == ["up", "test"]
 
 
 def test_visit_twice_repeats_each_command() -> None:
-    assert logs(visit(["twice"])) == ["up", "up-again", "down", "test", "test-again"]
-    assert logs(visit(["twice", "beside"])) == ["up", "up-again", "test", "test-again"]
+    assert logs(plan_visit(["twice"])) == ["up", "up-again", "down", "test", "test-again"]
+    assert logs(plan_visit(["twice", "beside"])) == ["up", "up-again", "test", "test-again"]
 
 
-def test_visit_passes_arguments_to_the_inner_test_command() -> None:
-    [*_, last] = visit(["archive"], ["unit", "--", "-k", "x"]).commands
+def test_visit_passes_arguments_to_inner_test_command() -> None:
+    [*_, last] = plan_visit(["archive"], ["unit", "--", "-k", "x"]).commands
     assert last.words == ("./deploy/test", "unit", "--", "-k", "x")
 
 
 @pytest.mark.parametrize("words", [["clone", "archive"], ["naked"], ["archive", "Bare"]])
 def test_visit_refuses_contradictions_and_unknown_forms(words: list[str]) -> None:
     with pytest.raises(ValueError, match=r"not both|not forms"):
-        visit(words)
+        plan_visit(words)
 
 
 def test_visit_forms_have_an_explanation() -> None:
@@ -59,10 +66,10 @@ def test_visit_forms_have_an_explanation() -> None:
 
 
 def test_skipped_tests_of_an_archive_are_compared_with_list_and_clone() -> None:
-    clone = names_of(["a::x\tno KVM"])
-    archive = names_of(["a::x\tno KVM", "b::y\tno git", "c::z\tno git"])
-    allowed = names_of(["# test, tab, reason", "", "c::z\treads the history"])
-    assert only_archive(archive, clone, allowed) == ["b::y"]
+    clone = read_names(["a::x\tno KVM"])
+    archive = read_names(["a::x\tno KVM", "b::y\tno git", "c::z\tno git"])
+    allowed = read_names(["# test, tab, reason", "", "c::z\treads the history"])
+    assert find_archive_only(archive, clone, allowed) == ["b::y"]
 
 
 def test_list_of_tests_only_in_a_clone_is_short_and_has_reasons() -> None:

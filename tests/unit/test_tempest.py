@@ -11,8 +11,8 @@ import pytest
 
 from deploy.progress import Failure
 from tests.tempest import configure, outcomes
-from tests.tempest.groups import GROUPS, LISTS, NOT_RUN, USUAL, read_lists, sorted_into
-from tests.tempest.known import Known
+from tests.tempest.groups import GROUPS, LISTS, NOT_RUN, USUAL, read_lists, sort_into_groups
+from tests.tempest.known import KnownFailure
 
 API = "tempest.api.compute."
 ONE, TWO = (
@@ -39,7 +39,7 @@ def test_tempest_outcomes_are_read_and_negative_tests_counted() -> None:
     )
     assert result.line() == "1/3 passed (1 of them negative), 1 failed, 1 skipped"
     assert result.reasons() == {"Volume service not enabled.": 1}
-    assert not result.is_well
+    assert not result.is_ok
 
 
 def test_tempest_outcome_of_class_setup_applies_to_its_tests() -> None:
@@ -51,13 +51,13 @@ def test_tempest_outcome_of_class_setup_applies_to_its_tests() -> None:
     assert (result.failed, result.passed) == ([ONE, TWO], [OTHER])
     skipped = outcomes.read([ONE, TWO], [f"{{0}} setUpClass ({name}) ... SKIPPED: no: why"])
     assert skipped.skipped == {ONE: "no: why", TWO: "no: why"}
-    assert skipped.is_well
+    assert skipped.is_ok
 
 
 def test_tempest_test_without_an_outcome_is_not_run() -> None:
     result = outcomes.read([ONE, TWO], [f"{{0}} {ONE} [0.010s] ... ok"])
     assert result.not_run == [TWO]
-    assert not result.is_well
+    assert not result.is_ok
     assert "1 not run" in result.line()
 
 
@@ -72,7 +72,9 @@ def test_tempest_failed_class_teardown_fails_its_tests() -> None:
     assert (result.passed, result.failed) == ([], [ONE])
 
 
-KNOWN = (Known(r"ServersNegativeTest\.test_(one|two)$", "'rxtx_factor'", "Tempest is older"),)
+KNOWN = (
+    KnownFailure(r"ServersNegativeTest\.test_(one|two)$", "'rxtx_factor'", "Tempest is older"),
+)
 
 
 def test_tempest_expected_failure_is_recognised_by_its_error() -> None:
@@ -86,9 +88,9 @@ def test_tempest_expected_failure_is_recognised_by_its_error() -> None:
             "    KeyError: 'id'",
         ],
     )
-    result.foresee(KNOWN)
+    result.accept_known(KNOWN)
     assert (result.failed, result.known, result.not_run) == ([TWO], {ONE: "Tempest is older"}, [])
-    assert "1 failed, 0 skipped, 1 failed as foreseen" in result.line() and not result.is_well
+    assert "1 failed, 0 skipped, 1 failed as foreseen" in result.line() and not result.is_ok
 
 
 def test_tempest_expected_class_failure_is_recognised_by_its_error() -> None:
@@ -99,16 +101,16 @@ def test_tempest_expected_class_failure_is_recognised_by_its_error() -> None:
             "    KeyError: 'rxtx_factor'",
         ],
     )
-    result.foresee(KNOWN)
-    assert [*result.known] == [ONE, TWO] and result.is_well
+    result.accept_known(KNOWN)
+    assert [*result.known] == [ONE, TWO] and result.is_ok
 
 
 def test_tempest_pass_of_an_expected_failure_is_reported_stale() -> None:
     result = outcomes.read([ONE], [f"{{0}} {ONE} [0.010s] ... ok"])
-    result.foresee(KNOWN)
-    assert result.stale == [ONE] and not result.is_well
-    result.foresee(())
-    assert result.is_well
+    result.accept_known(KNOWN)
+    assert result.stale == [ONE] and not result.is_ok
+    result.accept_known(())
+    assert result.is_ok
 
 
 def test_tempest_groups_file_has_defined_groups_and_unique_tests() -> None:
@@ -123,16 +125,16 @@ def test_tempest_ids_are_sorted_into_the_groups_of_the_file(tmp_path: Path) -> N
     class_name = ONE.rpartition(".")[0]
     path.write_text(f"# comment\n[C]\n{class_name}\n  test_one\n[X]\n{class_name}\n  test_two\n")
     foreign = "tempest.api.volume.test_x.Volumes.test_y"
-    groups = sorted_into([ONE + "[id-1]", TWO, foreign], read_lists(path))
+    groups = sort_into_groups([ONE + "[id-1]", TWO, foreign], read_lists(path))
     assert {name: ids for name, ids in groups.items() if ids} == {"C": [ONE + "[id-1]"]}
 
 
 def test_tempest_compute_test_without_a_group_is_refused_with_its_name() -> None:
     with pytest.raises(Failure, match=re.escape(f"does not list {OTHER}")):
-        sorted_into([ONE, OTHER + "[id-1]"], {ONE: "C"})
+        sort_into_groups([ONE, OTHER + "[id-1]"], {ONE: "C"})
 
 
-def test_tempest_options_with_strangers_leave_out_different_host_filter() -> None:
+def test_tempest_options_without_different_host_leave_out_its_filter() -> None:
     cloud = configure.Cloud(
         "",
         dict.fromkeys(("username", "password", "project_name"), ""),
@@ -146,7 +148,7 @@ def test_tempest_options_with_strangers_leave_out_different_host_filter() -> Non
         unified=False,
         shared_type=None,
     )
-    options = configure.options(cloud, Path("/folder"), "2.1", strangers=True)[
+    options = configure.options(cloud, Path("/folder"), "2.1", without_different_host=True)[
         "compute-feature-enabled"
     ]
     assert str(options["scheduler_enabled_filters"]).endswith(",SameHostFilter")
