@@ -75,7 +75,7 @@ def test_fault_matrix_second_fault_is_drawn_for_action_in_progress() -> None:
     """This is the action of the cell, the action requested meanwhile, or the final delete."""
     for first, workflow in (
         ("stop/stop/request-lost", "stop"),
-        ("resize/taken/delete", "delete"),
+        ("resize/then/delete", "delete"),
         ("stop/stop/delete-while-commanded", "delete"),
     ):
         second_faults = {second.draw(EVERY[first], seed) for seed in range(20)}
