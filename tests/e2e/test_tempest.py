@@ -37,7 +37,7 @@ def test_tempest_tests_without_server_pass(keeping: Live, tmp_path: Path) -> Non
     ids = sort_into_groups(tempest.list_tests(), read_lists())[GROUP]
     outcome = tempest.run([test_id for test_id in ids if not LEFT_OUT.search(test_id)], GROUP)
     assert outcome.is_ok, outcome.line() + "".join(
-        f"\n{test_id}: {outcome.said.get(test_id, 'not run')}"
+        f"\n{test_id}: {outcome.errors.get(test_id, 'not run')}"
         for test_id in (*outcome.failed, *outcome.not_run)
     )
     assert len(outcome.passed) > 9 * len(outcome.skipped), outcome.reasons()
