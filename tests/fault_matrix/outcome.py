@@ -181,7 +181,7 @@ def empty(bench: Bench) -> None:
     left |= {f"image {image}": "" for image in set(cloud.images.records) - KEPT_IMAGES}
     if not set(cloud.images.records) & KEPT_IMAGES:
         left |= {f"snapshot {one}": of for one, of in cloud.volumes.state.snapshots.items()}
-    left |= {f"snapshot {one}": "the service waits for it" for one in cloud.volumes.awaited()}
+    left |= {f"snapshot {one}": "the service waits for it" for one in cloud.volumes.list_awaited()}
     left |= {f"rule of {share}": address for share, address in cloud.shares.rules}
     with cloud.store.engine.connect() as tx:
         for table in (schema.guests, schema.allocations, schema.consumers):

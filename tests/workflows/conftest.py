@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud in one thread for each test of this ring."""
+"""Fixtures with a simulated cloud in one thread, new for each test of workflows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cloud() -> Iterator[Cloud]:
 
 @pytest.fixture(params=["", "nfs"], ids=["local", "shared"])
 def either(request: pytest.FixtureRequest) -> Iterator[Cloud]:
-    """With disks of their own, or on shared storage."""
+    """A cloud of three registered hosts, with local disks or with shared storage."""
     cloud = create_cloud(storage=request.param)
     yield cloud
     cloud.store.close()

@@ -29,15 +29,15 @@ from deploy.operator.hosts import discard as host_discard
 from tests.workflows.planted import (
     NOBODY,
     PLANTS,
-    attached,
+    attach_volume,
     change,
     elsewhere,
     here,
+    leave_stray_files,
     plant_kind,
+    remove_domain,
     server,
     share,
-    stray_files,
-    without_domain,
 )
 from tests.workflows.planted_for_operators import FOR_OPERATORS
 from tests.workflows.scenarios import trial_of
@@ -71,10 +71,10 @@ class Doctor:
             *doctor.check(tx),
             *doctor.compare(domains, tx),
             *doctor.compare_files(files, tx),
-            *doctor.compare_rules(self.cloud.shares.told(), tx),
+            *doctor.compare_rules(self.cloud.shares.list_rules(), tx),
             *doctor.compare_guests(disks, tx),
             *doctor.compare_ports(list(self.cloud.networks.held.values()), tx),
-            *doctor.compare_volumes(self.cloud.volumes.told(), tx),
+            *doctor.compare_volumes(self.cloud.volumes.list_attachments(), tx),
             *doctor.compare_images(list(self.cloud.images.records.values()), tx),
             *doctor.compare_catalogue(["network"] if self.cloud.networks.missing else [], tx),
         ]
@@ -248,7 +248,7 @@ def test_doctor_fix_keeps_stray_files_while_guest_is_missing(
 ) -> None:
     """The stray files may be the only copy. They are spare after the server is deleted."""
     name, operator = plant_kind(cloud, "files-elsewhere"), Doctor(cloud)
-    without_domain(cloud, name)
+    remove_domain(cloud, name)
     missing, stray = operator.read_findings()
     assert (missing.kind, stray.kind) == ("guest-there", "files-elsewhere")
     assert operator.fix(stray.id) == 1
@@ -277,7 +277,7 @@ def test_doctor_does_not_report_files_on_shared_storage(either: Cloud) -> None:
     either.round()
     [name] = either.create()
     either.settle()
-    stray_files(either, name)
+    leave_stray_files(either, name)
     kinds = [one.kind for one in Doctor(either).read_findings()]
     shared = len({host.driver.host.size.facts["storage"] for host in either.hosts.values()}) == 1
     assert kinds == ([] if shared else ["files-elsewhere"])
@@ -351,7 +351,7 @@ def test_doctor_fix_keeps_attachment_of_running_guest_until_stop(cloud: Cloud) -
     """The row lacks the connection, so the volume is connected anew once the server is off."""
     operator = Doctor(cloud)
     name = trial_of(cloud, "stop").server
-    attached(cloud, name, connection=None)
+    attach_volume(cloud, name, connection=None)
     held = set(cloud.volumes.state.held)
     [finding] = operator.read_findings()
     assert operator.fix(finding.id) == 0
