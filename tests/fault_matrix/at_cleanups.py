@@ -130,7 +130,7 @@ def carry_out(bench: Bench) -> None:
 
 def _answers(how: Answer, bench: Bench, cell: Cell, turn: int) -> Verdict:
     service = service_of(bench, cell)
-    service.next_of = set(service.calls_known), how
+    service.next_of = set(service.call_names), how
     bench.proofs.append(lambda: service.next_of is None)
     bench.hit()
     return Verdict.LATE
@@ -173,7 +173,7 @@ def _dies_at_strike(bench: Bench) -> None:
 def _deleted(bench: Bench, cell: Cell, turn: int) -> Verdict:
     """The server is deleted while the neighbour is asked."""
     service = service_of(bench, cell)
-    service.next_of = set(service.calls_known), Answer.SLOW
+    service.next_of = set(service.call_names), Answer.SLOW
     bench.proofs.append(lambda: service.next_of is None)
     bench.hit()
 

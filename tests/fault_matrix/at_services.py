@@ -12,7 +12,7 @@ from tests.fault_matrix.aim import CONDUCTOR, Fault, dies, once, part
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
-from tests.workflows.neighbours import Neighbour, nobody
+from tests.workflows.neighbours import Neighbour, do_nothing
 
 AWAY_SECONDS, LATE_SECONDS = 60, 20
 #: Calls that change nothing at a service.
@@ -52,7 +52,7 @@ def dies_when_answered(bench: Bench, cell: Cell) -> None:
     died: list[bool] = []
 
     def die() -> None:
-        service.before_answer = nobody
+        service.before_answer = do_nothing
         died.append(True)
         dies(CONDUCTOR)(())
 
@@ -108,9 +108,9 @@ def put_off(bench: Bench, cell: Cell) -> None:
     """The next request that changes something is given up, and carried out some seconds later."""
     service = service_of(bench, cell)
     looks = cell.step in ONLY_LOOK
-    service.next_of = set(service.calls_known) - (set() if looks else READS), Answer.LATE
+    service.next_of = set(service.call_names) - (set() if looks else READS), Answer.LATE
     bench.later(LATE_SECONDS, service.catches_up)
-    bench.proofs.append(lambda: service.next_of is None and not service.given_up)
+    bench.proofs.append(lambda: service.next_of is None and not service.late_calls)
 
 
 def away(bench: Bench, cell: Cell, turn: int) -> Verdict:

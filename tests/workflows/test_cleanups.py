@@ -40,7 +40,7 @@ def hasten(cloud: Cloud) -> None:
 
 def test_delete_ends_when_network_service_refuses_to_delete_port(cloud: Cloud) -> None:
     register(cloud)
-    users = cloud.networks.user_makes("n2")
+    users = cloud.networks.create_user_port("n2")
     server = cloud.create(networks=[{"network": "n1"}, {"port": users}, {"network": "n2"}])[0]
     cloud.settle()
     kept = cloud.show(server).interfaces[0]["port"]

@@ -114,7 +114,7 @@ def read_content(double: Neighbour) -> str:
 def test_doubles_cover_every_call_of_every_interface() -> None:
     for name, interface in INTERFACES.items():
         double, arguments = DOUBLES[name]()
-        assert set(arguments) == set(calls_of(interface)) == set(double.calls_known)
+        assert set(arguments) == set(calls_of(interface)) == set(double.call_names)
     of_neighbours = [name for name in vars(external_services) if name.endswith("Api")]
     assert len(of_neighbours) == len(INTERFACES), "an interface has no double"
 

@@ -110,7 +110,7 @@ def wreck(trial: Trial) -> None:
     cloud.ask(trial.server, "delete")
     cloud.settle()
     cloud.engine.max_attempts = 1
-    cloud.networks.one_host_a_port = True
+    cloud.networks.has_single_bindings = True
     cloud.images.refuses = "no room"
     for host in cloud.hosts.values():
         host.driver.host.script["ensure_guest"] = [Fail()]

@@ -123,7 +123,7 @@ def test_port_created_after_delete_of_server_is_deleted(cloud: Cloud, workflow: 
     cloud.networks.slow = True
     trial.begin()
     cloud.advance()
-    assert cloud.networks.put_off
+    assert cloud.networks.late_creates
     ask(cloud, trial.server, "delete")
     for _ in range(3):
         cloud.round()
