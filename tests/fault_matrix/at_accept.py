@@ -175,7 +175,7 @@ def _creates(bench: Bench) -> Callable[[], None]:
     creator = Creator(cloud.store, LIMITS)
 
     def create() -> None:
-        server, action = new_servers.rows([{"network": "n1"}])
+        server, action = new_servers.build_rows([{"network": "n1"}])
         creation = Creation(
             "project",
             "user",

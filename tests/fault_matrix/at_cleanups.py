@@ -21,7 +21,7 @@ from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
 from tests.fault_matrix.stage import OF_VOLUMES, WITH_VOLUMES
 from tests.workflows import volumes
-from tests.workflows.neighbours import Neighbour
+from tests.workflows.neighbours import ServiceDouble
 from tests.workflows.simulator import Crash
 
 #: Longer than a cleanup is put off after a refusal, or held by a conductor that died.
@@ -66,9 +66,9 @@ LEFT: dict[str, Left] = {
 assert LEFT.keys() == REMEDIES.keys(), "a kind of cleanup has no cells"
 
 
-def service_of(bench: Bench, cell: Cell) -> Neighbour:
+def service_of(bench: Bench, cell: Cell) -> ServiceDouble:
     """Who is asked again."""
-    found: Neighbour = getattr(bench.cloud, LEFT[cell.step].service)
+    found: ServiceDouble = getattr(bench.cloud, LEFT[cell.step].service)
     return found
 
 

@@ -15,7 +15,7 @@ from tests.fault_matrix.at_hosts import BROKER_SECONDS
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
-from tests.workflows.simulator import choosing
+from tests.workflows.simulator import default_selection_options
 
 LATE_SECONDS = 10  # shorter than the lease of who asks
 
@@ -23,7 +23,7 @@ LATE_SECONDS = 10  # shorter than the lease of who asks
 def restart(bench: Bench) -> None:
     """Another scheduler, which knows nothing of what this one proposed."""
     cloud = bench.cloud
-    cloud.scheduler = Proposals(Hosts(cloud.store, cloud.time), choosing())
+    cloud.scheduler = Proposals(Hosts(cloud.store, cloud.time), default_selection_options())
 
 
 def _asks(bench: Bench, cell: Cell, when: str, then: Callable[[Point], object]) -> None:

@@ -12,7 +12,7 @@ from tests.fault_matrix.aim import CONDUCTOR, Fault, dies, once, part
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
-from tests.workflows.neighbours import Neighbour, do_nothing
+from tests.workflows.neighbours import ServiceDouble, do_nothing
 
 AWAY_SECONDS, LATE_SECONDS = 60, 20
 #: Calls that change nothing at a service.
@@ -21,11 +21,11 @@ READS = {"show", "find", "ports", "port", "names_guests", "described", "volume",
 ONLY_LOOK = ("plug", "rotate", "look_at_size", "release", "release_volumes_late")
 
 
-def service_of(bench: Bench, cell: Cell) -> Neighbour:
+def service_of(bench: Bench, cell: Cell) -> ServiceDouble:
     """Who is called at the step."""
     step = WORKFLOWS[cell.workflow].steps[WORKFLOWS[cell.workflow].index(cell.step)]
     cloud = bench.cloud
-    found: Neighbour = {
+    found: ServiceDouble = {
         Lane.IMAGE: cloud.images,
         Lane.NETWORK: cloud.networks,
         Lane.SHARE: cloud.shares,

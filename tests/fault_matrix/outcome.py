@@ -58,7 +58,7 @@ def judge(bench: Bench, verdicts: Sequence[Verdict]) -> None:
     ended = bench.row()
     if verdict is not Verdict.ENDED or ended.state == "done":
         assert ended.state == "done", f"{ended.state}: {ended.message}"
-        bench.trial.has_ended()
+        bench.trial.check_expected_end()
         return
     assert ended.state == "failed", f"it is {ended.state}: {ended.message}"
     failed(bench, len(verdicts) > 1)

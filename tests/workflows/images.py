@@ -15,10 +15,10 @@ from common.clients.image import Image
 from common.domain import errors
 from common.domain.models import ImageRef
 from conductor.engine.external_services import ImageApi
-from tests.workflows.neighbours import Neighbour
+from tests.workflows.neighbours import ServiceDouble
 
 
-class Images(Neighbour, interface=ImageApi):
+class Images(ServiceDouble, interface=ImageApi):
     """Implement ``conductor.engine.external_services.ImageApi``, and the upload of agents."""
 
     def __init__(self) -> None:

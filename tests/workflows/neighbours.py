@@ -21,7 +21,7 @@ def do_nothing() -> None:
 
 
 @dataclass
-class Neighbour:
+class ServiceDouble:
     """An external service in memory.
 
     A subclass names the interface that it implements, or its calls. Invariant: each call begins
@@ -116,7 +116,7 @@ def _wrap_call(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method with the outcomes ``next_of`` and ``Answer.LATE``."""
 
     @wraps(method)
-    def call(self: Neighbour, *arguments: Any, **more: Any) -> Any:
+    def call(self: ServiceDouble, *arguments: Any, **more: Any) -> Any:
         if self.next_of is not None and name in self.next_of[0]:
             self.script[self.calls + 1], self.next_of = self.next_of[1], None
         if self.script.get(self.calls + 1) is not Answer.LATE:

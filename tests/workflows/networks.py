@@ -15,7 +15,7 @@ from common.clients.network import interface_of
 from common.domain import errors, ids
 from common.domain.models import Interface
 from conductor.engine.external_services import NetworkApi
-from tests.workflows.neighbours import Neighbour, join_ids
+from tests.workflows.neighbours import ServiceDouble, join_ids
 
 NETWORKS = {name: {"id": name, "name": f"net-{name}", "mtu": 1450} for name in ("n1", "n2")}
 SUBNETS = {
@@ -31,7 +31,7 @@ SUBNETS = {
 }
 
 
-class Networks(Neighbour, interface=NetworkApi):
+class Networks(ServiceDouble, interface=NetworkApi):
     """Implement ``conductor.engine.external_services.NetworkApi`` in memory."""
 
     def __init__(self) -> None:

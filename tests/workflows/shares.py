@@ -10,10 +10,10 @@ from __future__ import annotations
 from common.clients.shares import ACTIVE, FAILED
 from common.domain import errors
 from conductor.engine.external_services import ShareApi
-from tests.workflows.neighbours import Neighbour
+from tests.workflows.neighbours import ServiceDouble
 
 
-class Shares(Neighbour, interface=ShareApi):
+class Shares(ServiceDouble, interface=ShareApi):
     """Implement ``conductor.engine.external_services.ShareApi`` in memory."""
 
     def __init__(self) -> None:

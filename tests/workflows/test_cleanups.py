@@ -78,7 +78,7 @@ def test_unshelve_ends_when_image_service_refuses_to_delete_image(
     cloud.images.refusing["delete", image] = PROTECTED
     trial.begin()
     cloud.settle()
-    trial.is_right(states.ACTIVE, 1, images=1)
+    trial.check_end(states.ACTIVE, 1, images=1)
     server = cloud.show(trial.server)
     assert (server.shelved_image_id, server.shelved_at, server.power_state) == (
         None,
@@ -94,7 +94,7 @@ def test_unshelve_ends_when_image_service_refuses_to_delete_image(
     cloud.settle()
     cloud.images.well()
     cloud.clean_up()
-    trial.is_right(states.SHELVED, 1, images=1)
+    trial.check_end(states.SHELVED, 1, images=1)
 
 
 @pytest.mark.parametrize("was", [states.ACTIVE, states.STOPPED])
@@ -110,14 +110,14 @@ def test_shelve_offloads_when_network_service_refuses_to_unbind_port(
     cloud.networks.refusing["update", port] = IN_USE
     trial.begin()
     cloud.settle()
-    trial.is_right(states.SHELVED_OFFLOADED, 0, images=1)
+    trial.check_end(states.SHELVED_OFFLOADED, 0, images=1)
     assert cloud.networks.held[port]["binding:host_id"] != ""
     cloud.networks.well()
     cloud.clean_up()
     assert cloud.networks.held[port]["binding:host_id"] == ""
     ask(cloud, trial.server, "unshelve")
     cloud.settle()
-    trial.is_right(states.ACTIVE, 1)
+    trial.check_end(states.ACTIVE, 1)
 
 
 def test_pending_unbind_keeps_port_of_server_unshelved_meanwhile(cloud: Cloud) -> None:
@@ -172,7 +172,7 @@ def test_detach_interface_ends_when_port_cannot_be_deleted(cloud: Cloud) -> None
     trial.begin()
     cloud.settle()
     assert (cloud.show(trial.server).interfaces, cloud.pending()) == ([], [("port", port)])
-    trial.is_right(states.ACTIVE, 1)
+    trial.check_end(states.ACTIVE, 1)
     cloud.networks.well()
     cloud.clean_up()
     assert cloud.networks.held == {}
@@ -191,7 +191,7 @@ def test_live_migrate_with_refused_binding_call_leaves_no_extra_binding(
     moved = call == "let_go"
     assert (cloud.show(trial.server).host != trial.was.host) == moved
     assert cloud.pending() == ([("binding", port)] if moved else [])
-    trial.is_right(states.ACTIVE, 1)
+    trial.check_end(states.ACTIVE, 1)
     cloud.networks.well()
     cloud.clean_up()
     assert [one["host"] for one in cloud.networks.held[port]["bindings"]] == []
@@ -235,7 +235,7 @@ def test_pending_binding_removal_waits_while_server_moves_back(cloud: Cloud) -> 
     cloud.settle()
     assert seen == [trial.was.host]
     cloud.clean_up()
-    trial.is_right(states.ACTIVE, 1)
+    trial.check_end(states.ACTIVE, 1)
 
 
 def test_migrate_ends_when_network_service_refuses_to_show_ports() -> None:
@@ -301,7 +301,7 @@ def test_action_ends_with_pending_cleanup_when_service_falls_silent(
         cloud.time.pass_by(20)
         cloud.round()
     assert cloud.pending() == [], "it is asked once a minute"
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 def test_delete_ends_when_conductor_has_no_external_services(cloud: Cloud) -> None:
@@ -315,7 +315,7 @@ def test_delete_ends_when_conductor_has_no_external_services(cloud: Cloud) -> No
     assert sorted(kind for kind, _ in cloud.pending()) == ["image", "ports"]
     cloud.engine.images, cloud.engine.networks = reached
     cloud.clean_up()
-    trial.is_right(states.DELETED, 0)
+    trial.check_end(states.DELETED, 0)
     assert cloud.networks.held == {}
 
 

@@ -83,7 +83,7 @@ def test_workflow_succeeds_and_notifies_from_start_to_end(cloud: Cloud, workflow
     trial.begin()
     cloud.settle()
     check_success(cloud.store, trial.server, workflow, trial.scenario.ends)
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 def test_workflow_ends_after_kill_at_fault_point(cloud: Cloud, workflow: str, number: int) -> None:
@@ -92,7 +92,7 @@ def test_workflow_ends_after_kill_at_fault_point(cloud: Cloud, workflow: str, nu
     trial.begin()
     trial.run_through_crashes()
     assert len(trial.hits) > number, "the fault point was not reached"
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 @pytest.mark.parametrize("kind", ["select", "do", "sync", "answer"])
@@ -119,7 +119,7 @@ def test_workflow_succeeds_when_messages_are_lost(
     cloud.lose = lose
     trial.begin()
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 @pytest.mark.parametrize("workflow", WHOLE)
@@ -151,7 +151,7 @@ def test_workflow_with_repeated_commands_calls_each_verb_once(cloud: Cloud, work
     }
     assert repeated_calls == {name: [] for name in cloud.hosts}
     check_success(cloud.store, trial.server, workflow, trial.scenario.ends)
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 def verbs_that_fail() -> Iterator[Any]:
@@ -183,10 +183,10 @@ def test_workflow_with_failed_verb_reports_notifies_and_leaves_no_rest(
     check_failure(cloud.store, trial.server, workflow, fault)
     vm_state = trial.scenario.fails_as
     if trial.scenario.keeps is not None and vm_state == trial.was.vm_state:
-        trial.is_as_before()
+        trial.check_unchanged()
     for host in cloud.hosts.values():
         host.driver.host.script.clear()
-    trial.is_right(vm_state, trial.scenario.fails_with, trial.scenario.fails_images)
+    trial.check_end(vm_state, trial.scenario.fails_with, trial.scenario.fails_images)
     if vm_state == states.ERROR:
         assert cloud.show(trial.server).fault["message"] == "It broke."
 
@@ -199,7 +199,7 @@ def test_create_retries_on_other_host_after_retryable_failure(cloud: Cloud) -> N
     trial.begin()
     cloud.settle()
     assert cloud.show(trial.server).host == "h2"
-    trial.is_right(states.ACTIVE, 1)
+    trial.check_end(states.ACTIVE, 1)
 
 
 def test_create_fails_with_no_valid_host_when_every_host_fails(cloud: Cloud) -> None:
@@ -208,7 +208,7 @@ def test_create_fails_with_no_valid_host_when_every_host_fails(cloud: Cloud) -> 
         host.driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * 3
     trial.begin()
     cloud.settle()
-    trial.is_right(states.ERROR, 0)
+    trial.check_end(states.ERROR, 0)
     server = cloud.show(trial.server)
     assert "No valid host" in server.fault["message"]
     assert server.created_at < server.fault["created"] <= server.updated_at
@@ -235,7 +235,7 @@ def test_delete_supersedes_workflow_after_any_round(
     for host, command in old:
         cloud.do(host, [command])
     cloud.settle()
-    trial.is_right(states.DELETED, 0)
+    trial.check_end(states.DELETED, 0)
 
 
 @pytest.mark.slice("moves")
@@ -258,7 +258,7 @@ def test_workflow_ignores_conductor_that_wakes_up_after_its_lease(
     late.fault_point = sleep
     runner.advance(late)
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()
     assert len({command.key for _, command in cloud.sent}) == len(cloud.sent)
 
 

@@ -106,7 +106,7 @@ def wreck(trial: Trial) -> None:
     cloud = trial.cloud
     trial.begin()
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()
     cloud.ask(trial.server, "delete")
     cloud.settle()
     cloud.engine.max_attempts = 1
@@ -128,7 +128,7 @@ def test_frozen_copy_equals_prepared_cloud(cloud: Cloud, other_cloud: Cloud, wor
     for trial in (original, copy):
         trial.begin()
         trial.cloud.settle()
-        trial.has_ended()
+        trial.check_expected_end()
 
 
 @pytest.mark.parametrize("workflow", KINDS)

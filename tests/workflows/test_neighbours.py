@@ -21,7 +21,7 @@ from compute_agent.virt.memory.state.script import Fail
 from conductor.workflows import WORKFLOWS
 from tests.answers import UNKNOWN, Answer
 from tests.schemas import memory_store
-from tests.workflows.neighbours import Neighbour
+from tests.workflows.neighbours import ServiceDouble
 from tests.workflows.scenarios import KILL, SCENARIOS, Trial, trial_of
 from tests.workflows.simulator import Cloud, Time
 
@@ -70,8 +70,8 @@ def create_trial(workflow: str, fails: str = "") -> Iterator[Trial]:
     cloud.store.close()
 
 
-def read_service(cloud: Cloud, name: str) -> Neighbour:
-    service: Neighbour = getattr(cloud, name)
+def read_service(cloud: Cloud, name: str) -> ServiceDouble:
+    service: ServiceDouble = getattr(cloud, name)
     return service
 
 
@@ -183,7 +183,7 @@ def test_workflow_with_refused_call_in_undo_restores_server(workflow: str) -> No
             assert cloud.show(trial.server).vm_state == scenario.fails_as
             read_service(cloud, call[0]).well()
             cloud.clean_up()
-            trial.is_right(scenario.fails_as, scenario.fails_with, scenario.fails_images)
+            trial.check_end(scenario.fails_as, scenario.fails_with, scenario.fails_images)
 
 
 @pytest.mark.slice("guests")  # Tests of single workflows in the default set cover both.
@@ -197,7 +197,7 @@ def test_workflow_succeeds_when_call_has_no_answer(workflow: str, how: Answer) -
             read_service(cloud, call[0]).catches_up()
             cloud.time.pass_by(LATE_CALL_SECONDS)
             cloud.round()
-            trial.has_ended()
+            trial.check_expected_end()
             assert cloud.pending() == []
 
 
@@ -222,4 +222,4 @@ def test_workflow_succeeds_when_other_conductor_works_during_slow_call(workflow:
             cloud.engine = engine
             print(workflow, call)
             assert times == [1]
-            trial.has_ended()
+            trial.check_expected_end()

@@ -46,7 +46,7 @@ def test_workflow_succeeds_after_silence_of_network_service(
     cloud.networks.silent = count
     trial.begin()
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 @pytest.mark.parametrize("workflow", CALLERS)
@@ -58,7 +58,7 @@ def test_workflow_succeeds_when_answers_of_network_service_are_lost(
     cloud.networks.answers_lost = count
     trial.begin()
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 @pytest.mark.parametrize(("workflow", "number"), MOVES)
@@ -70,7 +70,7 @@ def test_move_succeeds_when_one_answer_of_network_service_is_lost(
     trial.begin()
     cloud.settle()
     assert cloud.networks.calls > cloud.networks.lost_at, "no answer was lost"
-    trial.has_ended()
+    trial.check_expected_end()
     assert cloud.store.read(doctor.wanderers) == (
         {trial.server} if workflow == "live_migrate" else set()
     )
@@ -142,7 +142,7 @@ def test_hard_reboot_during_attach_interface_is_refused(cloud: Cloud) -> None:
     cloud.settle()
     ask(cloud, trial.server, "reboot:HARD")
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 def test_attach_interface_leaves_no_port_when_host_fails(cloud: Cloud) -> None:
@@ -151,7 +151,7 @@ def test_attach_interface_leaves_no_port_when_host_fails(cloud: Cloud) -> None:
         host.driver.host.script["attach_interface"] = [Fail("No room for another device.")]
     trial.begin()
     cloud.settle()
-    trial.is_right(states.ACTIVE, 1)
+    trial.check_end(states.ACTIVE, 1)
     assert len(cloud.networks.held) == len(cloud.show(trial.server).interfaces) == 1
 
 
@@ -189,5 +189,5 @@ def test_remove_security_group_succeeds_after_crash_behind_call(cloud: Cloud) ->
     cloud.engine.fault_point = crash
     trial.run_through_crashes()
     assert crashed
-    trial.has_ended()
+    trial.check_expected_end()
     assert cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0].state == "done"

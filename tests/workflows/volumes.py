@@ -32,7 +32,7 @@ from common.store.engine import Connection
 from common.store.servers import volumes
 from common.store.servers.volumes import WantedVolume
 from conductor.engine.external_services import VolumeApi
-from tests.workflows.neighbours import Neighbour
+from tests.workflows.neighbours import ServiceDouble
 
 if TYPE_CHECKING:
     from tests.workflows.simulator import Cloud
@@ -211,7 +211,7 @@ def insert(tx: Connection, server: str, requested_volumes: Sequence[WantedVolume
     )
 
 
-class Volumes(Neighbour, interface=VolumeApi):
+class Volumes(ServiceDouble, interface=VolumeApi):
     """Implement ``conductor.engine.external_services.VolumeApi`` in memory."""
 
     def __init__(self) -> None:
@@ -367,8 +367,8 @@ class Volumes(Neighbour, interface=VolumeApi):
         for held in self._attachments_of(volume_id):
             connection = held.attachment.connection
             if connection:
-                connection = {**connection, "data": {**connection["data"], **place}}
-                held.attachment = replace(held.attachment, connection=connection)
+                new_connection = {**connection, "data": {**connection["data"], **place}}
+                held.attachment = replace(held.attachment, connection=new_connection)
 
     def attachments(self, server: str, volume_id: str | None = None) -> list[Attachment]:
         self._speak("attachments", volume_id or server)
