@@ -54,11 +54,11 @@ class Frozen:
 
 
 def is_new(cloud: Cloud, hosts: int = 2, storage: str = "") -> bool:
-    """True if the cloud is as its constructor leaves it.
+    """True if the cloud is unchanged since the constructor.
 
     Args:
         hosts: Number of hosts.
-        storage: Name of the storage that its hosts share, or "".
+        storage: Name of the storage that the hosts share, or "".
     """
     return cloud.time.micros == Time().micros and _pickle_without_ids(cloud) == _pickle_new_cloud(
         hosts, storage
@@ -75,13 +75,13 @@ def _pickle_new_cloud(hosts: int, storage: str) -> bytes:
 
 
 def register(cloud: Cloud, storage: str = "") -> None:
-    """Let the hosts of a new cloud register, as its first round does.
+    """Let the hosts of a new cloud register, as the first round does.
 
     A process does this once for each number of hosts. Later clouds get a copy.
 
     Args:
-        cloud: A cloud that was neither used nor changed, with its database in memory.
-        storage: Name of the storage that its hosts share, or "".
+        cloud: A cloud that was neither used nor changed, with the database in memory.
+        storage: Name of the storage that the hosts share, or "".
     """
     kind = len(cloud.hosts), storage
     assert is_new(cloud, *kind), "only the hosts of a new cloud register by a copy"

@@ -26,7 +26,7 @@ class Images(ServiceDouble, interface=ImageApi):
         self.records: dict[str, dict[str, Any]] = {}
         #: Text of the 403 for each new image, or None to accept new images.
         self.refuses: str | None = None
-        #: Image id -> values of its record that ``look`` returns in place of the defaults.
+        #: Image id -> fields of the ``Image`` from ``look`` that differ from the defaults.
         self.changed: dict[str, dict[str, Any]] = {}
         #: Sort key of an image by its number. Images within the same second have the same age.
         self.age: Callable[[int], int] = operator.neg

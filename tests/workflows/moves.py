@@ -44,7 +44,7 @@ def has_shared_storage(cloud: Cloud) -> bool:
 
 
 def boot_server(cloud: Cloud, host: str = "h1", **args: Any) -> str:
-    """Create a server on this host, write the file CANARY to its disk, and return its id."""
+    """Create a server on this host, write the file CANARY to the disk, and return the id."""
     server = cloud.create(host=host, **args)[0]
     cloud.settle()
     cloud.hosts[host].driver.host.write_file(server, "canary", "alive")
@@ -53,7 +53,7 @@ def boot_server(cloud: Cloud, host: str = "h1", **args: Any) -> str:
 
 
 def before(cloud: Cloud, verb: str, act: Act) -> None:
-    """Call ``act`` with the destination of the first command with this verb, before it is sent."""
+    """Call ``act`` with the host of the first command with this verb, before the host gets it."""
     deliver = cloud.do
     hosts: list[str] = []
 

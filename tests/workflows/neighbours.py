@@ -24,7 +24,7 @@ def do_nothing() -> None:
 class ServiceDouble:
     """An external service in memory.
 
-    A subclass names the interface that it implements, or its calls. Invariant: each call begins
+    A subclass names the interface, or the calls, that are implemented. Invariant: each call begins
     with ``_speak`` and ends with ``_answer``, which raise the errors.
     """
 
@@ -80,7 +80,7 @@ class ServiceDouble:
                 continue
 
     def _speak(self, method: str, about: str = "") -> None:
-        """Begin a call: record it, and raise the error that the test has scheduled.
+        """Record a call, and raise the error that the test has scheduled for its start.
 
         Args:
             method: The name of the method.
@@ -101,7 +101,7 @@ class ServiceDouble:
             self.meanwhile()
 
     def _answer(self, answer: T) -> T:
-        """End a call: return the answer, or raise the error that the test has scheduled."""
+        """Return a call's answer, or raise the error that the test has scheduled for its end."""
         self.before_answer()
         outcome = self.script.get(self.calls)
         if outcome is Answer.HALF:

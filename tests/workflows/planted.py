@@ -134,7 +134,7 @@ def delete_allocation(cloud: Cloud, name: str) -> None:
 
 
 def create_server_without_action(cloud: Cloud, name: str) -> None:
-    """Create a server that stays in BUILDING, because its create action is missing."""
+    """Create a server that stays in BUILDING, because the create action is missing."""
     [new_server] = cloud.create(networks=[])
     delete(cloud, schema.actions, schema.actions.c.server_id == new_server)
     change(cloud, schema.servers, schema.servers.c.id == new_server, action=None, task_state=None)
@@ -161,7 +161,7 @@ def clear_action(cloud: Cloud, name: str) -> None:
 
 
 def unset_sent_at(cloud: Cloud, name: str) -> None:
-    """Let a stop wait for its host without the time of its command, which was lost."""
+    """Lose the command of a stop, and remove the sending time from the action's row."""
     cloud.lose = lambda kind: kind == "do"
     action = cloud.ask(name, "os-stop")
     cloud.advance()
@@ -298,7 +298,7 @@ def add_unknown_attachment(cloud: Cloud, name: str) -> None:
 
 
 def leave_attachment_incomplete(cloud: Cloud, name: str) -> None:
-    """Attach a volume and return its attachment to the status attaching."""
+    """Attach a volume, and set the attachment back to the status attaching."""
     attach(cloud, name, cloud.volumes.make())
     cloud.settle()
     [held] = cloud.volumes.state.held.values()
@@ -329,7 +329,7 @@ def remove_volume_from_guest(cloud: Cloud, name: str) -> None:
 
 
 def connect_unknown_volume(cloud: Cloud, name: str) -> None:
-    """Connect another volume to the guest, as if the guest ran on while its host was down."""
+    """Connect another volume to the guest, as if the guest ran on while the host was down."""
     other = AttachedVolume(cloud.volumes.make(), "/dev/vdb", 1, {"driver_volume_type": "nbd"})
     guest = cloud.hosts[here(cloud, name)].driver.host.guests[name]
     guest.volumes = [*guest.volumes, other]

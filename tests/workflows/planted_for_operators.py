@@ -41,7 +41,7 @@ class ForOperators(Plant):
 
 
 def allocate_for_revert(cloud: Cloud, name: str) -> None:
-    """Let a resize on the same host hold resources for a revert that needs none."""
+    """Allocate resources for the revert of a resize on the same host, which needs no more."""
     move, row = cloud.migration(name), cloud.show(name)
     holder = {"type": "server", "project_id": row.project_id, "user_id": row.user_id}
     amounts = {"VCPU": 1, "MEMORY_MB": 1, "DISK_GB": 1}

@@ -67,7 +67,7 @@ VOLUME_ACTIONS = {
     "volume_snapshot_create": volume_service.take_snapshot,
     "volume_snapshot_delete": volume_service.merge_snapshot,
 }
-#: A request in ``before``: the server's host loses its power, and is forced down.
+#: A request in ``before``: the server's host loses power, and is forced down.
 KILL = "kill"
 SCENARIOS = {
     "create": Scenario(
@@ -377,8 +377,8 @@ def ask(cloud: Cloud, server: str, request: str) -> None:
     if key == "rebuild" and volume_service.is_volume_backed(cloud, server):
         args = {"before": {"image": cloud.show(server).image}, "reimage": NEW_IMAGE}
     if key == "detach_interface":
-        ports = [interface["port"] for interface in cloud.show(server).interfaces]
-        args = {"port": next(iter(ports), ids.new())}
+        ports = (interface["port"] for interface in cloud.show(server).interfaces)
+        args = {"port": next(ports, ids.new())}
     cloud.ask(server, key, value or None, args, SECRETS.get(key))
 
 
@@ -391,17 +391,17 @@ def bigger(cloud: Cloud, server: str) -> Flavor:
 
 
 def create(cloud: Cloud, scenario: Scenario) -> str:
-    """Create the scenario's server and return its id."""
+    """Create the scenario's server and return the id."""
     networks = None if scenario.ports else []
     # A move always begins on the same host.
     placement = {"host": "h1"} if scenario.keeps is not None else {}
     if scenario.volumes:
-        volumes = [cloud.volumes.wanted(cloud.volumes.make(size_gb=2))]
+        volumes = [cloud.volumes.build_wanted_volume(cloud.volumes.make(size_gb=2))]
         if scenario.boots:
             root_volume = cloud.volumes.make(looks=2)
             more = {"boot_index": 0, "status": "creating", "source_type": "image"}
             values = {"delete_on_termination": True, "more": more}
-            volumes.append(cloud.volumes.wanted(root_volume, **values))
+            volumes.append(cloud.volumes.build_wanted_volume(root_volume, **values))
         return cloud.create(networks=networks, volumes=volumes, **placement)[0]
     if not scenario.placed:
         return cloud.create(networks=networks, **placement)[0]

@@ -432,7 +432,7 @@ class Cloud:
             self._beats += len(heard) + 1
 
     def changes(self) -> int | None:
-        """Count the rows changed in the database since its creation, without mere heartbeats.
+        """Count the rows changed through the database connection, without mere heartbeats.
 
         Returns:
             The number, or None for a database with more than one connection.
@@ -471,7 +471,7 @@ class Cloud:
         raise AssertionError(f"stuck after {limit} rounds: {self.store.read(doctor.ages)}")
 
     def clean_up(self) -> None:
-        """Settle, try all pending cleanups once more, and check that none is left."""
+        """Settle, try all pending cleanups once more, and check that all are done."""
         self.settle()
         for row in self.store.read(store_cleanups.list_all):
             self.store.write(lambda tx, row=row: store_cleanups.hasten(tx, row.id))
@@ -538,7 +538,7 @@ class Cloud:
         return [str(server["id"]) for server, _ in rows]
 
     def group(self, policy: str, **rules: Any) -> str:
-        """Create a server group of the project and return its id."""
+        """Create a server group of the project and return the id."""
         return str(
             self.store.write(
                 lambda tx: server_groups.create(
@@ -620,7 +620,7 @@ class Cloud:
             "os-migrateLive": MigrationType.LIVE,
             "evacuate": MigrationType.EVACUATION,
         }
-        self.volumes.moves(server, live=key == "os-migrateLive")
+        self.volumes.record_move(server, live=key == "os-migrateLive")
         return self.accept(
             server,
             lambda tx: migrations.begin(
@@ -690,7 +690,7 @@ class Cloud:
         return self.store.write(begin, partial(actions.is_begun, server_id=server))
 
     def kill(self, host: str) -> None:
-        """Cut the power of a host, and force the host down once its service counts as down."""
+        """Cut the power of a host, and force the service down once it counts as down."""
         self.hosts[host].power_cut()
         self.until_down(host)
         self.force_down(host)

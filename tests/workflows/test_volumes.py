@@ -74,7 +74,7 @@ def boot_from_new_volume(cloud: Cloud, looks: int = 0, delete: bool = True) -> t
     volume = cloud.volumes.make(looks=looks)
     more = {"boot_index": 0, "status": "creating", "source_type": "image"}
     wish = {"delete_on_termination": delete, "more": more}
-    [server] = cloud.create(volumes=[cloud.volumes.wanted(volume, **wish)])
+    [server] = cloud.create(volumes=[cloud.volumes.build_wanted_volume(volume, **wish)])
     return server, volume
 
 

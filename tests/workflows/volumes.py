@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block storage service in memory, and requests to it and to the API about volumes.
+"""A block storage service in memory, and functions that request actions on volumes.
 
 Invariant: two servers, or two hosts, never have the same volume, unless the volume is multiattach
-or its server is being live-migrated. For the errors that a test can cause see ``neighbours``.
+or the server is being live-migrated. For the errors that a test can cause see ``neighbours``.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class VolumeRecords:
     held: dict[str, HeldVolume] = field(default_factory=dict)
     #: Volume -> requests for the volume until it is available.
     creating: dict[str, int] = field(default_factory=dict)
-    #: Volume -> the image that was written to it.
+    #: Volume -> the image that was written last.
     images: dict[str, str] = field(default_factory=dict)
     #: Volume -> requests for the volume until the image is written.
     writing: dict[str, int] = field(default_factory=dict)
-    #: Snapshot of a user -> its volume.
+    #: Snapshot of a user -> the volume.
     snapshots: dict[str, str] = field(default_factory=dict)
     assisted: dict[str, AssistedSnapshot] = field(default_factory=dict)
     #: Migrated volume -> the volume that had its data before.
@@ -86,7 +86,7 @@ def attach(cloud: Cloud, server: str, volume_id: str, **more: Any) -> str:
     Args:
         more: Further fields of the requested volume.
     """
-    requested_volume = cloud.volumes.wanted(volume_id, **more)
+    requested_volume = cloud.volumes.build_wanted_volume(volume_id, **more)
     row = states.row("attach_volume")
     return cloud.accept(
         server,
@@ -128,7 +128,7 @@ def swap(cloud: Cloud, server: str, volume_id: str) -> str:
 
 
 def extend(cloud: Cloud, server: str, volume_id: str) -> str:
-    """Report a volume as extended, as the block storage service does after an extend."""
+    """Request the guest's part of an extend, as the block storage service does."""
     row = cloud.store.read(lambda tx: volumes.show(tx, server, volume_id))
     return cloud.ask(
         server, "extend_volume", args={"block_device": row.uuid, "volume_id": volume_id}
@@ -142,14 +142,14 @@ def of(cloud: Cloud, server: str) -> dict[str, str]:
 
 
 def take_snapshot(cloud: Cloud, server: str, volume_id: str) -> str:
-    """Begin an assisted snapshot, and request it as the service does after creating its file."""
+    """Begin an assisted snapshot, and request the host's part as the service does."""
     snapshot = cloud.volumes.begin_assisted(volume_id, CREATING)
     details = {"snapshot_id": snapshot, "new_file": f"volume-{volume_id}.{snapshot}"}
     return _request_assistance(cloud, server, "volume_snapshot_create", volume_id, details)
 
 
 def merge_snapshot(cloud: Cloud, server: str, volume_id: str) -> str:
-    """Begin to delete an assisted snapshot, and request the merge as the service does."""
+    """Begin to delete an assisted snapshot, and request the host's part as the service does."""
     snapshot = cloud.volumes.begin_assisted(volume_id, DELETING)
     details = {"snapshot_id": snapshot, "file": None, "into": None}
     return _request_assistance(cloud, server, "volume_snapshot_delete", volume_id, details)
@@ -224,8 +224,8 @@ class Volumes(ServiceDouble, interface=VolumeApi):
         self.writes_to = ""
 
     # --- users and the service itself ---
-    def moves(self, server: str, live: bool) -> None:
-        """Record a move of the server. Only for a live one may two hosts connect its volumes."""
+    def record_move(self, server: str, live: bool) -> None:
+        """Record a move. Only in a live migration may two hosts connect the server's volumes."""
         self.moving -= {server}
         if live:
             self.moving |= {server}
@@ -264,7 +264,7 @@ class Volumes(ServiceDouble, interface=VolumeApi):
             if snapshot.status in NEXT and snapshot.looks < 0 and snapshot_id not in refused
         ]
 
-    def wanted(self, volume_id: str, **more: Any) -> WantedVolume:
+    def build_wanted_volume(self, volume_id: str, **more: Any) -> WantedVolume:
         """Return a volume as the API stores it in a request to attach the volume."""
         volume = self.state.volumes[volume_id]
         return WantedVolume(
@@ -496,7 +496,7 @@ class Volumes(ServiceDouble, interface=VolumeApi):
         return held
 
     def _update_status(self, volume_id: str, status: str = "") -> None:
-        """Set the volume's status: this one, or by default the status by its attachments."""
+        """Set the volume's status to ``status``, or by default to the status by attachments."""
         if status:
             self.state.volumes[volume_id] = replace(self.state.volumes[volume_id], status=status)
             return
