@@ -58,7 +58,7 @@ def delete(cloud: Cloud, table: sa.Table, where: Any) -> None:
     cloud.store.write(lambda tx: tx.execute(sa.delete(table).where(where)))
 
 
-def server(**values: Any) -> Break:
+def change_server(**values: Any) -> Break:
     """Return a function that writes these values into the server's row."""
     return lambda cloud, name: change(cloud, schema.servers, schema.servers.c.id == name, **values)
 
@@ -83,7 +83,7 @@ def elsewhere(cloud: Cloud, name: str) -> str:
     return next(host for host in cloud.hosts if host != cloud.show(name).host)
 
 
-def guest(where: Callable[[Cloud, str], str], **values: Any) -> Break:
+def change_guest(where: Callable[[Cloud, str], str], **values: Any) -> Break:
     """Return a function that writes these values into the guest's record on a host."""
 
     def plant(cloud: Cloud, name: str) -> None:
@@ -94,7 +94,7 @@ def guest(where: Callable[[Cloud, str], str], **values: Any) -> Break:
     return plant
 
 
-def port(**values: Any) -> Break:
+def change_port(**values: Any) -> Break:
     """Return a function that changes the server's port in the network service."""
 
     def plant(cloud: Cloud, name: str) -> None:
@@ -151,13 +151,13 @@ def set_ended_action(cloud: Cloud, name: str) -> None:
 def raise_server_fence(cloud: Cloud, name: str) -> None:
     """Request a stop and raise the fence of the server's row above that of the action."""
     cloud.ask(name, "os-stop")
-    server(fence=schema.servers.c.fence + 7)(cloud, name)
+    change_server(fence=schema.servers.c.fence + 7)(cloud, name)
 
 
 def clear_action(cloud: Cloud, name: str) -> None:
     """Request a stop and remove the action from the server's row."""
     cloud.ask(name, "os-stop")
-    server(action=None, task_state=None)(cloud, name)
+    change_server(action=None, task_state=None)(cloud, name)
 
 
 def unset_sent_at(cloud: Cloud, name: str) -> None:
@@ -169,7 +169,7 @@ def unset_sent_at(cloud: Cloud, name: str) -> None:
     change(cloud, schema.actions, schema.actions.c.id == action, sent_at=None)
 
 
-def put(cloud: Cloud, name: str, host: str) -> None:
+def add_allocation(cloud: Cloud, name: str, host: str) -> None:
     """Add an allocation of the server on this host."""
     row = cloud.show(name)
     holder = {"id": name, "type": "server", "project_id": row.project_id, "user_id": row.user_id}
@@ -180,7 +180,7 @@ def put(cloud: Cloud, name: str, host: str) -> None:
 def delay_guest_removal(cloud: Cloud, name: str) -> None:
     """Add a guest to remove on the other host, with a command that was sent in the future."""
     host = elsewhere(cloud, name)
-    put(cloud, name, host)
+    add_allocation(cloud, name, host)
     insert(
         cloud,
         schema.guests,
@@ -202,7 +202,7 @@ def transfer_allocation_to_migration(cloud: Cloud, name: str) -> None:
         cloud, schema.allocations, schema.allocations.c.consumer_id == name, consumer_id=move.uuid
     )
     delete(cloud, schema.consumers, schema.consumers.c.id == name)
-    guest(here, holder=move.uuid)(cloud, name)
+    change_guest(here, holder=move.uuid)(cloud, name)
 
 
 def add_second_migration(cloud: Cloud, name: str) -> None:
@@ -221,7 +221,7 @@ def confirm_only_migration(cloud: Cloud, name: str) -> None:
     change(cloud, schema.migrations, schema.migrations.c.server_id == name, status="confirmed")
     flavor = cloud.show(name).flavor
     values = {"vcpus": flavor["vcpus"], "memory_mb": flavor["memory_mb"]}
-    server(vm_state=states.ACTIVE, **values)(cloud, name)
+    change_server(vm_state=states.ACTIVE, **values)(cloud, name)
 
 
 def run_guest_on_both_hosts(cloud: Cloud, name: str) -> None:
@@ -230,7 +230,7 @@ def run_guest_on_both_hosts(cloud: Cloud, name: str) -> None:
     cloud.hosts[elsewhere(cloud, name)].driver.host.guests[name] = guest_copy
 
 
-def share(cloud: Cloud, name: str, status: str) -> None:
+def add_share(cloud: Cloud, name: str, status: str) -> None:
     """Add a share of the server with this status, and the access rule of the share."""
     insert(
         cloud,
@@ -262,12 +262,12 @@ def leave_stray_files(cloud: Cloud, name: str) -> None:
 
 
 def plant_share_of_missing_server(cloud: Cloud, name: str) -> None:
-    share(cloud, ids.new(), "inactive")
+    add_share(cloud, ids.new(), "inactive")
 
 
 def leave_share_attaching(cloud: Cloud, name: str) -> None:
-    share(cloud, name, "attaching")
-    server(shares=1)(cloud, name)
+    add_share(cloud, name, "attaching")
+    change_server(shares=1)(cloud, name)
 
 
 def add_block_device(cloud: Cloud, server_id: str, volume: str) -> None:
@@ -398,24 +398,24 @@ def remove_server_from_host(cloud: Cloud, name: str) -> None:
     remove_domain(cloud, name)
     delete_guest_record(cloud, name)
     delete_allocation(cloud, name)
-    server(host=None)(cloud, name)
-    port(**{"binding:host_id": ""})(cloud, name)
+    change_server(host=None)(cloud, name)
+    change_port(**{"binding:host_id": ""})(cloud, name)
 
 
 _CPU = to_wire(HardwareAssignment([AssignedNumaNode(0, [0], {"0": 16}, 4, 0)]))
-_OFFLOADED = server(vm_state=states.SHELVED_OFFLOADED, host=None)
-_UNBOUND = port(**{"binding:host_id": ""})
+_OFFLOADED = change_server(vm_state=states.SHELVED_OFFLOADED, host=None)
+_UNBOUND = change_port(**{"binding:host_id": ""})
 _H2 = schema.services.c.host == "h2"
 _BEAT = sa.and_(schema.heartbeats.c.host == "h2", schema.heartbeats.c.binary == "nova-compute")
 _VCPU = schema.allocations.c.resource_class == "VCPU"
 
 PLANTS: dict[str, Plant] = {
-    "task-state": Plant(server(task_state=states.POWERING_OFF)),
+    "task-state": Plant(change_server(task_state=states.POWERING_OFF)),
     "building-idle": Plant(create_server_without_action),
     "nowhere": Plant(remove_server_from_host),
-    "shelved-without-image": Plant(server(shelved_image_id=None), "unshelve"),
-    "resting-since": Plant(server(shelved_at=None), "unshelve_here"),
-    "lock": Plant(server(locked=True)),
+    "shelved-without-image": Plant(change_server(shelved_image_id=None), "unshelve"),
+    "resting-since": Plant(change_server(shelved_at=None), "unshelve_here"),
+    "lock": Plant(change_server(locked=True)),
     "held-by-ended": Plant(set_ended_action),
     "fence-of-action": Plant(raise_server_fence),
     "holds-nothing": Plant(clear_action),
@@ -425,9 +425,9 @@ PLANTS: dict[str, Plant] = {
     "stuck": Plant(change_stop(state="stuck", due_at=None, cause="odd", failures=10)),
     "overdue": Plant(change_stop(due_at=now() - 700 * SECOND, workflow="of_old")),
     "one-guest": Plant(
-        guest(elsewhere, may_run=True), "confirm_resize", frozenset({"kept-may-run"})
+        change_guest(elsewhere, may_run=True), "confirm_resize", frozenset({"kept-may-run"})
     ),
-    "guest-of-gone-server": Plant(combine(remove_port, server(deleted=1))),
+    "guest-of-gone-server": Plant(combine(remove_port, change_server(deleted=1))),
     "guest-elsewhere": Plant(combine(_OFFLOADED, _UNBOUND)),
     "no-guest-record": Plant(
         delete_guest_record, also=frozenset({"allocation-of-nothing", "domain-known"})
@@ -436,7 +436,8 @@ PLANTS: dict[str, Plant] = {
         confirm_only_migration, "confirm_resize", frozenset({"allocation-exact"})
     ),
     "kept-may-run": Plant(
-        combine(guest(elsewhere, may_run=True), guest(here, may_run=False)), "confirm_resize"
+        combine(change_guest(elsewhere, may_run=True), change_guest(here, may_run=False)),
+        "confirm_resize",
     ),
     "held-by-no-migration": Plant(transfer_allocation_to_migration, "confirm_resize"),
     "one-move": Plant(add_second_migration, "confirm_resize"),
@@ -446,15 +447,15 @@ PLANTS: dict[str, Plant] = {
         ),
         "confirm_resize",
     ),
-    "resized-without-move": Plant(server(vm_state=states.RESIZED)),
+    "resized-without-move": Plant(change_server(vm_state=states.RESIZED)),
     "debt-sent": Plant(delay_guest_removal),
     "domain-known": Plant(boot_server_without_rows, "", frozenset({"port-of-nobody"})),
     "two-domains": Plant(run_guest_on_both_hosts, also=frozenset({"domain-known"})),
     "guest-there": Plant(remove_domain),
-    "counted": Plant(server(vcpus=7)),
-    "shares": Plant(server(shares=2)),
+    "counted": Plant(change_server(vcpus=7)),
+    "shares": Plant(change_server(shares=2)),
     "shares-of-gone": Plant(plant_share_of_missing_server),
-    "volumes": Plant(server(volumes=3)),
+    "volumes": Plant(change_server(volumes=3)),
     "volumes-of-gone": Plant(plant_volume_of_missing_server),
     "attachment-of-server": Plant(add_unknown_attachment),
     "attachment-incomplete": Plant(leave_attachment_incomplete),
@@ -463,12 +464,14 @@ PLANTS: dict[str, Plant] = {
     "volume-elsewhere": Plant(disconnect_volume, "start"),
     "volume-not-in-guest": Plant(remove_volume_from_guest),
     "share-in-transit": Plant(leave_share_attaching),
-    "allocation-of-nothing": Plant(lambda cloud, name: put(cloud, name, elsewhere(cloud, name))),
+    "allocation-of-nothing": Plant(
+        lambda cloud, name: add_allocation(cloud, name, elsewhere(cloud, name))
+    ),
     "guest-without-allocation": Plant(delete_allocation),
     "allocation-exact": Plant(lambda cloud, name: change(cloud, schema.allocations, _VCPU, used=2)),
     "consumer-of-nothing": Plant(add_consumer_without_allocation),
     "no-consumer": Plant(lambda cloud, name: delete(cloud, schema.consumers, sa.true())),
-    "assignment-not-asked-for": Plant(guest(here, assignment=_CPU)),
+    "assignment-not-asked-for": Plant(change_guest(here, assignment=_CPU)),
     "group-member": Plant(
         lambda cloud, name: insert(
             cloud, schema.server_group_members, group_id=NOBODY, server_id=name

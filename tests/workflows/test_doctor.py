@@ -29,15 +29,15 @@ from deploy.operator.hosts import discard as host_discard
 from tests.workflows.planted import (
     NOBODY,
     PLANTS,
+    add_share,
     attach_volume,
     change,
+    change_server,
     elsewhere,
     here,
     leave_stray_files,
     plant_kind,
     remove_domain,
-    server,
-    share,
 )
 from tests.workflows.planted_for_operators import FOR_OPERATORS
 from tests.workflows.scenarios import trial_of
@@ -165,7 +165,7 @@ def test_doctor_fix_keeps_server_when_finding_is_gone(cloud: Cloud) -> None:
     operator = Doctor(cloud)
     name = plant_kind(cloud, "task-state")
     [finding] = operator.read_findings()
-    server(task_state=None, vm_state=states.STOPPED)(cloud, name)
+    change_server(task_state=None, vm_state=states.STOPPED)(cloud, name)
     before = cloud.show(name)
     assert cloud.store.write(lambda tx: remedies.mend(tx, finding, operator.look)) is False
     assert cloud.show(name) == before
@@ -253,7 +253,7 @@ def test_doctor_fix_keeps_stray_files_while_guest_is_missing(
     assert (missing.kind, stray.kind) == ("guest-there", "files-elsewhere")
     assert operator.fix(stray.id) == 1
     assert f"--fix {missing.id}" in capsys.readouterr().out
-    server(deleted=1)(cloud, name)
+    change_server(deleted=1)(cloud, name)
     spare = {one.kind: one for one in operator.read_findings()}["files-elsewhere"]
     assert "was deleted" in spare.text
 
@@ -290,7 +290,7 @@ def test_cleanup_of_share_rule_shows_server_with_the_share(
     name, operator = plant_kind(cloud, "share-rule-of-nobody"), Doctor(cloud)
     for owner in (None, name):
         if owner:
-            share(cloud, owner, "active")
+            add_share(cloud, owner, "active")
         [finding] = [one for one in operator.read_findings() if one.kind == "share-rule-of-nobody"]
         assert operator.fix(finding.id) == 0
         [row] = cloud.store.read(cleanups.list_all)
@@ -338,7 +338,7 @@ def test_doctor_fix_keeps_running_guest_of_offloaded_server(cloud: Cloud) -> Non
     operator = Doctor(cloud)
     name = plant_kind(cloud, "guest-elsewhere")
     cloud.images.create({"id": "33333333-3333-4333-8333-333333333333"})
-    server(shelved_image_id="33333333-3333-4333-8333-333333333333")(cloud, name)
+    change_server(shelved_image_id="33333333-3333-4333-8333-333333333333")(cloud, name)
     [finding] = operator.read_findings()
     assert operator.fix(finding.id) == 0
     until_clean(cloud, operator)

@@ -136,7 +136,7 @@ def test_api_hides_exception_in_agent_verb_from_users(
     trial = trial_of(cloud, workflow)
     cloud.watcher = lambda: None
     for host in cloud.hosts.values():
-        host.carries_out = fail_in_verb(verb)
+        host.carry_out_verb = fail_in_verb(verb)
     trial.begin()
     for _ in range(8):
         cloud.round()
@@ -147,7 +147,7 @@ def test_api_shows_exception_text_to_admins(cloud: Cloud) -> None:
     """This proves that the tests above read the right places."""
     trial = trial_of(cloud, "rebuild")
     for host in cloud.hosts.values():
-        host.carries_out = fail_in_verb("rebuild")
+        host.carry_out_verb = fail_in_verb("rebuild")
     trial.begin()
     cloud.settle()
     assert "The host failed unexpectedly; its log says more." in read_api_texts(
