@@ -125,7 +125,7 @@ class OlderMemory(Memory):
 
     def __init__(self) -> None:
         super().__init__()
-        self.networks.one_host_a_port = True
+        self.networks.has_single_bindings = True
 
 
 Rig = Memory | Embedded

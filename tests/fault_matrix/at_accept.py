@@ -182,7 +182,7 @@ def _make_create_request(bench: Bench) -> Callable[[], None]:
     creator = Creator(cloud.store, LIMITS)
 
     def create() -> None:
-        server, action = new_servers.rows([{"network": "n1"}])
+        server, action = new_servers.build_rows([{"network": "n1"}])
         creation = Creation(
             "project",
             "user",

@@ -20,7 +20,7 @@ from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
 from tests.fault_matrix.stage import OF_VOLUMES, WITH_VOLUMES
 from tests.workflows import volumes
-from tests.workflows.neighbours import Neighbour
+from tests.workflows.neighbours import ServiceDouble
 from tests.workflows.simulator import Crash
 
 #: PATIENCE_SECONDS is longer than the backoff after a refusal and the lease of a dead conductor.
@@ -76,9 +76,9 @@ ORIGINS: dict[str, Origin] = {
 assert ORIGINS.keys() == REMEDIES.keys(), "a kind of cleanup has no cells"
 
 
-def find_service(bench: Bench, cell: Cell) -> Neighbour:
+def find_service(bench: Bench, cell: Cell) -> ServiceDouble:
     """Return the service that still has to do the cleanup."""
-    service: Neighbour = getattr(bench.cloud, ORIGINS[cell.step].service)
+    service: ServiceDouble = getattr(bench.cloud, ORIGINS[cell.step].service)
     return service
 
 
@@ -142,7 +142,7 @@ def carry_out(bench: Bench) -> None:
 
 def _script_answer(how: Answer, bench: Bench, cell: Cell, turn: int) -> Verdict:
     service = find_service(bench, cell)
-    service.next_of = set(service.calls_known), how
+    service.next_of = set(service.call_names), how
     bench.proofs.append(lambda: service.next_of is None)
     bench.record_hit()
     return Verdict.LATE
@@ -186,7 +186,7 @@ def _kill_at_strike(bench: Bench) -> None:
 def _delete_server(bench: Bench, cell: Cell, turn: int) -> Verdict:
     """Delete the server during the request to the service."""
     service = find_service(bench, cell)
-    service.next_of = set(service.calls_known), Answer.SLOW
+    service.next_of = set(service.call_names), Answer.SLOW
     bench.proofs.append(lambda: service.next_of is None)
     bench.record_hit()
 

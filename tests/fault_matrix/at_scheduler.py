@@ -15,7 +15,7 @@ from tests.fault_matrix.at_hosts import BROKER_SECONDS
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
-from tests.workflows.simulator import choosing
+from tests.workflows.simulator import default_selection_options
 
 #: Shorter than the lease of the waiting conductor.
 LATE_SECONDS = 10
@@ -24,7 +24,7 @@ LATE_SECONDS = 10
 def restart_scheduler(bench: Bench) -> None:
     """Replace the scheduler by a new one without the proposals of the old."""
     cloud = bench.cloud
-    cloud.scheduler = Proposals(Hosts(cloud.store, cloud.time), choosing())
+    cloud.scheduler = Proposals(Hosts(cloud.store, cloud.time), default_selection_options())
 
 
 def _inject_at_request(

@@ -11,7 +11,7 @@ from tests.fault_matrix.aim import CONDUCTOR, Fault, inject_once, kill_at_point,
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
-from tests.workflows.neighbours import Neighbour, nobody
+from tests.workflows.neighbours import ServiceDouble, do_nothing
 
 AWAY_SECONDS, LATE_SECONDS = 60, 20
 #: Calls that only read.
@@ -20,11 +20,11 @@ READS = {"show", "find", "ports", "port", "names_guests", "described", "volume",
 READ_ONLY_STEPS = ("plug", "rotate", "look_at_size", "release", "release_volumes_late")
 
 
-def find_service(bench: Bench, cell: Cell) -> Neighbour:
+def find_service(bench: Bench, cell: Cell) -> ServiceDouble:
     """Return the service that the cell's step calls."""
     step = WORKFLOWS[cell.workflow].steps[WORKFLOWS[cell.workflow].index(cell.step)]
     cloud = bench.cloud
-    service: Neighbour = {
+    service: ServiceDouble = {
         Lane.IMAGE: cloud.images,
         Lane.NETWORK: cloud.networks,
         Lane.SHARE: cloud.shares,
@@ -55,7 +55,7 @@ def kill_conductor_at_answer(bench: Bench, cell: Cell) -> None:
     died: list[bool] = []
 
     def die() -> None:
-        service.before_answer = nobody
+        service.before_answer = do_nothing
         died.append(True)
         kill_at_point(CONDUCTOR)(())
 
@@ -131,9 +131,9 @@ def delay_next_effect(bench: Bench, cell: Cell) -> None:
     """Let the next changing request time out, and take effect some seconds later."""
     service = find_service(bench, cell)
     only_reads = cell.step in READ_ONLY_STEPS
-    service.next_of = set(service.calls_known) - (set() if only_reads else READS), Answer.LATE
+    service.next_of = set(service.call_names) - (set() if only_reads else READS), Answer.LATE
     bench.schedule(LATE_SECONDS, service.catches_up)
-    bench.proofs.append(lambda: service.next_of is None and not service.given_up)
+    bench.proofs.append(lambda: service.next_of is None and not service.late_calls)
 
 
 def silence_service(bench: Bench, cell: Cell, turn: int) -> Verdict:

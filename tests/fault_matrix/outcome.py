@@ -60,7 +60,7 @@ def judge(bench: Bench, verdicts: Sequence[Verdict]) -> None:
     action = bench.read_action()
     if verdict is not Verdict.ENDED or action.state == "done":
         assert action.state == "done", f"{action.state}: {action.message}"
-        bench.trial.has_ended()
+        bench.trial.check_expected_end()
         return
     assert action.state == "failed", f"it is {action.state}: {action.message}"
     check_failed_action(bench, len(verdicts) > 1)
@@ -200,7 +200,7 @@ def delete_and_check(bench: Bench) -> None:
             for snapshot, volume in cloud.volumes.state.snapshots.items()
         }
     left |= {
-        f"snapshot {snapshot}": "the service waits for it" for snapshot in cloud.volumes.awaited()
+        f"snapshot {snapshot}": "the service waits for it" for snapshot in cloud.volumes.list_awaited()
     }
     left |= {f"rule of {share}": address for share, address in cloud.shares.rules}
     with cloud.store.engine.connect() as tx:

@@ -21,7 +21,7 @@ from conductor.workflows import WORKFLOWS
 from deploy.operator import doctor
 from tests.schemas import memory_store
 from tests.workflows.frozen import Frozen
-from tests.workflows.neighbours import Neighbour
+from tests.workflows.neighbours import ServiceDouble
 from tests.workflows.scenarios import KILL, SCENARIOS, Scenario, Trial, ask, prepare_new, trial_of
 from tests.workflows.simulator import Cloud, Time
 
@@ -85,7 +85,7 @@ CIRCUMSTANCES: dict[tuple[str, str], str] = {
 }
 
 
-class Fencer(Neighbour, calls=("fence",)):
+class Fencer(ServiceDouble, calls=("fence",)):
     """The operator's hook that makes sure that a host is off."""
 
     def __init__(self) -> None:
@@ -125,9 +125,9 @@ def _add_fencer(trial: Trial) -> None:
     trial.cloud.engine.fence_host = trial.cloud.options["fence_host"] = fencer.fence
 
 
-def _find_service(cloud: Cloud, key: str) -> Neighbour:
+def _find_service(cloud: Cloud, key: str) -> ServiceDouble:
     """Return the service that an attach calls first."""
-    services: dict[str, Neighbour] = {
+    services: dict[str, ServiceDouble] = {
         "attach_interface": cloud.networks,
         "attach_share": cloud.shares,
         "attach_volume": cloud.volumes,

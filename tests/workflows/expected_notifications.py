@@ -8,7 +8,7 @@ from typing import Any
 from common.store.engine import Store
 from tests.told import read_outbox, read_server_events
 
-_MOVED = [
+_MOVE_EVENTS = [
     "resize_prep.start",
     "resize_prep.end",
     "resize.start",
@@ -16,12 +16,12 @@ _MOVED = [
     "resize_finish.start",
     "resize_finish.end",
 ]
-#: Workflow -> what it tells when it succeeds; others tell NAME.start and NAME.end.
-TOLD = {
+#: Workflow -> the events of a success. The default is NAME.start and NAME.end.
+EVENTS = {
     "delete": ["delete.start", "shutdown.start", "shutdown.end", "delete.end"],
-    "resize": _MOVED,
-    "migrate": _MOVED,
-    "resize_here": _MOVED,
+    "resize": _MOVE_EVENTS,
+    "migrate": _MOVE_EVENTS,
+    "resize_here": _MOVE_EVENTS,
     "live_migrate": [
         "live_migration_pre.start",
         "live_migration_pre.end",
@@ -38,6 +38,7 @@ TOLD = {
     "add_security_group": [],
     "remove_security_group": [],
 }
+#: Workflow -> NAME in its events. The default is the name of the workflow.
 NAMES = {
     "start": "power_on",
     "stop": "power_off",
@@ -61,8 +62,8 @@ NAMES = {
 }
 
 
-#: Before these Nova says what the server has used until now.
-USED_UNTIL = {
+#: Workflows with an ``exists`` event about the usage so far before their own events, as in Nova.
+WORKFLOWS_WITH_EXISTS = {
     "rescue",
     "rebuild",
     "shelve",
@@ -79,20 +80,22 @@ def expected(scenario: str) -> list[str]:
     """Return the names of the notifications of a scenario that succeeds, in order."""
     workflow = scenario.partition(":")[0]
     name = NAMES.get(workflow, workflow)
-    return ["exists"] * (workflow in USED_UNTIL) + TOLD.get(
+    return ["exists"] * (workflow in WORKFLOWS_WITH_EXISTS) + EVENTS.get(
         workflow, [f"{name}.start", f"{name}.end"]
     )
 
 
 def check_success(store: Store, server: str, scenario: str, vm_state: str) -> None:
-    """Check that the scenario notified from its start to its end, last of this vm_state."""
+    """Check the notifications of a successful scenario. The last one must have this vm_state."""
     assert read_server_events(store, server) == expected(scenario)
     last = read_outbox(store)[-1:]
     assert [row.body["object"]["vm_state"] for row in last] == [vm_state] * len(last)
 
 
 def check_failure(store: Store, server: str, scenario: str, fault: dict[str, Any]) -> None:
-    """Check that the scenario notified as usual until the failure, and last of the failure.
+    """Check the notifications of a failed scenario: the usual events, and then an error.
+
+    A live migration sends those of its rollback in place of the error.
 
     Args:
         store: The store with the notifications.

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole cloud as bytes: what was prepared once is poured into as many new clouds as there are
-cases.
+"""Copies of a simulated cloud: a prepared state is stored as bytes and loaded into new clouds.
 
-Bytes are all that two cases have in common, so none can see what another did. What cannot be frozen
-(a function within a function, a thread, a socket) is refused when it is to be frozen, and never
-shared.
+Tests share only these bytes, so no test sees the changes of another. An object that cannot be
+pickled, for example a nested function, a thread or a socket, raises an error and is never shared.
 """
 
 from __future__ import annotations
@@ -23,25 +21,30 @@ from common.store.engine import Store
 from compute_agent.journal import Journal
 from conductor.workflows import WORKFLOWS
 from tests.schemas import memory_store
-from tests.workflows.simulator import Cloud, Time, choosing
+from tests.workflows.simulator import Cloud, Time, default_selection_options
 
 LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
 UUID = re.compile(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Frozen:
-    """All that a cloud has: its database, its time, what its processes, hosts and neighbours
-    remember; and ``more``, which may speak of the cloud."""
+    """The state of a cloud as bytes: database, time, processes, hosts and external services.
+
+    ``more`` is a further object, which may refer to the cloud.
+    """
 
     def __init__(self, cloud: Cloud, more: Any) -> None:
         self._micros = cloud.time.micros
-        self._memory = _pickled(cloud, (vars(cloud), more))
+        self._memory = _pickle(cloud, (vars(cloud), more))
         with _database(cloud.store) as database:
             self._database = database.serialize()
 
     def pour(self, cloud: Cloud) -> Any:
-        """This cloud has all that now, in place of what it had; returns a copy of ``more``, which
-        speaks of it."""
+        """Replace the state of this cloud by the stored one.
+
+        Returns:
+            A copy of ``more`` that refers to this cloud.
+        """
         cloud.time.micros = self._micros
         with _database(cloud.store) as database:
             database.deserialize(self._database)
@@ -51,27 +54,34 @@ class Frozen:
 
 
 def is_new(cloud: Cloud, hosts: int = 2, storage: str = "") -> bool:
-    """True if the cloud is as its constructor leaves it. ``storage``: what its hosts share."""
-    return cloud.time.micros == Time().micros and _memory_but_ids(cloud) == _new(hosts, storage)
+    """True if the cloud is unchanged since the constructor.
+
+    Args:
+        hosts: Number of hosts.
+        storage: Name of the storage that the hosts share, or "".
+    """
+    return cloud.time.micros == Time().micros and _pickle_without_ids(cloud) == _pickle_new_cloud(
+        hosts, storage
+    )
 
 
 @cache
-def _new(hosts: int, storage: str) -> bytes:
+def _pickle_new_cloud(hosts: int, storage: str) -> bytes:
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts, storage)
-    memory = _memory_but_ids(cloud)
+    memory = _pickle_without_ids(cloud)
     cloud.store.close()
     return memory
 
 
 def register(cloud: Cloud, storage: str = "") -> None:
-    """Let the hosts of a new cloud register, as its first round does.
+    """Let the hosts of a new cloud register, as the first round does.
 
     A process does this once for each number of hosts. Later clouds get a copy.
 
     Args:
-        cloud: A cloud that was neither used nor changed, with its database in memory.
-        storage: The storage that its hosts share.
+        cloud: A cloud that was neither used nor changed, with the database in memory.
+        storage: Name of the storage that the hosts share, or "".
     """
     kind = len(cloud.hosts), storage
     assert is_new(cloud, *kind), "only the hosts of a new cloud register by a copy"
@@ -84,38 +94,41 @@ def register(cloud: Cloud, storage: str = "") -> None:
 _REGISTERED: dict[tuple[int, str], Frozen] = {}
 
 
-def _memory_but_ids(cloud: Cloud) -> bytes:
-    return UUID.sub(b"", _pickled(cloud, vars(cloud)))
+def _pickle_without_ids(cloud: Cloud) -> bytes:
+    return UUID.sub(b"", _pickle(cloud, vars(cloud)))
 
 
-def _named(cloud: Cloud) -> dict[str, Any]:
-    """What is not frozen: a copy has its own, or it is the same for all."""
+def _shared_objects(cloud: Cloud) -> dict[str, Any]:
+    """Return the objects that are stored by name only.
+
+    Each cloud has its own, or all clouds share them.
+    """
     return {
         "cloud": cloud,
         "store": cloud.store,
         "time": cloud.time,
         "workflows": WORKFLOWS,
-        "choosing": choosing(),
+        "selection_options": default_selection_options(),
     }
 
 
-def _pickled(cloud: Cloud, what: Any) -> bytes:
-    made = io.BytesIO()
-    _Pickler(made, cloud).dump(what)
-    return made.getvalue()
+def _pickle(cloud: Cloud, content: Any) -> bytes:
+    stream = io.BytesIO()
+    _Pickler(stream, cloud).dump(content)
+    return stream.getvalue()
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, made: io.BytesIO, cloud: Cloud) -> None:
-        super().__init__(made)
-        self._names = {id(thing): name for name, thing in _named(cloud).items()}
+    def __init__(self, stream: io.BytesIO, cloud: Cloud) -> None:
+        super().__init__(stream)
+        self._names = {id(thing): name for name, thing in _shared_objects(cloud).items()}
 
     def persistent_id(self, thing: Any) -> str | None:
         return self._names.get(id(thing))
 
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, Journal):
-            return _journal, (thing._db.serialize(),)
+            return _load_journal, (thing._db.serialize(),)
         if type(thing) in LOCKS:
             return LOCKS[type(thing)], ()
         return NotImplemented
@@ -124,13 +137,13 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     def __init__(self, memory: bytes, cloud: Cloud) -> None:
         super().__init__(io.BytesIO(memory))
-        self._named = _named(cloud)
+        self._objects = _shared_objects(cloud)
 
     def persistent_load(self, name: str) -> Any:
-        return self._named[name]
+        return self._objects[name]
 
 
-def _journal(content: bytes) -> Journal:
+def _load_journal(content: bytes) -> Journal:
     journal = Journal(":memory:")
     journal._db.deserialize(content)
     return journal
@@ -139,4 +152,4 @@ def _journal(content: bytes) -> Journal:
 @contextmanager
 def _database(store: Store) -> Iterator[sqlite3.Connection]:
     with store.engine.connect() as connection:
-        yield connection.connection.dbapi_connection  # type: ignore[misc]  # it is sqlite3's
+        yield connection.connection.dbapi_connection  # type: ignore[misc]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image service in memory, as conductor and agents use it; see ``neighbours`` for what can go
-wrong."""
+"""An image service in memory, for conductor and agents.
+
+For the errors that a test can cause see ``neighbours``.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,19 @@ from common.clients.image import Image
 from common.domain import errors
 from common.domain.models import ImageRef
 from conductor.engine.external_services import ImageApi
-from tests.workflows.neighbours import Neighbour
+from tests.workflows.neighbours import ServiceDouble
 
 
-class Images(Neighbour, interface=ImageApi):
-    """Implements ``conductor.engine.external_services.ImageApi`` and gives agents their writers."""
+class Images(ServiceDouble, interface=ImageApi):
+    """Implement ``conductor.engine.external_services.ImageApi``, and the upload of agents."""
 
     def __init__(self) -> None:
         super().__init__("image service")
         self.records: dict[str, dict[str, Any]] = {}
+        #: Text of the 403 for each new image, or None to accept new images.
         self.refuses: str | None = None
-        self.changed: dict[str, dict[str, Any]] = {}  #: what became of images, by their ids
+        #: Image id -> fields of the ``Image`` from ``look`` that differ from the defaults.
+        self.changed: dict[str, dict[str, Any]] = {}
         #: Sort key of an image by its number. Images within the same second have the same age.
         self.age: Callable[[int], int] = operator.neg
 
@@ -43,7 +47,7 @@ class Images(Neighbour, interface=ImageApi):
         return self._answer(ImageRef(image_id, "qcow2", len(self.records[image_id]["data"] or b"")))
 
     def look(self, image_id: str) -> Image:
-        """An image that nobody made here is there, and can be used."""
+        """Return the image's record. An unknown image counts as active."""
         self._speak("look", image_id)
         record = self.records.get(image_id, {"status": "active"})
         image = Image(ImageRef(image_id, "qcow2", 1), status=record["status"])
@@ -63,15 +67,15 @@ class Images(Neighbour, interface=ImageApi):
 
     def find(self, filters: dict[str, str]) -> list[dict[str, Any]]:
         self._speak("find")
-        found = [
+        matches = [
             record
             for record in self.records.values()
             if all(record.get(name) == value for name, value in filters.items())
         ]
-        return self._answer(sorted(found, key=lambda record: self.age(int(record["number"]))))
+        return self._answer(sorted(matches, key=lambda record: self.age(int(record["number"]))))
 
     def writer(self, image_id: str) -> Callable[[Iterator[bytes]], None]:
-        """What an agent stores the bytes of an image with."""
+        """Return the function with which an agent uploads the data of an image."""
 
         def write(chunks: Iterator[bytes]) -> None:
             data = b"".join(chunks)

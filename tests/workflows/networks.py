@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network service in memory, as the conductor uses it; see ``neighbours`` for what can go wrong,
-and it can wire late. A port's active binding is the port's own binding:host_id, as everywhere; what
-it is bound to besides stands in its "bindings"."""
+"""A network service in memory.
+
+For the errors that a test can cause see ``neighbours``. In addition, ports can become active late.
+The active binding of a port is in ``binding:host_id`` and its other fields, as in Neutron. The
+inactive bindings are in ``bindings``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from common.clients.network import interface_of
 from common.domain import errors, ids
 from common.domain.models import Interface
 from conductor.engine.external_services import NetworkApi
-from tests.workflows.neighbours import Neighbour, one
+from tests.workflows.neighbours import ServiceDouble, join_ids
 
 NETWORKS = {name: {"id": name, "name": f"net-{name}", "mtu": 1450} for name in ("n1", "n2")}
 SUBNETS = {
@@ -28,23 +31,31 @@ SUBNETS = {
 }
 
 
-class Networks(Neighbour, interface=NetworkApi):
-    """Implements ``conductor.engine.external_services.NetworkApi``."""
+class Networks(ServiceDouble, interface=NetworkApi):
+    """Implement ``conductor.engine.external_services.NetworkApi`` in memory."""
 
     def __init__(self) -> None:
         super().__init__("network service")
         self.held: dict[str, dict[str, Any]] = {}
-        self.floating: dict[str, dict[str, list[str]]] = {}  # by port and fixed address
+        # Port -> fixed address -> floating addresses.
+        self.floating: dict[str, dict[str, list[str]]] = {}
+        # Text of the 409 for each new port, or None to accept new ports.
         self.refuses: str | None = None
-        self.missing: errors.Unavailable | None = None  # what is said where no catalogue names it
-        # calls that make ports are given up, and carried out when ``catch_up`` is called
+        # The error of each call while the catalogue lacks the service.
+        self.missing: errors.Unavailable | None = None
+        # True if calls that create ports time out, and take effect in ``catch_up``.
         self.slow = False
-        self.put_off: list[Sequence[dict[str, Any]]] = []
-        self.wires_after = 0  # looks at a bound port before it is active
+        self.late_creates: list[Sequence[dict[str, Any]]] = []
+        # Reads of a bound port before the port is active.
+        self.wires_after = 0
+        # Hosts on which the binding of ports fails.
         self.cannot_bind: set[str] = set()
-        self.hybrid: set[str] = set()  # hosts with Neutron's hybrid iptables firewall
-        self.one_host_a_port = False  # it knows no second binding
-        self.requests: dict[str, Any] | None = None  # the resource_request of new ports
+        # Hosts with Neutron's hybrid iptables firewall.
+        self.hybrid: set[str] = set()
+        # True if the service supports only one binding for each port.
+        self.has_single_bindings = False
+        # The resource_request of new ports.
+        self.requests: dict[str, Any] | None = None
         self.numbers = iter(range(10, 250))
 
     def _speak(self, method: str, about: str = "") -> None:
@@ -54,24 +65,24 @@ class Networks(Neighbour, interface=NetworkApi):
 
     def ports(self, server: str) -> list[dict[str, Any]]:
         self._speak("ports", server)
-        found = [port for port in self.held.values() if port["device_id"] == server]
-        for port in found:
+        ports = [port for port in self.held.values() if port["device_id"] == server]
+        for port in ports:
             self._wire(port)
-        return self._answer([dict(port) for port in found])
+        return self._answer([dict(port) for port in ports])
 
     def port(self, port_id: str) -> dict[str, Any]:
         self._speak("port", port_id)
-        return self._answer(dict(self._held(port_id)))
+        return self._answer(dict(self._read_port(port_id)))
 
     def create(self, ports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        self._speak("create", one(port["network_id"] for port in ports))
+        self._speak("create", join_ids(port["network_id"] for port in ports))
         if self.refuses:
             raise errors.Conflict(self.refuses)
         if self.slow:
-            self.put_off.append(ports)
+            self.late_creates.append(ports)
             raise errors.NoAnswer("the network service is slow")
-        made = []
-        for wanted in ports:
+        new_ports = []
+        for values in ports:
             number = next(self.numbers)
             port = {
                 "id": ids.new(),
@@ -80,20 +91,20 @@ class Networks(Neighbour, interface=NetworkApi):
                 "looks": 0,
                 "security_groups": ["default"],
                 "fixed_ips": [
-                    {"subnet_id": f"s-{wanted['network_id']}", "ip_address": f"10.0.0.{number}"}
+                    {"subnet_id": f"s-{values['network_id']}", "ip_address": f"10.0.0.{number}"}
                 ],
                 "bindings": [],
                 "resource_request": self.requests,
-                **wanted,
+                **values,
             }
             self._bind(port)
             self.held[port["id"]] = port
-            made.append(dict(port))
-        return self._answer(made)
+            new_ports.append(dict(port))
+        return self._answer(new_ports)
 
     def update(self, port_id: str, values: dict[str, Any]) -> dict[str, Any]:
         self._speak("update", port_id)
-        port = self._held(port_id)
+        port = self._read_port(port_id)
         if values.get("binding:host_id", port.get("binding:host_id")) != port.get(
             "binding:host_id"
         ):
@@ -110,9 +121,9 @@ class Networks(Neighbour, interface=NetworkApi):
 
     def bind_also(self, port: dict[str, Any], host: str) -> dict[str, Any] | None:
         self._speak("bind_also", port["id"])
-        if self.one_host_a_port:
+        if self.has_single_bindings:
             return self._answer(None)
-        held = self._held(port["id"])
+        held = self._read_port(port["id"])
         if host == held["binding:host_id"]:
             return self._answer(
                 {
@@ -124,26 +135,26 @@ class Networks(Neighbour, interface=NetworkApi):
             )
         if host in self.cannot_bind:
             return self._answer({"host": host, "vif_type": "binding_failed"})
-        found = next((one for one in held["bindings"] if one["host"] == host), None)
-        if found is None:
-            found = {
+        binding = next((entry for entry in held["bindings"] if entry["host"] == host), None)
+        if binding is None:
+            binding = {
                 "host": host,
                 **self._wiring(host),
                 "status": "INACTIVE",
                 "profile": port.get("binding:profile") or {},
             }
-            held["bindings"] = [*held["bindings"], found]
-        return self._answer(dict(found))
+            held["bindings"] = [*held["bindings"], binding]
+        return self._answer(dict(binding))
 
     def activate(self, port_id: str, host: str) -> None:
         self._speak("activate", port_id)
-        port = self._held(port_id)
-        if self.one_host_a_port and host != port["binding:host_id"]:
+        port = self._read_port(port_id)
+        if self.has_single_bindings and host != port["binding:host_id"]:
             port["binding:host_id"] = host
             self._bind(port)
         elif host != port["binding:host_id"]:
-            found = next((one for one in port["bindings"] if one["host"] == host), None)
-            if found is None:
+            binding = next((entry for entry in port["bindings"] if entry["host"] == host), None)
+            if binding is None:
                 raise errors.NotFound(
                     f"Binding for port {port_id} for host {host} could not be found."
                 )
@@ -157,11 +168,14 @@ class Networks(Neighbour, interface=NetworkApi):
             port.update(
                 {
                     "binding:host_id": host,
-                    "binding:vif_type": found["vif_type"],
-                    "binding:vif_details": found["vif_details"],
-                    "binding:profile": found["profile"],
+                    "binding:vif_type": binding["vif_type"],
+                    "binding:vif_details": binding["vif_details"],
+                    "binding:profile": binding["profile"],
                     "status": "ACTIVE",
-                    "bindings": [before, *(one for one in port["bindings"] if one is not found)],
+                    "bindings": [
+                        before,
+                        *(entry for entry in port["bindings"] if entry is not binding),
+                    ],
                 }
             )
         self._answer(None)
@@ -170,7 +184,7 @@ class Networks(Neighbour, interface=NetworkApi):
         self._speak("unbind_at", port_id)
         if port_id in self.held:
             port = self.held[port_id]
-            port["bindings"] = [one for one in port["bindings"] if one["host"] != host]
+            port["bindings"] = [entry for entry in port["bindings"] if entry["host"] != host]
         self._answer(None)
 
     def names_guests(self) -> bool:
@@ -178,7 +192,7 @@ class Networks(Neighbour, interface=NetworkApi):
         return self._answer(True)
 
     def described(self, ports: Sequence[dict[str, Any]], floating: bool) -> list[Interface]:
-        self._speak("described", one(port["id"] for port in ports))
+        self._speak("described", join_ids(port["id"] for port in ports))
         return self._answer(
             [
                 interface_of(
@@ -192,19 +206,19 @@ class Networks(Neighbour, interface=NetworkApi):
         )
 
     def catch_up(self) -> None:
-        """Carry out what was put off."""
-        self.slow, late, self.put_off = False, self.put_off, []
-        for ports in late:
+        """Carry out the calls of ``create`` that timed out, and be fast again."""
+        self.slow, late_creates, self.late_creates = False, self.late_creates, []
+        for ports in late_creates:
             self.create(ports)
 
-    def user_makes(self, network: str) -> str:
-        """A port that belongs to a user."""
-        made = self.create(
+    def create_user_port(self, network: str) -> str:
+        """Create a port that no server has, as a user does, and return its id."""
+        ports = self.create(
             [{"network_id": network, "device_id": "", "device_owner": "", "binding:host_id": ""}]
         )
-        return str(made[0]["id"])
+        return str(ports[0]["id"])
 
-    def _held(self, port_id: str) -> dict[str, Any]:
+    def _read_port(self, port_id: str) -> dict[str, Any]:
         if port_id not in self.held:
             raise errors.NotFound(f"Port {port_id} could not be found.")
         return self.held[port_id]
@@ -214,10 +228,10 @@ class Networks(Neighbour, interface=NetworkApi):
         wiring = self._wiring(host) if host else {"vif_type": "unbound", "vif_details": {}}
         port.update({f"binding:{name}": value for name, value in wiring.items()})
         port.update(looks=0, status="DOWN")
-        self._wire(port, looked=0)
+        self._wire(port, reads=0)
 
     def _wiring(self, host: str) -> dict[str, Any]:
-        """The vif_type and vif_details of a port on this host."""
+        """Return the vif_type and vif_details of a port on this host."""
         if host in self.cannot_bind:
             return {"vif_type": "binding_failed", "vif_details": {}}
         if host in self.hybrid:
@@ -225,7 +239,7 @@ class Networks(Neighbour, interface=NetworkApi):
             return {"vif_type": "ovs", "vif_details": details}
         return {"vif_type": "bridge", "vif_details": {}}
 
-    def _wire(self, port: dict[str, Any], looked: int = 1) -> None:
-        port["looks"] += looked
+    def _wire(self, port: dict[str, Any], reads: int = 1) -> None:
+        port["looks"] += reads
         if port["binding:vif_type"] in ("bridge", "ovs") and port["looks"] >= self.wires_after:
             port["status"] = "ACTIVE"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API writes when a server is asked for."""
+"""The rows that the API inserts for a request to create a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.domain.wire import to_wire
 FLAVOR = Flavor("1", "m1.nano", 1, 128, 1)
 
 
-def rows(
+def build_rows(
     networks: list[dict[str, Any]],
     *,
     flavor: Flavor = FLAVOR,
@@ -20,7 +20,15 @@ def rows(
     disks: dict[str, Any] | None = None,
     **args: Any,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rows of a new server and of its create."""
+    """Return the rows of a new server and of its create action.
+
+    Args:
+        networks: The requested networks.
+        flavor: The flavor.
+        group: Id of the server group, or None.
+        disks: The requested local disks, or None for those of the flavor.
+        args: Further arguments of the action.
+    """
     server, action = ids.new(), ids.new()
     return {
         "id": server,

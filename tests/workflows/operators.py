@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators of the simulator's cloud, who give ``kilonova host`` commands at a terminal."""
+"""The commands ``kilonova host drain`` and ``kilonova host evacuate`` on a simulated cloud."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ def never() -> bool:
 
 @dataclass
 class Operator:
-    """One at a terminal: a second of theirs is a round of the cloud. ``stops``: do they give the
-    command with --stop, at another terminal?"""
+    """An operator at a terminal. Each second of a command's sleep is a round of the cloud."""
 
     cloud: Cloud
+    #: Called each second. True gives the command with --stop, as at another terminal.
     stops: Callable[[], bool] = never
+    #: The lines that the commands printed.
     said: list[str] = field(default_factory=list)
+    #: Rounds until a command counts as endless and fails the test.
     seconds_left: int = 600
+    #: The host of the last command.
     host: str = ""
 
     def sleep(self, seconds: float) -> None:
         self.seconds_left -= 1
         assert self.seconds_left > 0, "it never ends: " + "\n".join(self.said[-20:])
         if self.stops():
-            found = self.cloud.store.read(lambda tx: host_actions.open_of(tx, self.host))
-            if found is not None:
-                self.cloud.store.write(lambda tx: host_actions.stop(tx, found.id))
+            action = self.cloud.store.read(lambda tx: host_actions.open_of(tx, self.host))
+            if action is not None:
+                self.cloud.store.write(lambda tx: host_actions.stop(tx, action.id))
         self.cloud.round()
 
     def drain(
@@ -79,12 +82,12 @@ class Operator:
 
 
 def kinds(cloud: Cloud) -> dict[str, str]:
-    """The type of the last move of each server that has one."""
+    """Return the type of the newest migration of each server with a migration."""
     return {row.server_id: row.type for row in cloud.store.read(migrations.page)}
 
 
 def silence(cloud: Cloud, host: str) -> None:
-    """The host is cut off until it counts as down."""
+    """Cut the host off from the network, and run rounds until its service counts as down."""
     cloud.cut.add(host)
     for _ in range(8):
         cloud.time.pass_by(9)

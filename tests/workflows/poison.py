@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nobody foresaw, made on purpose: rows of another release, functions that raise, rows that
-somebody locks."""
+"""Unexpected errors on purpose: changed rows, functions that raise, and locked rows."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from tests.workflows.simulator import Cloud
 
 
 def change(cloud: Cloud, action: str, **values: Any) -> None:
-    """As if another release had written it."""
+    """Change the row of an action, for example to values of another release."""
     cloud.store.write(
         lambda tx: tx.execute(
             sa.update(schema.actions).where(schema.actions.c.id == action).values(**values)
@@ -28,7 +27,7 @@ def change(cloud: Cloud, action: str, **values: Any) -> None:
 
 
 class Poison(Exception):
-    """What nobody foresaw."""
+    """An unexpected exception."""
 
 
 def poison(
@@ -39,12 +38,21 @@ def poison(
     victims: list[str],
     text: str = "",
 ) -> None:
-    """This function of a step, or of the workflow, raises for these servers, in these words."""
-    story = WORKFLOWS[workflow]
-    owner: Any = story if step is None else story.steps[story.index(step)]
+    """Let a function of a workflow raise ``Poison`` for some servers.
+
+    Args:
+        monkeypatch: Restores the workflow after the test.
+        workflow: The workflow's name.
+        step: The step with the function, or None for a function of the workflow itself.
+        part: The name of the function's field.
+        victims: Ids of the servers.
+        text: Text of the exception. "" stands for the name of the field.
+    """
+    original = WORKFLOWS[workflow]
+    owner: Any = original if step is None else original.steps[original.index(step)]
     function = getattr(owner, part)
 
-    def fails(*arguments: Any) -> Any:
+    def raise_for_victims(*arguments: Any) -> Any:
         runs = [
             run
             for argument in arguments
@@ -54,22 +62,36 @@ def poison(
             raise Poison(text or part)
         return function(*arguments)
 
-    changed = replace(owner, **{part: fails})
+    changed = replace(owner, **{part: raise_for_victims})
     monkeypatch.setitem(
         WORKFLOWS,
         workflow,
         changed
         if step is None
-        else replace(story, steps=tuple(changed if one is owner else one for one in story.steps)),
+        else replace(
+            original,
+            steps=tuple(changed if entry is owner else entry for entry in original.steps),
+        ),
     )
 
 
 @contextmanager
-def locked(cloud: Cloud, server: str, seconds: float) -> Iterator[list[float]]:
-    """Somebody who does not answer any more holds the server's row: who would lock it waits so
-    long, in vain. When each of them began to wait."""
+def hold_row_lock(cloud: Cloud, server: str, seconds: float) -> Iterator[list[float]]:
+    """Hold the lock of the server's row, as a database client that no longer answers.
+
+    A statement that would lock the row waits and raises TooBusy. A query that skips locked rows
+    does not return the server.
+
+    Args:
+        cloud: The cloud.
+        server: The server's id.
+        seconds: How long each statement waits.
+
+    Yields:
+        The times at which statements began to wait, by the cloud's clock.
+    """
     waits: list[float] = []
-    asked: list[str] = []
+    queries: list[str] = []
     is_writing = [False]
 
     def look(
@@ -77,8 +99,8 @@ def locked(cloud: Cloud, server: str, seconds: float) -> Iterator[list[float]]:
     ) -> tuple[str, Any]:
         if statement.startswith("BEGIN"):
             is_writing[0] = True
-            asked.clear()
-        # servers_of, which locks nothing
+            queries.clear()
+        # Statements that do not lock the row, for example reads of ``servers_of``.
         elif (
             not is_writing[0]
             or "FROM servers" not in statement
@@ -86,11 +108,11 @@ def locked(cloud: Cloud, server: str, seconds: float) -> Iterator[list[float]]:
             or ("AS assignment" in statement and "ORDER BY" not in statement)
         ):
             pass
-        # nobody waits: once all, once the free ones
+        # The first of these queries returns all rows, the second skips locked rows.
         elif statement.startswith("SELECT servers.id \nFROM"):
-            asked.append(statement)
-            if len(asked) == 2:
-                return statement, tuple("" if one == server else one for one in parameters)
+            queries.append(statement)
+            if len(queries) == 2:
+                return statement, tuple("" if value == server else value for value in parameters)
         else:
             waits.append(cloud.time.monotonic())
             cloud.time.pass_by(seconds)
@@ -101,9 +123,9 @@ def locked(cloud: Cloud, server: str, seconds: float) -> Iterator[list[float]]:
         is_writing[0] = False
 
     sa.event.listen(cloud.store.engine, "before_cursor_execute", look, retval=True)
-    for what in ("commit", "rollback"):
-        sa.event.listen(cloud.store.engine, what, end)
+    for event in ("commit", "rollback"):
+        sa.event.listen(cloud.store.engine, event, end)
     yield waits
     sa.event.remove(cloud.store.engine, "before_cursor_execute", look)
-    for what in ("commit", "rollback"):
-        sa.event.remove(cloud.store.engine, what, end)
+    for event in ("commit", "rollback"):
+        sa.event.remove(cloud.store.engine, event, end)

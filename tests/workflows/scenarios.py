@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How each workflow is asked for and how its server ends; used by the tests of this ring."""
+"""The scenarios: for each workflow the preparation, the request, and the expected end.
+
+A ``Trial`` runs a scenario on a simulated cloud, with a crash at any fault point.
+"""
 
 from __future__ import annotations
 
@@ -20,45 +23,52 @@ from tests.workflows.simulator import FLAVOR, Cloud, Crash
 
 @dataclass
 class Scenario:
-    """How a workflow is asked for ("key" or "key:VALUE"), and how its server ends: vm_state, number
-    of domains, number of images in the image service. ``before``: what was asked before, or KILL;
-    ``verbs``: of its host steps;
-    ``fails_as``: the vm_state when one of them fails, ``fails_with``: the domains then. ``keeps``:
-    of one that moves, whether its disk is what it was.
+    """A workflow on a server: preparation, request, and the expected end or failure."""
 
-    ``placed``: the server is in a hard group and has CPUs of its own. ``storage``: what the hosts
-    share. ``alone``: its host is the only one. ``ports``: has it any? ``brief``: a variant of
-    another scenario, which is not tried with everything that can happen. ``volumes``: it is created
-    with one that stays; ``boots``: and boots from one that is made for it, and goes with it."""
-
+    #: The request: "key" or "key:VALUE" of the action.
     ask: str
+    #: The vm_state after a success.
     ends: str
+    #: Number of domains of the server after a success.
     domains: int = 1
+    #: Number of images in the image service after a success.
     images: int = 0
+    #: The requests before this one, or KILL.
     before: tuple[str, ...] = ()
+    #: The vm_state, and the numbers of domains and images, after a host step has failed.
     fails_as: str = states.ACTIVE
     fails_with: int = 1
     fails_images: int = 0
+    #: The verbs of the workflow's host steps.
     verbs: tuple[str, ...] = ()
+    #: True if a move keeps the content of the disk, None if the workflow is not a move.
     keeps: bool | None = None
+    #: True for a server with dedicated CPUs in an anti-affinity group.
     placed: bool = False
+    #: Name of the storage that the hosts share, or "" for local disks.
     storage: str = ""
+    #: True for a cloud of one host.
     alone: bool = False
+    #: False for a server without ports.
     ports: bool = True
+    #: True for a variant of another scenario, which fewer tests run.
     brief: bool = False
+    #: True for a server with a data volume that outlives the server.
     volumes: bool = False
+    #: True for a server that also boots from a new volume, which is deleted with the server.
     boots: bool = False
 
 
-#: What is done with a volume that the server has.
-OF_A_VOLUME = {
+#: Key of an action on a volume of the server -> the function that requests the action.
+VOLUME_ACTIONS = {
     "detach_volume": volume_service.detach,
     "extend_volume": volume_service.extend,
     "swap_volume": volume_service.swap,
     "volume_snapshot_create": volume_service.take_snapshot,
     "volume_snapshot_delete": volume_service.merge_snapshot,
 }
-KILL = "kill"  #: its host dies, and an admin says so
+#: A request in ``before``: the server's host loses power, and is forced down.
+KILL = "kill"
 SCENARIOS = {
     "create": Scenario(
         "create", states.ACTIVE, fails_as=states.ERROR, fails_with=0, verbs=("ensure_guest",)
@@ -208,14 +218,13 @@ SCENARIOS = {
         "evacuate", states.ACTIVE, before=(KILL,), keeps=False, verbs=("ensure_guest",)
     ),
 }
-#: The same workflows, when placement has more to keep, and moves between other hosts, and of other
-#: servers.
+#: Variants with more constraints on placement, without ports, and with shared storage.
 SCENARIOS |= {
     f"{name}:placed": replace(SCENARIOS[name], placed=True)
     for name in ("create", "unshelve", "delete")
 } | {
-    f"{name}:{what}": replace(SCENARIOS[name], brief=True, **changes)
-    for what, names, changes in (
+    f"{name}:{variant}": replace(SCENARIOS[name], brief=True, **changes)
+    for variant, names, changes in (
         ("placed", ("resize", "revert_resize", "live_migrate", "evacuate"), {"placed": True}),
         ("portless", ("resize", "revert_resize", "live_migrate", "evacuate"), {"ports": False}),
         (
@@ -262,7 +271,7 @@ SCENARIOS |= {
         verbs=("rebuild",),
     ),
 }
-#: Servers with volumes.
+#: Variants for servers with volumes.
 SCENARIOS |= {
     f"{name}:volumes": replace(SCENARIOS[name], brief=True, volumes=True)
     for name in (
@@ -306,7 +315,7 @@ SCENARIOS |= {
 }
 PINNED = replace(FLAVOR, vcpus=2, extra_specs={"hw:cpu_policy": "dedicated"})
 
-#: What the API freezes of a request, by the action's key.
+#: Key of an action -> the arguments that the API stores.
 ARGS: dict[str, dict[str, Any]] = {
     "createImage": {"image_id": "11111111-1111-4111-8111-111111111111", "name": "snap"},
     "createBackup": {
@@ -329,9 +338,15 @@ ENDINGS = ("confirmResize", "revertResize")
 SECRETS = {"changePassword": {"admin_pass": "new"}, "rescue": {"admin_pass": "new"}}
 
 
-def ask(cloud: Cloud, server: str, wanted: str) -> None:
-    """Ask for an action as the API does."""
-    key, _, value = wanted.partition(":")
+def ask(cloud: Cloud, server: str, request: str) -> None:
+    """Request an action as the API does, or kill the server's host.
+
+    Args:
+        cloud: The cloud.
+        server: The server's id.
+        request: "key" or "key:VALUE" of the action, or KILL.
+    """
+    key, _, value = request.partition(":")
     args = ARGS.get(key)
     if key == KILL:
         cloud.kill(cloud.show(server).host)
@@ -351,22 +366,24 @@ def ask(cloud: Cloud, server: str, wanted: str) -> None:
     if key == "attach_volume":
         volume_service.attach(cloud, server, cloud.volumes.make())
         return
-    if key in OF_A_VOLUME:
+    if key in VOLUME_ACTIONS:
         volume = next(iter(volume_service.of(cloud, server)), ids.new())
-        OF_A_VOLUME[key](cloud, server, volume)
+        VOLUME_ACTIONS[key](cloud, server, volume)
         return
-    if key == "createImage" and volume_service.boots(cloud, server):
-        made = [cloud.volumes.make_snapshot(volume) for volume in volume_service.of(cloud, server)]
-        args = {**(args or {}), "snapshots": made}
-    if key == "rebuild" and volume_service.boots(cloud, server):
+    if key == "createImage" and volume_service.is_volume_backed(cloud, server):
+        volumes = volume_service.of(cloud, server)
+        snapshots = [cloud.volumes.make_snapshot(volume) for volume in volumes]
+        args = {**(args or {}), "snapshots": snapshots}
+    if key == "rebuild" and volume_service.is_volume_backed(cloud, server):
         args = {"before": {"image": cloud.show(server).image}, "reimage": NEW_IMAGE}
     if key == "detach_interface":
-        args = {"port": next((one["port"] for one in cloud.show(server).interfaces), ids.new())}
+        ports = (interface["port"] for interface in cloud.show(server).interfaces)
+        args = {"port": next(ports, ids.new())}
     cloud.ask(server, key, value or None, args, SECRETS.get(key))
 
 
 def bigger(cloud: Cloud, server: str) -> Flavor:
-    """A flavor to resize it to."""
+    """Return a flavor with more vCPUs, memory and disk than the server's."""
     old = from_wire(Flavor, cloud.show(server).flavor)
     return replace(
         old, id="2", name="m1.bigger", vcpus=2, memory_mb=2 * old.memory_mb, root_gb=old.root_gb + 1
@@ -374,21 +391,22 @@ def bigger(cloud: Cloud, server: str) -> Flavor:
 
 
 def create(cloud: Cloud, scenario: Scenario) -> str:
-    """The scenario's server."""
+    """Create the scenario's server and return the id."""
     networks = None if scenario.ports else []
-    where = {"host": "h1"} if scenario.keeps is not None else {}  # the same way each time
+    # A move always begins on the same host.
+    placement = {"host": "h1"} if scenario.keeps is not None else {}
     if scenario.volumes:
-        volumes = [cloud.volumes.wanted(cloud.volumes.make(size_gb=2))]
+        volumes = [cloud.volumes.build_wanted_volume(cloud.volumes.make(size_gb=2))]
         if scenario.boots:
-            made = cloud.volumes.make(looks=2)
+            root_volume = cloud.volumes.make(looks=2)
             more = {"boot_index": 0, "status": "creating", "source_type": "image"}
-            wish = {"delete_on_termination": True, "more": more}
-            volumes.append(cloud.volumes.wanted(made, **wish))
-        return cloud.create(networks=networks, volumes=volumes, **where)[0]
+            values = {"delete_on_termination": True, "more": more}
+            volumes.append(cloud.volumes.build_wanted_volume(root_volume, **values))
+        return cloud.create(networks=networks, volumes=volumes, **placement)[0]
     if not scenario.placed:
-        return cloud.create(networks=networks, **where)[0]
+        return cloud.create(networks=networks, **placement)[0]
     return cloud.create(
-        networks=networks, flavor=PINNED, group=cloud.group("anti-affinity"), **where
+        networks=networks, flavor=PINNED, group=cloud.group("anti-affinity"), **placement
     )[0]
 
 
@@ -398,35 +416,41 @@ RUNS = (states.ACTIVE, states.RESCUED)
 
 @dataclass
 class Trial:
-    """A cloud just before a workflow is asked for."""
+    """A cloud just before the request of a scenario."""
 
     cloud: Cloud
     scenario: Scenario
+    #: The server's id. "" if the workflow creates the server.
     server: str = ""
+    #: The server's row before the request.
     was: Any = None
+    #: The fault points that were reached: process, workflow or verb, step, and place.
     hits: list[tuple[str, ...]] = field(default_factory=list)
 
     def begin(self) -> None:
+        """Request the scenario's action, or create the server."""
         if self.scenario.ask == "create":
             self.server = create(self.cloud, self.scenario)
         else:
             ask(self.cloud, self.server, self.scenario.ask)
 
     def crash_at(self, number: int) -> None:
-        """Kill the process that reaches the fault point with this number; -1: only write the points
-        down."""
+        """Kill the process that reaches the fault point with this number, counted from 0.
+
+        -1 only records the points in ``hits``.
+        """
 
         def conductor(workflow: str, step: str, where: str) -> None:
-            self._hit(("conductor", workflow, step, where), number)
+            self._record_hit(("conductor", workflow, step, where), number)
 
         def agent(verb: str, step: str, where: str) -> None:
-            self._hit(("agent", verb, step, where), number)
+            self._record_hit(("agent", verb, step, where), number)
 
         self.cloud.engine.fault_point = conductor
         for host in self.cloud.hosts.values():
             host.fault_point = agent
 
-    def _hit(self, point: tuple[str, ...], number: int) -> None:
+    def _record_hit(self, point: tuple[str, ...], number: int) -> None:
         if point[1] == "sweep":
             return
         self.hits.append(point)
@@ -434,7 +458,7 @@ class Trial:
             raise Crash(point)
 
     def run_through_crashes(self) -> None:
-        """Rounds until nothing is in hand; who crashes is started again."""
+        """Settle, and restart the agents or the conductor after a crash of either."""
         for _ in range(3):
             try:
                 self.cloud.settle()
@@ -447,11 +471,18 @@ class Trial:
                     self.cloud.restart_conductor()
         raise AssertionError("crashed more than once")
 
-    def has_ended(self) -> None:
-        """The server, its domains and its images are as the scenario says."""
-        self.is_right(self.scenario.ends, self.scenario.domains, self.scenario.images)
+    def check_expected_end(self) -> None:
+        """Check that the trial has ended as the scenario describes a success."""
+        self.check_end(self.scenario.ends, self.scenario.domains, self.scenario.images)
 
-    def is_right(self, ends: str, domains: int, images: int = 0) -> None:
+    def check_end(self, ends: str, domains: int, images: int = 0) -> None:
+        """Power on all hosts, and check the server, its guest and the external services.
+
+        Args:
+            ends: The expected vm_state of the server.
+            domains: The expected number of domains of the server.
+            images: The expected number of images in the image service.
+        """
         for host in self.cloud.hosts.values():
             if not host.is_on:
                 host.power_on()
@@ -465,32 +496,33 @@ class Trial:
         assert len(self.cloud.images.records) == images
         assert all(record["data"] is not None for record in self.cloud.images.records.values())
         assert self.cloud.findings() == []
-        self._has_its_shares()
-        self._has_its_volumes()
+        self._check_shares()
+        self._check_volumes()
         snapshots = self.cloud.volumes.state.snapshots
         assert not snapshots or images, "snapshots that no image names"
         assert not self.cloud.volumes.awaited(), "snapshots that the service waits for"
-        # a scripted failure comes before any effect
+        # A scripted failure comes before any effect.
         if domains and server.host and ends != states.ERROR:
-            found = self.cloud.hosts[server.host].driver.host.guests[self.server]
-            runs = (
+            guest = self.cloud.hosts[server.host].driver.host.guests[self.server]
+            should_run = (
                 self.was.power_state == states.RUNNING if ends == states.RESIZED else ends in RUNS
             )
-            story = (found, server)
-            assert ends == states.ERROR or (found.power_state == states.RUNNING) == runs, story
+            is_running = guest.power_state == states.RUNNING
+            assert ends == states.ERROR or is_running == should_run, (guest, server)
             if self.scenario.keeps is not None:
-                rebuilt = not self.scenario.keeps and server.host != self.was.host
-                assert found.disk == ({} if rebuilt else {"canary": "alive"})
+                is_rebuilt = not self.scenario.keeps and server.host != self.was.host
+                assert guest.disk == ({} if is_rebuilt else {"canary": "alive"})
                 sizes = (server.flavor["vcpus"], server.flavor["memory_mb"])
-                assert (found.vcpus, found.memory_mb) == sizes
-                assert {one["binding:host_id"] for one in self.cloud.networks.held.values()} <= {
-                    server.host
-                }
+                assert (guest.vcpus, guest.memory_mb) == sizes
+                ports = self.cloud.networks.held.values()
+                assert {port["binding:host_id"] for port in ports} <= {server.host}
 
-    def _has_its_shares(self) -> None:
-        """Those that are attached may be mounted by the server's host, and no others; its guest has
-        these, at the latest when it starts: one that is off on a host that was away may be
-        described with more."""
+    def _check_shares(self) -> None:
+        """Check that the service allows exactly the attached shares, and that the guest has them.
+
+        A guest that is off on a host that was down may still have a detached share. Then the guest
+        must lose the share at the next start.
+        """
         shares = self.cloud.shares_of(self.server)
         assert self.cloud.show(self.server).shares == len(shares)
         attached = {share for share, status in shares.items() if status == "inactive"}
@@ -498,34 +530,36 @@ class Trial:
         assert {share for share, _ in self.cloud.shares.rules} == attached
         for host in self.cloud.domains(self.server):
             guest = self.cloud.hosts[host].driver.host.guests[self.server]
-            if not guest.is_active and {one.share_id for one in guest.shares} - set(shares):
+            if not guest.is_active and {share.share_id for share in guest.shares} - set(shares):
                 for power in ("os-start", "os-stop"):
                     self.cloud.ask(self.server, power)
                     self.cloud.settle()
                     assert guest.is_active == (power == "os-start")
-            assert attached <= {one.share_id for one in guest.shares} <= set(shares)
+            assert attached <= {share.share_id for share in guest.shares} <= set(shares)
 
-    def _has_its_volumes(self) -> None:
-        """Those that are attached are connected where the server is, by one attachment each; none
-        is held that its server does not know."""
+    def _check_volumes(self) -> None:
+        """Check that the service has one attachment for each volume of the server, and no other.
+
+        The volumes must be connected on the server's host only.
+        """
         volumes, server = volume_service.of(self.cloud, self.server), self.cloud.show(self.server)
         assert server.volumes == len(volumes)
-        wanted = "attached" if server.host else "reserved"
-        assert set(volumes.values()) <= {wanted}, volumes
-        held = self.cloud.volumes.state.held.values()
-        assert sorted(one.attachment.volume_id for one in held) == sorted(volumes)
+        status = "attached" if server.host else "reserved"
+        assert set(volumes.values()) <= {status}, volumes
+        attachments = self.cloud.volumes.state.held.values()
+        assert sorted(held.attachment.volume_id for held in attachments) == sorted(volumes)
         for volume in self.cloud.volumes.state.volumes:
             hosts = {server.host} if volume in volumes and server.host else set()
             assert self.cloud.volumes.hosts_of(volume) == hosts
         for name, host in self.cloud.hosts.items():
             guest = host.driver.host.guests.get(self.server)
-            having = set(guest.connected) if guest is not None else set()
-            assert having == (set(volumes) if name == server.host else set()), name
+            connected = set(guest.connected) if guest is not None else set()
+            assert connected == (set(volumes) if name == server.host else set()), name
             if guest is not None and guest.is_active:
-                assert {one.volume_id for one in guest.volumes} == set(volumes), name
+                assert {volume.volume_id for volume in guest.volumes} == set(volumes), name
 
-    def is_as_before(self) -> None:
-        """Nothing that its user sees of it has changed."""
+    def check_unchanged(self) -> None:
+        """Check that the server's row shows users the same as before the request."""
         server = self.cloud.show(self.server)
         for name in (
             "host",
@@ -542,9 +576,9 @@ class Trial:
 
 
 def look(cloud: Cloud) -> None:
-    """The records keep what they must, and no server runs on two hosts."""
-    found = cloud.store.read(doctor.check)
-    assert found == [], found
+    """Check that the doctor has no finding on the records, and no server runs on two hosts."""
+    findings = cloud.store.read(doctor.check)
+    assert findings == [], findings
     check_running(cloud)
 
 
@@ -561,8 +595,11 @@ def check_running(cloud: Cloud) -> None:
 
 @dataclass
 class Watcher:
-    """Look after each round that changed more than heartbeats, and every ``SECONDS``, since a few
-    findings depend on the time. Copies of a cloud begin with a look."""
+    """Checks a cloud after each round, as ``Cloud.watcher``.
+
+    A full check (``look``) follows a round that changed more than heartbeats. A few findings depend
+    on the time, so a full check also runs every ``SECONDS``. A copy of a cloud begins with one.
+    """
 
     SECONDS = 30.0
 
@@ -584,17 +621,17 @@ class Watcher:
 
 
 def watch(cloud: Cloud) -> None:
-    """Look after each round in which something may have changed."""
+    """Check the cloud after each round from now on."""
     cloud.watcher = Watcher(cloud)
 
 
 def prepare(cloud: Cloud, workflow: str) -> Trial:
-    """The cloud is brought to where the workflow begins."""
+    """Prepare the cloud for the scenario with this name, without copies."""
     return _prepare(cloud, SCENARIOS[workflow], _lead_up)
 
 
 def prepare_new(cloud: Cloud, workflow: str) -> Trial:
-    """Do the same to a new cloud, by copies of what earlier scenarios have in common with this."""
+    """Prepare a new cloud, with copies of the parts that earlier scenarios have in common."""
     return _prepare(cloud, SCENARIOS[workflow], _lead_up_by_copies)
 
 
@@ -608,7 +645,7 @@ def _prepare(cloud: Cloud, scenario: Scenario, lead_up: LeadUp) -> Trial:
 
 
 def _lead_up(cloud: Cloud, scenario: Scenario) -> str:
-    """Register the hosts, build the scenario's server and do what comes before the workflow.
+    """Register the hosts, build the scenario's server and complete the requests of ``before``.
 
     Returns:
         The server's id, or "" if the workflow creates the server.
@@ -617,8 +654,8 @@ def _lead_up(cloud: Cloud, scenario: Scenario) -> str:
     if scenario.ask == "create":
         return ""
     server = _build(cloud, scenario)
-    for wanted in scenario.before:
-        _ask_and_settle(cloud, server, wanted)
+    for request in scenario.before:
+        _ask_and_settle(cloud, server, request)
     return server
 
 
@@ -643,31 +680,35 @@ def _build(cloud: Cloud, scenario: Scenario) -> str:
 
 
 def _lead_up_by_copies(cloud: Cloud, scenario: Scenario) -> str:
-    """Do what ``_lead_up`` does. Each part of it runs once in a process for all scenarios that
-    begin with the same parts."""
-    moves = scenario.keeps is not None
-    key = (scenario.storage, scenario.alone, moves)
-    _copied(cloud, key, lambda: _register(cloud, scenario))
+    """Do the same as ``_lead_up``, but each part only once in a process.
+
+    Later scenarios that begin with the same parts get copies.
+    """
+    is_move = scenario.keeps is not None
+    key = (scenario.storage, scenario.alone, is_move)
+    _do_or_copy(cloud, key, lambda: _register(cloud, scenario))
     if scenario.ask == "create":
         return ""
     key = (*key, scenario.ports, scenario.placed, scenario.volumes, scenario.boots)
-    server: str = _copied(cloud, key, lambda: _build(cloud, scenario))
-    for wanted in scenario.before:
-        key = (*key, wanted)
-        _copied(cloud, key, partial(_ask_and_settle, cloud, server, wanted))
+    server: str = _do_or_copy(cloud, key, lambda: _build(cloud, scenario))
+    for request in scenario.before:
+        key = (*key, request)
+        _do_or_copy(cloud, key, partial(_ask_and_settle, cloud, server, request))
     return server
 
 
-def _ask_and_settle(cloud: Cloud, server: str, wanted: str) -> None:
-    ask(cloud, server, wanted)
+def _ask_and_settle(cloud: Cloud, server: str, request: str) -> None:
+    ask(cloud, server, request)
     cloud.settle()
 
 
-def _copied(cloud: Cloud, key: tuple[object, ...], work: Callable[[], Any]) -> Any:
-    """Do the work on the cloud, or copy the state of a cloud on which it was done.
+def _do_or_copy(cloud: Cloud, key: tuple[object, ...], work: Callable[[], Any]) -> Any:
+    """Do the work on the cloud, or load a copy of a cloud after the same work.
 
     Args:
-        key: Names the work and all that was done on the cloud before.
+        cloud: The cloud.
+        key: Identifies this work and all work on the cloud before.
+        work: A function that changes the cloud.
 
     Returns:
         The result of the work.
@@ -680,12 +721,15 @@ def _copied(cloud: Cloud, key: tuple[object, ...], work: Callable[[], Any]) -> A
 
 
 def trial_of(cloud: Cloud, workflow: str) -> Trial:
-    """The cloud, which must be new, just before the workflow is asked for. That is prepared once in
-    a process: who asks for it again gets a copy."""
+    """Prepare a new cloud for the scenario with this name, and return the trial.
+
+    A process prepares each scenario once. Later calls get a copy.
+    """
     assert is_new(cloud), "a trial begins with a cloud that nobody has used or changed"
-    trial: Trial = _copied(cloud, (TRIAL, workflow), lambda: prepare_new(cloud, workflow))
+    trial: Trial = _do_or_copy(cloud, (TRIAL, workflow), lambda: prepare_new(cloud, workflow))
     return trial
 
 
-TRIAL = "trial"  #: begins the key of a whole trial
+#: The first part of the key of a whole trial.
+TRIAL = "trial"
 _PARTS: dict[tuple[object, ...], Frozen] = {}

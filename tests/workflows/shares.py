@@ -1,28 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shared file system service in memory, as the conductor uses it; see ``neighbours`` for what can
-go wrong, and it can apply late, or fail to."""
+"""A shared file system service in memory.
+
+For the errors that a test can cause see ``neighbours``. In addition, rules can become active late
+or fail.
+"""
 
 from __future__ import annotations
 
 from common.clients.shares import ACTIVE, FAILED
 from common.domain import errors
 from conductor.engine.external_services import ShareApi
-from tests.workflows.neighbours import Neighbour
+from tests.workflows.neighbours import ServiceDouble
 
 
-class Shares(Neighbour, interface=ShareApi):
-    """Implements ``conductor.engine.external_services.ShareApi``. ``rules``: (share, address) ->
-    looks until the rule is active."""
+class Shares(ServiceDouble, interface=ShareApi):
+    """Implement ``conductor.engine.external_services.ShareApi`` in memory."""
 
     def __init__(self) -> None:
         super().__init__("shared file system service")
+        #: (share, address) -> calls of ``allow`` until the rule is active.
         self.rules: dict[tuple[str, str], int] = {}
+        #: The initial number of these calls for a new rule.
         self.applies_after = 0
-        self.fails = self.going = False  # it cannot apply rules; what is there is on its way out
+        #: True if rules go to error.
+        self.fails = False
+        #: True if existing rules are still being removed.
+        self.going = False
+        #: Shares that are deleted.
         self.gone: set[str] = set()
 
-    def told(self) -> list[dict[str, str]]:
-        """All rules, as the service tells them."""
+    def list_rules(self) -> list[dict[str, str]]:
+        """Return all rules in the service's format."""
         return [
             {"share_id": share, "access_to": address, "state": ACTIVE}
             for share, address in self.rules

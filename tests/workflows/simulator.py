@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole cloud in one thread: the real functions of conductor and agent, a store, memory
-hypervisors.
+"""A simulated cloud in one thread.
 
-Nothing here replaces our code: only the messages are delivered by hand (and can be lost, doubled or
-kept back), the clock is turned by hand, and any fault point can kill the process that reaches it.
-Each round of ``settle`` is what the threads of the services would do.
+Conductor, agent, scheduler and store are the real ones, with hosts and external services in memory.
+``Cloud`` delivers the messages between them and can lose any of them. The clock advances under
+control of the test. A fault point can raise ``Crash`` to kill the process that reaches it. Each
+round of ``settle`` does the work of the services' threads once.
 """
 
 from __future__ import annotations
@@ -77,17 +77,17 @@ USER = RequestContext(user_id="user", project_id="project", roles=("member",), r
 FLAVOR = new_servers.FLAVOR
 ALL_LANES = (Lane.INSIDE, *WORKFLOWS.lanes)
 ROUND_SECONDS = 5
-#: One statement in place of one transaction per lane, because most lanes have nothing to do.
+#: One statement in place of one transaction per lane, because most lanes have no due action.
 _DUE_STEPS = (
     sa.select(schema.actions.c.step)
     .where(schema.actions.c.due_at <= now(), schema.actions.c.state == "due")
     .distinct()
 )
-#: One statement in place of two transactions, because most rounds have neither.
+#: One statement in place of two transactions, because both tables are empty in most rounds.
 _CHORES = sa.select(
     sa.exists().select_from(schema.cleanups), sa.exists().select_from(schema.host_actions)
 )
-#: Hosts with guests to remove, and None if an action is in hand; what ``doctor.ages`` reads.
+#: Hosts with guests to remove, and NULL if an action runs: the same rows as in ``doctor.ages``.
 _OWING = sa.union(
     sa.select(schema.guests.c.host).where(schema.guests.c.wanted == GuestState.ABSENT),
     sa.select(sa.null())
@@ -101,9 +101,10 @@ class Crash(BaseException):
 
 
 class Time:
-    """One clock for the database and for every process. ``look``: seconds for which a conductor
-    believes what it has read for heartbeats; less than a round takes."""
+    """The clock of the database and of every process. Each reading adds a microsecond."""
 
+    #: Seconds for which a conductor answers heartbeats from the rows that it has read. This is less
+    #: than a round takes.
     look = 0.9
 
     def __init__(self) -> None:
@@ -120,8 +121,8 @@ class Time:
         self.micros += int(seconds * SECOND)
 
 
-def goes_on(point: str) -> None:
-    """Where nobody wants to know how far a verb is."""
+def ignore_cancel_check(point: str) -> None:
+    """Do nothing: the default of ``Host.inside``."""
 
 
 def _read_due_lanes(tx: sa.Connection) -> list[str]:
@@ -130,19 +131,19 @@ def _read_due_lanes(tx: sa.Connection) -> list[str]:
 
 
 def _read_chores(tx: sa.Connection) -> tuple[bool, bool]:
-    """Whether the tables of pending cleanups and of actions on hosts have rows."""
+    """Return whether pending cleanups exist, and whether host actions exist."""
     has_cleanups, has_host_actions = tx.execute(_CHORES).one()
     return bool(has_cleanups), bool(has_host_actions)
 
 
 def _read_owing(tx: sa.Connection) -> set[str] | None:
-    """Return the hosts that have guests to remove. None means that an action is in hand."""
-    owing = set(tx.scalars(_OWING))
-    return None if None in owing else owing
+    """Return the hosts with guests to remove, or None if an action runs."""
+    hosts = set(tx.scalars(_OWING))
+    return None if None in hosts else hosts
 
 
 class OtherHost:
-    """A guest's files at another host of this thread (``virt.driver.Peer``)."""
+    """Implement ``Peer``: the files of a guest on another host of the simulated cloud."""
 
     def __init__(self, driver: MemoryDriver, server: str, secret: str) -> None:
         self._driver, self._server, self._secret = driver, server, secret
@@ -150,15 +151,15 @@ class OtherHost:
     def parts(self) -> list[Part]:
         try:
             return self._driver.parts(self._server, self._secret)
-        except Forbidden as refused:
-            raise VerbFailed(refused.text, retryable=True) from refused
+        except Forbidden as problem:
+            raise VerbFailed(problem.text, retryable=True) from problem
 
     def read(self, name: str) -> Iterator[tuple[int, bytes]]:
         return self._driver.read_part(self._server, self._secret, name)
 
 
 class Host:
-    """One agent and its hypervisor; ``restart`` is kill -9 and start again."""
+    """A host: an agent with its journal, and a hypervisor in memory."""
 
     def __init__(
         self,
@@ -185,32 +186,34 @@ class Host:
         self.driver.host.reachable = {} if reachable is None else reachable
         self.driver.host.reachable[self.driver.host.uri] = self.driver.host
         self.journal = Journal(":memory:")
-        self.carries_out = verbs.carry_out
+        self.carry_out_verb = verbs.carry_out
         self.fault_point: Callable[[str, str, str], None] = verbs.nothing
-        self.inside: Callable[[str], None] = goes_on  # called by verbs that look whether to go on
+        # Called when a running verb checks whether its command is cancelled.
+        self.inside: Callable[[str], None] = ignore_cancel_check
         self.restart()
 
     def restart(self) -> None:
+        """Replace the agent by a new one with the same journal, as after kill -9."""
         self.agent = Agent(self.name, self.journal, self.time, self.driver.boot_id())
 
     def look(self) -> None:
-        """What it has, as for a full report."""
+        """Record inventory and files without a domain in the agent, for a full report."""
         self.agent.record_host(self.driver.inventory(), None, self.driver.files_alone())
 
     def power_cut(self) -> None:
-        """No guest runs any more, and nobody reaches it."""
+        """Cut the power: no guest runs, and neither conductors nor other hosts reach the host."""
         self.is_on = False
         self.driver.host.reboot()
         self.driver.host.reachable.pop(self.driver.host.uri, None)
 
     def power_on(self) -> None:
-        """Its agent starts; what its disks had is there."""
+        """Restore the power and start the agent. The disks are unchanged."""
         self.is_on = True
         self.driver.host.reachable[self.driver.host.uri] = self.driver.host
         self.restart()
 
     def work(self) -> None:
-        """Pull the plugs that must be pulled, then carry out what is in hand."""
+        """Power off domains that must be off, then run the agent's commands."""
         while (server := self.agent.take_stop()) is not None:
             self.driver.pull_plug(server)
             self.agent.record_stop(server, True)
@@ -218,18 +221,20 @@ class Host:
             self.carry_out(work)
 
     def carry_out(self, work: Work) -> None:
-        """What a worker does with a command that it was given."""
-        run = VerbContext(
+        """Run a command and record the result, as a worker thread does."""
+        context = VerbContext(
             lambda name: None,
             lambda: self._is_cancelled(work),
             lambda: work.requested,
             may_start=lambda: self.agent.may_start(work),
         )
-        tools = verbs.Tools(self.driver, lambda image: iter(()), self.images.writer, run, self.peer)
+        tools = verbs.Tools(
+            self.driver, lambda image: iter(()), self.images.writer, context, self.peer
+        )
         self.agent.record_result(
             work,
             verbs.run(
-                self.journal, tools, work.command, work.verb, self.fault_point, self.carries_out
+                self.journal, tools, work.command, work.verb, self.fault_point, self.carry_out_verb
             ),
         )
 
@@ -239,25 +244,33 @@ class Host:
 
 
 @cache
-def choosing() -> SelectionOptions:
-    """How the scheduler chooses by default; the process's own configuration may know other
-    libraries' options that have no default."""
+def default_selection_options() -> SelectionOptions:
+    """Return the scheduler's default options, from a configuration without files.
+
+    The configuration of the process is not used, because other libraries may have registered
+    options without a default there.
+    """
     conf = cfg.ConfigOpts()
     config.register(conf)
     conf([], default_config_files=[], default_config_dirs=[])
     return options(conf)
 
 
-def nothing_is_lost(kind: str) -> bool:
+def lose_no_message(kind: str) -> bool:
     return False
 
 
-def nobody_looks() -> None:
+def watch_no_round() -> None:
     pass
 
 
 class Cloud:
-    """The post between the parts is this object: see ``lose``."""
+    """A simulated cloud: store, conductor, scheduler, hosts h1, h2, ... and external services.
+
+    The cloud delivers all messages. ``lose`` receives the kind of each message, for example "do",
+    and returns True if the message is lost. ``cut`` contains the hosts that are cut off from the
+    network. ``sent`` lists the commands that were sent, with their hosts.
+    """
 
     def __init__(self, store: Store, time: Time, hosts: int = 2, storage: str = "") -> None:
         self.store, self.time = store, time
@@ -265,8 +278,8 @@ class Cloud:
         self.volumes = Volumes()
         self.cut: set[str] = set()
         self.equip(hosts, storage)
-        self.scheduler = Proposals(Hosts(store, time), choosing())
-        self.lose: Callable[[str], bool] = nothing_is_lost
+        self.scheduler = Proposals(Hosts(store, time), default_selection_options())
+        self.lose: Callable[[str], bool] = lose_no_message
         self.sent: list[tuple[str, Command]] = []
         self.to_cache: list[tuple[str, list[str]]] = []
         self.options: dict[str, Any] = {
@@ -281,36 +294,52 @@ class Cloud:
             "vault": Vault("key"),
             "shelved_offload_time": -1,
         }
-        self.watcher: Callable[[], None] = nobody_looks  # after each round
-        self._beats = 0  # rows that sweeps changed which wrote nothing but heartbeats
+        # Called after each round.
+        self.watcher: Callable[[], None] = watch_no_round
+        # Rows changed by sweeps that wrote only heartbeats.
+        self._beats = 0
         self.engine = self.conductor("c1/1")
         self.watch = Watch()
         self.host_actions = HostActions(self.engine)
         failures.register(self)
 
     def equip(self, hosts: int, storage: str = "") -> None:
-        """So many hosts, before the first round; ``storage``: what they share."""
-        reachable: dict[
-            str, MemoryHost
-        ] = {}  # by a guest that runs; hosts of another cloud are not
+        """Replace the hosts, before the first round.
+
+        Args:
+            hosts: Number of hosts.
+            storage: Name of the storage that all hosts share, or "" for local disks.
+        """
+        # Destinations that a live migration of this cloud can reach, by URI.
+        reachable: dict[str, MemoryHost] = {}
         self.hosts = {
             name: Host(name, self.time, self.images, partial(self.peer, name), storage, reachable)
             for name in (f"h{n}" for n in range(1, hosts + 1))
         }
 
     def conductor(self, owner: str) -> WorkflowEngine:
-        """A conductor of this cloud."""
+        """Return a new conductor of this cloud under this owner name."""
         engine = WorkflowEngine(self.store, self.time, self, owner, **self.options)
         engine.heartbeats.good_for = self.time.look
         return engine
 
-    def peer(self, asking: str, address: str, server: str, secret: str) -> Peer:
-        """The files of a server at another host."""
-        if {asking, address} & self.cut or not self.hosts[address].is_on:
+    def peer(self, requester: str, address: str, server: str, secret: str) -> Peer:
+        """Return access to a server's files on another host.
+
+        Args:
+            requester: The host that requests the files.
+            address: The host with the files.
+            server: The server's id.
+            secret: The secret of the transfer.
+
+        Raises:
+            Unavailable: Either host is cut off, or the other host is off.
+        """
+        if {requester, address} & self.cut or not self.hosts[address].is_on:
             raise Unavailable(f"{address} does not answer")
         return OtherHost(self.hosts[address].driver, server, secret)
 
-    # --- the post ---
+    # --- Messaging: messages of the conductor ---
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
         if self.lose("select"):
             raise NoAnswer("lost")
@@ -330,11 +359,17 @@ class Cloud:
             self.to_cache.append((host, [image.id for image in images]))
 
     def is_heard(self, host: str) -> bool:
-        """Is it there, and does the network lead to it?"""
+        """True if the host exists, is on, and is not cut off from the network."""
         return host in self.hosts and self.hosts[host].is_on and host not in self.cut
 
-    # --- what the processes do ---
+    # --- the work of the processes ---
     def sync(self, host: Host, ask: bool = True) -> None:
+        """Send a heartbeat of the host, or do an exchange if the heartbeat does not suffice.
+
+        Args:
+            host: The host.
+            ask: False to exchange a report at once, without a request for commands.
+        """
         if ask and self._is_idle(host):
             return
         registration = host.agent.needs_registration()
@@ -355,19 +390,19 @@ class Cloud:
             host.agent.record_answer(request, answer)
 
     def _is_idle(self, host: Host) -> bool:
-        """Does a heartbeat stand in for the exchange?"""
+        """Send a heartbeat if possible. Return True if the exchange is unnecessary."""
         if host.agent.is_look_due():
             host.look()
             host.agent.record_domains(host.driver.domains())
         beat = host.agent.heartbeat()
         if beat is None or self.lose("heartbeat"):
             return False
-        nothing = self.engine.heartbeats.answer(from_wire(Heartbeat, to_wire(beat)))
-        host.agent.record_heartbeat_answer(HeartbeatAnswer(nothing))
-        return nothing
+        is_idle = self.engine.heartbeats.answer(from_wire(Heartbeat, to_wire(beat)))
+        host.agent.record_heartbeat_answer(HeartbeatAnswer(is_idle))
+        return is_idle
 
     def round(self) -> None:
-        """Everybody does once what they have to do, and a second passes."""
+        """Run conductor, hosts, sweep, cleanups and host actions once. Then a second passes."""
         self.advance()
         for host in list(self.hosts.values()):
             if host.is_on:
@@ -384,7 +419,12 @@ class Cloud:
         self.time.pass_by(1)
 
     def sweep(self, heard: list[str], hears_itself: bool = True) -> None:
-        """Sweep, and note it if nothing but heartbeats was written; see ``changes``."""
+        """Run a sweep. If the sweep wrote only heartbeats, ``changes`` leaves the rows out.
+
+        Args:
+            heard: Hosts with a report or heartbeat since the last sweep.
+            hears_itself: True if the conductor receives its own messages.
+        """
         before = self.changes()
         sweep(self.engine, self.watch, heard, hears_itself)
         after = self.changes()
@@ -392,10 +432,10 @@ class Cloud:
             self._beats += len(heard) + 1
 
     def changes(self) -> int | None:
-        """Count the rows that were changed in the database, without mere heartbeats.
+        """Count the rows changed through the database connection, without mere heartbeats.
 
         Returns:
-            The number, or None for a database that has more connections than one.
+            The number, or None for a database with more than one connection.
         """
         if not isinstance(self.store.engine.pool, sa.StaticPool):
             return None
@@ -416,19 +456,22 @@ class Cloud:
             self.round()
 
     def settle(self, limit: int = 80) -> None:
-        """Rounds until nothing is in hand but debts of hosts that cannot be reached."""
+        """Run rounds until no action runs and no reachable host has a guest to remove.
+
+        Args:
+            limit: Maximum number of rounds. The test fails if more are necessary.
+        """
         for _ in range(limit):
             self.round()
-            owing = self.store.read(_read_owing)
-            if owing is not None and not any(
-                host not in self.hosts or self.is_heard(host) for host in owing
+            hosts = self.store.read(_read_owing)
+            if hosts is not None and not any(
+                host not in self.hosts or self.is_heard(host) for host in hosts
             ):
                 return
         raise AssertionError(f"stuck after {limit} rounds: {self.store.read(doctor.ages)}")
 
     def clean_up(self) -> None:
-        """The operator has all pending cleanups tried again; afterwards no neighbour has anything
-        still to remove."""
+        """Settle, try all pending cleanups once more, and check that all are done."""
         self.settle()
         for row in self.store.read(store_cleanups.list_all):
             self.store.write(lambda tx, row=row: store_cleanups.hasten(tx, row.id))
@@ -436,17 +479,17 @@ class Cloud:
         assert self.pending() == []
 
     def pending(self) -> list[tuple[str, str]]:
-        """Kind and target of each pending cleanup."""
+        """Return kind and target of each pending cleanup."""
         return [(row.kind, row.target) for row in self.store.read(store_cleanups.list_all)]
 
     def restart_conductor(self) -> None:
-        """Kill -9 and start again under the same name."""
+        """Replace the conductor by a new one with the same name, as after kill -9."""
         self.engine = self.conductor("c1/1")
         self.watch = Watch()
         self.host_actions = HostActions(self.engine)
         self.store.write(lambda tx: actions.free_leases_of(tx, "c1/1"))
 
-    # --- what users do ---
+    # --- requests of users and operators ---
     def create(
         self,
         count: int = 1,
@@ -458,19 +501,30 @@ class Cloud:
         volumes: Sequence[WantedVolume] = (),
         **args: Any,
     ) -> list[str]:
-        """Servers, each with an interface in the network n1, or with these; ``disks``: asked for in
-        place of the flavor's; ``volumes``: of the only one; ``args``: what else the API freezes."""
-        wishes = [{"network": "n1"}] if networks is None else networks
-        made = [
-            new_servers.rows(wishes, flavor=flavor, group=group, disks=disks, **args)
+        """Create servers, as the API does, and return their ids.
+
+        Args:
+            count: Number of servers.
+            networks: The requested networks of each server. None: one interface in network n1.
+            flavor: The flavor.
+            group: Id of the server group, or None.
+            disks: Local disks in place of those of the flavor.
+            volumes: Volumes of the server, if there is only one server.
+            args: Further arguments of the action, as the API stores them.
+        """
+        requested_networks = [{"network": "n1"}] if networks is None else networks
+        rows = [
+            new_servers.build_rows(
+                requested_networks, flavor=flavor, group=group, disks=disks, **args
+            )
             for _ in range(count)
         ]
-        if any(one.more.get("boot_index") == 0 for one in volumes):
-            for server, _ in made:
+        if any(volume.more.get("boot_index") == 0 for volume in volumes):
+            for server, _ in rows:
                 server["image"] = {"id": "", hardware.ON_VOLUME: True}
                 server["disk_gb"] = hardware.on_host(flavor, server["image"]).disk_gb
         with self.store.begin() as tx:
-            for server, action in made:
+            for server, action in rows:
                 tx.execute(
                     sa.insert(schema.servers).values(
                         **server, volumes=len(volumes), created_at=now(), updated_at=now()
@@ -481,10 +535,10 @@ class Cloud:
                     tx, [{"group_id": group, "server_id": server["id"]}] if group else []
                 )
                 volume_service.insert(tx, str(server["id"]), volumes)
-        return [str(server["id"]) for server, _ in made]
+        return [str(server["id"]) for server, _ in rows]
 
     def group(self, policy: str, **rules: Any) -> str:
-        """A server group of the project."""
+        """Create a server group of the project and return the id."""
         return str(
             self.store.write(
                 lambda tx: server_groups.create(
@@ -509,6 +563,19 @@ class Cloud:
         secrets: dict[str, Any] | None = None,
         changes: dict[str, Any] | None = None,
     ) -> str:
+        """Request an action on a server, as the API does.
+
+        Args:
+            server: The server's id.
+            key: Key of the action in ``states.ACTIONS``.
+            value: The value of the action's body that selects a row, for example "SOFT".
+            args: Arguments of the action.
+            secrets: Arguments that are stored sealed.
+            changes: Changes of the server's row.
+
+        Returns:
+            The action's id.
+        """
         rows = [
             row
             for row in states.ACTIONS
@@ -530,9 +597,16 @@ class Cloud:
         )
 
     def move(self, server: str, key: str, flavor: Flavor | None = None, **args: Any) -> str:
-        """Ask for a move as the API does."""
+        """Request a move of a server, as the API does, and return the action's id.
+
+        Args:
+            server: The server's id.
+            key: Key of the action: "resize", "migrate", "os-migrateLive" or "evacuate".
+            flavor: The new flavor of a resize.
+            args: Further arguments of the action.
+        """
         old = from_wire(Flavor, self.show(server).flavor)
-        counted = (
+        quota_changes = (
             {}
             if flavor is None
             else {
@@ -546,7 +620,7 @@ class Cloud:
             "os-migrateLive": MigrationType.LIVE,
             "evacuate": MigrationType.EVACUATION,
         }
-        self.volumes.moves(server, live=key == "os-migrateLive")
+        self.volumes.record_move(server, live=key == "os-migrateLive")
         return self.accept(
             server,
             lambda tx: migrations.begin(
@@ -558,12 +632,12 @@ class Cloud:
                 args=args,
                 project_id="project",
                 new_flavor=flavor,
-                changes=counted,
+                changes=quota_changes,
             ),
         )
 
     def attach_share(self, server: str, share_id: str, tag: str = "data") -> str:
-        """Ask for a share as the API does."""
+        """Request that a share is attached, as the API does, and return the action's id."""
         return self.accept(
             server,
             lambda tx: mappings.attach(
@@ -582,7 +656,7 @@ class Cloud:
         )
 
     def detach_share(self, server: str, share_id: str) -> str:
-        """Ask for the end of it."""
+        """Request that a share is detached, as the API does, and return the action's id."""
         return self.accept(
             server,
             lambda tx: mappings.detach(
@@ -596,45 +670,49 @@ class Cloud:
         )
 
     def shares_of(self, server: str) -> dict[str, str]:
-        """The status of each share of a server."""
+        """Return the status of each share of a server, by the share's id."""
         return {
             row.share_id: row.status
             for row in self.store.read(lambda tx: mappings.list_of(tx, server))
         }
 
     def close(self, server: str, key: str) -> str:
-        """Confirm or revert a move."""
+        """Request the confirm or revert of a move, and return the action's id."""
         return self.accept(
             server, lambda tx: migrations.close(tx, states.row(key), server, context=USER)
         )
 
     def accept(self, server: str, begin: Callable[[sa.Connection], str]) -> str:
-        """As the API does it: whether it has begun is looked up when COMMIT was not answered."""
+        """Run the transaction that begins an action, as the API does, and return the action's id.
+
+        If COMMIT is not answered, the store looks up whether the action has begun.
+        """
         return self.store.write(begin, partial(actions.is_begun, server_id=server))
 
     def kill(self, host: str) -> None:
-        """A power cut, and an admin who says so when the host is seen to be down."""
+        """Cut the power of a host, and force the service down once it counts as down."""
         self.hosts[host].power_cut()
         self.until_down(host)
         self.force_down(host)
 
     def until_down(self, host: str) -> None:
-        """Its silence is noticed."""
+        """Run rounds until the host, which must be silent, counts as down."""
         for _ in range(8):
             self.round()
             self.time.pass_by(5)
         assert not self.store.read(lambda tx: services.list_all(tx, host, Binary.COMPUTE))[0].up
 
     def force_down(self, host: str, down: bool = True) -> None:
-        """An admin's word about a host."""
+        """Set or clear forced_down of a host's service, as an admin does."""
         row = self.store.read(lambda tx: services.list_all(tx, host, Binary.COMPUTE))[0]
         self.store.write(lambda tx: services.set_state(tx, row.uuid, forced_down=down))
 
     def migration(self, server: str) -> Any:
-        """The last move of a server."""
+        """Return the newest migration of a server."""
         return self.store.read(lambda tx: migrations.page(tx, server_id=server, limit=1))[0]
 
     def show(self, server: str) -> Any:
+        """Return the row of a server, which may be deleted."""
         return self.store.read(
             lambda tx: tx.execute(
                 sa.select(schema.servers).where(schema.servers.c.id == server)
@@ -642,7 +720,7 @@ class Cloud:
         )
 
     def domains(self, server: str) -> list[str]:
-        """Hosts where a domain of the server exists."""
+        """Return the names of the hosts with a domain of the server."""
         return [
             host.name
             for host in self.hosts.values()
@@ -650,9 +728,8 @@ class Cloud:
         ]
 
     def findings(self) -> list[doctor.Finding]:
-        """The oracle's verdict, on records and on what hypervisors and neighbours really
-        have."""
-        found = {
+        """Return the doctor's findings on the records and on hosts and external services."""
+        domains = {
             host.name: {state.server: state.power_state for state in host.driver.domains()}
             for host in self.hosts.values()
         }
@@ -662,16 +739,18 @@ class Cloud:
         return [
             *self.store.read(doctor.check),
             *self.store.read(lambda tx: doctor.compare_guests(disks, tx)),
-            *self.store.read(lambda tx: doctor.compare(found, tx)),
+            *self.store.read(lambda tx: doctor.compare(domains, tx)),
             *self.store.read(lambda tx: doctor.compare_ports(ports, tx)),
-            *self.store.read(lambda tx: doctor.compare_volumes(self.volumes.told(), tx)),
+            *self.store.read(
+                lambda tx: doctor.compare_volumes(self.volumes.list_attachments(), tx)
+            ),
             *self.store.read(lambda tx: doctor.compare_files(files, tx)),
-            *self.store.read(lambda tx: doctor.compare_rules(self.shares.told(), tx)),
+            *self.store.read(lambda tx: doctor.compare_rules(self.shares.list_rules(), tx)),
         ]
 
-    # --- what a failed test prints: failures.Diagnosable ---
+    # --- failures.Diagnosable: evidence for the report of a failed test ---
     def bookmark(self) -> None:
-        """It is made for one test."""
+        """Return no bookmark, because each cloud belongs to one test."""
 
     def diagnosis(self, since: None) -> dict[str, Callable[[], list[str]]]:
         return {

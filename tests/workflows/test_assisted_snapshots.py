@@ -132,7 +132,7 @@ def test_delete_during_volume_snapshot_reports_status_before_detach(
     cloud.clean_up()
     names = read_calls(cloud)
     assert names[::-1].index("detach") < names[::-1].index("update_snapshot_status")
-    assert (read_statuses(cloud), cloud.volumes.awaited()) == (remaining, [])
+    assert (read_statuses(cloud), cloud.volumes.list_awaited()) == (remaining, [])
     assert cloud.volumes.state.volumes[volume].status == AVAILABLE
 
 

@@ -40,7 +40,7 @@ def hasten(cloud: Cloud) -> None:
 
 def test_delete_ends_with_pending_cleanup_when_port_deletion_is_refused(cloud: Cloud) -> None:
     register(cloud)
-    user_port = cloud.networks.user_makes("n2")
+    user_port = cloud.networks.create_user_port("n2")
     server = cloud.create(networks=[{"network": "n1"}, {"port": user_port}, {"network": "n2"}])[0]
     cloud.settle()
     own_port = cloud.show(server).interfaces[0]["port"]
@@ -81,7 +81,7 @@ def test_unshelve_ends_with_pending_cleanup_when_image_deletion_is_refused(
     cloud.images.refusing["delete", image] = PROTECTED
     trial.begin()
     cloud.settle()
-    trial.is_right(states.ACTIVE, 1, images=1)
+    trial.check_end(states.ACTIVE, 1, images=1)
     server = cloud.show(trial.server)
     assert (server.shelved_image_id, server.shelved_at, server.power_state) == (
         None,
@@ -97,7 +97,7 @@ def test_unshelve_ends_with_pending_cleanup_when_image_deletion_is_refused(
     cloud.settle()
     cloud.images.well()
     cloud.clean_up()
-    trial.is_right(states.SHELVED, 1, images=1)
+    trial.check_end(states.SHELVED, 1, images=1)
 
 
 @pytest.mark.parametrize("was", [states.ACTIVE, states.STOPPED])
@@ -111,14 +111,14 @@ def test_shelve_offloads_server_when_port_unbinding_is_refused(cloud: Cloud, was
     cloud.networks.refusing["update", port] = IN_USE
     trial.begin()
     cloud.settle()
-    trial.is_right(states.SHELVED_OFFLOADED, 0, images=1)
+    trial.check_end(states.SHELVED_OFFLOADED, 0, images=1)
     assert cloud.networks.held[port]["binding:host_id"] != ""
     cloud.networks.well()
     cloud.clean_up()
     assert cloud.networks.held[port]["binding:host_id"] == ""
     ask(cloud, trial.server, "unshelve")
     cloud.settle()
-    trial.is_right(states.ACTIVE, 1)
+    trial.check_end(states.ACTIVE, 1)
 
 
 def test_pending_unbind_keeps_port_of_server_unshelved_meanwhile(cloud: Cloud) -> None:
@@ -173,7 +173,7 @@ def test_detach_interface_ends_with_cleanup_when_port_deletion_is_refused(cloud:
     trial.begin()
     cloud.settle()
     assert (cloud.show(trial.server).interfaces, cloud.pending()) == ([], [("port", port)])
-    trial.is_right(states.ACTIVE, 1)
+    trial.check_end(states.ACTIVE, 1)
     cloud.networks.well()
     cloud.clean_up()
     assert cloud.networks.held == {}
@@ -192,7 +192,7 @@ def test_live_migrate_with_refused_binding_call_leaves_no_extra_binding(
     is_moved = call == "let_go"
     assert (cloud.show(trial.server).host != trial.was.host) == is_moved
     assert cloud.pending() == ([("binding", port)] if is_moved else [])
-    trial.is_right(states.ACTIVE, 1)
+    trial.check_end(states.ACTIVE, 1)
     cloud.networks.well()
     cloud.clean_up()
     assert [binding["host"] for binding in cloud.networks.held[port]["bindings"]] == []
@@ -239,7 +239,7 @@ def test_pending_binding_removal_waits_while_server_moves_back(cloud: Cloud) -> 
     cloud.settle()
     assert seen_hosts == [trial.was.host]
     cloud.clean_up()
-    trial.is_right(states.ACTIVE, 1)
+    trial.check_end(states.ACTIVE, 1)
 
 
 def test_migrate_succeeds_when_network_service_refuses_to_list_ports() -> None:
@@ -305,7 +305,7 @@ def test_action_ends_with_pending_cleanup_when_service_falls_silent(
         cloud.time.pass_by(20)
         cloud.round()
     assert cloud.pending() == [], "it is asked once a minute"
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 def test_delete_ends_with_pending_cleanups_without_external_services(cloud: Cloud) -> None:
@@ -319,7 +319,7 @@ def test_delete_ends_with_pending_cleanups_without_external_services(cloud: Clou
     assert sorted(kind for kind, _ in cloud.pending()) == ["image", "ports"]
     cloud.engine.images, cloud.engine.networks = clients
     cloud.clean_up()
-    trial.is_right(states.DELETED, 0)
+    trial.check_end(states.DELETED, 0)
     assert cloud.networks.held == {}
 
 

@@ -29,15 +29,15 @@ from deploy.operator.hosts import discard as host_discard
 from tests.workflows.planted import (
     NOBODY,
     PLANTS,
-    attached,
+    add_share,
+    attach_volume,
     change,
+    change_server,
     elsewhere,
     here,
+    leave_stray_files,
     plant_kind,
-    server,
-    share,
-    stray_files,
-    without_domain,
+    remove_domain,
 )
 from tests.workflows.planted_for_operators import FOR_OPERATORS
 from tests.workflows.scenarios import trial_of
@@ -71,10 +71,10 @@ class Doctor:
             *doctor.check(tx),
             *doctor.compare(domains, tx),
             *doctor.compare_files(files, tx),
-            *doctor.compare_rules(self.cloud.shares.told(), tx),
+            *doctor.compare_rules(self.cloud.shares.list_rules(), tx),
             *doctor.compare_guests(disks, tx),
             *doctor.compare_ports(list(self.cloud.networks.held.values()), tx),
-            *doctor.compare_volumes(self.cloud.volumes.told(), tx),
+            *doctor.compare_volumes(self.cloud.volumes.list_attachments(), tx),
             *doctor.compare_images(list(self.cloud.images.records.values()), tx),
             *doctor.compare_catalogue(["network"] if self.cloud.networks.missing else [], tx),
         ]
@@ -165,7 +165,7 @@ def test_doctor_fix_changes_no_row_when_fault_was_corrected_meanwhile(cloud: Clo
     operator = Doctor(cloud)
     name = plant_kind(cloud, "task-state")
     [finding] = operator.read_findings()
-    server(task_state=None, vm_state=states.STOPPED)(cloud, name)
+    change_server(task_state=None, vm_state=states.STOPPED)(cloud, name)
     before = cloud.show(name)
     assert cloud.store.write(lambda tx: remedies.mend(tx, finding, operator.look)) is False
     assert cloud.show(name) == before
@@ -250,12 +250,12 @@ def test_doctor_fix_keeps_stray_files_while_guest_is_missing(
 ) -> None:
     """The stray files may be the only copy until the server is deleted."""
     name, operator = plant_kind(cloud, "files-elsewhere"), Doctor(cloud)
-    without_domain(cloud, name)
+    remove_domain(cloud, name)
     missing, stray = operator.read_findings()
     assert (missing.kind, stray.kind) == ("guest-there", "files-elsewhere")
     assert operator.fix(stray.id) == 1
     assert f"--fix {missing.id}" in capsys.readouterr().out
-    server(deleted=1)(cloud, name)
+    change_server(deleted=1)(cloud, name)
     stray = {finding.kind: finding for finding in operator.read_findings()}["files-elsewhere"]
     assert "was deleted" in stray.text
 
@@ -279,7 +279,7 @@ def test_doctor_does_not_report_files_on_shared_storage(either: Cloud) -> None:
     either.round()
     [name] = either.create()
     either.settle()
-    stray_files(either, name)
+    leave_stray_files(either, name)
     kinds = [finding.kind for finding in Doctor(either).read_findings()]
     shared = len({host.driver.host.size.facts["storage"] for host in either.hosts.values()}) == 1
     assert kinds == ([] if shared else ["files-elsewhere"])
@@ -292,7 +292,7 @@ def test_cleanup_of_share_rule_shows_server_with_the_share(
     name, operator = plant_kind(cloud, "share-rule-of-nobody"), Doctor(cloud)
     for owner in (None, name):
         if owner:
-            share(cloud, owner, "active")
+            add_share(cloud, owner, "active")
         [finding] = [
             finding
             for finding in operator.read_findings()
@@ -344,7 +344,7 @@ def test_doctor_fix_keeps_running_guest_of_offloaded_server(cloud: Cloud) -> Non
     operator = Doctor(cloud)
     name = plant_kind(cloud, "guest-elsewhere")
     cloud.images.create({"id": "33333333-3333-4333-8333-333333333333"})
-    server(shelved_image_id="33333333-3333-4333-8333-333333333333")(cloud, name)
+    change_server(shelved_image_id="33333333-3333-4333-8333-333333333333")(cloud, name)
     [finding] = operator.read_findings()
     assert operator.fix(finding.id) == 0
     run_until_clean(cloud, operator)
@@ -357,7 +357,7 @@ def test_doctor_fix_keeps_attachment_of_running_guest_until_stop(cloud: Cloud) -
     """The row has lost the connection. A cleanup reconnects the volume when the server is off."""
     operator = Doctor(cloud)
     name = trial_of(cloud, "stop").server
-    attached(cloud, name, connection=None)
+    attach_volume(cloud, name, connection=None)
     attachments = set(cloud.volumes.state.held)
     [finding] = operator.read_findings()
     assert operator.fix(finding.id) == 0

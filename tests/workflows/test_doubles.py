@@ -17,7 +17,7 @@ from conductor.engine import external_services
 from tests.answers import DONE, REFUSALS, UNKNOWN, Answer, calls_of
 from tests.fault_matrix.stage import Fencer
 from tests.workflows.images import Images
-from tests.workflows.neighbours import Neighbour
+from tests.workflows.neighbours import ServiceDouble
 from tests.workflows.networks import Networks
 from tests.workflows.shares import Shares
 from tests.workflows.volumes import Volumes
@@ -25,7 +25,7 @@ from tests.workflows.volumes import Volumes
 SERVER, HOST, OTHER = "server", "h1", "h2"
 PORT = {"network_id": "n1", "device_id": SERVER, "binding:host_id": HOST}
 CONNECTOR = {"host": HOST}
-PreparedDouble = tuple[Neighbour, dict[str, Any]]
+PreparedDouble = tuple[ServiceDouble, dict[str, Any]]
 
 
 def images() -> PreparedDouble:
@@ -105,16 +105,16 @@ INTERFACES = {
 CALLS = [(name, call) for name, make in DOUBLES.items() for call in make()[1]]
 
 
-def read_content(double: Neighbour) -> str:
+def read_content(double: ServiceDouble) -> str:
     """Return the content of a double without the scripted outcomes."""
-    scripted = Neighbour("").__dict__
+    scripted = ServiceDouble("").__dict__
     return repr({key: value for key, value in vars(double).items() if key not in scripted})
 
 
 def test_doubles_cover_every_call_of_every_interface() -> None:
     for name, interface in INTERFACES.items():
         double, arguments = DOUBLES[name]()
-        assert set(arguments) == set(calls_of(interface)) == set(double.calls_known)
+        assert set(arguments) == set(calls_of(interface)) == set(double.call_names)
     interfaces = [name for name in vars(external_services) if name.endswith("Api")]
     assert len(interfaces) == len(INTERFACES), "an interface has no double"
 

@@ -82,7 +82,7 @@ def test_workflow_succeeds_and_notifies_from_start_to_end(cloud: Cloud, workflow
     trial.begin()
     cloud.settle()
     check_success(cloud.store, trial.server, workflow, trial.scenario.ends)
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 def test_workflow_completes_after_process_kill_at_fault_point(
@@ -93,7 +93,7 @@ def test_workflow_completes_after_process_kill_at_fault_point(
     trial.begin()
     trial.run_through_crashes()
     assert len(trial.hits) > number, "the fault point was not reached"
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 @pytest.mark.parametrize("kind", ["select", "do", "sync", "answer"])
@@ -120,7 +120,7 @@ def test_workflow_succeeds_when_messages_are_lost(
     cloud.lose = lose
     trial.begin()
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 @pytest.mark.parametrize("workflow", WHOLE)
@@ -152,7 +152,7 @@ def test_workflow_with_repeated_commands_calls_each_verb_once(cloud: Cloud, work
     }
     assert repeated_calls == {name: [] for name in cloud.hosts}
     check_success(cloud.store, trial.server, workflow, trial.scenario.ends)
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 def generate_failing_verbs() -> Iterator[Any]:
@@ -184,10 +184,10 @@ def test_workflow_with_failed_verb_notifies_failure_and_leaves_no_leftover(
     check_failure(cloud.store, trial.server, workflow, fault)
     vm_state = trial.scenario.fails_as
     if trial.scenario.keeps is not None and vm_state == trial.was.vm_state:
-        trial.is_as_before()
+        trial.check_unchanged()
     for host in cloud.hosts.values():
         host.driver.host.script.clear()
-    trial.is_right(vm_state, trial.scenario.fails_with, trial.scenario.fails_images)
+    trial.check_end(vm_state, trial.scenario.fails_with, trial.scenario.fails_images)
     if vm_state == states.ERROR:
         assert cloud.show(trial.server).fault["message"] == "It broke."
 
@@ -200,7 +200,7 @@ def test_create_retries_on_other_host_after_retryable_failure(cloud: Cloud) -> N
     trial.begin()
     cloud.settle()
     assert cloud.show(trial.server).host == "h2"
-    trial.is_right(states.ACTIVE, 1)
+    trial.check_end(states.ACTIVE, 1)
 
 
 def test_create_fails_with_no_valid_host_when_every_host_fails(cloud: Cloud) -> None:
@@ -209,7 +209,7 @@ def test_create_fails_with_no_valid_host_when_every_host_fails(cloud: Cloud) -> 
         host.driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * 3
     trial.begin()
     cloud.settle()
-    trial.is_right(states.ERROR, 0)
+    trial.check_end(states.ERROR, 0)
     server = cloud.show(trial.server)
     assert "No valid host" in server.fault["message"]
     assert server.created_at < server.fault["created"] <= server.updated_at
@@ -236,7 +236,7 @@ def test_delete_supersedes_workflow_after_any_round(
     for host, command in old_commands:
         cloud.do(host, [command])
     cloud.settle()
-    trial.is_right(states.DELETED, 0)
+    trial.check_end(states.DELETED, 0)
 
 
 @pytest.mark.slice("moves")
@@ -259,7 +259,7 @@ def test_workflow_ignores_conductor_waking_up_after_lease_expired(
     sleeper.fault_point = sleep
     runner.advance(sleeper)
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()
     assert len({command.key for _, command in cloud.sent}) == len(cloud.sent)
 
 

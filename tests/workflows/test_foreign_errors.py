@@ -147,7 +147,7 @@ def test_api_shows_exception_text_to_admins(cloud: Cloud) -> None:
     """This proves that the other tests read all places with the text."""
     trial = trial_of(cloud, "rebuild")
     for host in cloud.hosts.values():
-        host.carries_out = break_verb("rebuild")
+        host.carry_out_verb = break_verb("rebuild")
     trial.begin()
     cloud.settle()
     assert "The host failed unexpectedly; its log says more." in read_api_texts(

@@ -105,11 +105,11 @@ def change_state(trial: Trial) -> None:
     cloud = trial.cloud
     trial.begin()
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()
     cloud.ask(trial.server, "delete")
     cloud.settle()
     cloud.engine.max_attempts = 1
-    cloud.networks.one_host_a_port = True
+    cloud.networks.has_single_bindings = True
     cloud.images.refuses = "no room"
     for host in cloud.hosts.values():
         host.driver.host.script["ensure_guest"] = [Fail()]
@@ -127,7 +127,7 @@ def test_frozen_copy_equals_prepared_cloud(cloud: Cloud, other_cloud: Cloud, wor
     for trial in (original, copy):
         trial.begin()
         trial.cloud.settle()
-        trial.has_ended()
+        trial.check_expected_end()
 
 
 @pytest.mark.parametrize("workflow", KINDS)

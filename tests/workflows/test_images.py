@@ -30,7 +30,7 @@ def test_image_action_fails_and_restores_server_when_service_refuses(
     cloud.images.refuses = "You have no room for another image."
     trial.begin()
     cloud.settle()
-    trial.is_right(states.ACTIVE, 1)
+    trial.check_end(states.ACTIVE, 1)
     last = cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0]
     assert (last.state, last.message) == ("failed", "You have no room for another image.")
     assert last.data["problem"]["status"] == 403, "by it the user's answer says whose refusal it is"
@@ -49,7 +49,7 @@ def test_image_action_succeeds_after_silence_of_image_service(cloud: Cloud, work
     cloud.images.silent = 3
     trial.begin()
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 def test_create_is_not_delayed_by_silent_image_service(cloud: Cloud) -> None:
@@ -62,7 +62,7 @@ def test_create_is_not_delayed_by_silent_image_service(cloud: Cloud) -> None:
     assert cloud.show(server).vm_state == states.ACTIVE
     cloud.images.silent = 0
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 @pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve"])
@@ -80,7 +80,7 @@ def test_delete_during_snapshot_deletes_unfinished_image(
     cloud.lose = lambda kind: False
     cloud.ask(trial.server, "delete")
     cloud.settle()
-    trial.is_right(states.DELETED, 0)
+    trial.check_end(states.DELETED, 0)
 
 
 @pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve"])
@@ -98,7 +98,7 @@ def test_delete_repeated_during_snapshot_deletes_unfinished_image(
             cloud.advance()
     cloud.lose = lambda kind: False
     cloud.settle()
-    trial.is_right(states.DELETED, 0)
+    trial.check_end(states.DELETED, 0)
 
 
 @pytest.mark.parametrize("before", [("shelve",), ("shelve", "shelveOffload")])
@@ -109,7 +109,7 @@ def test_delete_of_shelved_server_deletes_its_image(cloud: Cloud, before: tuple[
         cloud.settle()
     trial.begin()
     cloud.settle()
-    trial.is_right(states.DELETED, 0)
+    trial.check_end(states.DELETED, 0)
 
 
 def test_backup_with_rotation_two_deletes_oldest_of_three(cloud: Cloud) -> None:
@@ -263,7 +263,7 @@ def test_shelve_offloads_at_once_when_offload_time_is_zero(cloud: Cloud) -> None
     cloud.engine.shelved_offload_time = 0
     trial.begin()
     cloud.settle()
-    trial.is_right(states.SHELVED_OFFLOADED, 0, images=1)
+    trial.check_end(states.SHELVED_OFFLOADED, 0, images=1)
     assert cloud.show(trial.server).host is None
 
 
@@ -272,9 +272,9 @@ def test_shelved_server_is_offloaded_after_offload_time(cloud: Cloud) -> None:
     cloud.engine.shelved_offload_time = 50
     trial.begin()
     cloud.settle()
-    trial.is_right(states.SHELVED, 1, images=1)
+    trial.check_end(states.SHELVED, 1, images=1)
     cloud.idle(60)
-    trial.is_right(states.SHELVED_OFFLOADED, 0, images=1)
+    trial.check_end(states.SHELVED_OFFLOADED, 0, images=1)
 
 
 def test_soft_deleted_server_is_deleted_after_reclaim_interval(cloud: Cloud) -> None:
@@ -282,9 +282,9 @@ def test_soft_deleted_server_is_deleted_after_reclaim_interval(cloud: Cloud) -> 
     cloud.engine.reclaim_interval = 50
     trial.begin()
     cloud.settle()
-    trial.is_right(states.SOFT_DELETED, 1)
+    trial.check_end(states.SOFT_DELETED, 1)
     cloud.idle(60)
-    trial.is_right(states.DELETED, 0)
+    trial.check_end(states.DELETED, 0)
 
 
 def test_restored_server_is_not_deleted_after_reclaim_interval(cloud: Cloud) -> None:
@@ -295,7 +295,7 @@ def test_restored_server_is_not_deleted_after_reclaim_interval(cloud: Cloud) -> 
     cloud.time.pass_by(60)
     cloud.ask(trial.server, "restore")
     cloud.idle(60)
-    trial.is_right(states.ACTIVE, 1)
+    trial.check_end(states.ACTIVE, 1)
 
 
 def test_unshelve_retries_on_other_host_after_retryable_failure(cloud: Cloud) -> None:
@@ -303,7 +303,7 @@ def test_unshelve_retries_on_other_host_after_retryable_failure(cloud: Cloud) ->
     cloud.hosts["h1"].driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * 9
     trial.begin()
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()
     assert cloud.show(trial.server).host == "h2"
 
 
@@ -315,7 +315,7 @@ def test_shelve_with_failed_undo_sets_error_with_both_reasons(cloud: Cloud) -> N
         host.driver.host.script["ensure_running"] = [Fail("Cannot start.")]
     trial.begin()
     cloud.settle()
-    trial.is_right(states.ERROR, 1)
+    trial.check_end(states.ERROR, 1)
     message = cloud.show(trial.server).fault["message"]
     assert "No space." in message
     assert "restart: Cannot start." in message
@@ -330,4 +330,4 @@ def test_snapshot_refuses_pause_and_shelve_until_end(cloud: Cloud) -> None:
     with pytest.raises(errors.WrongState):
         ask(cloud, trial.server, "shelve")
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()

@@ -212,7 +212,7 @@ def test_live_migrate_completes_when_port_activation_is_refused(cloud: Cloud) ->
 
 
 def test_live_migrate_rebinds_port_when_service_allows_one_binding(cloud: Cloud) -> None:
-    cloud.networks.one_host_a_port = True
+    cloud.networks.has_single_bindings = True
     server = boot_server(cloud)
     ask(cloud, server, "os-migrateLive")
     cloud.settle()

@@ -34,7 +34,7 @@ def test_delete_ends_when_host_is_dead(cloud: Cloud) -> None:
     assert cloud.show(trial.server).deleted == 1
     cloud.hosts[host.name] = host
     cloud.settle()
-    trial.is_right(states.DELETED, 0)
+    trial.check_end(states.DELETED, 0)
 
 
 def test_create_waits_while_all_hosts_are_silent(cloud: Cloud) -> None:
@@ -54,7 +54,7 @@ def test_full_report_of_stopped_guest_sets_vm_state_stopped(cloud: Cloud) -> Non
     trial = trial_of(cloud, "stop")
     cloud.hosts[cloud.show(trial.server).host].driver.host.power_off(trial.server)
     cloud.idle(65)
-    trial.is_right(states.STOPPED, 1)
+    trial.check_end(states.STOPPED, 1)
 
 
 def test_register_after_boot_reboots_guest(cloud: Cloud) -> None:
@@ -64,7 +64,7 @@ def test_register_after_boot_reboots_guest(cloud: Cloud) -> None:
     host.restart()
     host.agent.boot_id = "another"
     cloud.settle()
-    trial.is_right(states.ACTIVE, 1)
+    trial.check_end(states.ACTIVE, 1)
     assert cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0].name == "reboot"
 
 
@@ -144,7 +144,7 @@ def test_delete_while_conductor_runs_create_waits_for_lease(cloud: Cloud, where:
 
     cloud.engine.fault_point = delete
     cloud.settle()
-    trial.is_right(states.DELETED, 0)
+    trial.check_end(states.DELETED, 0)
 
 
 def test_full_report_of_stopped_guest_is_accepted_after_failed_action(cloud: Cloud) -> None:
@@ -157,7 +157,7 @@ def test_full_report_of_stopped_guest_is_accepted_after_failed_action(cloud: Clo
     assert cloud.show(trial.server).vm_state == states.ACTIVE
     host.driver.host.power_off(trial.server)
     cloud.idle(65)
-    trial.is_right(states.STOPPED, 1)
+    trial.check_end(states.STOPPED, 1)
 
 
 def test_report_of_guest_stopped_before_result_of_start_sets_stopped(
@@ -173,7 +173,7 @@ def test_report_of_guest_stopped_before_result_of_start_sets_stopped(
     for _ in range(2):
         assert host.agent.has_news()
         cloud.sync(host, ask=False)
-    trial.is_right(states.STOPPED, 1)
+    trial.check_end(states.STOPPED, 1)
 
 
 def test_create_waits_while_scheduler_is_silent(cloud: Cloud) -> None:
@@ -185,7 +185,7 @@ def test_create_waits_while_scheduler_is_silent(cloud: Cloud) -> None:
     cloud.lose = lambda kind: False
     for _ in range(6):
         cloud.round()
-    trial.is_right(states.ACTIVE, 1)
+    trial.check_end(states.ACTIVE, 1)
 
 
 def test_report_of_stopped_guest_is_accepted_after_reset_state(cloud: Cloud) -> None:
@@ -202,7 +202,7 @@ def test_report_of_stopped_guest_is_accepted_after_reset_state(cloud: Cloud) -> 
     cloud.lose = lambda kind: False
     cloud.hosts[cloud.show(trial.server).host].driver.host.power_off(trial.server)
     cloud.idle(65)
-    trial.is_right(states.STOPPED, 1)
+    trial.check_end(states.STOPPED, 1)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_rebuild_keeps_stopped_server_stopped(cloud: Cloud) -> None:
     cloud.settle()
     trial.begin()
     cloud.settle()
-    trial.is_right(states.STOPPED, 1)
+    trial.check_end(states.STOPPED, 1)
     assert cloud.show(trial.server).power_state == states.SHUTDOWN
 
 

@@ -21,7 +21,7 @@ from compute_agent.virt.memory.state.script import Fail
 from conductor.workflows import WORKFLOWS
 from tests.answers import UNKNOWN, Answer
 from tests.schemas import memory_store
-from tests.workflows.neighbours import Neighbour
+from tests.workflows.neighbours import ServiceDouble
 from tests.workflows.scenarios import KILL, SCENARIOS, Trial, trial_of
 from tests.workflows.simulator import Cloud, Time
 
@@ -70,8 +70,8 @@ def create_trial(workflow: str, failing_verb: str = "") -> Iterator[Trial]:
     cloud.store.close()
 
 
-def get_service(cloud: Cloud, name: str) -> Neighbour:
-    service: Neighbour = getattr(cloud, name)
+def get_service(cloud: Cloud, name: str) -> ServiceDouble:
+    service: ServiceDouble = getattr(cloud, name)
     return service
 
 
@@ -186,7 +186,7 @@ def test_workflow_with_refused_service_call_in_undo_restores_server(workflow: st
             assert cloud.show(trial.server).vm_state == scenario.fails_as
             get_service(cloud, call[0]).well()
             cloud.clean_up()
-            trial.is_right(scenario.fails_as, scenario.fails_with, scenario.fails_images)
+            trial.check_end(scenario.fails_as, scenario.fails_with, scenario.fails_images)
 
 
 # In the default set, tests of single workflows cover this and the next test.
@@ -201,7 +201,7 @@ def test_workflow_succeeds_when_service_call_has_no_answer(workflow: str, answer
             get_service(cloud, call[0]).catches_up()
             cloud.time.pass_by(LATE_CALL_SECONDS)
             cloud.round()
-            trial.has_ended()
+            trial.check_expected_end()
             assert cloud.pending() == []
 
 
@@ -226,4 +226,4 @@ def test_workflow_succeeds_when_other_conductor_runs_during_slow_call(workflow: 
             cloud.engine = engine
             print(workflow, call)
             assert runs == [1]
-            trial.has_ended()
+            trial.check_expected_end()

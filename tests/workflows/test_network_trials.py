@@ -46,7 +46,7 @@ def test_workflow_succeeds_after_network_service_ignores_calls(
     cloud.networks.silent = count
     trial.begin()
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 @pytest.mark.parametrize("workflow", CALLERS)
@@ -58,7 +58,7 @@ def test_workflow_succeeds_when_answers_of_network_service_are_lost(
     cloud.networks.answers_lost = count
     trial.begin()
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 @pytest.mark.parametrize(("workflow", "number"), MOVES)
@@ -70,7 +70,7 @@ def test_move_succeeds_when_one_answer_of_network_service_is_lost(
     trial.begin()
     cloud.settle()
     assert cloud.networks.calls > cloud.networks.lost_at, "no answer was lost"
-    trial.has_ended()
+    trial.check_expected_end()
     assert cloud.store.read(doctor.wanderers) == (
         {trial.server} if workflow == "live_migrate" else set()
     )
@@ -127,7 +127,7 @@ def test_port_created_after_delete_of_server_is_deleted(cloud: Cloud, workflow: 
     cloud.networks.slow = True
     trial.begin()
     cloud.advance()
-    assert cloud.networks.put_off
+    assert cloud.networks.late_creates
     ask(cloud, trial.server, "delete")
     for _ in range(3):
         cloud.round()
@@ -146,7 +146,7 @@ def test_hard_reboot_during_attach_interface_is_refused(cloud: Cloud) -> None:
     cloud.settle()
     ask(cloud, trial.server, "reboot:HARD")
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 def test_attach_interface_deletes_new_port_when_host_fails(cloud: Cloud) -> None:
@@ -155,7 +155,7 @@ def test_attach_interface_deletes_new_port_when_host_fails(cloud: Cloud) -> None
         host.driver.host.script["attach_interface"] = [Fail("No room for another device.")]
     trial.begin()
     cloud.settle()
-    trial.is_right(states.ACTIVE, 1)
+    trial.check_end(states.ACTIVE, 1)
     assert len(cloud.networks.held) == len(cloud.show(trial.server).interfaces) == 1
 
 
@@ -194,5 +194,5 @@ def test_remove_security_group_succeeds_when_conductor_dies_after_call(cloud: Cl
     cloud.engine.fault_point = crash
     trial.run_through_crashes()
     assert crashes
-    trial.has_ended()
+    trial.check_expected_end()
     assert cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0].state == "done"

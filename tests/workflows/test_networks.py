@@ -168,7 +168,7 @@ def test_create_with_unwired_ports_fails_only_if_plugging_is_fatal(
 
 
 def test_delete_unbinds_port_of_user_and_keeps_port(cloud: Cloud) -> None:
-    port = cloud.networks.user_makes("n1")
+    port = cloud.networks.create_user_port("n1")
     server = cloud.create(networks=[{"port": port}, {"network": "n2"}])[0]
     cloud.settle()
     first, second = cloud.show(server).interfaces
@@ -209,7 +209,7 @@ def test_dns_name_of_port_has_valid_labels(hostname: str, name: str) -> None:
 
 
 def test_security_group_actions_change_groups_of_all_ports(cloud: Cloud) -> None:
-    port = cloud.networks.user_makes("n1")
+    port = cloud.networks.create_user_port("n1")
     cloud.networks.held[port]["security_groups"] = []
     server = cloud.create(networks=[{"port": port}, {"network": "n2"}])[0]
     cloud.settle()
@@ -224,7 +224,7 @@ def test_security_group_actions_change_groups_of_all_ports(cloud: Cloud) -> None
 
 
 def test_create_of_two_servers_with_same_port_fails_for_one(cloud: Cloud) -> None:
-    port = cloud.networks.user_makes("n1")
+    port = cloud.networks.create_user_port("n1")
     servers = cloud.create(2, networks=[{"port": port}])
     cloud.settle()
     servers_by_state = {cloud.show(server).vm_state: server for server in servers}
@@ -239,7 +239,7 @@ def test_create_of_two_servers_with_same_port_fails_for_one(cloud: Cloud) -> Non
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_delete_during_attach_interface_keeps_port_of_user(cloud: Cloud, rounds: int) -> None:
-    port = cloud.networks.user_makes("n2")
+    port = cloud.networks.create_user_port("n2")
     server = cloud.create()[0]
     cloud.settle()
     for host in cloud.hosts.values():
@@ -256,7 +256,7 @@ def test_delete_during_attach_interface_keeps_port_of_user(cloud: Cloud, rounds:
 
 
 def test_create_with_port_of_user_shows_floating_address(cloud: Cloud) -> None:
-    port = cloud.networks.user_makes("n1")
+    port = cloud.networks.create_user_port("n1")
     cloud.networks.floating = {
         port: {cloud.networks.held[port]["fixed_ips"][0]["ip_address"]: ["172.24.4.9"]}
     }

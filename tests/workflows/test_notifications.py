@@ -14,7 +14,7 @@ from conductor.workflows import WORKFLOWS
 from deploy.operator.store import stuck_actions
 from tests.schemas import memory_store
 from tests.told import read_outbox, read_server_events
-from tests.workflows.expected_notifications import NAMES, TOLD, expected
+from tests.workflows.expected_notifications import EVENTS, NAMES, expected
 from tests.workflows.scenarios import SCENARIOS, trial_of
 from tests.workflows.simulator import Cloud, Time
 from tests.workflows.test_every_workflow import read_fault_points
@@ -22,7 +22,7 @@ from tests.workflows.test_every_workflow import read_fault_points
 
 def test_expected_notifications_cover_every_workflow() -> None:
     assert {name.partition(":")[0] for name in SCENARIOS} == set(WORKFLOWS)
-    assert set(TOLD) | set(NAMES) <= set(WORKFLOWS)
+    assert set(EVENTS) | set(NAMES) <= set(WORKFLOWS)
 
 
 @pytest.mark.parametrize(

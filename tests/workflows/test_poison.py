@@ -18,7 +18,7 @@ from compute_agent.virt.memory.state.script import Fail
 from conductor.engine import reports, runner
 from tests.workflows.frozen import register
 from tests.workflows.moves import resize_to_bigger
-from tests.workflows.poison import Poison, change, locked, poison
+from tests.workflows.poison import Poison, change, hold_row_lock, poison
 from tests.workflows.scenarios import PINNED
 from tests.workflows.simulator import Cloud
 
@@ -268,7 +268,7 @@ def test_locked_server_row_delays_stops_of_other_servers_only_once(cloud: Cloud)
     cloud.settle()
     for server in servers:
         cloud.ask(server, "os-stop")
-    with locked(cloud, servers[2], 3) as waits:
+    with hold_row_lock(cloud, servers[2], 3) as waits:
         start = cloud.time.monotonic()
         runner.advance(cloud.engine)
         assert (
@@ -433,7 +433,7 @@ def test_locked_server_row_delays_reports_of_hosts_only_once(cloud: Cloud) -> No
     cloud.advance()
     host, other = cloud.hosts["h1"], cloud.hosts["h2"]
     host.work()
-    with locked(cloud, servers[0], 3) as waits:
+    with hold_row_lock(cloud, servers[0], 3) as waits:
         requests = [host.agent.request(True, None, None), other.agent.request(True, None, None)]
         answers = reports.handle(cloud.engine, requests)
         assert [answer.session for answer in answers] == [host.agent.session, other.agent.session]  # type: ignore

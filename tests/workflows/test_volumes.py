@@ -25,14 +25,14 @@ from tests.schemas import memory_store
 from tests.selection import runs_slice
 from tests.workflows import volumes as volume_service
 from tests.workflows.frozen import register
-from tests.workflows.scenarios import OF_A_VOLUME, SCENARIOS, ask, bigger, trial_of
+from tests.workflows.scenarios import SCENARIOS, VOLUME_ACTIONS, ask, bigger, trial_of
 from tests.workflows.simulator import Cloud, Time
 from tests.workflows.test_moves_cost import Meter
 
 WITH_VOLUMES = [
     name
     for name, scenario in SCENARIOS.items()
-    if scenario.volumes or name in ("attach_volume", *OF_A_VOLUME)
+    if scenario.volumes or name in ("attach_volume", *VOLUME_ACTIONS)
 ]
 #: Steps and verbs that concern volumes.
 STEPS = {
@@ -80,7 +80,7 @@ def boot_from_new_volume(cloud: Cloud, looks: int = 0, delete: bool = True) -> t
     volume = cloud.volumes.make(looks=looks)
     more = {"boot_index": 0, "status": "creating", "source_type": "image"}
     values = {"delete_on_termination": delete, "more": more}
-    [server] = cloud.create(volumes=[cloud.volumes.wanted(volume, **values)])
+    [server] = cloud.create(volumes=[cloud.volumes.build_wanted_volume(volume, **values)])
     return server, volume
 
 
@@ -532,7 +532,7 @@ def test_volume_workflow_succeeds_after_missing_answers_of_service(
     cloud.volumes.script = dict.fromkeys(range(at, at + 3), answer)
     trial.begin()
     cloud.settle()
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 #: Workflows whose undo connects the volumes again.
@@ -584,7 +584,7 @@ def test_delete_supersedes_volume_workflow_after_any_round(
     cloud.clean_up()
     before = cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[1]
     has_image = before.name == "createImage" and before.state == "done"
-    trial.is_right(states.DELETED, 0, trial.scenario.images if has_image else 0)
+    trial.check_end(states.DELETED, 0, trial.scenario.images if has_image else 0)
     assert cloud.volumes.state.held == {}
 
 
@@ -617,7 +617,7 @@ def test_volume_workflow_ends_after_kill_at_fault_point(
     trial.begin()
     trial.run_through_crashes()
     assert len(trial.hits) > number, "the fault point was not reached"
-    trial.has_ended()
+    trial.check_expected_end()
 
 
 # --- statements, messages and calls ---

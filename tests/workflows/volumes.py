@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block storage service in memory, as the conductor uses it; see ``neighbours`` for what can go
-wrong. It keeps the rules itself: a volume is never let to two servers, nor to two hosts unless one
-server moves while it runs."""
+"""A block storage service in memory, and functions that request actions on volumes.
+
+Invariant: two servers, or two hosts, never have the same volume, unless the volume is multiattach
+or the server is being live-migrated. For the errors that a test can cause see ``neighbours``.
+"""
 
 from __future__ import annotations
 
@@ -30,63 +32,72 @@ from common.store.engine import Connection
 from common.store.servers import volumes
 from common.store.servers.volumes import WantedVolume
 from conductor.engine.external_services import VolumeApi
-from tests.workflows.neighbours import Neighbour
+from tests.workflows.neighbours import ServiceDouble
 
 if TYPE_CHECKING:
     from tests.workflows.simulator import Cloud
 
-#: What the service takes as the status of a snapshot that a host takes or merges.
+#: Status of an assisted snapshot -> the statuses that a host may report for it.
 NEXT = {CREATING: (CREATING, ERROR), DELETING: (DELETING, ERROR_DELETING)}
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="")
 
 
 @dataclass
 class HeldVolume:
-    """An attachment, and the host that may connect by it."""
+    """An attachment of a volume to a server."""
 
     attachment: Attachment
+    #: The host that may connect the volume with this attachment, or None.
     host: str | None = None
 
 
 @dataclass
 class AssistedSnapshot:
-    """A snapshot that a host takes or merges. ``looks``: until the service is done, once it has
-    heard of it; -1: it has not."""
+    """A snapshot that a host takes or merges for the service."""
 
     volume_id: str
     status: str
+    #: Requests for the snapshot until the service has completed it. -1: no host has reported yet.
     looks: int = -1
 
 
 @dataclass
 class VolumeRecords:
-    """What it remembers. ``creating``: volume -> looks until it is there; ``name_ids``: migrated
-    volume -> where its data is."""
+    """The records of the service, by id."""
 
     volumes: dict[str, Volume] = field(default_factory=dict)
     held: dict[str, HeldVolume] = field(default_factory=dict)
+    #: Volume -> requests for the volume until it is available.
     creating: dict[str, int] = field(default_factory=dict)
-    images: dict[str, str] = field(default_factory=dict)  #: volume -> what was written
-    writing: dict[str, int] = field(default_factory=dict)  #: volume -> looks until it is written
-    snapshots: dict[str, str] = field(default_factory=dict)  #: id -> of which volume
-    assisted: dict[str, AssistedSnapshot] = field(default_factory=dict)  #: those that hosts take
+    #: Volume -> the image that was written last.
+    images: dict[str, str] = field(default_factory=dict)
+    #: Volume -> requests for the volume until the image is written.
+    writing: dict[str, int] = field(default_factory=dict)
+    #: Snapshot of a user -> the volume.
+    snapshots: dict[str, str] = field(default_factory=dict)
+    assisted: dict[str, AssistedSnapshot] = field(default_factory=dict)
+    #: Migrated volume -> the volume that had its data before.
     name_ids: dict[str, str] = field(default_factory=dict)
 
 
 def attach(cloud: Cloud, server: str, volume_id: str, **more: Any) -> str:
-    """Ask for a volume as the API does."""
-    wanted = cloud.volumes.wanted(volume_id, **more)
+    """Request that a volume is attached, as the API does, and return the action's id.
+
+    Args:
+        more: Further fields of the requested volume.
+    """
+    requested_volume = cloud.volumes.build_wanted_volume(volume_id, **more)
     row = states.row("attach_volume")
     return cloud.accept(
         server,
         lambda tx: volumes.attach(
-            tx, row, server, context=USER, project_id="project", volume=wanted
+            tx, row, server, context=USER, project_id="project", volume=requested_volume
         ),
     )
 
 
 def detach(cloud: Cloud, server: str, volume_id: str) -> str:
-    """Ask for the end of it."""
+    """Request that a volume is detached, as the API does, and return the action's id."""
     row = states.row("detach_volume")
     return cloud.accept(
         server,
@@ -97,7 +108,7 @@ def detach(cloud: Cloud, server: str, volume_id: str) -> str:
 
 
 def swap(cloud: Cloud, server: str, volume_id: str) -> str:
-    """The service migrates a volume that a server has, and asks for the swap as the API does."""
+    """Begin to migrate a server's volume, and request its swap as the service does."""
     new = cloud.volumes.migrate(volume_id)
     row = states.row("swap_volume")
     size_gb = cloud.volumes.state.volumes[new].size_gb if new in cloud.volumes.state.volumes else 1
@@ -117,7 +128,7 @@ def swap(cloud: Cloud, server: str, volume_id: str) -> str:
 
 
 def extend(cloud: Cloud, server: str, volume_id: str) -> str:
-    """The block storage service says that one has grown."""
+    """Request the guest's part of an extend, as the block storage service does."""
     row = cloud.store.read(lambda tx: volumes.show(tx, server, volume_id))
     return cloud.ask(
         server, "extend_volume", args={"block_device": row.uuid, "volume_id": volume_id}
@@ -125,27 +136,29 @@ def extend(cloud: Cloud, server: str, volume_id: str) -> str:
 
 
 def of(cloud: Cloud, server: str) -> dict[str, str]:
-    """The status of each volume of a server."""
+    """Return the status of each volume of a server, by the volume's id."""
     rows = cloud.store.read(lambda tx: volumes.list_of(tx, server))
     return {str(row.volume_id): row.status for row in rows}
 
 
 def take_snapshot(cloud: Cloud, server: str, volume_id: str) -> str:
-    """The service has made a file for a snapshot, and asks for it as the API does."""
+    """Begin an assisted snapshot, and request the host's part as the service does."""
     snapshot = cloud.volumes.begin_assisted(volume_id, CREATING)
-    about = {"snapshot_id": snapshot, "new_file": f"volume-{volume_id}.{snapshot}"}
-    return _assist(cloud, server, "volume_snapshot_create", volume_id, about)
+    details = {"snapshot_id": snapshot, "new_file": f"volume-{volume_id}.{snapshot}"}
+    return _request_assistance(cloud, server, "volume_snapshot_create", volume_id, details)
 
 
 def merge_snapshot(cloud: Cloud, server: str, volume_id: str) -> str:
-    """The service deletes a snapshot, and asks for the merge as the API does."""
+    """Begin to delete an assisted snapshot, and request the host's part as the service does."""
     snapshot = cloud.volumes.begin_assisted(volume_id, DELETING)
-    about = {"snapshot_id": snapshot, "file": None, "into": None}
-    return _assist(cloud, server, "volume_snapshot_delete", volume_id, about)
+    details = {"snapshot_id": snapshot, "file": None, "into": None}
+    return _request_assistance(cloud, server, "volume_snapshot_delete", volume_id, details)
 
 
-def _assist(cloud: Cloud, server: str, key: str, volume_id: str, about: dict[str, Any]) -> str:
-    row, snapshot = states.row(key), cloud.volumes.state.assisted[about["snapshot_id"]]
+def _request_assistance(
+    cloud: Cloud, server: str, key: str, volume_id: str, details: dict[str, Any]
+) -> str:
+    row, snapshot = states.row(key), cloud.volumes.state.assisted[details["snapshot_id"]]
     try:
         return cloud.accept(
             server,
@@ -156,67 +169,75 @@ def _assist(cloud: Cloud, server: str, key: str, volume_id: str, about: dict[str
                 context=USER,
                 project_id="project",
                 volume_id=volume_id,
-                details=about,
+                details=details,
             ),
         )
     except errors.Problem:
         snapshot.status = ERROR
         raise
     except BaseException:
-        cloud.volumes.refused.append((key, about["snapshot_id"]))  # no answer came
+        # Without an answer the service does not wait for a report on the snapshot.
+        cloud.volumes.refused.append((key, details["snapshot_id"]))
         raise
 
 
-def boots(cloud: Cloud, server: str) -> bool:
-    """Does a server boot from a volume?"""
+def is_volume_backed(cloud: Cloud, server: str) -> bool:
+    """True if a server boots from a volume."""
     return cloud.store.read(lambda tx: volumes.root_of(tx, server)) is not None
 
 
-def insert(tx: Connection, server: str, wanted: Sequence[WantedVolume]) -> None:
-    """The volumes that a server is created with."""
-    boots_from_volume = any(one.more.get("boot_index") == 0 for one in wanted)
+def insert(tx: Connection, server: str, requested_volumes: Sequence[WantedVolume]) -> None:
+    """Insert the rows of the volumes with which a server is created."""
+    boots_from_volume = any(volume.more.get("boot_index") == 0 for volume in requested_volumes)
     local = [] if boots_from_volume else [device_names.root_name(None)]
-    wanted = sorted(wanted, key=lambda one: one.more.get("boot_index") != 0)
-    names = device_names.count(local, [one.bus for one in wanted])
+    ordered = sorted(requested_volumes, key=lambda volume: volume.more.get("boot_index") != 0)
+    names = device_names.count(local, [volume.bus for volume in ordered])
     volumes.insert(
         tx,
         [
             {
                 "uuid": ids.new(),
                 "server_id": server,
-                "volume_id": one.volume_id,
+                "volume_id": volume.volume_id,
                 "status": BlockDeviceStatus.RESERVED,
-                "size_gb": one.size_gb,
+                "size_gb": volume.size_gb,
                 "device_name": name,
-                "delete_on_termination": one.delete_on_termination,
-                "multiattach": one.multiattach,
-                **one.more,
+                "delete_on_termination": volume.delete_on_termination,
+                "multiattach": volume.multiattach,
+                **volume.more,
             }
-            for one, name in zip(wanted, names, strict=True)
+            for volume, name in zip(ordered, names, strict=True)
         ],
     )
 
 
-class Volumes(Neighbour, interface=VolumeApi):
-    """Implements ``conductor.engine.external_services.VolumeApi``. ``moving``: servers that may be
-    connected at two hosts just now, which whoever tests says."""
+class Volumes(ServiceDouble, interface=VolumeApi):
+    """Implement ``conductor.engine.external_services.VolumeApi`` in memory."""
 
     def __init__(self) -> None:
         super().__init__("block storage service")
         self.state = VolumeRecords()
+        #: Servers whose volumes two hosts may connect, because of a live migration.
         self.moving: set[str] = set()
         self.deleted: list[str] = []
-        self.writes_to = ""  #: the status of a volume that was written; "": by its attachments
+        #: The status of a volume after an image was written. "": the status by its attachments.
+        self.writes_to = ""
 
-    # --- what users do ---
-    def moves(self, server: str, live: bool) -> None:
-        """May the server's volumes be let to two hosts from now on?"""
+    # --- users and the service itself ---
+    def record_move(self, server: str, live: bool) -> None:
+        """Record a move. Only in a live migration may two hosts connect the server's volumes."""
         self.moving -= {server}
         if live:
             self.moving |= {server}
 
     def make(self, looks: int = 0, size_gb: int = 1, multiattach: bool = False) -> str:
-        """A volume that is there after so many looks."""
+        """Create a volume and return its id.
+
+        Args:
+            looks: Requests for the volume until it is available. 0: at once.
+            size_gb: Size in GiB.
+            multiattach: True if several servers may have the volume.
+        """
         volume_id = ids.new()
         self.state.volumes[volume_id] = Volume(
             volume_id, CREATING if looks else AVAILABLE, size_gb, multiattach=multiattach
@@ -225,84 +246,84 @@ class Volumes(Neighbour, interface=VolumeApi):
         return volume_id
 
     def make_snapshot(self, volume_id: str) -> str:
-        """A snapshot of a volume, made by its user."""
-        self.state.snapshots[made := ids.new()] = volume_id
-        return made
+        """Create a snapshot of a volume, as a user does, and return its id."""
+        self.state.snapshots[snapshot_id := ids.new()] = volume_id
+        return snapshot_id
 
     def begin_assisted(self, volume_id: str, status: str) -> str:
-        """A snapshot that a host is to take (``creating``) or to merge (``deleting``)."""
-        self.state.assisted[made := ids.new()] = AssistedSnapshot(volume_id, status)
-        return made
+        """Record a snapshot for a host to take (``creating``) or merge (``deleting``)."""
+        self.state.assisted[snapshot_id := ids.new()] = AssistedSnapshot(volume_id, status)
+        return snapshot_id
 
-    def awaited(self) -> list[str]:
-        """Snapshots of which the service still waits to hear, and has not refused to."""
+    def list_awaited(self) -> list[str]:
+        """Return the assisted snapshots for which the service still expects a host's report."""
         refused = {about for _, about in self.refused}
         return [
-            snapshot
-            for snapshot, one in self.state.assisted.items()
-            if one.status in NEXT and one.looks < 0 and snapshot not in refused
+            snapshot_id
+            for snapshot_id, snapshot in self.state.assisted.items()
+            if snapshot.status in NEXT and snapshot.looks < 0 and snapshot_id not in refused
         ]
 
-    def wanted(self, volume_id: str, **more: Any) -> WantedVolume:
-        """What the API freezes of a volume that a server is to get."""
-        found = self.state.volumes[volume_id]
+    def build_wanted_volume(self, volume_id: str, **more: Any) -> WantedVolume:
+        """Return a volume as the API stores it in a request to attach the volume."""
+        volume = self.state.volumes[volume_id]
         return WantedVolume(
-            volume_id=volume_id, size_gb=found.size_gb, multiattach=found.multiattach, **more
+            volume_id=volume_id, size_gb=volume.size_gb, multiattach=volume.multiattach, **more
         )
 
     def finish(self) -> None:
-        """All volumes are there."""
-        for volume_id, found in list(self.state.volumes.items()):
-            if found.status == CREATING:
-                self.state.volumes[volume_id] = replace(found, status=AVAILABLE)
-            elif found.status == DOWNLOADING:
-                self._judge(volume_id)
+        """Complete all volumes that are being created or written."""
+        for volume_id, volume in list(self.state.volumes.items()):
+            if volume.status == CREATING:
+                self.state.volumes[volume_id] = replace(volume, status=AVAILABLE)
+            elif volume.status == DOWNLOADING:
+                self._update_status(volume_id)
 
     def migrate(self, volume_id: str) -> str:
-        """The volume into which the data of this one is to go."""
-        found = self.state.volumes.get(volume_id)
-        if found is None:
+        """Begin to migrate a volume, and return the id of the new volume for its data."""
+        volume = self.state.volumes.get(volume_id)
+        if volume is None:
             return ids.new()
-        new = self.make(size_gb=found.size_gb)
-        self._note(volume_id, migration=MIGRATING)
-        self._note(new, migration=f"target:{volume_id}")
+        new = self.make(size_gb=volume.size_gb)
+        self._change(volume_id, migration=MIGRATING)
+        self._change(new, migration=f"target:{volume_id}")
         return new
 
-    def _note(self, volume_id: str, **values: Any) -> None:
+    def _change(self, volume_id: str, **values: Any) -> None:
         self.state.volumes[volume_id] = replace(self.state.volumes[volume_id], **values)
 
-    # --- what the conductor asks ---
+    # --- VolumeApi ---
     def volume(self, volume_id: str) -> Volume:
         self._speak("volume", volume_id)
-        found = self._known(volume_id)
-        if found.status == CREATING:
+        volume = self._read_volume(volume_id)
+        if volume.status == CREATING:
             left = self.state.creating[volume_id] = self.state.creating[volume_id] - 1
             if left <= 0:
-                found = self.state.volumes[volume_id] = replace(found, status=AVAILABLE)
-        if found.status == DOWNLOADING:
+                volume = self.state.volumes[volume_id] = replace(volume, status=AVAILABLE)
+        if volume.status == DOWNLOADING:
             left = self.state.writing[volume_id] = self.state.writing[volume_id] - 1
             if left <= 0:
-                self._judge(volume_id, self.writes_to)
-                found = self.state.volumes[volume_id]
-        return self._answer(found)
+                self._update_status(volume_id, self.writes_to)
+                volume = self.state.volumes[volume_id]
+        return self._answer(volume)
 
     def delete(self, volume_id: str) -> None:
         self._speak("delete", volume_id)
-        found = self.state.volumes.get(volume_id)
-        if found is not None:
-            if found.status != AVAILABLE:
-                raise errors.BadRequest(f"Volume {volume_id} is {found.status}.")
+        volume = self.state.volumes.get(volume_id)
+        if volume is not None:
+            if volume.status != AVAILABLE:
+                raise errors.BadRequest(f"Volume {volume_id} is {volume.status}.")
             del self.state.volumes[volume_id]
             self.deleted.append(volume_id)
         self._answer(None)
 
     def reimage(self, volume_id: str, image_id: str) -> None:
         self._speak("reimage", volume_id)
-        found = self._known(volume_id)
-        if found.status != "reserved":
-            raise errors.BadRequest(f"Volume {volume_id} is {found.status}.")
+        volume = self._read_volume(volume_id)
+        if volume.status != "reserved":
+            raise errors.BadRequest(f"Volume {volume_id} is {volume.status}.")
         assert not self.hosts_of(volume_id), "a host has what is written"
-        self.state.volumes[volume_id] = replace(found, status=DOWNLOADING)
+        self.state.volumes[volume_id] = replace(volume, status=DOWNLOADING)
         self.state.writing[volume_id] = 2
         self.state.images[volume_id] = image_id
         self._answer(None)
@@ -314,40 +335,40 @@ class Volumes(Neighbour, interface=VolumeApi):
 
     def snapshot(self, snapshot_id: str) -> VolumeSnapshot:
         self._speak("snapshot", snapshot_id)
-        found = self._assisted(snapshot_id)
-        if found.looks > 0:
-            found.looks -= 1
-            if not found.looks:
-                found.status = AVAILABLE
-                self._go_over(found.volume_id, snapshot_id)
-        return self._answer(VolumeSnapshot(snapshot_id, found.status, 1, found.volume_id))
+        snapshot = self._read_assisted(snapshot_id)
+        if snapshot.looks > 0:
+            snapshot.looks -= 1
+            if not snapshot.looks:
+                snapshot.status = AVAILABLE
+                self._switch_to_snapshot_file(snapshot.volume_id, snapshot_id)
+        return self._answer(VolumeSnapshot(snapshot_id, snapshot.status, 1, snapshot.volume_id))
 
     def update_snapshot_status(self, snapshot_id: str, status: str) -> None:
         self._speak("update_snapshot_status", snapshot_id)
-        found = self._assisted(snapshot_id)
-        if status not in NEXT.get(found.status, ()):
-            raise errors.BadRequest(f"Snapshot {snapshot_id} is {found.status}, not {status}.")
+        snapshot = self._read_assisted(snapshot_id)
+        if status not in NEXT.get(snapshot.status, ()):
+            raise errors.BadRequest(f"Snapshot {snapshot_id} is {snapshot.status}, not {status}.")
         if status == DELETING:
             del self.state.assisted[snapshot_id]
         elif status == CREATING:
-            found.looks = found.looks if found.looks > 0 else 2
+            snapshot.looks = snapshot.looks if snapshot.looks > 0 else 2
         else:
-            found.status = status
+            snapshot.status = status
         self._answer(None)
 
-    def _assisted(self, snapshot_id: str) -> AssistedSnapshot:
+    def _read_assisted(self, snapshot_id: str) -> AssistedSnapshot:
         if snapshot_id not in self.state.assisted:
             raise errors.NotFound(f"Snapshot {snapshot_id} could not be found.")
         return self.state.assisted[snapshot_id]
 
-    def _go_over(self, volume_id: str, snapshot_id: str) -> None:
-        """The volume is in the file that was made for the snapshot."""
+    def _switch_to_snapshot_file(self, volume_id: str, snapshot_id: str) -> None:
+        """Let the volume's connections name the file that was created for the snapshot."""
         place = {"name": f"volume-{volume_id}.{snapshot_id}", "format": "qcow2"}
-        for held in self._of(volume_id):
-            known = held.attachment.connection
-            if known:
-                there = {**known, "data": {**known["data"], **place}}
-                held.attachment = replace(held.attachment, connection=there)
+        for held in self._attachments_of(volume_id):
+            connection = held.attachment.connection
+            if connection:
+                new_connection = {**connection, "data": {**connection["data"], **place}}
+                held.attachment = replace(held.attachment, connection=new_connection)
 
     def attachments(self, server: str, volume_id: str | None = None) -> list[Attachment]:
         self._speak("attachments", volume_id or server)
@@ -369,124 +390,124 @@ class Volumes(Neighbour, interface=VolumeApi):
         mode: str | None = None,
     ) -> Attachment:
         self._speak("attach", volume_id)
-        found = self._known(volume_id)
-        users = {held.attachment.server_id for held in self._of(volume_id)}
-        free = found.status == AVAILABLE or (
-            found.status == IN_USE and (users == {server} or found.multiattach)
+        volume = self._read_volume(volume_id)
+        users = {held.attachment.server_id for held in self._attachments_of(volume_id)}
+        is_free = volume.status == AVAILABLE or (
+            volume.status == IN_USE and (users == {server} or volume.multiattach)
         )
-        if not free:
-            raise errors.BadRequest(f"Volume {volume_id} is {found.status}.")
-        made = Attachment(ids.new(), volume_id, server, "reserved")
-        self.state.held[made.id] = HeldVolume(made)
+        if not is_free:
+            raise errors.BadRequest(f"Volume {volume_id} is {volume.status}.")
+        attachment = Attachment(ids.new(), volume_id, server, "reserved")
+        self.state.held[attachment.id] = HeldVolume(attachment)
         if connector is not None:
-            made = self._connected(made.id, connector, mountpoint or "", mode or "")
-        self._judge(volume_id)
-        return self._answer(made)
+            attachment = self._connect(attachment.id, connector, mountpoint or "", mode or "")
+        self._update_status(volume_id)
+        return self._answer(attachment)
 
     def connect(
         self, attachment_id: str, connector: JsonObject, mountpoint: str, mode: str
     ) -> Attachment:
-        self._speak("connect", self._about(attachment_id))
-        held = self._held(attachment_id)
-        others = self._of(held.attachment.volume_id)
+        self._speak("connect", self._volume_id_of(attachment_id))
+        held = self._read_attachment(attachment_id)
+        others = self._attachments_of(held.attachment.volume_id)
         if any(other.host is not None and other is not held for other in others) and not (
-            self._known(held.attachment.volume_id).multiattach
+            self._read_volume(held.attachment.volume_id).multiattach
         ):
             raise errors.Conflict("Duplicate connectors detected.")
-        return self._answer(self._connected(attachment_id, connector, mountpoint, mode))
+        return self._answer(self._connect(attachment_id, connector, mountpoint, mode))
 
-    def _connected(
+    def _connect(
         self, attachment_id: str, connector: JsonObject, mountpoint: str, mode: str
     ) -> Attachment:
-        held = self._held(attachment_id)
-        host, volume = connector["host"], self._known(held.attachment.volume_id)
+        held = self._read_attachment(attachment_id)
+        host, volume = connector["host"], self._read_volume(held.attachment.volume_id)
         others = self.hosts_of(volume.id) - {host}
         if others and not volume.multiattach and held.attachment.server_id not in self.moving:
             raise AssertionError(f"{volume.id} would be at {host} beside {', '.join(others)}")
         if held.host not in (None, host):
             raise AssertionError(f"{attachment_id} of {held.host} would go to {host}")
         data = {"export": f"{volume.id}@{host}", "auth_password": "secret", "mode": mode}
-        made = replace(
+        attachment = replace(
             held.attachment,
             status="attaching",
             connection={"driver_volume_type": "nfs", "data": {**data, "mountpoint": mountpoint}},
         )
-        self.state.held[attachment_id] = HeldVolume(made, host)
-        self._judge(volume.id)
-        return made
+        self.state.held[attachment_id] = HeldVolume(attachment, host)
+        self._update_status(volume.id)
+        return attachment
 
     def complete(self, attachment_id: str) -> None:
-        self._speak("complete", self._about(attachment_id))
-        held = self._held(attachment_id)
+        self._speak("complete", self._volume_id_of(attachment_id))
+        held = self._read_attachment(attachment_id)
         held.attachment = replace(held.attachment, status="attached")
-        self._judge(held.attachment.volume_id)
+        self._update_status(held.attachment.volume_id)
         self._answer(None)
 
     def detach(self, attachment_id: str) -> None:
-        self._speak("detach", self._about(attachment_id))
+        self._speak("detach", self._volume_id_of(attachment_id))
         held = self.state.held.pop(attachment_id, None)
         if held is not None:
-            self._judge(held.attachment.volume_id)
+            self._update_status(held.attachment.volume_id)
         self._answer(None)
 
     def end_migration(self, volume_id: str, new_volume_id: str, failed: bool) -> str:
         self._speak("end_migration", volume_id)
-        old, new = self._known(volume_id), self._known(new_volume_id)
+        old, new = self._read_volume(volume_id), self._read_volume(new_volume_id)
         if old.migration != MIGRATING or new.migration != f"target:{volume_id}":
             raise errors.BadRequest(f"Volume {volume_id} is not migrating to {new_volume_id}.")
-        goes = new_volume_id if failed else volume_id
-        if self._of(goes):
-            raise AssertionError(f"the data of {goes} goes while a server may have it")
+        lost_data = new_volume_id if failed else volume_id
+        if self._attachments_of(lost_data):
+            raise AssertionError(f"the data of {lost_data} goes while a server may have it")
         del self.state.volumes[new_volume_id]
         if not failed:
             self.state.name_ids[volume_id] = new_volume_id
-            for held in self._of(new_volume_id):
+            for held in self._attachments_of(new_volume_id):
                 held.attachment = replace(held.attachment, volume_id=volume_id)
-        self._note(volume_id, migration="error" if failed else "success")
-        self._judge(volume_id)
+        self._change(volume_id, migration="error" if failed else "success")
+        self._update_status(volume_id)
         return self._answer(volume_id)
 
-    # --- what it is like ---
-    def told(self) -> list[JsonObject]:
-        """All attachments, as the doctor asks for them."""
+    # --- the state of the service ---
+    def list_attachments(self) -> list[JsonObject]:
+        """Return all attachments in the doctor's format."""
         return [asdict(held.attachment) for held in self.state.held.values()]
 
     def hosts_of(self, volume_id: str) -> set[str]:
-        """Hosts that may have it."""
-        return {held.host for held in self._of(volume_id) if held.host is not None}
+        """Return the hosts that may have connected the volume."""
+        return {held.host for held in self._attachments_of(volume_id) if held.host is not None}
 
-    def _of(self, volume_id: str) -> list[HeldVolume]:
+    def _attachments_of(self, volume_id: str) -> list[HeldVolume]:
         return [held for held in self.state.held.values() if held.attachment.volume_id == volume_id]
 
-    def _about(self, attachment_id: str) -> str:
+    def _volume_id_of(self, attachment_id: str) -> str:
         held = self.state.held.get(attachment_id)
         return held.attachment.volume_id if held is not None else attachment_id
 
-    def _known(self, volume_id: str) -> Volume:
-        found = self.state.volumes.get(volume_id)
-        if found is None:
+    def _read_volume(self, volume_id: str) -> Volume:
+        volume = self.state.volumes.get(volume_id)
+        if volume is None:
             raise errors.NotFound(f"Volume {volume_id} could not be found.")
-        return found
+        return volume
 
-    def _held(self, attachment_id: str) -> HeldVolume:
+    def _read_attachment(self, attachment_id: str) -> HeldVolume:
         held = self.state.held.get(attachment_id)
         if held is None:
             raise errors.NotFound(f"Attachment {attachment_id} could not be found.")
         return held
 
-    def _judge(self, volume_id: str, status: str = "") -> None:
-        """What its status is by its attachments."""
+    def _update_status(self, volume_id: str, status: str = "") -> None:
+        """Set the volume's status to ``status``, or by default to the status by attachments."""
         if status:
             self.state.volumes[volume_id] = replace(self.state.volumes[volume_id], status=status)
             return
-        found, held = self.state.volumes[volume_id], self._of(volume_id)
+        volume, attachments = self.state.volumes[volume_id], self._attachments_of(volume_id)
         status = (
             IN_USE
-            if any(one.attachment.status == "attached" for one in held)
+            if any(held.attachment.status == "attached" for held in attachments)
             else "attaching"
-            if any(one.host is not None for one in held)
+            if any(held.host is not None for held in attachments)
             else "reserved"
-            if held
+            if attachments
             else AVAILABLE
         )
-        self.state.volumes[volume_id] = replace(found, status=status)
+        self.state.volumes[volume_id] = replace(volume, status=status)

@@ -218,7 +218,7 @@ def test_undo_rebinds_to_host_with_hybrid_plug_without_failure() -> None:
 
 def test_ports_are_bound_at_activation_without_multiple_bindings() -> None:
     move = Move()
-    move.networks.one_host_a_port = True
+    move.networks.has_single_bindings = True
     run = move.call(networks.bind_at_destination)
     assert run.problem is None
     assert [interface.bridge for interface in read_interfaces(run, "arriving")] == [
