@@ -353,6 +353,7 @@ def test_watcher_reports_two_running_domains_of_one_server(lab_up: MadeLab) -> N
             time.sleep(MOMENT)
             # A domain that continues after the other stopped is no violation.
             with watcher.watching():
+                # The watcher must see the domain several times.
                 time.sleep(2 * MOMENT)
             here.destroy()
             there.destroy()

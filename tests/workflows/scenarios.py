@@ -500,7 +500,7 @@ class Trial:
         self._check_volumes()
         snapshots = self.cloud.volumes.state.snapshots
         assert not snapshots or images, "snapshots that no image names"
-        assert not self.cloud.volumes.awaited(), "snapshots that the service waits for"
+        assert not self.cloud.volumes.list_awaited(), "snapshots that the service waits for"
         # A scripted failure comes before any effect.
         if domains and server.host and ends != states.ERROR:
             guest = self.cloud.hosts[server.host].driver.host.guests[self.server]

@@ -136,7 +136,7 @@ def test_api_hides_exception_in_agent_verb_from_users(
     trial = trial_of(cloud, workflow)
     cloud.watcher = lambda: None
     for host in cloud.hosts.values():
-        host.carries_out = break_verb(verb)
+        host.carry_out_verb = break_verb(verb)
     trial.begin()
     for _ in range(8):
         cloud.round()

@@ -153,6 +153,7 @@ def _send_again(process: Process, order: Order, send: Callable[[], object]) -> N
     def work() -> None:
         if order.effect == "double":
             send()
+            # The second message arrives after the first has an effect.
             time.sleep(NEXT_SECONDS)
         else:
             process.orders.hold(order)
@@ -181,6 +182,7 @@ def _watch_selections(process: Process) -> None:
         if order.effect == "lose":
             raise errors.NoAnswer("lost")
         if order.effect == "late":
+            # The answer arrives after the conductor stopped waiting.
             time.sleep(LATE_SECONDS)
             return selections
         return [replace(selection, hosts=[], reason="none fits") for selection in selections]

@@ -138,7 +138,7 @@ def test_join_refuses_disk_without_space(
         monkeypatch.setattr(
             "shutil.disk_usage",
             lambda folder: (
-                SimpleNamespace(set_free_gib=gib * 2**30) if folder == tmp_path else None
+                SimpleNamespace(free=gib * 2**30) if folder == tmp_path else None
             ),
         )
 

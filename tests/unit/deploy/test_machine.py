@@ -45,7 +45,7 @@ def machine_abilities(monkeypatch: pytest.MonkeyPatch) -> set[Ability]:
     remaining = set(Ability)
     monkeypatch.setattr(
         machine,
-        "_lack",
+        "_find_lack",
         lambda ability: (
             None if ability in remaining else machine.Lack(f"No {ability.name}.", "Get it.")
         ),
