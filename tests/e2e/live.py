@@ -513,7 +513,7 @@ class Live:
         pays after that."""
         await_true(lambda: self.remains(server) == [], seconds, lambda: self.remains(server))
 
-    def in_kernel(self) -> list[str]:
+    def kernel_leftovers(self) -> list[str]:
         """What of this cloud's networks there is in the machine's kernel, its own namespace and
         others."""
         names = {

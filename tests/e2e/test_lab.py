@@ -28,7 +28,7 @@ from deploy.one_machine.lab_hosts import Facts, Lab
 from deploy.one_machine.machine.abilities import FOR_NETWORKS
 from deploy.packages import ROOT
 from deploy.testing.servers import free_ports
-from tests.e2e.conftest import MadeLab, new_home
+from tests.e2e.conftest import WatchedLab, new_home
 from tests.e2e.guests import listener, witness
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.watcher import MOMENT, WAYS
@@ -43,8 +43,8 @@ HOST = "lab2"
 
 
 @pytest.mark.slice("default")
-def test_lab_up_prints_hosts_and_commands(lab_up: MadeLab) -> None:
-    output = lab_up.said.stdout
+def test_lab_up_prints_hosts_and_commands(lab_up: WatchedLab) -> None:
+    output = lab_up.result.stdout
     assert "[17/17]" in output and "3 hosts with storage of their own" in output
     for words in (
         "lab1, lab2, lab3",
@@ -255,7 +255,7 @@ def incomplete_lab() -> Iterator[LiveLab]:
     demand(*FOR_NETWORKS)
     live = LiveLab(Lab.make(new_home(), Facts(2, False, free_ports(Ports.COUNT))))
     yield live
-    assert (live.home.exists(), live.processes(), live.in_kernel()) == (False, [], [])
+    assert (live.home.exists(), live.processes(), live.kernel_leftovers()) == (False, [], [])
 
 
 def test_lab_down_removes_lab_before_its_first_up(incomplete_lab: LiveLab) -> None:
@@ -281,7 +281,7 @@ def test_lab_down_removes_lab_after_interrupted_up(incomplete_lab: LiveLab) -> N
         os.killpg(up.pid, signal.SIGINT)
         up.wait(30)
     assert up.returncode != 0, output_lines
-    assert incomplete_lab.processes() and incomplete_lab.in_kernel(), output_lines
+    assert incomplete_lab.processes() and incomplete_lab.kernel_leftovers(), output_lines
     assert incomplete_lab.down().returncode == 0
 
 
@@ -321,7 +321,7 @@ def connect_to_libvirtd(lab: LiveLab, host: str) -> Iterator[libvirt.virConnect]
         connection.close()
 
 
-def test_watcher_reports_two_running_domains_of_one_server(lab_up: MadeLab) -> None:
+def test_watcher_reports_two_running_domains_of_one_server(lab_up: WatchedLab) -> None:
     lab, server = lab_up.live, str(uuid.uuid4())
     # The watcher of the session must not fail for this server.
     lab_up.watcher.ignored.add(server)
@@ -362,7 +362,7 @@ def test_watcher_reports_two_running_domains_of_one_server(lab_up: MadeLab) -> N
             path.unlink(missing_ok=True)
 
 
-def test_watcher_fails_when_it_does_not_look(lab_up: MadeLab) -> None:
+def test_watcher_fails_when_it_does_not_look(lab_up: WatchedLab) -> None:
     watcher = lab_up.live.watcher()
     with pytest.raises(AssertionError, match="looked 0 times"), watcher.watching():
         # The watcher need not look during less than a second.

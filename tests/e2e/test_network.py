@@ -29,7 +29,7 @@ OVERLAPPING = "10.77.0.0/24"
 
 def test_guest_has_address_mac_and_mtu_of_api(cloud: Live, pair: Pair) -> None:
     address = pair.near.fixed()
-    assert pair.told["addresses"] == {"private": [address]}
+    assert pair.near_shown["addresses"] == {"private": [address]}
     assert address.startswith(ADDRESSES.rpartition(".")[0] + ".")
     shown = pair.near.rest.server(pair.near.server)["addresses"]["private"]
     assert {

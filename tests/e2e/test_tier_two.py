@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from conductor.workflows import WORKFLOWS
-from tests.e2e.conftest import MadeLab
+from tests.e2e.conftest import WatchedLab
 from tests.e2e.guests import Witness, give_address
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE
@@ -126,7 +126,7 @@ def order_by_status(stage: Stage, remaining: list[Cell]) -> Iterator[Cell]:
 
 @pytest.mark.skipif(not SELECTION, reason="takes KILONOVA_TIER_TWO, all or the beginning of ids")
 @pytest.mark.timeout(9000)
-def test_tier_two_cells_pass_on_lab(lab: LiveLab, lab_up: MadeLab) -> None:
+def test_tier_two_cells_pass_on_lab(lab: LiveLab, lab_up: WatchedLab) -> None:
     stage, count = Stage(lab), CellCount(select_cells(), lab_up.watcher)
     keeping = {
         "shelved_offload_time": "-1",

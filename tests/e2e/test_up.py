@@ -92,7 +92,7 @@ def list_resources(live: Live) -> dict[str, Any]:
 
 
 def test_up_prints_output_of_guest_and_commands_to_continue(first_up: First) -> None:
-    live, output = first_up.live, first_up.said.stdout
+    live, output = first_up.live, first_up.result.stdout
     [server] = [
         server_record for server_record in live.rest().servers() if server_record["name"] == "first"
     ]
@@ -243,7 +243,7 @@ def test_down_stops_all_processes_and_up_restores_same_servers(cloud: Live) -> N
     done = cloud.down()
     assert done.returncode == 0, done
     assert cloud.processes() == []
-    assert cloud.in_kernel() == []
+    assert cloud.kernel_leftovers() == []
     assert "--purge" in done.stdout
     assert (cloud.home / "data").is_dir()
 
