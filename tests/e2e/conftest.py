@@ -176,7 +176,7 @@ def pairs(cloud: Live) -> Iterator[list[Pair]]:
     for pair in pairs:
         pair.remove()
     await_true(lambda: orphans(cloud) == [], SOON, lambda: orphans(cloud))
-    cloud.judge()
+    cloud.assert_healthy()
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ def watch(lab: WatchedLab) -> Iterator[LiveLab]:
         lab.live.repair()
         leftovers = [server for server in lab.live.rest().servers() if server["id"] not in before]
         assert leftovers == []
-        lab.live.judge()
+        lab.live.assert_healthy()
 
 
 @pytest.fixture
@@ -355,4 +355,4 @@ def demo(cloud: Live) -> Iterator[Rest]:
     before = [server["id"] for server in rest.servers()]
     yield rest
     clear(rest, before)
-    cloud.judge()
+    cloud.assert_healthy()

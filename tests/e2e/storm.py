@@ -70,7 +70,7 @@ class Client:
                     partial(rest.server, server),
                     late=LATE,
                 )
-            rest.insist("DELETE", f"/servers/{server}", fine=(204, 404), seconds=PATIENCE)
+            rest.insist("DELETE", f"/servers/{server}", expected=(204, 404), seconds=PATIENCE)
             rest.await_gone(server, PATIENCE)
 
 

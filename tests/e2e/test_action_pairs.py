@@ -38,9 +38,9 @@ class Walk:
     written: str = ""
 
     def run_action(
-        self, key: str, value: object = None, status: str = "ACTIVE", fine: int = 202
+        self, key: str, value: object = None, status: str = "ACTIVE", expected: int = 202
     ) -> None:
-        ask(admin(self.lab), self.guest, key, value, fine)
+        ask(admin(self.lab), self.guest, key, value, expected)
         self.guest.rest.await_status(self.guest.server, status, BOOT)
 
     def write(self, text: str) -> None:
@@ -101,7 +101,7 @@ def snapshot(walk: Walk) -> None:
 
 def resize(walk: Walk) -> None:
     walk.run_action("resize", {"flavorRef": walk.other_size()}, "VERIFY_RESIZE")
-    walk.run_action("confirmResize", fine=204)
+    walk.run_action("confirmResize", expected=204)
 
 
 def revert(walk: Walk) -> None:
@@ -111,7 +111,7 @@ def revert(walk: Walk) -> None:
 
 def migrate(walk: Walk) -> None:
     walk.run_action("migrate", status="VERIFY_RESIZE")
-    walk.run_action("confirmResize", fine=204)
+    walk.run_action("confirmResize", expected=204)
 
 
 def migrate_live(walk: Walk) -> None:

@@ -131,7 +131,7 @@ def unchanged_resources(cloud: Live) -> Iterator[None]:
     before = list_resources()
     yield
     assert list_resources() == before
-    cloud.judge()
+    cloud.assert_healthy()
 
 
 @pytest.fixture(scope="module")

@@ -146,7 +146,7 @@ def test_openstack_server_create_reboot_stop_start_and_delete(
     assert {event["event"] for event in shown["events"]} >= {"compute__do_build_and_run_instance"}
 
     assert cloud.openstack("server delete --wait life", "server list --name ^life$" + JSON) == [[]]
-    assert cloud.remains(server["id"]) == []
+    assert cloud.leftovers(server["id"]) == []
 
 
 def test_openstack_server_create_with_min_and_max_2_creates_pair(cloud: Live, demo: Rest) -> None:

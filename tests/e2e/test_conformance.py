@@ -189,4 +189,4 @@ def test_implemented_operations_pass_conformance_data(
         if any(point["result"] == "skip" for point in result["microversions"].values())
     }
     assert skipped == {*SKIPPED}
-    keeping.judge()
+    keeping.assert_healthy()

@@ -38,8 +38,8 @@ def guest(cloud: Live) -> Iterator[str]:
     yield server
     demo.call("DELETE", f"/servers/{server}")
     demo.await_gone(server)
-    cloud.await_nothing_of(server, END_SECONDS)
-    cloud.judge()
+    cloud.await_removed(server, END_SECONDS)
+    cloud.assert_healthy()
 
 
 def create_console_url(demo: Rest, server: str, kind: str = "novnc") -> str:

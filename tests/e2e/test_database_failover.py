@@ -69,7 +69,7 @@ class History:
         assert reply.status in (202, 204), reply
 
     def delete(self, name: str) -> None:
-        self.rest.insist("DELETE", f"/servers/{self.servers[name]}", fine=(204,))
+        self.rest.insist("DELETE", f"/servers/{self.servers[name]}", expected=(204,))
 
     def second_host(self, takes_servers: bool) -> None:
         compute = self.live.seed.admin.compute
@@ -269,6 +269,6 @@ def test_backup_restore_and_remedies_repair_cloud(kind: str, agents: tuple[str, 
             "cleanup list": 0,
         }
         history.repair_findings()
-        live.judge()
+        live.assert_healthy()
         history.check_servers_work(("lost", "migrated"))
-        live.judge()
+        live.assert_healthy()

@@ -37,7 +37,7 @@ def test_evacuate_after_power_cut_recreates_server_and_host_returns_clean(lab: L
         ask(admin(lab), guest, "evacuate", {}, 200)
         # Since microversion 2.95 an evacuated server stays stopped.
         guest.rest.await_status(guest.server, "SHUTOFF", BOOT)
-        new_host = lab.place(guest.server)
+        new_host = lab.host_of(guest.server)
         assert new_host != HOST and is_forced_down(lab, HOST), "the hook has made sure"
         ask(guest.rest, guest, "os-start")
         guest.rest.await_status(guest.server, "ACTIVE")
@@ -48,9 +48,9 @@ def test_evacuate_after_power_cut_recreates_server_and_host_returns_clean(lab: L
         lab.strike("start", HOST)
         lab.await_host(HOST)
         await_true(
-            lambda: lab.where(guest.server) == {new_host: "running"},
+            lambda: lab.find_domains(guest.server) == {new_host: "running"},
             SETTLE,
-            lambda: lab.where(guest.server),
+            lambda: lab.find_domains(guest.server),
         )
         await_true(
             lambda: read_migration(lab, guest)["status"] == "completed",
@@ -72,14 +72,14 @@ def test_evacuate_of_silent_host_needs_fencing_hook(lab: LiveLab) -> None:
                 refused.status == 400
                 and "does not prove that its guests are dead" in refused.fault[2]
             ), refused
-        assert lab.where(guest.server) == {HOST: "running"} and not is_forced_down(lab, HOST)
+        assert lab.find_domains(guest.server) == {HOST: "running"} and not is_forced_down(lab, HOST)
         evacuated = admin(lab).call(
             "POST", f"/servers/{guest.server}/action", {"evacuate": {}}, version="2.94"
         )
         assert evacuated.status == 200, evacuated
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
-        new_host = lab.place(guest.server)
-        assert new_host != HOST and lab.where(guest.server) == {new_host: "running"}
+        new_host = lab.host_of(guest.server)
+        assert new_host != HOST and lab.find_domains(guest.server) == {new_host: "running"}
         assert lab.lab.state(HOST) == "off"
         guest.await_ssh()
         lab.strike("start", HOST)
@@ -89,7 +89,7 @@ def test_evacuate_of_silent_host_needs_fencing_hook(lab: LiveLab) -> None:
             SETTLE,
             lambda: read_migration(lab, guest),
         )
-        assert lab.where(guest.server) == {new_host: "running"}
+        assert lab.find_domains(guest.server) == {new_host: "running"}
 
 
 def test_evacuate_keeps_disk_on_shared_storage(shared_lab: LiveLab) -> None:
@@ -138,11 +138,11 @@ def test_host_drain_moves_four_running_and_one_stopped_guest(lab: LiveLab) -> No
         assert drain.returncode == 0, drain
         assert lab.service(HOST).status == "disabled"
         for guest, account in zip(guests[:4], before, strict=False):
-            assert lab.place(guest.server) != HOST and guest.account().run == account.run
+            assert lab.host_of(guest.server) != HOST and guest.account().run == account.run
         assert (
-            lab.place(guests[4].server) != HOST
+            lab.host_of(guests[4].server) != HOST
             and guests[4].rest.server(guests[4].server)["status"] == "SHUTOFF"
         )
-        assert [guest.server for guest in guests if HOST in lab.where(guest.server)] == []
+        assert [guest.server for guest in guests if HOST in lab.find_domains(guest.server)] == []
         restored = lab.kilonova("host", "restore", HOST)
         assert restored.returncode == 0 and lab.service(HOST).status == "enabled", restored

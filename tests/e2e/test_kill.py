@@ -70,7 +70,7 @@ class Act:
             if self.victim == "agent":
                 named = servers([future.result() for future in first])
                 await_true(
-                    lambda: self.cloud.at_work(named),
+                    lambda: self.cloud.awaits_hosts(named),
                     30,
                     lambda: f"no host works for {named}",
                     pause=0.005,
@@ -95,7 +95,11 @@ class Act:
         return ids(
             self.play(
                 lambda rest, number: rest.insist(
-                    "POST", "/servers", body, fine=(202,), headers={"Idempotency-Key": keys[number]}
+                    "POST",
+                    "/servers",
+                    body,
+                    expected=(202,),
+                    headers={"Idempotency-Key": keys[number]},
                 ),
                 ids,
             )
@@ -107,7 +111,7 @@ class Act:
                 "POST",
                 f"/servers/{servers[number]}/action",
                 {"os-stop": None},
-                fine=(202, DONE_BEFORE["stop"]),
+                expected=(202, DONE_BEFORE["stop"]),
             ),
             lambda replies: servers,
         )
@@ -115,7 +119,7 @@ class Act:
     def delete(self, servers: list[str]) -> None:
         self.play(
             lambda rest, number: rest.insist(
-                "DELETE", f"/servers/{servers[number]}", fine=(204, DONE_BEFORE["delete"])
+                "DELETE", f"/servers/{servers[number]}", expected=(204, DONE_BEFORE["delete"])
             ),
             lambda replies: servers,
         )
@@ -134,7 +138,7 @@ def test_servers_reach_their_states_when_process_dies_during_requests(
     assert {server["id"] for server in demo.servers()} == others | set(servers)  # none doubled
     assert len(set(servers)) == GUESTS
     assert sorted(cloud.domains()) == sorted(others | set(servers))
-    cloud.judge()
+    cloud.assert_healthy()
     for server in servers:
         demo.await_ready(server)  # from now on it obeys its power button
 
@@ -142,18 +146,18 @@ def test_servers_reach_their_states_when_process_dies_during_requests(
     for server in servers:
         demo.await_status(server, "SHUTOFF")
         assert cloud.domain_state(server) == "shut off"
-    cloud.judge()
+    cloud.assert_healthy()
 
     for server in servers:  # it takes a moment to remove a guest that runs
-        demo.insist("POST", f"/servers/{server}/action", {"os-start": None}, fine=(202,))
+        demo.insist("POST", f"/servers/{server}/action", {"os-start": None}, expected=(202,))
     for server in servers:
         demo.await_status(server, "ACTIVE")
     act.delete(servers)
     for server in servers:
         demo.await_gone(server)
     await_true(
-        lambda: [cloud.remains(server) for server in servers] == [[]] * GUESTS,
+        lambda: [cloud.leftovers(server) for server in servers] == [[]] * GUESTS,
         30,
-        lambda: [cloud.remains(server) for server in servers],
+        lambda: [cloud.leftovers(server) for server in servers],
     )
     assert sorted(cloud.domains()) == sorted(others)

@@ -134,7 +134,7 @@ def test_lab_host_restarts_its_guests_after_power_loss(lab: LiveLab) -> None:
         before, beside = guest.account(), other.account()
         boot, session = lab.registration(HOST)
         lab.strike("kill", HOST)
-        assert (lab.lab.state(HOST), lab.where(guest.server)) == ("off", {})
+        assert (lab.lab.state(HOST), lab.find_domains(guest.server)) == ("off", {})
         assert "off" in lab.command("status").stdout
         assert not (lab.cloud.libvirt_folder(2) / "run").exists(), "a host boots with an empty /run"
         # A second kill does no harm.
@@ -142,15 +142,15 @@ def test_lab_host_restarts_its_guests_after_power_loss(lab: LiveLab) -> None:
         lab.await_host(HOST, "down", SILENCE)
         assert lab.command("cut", HOST).returncode == 1
         # By default the conductor evacuates no servers.
-        assert lab.place(guest.server) == HOST
+        assert lab.host_of(guest.server) == HOST
 
         lab.strike("start", HOST)
         await_true(lambda: lab.registration(HOST)[0] != boot, HELLO, lambda: lab.registration(HOST))
         assert lab.registration(HOST)[1] != session
         await_true(
-            lambda: lab.where(guest.server) == {HOST: "running"},
+            lambda: lab.find_domains(guest.server) == {HOST: "running"},
             HELLO,
-            lambda: lab.where(guest.server),
+            lambda: lab.find_domains(guest.server),
         )
         guest.await_ssh()
         after = guest.account()
@@ -168,7 +168,7 @@ def test_stopped_guest_stays_stopped_after_power_loss_of_host(lab: LiveLab) -> N
         lab.strike("start", HOST)
         await_true(lambda: lab.registration(HOST)[0] != boot, HELLO, lambda: lab.registration(HOST))
         lab.await_host(HOST)
-        assert lab.where(guest.server) == {HOST: "shutoff"}
+        assert lab.find_domains(guest.server) == {HOST: "shutoff"}
         assert guest.rest.server(guest.server)["status"] == "SHUTOFF"
 
 
@@ -180,7 +180,7 @@ def test_lab_host_cut_off_keeps_its_guests_running(lab: LiveLab) -> None:
             lab.strike("cut", HOST)
             assert lab.lab.state(HOST) == "cut"
             lab.await_host(HOST, "down", SILENCE)
-            assert lab.where(guest.server) == {HOST: "running"}
+            assert lab.find_domains(guest.server) == {HOST: "running"}
             lab.strike("heal", HOST)
             lab.await_host(HOST)
             guest.await_ssh()
@@ -208,7 +208,7 @@ def test_lab_fencing_hook_powers_off_cut_off_host(lab: LiveLab) -> None:
                 f"{key}={value}" for key, value in processes.make_environment(lab.cloud).items()
             ]
             done = lab.run("env", "-i", *environment_words, hook, HOST)
-            assert (done.returncode, lab.lab.state(HOST), lab.where(guest.server)) == (
+            assert (done.returncode, lab.lab.state(HOST), lab.find_domains(guest.server)) == (
                 0,
                 "off",
                 {},

@@ -26,10 +26,10 @@ def admin(lab: LiveLab) -> Rest:
     return lab.rest("kilonova-admin")
 
 
-def ask(rest: Rest, guest: Witness, key: str, value: Any = None, fine: int = 202) -> None:
+def ask(rest: Rest, guest: Witness, key: str, value: Any = None, expected: int = 202) -> None:
     """Send an action of a server, and check the status of the response."""
     reply = rest.act(guest.server, key, value)
-    assert reply.status == fine, reply
+    assert reply.status == expected, reply
 
 
 def read_migration(lab: LiveLab, guest: Witness) -> dict[str, Any]:
@@ -71,17 +71,17 @@ def test_resize_confirm_moves_server_and_enlarges_disk(lab: LiveLab, larger_flav
         ask(guest.rest, guest, "resize", {"flavorRef": larger_flavor})
         shown = guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
         assert shown["flavor"]["original_name"] == "moves.larger"
-        new_host = lab.place(guest.server)
-        assert new_host != "lab1" and lab.where(guest.server) == {
+        new_host = lab.host_of(guest.server)
+        assert new_host != "lab1" and lab.find_domains(guest.server) == {
             "lab1": "shutoff",
             new_host: "running",
         }
         check_rebooted(guest, before)
         assert (guest.run("nproc").strip(), read_disk_size(guest)) == ("2", 2 << 30)
-        lab.judge()
+        lab.assert_healthy()
         ask(guest.rest, guest, "confirmResize", None, 204)
         guest.rest.await_status(guest.server, "ACTIVE")
-        assert lab.where(guest.server) == {new_host: "running"}
+        assert lab.find_domains(guest.server) == {new_host: "running"}
         assert (
             read_migration(lab, guest)["status"],
             read_migration(lab, guest)["migration_type"],
@@ -97,12 +97,14 @@ def test_resize_revert_restores_server_on_source(lab: LiveLab, larger_flavor: st
         before = guest.account()
         ask(guest.rest, guest, "resize", {"flavorRef": larger_flavor})
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
-        new_host = lab.place(guest.server)
+        new_host = lab.host_of(guest.server)
         after = check_rebooted(guest, before)
         ask(guest.rest, guest, "revertResize")
         shown = guest.rest.await_status(guest.server, "ACTIVE", BOOT)
         assert shown["flavor"]["original_name"] == "m1.nano"
-        assert lab.place(guest.server) == "lab1" and new_host not in lab.where(guest.server)
+        assert lab.host_of(guest.server) == "lab1" and new_host not in lab.find_domains(
+            guest.server
+        )
         again = check_rebooted(guest, after)
         assert again.canary == before.canary and (
             guest.run("nproc").strip(),
@@ -127,7 +129,10 @@ def test_cold_migration_moves_stopped_server_to_requested_host(lab: LiveLab) -> 
         guest.rest.await_status(guest.server, "SHUTOFF")
         ask(admin(lab), guest, "migrate", {"host": "lab3"})
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
-        assert lab.place(guest.server) == "lab3" and set(lab.where(guest.server).values()) <= OFF
+        assert (
+            lab.host_of(guest.server) == "lab3"
+            and set(lab.find_domains(guest.server).values()) <= OFF
+        )
         ask(guest.rest, guest, "confirmResize", None, 204)
         guest.rest.await_status(guest.server, "SHUTOFF")
         ask(guest.rest, guest, "os-start")
@@ -154,7 +159,9 @@ def migrate_live_and_back(lab: LiveLab) -> None:
             ask(admin(lab), guest, "os-migrateLive", {"host": "lab2", "block_migration": "auto"})
             guest.rest.await_status(guest.server, "ACTIVE", BOOT)
             after = guest.account()
-        assert lab.place(guest.server) == "lab2" and lab.where(guest.server) == {"lab2": "running"}
+        assert lab.host_of(guest.server) == "lab2" and lab.find_domains(guest.server) == {
+            "lab2": "running"
+        }
         assert (after.run, after.canary) == (
             before.run,
             before.canary,
@@ -187,13 +194,13 @@ def test_cold_migration_with_shared_storage_reverts_and_confirms(shared_lab: Liv
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
         ask(guest.rest, guest, "revertResize")
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
-        assert lab.place(guest.server) == "lab1"
+        assert lab.host_of(guest.server) == "lab1"
         after = check_rebooted(guest, before)
         ask(admin(lab), guest, "migrate", {"host": "lab2"})
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
         ask(guest.rest, guest, "confirmResize", None, 204)
         guest.rest.await_status(guest.server, "ACTIVE")
-        assert lab.where(guest.server) == {"lab2": "running"}
+        assert lab.find_domains(guest.server) == {"lab2": "running"}
         check_rebooted(guest, after)
 
 

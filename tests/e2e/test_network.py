@@ -16,7 +16,7 @@ import pytest
 
 from deploy.one_machine.connectivity import ADDRESSES, KEY, PUBLIC
 from tests.e2e.conftest import Pair
-from tests.e2e.guests import SOON, Guest, clear, door, kernel
+from tests.e2e.guests import SOON, Guest, clear, kernel, probe_port
 from tests.e2e.live import SETTLE, Live, Rest
 from tests.waiting import await_true
 
@@ -271,7 +271,7 @@ def test_interfaces_attach_live_and_tenants_with_same_addresses_stay_apart(
     device = attach(pair.near, tenant.network, "10.77.0.11")
     assert not third.reaches("10.77.0.10") and not pair.near.reaches("10.77.0.12", "-I", device)
     detach(pair.near, tenant.network)
-    stranger.rest.insist("DELETE", f"/servers/{server}", fine=(204,))
+    stranger.rest.insist("DELETE", f"/servers/{server}", expected=(204,))
     stranger.rest.await_gone(server)
 
 
@@ -321,5 +321,5 @@ def test_guest_keeps_address_and_security_rules_after_action(
     assert (guest.fixed(), guest.interfaces().keys()) == before
     assert f"inet {before[0]}/" in guest.run("ip -4 addr show dev eth0")
     assert guest.reaches(pair.far.fixed()) and pair.far.reaches(guest.fixed())
-    assert (door(guest.floating, 22), door(guest.floating, 8080)) == ("open", "shut")
+    assert (probe_port(guest.floating, 22), probe_port(guest.floating, 8080)) == ("open", "shut")
     assert re.fullmatch(r"[0-9a-f:]{17}", guest.run("cat /sys/class/net/eth0/address").strip())

@@ -96,7 +96,7 @@ def test_creates_and_deletes_complete_when_network_process_is_killed(
             network.delete_ip(floating)
     with check_undisturbed(pair.far), ThreadPoolExecutor(GUESTS) as pool:
         deletes = [
-            pool.submit(rest.insist, "DELETE", f"/servers/{server}", fine=(204, 404))
+            pool.submit(rest.insist, "DELETE", f"/servers/{server}", expected=(204, 404))
             for rest, server in zip(rests, servers, strict=True)
         ]
         deletes[0].result()
@@ -106,7 +106,7 @@ def test_creates_and_deletes_complete_when_network_process_is_killed(
     for server in servers:
         rests[0].await_gone(server)
     await_true(lambda: orphans(cloud) == [], SETTLE, lambda: orphans(cloud))
-    cloud.judge()
+    cloud.assert_healthy()
 
 
 def test_guests_keep_connections_while_network_service_is_down(cloud: Live, pair: Pair) -> None:
@@ -120,7 +120,7 @@ def test_guests_keep_connections_while_network_service_is_down(cloud: Live, pair
             # A stop needs no network service.
             assert rest.act(pair.near.server, "os-stop").status == 202
             rest.await_status(pair.near.server, "SHUTOFF")
-            rest.insist("DELETE", f"/servers/{leaving.server}", fine=(204,))
+            rest.insist("DELETE", f"/servers/{leaving.server}", expected=(204,))
             waiting = create_without_wait(cloud, rest)
         finally:
             for name in ("network", "network-host"):
@@ -128,7 +128,7 @@ def test_guests_keep_connections_while_network_service_is_down(cloud: Live, pair
         rest.await_gone(leaving.server)
         if waiting is not None:
             rest.await_status(waiting, "ACTIVE")
-            rest.insist("DELETE", f"/servers/{waiting}", fine=(204,))
+            rest.insist("DELETE", f"/servers/{waiting}", expected=(204,))
             rest.await_gone(waiting)
     assert rest.act(pair.near.server, "os-start").status == 202
     rest.await_status(pair.near.server, "ACTIVE")
@@ -194,7 +194,7 @@ def test_dhcp_lease_and_metadata_return_after_network_processes_are_killed(
         running_guest.await_ssh(SOON)
         before = running_guest.fixed()
         await_true(
-            lambda who=running_guest: who.does(f"{RENEW} > /tmp/said 2>&1"),
+            lambda who=running_guest: who.can_run(f"{RENEW} > /tmp/said 2>&1"),
             SETTLE,
             lambda who=running_guest: who.run("cat /tmp/said"),
         )

@@ -29,7 +29,7 @@ from tests.e2e.frames import (
     udp,
     watching,
 )
-from tests.e2e.guests import SOON, Guest, door
+from tests.e2e.guests import SOON, Guest, probe_port
 from tests.e2e.live import Live
 from tests.waiting import await_true
 
@@ -49,11 +49,11 @@ def group(cloud: Live, pair: Pair) -> Iterator[str]:
     cloud.openstack(f"server remove security group near {name}", f"security group delete {name}")
 
 
-def await_door(guest: Guest, port: int, expected: str) -> None:
+def await_port(guest: Guest, port: int, expected: str) -> None:
     await_true(
-        lambda: door(guest.floating, port) == expected,
+        lambda: probe_port(guest.floating, port) == expected,
         SOON,
-        lambda: f"{port}: {door(guest.floating, port)}",
+        lambda: f"{port}: {probe_port(guest.floating, port)}",
     )
 
 
@@ -67,19 +67,19 @@ def test_security_group_rule_change_affects_running_guest_at_once(
             "GET", f"/servers/{near.server}/os-security-groups"
         ).body["security_groups"]
     }
-    assert door(near.floating, 8080) == "shut"
+    assert probe_port(near.floating, 8080) == "shut"
     [rule] = cloud.openstack(
         f"security group rule create --protocol tcp --dst-port 8080 {group} -f json"
     )
-    await_door(near, 8080, "reached")
-    assert door(near.floating, 8081) == "shut"
+    await_port(near, 8080, "reached")
+    assert probe_port(near.floating, 8081) == "shut"
     near.run("nc -ll -p 8080 -e cat > /dev/null 2>&1 < /dev/null &")
-    await_door(near, 8080, "open")
+    await_port(near, 8080, "open")
     with socket.create_connection((near.floating, 8080), timeout=5) as connection:
         connection.sendall(b"a")
         assert connection.recv(1) == b"a"
         cloud.openstack(f"security group rule delete {rule['id']}")
-        await_door(near, 8080, "shut")
+        await_port(near, 8080, "shut")
         connection.settimeout(2)
         # The open connection is cut too.
         with pytest.raises(TimeoutError):

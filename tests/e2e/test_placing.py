@@ -44,14 +44,14 @@ def demo(large_cloud: Live) -> Iterator[Rest]:
     yield large_cloud.rest()
     servers = admin.call("GET", "/servers?all_tenants=1").body["servers"]
     for server in servers:
-        admin.insist("DELETE", f"/servers/{server['id']}", fine=(204, 404))
+        admin.insist("DELETE", f"/servers/{server['id']}", expected=(204, 404))
     await_true(
         lambda: not admin.call("GET", "/servers?all_tenants=1").body["servers"],
         SETTLE,
         "servers are left",
         late=LATE,
     )
-    large_cloud.judge()
+    large_cloud.assert_healthy()
 
 
 def create_group(rest: Rest, policy: str, **rules: int) -> str:

@@ -57,8 +57,8 @@ def guest(cloud: Live) -> Iterator[str]:
         for server_id in (server, old):
             demo.call("DELETE", f"/servers/{server_id}")
             demo.await_gone(server_id)
-            cloud.await_nothing_of(server_id, END_SECONDS)
-        cloud.judge()
+            cloud.await_removed(server_id, END_SECONDS)
+        cloud.assert_healthy()
     finally:
         file.write_text(original_text)
         restart_agent(cloud)

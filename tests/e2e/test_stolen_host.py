@@ -131,7 +131,7 @@ def read_account(lab: LiveLab, guest: Witness) -> tuple[Any, ...]:
     return (
         tuple(row),
         [tuple(event) for event in events],
-        lab.where(guest.server),
+        lab.find_domains(guest.server),
         guest_account.canary,
         guest_account.run,
     )
@@ -150,7 +150,7 @@ def test_stolen_host_harms_no_other_host_and_no_other_guest(lab: LiveLab) -> Non
         check_libvirtd_refuses_thief(lab, booty)
         lab.await_host(STOLEN)
         assert read_account(lab, guest) == before
-        assert lab.where(guest.server) == {OTHER: "running"}
+        assert lab.find_domains(guest.server) == {OTHER: "running"}
 
 
 def check_loot_has_no_secret_of_cloud(lab: LiveLab, booty: Loot) -> None:
@@ -325,7 +325,9 @@ def check_libvirtd_refuses_thief(lab: LiveLab, booty: Loot) -> None:
             guest.server, "os-migrateLive", {"host": OTHER, "block_migration": "auto"}
         )
         assert reply.status == 202, reply
-        await_true(lambda: lab.place(guest.server) == OTHER, BOOT, lambda: lab.place(guest.server))
+        await_true(
+            lambda: lab.host_of(guest.server) == OTHER, BOOT, lambda: lab.host_of(guest.server)
+        )
         guest.rest.await_status(guest.server, "ACTIVE")
         assert guest.account().run == before.run
         calls.kill()

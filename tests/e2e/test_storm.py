@@ -39,9 +39,9 @@ def check_no_remains(live: Live, storm_clients: Sequence[Client]) -> None:
     server_ids = [server for client in storm_clients for server in client.made]
     assert len(server_ids) >= len(storm_clients)
     await_true(
-        lambda: not any(live.remains(server) for server in server_ids),
+        lambda: not any(live.leftovers(server) for server in server_ids),
         SETTLE,
-        lambda: [live.remains(server) for server in server_ids],
+        lambda: [live.leftovers(server) for server in server_ids],
     )
     admin = live.rest("kilonova-admin")
     assert [
@@ -49,7 +49,7 @@ def check_no_remains(live: Live, storm_clients: Sequence[Client]) -> None:
         for server in admin.call("GET", "/servers?all_tenants=1").body["servers"]
         if server["name"].startswith("storm-")
     ] == []
-    live.judge()
+    live.assert_healthy()
 
 
 def test_storm_of_killed_processes_leaves_no_server_lost_or_stuck(

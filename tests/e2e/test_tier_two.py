@@ -196,7 +196,7 @@ def evacuate_all(stage: Stage, count: CellCount, group: list[Cell]) -> None:
             del guests[cell.id]
         else:
             stage.rest.await_status(stage.server, "ACTIVE", BOOT)
-            assert lab.place(stage.server) != DEAD
+            assert lab.host_of(stage.server) != DEAD
             stage.is_once()
         return f"{cell.step} was {outcome.seen}, {outcome.state} after {outcome.seconds:.1f} s"
 
@@ -210,9 +210,9 @@ def evacuate_all(stage: Stage, count: CellCount, group: list[Cell]) -> None:
         if cell.id in guests and cell.id in count.passed:
             guest = guests[cell.id]
             await_true(
-                lambda guest_to_check=guest: DEAD not in lab.where(guest_to_check.server),  # type: ignore[misc]  # bound here
+                lambda guest_to_check=guest: DEAD not in lab.find_domains(guest_to_check.server),  # type: ignore[misc]  # bound here
                 SETTLE,
-                lambda guest_to_check=guest: lab.where(guest_to_check.server),  # type: ignore[misc]  # bound here
+                lambda guest_to_check=guest: lab.find_domains(guest_to_check.server),  # type: ignore[misc]  # bound here
             )
             await_true(
                 lambda guest_to_check=guest: (

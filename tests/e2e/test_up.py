@@ -261,7 +261,7 @@ def test_down_stops_all_processes_and_up_restores_same_servers(cloud: Live) -> N
     assert run_hostname_on_guest(cloud, done.stdout) == "first"
     # The network host needs some time.
     await_true(lambda: orphans(cloud) == [], SETTLE, lambda: orphans(cloud))
-    cloud.judge()
+    cloud.assert_healthy()
 
 
 def test_down_purge_refuses_folder_not_home_of_cloud(tmp_path: Path) -> None:

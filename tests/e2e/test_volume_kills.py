@@ -30,7 +30,7 @@ from tests.e2e import guests
 from tests.e2e.guests import Guest
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT, CUT_OFF, SETTLE, Live
-from tests.e2e.strikes import Strikes, await_back, await_debts
+from tests.e2e.strikes import Strikes, await_back, await_cleanups
 from tests.waiting import await_true
 
 #: "few" and "all" also test NBD, with few or with all steps.
@@ -106,7 +106,7 @@ class WriterStory:
     def start_writer(self, disk: str) -> None:
         """Start the writer on a disk, behind the existing records."""
         name = disk.rpartition("/")[2]
-        self.guest.run("cat > /run/writer && chmod +x /run/writer", given=WRITER.encode())
+        self.guest.run("cat > /run/writer && chmod +x /run/writer", stdin=WRITER.encode())
         self.guest.run(
             f"rm -f /run/{name}.ended; touch /run/{name}.goes; "
             f"setsid /run/writer {disk} < /dev/null > /dev/null 2>&1 &"
@@ -124,7 +124,7 @@ class WriterStory:
     def stop_writer(self, disk: str) -> None:
         name = disk.rpartition("/")[2]
         self.guest.run(f"rm -f /run/{name}.goes")
-        await_true(lambda: self.guest.does(f"test -e /run/{name}.ended"), 30, "the writer's end")
+        await_true(lambda: self.guest.can_run(f"test -e /run/{name}.ended"), 30, "the writer's end")
 
     def count_records(self, disk: str) -> int:
         name = disk.rpartition("/")[2]
@@ -159,7 +159,7 @@ class WriterStory:
         await_back(self.live, name, pid)
         if outcome.state == "failed" and (action, step, victim) in GIVEN_UP:
             print(f"{action}: {victim} killed in {step}: {outcome.message}")
-            await_debts(self.live, self.guest.server)
+            await_cleanups(self.live, self.guest.server)
             outcome = Strikes(self.live, self.guest.server).at_step(
                 action, step, strike_nothing, ask
             )
@@ -185,7 +185,7 @@ class WriterStory:
 
     def detach(self, volume: str) -> Any:
         path = f"/servers/{self.guest.server}/os-volume_attachments/{volume}"
-        return self.guest.rest.insist("DELETE", path, fine=(202,)).status
+        return self.guest.rest.insist("DELETE", path, expected=(202,)).status
 
     def check_volumes(self, volumes: Sequence[str]) -> None:
         """Check that the guest has exactly these volumes, in API, volume service and domain."""
@@ -258,13 +258,15 @@ def attach_and_detach(live: Live) -> None:
         open_story(live, "writes") as writer_story,
     ):
         assert writer_story.attach(stays) == 200
-        await_true(lambda: writer_story.guest.does("test -b /dev/vdb"), 60, "the guest sees it")
+        await_true(lambda: writer_story.guest.can_run("test -b /dev/vdb"), 60, "the guest sees it")
         writer_story.start_writer("/dev/vdb")
         coming, going = list_cells("attach_volume"), list_cells("detach_volume")
         for number in range(max(len(coming), len(going))):
             step, victim = coming[number % len(coming)]
             writer_story.strike("attach_volume", step, victim, lambda: writer_story.attach(other))
-            await_true(lambda: writer_story.guest.does("test -b /dev/vdc"), 60, "the guest sees it")
+            await_true(
+                lambda: writer_story.guest.can_run("test -b /dev/vdc"), 60, "the guest sees it"
+            )
             writer_story.check_volumes([stays, other])
             if number:
                 writer_story.verify("/dev/vdc")
@@ -275,11 +277,11 @@ def attach_and_detach(live: Live) -> None:
             step, victim = going[number % len(going)]
             writer_story.strike("detach_volume", step, victim, lambda: writer_story.detach(other))
             writer_story.check_volumes([stays])
-            assert is_free(live, other) and not writer_story.guest.does("test -b /dev/vdc")
+            assert is_free(live, other) and not writer_story.guest.can_run("test -b /dev/vdc")
             writer_story.await_next_record("/dev/vdb")
         writer_story.stop_writer("/dev/vdb")
         writer_story.verify("/dev/vdb")
-        live.judge()
+        live.assert_healthy()
 
 
 @pytest.mark.slice("guests")
@@ -302,7 +304,7 @@ def delete_servers(live: Live) -> None:
             with open_story(live, "goes") as writer_story:
                 assert writer_story.attach(volume) == 200
                 await_true(
-                    lambda: writer_story.guest.does("test -b /dev/vdb"), 60, "the guest sees it"
+                    lambda: writer_story.guest.can_run("test -b /dev/vdb"), 60, "the guest sees it"
                 )
                 if count:
                     writer_story.guest.run(f"echo {count} > /run/vdb.counted")
@@ -314,15 +316,17 @@ def delete_servers(live: Live) -> None:
                 await_true(lambda: is_free(live, volume), SETTLE, "the volume is free")
         with open_story(live, "finds") as writer_story:
             assert writer_story.attach(volume) == 200
-            await_true(lambda: writer_story.guest.does("test -b /dev/vdb"), 60, "the guest sees it")
+            await_true(
+                lambda: writer_story.guest.can_run("test -b /dev/vdb"), 60, "the guest sees it"
+            )
             writer_story.guest.run(f"echo {count} > /run/vdb.counted")
             writer_story.verify("/dev/vdb")
-            live.judge()
+            live.assert_healthy()
 
 
 def delete_server(writer_story: WriterStory) -> int:
     path = f"/servers/{writer_story.guest.server}"
-    return writer_story.guest.rest.insist("DELETE", path, fine=(204, 404)).status
+    return writer_story.guest.rest.insist("DELETE", path, expected=(204, 404)).status
 
 
 AT_LENGTH = pytest.mark.skipif(not MODE, reason="takes KILONOVA_VOLUME_KILLS, few or all")
@@ -349,11 +353,11 @@ def test_live_migration_with_nbd_volume_survives_killed_processes(lab: LiveLab) 
     admin = lab.rest("kilonova-admin")
     with volumes(lab, "travels") as (volume,), open_story(lab, "travels") as writer_story:
         assert writer_story.attach(volume) == 200
-        await_true(lambda: writer_story.guest.does("test -b /dev/vdb"), 60, "the guest sees it")
+        await_true(lambda: writer_story.guest.can_run("test -b /dev/vdb"), 60, "the guest sees it")
         writer_story.start_writer("/dev/vdb")
         writer_story.await_next_record("/dev/vdb")
         for step, victim in list_cells("live_migrate"):
-            before = lab.place(writer_story.guest.server)
+            before = lab.host_of(writer_story.guest.server)
             new_host = next(host for host in lab.cloud.hosts[:2] if host != before)
             writer_story.strike(
                 "live_migrate",
@@ -367,10 +371,10 @@ def test_live_migration_with_nbd_volume_survives_killed_processes(lab: LiveLab) 
                     ).status
                 ),
             )
-            assert lab.place(writer_story.guest.server) == new_host
-            assert lab.where(writer_story.guest.server) == {new_host: "running"}
+            assert lab.host_of(writer_story.guest.server) == new_host
+            assert lab.find_domains(writer_story.guest.server) == {new_host: "running"}
             writer_story.check_volumes([volume])
             writer_story.await_next_record("/dev/vdb")
         writer_story.stop_writer("/dev/vdb")
         writer_story.verify("/dev/vdb")
-        lab.judge()
+        lab.assert_healthy()

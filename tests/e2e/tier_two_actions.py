@@ -36,8 +36,8 @@ class How:
     wipes: bool = False
 
 
-def act(key: str, value: object = None, fine: int = 202) -> Callable[[Stage], Any]:
-    return lambda stage: stage.act(key, value, fine).status
+def act(key: str, value: object = None, expected: int = 202) -> Callable[[Stage], Any]:
+    return lambda stage: stage.act(key, value, expected).status
 
 
 def name() -> str:
@@ -159,7 +159,7 @@ def rescue(stage: Stage) -> Any:
 
 
 def delete(stage: Stage) -> Any:
-    return stage.lab.rest().insist("DELETE", stage.path, fine=(204, 404)).status
+    return stage.lab.rest().insist("DELETE", stage.path, expected=(204, 404)).status
 
 
 HOW: dict[str, How] = {
@@ -189,7 +189,7 @@ HOW: dict[str, How] = {
     "detach_volume": How(detach_volume, before=with_volume),
     "resize": How(resize, ends=RESIZED, powers_off=True),
     "migrate": How(act("migrate"), ends=RESIZED, powers_off=True),
-    "confirm_resize": How(act("confirmResize", fine=204), RESIZED),
+    "confirm_resize": How(act("confirmResize", expected=204), RESIZED),
     "revert_resize": How(act("revertResize"), RESIZED, powers_off=True),
     "live_migrate": How(migrate_live),
     "soft_delete": How(delete, ends=DELETED, powers_off=True),

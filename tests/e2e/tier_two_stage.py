@@ -28,7 +28,7 @@ from deploy.one_machine.machine.underlay import NAMESPACES
 from tests.e2e.guests import PATIENT, TESTIMONY, Witness, give_address
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT, SETTLE, Reply, Rest
-from tests.e2e.strikes import OVER, Strikes, Struck, await_back, await_debts
+from tests.e2e.strikes import OVER, Strikes, Struck, await_back, await_cleanups
 from tests.e2e.test_volume_kills import is_free
 from tests.e2e.tier_two import NAME, Cell, Fault, Holds, Who, point_of_no_return
 from tests.e2e.tier_two_actions import BACK, HOW, THERE, How
@@ -99,13 +99,13 @@ class Stage:
         if self.guest is not None:
             guest, self.guest = self.guest, None
             path = f"/servers/{guest.server}"
-            self.rest.insist("POST", f"{path}/action", {"forceDelete": None}, fine=(202, 404))
+            self.rest.insist("POST", f"{path}/action", {"forceDelete": None}, expected=(202, 404))
             self.is_gone(guest)
 
     def is_gone(self, guest: Witness) -> None:
         """Nothing of it stays: its domain, records, files, volumes, nor half an image."""
         guest.rest.await_gone(guest.server)
-        self.lab.await_nothing_of(guest.server, SETTLE)
+        self.lab.await_removed(guest.server, SETTLE)
         network = self.lab.seed.demo.network
         for found in network.ips(floating_ip_address=guest.floating):
             network.delete_ip(found)
@@ -155,9 +155,9 @@ class Stage:
         return [noise(row[3]) for row in disks if row[1:2] == ["disk"] and row[3].startswith("/")]
 
     # --- what is asked for ---
-    def act(self, key: str, value: object = None, fine: int = 202) -> Reply:
+    def act(self, key: str, value: object = None, expected: int = 202) -> Reply:
         reply = self.rest.act(self.server, key, value)
-        assert reply.status == fine, reply
+        assert reply.status == expected, reply
         return reply
 
     def call(self, method: str, path: str, body: object = None) -> Reply:
@@ -189,7 +189,7 @@ class Stage:
         how.before(self)
         if how.powers_off:
             self.boot()
-        place = self.lab.place(self.server)
+        place = self.lab.host_of(self.server)
         if place in self.lab.cloud.hosts:
             self.there = next(host for host in self.lab.cloud.hosts if host != place)
         return how
@@ -201,9 +201,9 @@ class Stage:
     # --- blows ---
     def blow(self, cell: Cell, host: str | None) -> None:
         """What the cell says, at the host that the journal names."""
-        here = host or self.lab.place(self.server)
+        here = host or self.lab.host_of(self.server)
         if cell.fault is Fault.DELETE:
-            self.lab.rest().insist("DELETE", self.path, fine=(204, 404))
+            self.lab.rest().insist("DELETE", self.path, expected=(204, 404))
         if cell.fault is Fault.RETURN:
             self.lab.strike("start", self.there)
         if cell.fault is not Fault.KILL:
@@ -270,7 +270,7 @@ class Stage:
             self.is_gone(guest)
         elif ended.state == "failed" and cell.holds is Holds.ENDS:
             await_true(self.is_as_shown, SETTLE, self.story)
-            await_debts(self.lab, self.server)
+            await_cleanups(self.lab, self.server)
             found = self.status()
             self.does(cell.workflow)
             told += f" ({ended.message}); {found}, and done when asked for again"
@@ -298,7 +298,7 @@ class Stage:
     def is_as_shown(self) -> bool:
         """Does its host have it as the API shows it? A guest that died is soon shown as off."""
         shown = self.rest.server(self.server)
-        runs = self.lab.where(self.server).get(shown["OS-EXT-SRV-ATTR:host"]) == "running"
+        runs = self.lab.find_domains(self.server).get(shown["OS-EXT-SRV-ATTR:host"]) == "running"
         return bool(runs == (shown["status"] == "ACTIVE"))
 
     def is_once(self) -> None:
@@ -307,13 +307,13 @@ class Stage:
         shown = self.rest.server(self.server)
         place = shown["OS-EXT-SRV-ATTR:host"]
         running = [
-            host for host, state in self.lab.where(self.server).items() if state == "running"
+            host for host, state in self.lab.find_domains(self.server).items() if state == "running"
         ]
         if shown["status"] == "ACTIVE":
             await_true(
-                lambda: self.lab.where(self.server) == {place: "running"},
+                lambda: self.lab.find_domains(self.server) == {place: "running"},
                 SETTLE,
-                lambda: (place, self.lab.where(self.server)),
+                lambda: (place, self.lab.find_domains(self.server)),
             )
         assert len(running) <= 1, running
 
@@ -355,7 +355,7 @@ class Stage:
         rows = [(*row, strikes.journal(row[0])) for row in self.lab.rows(query, self.server)[-3:]]
         shown = self.rest.server(self.server)
         facts = {key: shown.get(key) for key in ("status", "fault", "OS-EXT-SRV-ATTR:host")}
-        lines = [f"{facts} {self.lab.where(self.server)}", *map(str, rows)]
+        lines = [f"{facts} {self.lab.find_domains(self.server)}", *map(str, rows)]
         return "\n".join([*lines, self.lab.doctor().stdout])
 
 
