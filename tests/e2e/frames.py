@@ -86,7 +86,7 @@ def arp_answer(
 
 
 def router_advertisement(mac: bytes, payload: bytes) -> bytes:
-    """Return a router advertisement for IPv6 to all nodes. The mark is in an experimental option."""
+    """Return an IPv6 router advertisement to all nodes. The mark is in an experimental option."""
     own = IPv6Address(b"\xfe\x80" + bytes(6) + bytes([mac[0] ^ 2, *mac[1:3], 0xFF, 0xFE, *mac[3:]]))
     all_nodes = IPv6Address("ff02::1")
     option = bytes([253, 5]) + payload.ljust(38, b"\0")

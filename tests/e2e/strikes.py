@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strikes in the middle of an action: a fault as soon as the action's journal contains a step.
 
-Used by test_volume_kills.py and test_tier_two.py. ``at_step`` requests the action, reads the journal
-every few milliseconds, strikes, and waits for the action's end. The result contains the step's
-event in the journal just after the strike. A reader sees there whether the strike came during or
-after the step.
+Used by test_volume_kills.py and test_tier_two.py. ``at_step`` requests the action, polls the
+journal every few milliseconds, strikes, and waits for the action's end. The result contains the
+step's event just after the strike, which shows whether the strike came during or after the step.
 """
 
 from __future__ import annotations

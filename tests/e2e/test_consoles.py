@@ -120,10 +120,10 @@ def test_novnc_console_shows_screen_and_accepts_typing(
             browser,
             f"echo Typed into {guest} > /dev/ttyS0; uname -a",
             lambda: f"Typed into {guest}" in demo.console(guest),
-            lambda: (demo.console(guest)[-500:], browser.said),
+            lambda: (demo.console(guest)[-500:], browser.messages),
         )
         await_true(
-            lambda: browser.picture(tmp_path / "console.png") != empty, 10, lambda: browser.said
+            lambda: browser.picture(tmp_path / "console.png") != empty, 10, lambda: browser.messages
         )
 
         browser.open(console["url"])  # as a reload does
@@ -149,7 +149,7 @@ def test_serial_console_works_in_browser_and_in_programs(
             browser,
             "echo page $((6 + 7))",
             lambda: "page 13" in browser.text("#screen"),
-            lambda: (browser.text("#screen")[-500:], browser.said),
+            lambda: (browser.text("#screen")[-500:], browser.messages),
         )
 
 

@@ -205,7 +205,7 @@ def test_cloud_recovers_when_stand_by_lacks_last_commits() -> None:
     with with_stand_by() as pair:
         history = History(pair.live)
         history.begin()
-        pair.part()
+        pair.stop_replication()
         history.make_lost_changes()
         pair.fail_over()
         history.check_recovery()
@@ -236,7 +236,7 @@ def test_cloud_recovers_when_database_is_set_back_while_running() -> None:
         history.begin()
         database.dump()
         history.make_lost_changes()
-        database.set_back_while_all_runs()
+        database.restore_while_cloud_runs()
         history.check_recovery()
         history.check_servers_work()
 
@@ -255,14 +255,14 @@ def test_backup_restore_and_remedies_repair_cloud(kind: str, agents: tuple[str, 
         database.dump()
         history.make_lost_changes()
         stopped_programs = database.stop()
-        database.set_back()
+        database.restore()
         database.upgrade()
         for name in agents:
             process_control.restart(live.cloud, name)
         for name in stopped_programs:
             process_control.start(live.cloud, name)
         history.check_recovery()
-        assert database.look() == {
+        assert database.run_checks() == {
             "status": 0,
             "doctor": 1,
             "action list --stuck": 0,

@@ -79,10 +79,10 @@ def test_spice_console_shows_screen_and_accepts_typing(
         await_true(
             lambda: type_line(browser, demo, guest),
             60,
-            lambda: (demo.console(guest)[-500:], browser.said),
+            lambda: (demo.console(guest)[-500:], browser.messages),
         )
         await_true(
-            lambda: browser.picture(tmp_path / "console.png") != empty, 10, lambda: browser.said
+            lambda: browser.picture(tmp_path / "console.png") != empty, 10, lambda: browser.messages
         )
 
 

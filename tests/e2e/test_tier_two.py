@@ -28,8 +28,8 @@ from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE
 from tests.e2e.strikes import Strikes
 from tests.e2e.test_moves import read_migration
-from tests.e2e.tier_two import EVACUATIONS, KEEPING, NOT_HERE, Cell, Holds, cells
-from tests.e2e.tier_two_actions import HOW, OTHERWISE
+from tests.e2e.tier_two import EVACUATIONS, KEEPING, NOT_HERE, Cell, Expectation, cells
+from tests.e2e.tier_two_actions import OTHER_WORKFLOWS, RECIPES
 from tests.e2e.tier_two_stage import Stage
 from tests.e2e.watcher import Watcher
 from tests.waiting import await_true
@@ -49,7 +49,7 @@ def test_tier_two_has_cells_or_reason_for_each_workflow() -> None:
     assert workflows_with_cells | set(NOT_HERE) == set(
         WORKFLOWS
     ) and not workflows_with_cells & set(NOT_HERE)
-    assert set(HOW) | OTHERWISE == workflows_with_cells
+    assert set(RECIPES) | OTHER_WORKFLOWS == workflows_with_cells
     for cell in cells():
         assert cell.step in {step.name for step in WORKFLOWS[cell.workflow].steps}, cell.id
 
@@ -104,7 +104,7 @@ class CellCount:
 
 def describe(stage: Stage) -> str:
     try:
-        return stage.story()
+        return stage.describe()
     except Exception as problem:  # noqa: BLE001  # the failure itself is told already
         return f"no story: {problem}"
 
@@ -117,7 +117,7 @@ def order_by_status(stage: Stage, remaining: list[Cell]) -> Iterator[Cell]:
         nearby = [
             cell
             for cell in remaining[:12]
-            if cell.workflow in HOW and HOW[cell.workflow].begins == status
+            if cell.workflow in RECIPES and RECIPES[cell.workflow].begin_status == status
         ]
         next_cell = (nearby or remaining)[0]
         remaining.remove(next_cell)
@@ -173,7 +173,7 @@ def evacuate_all(stage: Stage, count: CellCount, group: list[Cell]) -> None:
     with lab.only(lab.lab.number(DEAD)):
         for number, cell in enumerate(group):
             name = f"tier-two-dead-{number}"
-            server = stage.order(name)
+            server = stage.request_server(name)
             stage.rest.await_status(server, "ACTIVE", BOOT)
             guests[cell.id] = Witness(lab, server, name, give_address(lab, server))
     lab.strike("kill", DEAD)
@@ -186,18 +186,18 @@ def evacuate_all(stage: Stage, count: CellCount, group: list[Cell]) -> None:
         outcome = Strikes(lab, stage.server).at_step(
             "evacuate",
             cell.step,
-            lambda host: stage.blow(cell, host),
+            lambda host: stage.strike(cell, host),
             lambda: stage.rest.call("POST", path, {"evacuate": {}}, version="2.94").status,
         )
-        expected_state = "superseded" if cell.holds is Holds.GONE else "done"
+        expected_state = "superseded" if cell.expectation is Expectation.GONE else "done"
         assert outcome.state == expected_state, outcome
-        if cell.holds is Holds.GONE:
+        if cell.expectation is Expectation.GONE:
             stage.rest.await_gone(stage.server)
             del guests[cell.id]
         else:
             stage.rest.await_status(stage.server, "ACTIVE", BOOT)
             assert lab.host_of(stage.server) != DEAD
-            stage.is_once()
+            stage.check_runs_once()
         return f"{cell.step} was {outcome.seen}, {outcome.state} after {outcome.seconds:.1f} s"
 
     for cell in group:
@@ -224,4 +224,4 @@ def evacuate_all(stage: Stage, count: CellCount, group: list[Cell]) -> None:
     for guest in guests.values():
         stage.guest = guest
         stage.remove()
-    stage.is_well()
+    stage.check_doctor()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A watcher of all hosts of a lab that proves if two domains of one server run at the same time.
 
-The fixture ``lab_up`` in conftest.py starts the watcher, and the fixture ``lab`` fails a test during
-which the watcher saw two. The watcher uses two independent ways. Each host's libvirtd lists the
-running domains, where a domain that waits for a migration is paused. The kernel has the CPU time of
+The fixture ``lab_up`` in conftest.py starts the watcher. The fixture ``lab`` fails a test if the
+watcher saw two. The watcher uses two independent ways. Each host's libvirtd lists the running
+domains, where a domain that waits for a migration is paused. The kernel has the CPU time of
 each QEMU, whatever libvirt reports.
 
 One look at each host proves no overlap, because a live migration may switch between two looks. The
