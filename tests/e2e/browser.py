@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A headless Chromium with one page that tests read, type into and take screenshots of.
 
-``with Browser(folder) as browser`` starts a Chromium with a profile in ``folder`` and ends it after
-the block. Requests go over the DevTools protocol, with one websocket and one request at a time.
+``with Browser(folder) as browser`` runs a Chromium with a profile in ``folder`` during the block. Requests go over the DevTools protocol, with one websocket and one request at a time.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class Browser:
 
     @contextmanager
     def second_page(self, *, same_profile: bool) -> Iterator[Browser]:
-        """Yield another page of this browser. A new profile has no cookie of this one."""
+        """Yield another page of this browser. A new profile has no cookies."""
         port = self._port()
         version = requests.get(
             f"http://127.0.0.1:{port}/json/version", timeout=ANSWER_SECONDS, proxies={"http": ""}
@@ -244,7 +243,7 @@ class Browser:
         return answer["result"].get("value")
 
     def evaluate_in_frame(self, script: str) -> Any:
-        """Return the value of an expression in the page's first frame, None while there is none.
+        """Return the value of an expression in the page's first frame, or None without a frame.
 
         The frame of another site needs ``ONE_PROCESS``.
         """
@@ -255,13 +254,13 @@ class Browser:
         return self.evaluate(script, contextId=frame["executionContextId"])
 
     def await_in_frame(self, script: str, seconds: float = ANSWER_SECONDS) -> Any:
-        """Wait until the expression is true in the first frame, and return its value."""
+        """Wait until the expression is true in the first frame. Return the value."""
         return self._await(
             lambda: self.evaluate_in_frame(script), seconds, f"not true in the frame: {script}"
         )
 
     def await_true(self, script: str, seconds: float = ANSWER_SECONDS) -> Any:
-        """Wait until the expression is true on the page, and return its value."""
+        """Wait until the expression is true on the page. Return the value."""
         return self._await(
             lambda: self.evaluate(script), seconds, f"not true on the page: {script}"
         )
@@ -273,7 +272,7 @@ class Browser:
         )
 
     def picture(self, path: Path | None = None) -> bytes:
-        """Return a screenshot of the page as PNG, and write it to ``path`` if given."""
+        """Return a screenshot of the page as PNG. Also write the PNG to ``path`` if given."""
         content = base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"])
         if path is not None:
             path.write_bytes(content)
@@ -315,7 +314,7 @@ class Browser:
                 )
 
     def press(self, key: str) -> None:
-        """Press one of ``KEYS``."""
+        """Press and release a key of ``KEYS``."""
         self._press(key, *KEYS[key], 0)
 
     def _press(self, key: str, code: str, number: int, typed: str, modifiers: int) -> None:

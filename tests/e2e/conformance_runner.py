@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runner of the conformance data, with handlers for parts that its reference cloud lacked.
+"""The runner of the conformance data, with handlers for parts that the reference cloud lacked.
 
 Usage: ``python conformance_runner.py RUNNER ARGUMENT…``. The handlers exercise security groups,
 floating addresses, interfaces, volumes and the alias of /servers. The cloud needs a volume service
@@ -132,7 +132,7 @@ def main(runner: str) -> None:
 def write_bodies(folder: Path) -> Path:
     """Write BODIES into a folder in the format of the runner's argument --data.
 
-    The runner merges this data with its own. Return the folder.
+    The runner merges this data with the runner's data. Return the folder.
     """
     manifest = []
     for number, (name, bodies) in enumerate(BODIES.items()):
@@ -374,7 +374,7 @@ def build_snapshot(case: Any, parent: str) -> dict[str, Any]:
 
 
 def await_status(case: Any, path: str, status: str) -> None:
-    """Wait until a volume or snapshot has the status, or until it is deleted if status is ""."""
+    """Wait until a volume or snapshot has the status. The status "" means deleted."""
     deadline = time.monotonic() + SETTLE
     while True:
         answer = case.cloud.request("GET", path, actor="user")
@@ -389,14 +389,14 @@ def await_status(case: Any, path: str, status: str) -> None:
 
 
 def await_available(case: Any, path: str, answer: Any) -> str:
-    """Wait until the volume or snapshot in a create response is available, and return its path."""
+    """Wait until the volume or snapshot in a create response is available. Return the path."""
     [resource] = answer.values()
     await_status(case, f"{path}/{resource['id']}", "available")
     return f"{path}/{resource['id']}"
 
 
 def create_available(case: Any, path: str, body: dict[str, Any]) -> str:
-    """Create an available volume or snapshot of the user, and return its path."""
+    """Create an available volume or snapshot of the user. Return the path."""
     return await_available(case, path, case.cloud.must("POST", path, body, 1, "user"))
 
 
@@ -452,7 +452,7 @@ def list_volumes_or_snapshots(case: Any) -> None:
 
 @contextmanager
 def free_volume(case: Any) -> Iterator[str]:
-    """Reserve a free volume of the user for the block, and yield its id."""
+    """Reserve a free volume of the user for the block, and yield the id."""
     free: list[str] = case.cloud.once("free volumes", list)
     try:
         volume_id = free.pop()
@@ -465,7 +465,7 @@ def free_volume(case: Any) -> Iterator[str]:
 
 @contextmanager
 def attached_volume(case: Any, server: str) -> Iterator[str]:
-    """Attach a volume to the server for the block, and yield its id."""
+    """Attach a volume to the server for the block, and yield the id."""
     with free_volume(case) as volume_id:
         path = f"/servers/{server}/os-volume_attachments"
         attachment = {"volumeId": volume_id, "device": "/dev/sdb", "tag": "foo"}

@@ -122,7 +122,7 @@ class Pair:
     """The near guest as the create command showed it."""
 
     def read_state(self) -> list[Any]:
-        """Return the state of the guests that a test must restore if it changes it."""
+        """Return the state of the guests that a test must restore after a change."""
         state: list[Any] = []
         for guest in (self.near, self.far):
             shown = guest.rest.server(guest.server)
@@ -183,7 +183,7 @@ def pairs(cloud: Live) -> Iterator[list[Pair]]:
 def pair(cloud: Live, pairs: list[Pair]) -> Iterator[Pair]:
     """Two guests that tests share. A test must restore them after a change.
 
-    If a test does not, it fails and the next test gets a new pair. Other servers are deleted.
+    A test that does not fails, and the next test gets a new pair. Other servers are deleted.
     """
     if not pairs:
         pairs.append(make_pair(cloud))
@@ -206,7 +206,7 @@ def pair(cloud: Live, pairs: list[Pair]) -> Iterator[Pair]:
 
 @dataclass(frozen=True)
 class WatchedLab:
-    """A lab, the output of the command that created it, and its watcher."""
+    """A lab, the result of ``deploy/lab up``, and the watcher."""
 
     live: LiveLab
     result: subprocess.CompletedProcess[str]
@@ -215,7 +215,7 @@ class WatchedLab:
 
 @contextmanager
 def real_hosts(hosts: int, shared: bool = False) -> Iterator[WatchedLab]:
-    """Create a lab, watch it during the block and remove it completely.
+    """Create a lab, watch the lab during the block, and remove everything afterwards.
 
     KILONOVA_LAB or KILONOVA_SHARED_LAB may name the home of a running lab. The tests then use that
     lab and leave it running.
@@ -268,7 +268,7 @@ def shared_lab_up() -> Iterator[WatchedLab]:
 
 @contextmanager
 def watch(lab: WatchedLab) -> Iterator[LiveLab]:
-    """Yield the lab to one test and repair it afterwards.
+    """Yield the lab to one test, and repair the hosts afterwards.
 
     Fail if the watcher saw two running domains of a server, or if the test left servers.
     """
@@ -321,7 +321,7 @@ def without_guests(hosts: tuple[str, ...] = ("one", "two"), **facts: Any) -> Ite
     finally:
         lifecycle.shut_down(live.cloud)
         lifecycle.purge(live.cloud)
-        # The supervisor releases its lock a moment before it exits.
+        # The supervisor releases its lock a moment before the exit.
         await_true(lambda: live.processes() == [], 10, live.processes)
 
 
@@ -350,7 +350,7 @@ def keeping() -> Iterator[Live]:
 
 @pytest.fixture
 def demo(cloud: Live) -> Iterator[Rest]:
-    """The API as the user demo. At the end its new servers are deleted and the doctor runs."""
+    """The API as the user demo. At the end, new servers are deleted and the doctor runs."""
     rest = cloud.rest()
     before = [server["id"] for server in rest.servers()]
     yield rest

@@ -84,7 +84,7 @@ class Pair:
         self.link.freeze()
 
     def fail_over(self) -> None:
-        """Kill the primary with signal 9, promote the stand-by and redirect the cloud to it."""
+        """Kill the primary with signal 9, promote the stand-by and redirect the cloud."""
         self.servers.kill("postgresql")
         self.link.cut()
         assert _execute(self.other, "SELECT pg_promote()")
@@ -111,7 +111,7 @@ def with_stand_by() -> Iterator[Pair]:
 
 @dataclass
 class BackedUpCloud:
-    """A cloud whose database is backed up and restored with the commands of docs/backup.md.
+    """A cloud with backup and restore of the database by the commands of docs/backup.md.
 
     ``kind`` is "postgresql" or "mariadb".
     """
@@ -140,7 +140,7 @@ class BackedUpCloud:
         self._run(command)
 
     def stop(self) -> list[str]:
-        """Stop the processes that the chapter "Restore" stops, and return those of this cloud."""
+        """Stop the cloud's processes as the chapter "Restore" does, and return their names."""
         [command] = [line for line in commands("Restore") if line.startswith("systemctl stop ")]
         processes = [
             name

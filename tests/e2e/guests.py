@@ -33,7 +33,7 @@ from tests.waiting import await_true
 SOON, SILENCE = 15, 2
 #: Seconds that a busy guest may be silent, and seconds for which failed ssh logins are repeated.
 PATIENT, AGAIN = 10, 30
-#: Text that ssh prints after the login, before it sends the command.
+#: Text that ssh prints after the login and before the command.
 IN = "Authenticated to "
 TAP = re.compile(r"\btap[0-9a-f]{8}-[0-9a-f]{2}\b")
 
@@ -291,7 +291,7 @@ class Witness(Guest):
         return Account(canary.split()[0], run, int(count), (written[0], int(written[1])))
 
     def run_lines(self, command: str, lines: int) -> list[str]:
-        """Run a command whose output must have so many lines, and return the lines."""
+        """Run a command, check the number of lines of the output, and return the lines."""
         output = self.run(command).splitlines()
         assert len(output) == lines, output
         return output
@@ -299,7 +299,7 @@ class Witness(Guest):
 
 @contextmanager
 def witness(live: Live, name: str, host: str | None = None, **more: Any) -> Iterator[Witness]:
-    """Create a witness, on ``host`` if given, wait until it counts, and remove it afterwards."""
+    """Create a witness for the block, on ``host`` if given, and wait until it counts."""
     with live.only(live.cloud.hosts.index(host) + 1) if host else nullcontext():
         new_guest = make(
             live,
@@ -334,7 +334,7 @@ class PingReplies:
 
 @contextmanager
 def listener(guest: Guest, pause: float = 0.05) -> Iterator[PingReplies]:
-    """Ping a guest's floating address during the block. ``answers`` are available after it."""
+    """Ping a guest's floating address during the block. ``answers`` are available afterwards."""
     replies = PingReplies([])
     ping = subprocess.Popen(
         ["ping", "-D", "-n", "-i", str(pause), guest.floating],
@@ -365,7 +365,7 @@ def remove(guest: Guest) -> None:
 
 @contextmanager
 def guest(live: Live, name: str, **more: Any) -> Iterator[Guest]:
-    """Create a guest, wait for ssh, yield the guest and remove it afterwards."""
+    """Create a guest for the block, and wait for ssh."""
     new_guest = make(live, f"{name}-{uuid.uuid4().hex[:6]}", **more)
     try:
         yield new_guest.await_ssh()

@@ -128,7 +128,7 @@ class LiveLab(Live):
         }
 
     def host_of(self, server: str) -> str:
-        """Return the host of a server, as the API shows it to an admin."""
+        """Return the host that the API shows for a server to an admin."""
         return str(self.rest("kilonova-admin").server(server)["OS-EXT-SRV-ATTR:host"])
 
     def service(self, host: str) -> Any:
@@ -140,12 +140,12 @@ class LiveLab(Live):
         await_true(lambda: self.service(host).state == state, seconds, lambda: self.service(host))
 
     def registration(self, host: str) -> tuple[str, int]:
-        """Return the boot id that the host reported last, and its session number."""
+        """Return the boot id that the host reported last, and the session number."""
         [(boot, session)] = self.rows("SELECT boot_id, session FROM hosts WHERE name = ?", host)
         return str(boot), int(session)
 
     def facts(self, host: str) -> dict[str, Any]:
-        """Return the facts that the host's agent reported in its last registration."""
+        """Return the facts that the host's agent reported in the last registration."""
         [(facts,)] = self.rows("SELECT facts FROM hosts WHERE name = ?", host)
         return dict(json.loads(facts))
 

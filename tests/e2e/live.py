@@ -41,16 +41,16 @@ from tests.e2e import preloaded
 from tests.nova import schemas as nova
 from tests.waiting import await_true
 
-# The path is not resolved, so that it is in the virtual environment.
+# The unresolved path is in the virtual environment.
 PROGRAMS = Path(sys.executable).parent
 #: Seconds that an emulated guest on a busy machine may need to boot, or an action to complete.
 BOOT, SETTLE = 120, 120
 #: Argument ``late`` of tests.waiting: seconds between two requests to the API. Faster polling would
 #: take processor time from the awaited action.
 LATE = 0.2
-#: Time limit of ``kilonova doctor`` when it explains a failure, in seconds.
+#: Time limit of ``kilonova doctor`` for the explanation of a failure, in seconds.
 DIAGNOSIS = 30
-#: Errors of a request whose API process is killed before or during the response.
+#: Errors of a request if the API process is killed before or during the response.
 CUT_OFF = (requests.ConnectionError, requests.exceptions.ChunkedEncodingError)
 
 
@@ -144,7 +144,7 @@ class Rest:
     def await_status(self, server: str, status: str, seconds: float = SETTLE) -> dict[str, Any]:
         """Wait until the server has this status and no task, and return the server.
 
-        The status ERROR fails the test at once, unless it is the awaited status.
+        The status ERROR fails the test at once, except when awaited.
         """
         def read() -> dict[str, Any] | None:
             shown = self.server(server)
@@ -206,7 +206,7 @@ class Live:
     def run(
         self, *command: str | Path, text: str | None = None, seconds: float = 300, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in the repository, and return its status, output and errors."""
+        """Run a command in the repository, and return status, output and errors."""
         return subprocess.run(
             [str(part) for part in command],
             input=text or "",
@@ -236,7 +236,7 @@ class Live:
         return documents(output)
 
     def type(self, *commands: str, cloud: str = "kilonova") -> tuple[str, str]:
-        """Run commands in one ``openstack`` process and return its output and standard error.
+        """Run commands in one ``openstack`` process and return output and standard error.
 
         The exit status is ignored, because the interactive client does not return failures.
         """
@@ -260,7 +260,7 @@ class Live:
     def typist(self, folder: Path, cloud: str = "kilonova") -> Iterator[Callable[[str], None]]:
         """Yield a function that types a command into an ``openstack`` process.
 
-        The process runs until the block ends, and must write nothing to standard error. The output
+        The process runs until the block ends, and must not write to standard error. The output
         is in ``folder``.
         """
         output, complaints = folder / "said", folder / "complaints"
@@ -342,11 +342,11 @@ class Live:
     def configured(
         self, *processes: str, host: str | None = None, **sections: Mapping[str, str]
     ) -> Iterator[None]:
-        """Change settings for the block and restart these processes before and after it.
+        """Change settings for the block, and restart these processes before and after the block.
 
         Args:
             processes: Names of the processes to restart.
-            host: Host whose configuration changes, or None for the cloud's.
+            host: Host of the configuration, or None for the configuration of the cloud.
             sections: Section -> option -> value. Commands of ``kilonova`` use them too.
         """
         roles = {"", *(name for name in processes if name in ROLES)} if host is None else {""}
@@ -468,7 +468,7 @@ class Live:
         if not (self.home / "log").exists():
             # The cloud does not exist yet, or was removed.
             return {}
-        # The doctor runs last, because external services log its requests.
+        # The doctor runs last, because its requests add lines to the logs of external services.
         return {
             f"{self.home}: actions in hand": lambda: evidence.describe_actions(
                 self._actions(since)

@@ -102,7 +102,7 @@ def _become(
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout.reconfigure(line_buffering=False)
     sys.argv = list(command)
-    # cliff has set the name from the fork server's command line when it was imported.
+    # cliff has set the name from the fork server's command line at import.
     cliff.app.App.NAME = Path(command[0]).name
     if environment.get("PYTHONWARNINGS") == "ignore":
         warnings.simplefilter("ignore")

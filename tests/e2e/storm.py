@@ -211,7 +211,7 @@ class Storm:
             self._wait(3, 20)
 
     def kill_database(self) -> None:
-        """Kill the database with signal 9 and start it again. It recovers from its own log."""
+        """Kill the database with signal 9 and start it again."""
         assert self.servers is not None
         self.servers.kill(self.database)
         self._wait(0, 5)

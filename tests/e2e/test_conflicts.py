@@ -143,8 +143,11 @@ def test_soft_deleted_server_is_restored_and_later_reclaimed(keeping: Live) -> N
     with server_maker(keeping) as make_server:
         server, forced = make_server(), make_server()
         assert rest.call("DELETE", f"/servers/{server}").status == 204
-        kept = admin.await_status(server, "SOFT_DELETED")
-        assert (kept["OS-EXT-STS:vm_state"], kept["OS-EXT-STS:power_state"]) == ("soft-delete", 4)
+        restorable = admin.await_status(server, "SOFT_DELETED")
+        assert (restorable["OS-EXT-STS:vm_state"], restorable["OS-EXT-STS:power_state"]) == (
+            "soft-delete",
+            4,
+        )
         assert server not in {server_record["id"] for server_record in rest.servers()}
         assert rest.act(server, "os-start").status == 409
         assert rest.act(server, "restore").status == 202

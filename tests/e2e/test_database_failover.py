@@ -133,8 +133,8 @@ class History:
     def check_recovery(self) -> None:
         """Check that recorded actions continue, and that the doctor finds only the lost changes."""
         forgotten = self.make_findings(WITHOUT_RECORD, "lost", "unwanted", "resized", "migrated")
-        gone = self.make_findings(WITHOUT_DOMAIN, "deleted", "migrated")
-        self.await_findings(forgotten | gone)
+        missing = self.make_findings(WITHOUT_DOMAIN, "deleted", "migrated")
+        self.await_findings(forgotten | missing)
         self.await_statuses("SHUTOFF", "stopped", "stopping", "resized")
         self.await_statuses("ACTIVE", "idle", "started", "coming")
         self.rest.await_gone(self.servers["leaving"])

@@ -65,18 +65,18 @@ class Act:
     ) -> list[Reply]:
         """Send the requests, kill the victim, and return the answers in order."""
         with ThreadPoolExecutor(GUESTS) as pool:
-            sent = [pool.submit(request, rest, number) for number, rest in enumerate(self.rests)]
-            first = wait(sent, return_when=FIRST_COMPLETED).done
+            futures = [pool.submit(request, rest, number) for number, rest in enumerate(self.rests)]
+            first = wait(futures, return_when=FIRST_COMPLETED).done
             if self.victim == "agent":
-                named = servers([future.result() for future in first])
+                struck_servers = servers([future.result() for future in first])
                 await_true(
-                    lambda: self.cloud.awaits_hosts(named),
+                    lambda: self.cloud.awaits_hosts(struck_servers),
                     30,
-                    lambda: f"no host works for {named}",
+                    lambda: f"no host works for {struck_servers}",
                     pause=0.005,
                 )
             VICTIMS[self.victim](self.cloud)
-            return [future.result() for future in sent]
+            return [future.result() for future in futures]
 
     def create(self) -> list[str]:
         body = {
@@ -135,12 +135,14 @@ def test_servers_reach_their_states_when_process_dies_during_requests(
     servers = act.create()
     for server in servers:
         demo.await_status(server, "ACTIVE")
-    assert {server["id"] for server in demo.servers()} == others | set(servers)  # none doubled
+    # A repeated request must not create a second server.
+    assert {server["id"] for server in demo.servers()} == others | set(servers)
     assert len(set(servers)) == GUESTS
     assert sorted(cloud.domains()) == sorted(others | set(servers))
     cloud.assert_healthy()
     for server in servers:
-        demo.await_ready(server)  # from now on it obeys its power button
+        # A ready guest reacts to the power button.
+        demo.await_ready(server)
 
     act.stop(servers)
     for server in servers:
@@ -148,7 +150,8 @@ def test_servers_reach_their_states_when_process_dies_during_requests(
         assert cloud.domain_state(server) == "shut off"
     cloud.assert_healthy()
 
-    for server in servers:  # it takes a moment to remove a guest that runs
+    # The delete of a running guest takes longer, which the kill needs.
+    for server in servers:
         demo.insist("POST", f"/servers/{server}/action", {"os-start": None}, expected=(202,))
     for server in servers:
         demo.await_status(server, "ACTIVE")

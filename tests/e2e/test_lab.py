@@ -101,18 +101,18 @@ def test_second_lab_up_changes_nothing_and_other_lab_is_refused(lab: LiveLab) ->
         [find_process(lab.cloud, program.name) for program in processes.programs(lab.cloud)],
         [lab.registration(h) for h in lab.cloud.hosts],
     )
-    done = lab.up()
-    assert done.returncode == 0, done
+    result = lab.up()
+    assert result.returncode == 0, result
     after = (
         [find_process(lab.cloud, program.name) for program in processes.programs(lab.cloud)],
         [lab.registration(h) for h in lab.cloud.hosts],
     )
     assert before == after
-    done = lab.command("up", "2")
+    result = lab.command("up", "2")
     assert (
-        done.returncode == 1
-        and "is another one: 3 hosts" in done.stderr
-        and "./deploy/lab down" in done.stderr
+        result.returncode == 1
+        and "is another one: 3 hosts" in result.stderr
+        and "./deploy/lab down" in result.stderr
     )
 
 
@@ -121,8 +121,8 @@ def test_second_lab_up_changes_nothing_and_other_lab_is_refused(lab: LiveLab) ->
 def test_lab_command_with_wrong_arguments_stops_no_host(
     lab: LiveLab, words: tuple[str, ...]
 ) -> None:
-    done = lab.command(*words)
-    assert done.returncode == 1 and "What to do: " in done.stderr
+    result = lab.command(*words)
+    assert result.returncode == 1 and "What to do: " in result.stderr
     assert [lab.lab.state(host) for host in lab.cloud.hosts] == ["up"] * 3
 
 
@@ -207,12 +207,12 @@ def test_lab_fencing_hook_powers_off_cut_off_host(lab: LiveLab) -> None:
             environment_words = [
                 f"{key}={value}" for key, value in processes.make_environment(lab.cloud).items()
             ]
-            done = lab.run("env", "-i", *environment_words, hook, HOST)
-            assert (done.returncode, lab.lab.state(HOST), lab.find_domains(guest.server)) == (
+            result = lab.run("env", "-i", *environment_words, hook, HOST)
+            assert (result.returncode, lab.lab.state(HOST), lab.find_domains(guest.server)) == (
                 0,
                 "off",
                 {},
-            ), done
+            ), result
         assert [
             line for line in lab.processes() if "qemu-system" in line and guest.server in line
         ] == []
@@ -226,8 +226,8 @@ def test_lab_up_restores_killed_and_cut_off_hosts(lab: LiveLab) -> None:
     lab.strike("kill", "lab1")
     lab.strike("cut", "lab3")
     assert [lab.lab.state(host) for host in lab.cloud.hosts] == ["off", "up", "cut"]
-    done = lab.up()
-    assert done.returncode == 0, done
+    result = lab.up()
+    assert result.returncode == 0, result
     assert [lab.lab.state(host) for host in lab.cloud.hosts] == ["up"] * 3
 
 
@@ -329,8 +329,8 @@ def test_watcher_reports_two_running_domains_of_one_server(lab_up: WatchedLab) -
     watcher = lab.watcher().start()
     try:
         with connect_to_libvirtd(lab, "lab1") as first, connect_to_libvirtd(lab, "lab2") as second:
-            here = first.createXML(make_spinning_domain(server, folders[0]))
-            there = second.createXML(
+            first_domain = first.createXML(make_spinning_domain(server, folders[0]))
+            second_domain = second.createXML(
                 make_spinning_domain(server, folders[1]), libvirt.VIR_DOMAIN_START_PAUSED
             )
             # In this time the watcher would detect a violation.
@@ -339,7 +339,7 @@ def test_watcher_reports_two_running_domains_of_one_server(lab_up: WatchedLab) -
                 "one that waits for a migration is paused, and runs nowhere else"
             )
             with pytest.raises(AssertionError, match=f"{server} ran on"), watcher.watching():
-                there.resume()
+                second_domain.resume()
                 await_true(
                     lambda: all(
                         any(f"by {way}" in violation for violation in watcher.violations)
@@ -348,14 +348,14 @@ def test_watcher_reports_two_running_domains_of_one_server(lab_up: WatchedLab) -
                     10 * MOMENT,
                     lambda: watcher.violations,
                 )
-            here.suspend()
+            first_domain.suspend()
             # Sightings last for this time, so the earlier sighting must end first.
             time.sleep(MOMENT)
             # A domain that continues after the other stopped is no violation.
             with watcher.watching():
                 time.sleep(2 * MOMENT)
-            here.destroy()
-            there.destroy()
+            first_domain.destroy()
+            second_domain.destroy()
     finally:
         watcher.stop()
         for path in folders:

@@ -41,7 +41,7 @@ def read_migration(lab: LiveLab, guest: Witness) -> dict[str, Any]:
 
 
 def ensure_flavor(lab: LiveLab, name: str, **properties: int) -> str:
-    """Return the id of a flavor, which is created if it does not exist."""
+    """Return the id of a flavor. Create the flavor if necessary."""
     compute = lab.seed.admin.compute
     flavor = compute.find_flavor(name)
     return str((flavor or compute.create_flavor(name=name, **properties)).id)

@@ -211,15 +211,16 @@ def attach(guest: Guest, network: str, address: str) -> str:
     )
     assert reply.status == 200, reply
     mac = reply.body["interfaceAttachment"]["mac_addr"]
-    seen = f"grep -l {mac} /sys/class/net/eth*/address"
+    find_device = f"grep -l {mac} /sys/class/net/eth*/address"
     await_true(
         lambda: (
-            f"inet {address}/" in guest.ssh(f"ip -4 addr show dev $({seen} | cut -d/ -f5)").stdout
+            f"inet {address}/"
+            in guest.ssh(f"ip -4 addr show dev $({find_device} | cut -d/ -f5)").stdout
         ),
         SETTLE,
         lambda: guest.ssh("ip addr").stdout,
     )
-    return guest.run(f"{seen} | cut -d/ -f5").strip()
+    return guest.run(f"{find_device} | cut -d/ -f5").strip()
 
 
 def detach(guest: Guest, network: str) -> None:
@@ -263,8 +264,8 @@ def test_interfaces_attach_live_and_tenants_with_same_addresses_stay_apart(
     for address in ("10.77.0.10", "10.77.0.12"):
         assert not third.reaches(address)
     assert not pair.near.reaches("10.77.0.11", "-I", devices[0])
-    seen = cloud.openstack(f"server show {pair.near.name}" + JSON)[0]["addresses"]
-    assert set(seen) == {"private", "overlapping"}
+    addresses = cloud.openstack(f"server show {pair.near.name}" + JSON)[0]["addresses"]
+    assert set(addresses) == {"private", "overlapping"}
     for guest in (pair.near, pair.far):
         detach(guest, tenant.network)
     # The stranger's address is free in this network.

@@ -39,7 +39,7 @@ def large_cloud() -> Iterator[Live]:
 
 @pytest.fixture
 def demo(large_cloud: Live) -> Iterator[Rest]:
-    """The user demo. At the end all servers are deleted, and the doctor must find nothing."""
+    """The user demo. At the end all servers are deleted, and the doctor must find no problem."""
     admin = large_cloud.rest("kilonova-admin")
     yield large_cloud.rest()
     servers = admin.call("GET", "/servers?all_tenants=1").body["servers"]

@@ -171,10 +171,10 @@ def check_loot_has_no_secret_of_cloud(lab: LiveLab, booty: Loot) -> None:
 
 def check_broker_refuses_thief(lab: LiveLab, booty: Loot) -> None:
     connect = opener(booty.conf, booty.keys.transport_url)
-    for what, attempt in attempts(STOLEN, OTHER).items():
+    for operation, attempt in attempts(STOLEN, OTHER).items():
         with connect() as connection, pytest.raises(AccessRefused):
             attempt(connection.channel())
-            pytest.fail(f"a thief may {what}")
+            pytest.fail(f"a thief may {operation}")
 
 
 def check_reports_change_no_other_host(lab: LiveLab, booty: Loot, guest: Witness) -> None:
@@ -187,10 +187,10 @@ def check_reports_change_no_other_host(lab: LiveLab, booty: Loot, guest: Witness
     ] + [f"cleanup/{server}/ensure_absent/{fence}"]
     with closing(Thief(booty.conf, booty.keys)) as thief:
         for power in (states.SHUTDOWN, states.RUNNING, states.CRASHED):
-            for known in (fence, fence + 1, 2**40):
-                answer = thief.say(changed=[DomainState(server, power, known)])
+            for reported_fence in (fence, fence + 1, 2**40):
+                answer = thief.say(changed=[DomainState(server, power, reported_fence)])
                 assert not answer.commands
-                thief.say(domains=[DomainState(server, power, known)])
+                thief.say(domains=[DomainState(server, power, reported_fence)])
         for status in ("done", "failed", "refused", "unknown"):
             answer = thief.say(
                 results=[Result(key, server, fence, status, known_fence=2**40) for key in keys]
@@ -260,12 +260,12 @@ def check_services_refuse_thief(lab: LiveLab, booty: Loot, guest: Witness) -> No
             {401},
         ),
     }
-    for what, (url, headers, expected) in requests_by_name.items():
+    for secret, (url, headers, expected) in requests_by_name.items():
         answer = requests.get(
             url, headers=headers, timeout=30, verify=proof.ca, cert=(proof.cert, proof.key)
         )
         assert answer.status_code in expected, (
-            f"a thief gets {what}: {answer.status_code} {answer.text[:200]}"
+            f"a thief gets {secret}: {answer.status_code} {answer.text[:200]}"
         )
 
 

@@ -28,9 +28,10 @@ from tests.waiting import await_true, slowdown
 
 SEED = int(os.environ.get("KILONOVA_E2E_SEED", "1"))
 SECONDS = float(os.environ.get("KILONOVA_STORM_SECONDS", "40"))
-CLIENTS, STRIKES, EVERY = 6, 15, 1.0  # seconds
-#: Limit for the return of a killed service on an idle machine, of which systemd waits
-#: RESTART_SECONDS (tests/unit/deploy/test_units.py).
+#: Number of clients, number of kills, and mean seconds between two kills.
+CLIENTS, STRIKES, EVERY = 6, 15, 1.0
+#: Limit for the return of a killed service on an idle machine, in seconds. RESTART_SECONDS of this
+#: are the pause of systemd before a restart (tests/unit/deploy/test_units.py).
 BACK_SECONDS, RESTART_SECONDS = 6.0, 1.0
 
 
@@ -91,7 +92,8 @@ def test_killed_services_return_within_seconds_under_load(
             f"{name} {value:.1f} s ({slow:.1f})" for name, (value, slow) in times.items()
         )
         print(f"\nback after kill -9, and how many times slower the machine was: {shown}")
-    restarts = BACK_SECONDS - RESTART_SECONDS + FIRST_PAUSE  # what the supervisor waits for less
+    # The limit contains the pause of systemd, but here the supervisor restarts the process.
+    restarts = BACK_SECONDS - RESTART_SECONDS + FIRST_PAUSE
     assert {name: value for name, (value, slow) in times.items() if value > restarts * slow} == {}
     check_no_remains(in_memory, storm_clients)
 

@@ -90,13 +90,13 @@ def guests(cloud: Live) -> Iterator[list[str]]:
     cloud.assert_healthy()
 
 
-def run_and_await(rest: Rest, doing: list[tuple[str, tuple[str, str] | None]]) -> None:
-    """Send an action to each server, and wait for the status of each."""
-    wanted = [(server, *what) for server, what in doing if what is not None]
-    for server, key, _ in wanted:
+def run_and_await(rest: Rest, actions: list[tuple[str, tuple[str, str] | None]]) -> None:
+    """Send the action of each server, and wait for the statuses. None is no action."""
+    pending = [(server, *action) for server, action in actions if action is not None]
+    for server, key, _ in pending:
         reply = rest.insist("POST", f"/servers/{server}/action", {key: None}, expected=(202,))
         assert reply.status == 202, reply
-    for server, _, status in wanted:
+    for server, _, status in pending:
         rest.await_status(server, status)
 
 

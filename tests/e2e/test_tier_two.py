@@ -6,9 +6,9 @@ each workflow's pivot and during the hand-over of moves.
     KILONOVA_TIER_TWO=live_migrate/migrate/kill-agent ./deploy/test e2e -- -k tier_two -s
 
 The action of each cell must end in time, and complete unless the cell declares another result. No
-server may run on two hosts. The guest's disk must keep its data, and the doctor must find nothing.
-A failed action must succeed when repeated, and a deleted server must leave no remains. The results
-are printed as they occur.
+server may run on two hosts. The guest's disk must keep its data, and the doctor must find no
+problem. A failed action must succeed when repeated, and a deleted server must leave no remains. The
+results are printed as they occur.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class CellCount:
         try:
             text = play(cell)
             assert self.watcher.violations[seen:] == []
-        except Exception as problem:  # noqa: BLE001  # it is counted, and its story told
+        # The failure is counted and printed.
+        except Exception as problem:  # noqa: BLE001
             self.failed[cell.id] = f"{type(problem).__name__}: {problem}"
             print(
                 f"FAILED {cell.id}: {self.failed[cell.id]}\n{describe(stage)}\nleft: {stage.recover()}"
@@ -105,12 +106,13 @@ class CellCount:
 def describe(stage: Stage) -> str:
     try:
         return stage.describe()
-    except Exception as problem:  # noqa: BLE001  # the failure itself is told already
+    # The failure of the cell is already printed.
+    except Exception as problem:  # noqa: BLE001
         return f"no story: {problem}"
 
 
 def order_by_status(stage: Stage, remaining: list[Cell]) -> Iterator[Cell]:
-    """Yield the cells, preferring among the next 12 those that begin in the server's status."""
+    """Yield the cells. Among the next 12, prefer a cell that begins in the server's status."""
     remaining = list(remaining)
     while remaining:
         status = stage.rest.server(stage.server)["status"] if stage.guest else ""

@@ -37,7 +37,8 @@ from tests.waiting import await_true
 MODE = os.environ.get("KILONOVA_VOLUME_KILLS", "")
 #: Size of a record in bytes.
 RECORD = 512
-#: A script whose argument is a disk. It ends when its file in /run is deleted, or on a write error.
+#: A script with a disk as argument. The script ends after a write error, or when its file in /run
+#: is deleted.
 WRITER = f"""#!/bin/sh
 name=$(basename $1)
 n=$(cat /run/$name.counted 2> /dev/null || echo 0)
@@ -207,7 +208,7 @@ class WriterStory:
 
 
 def strike_nothing(host: str | None) -> None:
-    """Kill no process."""
+    """Kill no process, to test the check itself."""
 
 
 def make_record(number: int) -> list[bytes]:

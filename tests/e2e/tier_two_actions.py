@@ -32,7 +32,7 @@ class Recipe:
         begin_status: Status of the server before the action.
         end_status: Status of the server after the action.
         prepare: Creates the other preconditions.
-        powers_off: The guest is asked to power off. It must have booted to react.
+        powers_off: The action shuts the guest down, which works only after the boot.
         wipes: The server has a new disk afterwards.
     """
 
@@ -129,7 +129,7 @@ def list_volumes(stage: Stage) -> list[str]:
 
 
 def await_free_volume(stage: Stage) -> str:
-    """Create the volume of all cells if needed, wait until it is available, and return its id."""
+    """Create the volume of all cells if needed, wait until available, and return the id."""
     if not stage.volumes:
         stage.volumes.append(make_volume(stage.lab, new_name()))
     [volume] = stage.volumes

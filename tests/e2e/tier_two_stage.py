@@ -90,7 +90,7 @@ class Stage:
         )
 
     def use_server(self, server: str, name: str) -> None:
-        """Wait until the server is ACTIVE and make it the guest of the next cells.
+        """Wait until the server is ACTIVE. The next cells use this guest.
 
         The guest may not have booted yet.
         """
@@ -105,7 +105,7 @@ class Stage:
             self.use_server(self.request_server(name), name)
 
     def remove(self) -> None:
-        """Delete the guest and check that it leaves no leftovers."""
+        """Delete the guest and check for leftovers."""
         if self.guest is not None:
             guest, self.guest = self.guest, None
             path = f"/servers/{guest.server}"
@@ -146,7 +146,7 @@ class Stage:
         return all(row[0] in OVER for row in self.lab.rows(query, self.server))
 
     def await_boot(self) -> None:
-        """Wait until the guest answers by ssh and its canary is known."""
+        """Wait until the guest answers by ssh, and read the canary if unknown."""
         assert self.guest is not None
         self.guest.await_ssh(3 * BOOT, PATIENT)
         if not self.canary:

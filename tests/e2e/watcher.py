@@ -2,7 +2,7 @@
 """A watcher of all hosts of a lab that proves if two domains of one server run at the same time.
 
 The fixture ``lab_up`` in conftest.py starts the watcher. The fixture ``lab`` fails a test if the
-watcher saw two. The watcher uses two independent ways. Each host's libvirtd lists the running
+watcher saw two. The watcher looks in two independent ways. Each host's libvirtd lists the running
 domains, where a domain that waits for a migration is paused. The kernel has the CPU time of
 each QEMU, whatever libvirt reports.
 
@@ -90,7 +90,7 @@ class Sightings:
 
 
 class Watcher:
-    """Watches the hosts in threads of its own.
+    """Watches the hosts in threads.
 
     Args:
         uris: Host -> URI of its libvirtd.
@@ -179,7 +179,7 @@ class Watcher:
                 self._complain(name, problem)
 
     def _complain(self, name: str, problem: Exception) -> None:
-        """Record a failure once, however often it repeats."""
+        """Record a failure, and ignore repetitions."""
         text = f"the watcher of {name} failed: {problem!r}"
         with self._lock:
             if not any(text in violation for violation in self.violations):
