@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A headless Chromium with one page that tests read, type into and take screenshots of.
 
-``with Browser(folder) as browser`` runs a Chromium with a profile in ``folder`` during the block. Requests go over the DevTools protocol, with one websocket and one request at a time.
+``with Browser(folder) as browser`` runs a Chromium with a profile in ``folder`` during the block.
+Requests go over the DevTools protocol, with one websocket and one request at a time.
 """
 
 from __future__ import annotations

@@ -183,7 +183,8 @@ def pairs(cloud: Live) -> Iterator[list[Pair]]:
 def pair(cloud: Live, pairs: list[Pair]) -> Iterator[Pair]:
     """Two guests that tests share. A test must restore them after a change.
 
-    A test that does not fails, and the next test gets a new pair. Other servers are deleted.
+    If a test leaves changes, the test fails and the next test gets a new pair. Other servers are
+    deleted.
     """
     if not pairs:
         pairs.append(make_pair(cloud))
