@@ -126,11 +126,11 @@ def test_live_migration_fails_when_qemu_at_destination_is_not_verified(
     )
     try:
         with pytest.raises(VerbFailed) as failure:
-            world.guest.leaves()
+            world.guest.migrate()
         assert "ertificate" in failure.value.details
     finally:
         world.lay_certificates(address, name)
-    world.guest.stayed()
+    world.guest.check_stayed()
 
 
 @pytest.mark.parametrize("certificate", ["another host's", "another authority's"])
@@ -145,9 +145,9 @@ def test_live_migration_fails_when_source_has_foreign_certificate(
         ),
     }[certificate]
     with pytest.raises(VerbFailed) as failure:
-        world.guest.leaves(tls=wrong_certificate)
+        world.guest.migrate(tls=wrong_certificate)
     assert "move the guest" in str(failure.value)
-    world.guest.stayed()
+    world.guest.check_stayed()
 
 
 def test_live_migration_fails_when_destination_has_foreign_certificate(world: World) -> None:
@@ -156,12 +156,12 @@ def test_live_migration_fails_when_destination_has_foreign_certificate(world: Wo
     world.guest.there.restart()
     try:
         with pytest.raises(VerbFailed) as failure:
-            world.guest.leaves()
+            world.guest.migrate()
         assert "ertificate" in failure.value.details
     finally:
         world.hosts[1] = before
         world.guest.there.restart()
-    world.guest.stayed()
+    world.guest.check_stayed()
 
 
 @pytest.mark.parametrize(
@@ -176,33 +176,33 @@ def test_live_migration_over_plain_text_is_refused_with_reason(
     world: World, options: dict[str, Any], message: str
 ) -> None:
     guest = world.guest
-    to, scheme = guest.prepared(), options.pop("uri", "qemu+tls")
+    to, scheme = guest.prepare(), options.pop("uri", "qemu+tls")
     with pytest.raises(VerbFailed) as failure:
-        guest.leaves(
+        guest.migrate(
             {**to, "uri": f"{scheme}://{world.machines.addresses[1]}:{PORT}/system"}, **options
         )
     assert message in failure.value.details
-    guest.stayed()
+    guest.check_stayed()
 
 
 def test_destination_refuses_unencrypted_live_migration(world: World) -> None:
     """The source permits plain text here."""
     with pytest.raises(VerbFailed):
-        world.guest.leaves(native_tls=False, plain_text=True)
-    world.guest.stayed()
+        world.guest.migrate(native_tls=False, plain_text=True)
+    world.guest.check_stayed()
 
 
 def test_migration_port_refuses_other_calls_and_closes_afterwards(world: World) -> None:
-    world.guest.prepared()
+    world.guest.prepare()
     assert world.successful_calls(world.hosts[0]) == {"open"}
     assert world.successful_calls(world.authority.issue("third", "10.251.7.3")) == set()
-    world.guest.stayed()
+    world.guest.check_stayed()
     world.guest.there.driver.ensure_absent(world.guest.server, world.guest.spec.fence)
     for port in (PORT, 16514, 16509):
         assert world.successful_calls(world.hosts[0], port) == set()
-    world.guest.stayed()
+    world.guest.check_stayed()
 
 
 def test_live_migration_over_tls_moves_guest(world: World) -> None:
-    world.guest.leaves()
-    world.guest.came()
+    world.guest.migrate()
+    world.guest.check_arrived()

@@ -88,7 +88,7 @@ class Pair:
         self.servers.kill("postgresql")
         self.link.cut()
         assert _execute(self.other, "SELECT pg_promote()")
-        self.way.lead_to(self.other)
+        self.way.redirect(self.other)
         self.way.cut()
 
 

@@ -45,8 +45,8 @@ from tests.waiting import await_true
 PROGRAMS = Path(sys.executable).parent
 #: Seconds that an emulated guest on a busy machine may need to boot, or an action to complete.
 BOOT, SETTLE = 120, 120
-#: Argument ``late`` of tests.waiting: seconds between two requests to the API. Faster polling would
-#: take processor time from the awaited action.
+#: Argument ``late`` of tests.waiting. The pauses between two requests grow with the waiting time,
+#: because each response takes processor time from the awaited action.
 LATE = 0.2
 #: Time limit of ``kilonova doctor`` for the explanation of a failure, in seconds.
 DIAGNOSIS = 30
