@@ -57,19 +57,21 @@ def reports(target: Target) -> Iterator[Outcome]:
         before = target.account(guest)
         with target.silent(target.stolen), _thief(target) as thief:
             for power in (states.SHUTDOWN, states.RUNNING, states.CRASHED):
-                thief.say(changed=[DomainState(guest, power, HIGH)])
-                thief.say(domains=[DomainState(guest, power, HIGH)])
+                thief.send_report(changed=[DomainState(guest, power, HIGH)])
+                thief.send_report(domains=[DomainState(guest, power, HIGH)])
             for status in ("done", "failed", "refused", "unknown"):
                 keys = [
                     f"do/{number}/{step}/1" for number in range(50) for step in ("build", "destroy")
                 ]
-                thief.say(
+                thief.send_report(
                     results=[Result(key, guest, HIGH, status, known_fence=HIGH) for key in keys]
                 )
             yield from _replays(thief)
             yield _refused(
                 "bus: report in another host's name with one's own key",
-                lambda: thief.say(host=other, changed=[DomainState(guest, states.SHUTDOWN, HIGH)]),
+                lambda: thief.send_report(
+                    host=other, changed=[DomainState(guest, states.SHUTDOWN, HIGH)]
+                ),
             )
         yield _unchanged(target, "bus: forged reports change another host's guest", guest, before)
 
@@ -78,7 +80,7 @@ def terminal(target: Target) -> Iterator[Outcome]:
     """With one host's key: texts that are commands to the operator's terminal."""
     forged = "vm\x1b]0;PWNED\x07\x1b[2J\r\nFAKE LINE \x9b31m"
     with target.silent(target.stolen), _thief(target) as thief:
-        thief.say(
+        thief.send_report(
             inventory=HostInventory("QEMU", 7002022, forged, 2, 2048, 20, facts={"a": forged})
         )
         answer = target.call("GET", "/os-hypervisors", cloud=ADMIN).json()["hypervisors"]
@@ -105,7 +107,7 @@ def hypervisors(target: Target) -> Iterator[Outcome]:
 
     wanted = names()[target.hosts[1].name]
     with target.silent(target.stolen), _thief(target) as thief:
-        thief.say(inventory=HostInventory("QEMU", 7002022, wanted, 2, 2048, 20))
+        thief.send_report(inventory=HostInventory("QEMU", 7002022, wanted, 2, 2048, 20))
         holders = sorted(host for host, name in names().items() if name == wanted)
     yield Outcome(attack, "" if holders == [target.hosts[1].name] else f"{holders} have it")
 
@@ -129,7 +131,7 @@ def _replays(thief: Thief) -> Iterator[Outcome]:
             "cookie": first.cookie,
         },
     }.items():
-        answer = thief.say(
+        answer = thief.send_report(
             inventory=HostInventory("QEMU", 7002022, thief.host, 2, 2048, 20), **said
         )
         yield Outcome(f"bus: {what}", "it was taken" * bool(answer.session))

@@ -159,7 +159,7 @@ def run(arguments: Sequence[str]) -> int:
         for suite in SUITES:
             if not asked or suite.name in asked:
                 well = _judge(runner, suite, live, recorder) and well
-        live.judge()
+        live.assert_healthy()
     if well:
         shutil.rmtree(folder)
         return 0

@@ -188,20 +188,20 @@ def check_reports_change_no_other_host(lab: LiveLab, booty: Loot, guest: Witness
     with closing(Thief(booty.conf, booty.keys)) as thief:
         for power in (states.SHUTDOWN, states.RUNNING, states.CRASHED):
             for reported_fence in (fence, fence + 1, 2**40):
-                answer = thief.say(changed=[DomainState(server, power, reported_fence)])
+                answer = thief.send_report(changed=[DomainState(server, power, reported_fence)])
                 assert not answer.commands
-                thief.say(domains=[DomainState(server, power, reported_fence)])
+                thief.send_report(domains=[DomainState(server, power, reported_fence)])
         for status in ("done", "failed", "refused", "unknown"):
-            answer = thief.say(
+            answer = thief.send_report(
                 results=[Result(key, server, fence, status, known_fence=2**40) for key in keys]
             )
             assert not answer.commands
-        thief.say(
+        thief.send_report(
             phases=dict.fromkeys(keys, CommandProgress(CommandPhase.STARTING)),
             moved={key: {"memory_total": 1} for key in keys},
         )
         with pytest.raises(errors.NoAnswer):
-            thief.say(host=OTHER, changed=[DomainState(server, states.SHUTDOWN, fence)])
+            thief.send_report(host=OTHER, changed=[DomainState(server, states.SHUTDOWN, fence)])
 
 
 def check_services_refuse_thief(lab: LiveLab, booty: Loot, guest: Witness) -> None:

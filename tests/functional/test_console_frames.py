@@ -107,7 +107,7 @@ class TlsFront:
             secured.close()
 
     def close(self) -> None:
-        """Stop accepting connections."""
+        """Close the listener and end its thread."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join(5)
         self._listener.close()
