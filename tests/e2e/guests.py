@@ -173,7 +173,7 @@ class Guest:
         """Return the MAC address of the first interface, read in the guest."""
         return self.run("cat /sys/class/net/eth0/address").strip()
 
-    def fixed(self) -> str:
+    def fixed_address(self) -> str:
         """Return the fixed address on the shared network."""
         [entry] = [
             address["addr"]

@@ -339,7 +339,7 @@ class Live:
                 compute.enable_service(service)
 
     @contextmanager
-    def configured(
+    def configure(
         self, *processes: str, host: str | None = None, **sections: Mapping[str, str]
     ) -> Iterator[None]:
         """Change settings for the block, and restart these processes before and after the block.

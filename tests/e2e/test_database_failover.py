@@ -230,7 +230,7 @@ def adopt_guest(live: Live, server: str, *options: str) -> None:
 
 
 @pytest.mark.slice("operations")
-def test_cloud_recovers_when_database_is_set_back_while_running() -> None:
+def test_cloud_recovers_when_database_is_restored_while_running() -> None:
     with with_dumps("mariadb") as database:
         history = History(database.live)
         history.begin()

@@ -25,7 +25,7 @@ def test_ha_evacuates_servers_of_dead_host_after_fencing(lab: LiveLab) -> None:
     """The host is cut off and its guests still run, so the fencing hook stops them first."""
     with (
         witness(lab, "orphan", host=HOST) as guest,
-        lab.configured("conductor", ha={"evacuate": "true", "after": "10"}),
+        lab.configure("conductor", ha={"evacuate": "true", "after": "10"}),
     ):
         lab.strike("cut", HOST)
         await_true(
@@ -55,7 +55,7 @@ def test_fence_after_stops_guests_of_cut_off_host_until_contact(lab: LiveLab) ->
     agent, settings = f"agent-{lab.lab.number(HOST)}", {"fence_after": str(FENCE_AFTER)}
     with witness(lab, "castaway", host=HOST) as guest:
         before, session = guest.account(), lab.registration(HOST)[1]
-        with lab.configured(agent, host=HOST, agent=settings):
+        with lab.configure(agent, host=HOST, agent=settings):
             await_true(
                 lambda: lab.registration(HOST)[1] != session, SETTLE, lambda: lab.registration(HOST)
             )

@@ -102,7 +102,7 @@ def test_cloud_init_applies_user_data_key_metadata_and_network(
     instance_data = guest.run("sudo cat /run/cloud-init/instance-data.json")
     assert guest.server in instance_data and '"colour": "green"' in instance_data
     assert guest.can_run("ls /dev/disk/by-label/config-2 2> /dev/null") == has_drive
-    assert f"inet {guest.fixed()}/24" in guest.run("ip -4 addr")
+    assert f"inet {guest.fixed_address()}/24" in guest.run("ip -4 addr")
     assert guest.run("cat /sys/class/net/e*/mtu").split() == [
         str(next(iter(guest.live.seed.demo.network.networks(name=PRIVATE))).mtu)
     ]

@@ -66,7 +66,7 @@ def test_evacuate_of_silent_host_needs_fencing_hook(lab: LiveLab) -> None:
     with witness(lab, "island", host=HOST) as guest:
         lab.strike("cut", HOST)
         lab.await_host(HOST, "down", SILENCE)
-        with lab.configured("conductor", "api", conductor={"fencing_hook": ""}):
+        with lab.configure("conductor", "api", conductor={"fencing_hook": ""}):
             refused = admin(lab).act(guest.server, "evacuate", {})
             assert (
                 refused.status == 400

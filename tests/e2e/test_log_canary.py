@@ -35,7 +35,7 @@ def debug_cloud(in_memory: Live) -> Iterator[Live]:
         for name in names
         if name in ("api", "conductor", "scheduler", "placement", "image-gateway")
     ]
-    with in_memory.configured(*own, DEFAULT={"log_level": "DEBUG"}):
+    with in_memory.configure(*own, DEFAULT={"log_level": "DEBUG"}):
         yield in_memory
 
 

@@ -28,7 +28,7 @@ OVERLAPPING = "10.77.0.0/24"
 
 
 def test_guest_has_address_mac_and_mtu_of_api(cloud: Live, pair: Pair) -> None:
-    address = pair.near.fixed()
+    address = pair.near.fixed_address()
     assert pair.near_shown["addresses"] == {"private": [address]}
     assert address.startswith(ADDRESSES.rpartition(".")[0] + ".")
     shown = pair.near.rest.server(pair.near.server)["addresses"]["private"]
@@ -71,17 +71,17 @@ def test_guests_of_one_network_reach_each_other_on_and_between_hosts(
         if record["OS-EXT-IPS:type"] == "fixed"
     )
     assert pair.near.reaches(on_the_same_host)
-    assert pair.near.reaches(pair.far.fixed())
-    assert pair.far.reaches(pair.near.fixed())
+    assert pair.near.reaches(pair.far.fixed_address())
+    assert pair.far.reaches(pair.near.fixed_address())
     full = int(pair.near.run("cat /sys/class/net/eth0/mtu")) - 28
     # Frames of full size fit into the tunnel.
-    assert pair.near.reaches(pair.far.fixed(), "-s", str(full))
+    assert pair.near.reaches(pair.far.fixed_address(), "-s", str(full))
 
 
 def test_dns_of_network_resolves_names_and_addresses_of_guests(pair: Pair) -> None:
     for guest in (pair.near, pair.far):
-        [name] = re.findall(r"name = (\S+)", guest.run(f"nslookup {guest.fixed()}"))
-        assert f"Address: {guest.fixed()}\n" in guest.run(f"nslookup {name}")
+        [name] = re.findall(r"name = (\S+)", guest.run(f"nslookup {guest.fixed_address()}"))
+        assert f"Address: {guest.fixed_address()}\n" in guest.run(f"nslookup {name}")
 
 
 def test_floating_address_moves_between_guests(cloud: Live, pair: Pair) -> None:
@@ -316,11 +316,11 @@ def test_guest_keeps_address_and_security_rules_after_action(
     pair: Pair, change: Callable[[Guest], None]
 ) -> None:
     guest = pair.near
-    before = (guest.fixed(), guest.interfaces().keys())
+    before = (guest.fixed_address(), guest.interfaces().keys())
     change(guest)
     guest.await_ssh()
-    assert (guest.fixed(), guest.interfaces().keys()) == before
+    assert (guest.fixed_address(), guest.interfaces().keys()) == before
     assert f"inet {before[0]}/" in guest.run("ip -4 addr show dev eth0")
-    assert guest.reaches(pair.far.fixed()) and pair.far.reaches(guest.fixed())
+    assert guest.reaches(pair.far.fixed_address()) and pair.far.reaches(guest.fixed_address())
     assert (probe_port(guest.floating, 22), probe_port(guest.floating, 8080)) == ("open", "shut")
     assert re.fullmatch(r"[0-9a-f:]{17}", guest.run("cat /sys/class/net/eth0/address").strip())

@@ -90,7 +90,7 @@ def test_creates_and_deletes_complete_when_network_process_is_killed(
     ]
     for new_guest in guests:
         new_guest.await_ssh()
-        assert new_guest.reaches(pair.far.fixed())
+        assert new_guest.reaches(pair.far.fixed_address())
     for new_guest in guests:
         for floating in network.ips(floating_ip_address=new_guest.floating):
             network.delete_ip(floating)
@@ -115,8 +115,10 @@ def test_guests_keep_connections_while_network_service_is_down(cloud: Live, pair
         for name in ("network", "network-host"):
             process_control.stop(cloud.cloud, name)
         try:
-            assert pair.near.reaches(pair.far.fixed()) and pair.far.reaches(pair.near.fixed())
-            assert leaving.reaches(pair.near.fixed())
+            assert pair.near.reaches(pair.far.fixed_address()) and pair.far.reaches(
+                pair.near.fixed_address()
+            )
+            assert leaving.reaches(pair.near.fixed_address())
             # A stop needs no network service.
             assert rest.act(pair.near.server, "os-stop").status == 202
             rest.await_status(pair.near.server, "SHUTOFF")
@@ -181,7 +183,7 @@ def test_network_host_restores_deleted_rules_after_kill(cloud: Live, pair: Pair)
         SOON,
         lambda: kernel(cloud, 2, "nft", "list", "tables"),
     )
-    await_true(lambda: near.reaches(pair.far.fixed()), SOON, lambda: "far is not reached")
+    await_true(lambda: near.reaches(pair.far.fixed_address()), SOON, lambda: "far is not reached")
     pair.far.run("true")
 
 
@@ -192,7 +194,7 @@ def test_dhcp_lease_and_metadata_return_after_network_processes_are_killed(
         strike(cloud, victim)
     for running_guest in (pair.near, pair.far):
         running_guest.await_ssh(SOON)
-        before = running_guest.fixed()
+        before = running_guest.fixed_address()
         await_true(
             lambda who=running_guest: who.can_run(f"{RENEW} > /tmp/said 2>&1"),
             SETTLE,

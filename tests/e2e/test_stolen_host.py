@@ -207,7 +207,7 @@ def check_reports_change_no_other_host(lab: LiveLab, booty: Loot, guest: Witness
 def check_services_refuse_thief(lab: LiveLab, booty: Loot, guest: Witness) -> None:
     cloud, server = lab.cloud, guest.server
     [(project, address)] = [
-        (row[0], guest.fixed())
+        (row[0], guest.fixed_address())
         for row in lab.rows("SELECT project_id FROM servers WHERE id = ?", server)
     ]
     metadata_headers = {

@@ -154,7 +154,7 @@ def play_all(
 ) -> None:
     configured: AbstractContextManager[None] = nullcontext()
     if settings:
-        configured = stage.lab.configured("api", "conductor", DEFAULT=settings)
+        configured = stage.lab.configure("api", "conductor", DEFAULT=settings)
     if group[0].workflow == "evacuate":
         evacuate_all(stage, count, group)
         return
