@@ -254,7 +254,7 @@ fi
 
 
 @dataclass(frozen=True)
-class Account:
+class WitnessState:
     """The state of a witness.
 
     Attributes:
@@ -274,7 +274,7 @@ class Account:
 class Witness(Guest):
     """A guest that runs ``TESTIMONY``."""
 
-    def account(self) -> Account:
+    def read_state(self) -> WitnessState:
         """Wait until the witness counts, and return its state."""
         await_true(
             lambda: self.can_run("test -e /run/count"),
@@ -288,7 +288,7 @@ class Witness(Guest):
         )
         run, count = memory.split()
         written = disk.split()
-        return Account(canary.split()[0], run, int(count), (written[0], int(written[1])))
+        return WitnessState(canary.split()[0], run, int(count), (written[0], int(written[1])))
 
     def run_lines(self, command: str, lines: int) -> list[str]:
         """Run a command, check the number of lines of the output, and return the lines."""
@@ -310,7 +310,7 @@ def witness(live: Live, name: str, host: str | None = None, **more: Any) -> Iter
     new_witness = Witness(live, new_guest.server, new_guest.name, new_guest.floating)
     try:
         new_witness.await_ssh()
-        new_witness.account()
+        new_witness.read_state()
         yield new_witness
     finally:
         remove(new_witness)

@@ -10,11 +10,11 @@ The test's servers must then be deleted, and the doctor must find no problem.
     def test_guest_survives_restart_of_host(lab: LiveLab) -> None:
         # A witness has a canary on its disk and a counter in memory.
         with witness(lab, "w", host="lab2") as guest:
-            before = guest.account()  # .canary, .run and .count in memory, .written on the disk
+            before = guest.read_state()  # .canary, .run and .count in memory, .written on the disk
             lab.strike("kill", "lab2")
             lab.strike("start", "lab2")
             guest.await_ssh()
-            assert guest.account().canary == before.canary
+            assert guest.read_state().canary == before.canary
 
 ``strike`` runs the command ``deploy/lab``. ``lab.lab`` does the same without the command
 (deploy/one_machine/lab_hosts.py: state, kill, start, cut, heal, fence, guests). ``find_domains``

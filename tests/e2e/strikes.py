@@ -27,14 +27,14 @@ OVER = ("done", "failed", "superseded")
 
 
 @dataclass(frozen=True)
-class Struck:
+class StrikeOutcome:
     """The outcome of an action with a strike.
 
     Attributes:
         action: Id of the action.
         state: Final state of the action.
         message: Error message of the action.
-        seen: Last event of the step in the journal, just after the strike.
+        last_event: Last event of the step in the journal, just after the strike.
         seconds: Time from the strike to the action's end.
         answer: Return value of the function that requested the action.
     """
@@ -42,7 +42,7 @@ class Struck:
     action: str
     state: str
     message: str
-    seen: str
+    last_event: str
     seconds: float
     answer: Any
 
@@ -61,7 +61,7 @@ class Strikes:
         strike: Callable[[str | None], object],
         request: Callable[[], Any],
         known: frozenset[str] | None = None,
-    ) -> Struck:
+    ) -> StrikeOutcome:
         """Request a new action, strike when the action is at the step, and wait for its end.
 
         Args:
@@ -77,7 +77,7 @@ class Strikes:
             action, host = self._await_step(before, workflow, step, answer)
             strike(host)
             began = time.monotonic()
-            seen = dict(self.journal(action))[step]
+            last_event = dict(self.journal(action))[step]
         await_true(
             lambda: self._end(action)[0] in OVER,
             ACTION,
@@ -85,7 +85,7 @@ class Strikes:
         )
         state, message = self._end(action)
         took = time.monotonic() - began
-        return Struck(action, state, message, seen, took, answer.result())
+        return StrikeOutcome(action, state, message, last_event, took, answer.result())
 
     def actions(self) -> frozenset[str]:
         """Return the ids of all actions of the server."""

@@ -24,13 +24,13 @@ from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("moves")
 
-#: Where on the disk, in MiB, each step writes its number.
+#: Position on the disk, in MiB, of the number that each step writes.
 WRITTEN_AT = 80
 
 
 @dataclass
 class Walk:
-    """The guest during the series. ``sizes`` are two flavors between which it is resized."""
+    """The guest during the series. The resizes alternate between the two flavors in ``sizes``."""
 
     lab: LiveLab
     guest: Witness
@@ -156,12 +156,12 @@ def walk(lab: LiveLab) -> Iterator[Walk]:
 
 @pytest.mark.timeout(900 + 60 * len(list_steps()))
 def test_server_disk_keeps_data_through_every_pair_of_actions(walk: Walk) -> None:
-    canary, finished_actions = walk.guest.account().canary, []
+    canary, finished_actions = walk.guest.read_state().canary, []
     for step, action in enumerate(list_steps()):
         walk.write(f"step-{step}")
         ACTIONS[action](walk)
         finished_actions.append(action)
         walk.guest.await_ssh()
-        assert (walk.guest.account().canary, walk.read()) == (canary, walk.written), (
+        assert (walk.guest.read_state().canary, walk.read()) == (canary, walk.written), (
             f"after {' '.join(finished_actions)}"
         )

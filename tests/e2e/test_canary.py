@@ -243,11 +243,11 @@ def test_guest_without_agent_accepts_nmi_and_diagnostics_but_no_password(guest: 
 
 def test_instance_actions_list_every_action_with_its_events(guest: Guest) -> None:
     path = f"/servers/{guest.server}/os-instance-actions"
-    listed = guest.rest.call("GET", path).body["instanceActions"]
+    rows = guest.rest.call("GET", path).body["instanceActions"]
     get = partial(guest.rest.call, "GET")
-    actions = [get(f"{path}/{action['request_id']}").body["instanceAction"] for action in listed]
-    assert {action["action"] for action in listed} >= {"create"}
-    assert {action["action"] for action in listed} <= ACTION_NAMES | {
+    actions = [get(f"{path}/{action['request_id']}").body["instanceAction"] for action in rows]
+    assert {action["action"] for action in rows} >= {"create"}
+    assert {action["action"] for action in rows} <= ACTION_NAMES | {
         "changePassword",
         "trigger_crash_dump",
     }

@@ -54,7 +54,7 @@ def test_fence_after_stops_guests_of_cut_off_host_until_contact(lab: LiveLab) ->
     """
     agent, settings = f"agent-{lab.lab.number(HOST)}", {"fence_after": str(FENCE_AFTER)}
     with witness(lab, "castaway", host=HOST) as guest:
-        before, session = guest.account(), lab.registration(HOST)[1]
+        before, session = guest.read_state(), lab.registration(HOST)[1]
         with lab.configure(agent, host=HOST, agent=settings):
             await_true(
                 lambda: lab.registration(HOST)[1] != session, SETTLE, lambda: lab.registration(HOST)
@@ -69,7 +69,7 @@ def test_fence_after_stops_guests_of_cut_off_host_until_contact(lab: LiveLab) ->
             lab.strike("heal", HOST)
             await_on(lab, guest)
             guest.await_ssh()
-            after = guest.account()
+            after = guest.read_state()
             assert after.canary == before.canary and after.run != before.run
 
 

@@ -5,7 +5,7 @@ operator's help.
 For each victim, two guests are created, stopped and deleted. The victim is killed after the first
 request is accepted, or for the agent after it has a command, while the other request is running. A
 client without an answer repeats the request. Accepted requests must complete. After each action the
-doctor must find nothing.
+doctor must find no problem.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ VICTIMS = {
 }
 
 
-class Act:
+class RequestsWithKill:
     """Parallel requests of several clients, during which the victim is killed."""
 
     def __init__(self, cloud: Live, victim: str) -> None:
         self.cloud, self.victim = cloud, victim
         self.rests = [cloud.rest() for _ in range(GUESTS)]
 
-    def play(
+    def send_and_kill(
         self, request: Callable[[Rest, int], Reply], servers: Callable[[list[Reply]], list[str]]
     ) -> list[Reply]:
         """Send the requests, kill the victim, and return the answers in order."""
@@ -93,7 +93,7 @@ class Act:
             return [reply.body["server"]["id"] for reply in replies]
 
         return ids(
-            self.play(
+            self.send_and_kill(
                 lambda rest, number: rest.insist(
                     "POST",
                     "/servers",
@@ -106,7 +106,7 @@ class Act:
         )
 
     def stop(self, servers: list[str]) -> None:
-        self.play(
+        self.send_and_kill(
             lambda rest, number: rest.insist(
                 "POST",
                 f"/servers/{servers[number]}/action",
@@ -117,7 +117,7 @@ class Act:
         )
 
     def delete(self, servers: list[str]) -> None:
-        self.play(
+        self.send_and_kill(
             lambda rest, number: rest.insist(
                 "DELETE", f"/servers/{servers[number]}", expected=(204, DONE_BEFORE["delete"])
             ),
@@ -129,10 +129,10 @@ class Act:
 def test_servers_reach_their_states_when_process_dies_during_requests(
     cloud: Live, demo: Rest, victim: str
 ) -> None:
-    act = Act(cloud, victim)
+    requests = RequestsWithKill(cloud, victim)
     others = {server["id"] for server in demo.servers()}
 
-    servers = act.create()
+    servers = requests.create()
     for server in servers:
         demo.await_status(server, "ACTIVE")
     # A repeated request must not create a second server.
@@ -144,7 +144,7 @@ def test_servers_reach_their_states_when_process_dies_during_requests(
         # A ready guest reacts to the power button.
         demo.await_ready(server)
 
-    act.stop(servers)
+    requests.stop(servers)
     for server in servers:
         demo.await_status(server, "SHUTOFF")
         assert cloud.domain_state(server) == "shut off"
@@ -155,7 +155,7 @@ def test_servers_reach_their_states_when_process_dies_during_requests(
         demo.insist("POST", f"/servers/{server}/action", {"os-start": None}, expected=(202,))
     for server in servers:
         demo.await_status(server, "ACTIVE")
-    act.delete(servers)
+    requests.delete(servers)
     for server in servers:
         demo.await_gone(server)
     await_true(

@@ -131,7 +131,7 @@ def test_lab_host_restarts_its_guests_after_power_loss(lab: LiveLab) -> None:
         witness(lab, "phoenix", host=HOST) as guest,
         witness(lab, "bystander", host="lab3") as other,
     ):
-        before, beside = guest.account(), other.account()
+        before, beside = guest.read_state(), other.read_state()
         boot, session = lab.registration(HOST)
         lab.strike("kill", HOST)
         assert (lab.lab.state(HOST), lab.find_domains(guest.server)) == ("off", {})
@@ -153,10 +153,10 @@ def test_lab_host_restarts_its_guests_after_power_loss(lab: LiveLab) -> None:
             lambda: lab.find_domains(guest.server),
         )
         guest.await_ssh()
-        after = guest.account()
+        after = guest.read_state()
         assert after.canary == before.canary and after.run != before.run
         assert guest.rest.server(guest.server)["status"] == "ACTIVE"
-        assert other.account().run == beside.run and other.account().count > beside.count
+        assert other.read_state().run == beside.run and other.read_state().count > beside.count
 
 
 def test_stopped_guest_stays_stopped_after_power_loss_of_host(lab: LiveLab) -> None:
@@ -174,7 +174,7 @@ def test_stopped_guest_stays_stopped_after_power_loss_of_host(lab: LiveLab) -> N
 
 def test_lab_host_cut_off_keeps_its_guests_running(lab: LiveLab) -> None:
     with witness(lab, "island", host=HOST) as guest:
-        before, (boot, _) = guest.account(), lab.registration(HOST)
+        before, (boot, _) = guest.read_state(), lab.registration(HOST)
         with listener(guest) as listener_result:
             lab.strike("cut", HOST)
             lab.strike("cut", HOST)
@@ -185,7 +185,7 @@ def test_lab_host_cut_off_keeps_its_guests_running(lab: LiveLab) -> None:
             lab.await_host(HOST)
             guest.await_ssh()
         assert listener_result.longest > 5
-        after = guest.account()
+        after = guest.read_state()
         assert (after.run, after.canary) == (
             before.run,
             before.canary,
@@ -244,9 +244,9 @@ def test_shared_lab_has_disks_of_all_hosts_in_one_folder(shared_lab: LiveLab) ->
             assert not (shared_lab.cloud.state_folder(number) / "images").is_symlink()
         shared_lab.strike("kill", HOST)
         shared_lab.strike("start", HOST)
-        before = first.account()
+        before = first.read_state()
         second.await_ssh()
-        assert first.account().run == before.run
+        assert first.read_state().run == before.run
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_guest_survives_resize_live_migration_and_killed_processes(lab: LiveLab)
     # Emulated guests migrate safely only with one processor (decision 0021).
     size = ensure_flavor(lab, "life.larger", ram=192, vcpus=1, disk=2)
     with witness(lab, "whole", host="lab1") as guest:
-        new = guest.account()
+        new = guest.read_state()
         ask(guest.rest, guest, "resize", {"flavorRef": size})
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
         new_host = lab.host_of(guest.server)
@@ -58,14 +58,14 @@ def test_guest_survives_resize_live_migration_and_killed_processes(lab: LiveLab)
         ask(admin(lab), guest, "os-migrateLive", {"host": "lab1", "block_migration": "auto"})
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
         assert lab.find_domains(guest.server) == {"lab1": "running"}
-        migrated = guest.account()
+        migrated = guest.read_state()
         assert (migrated.run, migrated.canary) == (
             resized.run,
             new.canary,
         ) and migrated.count > resized.count
 
         kill_every_process(lab)
-        alive = guest.account()
+        alive = guest.read_state()
         assert (alive.run, alive.canary) == (
             resized.run,
             new.canary,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.guests import Account, Witness, listener, witness
+from tests.e2e.guests import Witness, WitnessState, listener, witness
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT, SETTLE, Rest
 from tests.waiting import await_true
@@ -47,10 +47,10 @@ def ensure_flavor(lab: LiveLab, name: str, **properties: int) -> str:
     return str((flavor or compute.create_flavor(name=name, **properties)).id)
 
 
-def check_rebooted(guest: Witness, before: Account) -> Account:
+def check_rebooted(guest: Witness, before: WitnessState) -> WitnessState:
     """Wait for ssh, and check that the guest has rebooted with the same disk."""
     guest.await_ssh()
-    after = guest.account()
+    after = guest.read_state()
     assert after.canary == before.canary and after.run != before.run
     return after
 
@@ -67,7 +67,7 @@ def read_disk_size(guest: Witness) -> int:
 
 def test_resize_confirm_moves_server_and_enlarges_disk(lab: LiveLab, larger_flavor: str) -> None:
     with witness(lab, "grows", host="lab1") as guest:
-        before = guest.account()
+        before = guest.read_state()
         ask(guest.rest, guest, "resize", {"flavorRef": larger_flavor})
         shown = guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
         assert shown["flavor"]["original_name"] == "moves.larger"
@@ -94,7 +94,7 @@ def test_resize_confirm_moves_server_and_enlarges_disk(lab: LiveLab, larger_flav
 def test_resize_revert_restores_server_on_source(lab: LiveLab, larger_flavor: str) -> None:
     """Data written after the resize is discarded. Data from before is unchanged."""
     with witness(lab, "returns", host="lab1") as guest:
-        before = guest.account()
+        before = guest.read_state()
         ask(guest.rest, guest, "resize", {"flavorRef": larger_flavor})
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
         new_host = lab.host_of(guest.server)
@@ -124,7 +124,7 @@ def test_delete_in_verify_resize_leaves_no_guest(lab: LiveLab, larger_flavor: st
 
 def test_cold_migration_moves_stopped_server_to_requested_host(lab: LiveLab) -> None:
     with witness(lab, "sleeps", host="lab1") as guest:
-        before = guest.account()
+        before = guest.read_state()
         ask(guest.rest, guest, "os-stop")
         guest.rest.await_status(guest.server, "SHUTOFF")
         ask(admin(lab), guest, "migrate", {"host": "lab3"})
@@ -154,11 +154,11 @@ def migrate_live_and_back(lab: LiveLab) -> None:
     The longest time without a sign of the guest is printed.
     """
     with witness(lab, "travels", host="lab1") as guest:
-        before = guest.account()
+        before = guest.read_state()
         with listener(guest) as listener_result:
             ask(admin(lab), guest, "os-migrateLive", {"host": "lab2", "block_migration": "auto"})
             guest.rest.await_status(guest.server, "ACTIVE", BOOT)
-            after = guest.account()
+            after = guest.read_state()
         assert lab.host_of(guest.server) == "lab2" and lab.find_domains(guest.server) == {
             "lab2": "running"
         }
@@ -183,13 +183,13 @@ def migrate_live_and_back(lab: LiveLab) -> None:
             lambda: read_migration(lab, guest),
         )
         guest.rest.await_status(guest.server, "ACTIVE")
-        assert guest.account().run == before.run
+        assert guest.read_state().run == before.run
 
 
 def test_cold_migration_with_shared_storage_reverts_and_confirms(shared_lab: LiveLab) -> None:
     lab = shared_lab
     with witness(lab, "stays", host="lab1") as guest:
-        before = guest.account()
+        before = guest.read_state()
         ask(admin(lab), guest, "migrate", {"host": "lab2"})
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
         ask(guest.rest, guest, "revertResize")
@@ -206,7 +206,7 @@ def test_cold_migration_with_shared_storage_reverts_and_confirms(shared_lab: Liv
 
 def test_impossible_move_returns_fault_and_changes_nothing(lab: LiveLab) -> None:
     with witness(lab, "refuses", host="lab1") as guest:
-        before, rest = guest.account(), admin(lab)
+        before, rest = guest.read_state(), admin(lab)
         for key, value, status in (
             ("migrate", {"host": "lab1"}, 400),
             ("migrate", {"host": "nowhere"}, (400, 404)),
@@ -225,7 +225,9 @@ def test_impossible_move_returns_fault_and_changes_nothing(lab: LiveLab) -> None
         huge = ensure_flavor(lab, "moves.huge", ram=1 << 20, vcpus=1, disk=1)
         ask(guest.rest, guest, "resize", {"flavorRef": huge})
         guest.rest.await_status(guest.server, "ACTIVE")
-        assert read_migration(lab, guest)["status"] == "error" and guest.account().run == before.run
+        assert (
+            read_migration(lab, guest)["status"] == "error" and guest.read_state().run == before.run
+        )
         [newest, *_] = rest.call("GET", f"/servers/{guest.server}/os-instance-actions").body[
             "instanceActions"
         ]

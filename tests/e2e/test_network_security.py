@@ -235,7 +235,8 @@ def test_metadata_is_of_requesting_guest_despite_forged_headers_or_address(pair:
     assert read_metadata(near, headers=headers)["uuid"] == near.server
     way = near.run("ip route get 169.254.169.254 | grep -o 'via [0-9.]* dev eth0'").strip()
     near.run(
-        f"ip addr add {far.fixed_address()}/32 dev lo; ip route add 169.254.169.254/32 {way} src {far.fixed_address()} metric 1"
+        f"ip addr add {far.fixed_address()}/32 dev lo; "
+        f"ip route add 169.254.169.254/32 {way} src {far.fixed_address()} metric 1"
     )
     # The guest sends requests with the address of the other guest.
     try:

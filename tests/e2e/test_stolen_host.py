@@ -120,26 +120,26 @@ def freeze_agent(lab: LiveLab) -> Iterator[None]:
         os.kill(agent, signal.SIGCONT)
 
 
-def read_account(lab: LiveLab, guest: Witness) -> tuple[Any, ...]:
+def read_guest_data(lab: LiveLab, guest: Witness) -> tuple[Any, ...]:
     """Return the data of a guest that a thief could change."""
     [row] = lab.rows(
         "SELECT vm_state, task_state, power_state, host, fence FROM servers WHERE id = ?",
         guest.server,
     )
     events = lab.rows("SELECT id, state FROM actions WHERE server_id = ? ORDER BY id", guest.server)
-    guest_account = guest.account()
+    witness_state = guest.read_state()
     return (
         tuple(row),
         [tuple(event) for event in events],
         lab.find_domains(guest.server),
-        guest_account.canary,
-        guest_account.run,
+        witness_state.canary,
+        witness_state.run,
     )
 
 
 def test_stolen_host_harms_no_other_host_and_no_other_guest(lab: LiveLab) -> None:
     with witness(lab, "theirs", host=OTHER) as guest:
-        before = read_account(lab, guest)
+        before = read_guest_data(lab, guest)
         booty = collect_loot(lab)
         check_loot_has_no_secret_of_cloud(lab, booty)
         with freeze_agent(lab):
@@ -149,7 +149,7 @@ def test_stolen_host_harms_no_other_host_and_no_other_guest(lab: LiveLab) -> Non
         check_transfer_refuses_thief(lab, booty, guest)
         check_libvirtd_refuses_thief(lab, booty)
         lab.await_host(STOLEN)
-        assert read_account(lab, guest) == before
+        assert read_guest_data(lab, guest) == before
         assert lab.find_domains(guest.server) == {OTHER: "running"}
 
 
@@ -320,7 +320,7 @@ def check_libvirtd_refuses_thief(lab: LiveLab, booty: Loot) -> None:
         witness(lab, "passing", host=THIRD) as guest,
         run_in_namespace(cloud.underlay.namespace(number), CALL_SCRIPT, arguments) as calls,
     ):
-        before = guest.account()
+        before = guest.read_state()
         reply = lab.rest("kilonova-admin").act(
             guest.server, "os-migrateLive", {"host": OTHER, "block_migration": "auto"}
         )
@@ -329,7 +329,7 @@ def check_libvirtd_refuses_thief(lab: LiveLab, booty: Loot) -> None:
             lambda: lab.host_of(guest.server) == OTHER, BOOT, lambda: lab.host_of(guest.server)
         )
         guest.rest.await_status(guest.server, "ACTIVE")
-        assert guest.account().run == before.run
+        assert guest.read_state().run == before.run
         calls.kill()
         outcomes = set(calls.communicate()[0].splitlines())
     assert outcomes >= {

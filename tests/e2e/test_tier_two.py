@@ -182,7 +182,7 @@ def evacuate_all(stage: Stage, count: CellCount, group: list[Cell]) -> None:
     lab.await_host(DEAD, "down", SILENCE)
 
     def play(cell: Cell) -> str:
-        stage.guest, stage.there = guests[cell.id], DEAD
+        stage.guest, stage.destination = guests[cell.id], DEAD
         stage.struck = "", None
         path = f"/servers/{stage.server}/action"
         outcome = Strikes(lab, stage.server).at_step(
@@ -200,7 +200,9 @@ def evacuate_all(stage: Stage, count: CellCount, group: list[Cell]) -> None:
             stage.rest.await_status(stage.server, "ACTIVE", BOOT)
             assert lab.host_of(stage.server) != DEAD
             stage.check_runs_once()
-        return f"{cell.step} was {outcome.seen}, {outcome.state} after {outcome.seconds:.1f} s"
+        return (
+            f"{cell.step} was {outcome.last_event}, {outcome.state} after {outcome.seconds:.1f} s"
+        )
 
     for cell in group:
         count.play(stage, cell, play)

@@ -61,7 +61,7 @@ def resize(stage: Stage) -> Any:
 
 
 def migrate_live(stage: Stage) -> Any:
-    destination = {"host": stage.there, "block_migration": "auto"}
+    destination = {"host": stage.destination, "block_migration": "auto"}
     return stage.act("os-migrateLive", destination).status
 
 

@@ -28,7 +28,7 @@ from deploy.one_machine.machine.underlay import NAMESPACES
 from tests.e2e.guests import PATIENT, TESTIMONY, Witness, give_address
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT, SETTLE, Reply, Rest
-from tests.e2e.strikes import OVER, Strikes, Struck, await_back, await_cleanups
+from tests.e2e.strikes import OVER, StrikeOutcome, Strikes, await_back, await_cleanups
 from tests.e2e.test_volume_kills import is_free
 from tests.e2e.tier_two import NAME, Cell, Expectation, Fault, Victim, find_pivot
 from tests.e2e.tier_two_actions import FROM_ACTIVE, RECIPES, TO_ACTIVE, Recipe
@@ -49,7 +49,7 @@ class Stage:
 
     Attributes:
         canary: Digest of the noise on the guest's disk, or "" if not read yet.
-        there: Destination of the next move.
+        destination: Destination of the next move, or the dead host of an evacuation.
         known: Findings of the doctor that earlier cells have left.
         volumes: The volume of the cells, if created.
         struck: Name and former pid of the killed process, or ("", None).
@@ -58,7 +58,7 @@ class Stage:
     lab: LiveLab
     guest: Witness | None = None
     canary: str = ""
-    there: str = ""
+    destination: str = ""
     known: set[str] = field(default_factory=set)
     volumes: list[str] = field(default_factory=list)
     struck: tuple[str, int | None] = ("", None)
@@ -150,7 +150,7 @@ class Stage:
         assert self.guest is not None
         self.guest.await_ssh(3 * BOOT, PATIENT)
         if not self.canary:
-            self.guest.account()
+            self.guest.read_state()
             [self.canary] = self.read_noise()
 
     def read_noise(self) -> list[str]:
@@ -209,10 +209,12 @@ class Stage:
             self.await_boot()
         current_host = self.lab.host_of(self.server)
         if current_host in self.lab.cloud.hosts:
-            self.there = next(host for host in self.lab.cloud.hosts if host != current_host)
+            self.destination = next(host for host in self.lab.cloud.hosts if host != current_host)
         return recipe
 
-    def at_step(self, workflow: str, step: str, strike: Callable[[str | None], object]) -> Struck:
+    def at_step(
+        self, workflow: str, step: str, strike: Callable[[str | None], object]
+    ) -> StrikeOutcome:
         request = partial(RECIPES[workflow].request, self)
         return Strikes(self.lab, self.server).at_step(workflow, step, strike, request)
 
@@ -223,7 +225,7 @@ class Stage:
         if cell.fault is Fault.DELETE:
             self.lab.rest().insist("DELETE", self.path, expected=(204, 404))
         if cell.fault is Fault.RETURN:
-            self.lab.strike("start", self.there)
+            self.lab.strike("start", self.destination)
         if cell.fault is not Fault.KILL:
             return
         if cell.victim in (
@@ -233,14 +235,16 @@ class Stage:
             Victim.LIBVIRTD_THERE,
         ):
             target = (
-                self.there if cell.victim in (Victim.GUEST_THERE, Victim.LIBVIRTD_THERE) else here
+                self.destination
+                if cell.victim in (Victim.GUEST_THERE, Victim.LIBVIRTD_THERE)
+                else here
             )
             is_guest = cell.victim in (Victim.GUEST, Victim.GUEST_THERE)
             os.kill(self._find_process(target, self.server if is_guest else ""), signal.SIGKILL)
             return
         name = str(cell.victim)
         if cell.victim in (Victim.AGENT, Victim.AGENT_THERE):
-            name = agent_name(self.lab, here if cell.victim is Victim.AGENT else self.there)
+            name = agent_name(self.lab, here if cell.victim is Victim.AGENT else self.destination)
         self.struck = name, find_process(self.lab.cloud, name)
         process_control.kill(self.lab.cloud, name)
 
@@ -281,12 +285,12 @@ class Stage:
                 self.canary = ""
         return self.check_outcome(cell, ended)
 
-    def check_outcome(self, cell: Cell, ended: Struck) -> str:
+    def check_outcome(self, cell: Cell, ended: StrikeOutcome) -> str:
         """Check all conditions of a cell, and return a line that describes the outcome."""
         if self.struck[0]:
             await_back(self.lab, *self.struck)
         self.await_hosts()
-        text = f"{cell.step} was {ended.seen}, {ended.state} after {ended.seconds:.1f} s"
+        text = f"{cell.step} was {ended.last_event}, {ended.state} after {ended.seconds:.1f} s"
         assert self.guest is not None
         if cell.expectation is Expectation.GONE or cell.workflow == "delete":
             expected_state = "superseded" if cell.expectation is Expectation.GONE else "done"
