@@ -26,7 +26,7 @@ import pytest
 LINES, WIDTH = 200, 300
 #: Seconds that an answer may take, more than ``kilonova doctor`` may take.
 PATIENCE = 45.0
-#: Number of clouds of one owner to diagnose. A test fails with one of the last clouds.
+#: Number of clouds of one owner to diagnose, the newest first.
 NEWEST = 3
 Section = tuple[str, list[str]]
 

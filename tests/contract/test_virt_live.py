@@ -62,7 +62,7 @@ def travellers() -> Iterator[list[Traveller]]:
 
 @pytest.fixture
 def traveller(machines: Machines, bootable: Path, travellers: list[Traveller]) -> Traveller:
-    """A guest with a running counter. Tests share it until one of them fails."""
+    """A guest with a running counter. Tests share this guest until a test fails."""
     if not travellers or not travellers[-1].is_well:
         travellers.append(Traveller(machines, bootable))
     travellers[-1].is_well = False

@@ -31,7 +31,7 @@ from tests.services import demand
 pytestmark = [pytest.mark.kvm_or_tcg, pytest.mark.slice("moves")]
 
 
-#: A program that tries calls of libvirt's client and prints those that succeed.
+#: A program that tries calls of libvirt's client and prints the successful calls.
 ATTEMPTS = textwrap.dedent("""
     import sys, uuid, libvirt
     libvirt.registerErrorHandler(lambda context, error: None, None)
@@ -82,8 +82,10 @@ class World:
         return place
 
     def successful_calls(self, shows: Tls, port: int = PORT) -> set[str]:
-        """Try the calls from the source at the destination's libvirtd with this certificate. Return
-        those that succeed."""
+        """Try the calls from the source at the destination's libvirtd with this certificate.
+
+        Return the successful calls.
+        """
         proof = live_migration.lay_proof(self.authority.folder.parent / "pki-thief", shows)
         uri = f"qemu+tls://{self.machines.addresses[1]}:{port}/system?pkipath={proof}"
         tried = subprocess.run(

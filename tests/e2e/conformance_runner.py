@@ -114,7 +114,7 @@ Handler = Callable[[Any], None]
 
 
 def main(runner: str) -> None:
-    """Add the handlers of this module to those of the runner, and start the runner."""
+    """Add the handlers of this module to the runner, and start the runner."""
     sys.path.insert(0, runner)
     handlers = importlib.import_module("handlers")
     for alias, name in ALIASES.items():

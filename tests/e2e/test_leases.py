@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that was frozen during a build, and continues after its server was created elsewhere."""
+"""A host that was frozen during a build, and continues after the server was built elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_build_after_end_of_lease_starts_no_second_guest(lab: LiveLab) -> None:
         with lab.only(2), frozen(list_pids(lab, "libvirtd")):
             server = rest.create(image=lab.image(), flavor=lab.flavor(), name="late")
             await_true(lambda: lab.is_at_step(server, "build"), SETTLE, lambda: rest.server(server))
-            # The agent does not report that it has begun the command.
+            # The agent does not report the start of the command.
             time.sleep(3)
             frozen_processes.enter_context(frozen(agent))
         lab.await_host(HOST, "down", SILENCE)

@@ -92,7 +92,7 @@ def test_floating_address_moves_between_guests(cloud: Live, pair: Pair) -> None:
     )
     for detached_guest in (near, far):
         await_true(
-            lambda who=detached_guest: who.ssh("true", 5).returncode == 255,
+            lambda target=detached_guest: target.ssh("true", 5).returncode == 255,
             SOON,
             lambda: "it still answers",
         )

@@ -196,16 +196,16 @@ def test_dhcp_lease_and_metadata_return_after_network_processes_are_killed(
         running_guest.await_ssh(SOON)
         before = running_guest.fixed_address()
         await_true(
-            lambda who=running_guest: who.can_run(f"{RENEW} > /tmp/said 2>&1"),
+            lambda target=running_guest: target.can_run(f"{RENEW} > /tmp/said 2>&1"),
             SETTLE,
-            lambda who=running_guest: who.run("cat /tmp/said"),
+            lambda target=running_guest: target.run("cat /tmp/said"),
         )
         assert f"lease of {before} obtained" in running_guest.run("cat /tmp/said")
         command = (
             "timeout 10 wget -q -O - http://169.254.169.254/openstack/latest/meta_data.json || true"
         )
         await_true(
-            lambda who=running_guest, command=command: who.server in who.run(command),
+            lambda target=running_guest, command=command: target.server in target.run(command),
             SOON,
-            lambda who=running_guest: f"{who.name}: no answer",
+            lambda target=running_guest: f"{target.name}: no answer",
         )

@@ -11,7 +11,7 @@ proof is a server that runs on one host, then on another, then on the first agai
 ``MOMENT``.
 
 Invariant: ``Sightings`` is pure, and a host that does not answer proves no overlap. A test fails if
-the watcher fails or if one of the two ways has too few looks.
+the watcher fails, or if libvirt or the kernel had too few looks.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Watcher:
 
     @contextmanager
     def watching(self) -> Iterator[Watcher]:
-        """Fail if the block has a violation, or too few looks in one of the two ways."""
+        """Fail if the block has a violation, or too few looks at libvirt or the kernel."""
         before, looks, began = len(self.violations), self._looks_by_way(), time.monotonic()
         yield self
         took = time.monotonic() - began

@@ -17,8 +17,8 @@ PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAA
 NEW_PROVIDER = {"name": "other", "uuid": "0f9a2c52-0000-4000-8000-000000000001"}
 PASSWORD = "correct horse"
 
-#: Key of an action -> body. tests/allowed.py has most actions. The others are those of addresses,
-#: consoles and networks.
+#: Key of an action -> body. tests/allowed.py has most actions, except addresses, consoles and
+#: networks.
 _ACTIONS: dict[str, Any] = {
     name.partition(" ")[0]: rule.body for name, rule in allowed.ALL.items()
 } | {
