@@ -67,7 +67,7 @@ class Rule:
         body: Value of the action in the request body.
         vm: The vm_states that allow the action, or None for all.
         tasks: The task_states that allow the action besides None. ``ANY`` stands for all.
-        who: The lowest persona that may request the action: member, manager or admin.
+        lowest_persona: The lowest persona that may request the action: member, manager or admin.
         lockable: True if a lock refuses the action to all callers except admins.
         during: The task_state during the action. "=" keeps the previous task_state.
         ok: The HTTP status of a success.
@@ -76,7 +76,7 @@ class Rule:
     body: Any
     vm: str | None = None
     tasks: tuple[str, ...] = ()
-    who: str = "member"
+    lowest_persona: str = "member"
     lockable: bool = True
     during: str | None = None
     ok: int = 202
@@ -119,21 +119,23 @@ ALL: dict[str, Rule] = {
     "removeSecurityGroup": Rule({"name": "web"}, ALIVE, lockable=False),
     "lock": Rule(None, tasks=ANY, lockable=False, during="="),
     "unlock": Rule(None, tasks=ANY, lockable=False, during="="),
-    "os-resetState": Rule({"state": "active"}, tasks=ANY, who="admin", lockable=False),
+    "os-resetState": Rule({"state": "active"}, tasks=ANY, lowest_persona="admin", lockable=False),
     "shelve": Rule(None, "active stopped paused suspended", during="shelving"),
-    "shelveOffload": Rule(None, "shelved", who="admin", during="shelving_offloading"),
+    "shelveOffload": Rule(None, "shelved", lowest_persona="admin", during="shelving_offloading"),
     "unshelve": Rule(None, "shelved shelved_offloaded", during="unshelving"),
     "resize": Rule({"flavorRef": "2"}, "active stopped", during="resize_prep"),
-    "migrate": Rule(None, "active stopped", who="manager", during="resize_prep"),
+    "migrate": Rule(None, "active stopped", lowest_persona="manager", during="resize_prep"),
     "confirmResize": Rule(None, "resized", ok=204),
     "revertResize": Rule(None, "resized", during="resize_reverting"),
     "os-migrateLive": Rule(
         {"host": None, "block_migration": False, "disk_over_commit": False},
         "active paused",
-        who="manager",
+        lowest_persona="manager",
         during="migrating",
     ),
-    "evacuate": Rule({}, "active stopped error", STAYING, who="admin", during="rebuilding", ok=200),
+    "evacuate": Rule(
+        {}, "active stopped error", STAYING, lowest_persona="admin", during="rebuilding", ok=200
+    ),
     "restore": Rule(None, "soft-delete", during="restoring"),
     "forceDelete": Rule(None, tasks=ANY, during="deleting"),
     "delete": Rule(None, tasks=ANY, during="deleting", ok=204),
@@ -154,7 +156,7 @@ def status(name: str, persona: str, vm_state: str, task_state: str | None, locke
     rule = ALL[name]
     if persona == "stranger":
         return 404
-    if persona == "reader" or _RANKS.index(persona) < _RANKS.index(rule.who):
+    if persona == "reader" or _RANKS.index(persona) < _RANKS.index(rule.lowest_persona):
         return 403
     if locked and rule.lockable and persona != "admin":
         return 409

@@ -16,7 +16,7 @@ def attempts(mine: str, other: str) -> dict[str, Attempt]:
     """Return the attempts by their purpose.
 
     Args:
-        mine: The host whose RabbitMQ user is stolen.
+        mine: The host of the stolen RabbitMQ user.
         other: Another host.
     """
     own_queue, others_queue, hosts = (

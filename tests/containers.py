@@ -115,7 +115,7 @@ def nspawn(root: Path, name: str, bridge: str, *options: str) -> list[str]:
 
 
 def leader(process: subprocess.Popen[bytes]) -> int:
-    """Return the container's first process, a child of systemd-nspawn, or 0 if it has none yet."""
+    """Return the container's first process, a child of systemd-nspawn, or 0 before it starts."""
     with suppress(FileNotFoundError):
         for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
             status = Path(f"/proc/{child}/status").read_text()

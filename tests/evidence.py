@@ -66,14 +66,14 @@ def query(since: int = 0) -> str:
 
 def describe_actions(rows: Iterable[Sequence[Any]]) -> list[str]:
     """Return a line for each action that still runs or has failed, oldest first."""
-    shown = [
+    actions = [
         action
         for action in map(Action._make, rows)
         if action.state not in ENDED or action.state == "failed"
     ]
-    lines = [_line(action) for action in reversed(shown[:MOST_ACTIONS])] or ["none"]
+    lines = [_line(action) for action in reversed(actions[:MOST_ACTIONS])] or ["none"]
     return (
-        [f"the newest {MOST_ACTIONS} of {len(shown)}:"] if len(shown) > MOST_ACTIONS else []
+        [f"the newest {MOST_ACTIONS} of {len(actions)}:"] if len(actions) > MOST_ACTIONS else []
     ) + lines
 
 
@@ -148,9 +148,9 @@ def news(
     lines: list[str] = []
     for log, records in new_records.items():
         chosen = list(_choose(records, relevance[log], share))
-        written = sum(map(len, records))
+        line_count = sum(map(len, records))
         lines += [
-            f"{log.name}: {len(chosen)} of {written} lines",
+            f"{log.name}: {len(chosen)} of {line_count} lines",
             *(f"  {line}" for line in chosen),
         ]
     return lines or ["nothing"]
@@ -187,16 +187,16 @@ def _records(lines: Iterable[str]) -> list[list[str]]:
 def _choose(records: Sequence[list[str]], relevance: Sequence[bool], limit: int) -> Iterator[str]:
     """Yield at most ``limit`` lines in their order, preferring the last relevant records."""
     chosen: dict[int, list[str]] = {}
-    for weight, left in (True, limit), (False, OTHERS):
+    for weight, remaining in (True, limit), (False, OTHERS):
         for place in (
             place for place in reversed(range(len(records))) if relevance[place] == weight
         ):
-            left = min(left, limit)
-            if left == 0:
+            remaining = min(remaining, limit)
+            if remaining == 0:
                 break
-            first, *more = records[place]
-            chosen[place] = [first, *more[max(0, len(more) - min(LAST_OF_RECORD, left - 1)) :]]
-            left -= len(chosen[place])
+            first, *rest = records[place]
+            chosen[place] = [first, *rest[max(0, len(rest) - min(LAST_OF_RECORD, remaining - 1)) :]]
+            remaining -= len(chosen[place])
             limit -= len(chosen[place])
     for place in sorted(chosen):
         yield from chosen[place]

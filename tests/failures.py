@@ -26,7 +26,7 @@ import pytest
 LINES, WIDTH = 200, 300
 #: Seconds that an answer may take, more than ``kilonova doctor`` may take.
 PATIENCE = 45.0
-#: Clouds of one owner whose diagnosis is requested. A test fails with one of its last clouds.
+#: Number of clouds of one owner to diagnose, the newest first.
 NEWEST = 3
 Section = tuple[str, list[str]]
 
@@ -46,7 +46,7 @@ Owner = pytest.FixtureDef[Any] | None
 
 
 @dataclass
-class Known:
+class Entry:
     """A registered object and its bookmark of the running test."""
 
     thing: weakref.ref[Diagnosable]
@@ -57,54 +57,55 @@ class Known:
 class Registry:
     """The registered objects and their relation to the running test."""
 
-    known: dict[Owner, deque[Known]] = field(default_factory=dict)
+    entries: dict[Owner, deque[Entry]] = field(default_factory=dict)
     # The fixtures in setup, the innermost last.
-    making: list[Owner] = field(default_factory=lambda: [None])
+    owners: list[Owner] = field(default_factory=lambda: [None])
     # Names of fixtures that the test requested at run time.
     used: set[str] = field(default_factory=set)
     # The objects that the test used, before the teardown of its fixtures.
-    torn: list[Known] = field(default_factory=list)
+    used_entries: list[Entry] = field(default_factory=list)
     # The evidence of objects that were removed after a failure.
-    told: list[Section] = field(default_factory=list)
+    evidence: list[Section] = field(default_factory=list)
 
     def add(self, thing: Diagnosable) -> None:
-        entries = self.known.setdefault(self.making[-1], deque(maxlen=NEWEST))
-        entries.append(Known(weakref.ref(thing), thing.bookmark()))
+        entries = self.entries.setdefault(self.owners[-1], deque(maxlen=NEWEST))
+        entries.append(Entry(weakref.ref(thing), thing.bookmark()))
 
     def begin(self) -> None:
         """Begin a test: forget the objects of the previous test and take bookmarks."""
-        self.known.pop(None, None)
+        self.entries.pop(None, None)
         self.used.clear()
-        self.torn.clear()
-        for entry in chain(*self.known.values()):
+        self.used_entries.clear()
+        for entry in chain(*self.entries.values()):
             thing = entry.thing()
             if thing is not None:
                 entry.since = thing.bookmark()
 
-    def of(self, item: pytest.Item) -> list[Known]:
+    def of(self, item: pytest.Item) -> list[Entry]:
         """Return the objects that the test uses, the newest of each owner first."""
         names, above = {*getattr(item, "fixturenames", ()), *self.used}, item.listchain()
         return [
             entry
-            for owner, entries in self.known.items()
+            for owner, entries in self.entries.items()
             if owner is None
             or (owner.argname in names and (owner.node is None or owner.node in above))
             for entry in reversed(entries)
         ]
 
-    def ask(self, known: Iterable[Known]) -> None:
-        for entry in known:
+    def diagnose(self, entries: Iterable[Entry]) -> None:
+        """Add the diagnosis of the objects to the evidence."""
+        for entry in entries:
             thing = entry.thing()
             if thing is not None:
-                self.told += diagnose(thing, entry.since)
+                self.evidence += diagnose(thing, entry.since)
 
 
-_here = Registry()
+_registry = Registry()
 
 
 def register(thing: Diagnosable) -> None:
-    """Register an object whose diagnosis can be requested."""
-    _here.add(thing)
+    """Register an object for the diagnosis of failed tests."""
+    _registry.add(thing)
 
 
 @contextmanager
@@ -113,7 +114,9 @@ def diagnose_first(thing: Diagnosable) -> Iterator[None]:
     try:
         yield
     except (Exception, pytest.fail.Exception):
-        _here.ask([entry for entry in chain(*_here.known.values()) if entry.thing() is thing])
+        _registry.diagnose(
+            [entry for entry in chain(*_registry.entries.values()) if entry.thing() is thing]
+        )
         raise
 
 
@@ -135,14 +138,15 @@ def diagnose(thing: Diagnosable, since: Any, patience: float = PATIENCE) -> list
 
 
 def _answer(question: Callable[[], Iterable[str]], patience: float) -> list[str]:
-    """Call the question in a thread, because a call that hangs cannot be stopped otherwise."""
+    """Call the function in a thread, because a call that hangs cannot be stopped otherwise."""
     answer: list[str] = []
     problems: list[BaseException] = []
 
     def call_question() -> None:
         try:
             answer.extend(question())
-        except BaseException as problem:  # noqa: BLE001  # It replaces the answer in the report.
+        # The problem replaces the answer in the report.
+        except BaseException as problem:  # noqa: BLE001
             problems.append(problem)
 
     thread = threading.Thread(target=call_question, daemon=True)
@@ -159,15 +163,15 @@ def _answer(question: Callable[[], Iterable[str]], patience: float) -> list[str]
 
 def cut_sections(sections: Iterable[Section]) -> Iterator[tuple[str, str]]:
     """Yield the titles with their texts, cut to ``LINES`` in all."""
-    left = LINES
+    remaining = LINES
     for title, lines in sections:
         short = [
             line if len(line) <= WIDTH else f"{line[:WIDTH]}…"
             for text in lines
             for line in text.splitlines()
         ]
-        shown = short[: max(left, 0)]
-        left -= len(shown)
+        shown = short[: max(remaining, 0)]
+        remaining -= len(shown)
         yield (
             title,
             "\n".join(
@@ -180,45 +184,47 @@ def cut_sections(sections: Iterable[Section]) -> Iterator[tuple[str, str]]:
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
     """Assign the objects that are registered during the setup to this fixture."""
-    _here.used.update((fixturedef.argname, *fixturedef.argnames))
-    _here.making.append(fixturedef)
+    _registry.used.update((fixturedef.argname, *fixturedef.argnames))
+    _registry.owners.append(fixturedef)
     try:
         return (yield)
     finally:
-        _here.making.pop()
+        _registry.owners.pop()
 
 
 def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
     """Forget the objects of the fixture."""
-    _here.known.pop(fixturedef, None)
+    _registry.entries.pop(fixturedef, None)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Begin a test before its fixtures are set up."""
-    _here.begin()
+    _registry.begin()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Remember the objects of the test before its fixtures end."""
-    _here.torn = _here.of(item)
+    _registry.used_entries = _registry.of(item)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Add the evidence below the failure, where JUnit's XML contains it, too."""
     report: pytest.TestReport = yield
-    if report.failed and not item.stash.get(_TOLD, False):
-        item.stash[_TOLD] = True
-        if not _here.told and not _is_repeated(call):
-            _here.ask(_here.torn if call.when == "teardown" else _here.of(item))
+    if report.failed and not item.stash.get(_REPORTED, False):
+        item.stash[_REPORTED] = True
+        if not _registry.evidence and not _is_repeated(call):
+            _registry.diagnose(
+                _registry.used_entries if call.when == "teardown" else _registry.of(item)
+            )
         add = getattr(
             report.longrepr, "addsection", lambda *section: report.sections.append(section)
         )
-        for section in cut_sections(_here.told):
+        for section in cut_sections(_registry.evidence):
             add(*section)
-    _here.told.clear()
+    _registry.evidence.clear()
     return report
 
 
@@ -226,7 +232,7 @@ def _is_repeated(call: pytest.CallInfo[None]) -> bool:
     """True if another test of this run has failed with the same exception object.
 
     pytest raises the exception of a shared fixture again for each test that uses the fixture. The
-    clouds were asked at the first failure. Asking a cloud that is gone takes minutes.
+    first failure has the evidence already. A request to a removed cloud takes minutes.
     """
     problem = call.excinfo.value if call.excinfo else None
     if any(problem is other for other in _setup_problems):
@@ -236,5 +242,5 @@ def _is_repeated(call: pytest.CallInfo[None]) -> bool:
     return False
 
 
-_TOLD = pytest.StashKey[bool]()
+_REPORTED = pytest.StashKey[bool]()
 _setup_problems: list[BaseException] = []

@@ -56,23 +56,23 @@ def lose_commit_answer(
 
 
 class Wire:
-    """A TCP proxy to a server on this machine that can freeze or cut its connections.
+    """A TCP proxy to a server on this machine that can freeze or cut connections.
 
-    ``freeze`` stops all data without an error. ``cut`` closes all connections. ``lead_to`` sends
+    ``freeze`` stops all data without an error. ``cut`` closes all connections. ``redirect`` sends
     new connections to another server.
 
     Attributes:
         cut_at: Bytes of a client's request. The proxy drops the answer and cuts the connection,
             once.
-        asked: Number of chunks that clients have sent so far.
+        chunks: Number of chunks that clients have sent so far.
     """
 
     def __init__(self, url: str) -> None:
         self._to = sa.make_url(url)
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.url = self._to.set(host="127.0.0.1", port=self._door.getsockname()[1])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = self._to.set(host="127.0.0.1", port=self._listener.getsockname()[1])
         self.cut_at: bytes | None = None
-        self.asked = 0
+        self.chunks = 0
         self._open, self._sockets = threading.Event(), set[socket.socket]()
         self._open.set()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -87,18 +87,18 @@ class Wire:
         while self._sockets:
             _shut(self._sockets.pop())
 
-    def lead_to(self, url: str) -> None:
+    def redirect(self, url: str) -> None:
         self._to = sa.make_url(url)
 
     def close(self) -> None:
-        self._door.close()
+        self._listener.close()
         self.thaw()
         self.cut()
 
     def _accept(self) -> None:
         while True:
             try:
-                client, _ = self._door.accept()
+                client, _ = self._listener.accept()
             except OSError:
                 return
             try:
@@ -107,24 +107,28 @@ class Wire:
                 # The server does not listen now.
                 client.close()
                 continue
-            last = threading.Event()
-            for source, target, asks in ((client, server, True), (server, client, False)):
+            drops_answer = threading.Event()
+            for source, target, is_client in ((client, server, True), (server, client, False)):
                 self._sockets.add(source)
                 threading.Thread(
-                    target=self._carry, args=(source, target, asks, last), daemon=True
+                    target=self._carry, args=(source, target, is_client, drops_answer), daemon=True
                 ).start()
 
     def _carry(
-        self, source: socket.socket, target: socket.socket, asks: bool, last: threading.Event
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        is_client: bool,
+        drops_answer: threading.Event,
     ) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
-                self.asked += asks
+                self.chunks += is_client
                 self._open.wait()
-                if asks and self.cut_at is not None and self.cut_at in data:
+                if is_client and self.cut_at is not None and self.cut_at in data:
                     self.cut_at = None
-                    last.set()
-                elif not asks and last.is_set():
+                    drops_answer.set()
+                elif not is_client and drops_answer.is_set():
                     break
                 target.sendall(data)
         _shut(source)

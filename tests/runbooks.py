@@ -13,7 +13,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 OPERATE, HOSTS, BACKUP = "operate.md", "hosts.md", "backup.md"
 AGGREGATES, HOST_FAILURE = "aggregates.md", "host-failure.md"
 _COMMAND = re.compile(r"^    ((?:kilonova|openstack) .+?)(?:\s+#.*)?$")
-#: Headings whose commands tests/e2e/test_runbooks.py types.
+#: Headings of the commands that tests/e2e/test_runbooks.py runs.
 TYPED = {
     (OPERATE, "Commands"),
     (AGGREGATES, "Aggregates"),

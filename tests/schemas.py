@@ -119,21 +119,23 @@ class Server:
         """Delete all rows and restart the sequences at 1."""
         engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
         with engine.connect() as connection:
-            written = list(connection.exec_driver_sql(WRITTEN).scalars())
+            tables = list(connection.exec_driver_sql(WRITTEN).scalars())
             if self._is_postgresql:
-                moved = connection.exec_driver_sql(
+                sequences = connection.exec_driver_sql(
                     "SELECT sequencename FROM pg_sequences WHERE last_value IS NOT NULL"
                 )
-                again = [f"ALTER SEQUENCE {name} RESTART" for name in moved.scalars()]
-                again += [f"TRUNCATE {', '.join(written)}"] if written else []
+                statements = [f"ALTER SEQUENCE {name} RESTART" for name in sequences.scalars()]
+                statements += [f"TRUNCATE {', '.join(tables)}"] if tables else []
             else:
-                moved = connection.exec_driver_sql(
+                sequences = connection.exec_driver_sql(
                     "SELECT table_name FROM information_schema.tables "
                     "WHERE table_schema = database() AND auto_increment > 1"
                 )
-                again = [f"DELETE FROM {name}" for name in written]
-                again += [f"ALTER TABLE {name} AUTO_INCREMENT = 1" for name in moved.scalars()]
-            for statement in again:
+                statements = [f"DELETE FROM {name}" for name in tables]
+                statements += [
+                    f"ALTER TABLE {name} AUTO_INCREMENT = 1" for name in sequences.scalars()
+                ]
+            for statement in statements:
                 connection.exec_driver_sql(statement)
 
     def _do(self, statement: str) -> None:

@@ -100,7 +100,10 @@ def new_database(
 def upgraded_database(
     servers: Callable[[str], Server], tmp_path: Path
 ) -> Iterator[Callable[[str], str]]:
-    """Yield a function like ``new_database`` whose databases have the newest schema."""
+    """Yield a function that returns the URL of a database with the newest schema.
+
+    The argument is the kind, as for ``new_database``.
+    """
     databases: list[tuple[Server, str]] = []
 
     def lend(kind: str) -> str:

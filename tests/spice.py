@@ -66,17 +66,17 @@ class OverMessages:
     """
 
     def __init__(self, send: Callable[[bytes], None], following: Callable[[], bytes | str]) -> None:
-        self._send, self._following, self._kept = send, following, b""
+        self._send, self._following, self._buffer = send, following, b""
 
     def send(self, data: bytes) -> None:
         self._send(data)
 
     def read(self, length: int) -> bytes:
-        while len(self._kept) < length:
+        while len(self._buffer) < length:
             part = self._following()
             assert isinstance(part, bytes), part
-            self._kept += part
-        data, self._kept = self._kept[:length], self._kept[length:]
+            self._buffer += part
+        data, self._buffer = self._buffer[:length], self._buffer[length:]
         return data
 
 

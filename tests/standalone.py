@@ -37,7 +37,7 @@ REAL_CLOUD = "KILONOVA_TEST_CLOUD"
 class Cloud:
     """The addresses, ports and secrets of the services.
 
-    The passwords are those of the users admin and kilonova. The catalogue contains the network and
+    The passwords belong to the users admin and kilonova. The catalogue contains the network and
     the volume service if they have a port.
     """
 
@@ -75,8 +75,8 @@ class Cloud:
             settings: OS_* variables of the environment.
 
         Raises:
-            RuntimeError: The process has written to stderr. Its status says nothing, because the
-                interactive mode always ends with 1.
+            RuntimeError: The process has written to stderr. The exit status is ignored, because the
+                interactive mode always exits with 1.
         """
         env = {name: value for name, value in os.environ.items() if not name.startswith("OS_")}
         env |= {
@@ -135,7 +135,7 @@ class Cloud:
 
     @contextmanager
     def identity(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Run the identity service."""
+        """Run the identity service for the block, and yield the process."""
         with self._service(
             "identity", self.identity_port, "--db", str(self.folder / "identity.db")
         ) as process:
@@ -145,7 +145,7 @@ class Cloud:
     def image(
         self, max_megabytes: int = 8, idle_seconds: float = 60
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Run the image service."""
+        """Run the image service for the block, and yield the process."""
         with self._service(
             "image",
             self.image_port,
@@ -176,7 +176,7 @@ class Cloud:
 
     @contextmanager
     def volume(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Run the volume service."""
+        """Run the volume service for the block, and yield the process."""
         with self._service(
             "volume",
             self.volume_port,

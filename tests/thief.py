@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thief of a host's key who sends messages to the conductors in the host's name."""
+"""A client with a stolen host key that sends reports to the conductors in the host's name."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ class Thief:
         self._link = HostSide(opener(conf, keys.transport_url or None), keys, self.host)
         self._link.serve({})
         self.last = SyncAnswer(0)
-        #: The cookie of the registration, which is used up.
+        #: The cookie of the registration. Each cookie is valid once, so this cookie is used up.
         self.spent = self._register().cookie
         assert self._register().session
 
     def _register(self) -> SyncAnswer:
-        return self.say(inventory=HostInventory("QEMU", 7002022, self.host, 2, 2048, 20))
+        return self.send_report(inventory=HostInventory("QEMU", 7002022, self.host, 2, 2048, 20))
 
-    def say(self, host: str = "", **what: Any) -> SyncAnswer:
+    def send_report(self, host: str = "", **fields: Any) -> SyncAnswer:
         """Send a report and return the answer.
 
         Args:
             host: Host in the report, by default the stolen host.
-            what: Fields of the report. Session and cookie default to those of the last answer.
+            fields: Fields of the report. The default session and cookie are from the last answer.
 
         Raises:
             NoAnswer: The conductor refuses the report.
         """
-        fields = {"session": self.last.session, "cookie": self.last.cookie} | what
+        fields = {"session": self.last.session, "cookie": self.last.cookie} | fields
         report = Sync(host or self.host, boot_id="a boot of the thief", **fields)
         reply = self._link.ask(REPORTS, "sync", {"request": to_wire(report)}, 5)
         self.last = from_wire(SyncAnswer, reply["answer"])

@@ -55,7 +55,7 @@ VALUES: dict[str, Any] = {
 
 
 def new_verb(name: str, **changes: Any) -> Verb:
-    """Return a verb with the arguments in ``changes`` and, for the others, those of ``VALUES``."""
+    """Return a verb with arguments from ``VALUES``, except those in ``changes``."""
     verb = VERBS[name]
     return verb(**{field.name: (VALUES | changes)[field.name] for field in fields(verb)})
 

@@ -38,7 +38,7 @@ def await_true(
         assert waited < seconds, (
             f"not within {seconds:g} s: {story if isinstance(story, str) else story()}"
         )
-        # The other process cannot notify this one.
+        # Poll, because the other process cannot send a notification.
         time.sleep(max(pause, min(late * waited, RAREST)))
     return answer
 
@@ -47,7 +47,7 @@ def is_true_within(question: Callable[[], object], seconds: float, pause: float 
     """True if the answer becomes true within this time."""
     deadline = time.monotonic() + seconds
     while not (answer := question()) and time.monotonic() < deadline:
-        # The other process cannot notify this one.
+        # Poll, because the other process cannot send a notification.
         time.sleep(pause)
     return bool(answer)
 

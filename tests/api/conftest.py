@@ -419,5 +419,5 @@ def session_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def world(session_world: World) -> World:
     """Return the shared services with their databases restored."""
     for site in session_world.sites.values():
-        site.set_back()
+        site.reset()
     return session_world

@@ -36,7 +36,7 @@ def call_and_restore(site: Site, operation: Operation, persona: str, owner: str)
         operation.headers(site),
     )
     if answer.status_code < 400 and operation.method not in READS:
-        site.set_back()
+        site.reset()
     return answer
 
 

@@ -92,7 +92,7 @@ def full_cloud(cloud: Cloud) -> Cloud:
 
 def test_lists_keep_all_items_when_a_column_is_damaged(full_cloud: Cloud) -> None:
     database = Database(Path(full_cloud.store.url.database or ""))
-    database.keep()
+    database.save()
     before, differences = _count_items(full_cloud), {}
     for table, column in DAMAGES:
         with full_cloud.store.begin() as tx:
@@ -103,7 +103,7 @@ def test_lists_keep_all_items_when_a_column_is_damaged(full_cloud: Cloud) -> Non
             after |= {key: count for key, count in before.items() if "usage" in key[0]}
         if after != before:
             differences[table, column] = set(after.items()) - set(before.items())
-        database.set_back()
+        database.reset()
     database.close()
     assert differences == {}
 

@@ -116,14 +116,14 @@ class FailingServices:
         world.compute.cloud.change(schema.hosts, schema.hosts.c.name == "host1", traits=TRAITS)
 
     def restore(self) -> None:
-        self.site.set_back()
+        self.site.reset()
         for double, state in zip(self.new_doubles, self.initial_states, strict=True):
             vars(double).update(copy.deepcopy(state))
 
     def close(self) -> None:
         for name, double in self.original_doubles.items():
             setattr(self.world.compute.cloud.services, name, double)
-        self.site.set_back()
+        self.site.reset()
 
     def prepare(self, operation: Operation) -> None:
         if isinstance(operation, RequestWithBody) and operation.vm_state:

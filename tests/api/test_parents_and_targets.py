@@ -305,7 +305,7 @@ def test_server_keeps_working_when_access_to_its_flavor_is_removed(world: World)
         site.ask("member", "POST", path, {"resize": {"flavorRef": flavor}}, NEWEST).status_code
         == 202
     )
-    site.set_back()
+    site.reset()
     removal = {"removeTenantAccess": {"tenant": site.ids["own"]["os-quota-sets"]}}
     assert (
         site.ask("admin", "POST", f"/v2.1/flavors/{flavor}/action", removal, NEWEST).status_code

@@ -58,19 +58,21 @@ def reports(target: Target) -> Iterator[Outcome]:
         before = target.read_state(guest)
         with target.suspend_agent(target.stolen), _open_thief(target) as thief:
             for power in (states.SHUTDOWN, states.RUNNING, states.CRASHED):
-                thief.say(changed=[DomainState(guest, power, HIGH)])
-                thief.say(domains=[DomainState(guest, power, HIGH)])
+                thief.send_report(changed=[DomainState(guest, power, HIGH)])
+                thief.send_report(domains=[DomainState(guest, power, HIGH)])
             for status in ("done", "failed", "refused", "unknown"):
                 keys = [
                     f"do/{number}/{step}/1" for number in range(50) for step in ("build", "destroy")
                 ]
-                thief.say(
+                thief.send_report(
                     results=[Result(key, guest, HIGH, status, known_fence=HIGH) for key in keys]
                 )
             yield from _replay_registrations(thief)
             yield _expect_no_answer(
                 "bus: report in another host's name with the stolen host's key",
-                lambda: thief.say(host=other, changed=[DomainState(guest, states.SHUTDOWN, HIGH)]),
+                lambda: thief.send_report(
+                    host=other, changed=[DomainState(guest, states.SHUTDOWN, HIGH)]
+                ),
             )
         yield _expect_no_change(
             target, "bus: forged reports change another host's guest", guest, before
@@ -81,7 +83,7 @@ def terminal(target: Target) -> Iterator[Outcome]:
     """With a host's key: report names with escape sequences for the operator's terminal."""
     forged = "vm\x1b]0;PWNED\x07\x1b[2J\r\nFAKE LINE \x9b31m"
     with target.suspend_agent(target.stolen), _open_thief(target) as thief:
-        thief.say(
+        thief.send_report(
             inventory=HostInventory("QEMU", 7002022, forged, 2, 2048, 20, facts={"a": forged})
         )
         answer = target.call("GET", "/os-hypervisors", cloud=ADMIN).json()["hypervisors"]
@@ -111,7 +113,7 @@ def hypervisors(target: Target) -> Iterator[Outcome]:
 
     others_name = names_by_host()[target.hosts[1].name]
     with target.suspend_agent(target.stolen), _open_thief(target) as thief:
-        thief.say(inventory=HostInventory("QEMU", 7002022, others_name, 2, 2048, 20))
+        thief.send_report(inventory=HostInventory("QEMU", 7002022, others_name, 2, 2048, 20))
         holders = sorted(host for host, name in names_by_host().items() if name == others_name)
     yield Outcome(attack, "" if holders == [target.hosts[1].name] else f"{holders} have this name")
 
@@ -132,7 +134,7 @@ def _replay_registrations(thief: Thief) -> Iterator[Outcome]:
             "cookie": first.cookie,
         },
     }.items():
-        answer = thief.say(
+        answer = thief.send_report(
             inventory=HostInventory("QEMU", 7002022, thief.host, 2, 2048, 20), **fields
         )
         yield Outcome(f"bus: {title}", "the conductor accepts it" * bool(answer.session))

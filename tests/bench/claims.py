@@ -61,7 +61,7 @@ def fill(store: Store) -> None:
 
 
 def group(store: Store) -> str:
-    """Create a hard anti-affinity group whose limit is never reached, and return its id."""
+    """Create a hard anti-affinity group with a limit that is never reached. Return the id."""
     return str(
         store.write(
             lambda tx: server_groups.create(

@@ -27,7 +27,7 @@ ROUNDS, TRIES = 5000, 5
 
 class Thing:
     def on_get(self, req: HttpRequest, resp: falcon.Response, **params: str) -> None:
-        """Answer with a constant text."""
+        """Answer with the same text to each request."""
         resp.text = "well"
 
 
@@ -54,7 +54,7 @@ def cost(application: WSGIApplication) -> float:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Measure all cases and print the figures."""
     with tempfile.TemporaryFile("w") as file:
         sys.stderr = file
 

@@ -161,7 +161,7 @@ def set_quota(cloud: Cloud, project: str, resource: str) -> None:
 
 
 def measure(bench: Bench) -> None:
-    """Measure all figures in order."""
+    """Measure all figures, one after the other."""
     client, image, flavor = bring_up(bench)
     load.create_in_sequence(client, "warm", 5, image, flavor)
     # Work left over from the start ends within this time without a signal.
@@ -283,7 +283,7 @@ def restart(bench: Bench, client: load.Client, image: str, flavor: str) -> None:
             client.call("POST", "/servers", load.body("again", image, flavor, None))
             break
         except OSError:
-            # The process cannot notify this one when it is ready.
+            # The API process cannot notify this process.
             time.sleep(0.05)
     bench.figures["API start to first POST, s"] = round(time.monotonic() - start, 2)
 
@@ -323,7 +323,7 @@ def run(work: Callable[[Bench], None], hosts: int, volumes: bool = False) -> int
 
 
 def main() -> int:
-    """Print the main figures."""
+    """Measure and print the main figures of a cloud."""
     return run(measure, HOSTS)
 
 

@@ -53,7 +53,7 @@ def round_trip(
 
     def act(action: str, body: dict[str, Any], ends: str) -> None:
         durations.setdefault(action, []).append(
-            until(client, server, body, lambda shown: shown["status"] == ends)
+            until(client, server, body, lambda server_view: server_view["status"] == ends)
         )
 
     for target in (larger, flavor):
@@ -79,9 +79,11 @@ def until(
     """Send an action and return the seconds until a GET shows the expected state."""
     start = time.perf_counter()
     client.call("POST", f"/servers/{server}/action", body)
-    while not reached(shown := show(client, server)):
-        if shown["status"] == "ERROR" or time.perf_counter() - start > 30:
-            raise SystemExit(f"{body} of {server} ended as {shown['status']}: {shown.get('fault')}")
+    while not reached(server_view := show(client, server)):
+        if server_view["status"] == "ERROR" or time.perf_counter() - start > 30:
+            raise SystemExit(
+                f"{body} of {server} ended as {server_view['status']}: {server_view.get('fault')}"
+            )
         # A client can only poll.
         time.sleep(0.002)
     return time.perf_counter() - start

@@ -6,8 +6,8 @@
 * A resize until it is confirmed, in conductor, scheduler and agent. Functions that an idle cloud
   calls are left out.
 
-Both follow an earlier request, so that lookups that a process does once do not count. A return is
-a function in a file that the reader has left before. Nothing is asserted.
+Both follow an earlier request, so that the single lookups of a process do not count. A return is
+a function in a file that the reader has left before. The program has no assertions.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def record_calls(start: CodeType | None = None) -> Iterator[dict[Function, None]
 
 
 def record_create() -> list[Function]:
-    """Return the functions that one create calls."""
+    """Return the functions that a create calls."""
     projects = {token: project for token, (_, project, _) in TOKENS.items()}
     with tempfile.TemporaryDirectory() as folder:
         cloud = ApiCloud(f"sqlite:///{folder}/api.db", "secret", Networks(projects))
@@ -117,7 +117,7 @@ def record_create() -> list[Function]:
 
 
 def record_resize() -> list[Function]:
-    """Return the functions that one resize calls and an idle cloud does not."""
+    """Return the functions that a resize calls and an idle cloud does not."""
     cloud = create_cloud()
     cloud.watcher = lambda: None
     first, second = boot_server(cloud, name="first"), boot_server(cloud)

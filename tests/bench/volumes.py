@@ -110,20 +110,20 @@ def on_guest(live: LiveLab) -> None:
         guests.guest(live, "bench", flavor=live.flavor(FLAVOR)) as guest,
     ):
         parts = fio.fetch(Path(scratch))
-        here = fio.copy_to_folder(parts, Path(scratch) / "here")
+        local_fio = fio.copy_to_folder(parts, Path(scratch) / "here")
         guest.insist(f"mkdir {THERE} && tar xz -C {THERE}", GUEST_SECONDS, fio.pack(parts))
         client = load.Client(live.cloud.api_url, str(user.session.get_token()), "2.79")
         measured |= round_trips(client, user, guest.server, volume, GUEST_TRIES)
         path = f"/servers/{guest.server}/os-volume_attachments"
         client.call("POST", path, {"volumeAttachment": {"volumeId": volume}})
-        await_true(lambda: guest.does("test -b /dev/vdb"), 60, "the guest sees it")
+        await_true(lambda: guest.can_run("test -b /dev/vdb"), 60, "the guest sees it")
         file = next((live.home / "volume").rglob(f"*{beside}*"))
         for workload, way in fio.WAYS.items():
             line = " ".join(fio.command(THERE, "/dev/vdb", way))
             measured[f"{workload}, in the guest"] = fio.figure(
                 guest.insist(line, GUEST_SECONDS).stdout
             )
-            output = run(fio.command(str(here), str(file), way), "See what fio says.")
+            output = run(fio.command(str(local_fio), str(file), way), "See what fio says.")
             measured[f"{workload}, the file beside it"] = fio.figure(output)
     remove(user, volume, beside)
     measured["load after"] = os.getloadavg()

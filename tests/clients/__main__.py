@@ -163,7 +163,7 @@ def run(arguments: Sequence[str]) -> int:
         for suite in SUITES:
             if not names or suite.name in names:
                 is_ok = _run_suite(runner, suite, live, recorder) and is_ok
-        live.judge()
+        live.assert_healthy()
     if is_ok:
         shutil.rmtree(folder)
         return 0

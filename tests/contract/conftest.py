@@ -128,13 +128,13 @@ def _open_pair(request: pytest.FixtureRequest, folder: Path, shared: bool) -> It
 
 @pytest.fixture(params=["memory", "test", QEMU_MOVES])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    """Two hosts with separate disks."""
+    """Two hosts with separate storage for disks."""
     yield from _open_pair(request, tmp_path, shared=False)
 
 
 @pytest.fixture(params=["memory", "test", QEMU_MOVES])
 def sharing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    """Two hosts with shared disks."""
+    """Two hosts with the same storage for disks."""
     yield from _open_pair(request, tmp_path, shared=True)
 
 

@@ -150,7 +150,7 @@ def send_request(method: str, url: str, token: str, **more: Any) -> requests.Res
 
 
 class Service:
-    """An image service whose ``does`` function gets each connection and request head."""
+    """An image service. The function ``does`` gets each connection and request head."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -17,12 +17,18 @@ ROOT = Path("/")
 
 
 class LocalMounts:
-    """Mounts whose ``run`` replaces mount and umount. ``refuses``: locations of missing shares."""
+    """Mounts with a ``run`` that replaces mount and umount.
+
+    Attributes:
+        commands: The commands so far.
+        refuses: Locations of missing shares.
+        busy: True if only a lazy unmount succeeds.
+    """
 
     def __init__(self, table: Path, by_systemd: bool = False) -> None:
-        self.table, self.asked = table, []  # type: tuple[Path, list[list[str]]]
+        self.table, self.commands = table, []  # type: tuple[Path, list[list[str]]]
         self.refuses: set[str] = set()
-        self.busy = False  # if true, an unmount that is not lazy fails
+        self.busy = False
         self._keep([])
         self.mounts = Mounts(by_systemd, self.run, table)
 
@@ -31,7 +37,7 @@ class LocalMounts:
         return sorted(self.mounts.mounted() - {ROOT})
 
     def run(self, arguments: Sequence[str]) -> None:
-        self.asked.append(list(arguments))
+        self.commands.append(list(arguments))
         *_, location, name = arguments
         folder = Path(name)
         if "umount" in arguments[0]:

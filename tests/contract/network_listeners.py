@@ -63,5 +63,5 @@ def listen_in(space: str) -> Iterator[None]:
 
 
 def find_answering(space: str, port: int, *addresses: str) -> set[str]:
-    """Return those of the addresses that answer at a port. A refusal counts as an answer."""
+    """Return the addresses that answer at a port. A refusal counts as an answer."""
     return set(run(sys.executable, "-c", TRY, str(port), *addresses, space=space).stdout.split())

@@ -55,7 +55,7 @@ class World:
         os.environ.update(variables)
 
     def fresh(self, *names: str) -> tuple[str, ...]:
-        """Create uuids, publish each under one of these names, and return them."""
+        """Create a uuid for each name, publish it under the name, and return all uuids."""
         uuids = tuple(str(uuid.uuid4()) for _ in names)
         self.publish(**dict(zip(names, uuids, strict=True)))
         return uuids
@@ -65,7 +65,7 @@ class World:
         name: str,
         *aggregates: str,
         parent: str | None = None,
-        told: str = "",
+        variable: str = "",
         uuid: str | None = None,
         has: tuple[str, ...] = (),
         **stock: int | dict[str, Any],
@@ -76,7 +76,7 @@ class World:
             name: Name, also the key in ``uuids``.
             aggregates: Aggregates that the provider belongs to.
             parent: Name of the parent provider.
-            told: Environment variable for the uuid. By default the name in upper case and "_UUID".
+            variable: Environment variable for the uuid, by default the upper-case name and "_UUID".
             uuid: The uuid, or None for a new one.
             has: Traits.
             stock: Resource class -> total or inventory.
@@ -100,7 +100,7 @@ class World:
             return str(row.uuid)
 
         self.uuids[name] = self.store.write(work)
-        self.publish(**{told or f"{name.upper()}_UUID": self.uuids[name]})
+        self.publish(**{variable or f"{name.upper()}_UUID": self.uuids[name]})
         return self.uuids[name]
 
     def allocate(
@@ -155,7 +155,7 @@ def one_allocated_provider(world: World) -> None:
     provider = world.provider(
         env["RP_NAME"],
         uuid=env["RP_UUID"],
-        told="RP_UUID",
+        variable="RP_UUID",
         VCPU=10,
         DISK_GB={"total": 2048, "step_size": 10, "min_unit": 10, "max_unit": 1000},
     )
@@ -285,7 +285,7 @@ def granular(world: World) -> None:
     a, b, c = world.fresh("AGGA", "AGGB", "AGGC")
 
     def add(name: str, *more: Any, **stock: Any) -> None:
-        world.provider(name, *more, told=name.upper(), **stock)
+        world.provider(name, *more, variable=name.upper(), **stock)
 
     add(
         "cn_left",
@@ -330,7 +330,7 @@ def granular(world: World) -> None:
 
 
 #: Fixture name of the placement tests -> function. The policy fixtures create no providers, because
-#: the service's own policies equal those of SecureRBAC.
+#: the service's own policies equal the policies of SecureRBAC.
 WORLDS: Mapping[str, Callable[[World], None]] = {
     "APIFixture": no_providers,
     "AllocationFixture": one_allocated_provider,

@@ -152,10 +152,10 @@ def test_store_raises_no_store_when_all_connections_are_in_use(
 def test_store_transaction_sends_no_ping(wire: Wire, stores: Callable[..., Store]) -> None:
     store = stores(wire.url)
     store.now()
-    before = wire.asked
+    before = wire.chunks
     store.now()
     # PostgreSQL: begin, select and rollback. MariaDB: select and rollback.
-    assert wire.asked - before == {"postgresql": 3, "mysql": 2}[store.dialect_name]
+    assert wire.chunks - before == {"postgresql": 3, "mysql": 2}[store.dialect_name]
 
 
 def test_locked_project_does_not_delay_creates_of_other_projects(

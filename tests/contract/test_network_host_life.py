@@ -183,22 +183,22 @@ def test_host_part_clean_keeps_settings_of_other_cloud(lab: Lab, tmp_path: Path)
             folder: HostPlace(Names.of(folder), ip_address("192.168.99.9"), external_gateway=True)
             for folder in (tmp_path / "one", tmp_path / "other")
         }
-        (one, other) = (
+        (first, second) = (
             LocalHostPart(place, kernel, StateFolder(folder), None)
             for folder, place in places.items()
         )
-        for host in (one, other):
+        for host in (first, second):
             host.applier.prepare(True)
             assert host.apply(full=True) == {}
-        assert clean(one.place.names, kernel, one.state.folder) == []
-        assert run("nft", "list", "tables", space=space).stdout.count(one.place.names.table) == 0
+        assert clean(first.place.names, kernel, first.state.folder) == []
+        assert run("nft", "list", "tables", space=space).stdout.count(first.place.names.table) == 0
         assert kernel.sysctl(FORWARDING) == "1"  # The second cloud still needs forwarding.
         kernel.sysctl(
             FORWARDING, "0"
         )  # The state if the cleanup came just before the second start.
-        assert other.apply(full=True) == {}
+        assert second.apply(full=True) == {}
         assert kernel.sysctl(FORWARDING) == "1"
-        assert clean(other.place.names, kernel, other.state.folder) == []
+        assert clean(second.place.names, kernel, second.state.folder) == []
         assert kernel.sysctl(FORWARDING) == "0"
     finally:
         run("ip", "netns", "del", space)

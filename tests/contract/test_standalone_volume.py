@@ -408,7 +408,7 @@ def test_volume_detach_by_user_returns_409_while_server_uses_volume(rig: Rig, me
     token = {"X-Service-Token": rig.service.session.get_token()}
     assert rig.ask(member, "DELETE", f"/attachments/{attachment}", headers=token).ok
     again = rig.attach(member, key, server).json()["attachment"]["id"]
-    # The compute service knows another attachment, so this one may be deleted.
+    # The compute service uses another attachment, so a user may delete this attachment.
     assert rig.ask(member, "DELETE", f"/attachments/{again}").ok
     assert rig.show(member, key)["status"] == "available"
     third = rig.attach(member, key, server).json()["attachment"]["id"]

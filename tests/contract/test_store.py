@@ -302,7 +302,7 @@ def test_deadlocked_transactions_are_repeated(store: Store) -> None:
     tries: list[int] = []
     both = threading.Barrier(2)
 
-    def opposed(number: int) -> None:
+    def lock_in_opposite_order(number: int) -> None:
         names = ["a", "b"] if number else ["b", "a"]
         first = [True]
 
@@ -323,7 +323,7 @@ def test_deadlocked_transactions_are_repeated(store: Store) -> None:
 
         store.write(work)
 
-    assert run_in_parallel(2, opposed) == [None, None]
+    assert run_in_parallel(2, lock_in_opposite_order) == [None, None]
     assert store.read(lambda tx: list(tx.scalars(sa.select(schema.projects.c.quota_seq)))) == [2, 2]
     if store.dialect_name == "sqlite":
         assert len(tries) == 2

@@ -268,7 +268,7 @@ def test_parallel_creates_in_two_processes_respect_project_quota(store: Store) -
 
 
 def test_parallel_creates_respect_unified_limits(store: Store) -> None:
-    """One of the limits is for a custom resource class."""
+    """The limits include a custom resource class."""
     limits = UnifiedLimits(
         {"servers": 99, "class:VCPU": 40, "class:CUSTOM_GOLD": 20}, UnregisteredLimits()
     )

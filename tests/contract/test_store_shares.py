@@ -164,19 +164,19 @@ def test_doctor_reports_wrong_share_count_and_shares_of_deleted_server(store: St
     for key in (server, deleted_server):
         attach(store, key)
 
-    def miscounted() -> list[str]:
+    def list_wrong_counts() -> list[str]:
         return [row.subject for row in store.read(doctor.check) if row.invariant == "shares"]
 
-    assert miscounted() == []
+    assert list_wrong_counts() == []
     store.write(
         lambda tx: tx.execute(
             sa.update(schema.servers).where(schema.servers.c.id == server).values(shares=2)
         )
     )
-    assert miscounted() == [server]
+    assert list_wrong_counts() == [server]
     store.write(
         lambda tx: tx.execute(
             sa.update(schema.servers).where(schema.servers.c.id == deleted_server).values(deleted=1)
         )
     )
-    assert sorted(miscounted()) == sorted([server, deleted_server])
+    assert sorted(list_wrong_counts()) == sorted([server, deleted_server])

@@ -232,19 +232,19 @@ def test_doctor_reports_wrong_volume_count_and_volumes_of_deleted_server(store: 
     for key in (server, deleted_server):
         attach(store, key)
 
-    def miscounted() -> list[str]:
+    def list_wrong_counts() -> list[str]:
         return [row.subject for row in store.read(doctor.check) if row.invariant == "volumes"]
 
-    assert miscounted() == []
+    assert list_wrong_counts() == []
     change = sa.update(schema.servers)
     store.write(
         lambda tx: tx.execute(change.where(schema.servers.c.id == server).values(volumes=2))
     )
-    assert miscounted() == [server]
+    assert list_wrong_counts() == [server]
     store.write(
         lambda tx: tx.execute(change.where(schema.servers.c.id == deleted_server).values(deleted=1))
     )
-    assert sorted(miscounted()) == sorted([server, deleted_server])
+    assert sorted(list_wrong_counts()) == sorted([server, deleted_server])
 
 
 def test_block_devices_exchange_names_in_one_change(store: Store) -> None:

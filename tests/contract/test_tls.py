@@ -135,9 +135,9 @@ def test_client_sends_no_data_to_server_without_valid_certificate(
     )
     assert not server.is_proved.is_set()
     assert (
-        PASSWORD.encode() not in server.heard
-        and b"kilonova" not in server.heard
-        and b"AMQP" not in server.heard
+        PASSWORD.encode() not in server.received
+        and b"kilonova" not in server.received
+        and b"AMQP" not in server.received
     )
 
 

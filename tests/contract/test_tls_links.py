@@ -178,7 +178,7 @@ def test_caller_sends_no_secret_to_server_without_valid_certificate(
 ) -> None:
     with peer("https", server_certificates[certificate]) as server:
         CALLERS[caller](server.port, str(authority.path))
-        assert not server.is_proved.is_set() and SECRET.encode() not in server.heard
+        assert not server.is_proved.is_set() and SECRET.encode() not in server.received
 
 
 # --- consoles ---

@@ -68,7 +68,7 @@ def test_cold_migration_keeps_base_image_of_disk(pair: Pair) -> None:
     destination.prepare(spec, pair.peer(spec.server), read_other, QUIET)
     destination.receive(spec, pair.peer(spec.server), read_other, QUIET)
     assert disks_are_equal(pair, spec)
-    assert pair.booted_there(spec)
+    assert pair.boot_at_destination(spec)
     back = replace(spec, fence=3)
     destination.ensure_stopped(spec.server, 3, 0, QUIET)
     boots = pair.source.boots(spec.server)
@@ -78,7 +78,7 @@ def test_cold_migration_keeps_base_image_of_disk(pair: Pair) -> None:
 
 @pytest.mark.parametrize("live", ["memory", QEMU_MOVES], indirect=True)
 def test_live_migration_keeps_base_image_of_disk(live: Pair) -> None:
-    spec = replace(live.counting(), image=RECORDED_IMAGE)
+    spec = replace(live.start_counting_guest(), image=RECORDED_IMAGE)
     cpu = live.source.driver.inventory().cpu_info
     destination = live.destination.driver.prepare_incoming(
         spec, live.peer(spec.server), live.shared, cpu, read_other, QUIET

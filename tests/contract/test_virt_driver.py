@@ -419,7 +419,7 @@ def state_if_reachable(rig: Rig, server: str) -> tuple[tuple[int, int] | None, .
 
 
 def kill_daemon(folder: Path) -> None:
-    """Send SIGKILL to libvirtd. Its supervisor starts another one."""
+    """Send SIGKILL to libvirtd. The supervisor starts libvirtd again."""
     serving = (folder / "lock").read_text().strip()
     (first,) = Path(f"/proc/{serving}/task/{serving}/children").read_text().split()
     for child in Path(f"/proc/{first}/task/{first}/children").read_text().split():

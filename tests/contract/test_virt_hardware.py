@@ -446,7 +446,7 @@ def test_ensure_guest_uses_image_fetched_by_ensure_image(rig: Rig) -> None:
 
 
 def test_ensure_image_reports_waiting_while_two_images_are_fetched(rig: Rig) -> None:
-    """Two images are fetched at a time. A third one waits until one of them is complete."""
+    """Two images are fetched at a time. A third image waits until a fetch is complete."""
     if rig.real:
         pytest.skip("the mock-up fetches as the real one does")
     gate, is_waiting, reported_phases = threading.Event(), threading.Event(), []

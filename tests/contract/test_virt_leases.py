@@ -71,7 +71,7 @@ def test_ensure_running_without_lease_leaves_guest_paused_or_suspended(
 
 
 def test_live_migration_without_lease_is_refused_on_both_hosts(live: Pair) -> None:
-    spec = live.counting()
+    spec = live.start_counting_guest()
     cpu = live.source.driver.inventory().cpu_info
 
     def prepare(run: VerbContext) -> dict[str, object]:

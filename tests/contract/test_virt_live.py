@@ -62,7 +62,7 @@ def travellers() -> Iterator[list[Traveller]]:
 
 @pytest.fixture
 def traveller(machines: Machines, bootable: Path, travellers: list[Traveller]) -> Traveller:
-    """A guest with a running counter. Tests share it until one of them fails."""
+    """A guest with a running counter. Tests share this guest until a test fails."""
     if not travellers or not travellers[-1].is_well:
         travellers.append(Traveller(machines, bootable))
     travellers[-1].is_well = False
@@ -72,12 +72,12 @@ def traveller(machines: Machines, bootable: Path, travellers: list[Traveller]) -
 def test_live_migration_there_and_back_keeps_guest_running(traveller: Traveller) -> None:
     for converging in (False, True):
         steered, before = Steered(), time.monotonic()
-        totals = traveller.leaves(run=steered.run, auto_converge=converging)
+        totals = traveller.migrate(run=steered.run, auto_converge=converging)
         assert totals["bytes"] > 20 << 20
         assert 0 < totals["job_seconds"] < time.monotonic() - before
-        assert steered.told[-1]["memory_total"] >= NANO.memory_mb << 20
-        traveller.came()
-        assert traveller.holds_what_was_written()
+        assert steered.progress[-1]["memory_total"] >= NANO.memory_mb << 20
+        traveller.check_arrived()
+        assert traveller.has_written_data()
         for stored in (False, True):
             domain = ElementTree.fromstring(traveller.here.describe(traveller.server, stored))
             assert len(domain.findall(f"metadata/{{{nova_xml.NAMESPACE}}}instance")) == 1
@@ -89,9 +89,9 @@ def test_live_migration_there_and_back_keeps_guest_running(traveller: Traveller)
 def test_aborted_live_migration_leaves_guest_on_source(traveller: Traveller) -> None:
     steered = Steered("abort")
     with pytest.raises(VerbFailed) as failure:
-        traveller.leaves(run=steered.run, bandwidth=SLOW)
+        traveller.migrate(run=steered.run, bandwidth=SLOW)
     assert failure.value.reason is FailureReason.ABORTED
-    traveller.stayed()
+    traveller.check_stayed()
 
 
 @pytest.mark.parametrize(
@@ -105,13 +105,13 @@ def test_live_migration_can_be_aborted_at_start_and_after_disk_copy(
     """This includes the moment at which QEMU sets up the transfer of the memory."""
     for _ in range(3):
         with pytest.raises(MigrationAborted):
-            traveller.leaves(
+            traveller.migrate(
                 run=Steered(
                     "abort", when=lambda stats: when(stats) or stats["memory_processed"] > 0
                 ).run,
                 bandwidth=SLOW,
             )
-        traveller.stayed()
+        traveller.check_stayed()
 
 
 @pytest.mark.parametrize(
@@ -160,16 +160,16 @@ def test_is_abortable_is_false_while_qemu_sets_up_the_transfer(
 def test_cancelled_live_migration_leaves_guest_on_source(traveller: Traveller) -> None:
     steered = Steered(cancels=True)
     with pytest.raises(Cancelled):
-        traveller.leaves(run=steered.run, bandwidth=SLOW)
+        traveller.migrate(run=steered.run, bandwidth=SLOW)
     since = time.monotonic() - next(
         at
-        for at, stats in zip(steered.moments, steered.told, strict=True)
+        for at, stats in zip(steered.moments, steered.progress, strict=True)
         if stats["memory_processed"] > 0
     )
     assert since < 5
     # The end of the cancelled migration does not prevent a new preparation.
-    traveller.prepared()
-    traveller.stayed()
+    traveller.prepare()
+    traveller.check_stayed()
 
 
 @pytest.mark.parametrize("has_died", [False, True], ids=["libvirt error", "no answer"])
@@ -187,35 +187,35 @@ def test_cancelled_live_migration_resumes_guest_left_paused_by_libvirt(
 
     monkeypatch.setattr(live_migration, "CANCEL_SECONDS", 0)
     monkeypatch.setattr(Connection, "move", pause_and_fail)
-    to, agent = traveller.prepared(), traveller.agent(traveller.at)
+    to, agent = traveller.prepare(), traveller.agent(traveller.at)
     with pytest.raises(Cancelled):
         agent.live_migrate(
             traveller.spec, to, False, VerbContext(lambda name: None, has_begun.is_set)
         )
     may_fail.set()
-    traveller.stayed()
+    traveller.check_stayed()
     agent.close()
 
 
 def test_live_migration_timeout_with_abort_leaves_guest_on_source(traveller: Traveller) -> None:
     start = time.monotonic()
     with pytest.raises(VerbFailed, match="within 2 seconds and was aborted"):
-        traveller.leaves(bandwidth=SLOW, completion_timeout=1)
+        traveller.migrate(bandwidth=SLOW, completion_timeout=1)
     assert time.monotonic() - start > 2
-    traveller.stayed()
+    traveller.check_stayed()
 
 
 def test_live_migration_timeout_with_force_complete_moves_guest(traveller: Traveller) -> None:
-    traveller.leaves(bandwidth=SLOW, completion_timeout=1, timeout_action="force_complete")
-    traveller.came()
+    traveller.migrate(bandwidth=SLOW, completion_timeout=1, timeout_action="force_complete")
+    traveller.check_arrived()
 
 
 def test_force_complete_without_post_copy_pauses_guest_and_moves_it(traveller: Traveller) -> None:
     steered = Steered(
         "complete", when=lambda stats: stats["memory_processed"] > NANO.memory_mb << 20
     )
-    traveller.leaves(run=steered.run, bandwidth=SLOW)
-    traveller.came()
+    traveller.migrate(run=steered.run, bandwidth=SLOW)
+    traveller.check_arrived()
 
 
 @pytest.fixture
@@ -234,24 +234,24 @@ def test_force_complete_with_post_copy_moves_guest_without_pause(
     traveller: Traveller, post_copy: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, live_migration.__name__)
-    traveller.leaves(run=Steered("complete").run, bandwidth=SLOW, post_copy=True)
+    traveller.migrate(run=Steered("complete").run, bandwidth=SLOW, post_copy=True)
     assert "paused" not in caplog.text, "it stood still instead"
-    traveller.came()
+    traveller.check_arrived()
 
 
 def test_live_migration_of_paused_guest_keeps_it_paused(traveller: Traveller) -> None:
     traveller.here.driver.ensure_paused(traveller.server, traveller.arrived, QUIET)
-    traveller.leaves(run=Steered("complete").run)
+    traveller.migrate(run=Steered("complete").run)
     assert traveller.there.driver.finish_incoming(traveller.spec, QUIET).power_state == PAUSED
     traveller.there.driver.ensure_running(traveller.server, traveller.spec.fence, QUIET)
-    traveller.came()
+    traveller.check_arrived()
 
 
 def test_live_migration_with_native_tls_fails_without_certificates(traveller: Traveller) -> None:
     with pytest.raises(VerbFailed) as failure:
-        traveller.leaves(native_tls=True)
+        traveller.migrate(native_tls=True)
     assert "Unable to access credentials" in failure.value.details
-    traveller.stayed()
+    traveller.check_stayed()
 
 
 def start_migration_and_kill_agent(
@@ -294,23 +294,23 @@ def start_migration_and_kill_agent(
 
 
 def test_live_migration_continues_after_agent_death_and_is_joined(traveller: Traveller) -> None:
-    to = traveller.prepared()
+    to = traveller.prepare()
     start_migration_and_kill_agent(traveller, traveller.spec, to)
     steered = Steered(
         "complete", when=lambda stats: stats["memory_processed"] > NANO.memory_mb << 20
     )
     first = [state for state in traveller.here.driver.domains() if state.server == traveller.server]
     assert [state.power_state for state in first] == [RUNNING]
-    traveller.leaves(to, steered.run)
-    assert steered.told[0]["memory_processed"] > 0, "another migration was begun"
-    traveller.came()
+    traveller.migrate(to, steered.run)
+    assert steered.progress[0]["memory_processed"] > 0, "another migration was begun"
+    traveller.check_arrived()
 
 
 def test_abandoned_live_migration_is_ended_and_not_joined(traveller: Traveller) -> None:
-    traveller.prepared()
+    traveller.prepare()
     abandoned_spec, to, libvirt = (
         traveller.spec,
-        traveller.prepared(),
+        traveller.prepare(),
         Connection(traveller.uris[traveller.at]),
     )
     start_migration_and_kill_agent(traveller, abandoned_spec, to)
@@ -321,9 +321,9 @@ def test_abandoned_live_migration_is_ended_and_not_joined(traveller: Traveller) 
         fences.append(read_migration_fence(libvirt, traveller))
         return stats["memory_processed"] > NANO.memory_mb << 20
 
-    traveller.leaves(to, Steered("complete", when=record_fence).run, bandwidth=SLOW)
+    traveller.migrate(to, Steered("complete", when=record_fence).run, bandwidth=SLOW)
     assert set(fences) - {0} == {traveller.spec.fence}, "the earlier one was joined"
-    traveller.came()
+    traveller.check_arrived()
     libvirt.close()
 
 
@@ -334,10 +334,10 @@ def read_migration_fence(libvirt: Connection, traveller: Traveller) -> int:
 
 
 def test_live_migrate_repeated_after_lost_answer_returns_zero_bytes(traveller: Traveller) -> None:
-    to = traveller.prepared()
-    traveller.leaves(to)
-    assert traveller.leaves(to) == {"bytes": 0, "job_seconds": 0.0}
-    traveller.came()
+    to = traveller.prepare()
+    traveller.migrate(to)
+    assert traveller.migrate(to) == {"bytes": 0, "job_seconds": 0.0}
+    traveller.check_arrived()
     assert traveller.here.driver.finish_incoming(traveller.spec, QUIET).power_state == RUNNING
 
 
@@ -346,10 +346,10 @@ def test_live_migrate_after_unknown_end_follows_state_of_destination(
     traveller: Traveller, has_arrived: bool
 ) -> None:
     """libvirtd died at the end of the migration and left the guest paused."""
-    to, libvirt = traveller.prepared(), Connection(traveller.uris[traveller.at])
+    to, libvirt = traveller.prepare(), Connection(traveller.uris[traveller.at])
     if has_arrived:
         stored_xml = libvirt.describe(traveller.server, stored=True)
-        traveller.leaves(to)
+        traveller.migrate(to)
         libvirt.define(stored_xml)
         libvirt.start(traveller.server, paused=True)
     else:
@@ -369,11 +369,11 @@ def test_live_migrate_after_unknown_end_follows_state_of_destination(
     assert domain and domain.power_state == PAUSED
     if has_arrived:
         agent.live_migrate(traveller.spec, to, False, QUIET)
-        traveller.came()
+        traveller.check_arrived()
     else:
         with pytest.raises(VerbFailed, match="ended before its time"):
             agent.live_migrate(traveller.spec, to, False, QUIET)
-        traveller.stayed()
+        traveller.check_stayed()
     agent.close()
     libvirt.close()
 
@@ -392,16 +392,16 @@ def test_domains_omit_arriving_guest_until_migration_completes(traveller: Travel
         return stats["memory_processed"] > 0 and len(seen_states) > 1
 
     with pytest.raises(MigrationAborted):
-        traveller.leaves(run=Steered("abort", when=moves_memory).run, bandwidth=SLOW)
+        traveller.migrate(run=Steered("abort", when=moves_memory).run, bandwidth=SLOW)
     assert len(seen_states) > 1 and not any(seen_states)
-    traveller.stayed()
+    traveller.check_stayed()
 
 
 def test_finish_incoming_fails_when_guest_did_not_arrive(traveller: Traveller) -> None:
-    traveller.prepared()
+    traveller.prepare()
     with pytest.raises(VerbFailed, match="did not arrive"):
         traveller.there.driver.finish_incoming(traveller.spec, QUIET)
-    traveller.stayed()
+    traveller.check_stayed()
 
 
 @pytest.mark.parametrize("host", ["source", "destination"])
@@ -419,14 +419,14 @@ def test_live_migration_leaves_guest_on_source_when_libvirtd_is_killed(
         return False
 
     with pytest.raises(VerbFailed):
-        traveller.leaves(run=Steered(when=kill).run, bandwidth=SLOW)
+        traveller.migrate(run=Steered(when=kill).run, bandwidth=SLOW)
     assert kills
     await_true(
         lambda: state_if_reachable(traveller.there, traveller.server) == (None,),
         20,
         lambda: "the other host still waits for it",
     )
-    traveller.stayed()
+    traveller.check_stayed()
 
 
 def test_live_migration_moves_hotplugged_nic_and_waits_for_its_bridge(
@@ -444,13 +444,13 @@ def test_live_migration_moves_hotplugged_nic_and_waits_for_its_bridge(
             add_bridge(traveller.machines.names[1 - traveller.at], bridge)
         phases.append(name)
 
-    traveller.leaves(traveller.prepared(interfaces=[nic]), replace(QUIET, report_progress=report))
+    traveller.migrate(traveller.prepare(interfaces=[nic]), replace(QUIET, report_progress=report))
     assert "waiting for the network" in phases
-    traveller.came()
+    traveller.check_arrived()
     assert traveller.here.nics(traveller.server) == [nic.mac]
     traveller.here.driver.detach_interface(traveller.server, traveller.arrived, nic, QUIET)
-    traveller.leaves(traveller.prepared(interfaces=[]))
-    traveller.came()
+    traveller.migrate(traveller.prepare(interfaces=[]))
+    traveller.check_arrived()
 
 
 def test_live_migration_adapts_spice_console_to_destination(
@@ -463,16 +463,16 @@ def test_live_migration_adapts_spice_console_to_destination(
         with traveller.here.driver.console(traveller.server, SPICE) as screen:
             screen.settimeout(BOOT_SECONDS)
             spice.open_main(spice.OverSocket(screen))
-            traveller.leaves()
-        traveller.came()
+            traveller.migrate()
+        traveller.check_arrived()
         with traveller.here.driver.console(traveller.server, SPICE) as screen:
             screen.settimeout(BOOT_SECONDS)
             spice.open_main(spice.OverSocket(screen))
         traveller.options = lambda at: {"spice": at == 1}
         traveller.there.restart()
         for kinds in ([VNC, SERIAL], [VNC, SPICE, SERIAL]):
-            traveller.leaves()
-            traveller.came()
+            traveller.migrate()
+            traveller.check_arrived()
             assert traveller.here.driver.console_kinds(traveller.server) == kinds
     finally:
         traveller.clean()
@@ -496,9 +496,9 @@ def test_guest_on_shared_storage_cannot_run_on_two_hosts(
                     replace(traveller.spec, fence=traveller.spec.fence + 1), True, QUIET
                 )
             assert "lock" in failure.value.details
-            traveller.counts(traveller.here)
-            traveller.leaves()
-            traveller.came()
+            traveller.check_counts(traveller.here)
+            traveller.migrate()
+            traveller.check_arrived()
     finally:
         traveller.clean()
 
@@ -516,7 +516,7 @@ def test_ensure_absent_removes_guest_during_live_migration(
         return bool(removals)
 
     with contextlib.suppress(Cancelled, VerbFailed):
-        traveller.leaves(run=Steered(cancels=True, when=remove).run, bandwidth=SLOW)
+        traveller.migrate(run=Steered(cancels=True, when=remove).run, bandwidth=SLOW)
     assert removals
     with contextlib.closing(Connection(traveller.uris[1])) as destination:
         await_true(

@@ -41,7 +41,7 @@ def prepare_twice(pair: Pair, spec: GuestSpec) -> dict[str, object]:
 
 
 def test_live_migration_moves_running_guest_without_restart(live: Pair) -> None:
-    spec = live.counting()
+    spec = live.start_counting_guest()
     to = prepare_twice(live, spec)
     reports: list[dict[str, int]] = []
     run = VerbContext(
@@ -61,7 +61,7 @@ def test_live_migration_moves_running_guest_without_restart(live: Pair) -> None:
         )
     assert live.destination.state(spec.server) == (RUNNING, 2)
     assert live.destination.driver.server_facts(spec.server) == facts_of(spec)
-    live.goes_on(spec, ticks_before)
+    live.check_continues(spec, ticks_before)
     assert reports and set(reports[-1]) <= {
         f"{kind}_{part}"
         for kind in ("memory", "disk")
@@ -74,7 +74,7 @@ def test_live_migration_moves_running_guest_without_restart(live: Pair) -> None:
 
 
 def test_live_migration_of_paused_guest_keeps_it_paused(live: Pair) -> None:
-    spec = live.counting()
+    spec = live.start_counting_guest()
     live.source.driver.ensure_paused(spec.server, 1, QUIET)
     ticks_before = ticks(live.source, spec.server)
     to = prepare_twice(live, spec)
@@ -84,15 +84,15 @@ def test_live_migration_of_paused_guest_keeps_it_paused(live: Pair) -> None:
         spec.server, PAUSED, 2
     )
     assert live.destination.driver.ensure_running(spec.server, 3, QUIET).power_state == RUNNING
-    live.goes_on(spec, ticks_before)
+    live.check_continues(spec, ticks_before)
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_aborted_live_migration_leaves_guest_running_on_source(live: Pair, when: str) -> None:
-    spec = live.counting()
+    spec = live.start_counting_guest()
     to = prepare_twice(live, spec)
     progress: list[object] = [] if when == "meanwhile" else [True]
-    live.dawdle()
+    live.slow_migrations_down()
     run = VerbContext(
         progress.append, lambda: False, lambda: Control.ABORT if progress else None, progress.append
     )
@@ -106,7 +106,7 @@ def test_aborted_live_migration_leaves_guest_running_on_source(live: Pair, when:
     ticks_before = ticks(live.source, spec.server)
     live.source.driver.live_migrate(spec, prepare_twice(live, spec), live.shared, QUIET)
     live.destination.driver.finish_incoming(spec, QUIET)
-    live.goes_on(spec, ticks_before)
+    live.check_continues(spec, ticks_before)
 
 
 def check_nothing_arrived(pair: Pair, spec: GuestSpec) -> None:
@@ -117,7 +117,7 @@ def check_nothing_arrived(pair: Pair, spec: GuestSpec) -> None:
 
 
 def test_finish_incoming_without_migration_fails_and_source_keeps_guest(live: Pair) -> None:
-    spec = live.counting()
+    spec = live.start_counting_guest()
     check_nothing_arrived(live, spec)
     prepare_twice(live, spec)
     check_nothing_arrived(live, spec)
@@ -129,14 +129,14 @@ def test_finish_incoming_without_migration_fails_and_source_keeps_guest(live: Pa
 
 
 def test_cancelled_live_migration_is_either_aborted_or_complete(live: Pair) -> None:
-    spec = live.counting()
+    spec = live.start_counting_guest()
     to = prepare_twice(live, spec)
     progress: list[object] = []
     cancel_times: list[float] = []
     if isinstance(live.source.driver, MemoryDriver):
         live.source.driver.host.script["live_migrate"] = [Slow(60)]
 
-    def cancelled() -> bool:
+    def is_cancelled() -> bool:
         cancel_times.extend([time.monotonic()] if progress else [])
         return bool(progress)
 
@@ -145,7 +145,7 @@ def test_cancelled_live_migration_is_either_aborted_or_complete(live: Pair) -> N
             spec,
             to,
             live.shared,
-            VerbContext(progress.append, cancelled, report_migration=progress.append),
+            VerbContext(progress.append, is_cancelled, report_migration=progress.append),
         )
     except Cancelled:
         assert time.monotonic() - cancel_times[0] < 5
@@ -171,7 +171,7 @@ def test_live_migrate_repeated_after_lost_answer_does_not_move_again(
     live: Pair,
 ) -> None:
     """The agent dies after the move and before the answer."""
-    spec = live.counting()
+    spec = live.start_counting_guest()
     to = prepare_twice(live, spec)
     ticks_before = ticks(live.source, spec.server)
     if isinstance(live.source.driver, MemoryDriver):
@@ -189,11 +189,11 @@ def test_live_migrate_repeated_after_lost_answer_does_not_move_again(
         "job_seconds",
     }
     live.destination.driver.finish_incoming(spec, QUIET)
-    live.goes_on(spec, ticks_before)
+    live.check_continues(spec, ticks_before)
 
 
 def test_impossible_live_migration_is_refused_with_reason(live: Pair) -> None:
-    spec = live.counting()
+    spec = live.start_counting_guest()
     driver, read = live.destination.driver, live.destination.read_image
     with pytest.raises(VerbFailed, match="lacks the architecture s390x"):
         driver.prepare_incoming(
@@ -211,7 +211,7 @@ def test_impossible_live_migration_is_refused_with_reason(live: Pair) -> None:
 
 
 def test_live_migration_to_unreachable_host_leaves_guest_running(live: Pair) -> None:
-    spec = live.counting()
+    spec = live.start_counting_guest()
     to = prepare_twice(live, spec)
     nowhere = {**to, "uri": "qemu+tcp://127.0.0.1:9/system", "address": "127.0.0.1"}
     with pytest.raises(VerbFailed):

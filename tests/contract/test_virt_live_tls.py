@@ -31,7 +31,7 @@ from tests.services import demand
 pytestmark = [pytest.mark.kvm_or_tcg, pytest.mark.slice("moves")]
 
 
-#: A program that tries calls of libvirt's client and prints those that succeed.
+#: A program that tries calls of libvirt's client and prints the successful calls.
 ATTEMPTS = textwrap.dedent("""
     import sys, uuid, libvirt
     libvirt.registerErrorHandler(lambda context, error: None, None)
@@ -82,8 +82,10 @@ class World:
         return place
 
     def successful_calls(self, shows: Tls, port: int = PORT) -> set[str]:
-        """Try the calls from the source at the destination's libvirtd with this certificate. Return
-        those that succeed."""
+        """Try the calls from the source at the destination's libvirtd with this certificate.
+
+        Return the successful calls.
+        """
         proof = live_migration.lay_proof(self.authority.folder.parent / "pki-thief", shows)
         uri = f"qemu+tls://{self.machines.addresses[1]}:{port}/system?pkipath={proof}"
         tried = subprocess.run(
@@ -126,11 +128,11 @@ def test_live_migration_fails_when_qemu_at_destination_is_not_verified(
     )
     try:
         with pytest.raises(VerbFailed) as failure:
-            world.guest.leaves()
+            world.guest.migrate()
         assert "ertificate" in failure.value.details
     finally:
         world.lay_certificates(address, name)
-    world.guest.stayed()
+    world.guest.check_stayed()
 
 
 @pytest.mark.parametrize("certificate", ["another host's", "another authority's"])
@@ -145,9 +147,9 @@ def test_live_migration_fails_when_source_has_foreign_certificate(
         ),
     }[certificate]
     with pytest.raises(VerbFailed) as failure:
-        world.guest.leaves(tls=wrong_certificate)
+        world.guest.migrate(tls=wrong_certificate)
     assert "move the guest" in str(failure.value)
-    world.guest.stayed()
+    world.guest.check_stayed()
 
 
 def test_live_migration_fails_when_destination_has_foreign_certificate(world: World) -> None:
@@ -156,12 +158,12 @@ def test_live_migration_fails_when_destination_has_foreign_certificate(world: Wo
     world.guest.there.restart()
     try:
         with pytest.raises(VerbFailed) as failure:
-            world.guest.leaves()
+            world.guest.migrate()
         assert "ertificate" in failure.value.details
     finally:
         world.hosts[1] = before
         world.guest.there.restart()
-    world.guest.stayed()
+    world.guest.check_stayed()
 
 
 @pytest.mark.parametrize(
@@ -176,33 +178,33 @@ def test_live_migration_over_plain_text_is_refused_with_reason(
     world: World, options: dict[str, Any], message: str
 ) -> None:
     guest = world.guest
-    to, scheme = guest.prepared(), options.pop("uri", "qemu+tls")
+    to, scheme = guest.prepare(), options.pop("uri", "qemu+tls")
     with pytest.raises(VerbFailed) as failure:
-        guest.leaves(
+        guest.migrate(
             {**to, "uri": f"{scheme}://{world.machines.addresses[1]}:{PORT}/system"}, **options
         )
     assert message in failure.value.details
-    guest.stayed()
+    guest.check_stayed()
 
 
 def test_destination_refuses_unencrypted_live_migration(world: World) -> None:
     """The source permits plain text here."""
     with pytest.raises(VerbFailed):
-        world.guest.leaves(native_tls=False, plain_text=True)
-    world.guest.stayed()
+        world.guest.migrate(native_tls=False, plain_text=True)
+    world.guest.check_stayed()
 
 
 def test_migration_port_refuses_other_calls_and_closes_afterwards(world: World) -> None:
-    world.guest.prepared()
+    world.guest.prepare()
     assert world.successful_calls(world.hosts[0]) == {"open"}
     assert world.successful_calls(world.authority.issue("third", "10.251.7.3")) == set()
-    world.guest.stayed()
+    world.guest.check_stayed()
     world.guest.there.driver.ensure_absent(world.guest.server, world.guest.spec.fence)
     for port in (PORT, 16514, 16509):
         assert world.successful_calls(world.hosts[0], port) == set()
-    world.guest.stayed()
+    world.guest.check_stayed()
 
 
 def test_live_migration_over_tls_moves_guest(world: World) -> None:
-    world.guest.leaves()
-    world.guest.came()
+    world.guest.migrate()
+    world.guest.check_arrived()

@@ -276,7 +276,7 @@ def test_cold_migration_copies_ephemeral_disks_and_replaces_swap(pair: Pair) -> 
         new_spec, pair.peer(spec.server), pair.destination.read_image, QUIET
     )
     for _ in range(2):
-        pair.received(new_spec)
+        pair.transfer(new_spec)
     assert read_disks(pair.destination, spec.server) == LARGER_FORMATTED
     assert disks_with_canary(pair.destination, spec.server) == {"ephemeral0"}, "swap is made anew"
     assert pair.destination.driver.install(new_spec, True, QUIET).power_state == RUNNING
@@ -293,7 +293,7 @@ def test_cold_migration_creates_local_disks_of_new_flavor(pair: Pair) -> None:
     pair.source.driver.ensure_stopped(spec.server, 1, 0, QUIET)
     pair.source.driver.offer(spec.server, 1, SECRET, QUIET)
     new_spec = replace(spec, fence=2, flavor=FLAVOR, disks=[EPHEMERAL, SWAP])
-    pair.received(new_spec)
+    pair.transfer(new_spec)
     assert read_disks(pair.destination, spec.server) == FORMATTED
     assert pair.destination.driver.install(new_spec, True, QUIET).power_state == RUNNING
 
@@ -302,7 +302,7 @@ def test_cold_migration_on_shared_storage_creates_new_local_disks(sharing: Pair)
     spec = sharing.source.boot(image=linux_image(sharing.source), flavor=BARE)
     sharing.source.driver.ensure_stopped(spec.server, 1, 0, QUIET)
     new_spec = replace(spec, fence=2, flavor=FLAVOR, disks=[EPHEMERAL, SWAP])
-    sharing.received(new_spec)
+    sharing.transfer(new_spec)
     assert read_disks(sharing.destination, spec.server) == FORMATTED
     assert sharing.destination.driver.install(new_spec, True, QUIET).power_state == RUNNING
 
@@ -311,7 +311,7 @@ def test_cold_migration_on_shared_storage_keeps_ephemeral_disk(sharing: Pair) ->
     spec = boot_and_stop_with_canaries(sharing.source)
     new_spec = replace(spec, fence=2, flavor=LARGER, disks=LARGER_DISKS)
     for _ in range(2):
-        sharing.received(new_spec)
+        sharing.transfer(new_spec)
     assert sharing.destination.driver.install(new_spec, True, QUIET).power_state == RUNNING
     sharing.destination.driver.ensure_stopped(spec.server, 3, 0, QUIET)
     assert read_disks(sharing.destination, spec.server) == LARGER_FORMATTED
@@ -356,7 +356,7 @@ def test_cold_migration_copies_guest_data_on_ephemeral_disk(pair: Pair) -> None:
     pair.source.driver.ensure_stopped(spec.server, 1, 0, QUIET)
     pair.source.driver.offer(spec.server, 1, SECRET, QUIET)
     new_spec = replace(spec, fence=2)
-    pair.received(new_spec)
+    pair.transfer(new_spec)
     assert disks_with_canary(pair.destination, spec.server) == {"ephemeral0"}
     assert pair.destination.driver.install(new_spec, True, QUIET).power_state == RUNNING
 
@@ -377,7 +377,7 @@ def test_lost_ephemeral_disk_prevents_copy_and_start(pair: Pair) -> None:
     rig.driver.offer(spec.server, 1, SECRET, QUIET)
     (instance_folder(rig, spec.server) / "ephemeral0").unlink()
     with pytest.raises(VerbFailed, match="not on its host's storage any more"):
-        pair.received(replace(spec, fence=3))
+        pair.transfer(replace(spec, fence=3))
     assert read_disks(pair.destination, spec.server) == {}
     for start in (
         lambda: rig.driver.ensure_running(spec.server, 2, QUIET),
@@ -407,7 +407,7 @@ def test_ephemeral_disk_with_backing_file_prevents_copy_and_start(pair: Pair) ->
         check=True,
     )
     with pytest.raises(VerbFailed, match="not one that this host may open"):
-        pair.received(replace(spec, fence=2))
+        pair.transfer(replace(spec, fence=2))
     with pytest.raises(VerbFailed, match="not one that this host may open"):
         rig.driver.ensure_running(spec.server, 2, QUIET)
     assert read_disks(pair.destination, spec.server) == {}

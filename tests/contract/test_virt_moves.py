@@ -18,7 +18,7 @@ from common.domain import errors
 from common.domain.models import DomainState, Flavor
 from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
-from tests.contract.virt_pairs import LARGER, SECRET, Pair, cut, disk_gb, stalled, trickling
+from tests.contract.virt_pairs import LARGER, SECRET, Pair, cut, disk_gb, stall_road, trickle
 from tests.contract.virt_rigs import QUIET
 
 #: A secret that no file contains by chance.
@@ -33,10 +33,10 @@ def test_cold_migration_moves_disk_and_grows_it_to_new_flavor(pair: Pair) -> Non
     assert pair.destination.state(spec.server) is None and pair.destination.files(spec.server) == []
     for _ in range(2):
         pair.source.driver.offer(spec.server, 1, SECRET, QUIET)
-        pair.received(spec)
+        pair.transfer(spec)
         assert pair.destination.state(spec.server) is None
         assert disk_gb(pair.destination, spec.server) == 2
-    assert pair.booted_there(spec)
+    assert pair.boot_at_destination(spec)
     boots = pair.destination.boots(spec.server)
     assert destination.install(spec, True, QUIET) == DomainState(spec.server, RUNNING, 2)
     assert pair.destination.state(spec.server) == (RUNNING, 2)
@@ -57,14 +57,14 @@ def test_offered_parts_contain_exactly_the_announced_bytes(pair: Pair) -> None:
             assert end <= at and 0 < len(chunk) <= 1 << 20
             end, data = at + len(chunk), data + len(chunk)
         assert end <= part.size and data == part.bytes
-    assert 0 < pair.received(spec) <= offered
+    assert 0 < pair.transfer(spec) <= offered
 
 
 def test_revert_starts_guest_from_files_left_on_source(pair: Pair) -> None:
     before = pair.off_with_canary()
     spec = replace(before, flavor=LARGER)
-    pair.received(spec)
-    assert pair.booted_there(spec)
+    pair.transfer(spec)
+    assert pair.boot_at_destination(spec)
     pair.destination.driver.ensure_stopped(spec.server, 3, 0, QUIET)
     reverted = replace(before, fence=4)
     boots = pair.source.boots(spec.server)
@@ -84,7 +84,7 @@ def test_revert_starts_guest_from_files_left_on_source(pair: Pair) -> None:
 def test_files_alone_lists_servers_with_files_but_no_domain(pair: Pair) -> None:
     spec, driver = pair.off_with_canary(), pair.destination.driver
     assert pair.source.driver.files_alone() == driver.files_alone() == []
-    pair.received(spec)
+    pair.transfer(spec)
     assert driver.files_alone() == [spec.server]
     driver.install(replace(spec, fence=3), False, QUIET)
     assert driver.files_alone() == []
@@ -94,7 +94,7 @@ def test_files_alone_lists_servers_with_files_but_no_domain(pair: Pair) -> None:
 
 def test_install_of_stopped_guest_leaves_it_off_until_start(pair: Pair) -> None:
     spec = pair.off_with_canary()
-    pair.received(spec)
+    pair.transfer(spec)
     for _ in range(2):
         assert pair.destination.driver.install(spec, False, QUIET) == DomainState(
             spec.server, SHUTDOWN, 2
@@ -107,7 +107,7 @@ def test_install_of_stopped_guest_leaves_it_off_until_start(pair: Pair) -> None:
 
 def test_install_of_paused_spec_waits_for_ensure_running(pair: Pair) -> None:
     spec = replace(pair.off_with_canary(), paused=True)
-    pair.received(spec)
+    pair.transfer(spec)
     assert pair.destination.driver.install(spec, True, QUIET) == DomainState(spec.server, PAUSED, 2)
     assert pair.destination.driver.ensure_running(spec.server, 2, QUIET) == DomainState(
         spec.server, RUNNING, 2
@@ -170,19 +170,19 @@ def check_secret_is_refused(pair: Pair, server: str, secret: str) -> None:
 def test_interrupted_copy_raises_error_and_can_be_repeated(pair: Pair, problem: Exception) -> None:
     spec = pair.off_with_canary()
     with pytest.raises(type(problem), match=str(problem)):
-        pair.received(spec, cut(problem))
+        pair.transfer(spec, cut(problem))
     assert pair.destination.state(spec.server) is None
     if isinstance(problem, VerbFailed):
         with pytest.raises(VerbFailed, match="files"):
             pair.destination.driver.install(spec, True, QUIET)
-    pair.received(spec)
-    assert pair.booted_there(spec)
+    pair.transfer(spec)
+    assert pair.boot_at_destination(spec)
 
 
 def test_ensure_absent_after_interrupted_copy_removes_files(pair: Pair) -> None:
     spec = pair.off_with_canary()
     with pytest.raises(errors.Unavailable):
-        pair.received(spec, cut(errors.Unavailable("The other host is gone.")))
+        pair.transfer(spec, cut(errors.Unavailable("The other host is gone.")))
     pair.destination.driver.ensure_absent(spec.server, 3)
     assert pair.destination.files(spec.server) == []
     assert pair.source.state(spec.server) == (SHUTDOWN, 1)
@@ -195,17 +195,17 @@ def test_cancelled_copy_ends_within_five_seconds(pair: Pair, fault: str) -> None
     threading.Timer(0.3, cancelled.set).start()
     start = time.monotonic()
     with pytest.raises(Cancelled):
-        stalled_copy = stalled(stall_end, 0.05 if pair.source.kind == "memory" else 60)
-        pair.received(
+        stalled_copy = stall_road(stall_end, 0.05 if pair.source.kind == "memory" else 60)
+        pair.transfer(
             spec,
-            stalled_copy if fault == "stalls" else trickling,
+            stalled_copy if fault == "stalls" else trickle,
             VerbContext(lambda name: None, cancelled.is_set),
         )
     assert time.monotonic() - start < 5
     stall_end.set()
     assert pair.destination.state(spec.server) is None
-    pair.received(spec)
-    assert pair.booted_there(spec)
+    pair.transfer(spec)
+    assert pair.boot_at_destination(spec)
 
 
 def test_offer_of_running_guest_omits_its_disk(pair: Pair) -> None:
@@ -241,8 +241,8 @@ def test_prepare_refuses_too_large_disk_and_unclaimed_dedicated_cpus(pair: Pair)
 def test_cold_migration_on_shared_storage_copies_no_files(sharing: Pair) -> None:
     spec = sharing.off_with_canary(has_run=True)
     for _ in range(2):
-        assert sharing.received(spec) == 0
-    assert sharing.booted_there(spec)
+        assert sharing.transfer(spec) == 0
+    assert sharing.boot_at_destination(spec)
     for _ in range(2):
         sharing.source.driver.ensure_absent(spec.server, 2, keep_files=True)
     assert sharing.source.state(spec.server) is None

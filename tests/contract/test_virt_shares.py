@@ -199,7 +199,7 @@ def test_ensure_absent_unmounts_busy_share_lazily_and_keeps_its_files(
     rig.driver.ensure_running(server, 4, QUIET)
     host.busy = True
     rig.driver.ensure_absent(server, 5)
-    assert host.asked[-2:] == [
+    assert host.commands[-2:] == [
         ["umount", "--", str(tmp_path / "shares" / server / attached.share_id)],
         ["umount", "--lazy", "--", str(tmp_path / "shares" / server / attached.share_id)],
     ]

@@ -100,7 +100,7 @@ def test_cancelled_snapshot_leaves_no_files_and_can_be_repeated(rig: Rig, phase:
     phases = Phases()
     looks = 0
 
-    def cancelled() -> bool:
+    def is_cancelled() -> bool:
         nonlocal looks
         looks += bool(phases) and phases[-1].startswith(phase)
         return looks > (1 if phase == "copying disk" and rig.real else 0)
@@ -109,7 +109,7 @@ def test_cancelled_snapshot_leaves_no_files_and_can_be_repeated(rig: Rig, phase:
     start = time.monotonic()
     if rig.kind != "memory" or phase == "copying disk":
         with pytest.raises(Cancelled):
-            rig.driver.snapshot(spec.server, 2, chunks.extend, VerbContext(phases, cancelled))
+            rig.driver.snapshot(spec.server, 2, chunks.extend, VerbContext(phases, is_cancelled))
     assert time.monotonic() - start < 5
     assert not [path for path in rig.files(spec.server) if "snapshot" in path.name]
     assert take_snapshot(rig, spec.server)

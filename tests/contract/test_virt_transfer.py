@@ -89,7 +89,7 @@ def test_receive_copies_base_from_source_when_image_is_unavailable(pair: Pair) -
         and reports[-1]["disk_remaining"] == 0
     )
     assert "copying files 100 %" in phases
-    assert pair.booted_there(spec) and disk_gb(pair.destination, spec.server) == 2
+    assert pair.boot_at_destination(spec) and disk_gb(pair.destination, spec.server) == 2
     assert [
         name
         for name in names(instance_folder(pair, spec))
@@ -232,9 +232,11 @@ def test_agent_killed_during_receive_leaves_only_partial_disk(pair: Pair) -> Non
     service.close()
     with serve_files(pair, spec) as peer:
         pair.destination.driver.receive(spec, peer, pair.destination.read_image, QUIET)
-    assert names(instance_folder(pair, spec)) == ["base", "config", "disk"] and pair.booted_there(
-        spec
-    )
+    assert names(instance_folder(pair, spec)) == [
+        "base",
+        "config",
+        "disk",
+    ] and pair.boot_at_destination(spec)
 
 
 @of_files
@@ -289,7 +291,7 @@ def test_receive_continues_after_restart_of_transfer_service(pair: Pair) -> None
         pair.destination.read_image,
         VerbContext(lambda name: None, lambda: False, report_migration=replace_once),
     )
-    assert is_replaced.is_set() and pair.booted_there(spec)
+    assert is_replaced.is_set() and pair.boot_at_destination(spec)
     new_services[0].close()
 
 

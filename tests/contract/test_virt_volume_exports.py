@@ -167,11 +167,11 @@ def test_writing_guest_with_nbd_volume_loses_no_data_when_it_moves(world: Servin
     guest.here.driver.attach_volume(guest.server, guest.spec.fence, first, QUIET)
     world.await_more_writes(guest.here)
     second = world.serve_volume(first.volume_id)
-    to = guest.prepared(volumes=[second])
+    to = guest.prepare(volumes=[second])
     assert set(to["volumes"]) == {first.volume_id}
-    guest.leaves(to)
+    guest.migrate(to)
     source = guest.here
-    guest.came()
+    guest.check_arrived()
     source.driver.ensure_absent(guest.server, guest.spec.fence)
     world.end_export(first)
     world.await_more_writes(guest.here)
@@ -184,7 +184,7 @@ def test_writing_guest_with_nbd_volume_loses_no_data_when_it_moves(world: Servin
     world.end_export(second)
     world.check_blocks(first.volume_id, count)
     assert guest.here.state(guest.server) == (RUNNING, guest.spec.fence)
-    guest.counts(guest.here)
+    guest.check_counts(guest.here)
 
 
 def test_paused_guest_with_nbd_volume_moves_and_continues_to_write(world: ServingWorld) -> None:
@@ -195,13 +195,13 @@ def test_paused_guest_with_nbd_volume_moves_and_continues_to_write(world: Servin
     world.await_more_writes(guest.here)
     guest.here.driver.ensure_paused(guest.server, guest.spec.fence, QUIET)
     second = world.serve_volume(first.volume_id)
-    guest.leaves(guest.prepared(volumes=[second]))
+    guest.migrate(guest.prepare(volumes=[second]))
     source = guest.here
     assert guest.there.driver.finish_incoming(guest.spec, QUIET).power_state == PAUSED
     source.driver.ensure_absent(guest.server, guest.spec.fence)
     world.end_export(first)
     guest.there.driver.ensure_running(guest.server, guest.spec.fence, QUIET)
-    guest.came()
+    guest.check_arrived()
     count = world.await_more_writes(guest.here)
     guest.here.driver.detach_volume(guest.server, guest.spec.fence, second, QUIET)
     world.end_export(second)

@@ -106,11 +106,11 @@ def test_writing_guest_loses_no_data_in_volume_snapshot_and_migration(world: Fil
     guest.here.driver.snapshot_volume(server, fence, overlay, QUIET)
     frozen = world.path(volume.volume_id).read_bytes()
     world.await_more_writes(guest.here)
-    destination = guest.prepared(volumes=[overlay])
+    destination = guest.prepare(volumes=[overlay])
     assert set(destination["volumes"]) == {volume.volume_id}
-    guest.leaves(destination)
+    guest.migrate(destination)
     source = guest.here
-    guest.came()
+    guest.check_arrived()
     source.driver.ensure_absent(server, fence)
     world.await_more_writes(guest.here)
     names = [attached.connection["data"]["name"] for attached in (overlay, volume)]
@@ -129,4 +129,4 @@ def test_writing_guest_loses_no_data_in_volume_snapshot_and_migration(world: Fil
     world.flatten(overlay)
     world.check_blocks(volume.volume_id, count)
     assert guest.here.state(server) == (RUNNING, fence)
-    guest.counts(guest.here)
+    guest.check_counts(guest.here)

@@ -77,11 +77,11 @@ def test_writing_guest_with_iscsi_volume_loses_no_data_when_it_moves(world: Iscs
     guest.here.driver.attach_volume(guest.server, guest.spec.fence, volume, QUIET)
     world.await_more_writes(guest.here)
     assert PASSWORD not in guest.here.describe(guest.server) and key in world.secrets(guest.here)
-    destination = guest.prepared(volumes=[volume])
+    destination = guest.prepare(volumes=[volume])
     assert set(destination["volumes"]) == {key} and PASSWORD not in str(destination)
-    guest.leaves(destination)
+    guest.migrate(destination)
     source = guest.here
-    guest.came()
+    guest.check_arrived()
     source.driver.ensure_absent(guest.server, guest.spec.fence)
     assert key not in world.secrets(source)
     world.await_more_writes(guest.here)
@@ -92,7 +92,7 @@ def test_writing_guest_with_iscsi_volume_loses_no_data_when_it_moves(world: Iscs
     world.check_blocks(key, count)
     assert world.target.sessions(key) == [] and key not in world.secrets(guest.here)
     assert guest.here.state(guest.server) == (RUNNING, guest.spec.fence)
-    guest.counts(guest.here)
+    guest.check_counts(guest.here)
 
 
 def test_attach_iscsi_volume_with_wrong_password_or_target_is_refused(world: IscsiWorld) -> None:

@@ -77,15 +77,17 @@ class Service:
 
 
 @pytest.fixture(scope="module")
-def embedded(standalone_cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def embedded_service(
+    standalone_cloud: Cloud, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Rig]:
     folder = tmp_path_factory.mktemp("client")
     with volume_rig(standalone_cloud, folder, "--export-address", "127.0.0.1") as volume_service:
         yield volume_service
 
 
 @pytest.fixture(scope="module")
-def service(embedded: Rig) -> Service:
-    return Service(embedded.url, embedded.cloud)
+def service(embedded_service: Rig) -> Service:
+    return Service(embedded_service.url, embedded_service.cloud)
 
 
 def test_volume_is_created_shown_and_deleted_repeatedly(service: Service) -> None:

@@ -127,7 +127,7 @@ def _build(hook: str, tree: Path, folder: Path) -> Path:
 
 
 def list_files(*folders: str) -> set[str]:
-    """Return every file of these folders except those that tools write."""
+    """Return every file of these folders except files of tools."""
     return {
         str(path.relative_to(ROOT))
         for folder in folders

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fake servers that start TLS as a broker, PostgreSQL, MariaDB and Kilonova's own services do.
 
-Each uses any certificate, or plain text only, and handles one client at a time. ``heard`` contains
-the client's plain text, and ``is_proved`` is set if the client completes the handshake. For
-real servers see tests/contract/test_tls_servers.py.
+Each uses any certificate, or plain text only, and handles one client at a time. ``received``
+contains the client's plain text, and ``is_proved`` is set if the client completes the handshake.
+For real servers see tests/contract/test_tls_servers.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Peer:
 
     def __init__(self, kind: str, proof: Tls | None) -> None:
         self._proof, self._speak = proof, KINDS[kind]
-        self.heard, self.is_proved = b"", threading.Event()
+        self.received, self.is_proved = b"", threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(10)
         self.port = self._listener.getsockname()[1]
@@ -61,10 +61,10 @@ class Peer:
             if secured.recv(1):
                 self.is_proved.set()
 
-    def hear(self, channel: socket.socket, most: int = 4096) -> bytes:
+    def receive(self, channel: socket.socket, most: int = 4096) -> bytes:
         """Read the client's next plain text."""
         data = channel.recv(most)
-        self.heard += data
+        self.received += data
         return data
 
     @property
@@ -80,30 +80,30 @@ class Peer:
 
 def _amqp(peer: Peer, channel: socket.socket) -> bool:
     if not peer.can_tls:
-        if peer.hear(channel, 8) == b"AMQP\0\0\x09\x01":
-            peer.hear(channel)
+        if peer.receive(channel, 8) == b"AMQP\0\0\x09\x01":
+            peer.receive(channel)
         return False
     return True
 
 
 def _at_once(peer: Peer, channel: socket.socket) -> bool:
     if not peer.can_tls:
-        peer.hear(channel)
+        peer.receive(channel)
     return peer.can_tls
 
 
 def _postgresql(peer: Peer, channel: socket.socket) -> bool:
-    peer.hear(channel, 8)  # SSLRequest
+    peer.receive(channel, 8)  # SSLRequest
     channel.sendall(b"S" if peer.can_tls else b"N")
     if not peer.can_tls:
-        peer.hear(channel)
+        peer.receive(channel)
     return peer.can_tls
 
 
 def _mariadb(peer: Peer, channel: socket.socket) -> bool:
     packet = GREETING % (CAN_REST | (CAN_TLS if peer.can_tls else 0)).to_bytes(2, "little")
     channel.sendall(len(packet).to_bytes(3, "little") + b"\0" + packet)
-    peer.hear(channel, 36)  # SSLRequest, which contains neither user nor password
+    peer.receive(channel, 36)  # SSLRequest, which contains neither user nor password
     return peer.can_tls
 
 

@@ -49,8 +49,8 @@ NODE = (
 Road = Callable[[Iterator[tuple[int, bytes]]], Iterator[tuple[int, bytes]]]
 
 
-def straight(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Pass the data unchanged."""
+def pass_unchanged(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Return the data unchanged, as the default road."""
     return data
 
 
@@ -94,7 +94,7 @@ class Pair:
     def rigs(self) -> tuple[Rig, Rig]:
         return self.source, self.destination
 
-    def peer(self, server: str, secret: str = SECRET, road: Road = straight) -> Reader:
+    def peer(self, server: str, secret: str = SECRET, road: Road = pass_unchanged) -> Reader:
         return Reader(self.source, server, secret, road)
 
     def transfer_service(self, **options: Any) -> TransferService:
@@ -103,7 +103,7 @@ class Pair:
         with inside(host) if host else nullcontext():
             return TransferService(self.source.driver, address, **options)
 
-    def dawdle(self) -> None:
+    def slow_migrations_down(self) -> None:
         """Slow live migrations down until the source's next restart."""
         if isinstance(self.source.driver, MemoryDriver):
             self.source.driver.host.script["live_migrate"] = [Slow(60)]
@@ -128,20 +128,22 @@ class Pair:
         self.source.driver.offer(spec.server, 1, SECRET, QUIET)
         return replace(spec, fence=2)
 
-    def received(self, spec: GuestSpec, road: Road = straight, run: VerbContext = QUIET) -> int:
+    def transfer(
+        self, spec: GuestSpec, road: Road = pass_unchanged, run: VerbContext = QUIET
+    ) -> int:
         """Transfer the files to the destination and return the number of bytes."""
         peer = None if self.shared else self.peer(spec.server, road=road)
         result = self.destination.driver.receive(spec, peer, self.destination.read_image, run)
         return int(result["bytes"])
 
-    def booted_there(self, spec: GuestSpec) -> bool:
+    def boot_at_destination(self, spec: GuestSpec) -> bool:
         """Install and start the guest at the destination. True if the canary is on the disk."""
-        before = said(self.destination, spec.server).count("guest: booting")
+        before = read_console(self.destination, spec.server).count("guest: booting")
         self.destination.driver.install(spec, True, QUIET)
         return self.destination.has_canary(spec.server, before + 1)
 
     # --- running guests ---
-    def counting(self) -> GuestSpec:
+    def start_counting_guest(self) -> GuestSpec:
         """Return a running, offered guest at the source that counts in memory.
 
         The next fence is 2.
@@ -160,9 +162,9 @@ class Pair:
         self.source.driver.offer(spec.server, 1, SECRET, QUIET)
         return replace(spec, fence=2)
 
-    def goes_on(self, spec: GuestSpec, ticked: int) -> None:
+    def check_continues(self, spec: GuestSpec, ticked: int) -> None:
         """Check that the memory continues to count at the destination, without a boot there."""
-        assert said(self.destination, spec.server).count("guest: booting") <= (
+        assert read_console(self.destination, spec.server).count("guest: booting") <= (
             1 if self.shared or not self.source.real else 0
         )
         if isinstance(self.destination.driver, MemoryDriver):
@@ -176,7 +178,7 @@ class Pair:
             await_true(
                 lambda: ticks(self.destination, spec.server) > ticked + 3,
                 BOOT_SECONDS,
-                lambda: said(self.destination, spec.server)[-500:],
+                lambda: read_console(self.destination, spec.server)[-500:],
             )
 
     def clean(self) -> None:
@@ -185,7 +187,7 @@ class Pair:
             rig.clean()
 
 
-def said(rig: Rig, server: str) -> str:
+def read_console(rig: Rig, server: str) -> str:
     """Return the guest's console, or "" if there is no console here yet."""
     try:
         return rig.console(server)
@@ -198,7 +200,9 @@ def ticks(rig: Rig, server: str) -> int:
 
     Two lines that ran into each other on the console are ignored.
     """
-    numbers = re.findall(r"^tick (\d+)\n", said(rig, server).replace("\r", ""), re.MULTILINE)
+    numbers = re.findall(
+        r"^tick (\d+)\n", read_console(rig, server).replace("\r", ""), re.MULTILINE
+    )
     return int(numbers[-1]) if numbers else 0
 
 
@@ -231,7 +235,7 @@ def cut(problem: Exception) -> Road:
     return road
 
 
-def stalled(letting_go: threading.Event, seconds: float) -> Road:
+def stall_road(letting_go: threading.Event, seconds: float) -> Road:
     """Return a road that stalls after the first bytes, with an empty chunk every ``seconds``."""
 
     def road(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
@@ -243,7 +247,7 @@ def stalled(letting_go: threading.Event, seconds: float) -> Road:
     return road
 
 
-def trickling(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+def trickle(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     """Pass a few bytes at a time, slowly."""
     for at, chunk in data:
         for begin in range(0, len(chunk), 16):
@@ -377,7 +381,7 @@ class Machines:
 
 
 class _InNamespace:
-    """A proxy of a driver whose calls, threads and processes run in a network namespace."""
+    """A proxy that runs the calls, threads and processes of a driver in a network namespace."""
 
     def __init__(self, driver: LibvirtDriver, space: Path, source: str) -> None:
         self._driver, self._space, self._source = driver, space, source

@@ -103,7 +103,7 @@ class Traveller:
         self.at, self.ticked = 0, 0
         self.spec = self.here.boot(ready=True, user_data=user_data, **changed)
         self.arrived = self.spec.fence
-        self.counts(self.here)
+        self.check_counts(self.here)
 
     @property
     def server(self) -> str:
@@ -130,7 +130,7 @@ class Traveller:
             ),
         )
 
-    def prepared(self, **changed: Any) -> dict[str, Any]:
+    def prepare(self, **changed: Any) -> dict[str, Any]:
         """Prepare a new migration and return the description of the destination."""
         self.spec = replace(self.spec, fence=self.spec.fence + 1, **changed)
         source = Files(self.folders[self.at] / "instances" / self.server)
@@ -143,17 +143,17 @@ class Traveller:
             QUIET,
         )
 
-    def leaves(
+    def migrate(
         self, to: dict[str, Any] | None = None, run: VerbContext = QUIET, **options: Any
     ) -> dict[str, Any]:
         """Migrate the guest by an agent with these options."""
-        agent, to = self.agent(self.at, **options), to or self.prepared()
+        agent, to = self.agent(self.at, **options), to or self.prepare()
         try:
             return agent.live_migrate(self.spec, to, self.shared, run)
         finally:
             agent.close()
 
-    def counts(self, host: Rig) -> None:
+    def check_counts(self, host: Rig) -> None:
         """Check that the guest continues to count at the host without a restart."""
         before = ticks(host, self.server)
         await_true(
@@ -164,24 +164,24 @@ class Traveller:
         self.ticked = ticks(host, self.server)
         self.is_well = True
 
-    def stayed(self) -> None:
+    def check_stayed(self) -> None:
         """Check that the guest runs here as before, and that the other host has no domain."""
         assert (self.here.state(self.server), self.there.state(self.server)) == (
             (RUNNING, self.arrived),
             None,
         )
-        self.counts(self.here)
+        self.check_counts(self.here)
 
-    def came(self) -> None:
+    def check_arrived(self) -> None:
         """Check that the guest runs there and no longer here, then exchange the two hosts."""
         assert self.here.state(self.server) is None
         state = self.there.driver.finish_incoming(self.spec, QUIET)
         assert state == DomainState(self.server, RUNNING, self.spec.fence)
         self.arrived = self.spec.fence
         self.here, self.there, self.at = self.there, self.here, 1 - self.at
-        self.counts(self.here)
+        self.check_counts(self.here)
 
-    def holds_what_was_written(self) -> bool:
+    def has_written_data(self) -> bool:
         """True if the disk of the running guest contains the written data."""
         result = subprocess.run(
             [
@@ -215,21 +215,21 @@ class Steered:
         cancels: bool = False,
         when: Callable[[Mapping[str, int]], bool] = lambda numbers: numbers["memory_processed"] > 0,
     ) -> None:
-        self.told: list[Mapping[str, int]] = []
+        self.progress: list[Mapping[str, int]] = []
         self.moments: list[float] = []
         self._control = Control(control) if control else None
-        self._cancels, self._when, self._is_so = cancels, when, False
+        self._cancels, self._when, self._is_triggered = cancels, when, False
 
     @property
     def run(self) -> VerbContext:
         return VerbContext(
             lambda name: None,
-            lambda: self._is_so and self._cancels,
-            lambda: self._control if self._is_so else None,
-            self._measured,
+            lambda: self._is_triggered and self._cancels,
+            lambda: self._control if self._is_triggered else None,
+            self._record_progress,
         )
 
-    def _measured(self, numbers: Mapping[str, int]) -> None:
-        self.told.append(numbers)
+    def _record_progress(self, numbers: Mapping[str, int]) -> None:
+        self.progress.append(numbers)
         self.moments.append(time.monotonic())
-        self._is_so = self._when(numbers) or self._is_so
+        self._is_triggered = self._when(numbers) or self._is_triggered

@@ -104,12 +104,12 @@ class Rig:
             method, f"{self.url}{path}", json=body, headers=headers, timeout=60, **more
         )
 
-    def volume(self, connection: Any, size: int = 1, wanted: str = "available", **more: Any) -> str:
-        """Create a volume, wait for the status ``wanted``, and return the id."""
+    def volume(self, connection: Any, size: int = 1, status: str = "available", **more: Any) -> str:
+        """Create a volume, wait for the status ``status``, and return the id."""
         response = self.ask(connection, "POST", "/volumes", {"volume": {"size": size, **more}})
         assert response.status_code == 202, response.text
         key = str(response.json()["volume"]["id"])
-        self.until(connection, key, wanted)
+        self.until(connection, key, status)
         return key
 
     def show(self, connection: Any, key: str, plural: str = "volumes") -> Any:
@@ -126,13 +126,13 @@ class Rig:
     def action(self, connection: Any, key: str, name: str, body: Any = None, **more: Any) -> Any:
         return self.ask(connection, "POST", f"/volumes/{key}/action", {name: body}, **more)
 
-    def snapshot(self, connection: Any, volume: str, wanted: str = "available", **more: Any) -> str:
+    def snapshot(self, connection: Any, volume: str, status: str = "available", **more: Any) -> str:
         response = self.ask(
             connection, "POST", "/snapshots", {"snapshot": {"volume_id": volume, **more}}
         )
         assert response.status_code == 202, response.text
         key = str(response.json()["snapshot"]["id"])
-        self.until(connection, key, wanted, "snapshots")
+        self.until(connection, key, status, "snapshots")
         return key
 
     def attach(

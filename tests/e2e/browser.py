@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A headless Chromium that a test looks and types through: a page, its picture, its keyboard.
+"""A headless Chromium with one page that tests read, type into and take screenshots of.
 
-``with Browser(folder) as browser`` starts one of its own, with a profile in ``folder``, and ends
-it. It is told what to do over the DevTools protocol: one websocket to one page, one question at a
-time.
+``with Browser(folder) as browser`` runs a Chromium with a profile in ``folder`` during the block.
+Requests go over the DevTools protocol, with one websocket and one request at a time.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from tests.waiting import await_true
 
 START_SECONDS, ANSWER_SECONDS = 60, 30
 SIZE = (1024, 768)
-#: Keys that are no letters: name -> (code, number of the key, what it types).
+#: Special keys: name -> (code, number of the key, text).
 KEYS = {
     "Enter": ("Enter", 13, "\r"),
     "Backspace": ("Backspace", 8, ""),
     "Tab": ("Tab", 9, ""),
     "Escape": ("Escape", 27, ""),
 }
-#: Where letters stand on a US keyboard; with shift: the same place.
+#: Character -> code of its key on a US keyboard. Characters with shift have the same code.
 PLACES = {
     " ": "Space",
     "-": "Minus",
@@ -56,7 +55,7 @@ PLACES = {
     "(": "Digit9",
     ")": "Digit0",
 }
-#: What Windows calls those keys, which pages that know no places go by.
+#: Code of a key -> number of the key in Windows, for pages that do not use the codes.
 NUMBERS = {
     "Space": 32,
     "Semicolon": 186,
@@ -71,7 +70,8 @@ NUMBERS = {
 SHIFTED = set('><|_$&":?()')
 
 
-#: Keeps a frame of another site in the process of its page, so that a test can look into it.
+#: Options that keep the frame of another site in the process of its page, so that a test can read
+#: the frame.
 ONE_PROCESS = (
     "--disable-site-isolation-trials",
     "--disable-features=IsolateOrigins,site-per-process",
@@ -79,11 +79,11 @@ ONE_PROCESS = (
 
 
 class PageChanged(AssertionError):
-    """The page or the frame went elsewhere during a question."""
+    """The page or the frame navigated to another address during a request."""
 
 
 class Browser:
-    """One page. ``options``: more options of the command line."""
+    """One page. ``options`` are further options of the command line."""
 
     def __init__(
         self, folder: Path, program: str = "chromium", options: Sequence[str] = ()
@@ -91,9 +91,9 @@ class Browser:
         self._folder, self._program, self._options = folder, program, options
         self._process: subprocess.Popen[bytes] | None = None
         self._page: ClientConnection | None = None
-        self._asked = 0
-        #: What pages wrote to their console, and errors that they did not catch.
-        self.said: list[str] = []
+        self._requests = 0
+        #: Console messages and uncaught errors of the page.
+        self.messages: list[str] = []
 
     def __enter__(self) -> Browser:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -137,11 +137,11 @@ class Browser:
     def _attach(self, url: str) -> None:
         self._page = connect(url, max_size=64 << 20, proxy=None, legacy=True)
         for domain in ("Page", "Runtime", "Log"):
-            self.ask(f"{domain}.enable")
+            self.send(f"{domain}.enable")
 
     @contextmanager
     def second_page(self, *, same_profile: bool) -> Iterator[Browser]:
-        """Yield another page of this browser. A new profile has no cookie of this one."""
+        """Yield another page of this browser. A new profile has no cookies."""
         port = self._port()
         version = requests.get(
             f"http://127.0.0.1:{port}/json/version", timeout=ANSWER_SECONDS, proxies={"http": ""}
@@ -151,15 +151,15 @@ class Browser:
             profile = (
                 {}
                 if same_profile
-                else whole.ask("Target.createBrowserContext", disposeOnDetach=True)
+                else whole.send("Target.createBrowserContext", disposeOnDetach=True)
             )
-            target = whole.ask("Target.createTarget", url="about:blank", **profile)["targetId"]
+            target = whole.send("Target.createTarget", url="about:blank", **profile)["targetId"]
             try:
                 page._attach(f"ws://127.0.0.1:{port}/devtools/page/{target}")
                 yield page
             finally:
                 page.__exit__()
-                whole.ask("Target.closeTarget", targetId=target)
+                whole.send("Target.closeTarget", targetId=target)
 
     def __exit__(self, *failure: object) -> None:
         if self._page is not None:
@@ -174,112 +174,118 @@ class Browser:
 
     def _port(self) -> str:
         assert self._process is not None
-        told = self._folder / "DevToolsActivePort"
+        port_file = self._folder / "DevToolsActivePort"
         assert self._process.poll() is None, (self._folder / "chromium.log").read_text(
             errors="replace"
         )[-2000:]
-        return told.read_text().partition("\n")[0] if told.exists() else ""
+        return port_file.read_text().partition("\n")[0] if port_file.exists() else ""
 
-    def _await(self, question: Callable[[], Any], seconds: float, story: str) -> Any:
-        def ask_again() -> Any:
+    def _await(self, read: Callable[[], Any], seconds: float, story: str) -> Any:
+        def read_or_none() -> Any:
             try:
-                return question()
+                return read()
             except PageChanged:
                 return None
 
         return await_true(
-            ask_again, seconds, lambda: f"{story}; the page said {self.said[-20:]}", pause=0.1
+            read_or_none,
+            seconds,
+            lambda: f"{story}; the page said {self.messages[-20:]}",
+            pause=0.1,
         )
 
-    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One question of the protocol; what the page says meanwhile is kept."""
+    def send(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a request of the DevTools protocol and return the result.
+
+        Messages of the page that arrive meanwhile are stored.
+        """
         assert self._page is not None
-        self._asked += 1
-        self._page.send(json.dumps({"id": self._asked, "method": method, "params": parameters}))
+        self._requests += 1
+        self._page.send(json.dumps({"id": self._requests, "method": method, "params": parameters}))
         deadline = time.monotonic() + ANSWER_SECONDS
         while True:
             try:
-                told = json.loads(self._page.recv(timeout=max(0.0, deadline - time.monotonic())))
+                message = json.loads(self._page.recv(timeout=max(0.0, deadline - time.monotonic())))
             except ConnectionClosed as error:
                 raise AssertionError(f"the browser died during {method}") from error
-            if told.get("id") == self._asked:
-                if "error" in told:
-                    raise PageChanged(method, told["error"])
-                result: dict[str, Any] = told["result"]
+            if message.get("id") == self._requests:
+                if "error" in message:
+                    raise PageChanged(method, message["error"])
+                result: dict[str, Any] = message["result"]
                 return result
-            self._hear(told)
+            self._store_message(message)
 
-    def _hear(self, told: dict[str, Any]) -> None:
-        inside = told.get("params", {})
-        match told.get("method"):
+    def _store_message(self, message: dict[str, Any]) -> None:
+        parameters = message.get("params", {})
+        match message.get("method"):
             case "Runtime.consoleAPICalled":
-                self.said.append(
+                self.messages.append(
                     " ".join(
-                        str(part.get("value", part.get("description"))) for part in inside["args"]
+                        str(part.get("value", part.get("description")))
+                        for part in parameters["args"]
                     )
                 )
             case "Runtime.exceptionThrown":
-                self.said.append(json.dumps(inside["exceptionDetails"])[:500])
+                self.messages.append(json.dumps(parameters["exceptionDetails"])[:500])
             case "Log.entryAdded":
-                self.said.append(inside["entry"]["text"])
+                self.messages.append(parameters["entry"]["text"])
 
     def open(self, url: str) -> None:
-        """Go to a page and wait until it is loaded."""
-        self.ask("Page.navigate", url=url)
+        """Open an address and wait until the page is loaded."""
+        self.send("Page.navigate", url=url)
         self.await_true("document.readyState === 'complete'", ANSWER_SECONDS)
 
-    def evaluate(self, script: str, **where: Any) -> Any:
-        """The value of an expression on the page."""
-        told = self.ask(
-            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, **where
+    def evaluate(self, script: str, **context: Any) -> Any:
+        """Return the value of an expression on the page."""
+        answer = self.send(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, **context
         )
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
 
     def evaluate_in_frame(self, script: str) -> Any:
-        """Return the value of an expression in the page's first frame, None while there is none.
+        """Return the value of an expression in the page's first frame, or None without a frame.
 
         The frame of another site needs ``ONE_PROCESS``.
         """
-        frames = self.ask("Page.getFrameTree")["frameTree"].get("childFrames", ())
+        frames = self.send("Page.getFrameTree")["frameTree"].get("childFrames", ())
         if not frames:
             return None
-        frame = self.ask("Page.createIsolatedWorld", frameId=frames[0]["frame"]["id"])
+        frame = self.send("Page.createIsolatedWorld", frameId=frames[0]["frame"]["id"])
         return self.evaluate(script, contextId=frame["executionContextId"])
 
     def await_in_frame(self, script: str, seconds: float = ANSWER_SECONDS) -> Any:
-        """Wait until the expression is true in the first frame, and return its value."""
+        """Wait until the expression is true in the first frame. Return the value."""
         return self._await(
             lambda: self.evaluate_in_frame(script), seconds, f"not true in the frame: {script}"
         )
 
     def await_true(self, script: str, seconds: float = ANSWER_SECONDS) -> Any:
-        """Until the expression is true on the page; returns its value."""
+        """Wait until the expression is true on the page. Return the value."""
         return self._await(
             lambda: self.evaluate(script), seconds, f"not true on the page: {script}"
         )
 
     def text(self, selector: str) -> str:
-        """The text of an element; empty while there is none."""
+        """Return the text of an element, or "" if the element does not exist."""
         return str(
             self.evaluate(f"document.querySelector({json.dumps(selector)})?.textContent ?? ''")
         )
 
     def picture(self, path: Path | None = None) -> bytes:
-        """The page as PNG; also written to ``path``."""
-        content = base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"])
+        """Return a screenshot of the page as PNG. Also write the PNG to ``path`` if given."""
+        content = base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"])
         if path is not None:
             path.write_bytes(content)
         return content
 
     def click(self, x: float, y: float) -> None:
-        """The left button, once."""
+        """Click once with the left button."""
         for kind in ("mousePressed", "mouseReleased"):
-            self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def type(self, text: str) -> None:
-        """Letter by letter, with the shift key where a US keyboard needs it; a line break is
-        Enter."""
+        """Type a text letter by letter on a US keyboard. A line break is the key Enter."""
         for letter in text:
             if letter == "\n":
                 self.press("Enter")
@@ -289,7 +295,7 @@ class Browser:
             )
             shift = 8 if letter in SHIFTED or letter.isupper() else 0
             if shift:
-                self.ask(
+                self.send(
                     "Input.dispatchKeyEvent",
                     type="rawKeyDown",
                     key="Shift",
@@ -298,9 +304,9 @@ class Browser:
                     windowsVirtualKeyCode=16,
                 )
             number = NUMBERS.get(code) or ord(code[-1])
-            self._stroke(letter, code, number, letter, shift)
+            self._press(letter, code, number, letter, shift)
             if shift:
-                self.ask(
+                self.send(
                     "Input.dispatchKeyEvent",
                     type="keyUp",
                     key="Shift",
@@ -309,12 +315,12 @@ class Browser:
                 )
 
     def press(self, key: str) -> None:
-        """One of ``KEYS``."""
-        self._stroke(key, *KEYS[key], 0)
+        """Press and release a key of ``KEYS``."""
+        self._press(key, *KEYS[key], 0)
 
-    def _stroke(self, key: str, code: str, number: int, typed: str, modifiers: int) -> None:
+    def _press(self, key: str, code: str, number: int, typed: str, modifiers: int) -> None:
         for kind in ("keyDown", "keyUp"):
-            self.ask(
+            self.send(
                 "Input.dispatchKeyEvent",
                 type=kind,
                 key=key,

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python conformance_runner.py RUNNER ARGUMENT…``: the runner of the conformance data, and
-handlers of our own.
+"""The runner of the conformance data, with handlers for parts that the reference cloud lacked.
 
-Its own handlers are those that its reference could prove; ours exercise what that one lacked:
-security groups, floating addresses, interfaces, volumes, the alias of /servers. A cloud needs a
-network whose router leads to an external network, and a volume service; CONFORMANCE_PORT is a free
-port of the user on the first network. Volumes stay, detached: who runs this deletes the user's.
+Usage: ``python conformance_runner.py RUNNER ARGUMENT…``. The handlers exercise security groups,
+floating addresses, interfaces, volumes and the alias of /servers. The cloud needs a volume service
+and a network with a router to an external network. CONFORMANCE_PORT is a free port of the user on
+the first network. The caller deletes the user's volumes afterwards.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-#: Operations of which the data have no request, and what we send: (first microversion, last, body);
-#: "*": the latest.
+#: Operation without a request in the data -> requests as (first microversion, last, body). "*" is
+#: the latest microversion.
 BODIES: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
     "POST /flavors/{flavor_id}/os-extra_specs": [
         ("2.1", "*", {"extra_specs": {"hw:numa_nodes": "1"}})
@@ -85,7 +84,7 @@ BODIES: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
         ("2.14", "*", {"evacuate": {"host": "host", "adminPass": "secret"}}),
     ],
 }
-#: The alias /os-volumes_boot -> the operation whose handler serves it, too.
+#: Operation of the alias /os-volumes_boot -> operation with the handler for both.
 ALIASES = {
     "POST /os-volumes_boot": "POST /servers",
     "PUT /os-volumes_boot/{id}": "PUT /servers/{id}",
@@ -106,30 +105,35 @@ ALIASES = {
 }
 GROUPS, ADDRESSES = "/os-security-groups", "/os-floating-ips"
 VOLUMES, SNAPSHOTS = "/os-volumes", "/os-snapshots"
-#: Since when an attachment has a tag.
+#: Minor microversion that adds tags to attachments.
 TAGS = 49
-#: Seconds that a port or a volume may take to come or go.
+#: Seconds until a port or a volume must be attached, detached, created or deleted.
 SETTLE = 30
 
 Handler = Callable[[Any], None]
 
 
 def main(runner: str) -> None:
-    """Add our handlers to the runner's, and run it."""
+    """Add the handlers of this module to the runner, and start the runner."""
     sys.path.insert(0, runner)
     handlers = importlib.import_module("handlers")
     for alias, name in ALIASES.items():
         handlers.on(alias, needs=" ".join(handlers.NEEDS[name]))(handlers.HANDLERS[name])
-    for needs, ours in (("network network-proxy", OURS), ("volume", OF_VOLUMES)):
-        for name, handler in ours.items():
+    for needs, handlers_by_operation in (
+        ("network network-proxy", NETWORK_HANDLERS),
+        ("volume", VOLUME_HANDLERS),
+    ):
+        for name, handler in handlers_by_operation.items():
             handlers.on(name, needs=needs)(handler)
     sys.argv[:2] = [runner]
     runpy.run_path(runner, run_name="__main__")
 
 
 def write_bodies(folder: Path) -> Path:
-    """BODIES as a folder of data that the runner merges with its own (its argument --data); returns
-    the folder."""
+    """Write BODIES into a folder in the format of the runner's argument --data.
+
+    The runner merges this data with the runner's data. Return the folder.
+    """
     manifest = []
     for number, (name, bodies) in enumerate(BODIES.items()):
         for part, (since, until, body) in enumerate(bodies):
@@ -150,48 +154,49 @@ def write_bodies(folder: Path) -> Path:
 
 
 @contextmanager
-def made(case: Any, path: str, body: dict[str, Any]) -> Iterator[str]:
-    """Something of the user's that lives for one call; yields its id."""
-    [found] = case.cloud.must("POST", path, body, 1, "user").values()
+def temporary(case: Any, path: str, body: dict[str, Any]) -> Iterator[str]:
+    """Create an object of the user, yield the id, and delete the object afterwards."""
+    [resource] = case.cloud.must("POST", path, body, 1, "user").values()
     try:
-        yield found["id"]
+        yield resource["id"]
     finally:
-        case.cloud.request("DELETE", f"{path}/{found['id']}", actor="user")
+        case.cloud.request("DELETE", f"{path}/{resource['id']}", actor="user")
 
 
 @contextmanager
-def created(case: Any, path: str, body: dict[str, Any]) -> Iterator[None]:
-    """Make such a thing by the call that is under test; it is gone afterwards."""
+def call_create(case: Any, path: str, body: dict[str, Any]) -> Iterator[None]:
+    """Create an object with the call under test, and delete the object afterwards."""
     answer = case.call(body)
     yield
     if answer.status_code < 300:
-        [found] = answer.json().values()
-        case.cloud.request("DELETE", f"{path}/{found['id']}", actor="user")
+        [resource] = answer.json().values()
+        case.cloud.request("DELETE", f"{path}/{resource['id']}", actor="user")
 
 
-def attachments(case: Any, server: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = case.cloud.get(f"/servers/{server}/os-interface", actor="user")[
-        "interfaceAttachments"
-    ]
-    return found
+def list_interfaces(case: Any, server: str) -> list[dict[str, Any]]:
+    interfaces: list[dict[str, Any]] = case.cloud.get(
+        f"/servers/{server}/os-interface", actor="user"
+    )["interfaceAttachments"]
+    return interfaces
 
 
 def await_number(case: Any, server: str, number: int) -> None:
-    """Until the server has so many interfaces."""
+    """Wait until the server has so many interfaces."""
     deadline = time.monotonic() + SETTLE
-    while len(attachments(case, server)) != number:
+    while len(list_interfaces(case, server)) != number:
         if time.monotonic() > deadline:
             case.verdict(
-                False, f"{number} interfaces wanted, there are {attachments(case, server)}"
+                False, f"{number} interfaces wanted, there are {list_interfaces(case, server)}"
             )
             return
-        time.sleep(0.1)  # the API tells nobody when an interface has come or gone
+        # The API sends no notification of attached or detached interfaces.
+        time.sleep(0.1)
 
 
 def with_second_interface(case: Any) -> tuple[str, dict[str, Any]]:
-    """A server, and its interface that was attached last."""
+    """Attach an interface to a server, and return the server and the new interface."""
     server = case.server()
-    known = {one["port_id"] for one in attachments(case, server)}
+    before = {interface["port_id"] for interface in list_interfaces(case, server)}
     case.cloud.must(
         "POST",
         f"/servers/{server}/os-interface",
@@ -199,22 +204,26 @@ def with_second_interface(case: Any) -> tuple[str, dict[str, Any]]:
         1,
         "user",
     )
-    await_number(case, server, len(known) + 1)
-    return server, next(one for one in attachments(case, server) if one["port_id"] not in known)
+    await_number(case, server, len(before) + 1)
+    return server, next(
+        interface
+        for interface in list_interfaces(case, server)
+        if interface["port_id"] not in before
+    )
 
 
 def detach(case: Any, server: str, port: str) -> None:
-    number = len(attachments(case, server))
+    number = len(list_interfaces(case, server))
     case.cloud.must("DELETE", f"/servers/{server}/os-interface/{port}", None, 1, "user")
     await_number(case, server, number - 1)
 
 
 def attach_interface(case: Any) -> None:
     def edit(body: dict[str, Any]) -> None:
-        wanted = body["interfaceAttachment"]
-        if "port_id" in wanted:
-            wanted["port_id"] = os.environ["CONFORMANCE_PORT"]
-        for address in wanted.get("fixed_ips", ()):
+        attachment = body["interfaceAttachment"]
+        if "port_id" in attachment:
+            attachment["port_id"] = os.environ["CONFORMANCE_PORT"]
+        for address in attachment.get("fixed_ips", ()):
             address["ip_address"] = f"10.0.200.{next(case.cloud.numbers) % 250 + 1}"
 
     server = case.server()
@@ -226,7 +235,7 @@ def attach_interface(case: Any) -> None:
 
 def show_interface(case: Any) -> None:
     server = case.server()
-    case.call(server_id=server, id=attachments(case, server)[0]["port_id"])
+    case.call(server_id=server, id=list_interfaces(case, server)[0]["port_id"])
 
 
 def detach_interface(case: Any) -> None:
@@ -237,39 +246,46 @@ def detach_interface(case: Any) -> None:
 
 def add_fixed_address(case: Any) -> None:
     server = case.server()
-    known = addresses(case, server)
+    before = list_addresses(case, server)
     case.call({"addFixedIp": {"networkId": case.cloud.network}}, id=server)
-    await_addresses(case, server, len(known) + 1)
-    for address in addresses(case, server) - known:
+    await_addresses(case, server, len(before) + 1)
+    for address in list_addresses(case, server) - before:
         case.cloud.act(server, "removeFixedIp", {"address": address}, actor="user")
-    await_addresses(case, server, len(known))
+    await_addresses(case, server, len(before))
 
 
 def remove_fixed_address(case: Any) -> None:
     server = case.server()
-    known = addresses(case, server)
+    before = list_addresses(case, server)
     case.cloud.act(server, "addFixedIp", {"networkId": case.cloud.network}, actor="user")
-    await_addresses(case, server, len(known) + 1)
-    [added] = addresses(case, server) - known
+    await_addresses(case, server, len(before) + 1)
+    [added] = list_addresses(case, server) - before
     case.call({"removeFixedIp": {"address": added}}, id=server)
-    await_addresses(case, server, len(known))
+    await_addresses(case, server, len(before))
 
 
-def addresses(case: Any, server: str) -> set[str]:
-    """Of all its interfaces, without floating ones."""
-    return {fixed["ip_address"] for one in attachments(case, server) for fixed in one["fixed_ips"]}
+def list_addresses(case: Any, server: str) -> set[str]:
+    """Return the fixed addresses of all interfaces of a server."""
+    return {
+        address["ip_address"]
+        for interface in list_interfaces(case, server)
+        for address in interface["fixed_ips"]
+    }
 
 
 def await_addresses(case: Any, server: str, number: int) -> None:
     deadline = time.monotonic() + SETTLE
-    while len(addresses(case, server)) != number:
+    while len(list_addresses(case, server)) != number:
         if time.monotonic() > deadline:
-            case.verdict(False, f"{number} addresses wanted, there are {addresses(case, server)}")
+            case.verdict(
+                False, f"{number} addresses wanted, there are {list_addresses(case, server)}"
+            )
             return
-        time.sleep(0.1)  # the API tells nobody when an address has come or gone
+        # The API sends no notification of added or removed addresses.
+        time.sleep(0.1)
 
 
-def pool(case: Any) -> dict[str, str]:
+def build_pool(case: Any) -> dict[str, str]:
     return {
         "pool": case.cloud.get("/os-floating-ip-pools", actor="user")["floating_ip_pools"][0][
             "name"
@@ -278,40 +294,39 @@ def pool(case: Any) -> dict[str, str]:
 
 
 def create_floating(case: Any) -> None:
-    with created(case, ADDRESSES, pool(case)):
+    with call_create(case, ADDRESSES, build_pool(case)):
         pass
 
 
-def one_floating(case: Any) -> None:
-    with made(case, ADDRESSES, pool(case)) as found:
-        case.call(id=found)
+def show_or_delete_floating(case: Any) -> None:
+    with temporary(case, ADDRESSES, build_pool(case)) as address_id:
+        case.call(id=address_id)
 
 
-def associate(case: Any) -> None:
-    """addFloatingIp, and removeFloatingIp of one that was added."""
+def add_or_remove_floating(case: Any) -> None:
     server = case.server()
-    with made(case, ADDRESSES, pool(case)) as found:
-        address = case.cloud.get(f"{ADDRESSES}/{found}", actor="user")["floating_ip"]["ip"]
+    with temporary(case, ADDRESSES, build_pool(case)) as address_id:
+        address = case.cloud.get(f"{ADDRESSES}/{address_id}", actor="user")["floating_ip"]["ip"]
         if case.op.action == "removeFloatingIp":
             case.cloud.act(server, "addFloatingIp", {"address": address}, actor="user")
         case.call({case.op.action: {"address": address}}, id=server)
 
 
-def group(case: Any) -> dict[str, Any]:
+def build_group(case: Any) -> dict[str, Any]:
     return {"security_group": {"name": case.cloud.name("group"), "description": "under test"}}
 
 
 def create_group(case: Any) -> None:
-    with created(case, GROUPS, group(case)):
+    with call_create(case, GROUPS, build_group(case)):
         pass
 
 
-def one_group(case: Any) -> None:
-    with made(case, GROUPS, group(case)) as found:
-        case.call(group(case) if case.op.method == "PUT" else None, id=found)
+def show_change_or_delete_group(case: Any) -> None:
+    with temporary(case, GROUPS, build_group(case)) as group_id:
+        case.call(build_group(case) if case.op.method == "PUT" else None, id=group_id)
 
 
-def rule(parent: str) -> dict[str, Any]:
+def build_rule(parent: str) -> dict[str, Any]:
     return {
         "security_group_rule": {
             "parent_group_id": parent,
@@ -325,25 +340,24 @@ def rule(parent: str) -> dict[str, Any]:
 
 def create_rule(case: Any) -> None:
     with (
-        made(case, GROUPS, group(case)) as parent,
-        created(case, "/os-security-group-rules", rule(parent)),
+        temporary(case, GROUPS, build_group(case)) as parent,
+        call_create(case, "/os-security-group-rules", build_rule(parent)),
     ):
         pass
 
 
 def delete_rule(case: Any) -> None:
     with (
-        made(case, GROUPS, group(case)) as parent,
-        made(case, "/os-security-group-rules", rule(parent)) as found,
+        temporary(case, GROUPS, build_group(case)) as parent,
+        temporary(case, "/os-security-group-rules", build_rule(parent)) as rule_id,
     ):
-        case.call(id=found)
+        case.call(id=rule_id)
 
 
-def join_group(case: Any) -> None:
-    """addSecurityGroup, and removeSecurityGroup of one that was added."""
-    server, wanted = case.server(), group(case)
-    name = {"name": wanted["security_group"]["name"]}
-    with made(case, GROUPS, wanted):
+def join_or_leave_group(case: Any) -> None:
+    server, group = case.server(), build_group(case)
+    name = {"name": group["security_group"]["name"]}
+    with temporary(case, GROUPS, group):
         if case.op.action == "removeSecurityGroup":
             case.cloud.act(server, "addSecurityGroup", name, actor="user")
         case.call({case.op.action: name}, id=server)
@@ -351,38 +365,39 @@ def join_group(case: Any) -> None:
             case.cloud.act(server, "removeSecurityGroup", name, actor="user")
 
 
-def volume(case: Any) -> dict[str, Any]:
+def build_volume(case: Any) -> dict[str, Any]:
     return {"volume": {"size": 1, "display_name": case.cloud.name("volume")}}
 
 
-def snapshot(case: Any, parent: str) -> dict[str, Any]:
+def build_snapshot(case: Any, parent: str) -> dict[str, Any]:
     return {"snapshot": {"volume_id": parent, "display_name": case.cloud.name("snapshot")}}
 
 
 def await_status(case: Any, path: str, status: str) -> None:
-    """Until a volume or snapshot has it; "": until it is gone."""
+    """Wait until a volume or snapshot has the status. The status "" means deleted."""
     deadline = time.monotonic() + SETTLE
     while True:
         answer = case.cloud.request("GET", path, actor="user")
-        [found] = answer.json().values()
-        if status == ("" if answer.status_code == 404 else found.get("status")):
+        [resource] = answer.json().values()
+        if status == ("" if answer.status_code == 404 else resource.get("status")):
             return
         if time.monotonic() > deadline:
-            case.verdict(False, f"{path} is to be {status or 'gone'}: {found}")
+            case.verdict(False, f"{path} is to be {status or 'gone'}: {resource}")
             return
-        time.sleep(0.05)  # the service tells nobody when something is ready
+        # The service sends no notification of the status.
+        time.sleep(0.05)
 
 
-def stored(case: Any, path: str, answer: Any) -> str:
-    """The path of what such an answer says was made, once it can be used."""
-    [found] = answer.values()
-    await_status(case, f"{path}/{found['id']}", "available")
-    return f"{path}/{found['id']}"
+def await_available(case: Any, path: str, answer: Any) -> str:
+    """Wait until the volume or snapshot in a create response is available. Return the path."""
+    [resource] = answer.values()
+    await_status(case, f"{path}/{resource['id']}", "available")
+    return f"{path}/{resource['id']}"
 
 
-def store(case: Any, path: str, body: dict[str, Any]) -> str:
-    """Make a volume or a snapshot of the user's; returns its path."""
-    return stored(case, path, case.cloud.must("POST", path, body, 1, "user"))
+def create_available(case: Any, path: str, body: dict[str, Any]) -> str:
+    """Create an available volume or snapshot of the user. Return the path."""
+    return await_available(case, path, case.cloud.must("POST", path, body, 1, "user"))
 
 
 def remove(case: Any, path: str) -> None:
@@ -391,154 +406,161 @@ def remove(case: Any, path: str) -> None:
 
 
 def create_volume(case: Any) -> None:
-    answer = case.call(volume(case))
+    answer = case.call(build_volume(case))
     if answer.status_code < 300:
-        remove(case, stored(case, VOLUMES, answer.json()))
+        remove(case, await_available(case, VOLUMES, answer.json()))
 
 
 def create_snapshot(case: Any) -> None:
     with free_volume(case) as parent:
         answer = case.call(edit=lambda body: body["snapshot"].update(volume_id=parent))
         if answer.status_code < 300:
-            remove(case, stored(case, SNAPSHOTS, answer.json()))
+            remove(case, await_available(case, SNAPSHOTS, answer.json()))
 
 
-def one_volume(case: Any) -> None:
-    """Shown or deleted."""
-    found = store(case, VOLUMES, volume(case))
-    case.call(id=found.rpartition("/")[2])
+def show_or_delete_volume(case: Any) -> None:
+    path = create_available(case, VOLUMES, build_volume(case))
+    case.call(id=path.rpartition("/")[2])
     if case.op.method == "GET":
-        case.cloud.request("DELETE", found, actor="user")
-    await_status(case, found, "")
+        case.cloud.request("DELETE", path, actor="user")
+    await_status(case, path, "")
 
 
-def one_snapshot(case: Any) -> None:
-    """Shown or deleted."""
+def show_or_delete_snapshot(case: Any) -> None:
     with free_volume(case) as parent:
-        found = store(case, SNAPSHOTS, snapshot(case, parent))
-        case.call(id=found.rpartition("/")[2])
+        path = create_available(case, SNAPSHOTS, build_snapshot(case, parent))
+        case.call(id=path.rpartition("/")[2])
         if case.op.method == "GET":
-            case.cloud.request("DELETE", found, actor="user")
-        await_status(case, found, "")
+            case.cloud.request("DELETE", path, actor="user")
+        await_status(case, path, "")
 
 
-def list_stored(case: Any) -> None:
-    """Volumes or snapshots, of which there is one."""
+def list_volumes_or_snapshots(case: Any) -> None:
+    """Call a list operation while the user has a volume, and a snapshot if snapshots are listed."""
     with free_volume(case) as parent:
-        wants_snapshot = case.op.route.startswith(SNAPSHOTS)
-        found = store(case, SNAPSHOTS, snapshot(case, parent)) if wants_snapshot else None
-        [listed] = case.call().json().values()
-        case.verdict(bool(listed), "the list is empty")
-        if found is not None:
-            remove(case, found)
+        lists_snapshots = case.op.route.startswith(SNAPSHOTS)
+        path = (
+            create_available(case, SNAPSHOTS, build_snapshot(case, parent))
+            if lists_snapshots
+            else None
+        )
+        [rows] = case.call().json().values()
+        case.verdict(bool(rows), "the list is empty")
+        if path is not None:
+            remove(case, path)
 
 
 @contextmanager
 def free_volume(case: Any) -> Iterator[str]:
-    """The id of a volume of the user's that nobody else has for the block, and then everybody may
-    have."""
+    """Reserve a free volume of the user for the block, and yield the id."""
     free: list[str] = case.cloud.once("free volumes", list)
     try:
-        found = free.pop()
+        volume_id = free.pop()
     except IndexError:
-        found = store(case, VOLUMES, volume(case)).rpartition("/")[2]
-    yield found
-    await_status(case, f"{VOLUMES}/{found}", "available")
-    free.append(found)
+        volume_id = create_available(case, VOLUMES, build_volume(case)).rpartition("/")[2]
+    yield volume_id
+    await_status(case, f"{VOLUMES}/{volume_id}", "available")
+    free.append(volume_id)
 
 
 @contextmanager
-def attached(case: Any, server: str) -> Iterator[str]:
-    """The id of a volume that the server has for the block."""
-    with free_volume(case) as found:
+def attached_volume(case: Any, server: str) -> Iterator[str]:
+    """Attach a volume to the server for the block, and yield the id."""
+    with free_volume(case) as volume_id:
         path = f"/servers/{server}/os-volume_attachments"
-        given = {"volumeId": found, "device": "/dev/sdb", "tag": "foo"}
-        case.cloud.must("POST", path, {"volumeAttachment": given}, TAGS, "user")
-        await_status(case, f"{VOLUMES}/{found}", "in-use")
-        yield found
-        case.cloud.request("DELETE", f"{path}/{found}", actor="user")
+        attachment = {"volumeId": volume_id, "device": "/dev/sdb", "tag": "foo"}
+        case.cloud.must("POST", path, {"volumeAttachment": attachment}, TAGS, "user")
+        await_status(case, f"{VOLUMES}/{volume_id}", "in-use")
+        yield volume_id
+        case.cloud.request("DELETE", f"{path}/{volume_id}", actor="user")
 
 
 def attach_volume(case: Any) -> None:
     server = case.server()
-    with free_volume(case) as found:
+    with free_volume(case) as volume_id:
         answer = case.call(
-            edit=lambda body: body["volumeAttachment"].update(volumeId=found), server_id=server
+            edit=lambda body: body["volumeAttachment"].update(volumeId=volume_id), server_id=server
         )
         if answer.status_code < 300:
-            await_status(case, f"{VOLUMES}/{found}", "in-use")
-            path = f"/servers/{server}/os-volume_attachments/{found}"
+            await_status(case, f"{VOLUMES}/{volume_id}", "in-use")
+            path = f"/servers/{server}/os-volume_attachments/{volume_id}"
             case.cloud.must("DELETE", path, None, 1, "user")
 
 
 def show_attachment(case: Any) -> None:
-    """One, or all of a server."""
+    """Show one attachment, or list all attachments of a server."""
     server = case.server()
-    with attached(case, server) as found:
-        answer = case.call(server_id=server, id=found).json()
+    with attached_volume(case, server) as volume_id:
+        answer = case.call(server_id=server, id=volume_id).json()
         if "{id}" not in case.op.route:
             case.verdict(len(answer["volumeAttachments"]) == 1, f"one is attached: {answer}")
 
 
 def detach_volume(case: Any) -> None:
     server = case.server()
-    with attached(case, server) as found:
-        case.call(server_id=server, id=found)
-        await_status(case, f"{VOLUMES}/{found}", "available")
+    with attached_volume(case, server) as volume_id:
+        case.call(server_id=server, id=volume_id)
+        await_status(case, f"{VOLUMES}/{volume_id}", "available")
 
 
 def change_attachment(case: Any) -> None:
-    """Changed, or refused to be exchanged: that is for a volume that its service migrates."""
-    server, given = case.server(), case.sample.body["volumeAttachment"]
-    with attached(case, server) as found, free_volume(case) as other:
-        own = {"volumeId": found, "id": found, "serverId": server}
-        if given.keys() == {"volumeId"}:
+    """Change an attachment, or try to swap its volume.
+
+    The API refuses the swap with 409, because the volume service does not migrate the volume.
+    """
+    server, sample = case.server(), case.sample.body["volumeAttachment"]
+    with attached_volume(case, server) as volume_id, free_volume(case) as other:
+        own = {"volumeId": volume_id, "id": volume_id, "serverId": server}
+        if sample.keys() == {"volumeId"}:
             case.call(
                 edit=lambda body: body["volumeAttachment"].update(volumeId=other),
                 actor="service",
                 expect={409},
                 server_id=server,
-                id=found,
+                id=volume_id,
             )
         else:
             case.call(
                 edit=lambda body: body["volumeAttachment"].update(
-                    {name: own[name] for name in given if name in own}
+                    {name: own[name] for name in sample if name in own}
                 ),
                 server_id=server,
-                id=found,
+                id=volume_id,
             )
 
 
 _ACTION = "POST /servers/{id}/action#"
-OURS: dict[str, Handler] = {
+NETWORK_HANDLERS: dict[str, Handler] = {
     "POST /servers/{server_id}/os-interface": attach_interface,
     "GET /servers/{server_id}/os-interface/{id}": show_interface,
     "DELETE /servers/{server_id}/os-interface/{id}": detach_interface,
     _ACTION + "addFixedIp": add_fixed_address,
     _ACTION + "removeFixedIp": remove_fixed_address,
     "POST " + ADDRESSES: create_floating,
-    **{f"{method} {ADDRESSES}/{{id}}": one_floating for method in ("GET", "DELETE")},
-    _ACTION + "addFloatingIp": associate,
-    _ACTION + "removeFloatingIp": associate,
+    **{f"{method} {ADDRESSES}/{{id}}": show_or_delete_floating for method in ("GET", "DELETE")},
+    _ACTION + "addFloatingIp": add_or_remove_floating,
+    _ACTION + "removeFloatingIp": add_or_remove_floating,
     "POST " + GROUPS: create_group,
-    **{f"{method} {GROUPS}/{{id}}": one_group for method in ("GET", "PUT", "DELETE")},
+    **{
+        f"{method} {GROUPS}/{{id}}": show_change_or_delete_group
+        for method in ("GET", "PUT", "DELETE")
+    },
     "POST /os-security-group-rules": create_rule,
     "DELETE /os-security-group-rules/{id}": delete_rule,
-    _ACTION + "addSecurityGroup": join_group,
-    _ACTION + "removeSecurityGroup": join_group,
+    _ACTION + "addSecurityGroup": join_or_leave_group,
+    _ACTION + "removeSecurityGroup": join_or_leave_group,
 }
 _ATTACHMENTS = "/servers/{server_id}/os-volume_attachments"
-OF_VOLUMES: dict[str, Handler] = {
+VOLUME_HANDLERS: dict[str, Handler] = {
     **{
-        f"GET {path}{more}": list_stored
+        f"GET {path}{more}": list_volumes_or_snapshots
         for path in (VOLUMES, SNAPSHOTS)
         for more in ("", "/detail")
     },
     f"POST {VOLUMES}": create_volume,
     f"POST {SNAPSHOTS}": create_snapshot,
-    **{f"{method} {VOLUMES}/{{id}}": one_volume for method in ("GET", "DELETE")},
-    **{f"{method} {SNAPSHOTS}/{{id}}": one_snapshot for method in ("GET", "DELETE")},
+    **{f"{method} {VOLUMES}/{{id}}": show_or_delete_volume for method in ("GET", "DELETE")},
+    **{f"{method} {SNAPSHOTS}/{{id}}": show_or_delete_snapshot for method in ("GET", "DELETE")},
     f"GET {_ATTACHMENTS}": show_attachment,
     f"POST {_ATTACHMENTS}": attach_volume,
     f"GET {_ATTACHMENTS}/{{id}}": show_attachment,

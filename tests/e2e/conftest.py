@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clouds of this ring: one for the whole session, made by ``./deploy/up`` itself and removed by
-``./deploy/down``, with a second host that takes guests only when a test opens it; labs of three
-hosts that can be struck, made by ``./deploy/lab`` (lab.py); and two without guests, each on two
-hosts in memory: one for tests of many servers, one that keeps what is deleted or shelved.
+"""The clouds of the end-to-end tests. All need root, and have their own ports and homes in /tmp.
 
-They need root, and stand on ports of its own below /tmp, beside whatever else runs. With
-KILONOVA_HOME and KILONOVA_PORT_BASE in the environment that cloud is taken for the first, and left
-running for a look afterwards.
+* ``cloud``: created by ``./deploy/up`` for the whole session. The second host is disabled except in
+  tests that enable it. With KILONOVA_HOME and KILONOVA_PORT_BASE in the environment, the tests use
+  that cloud and leave it running.
+* ``lab`` and ``shared_lab``: three hosts that tests can kill or disconnect (lab.py).
+* ``in_memory`` and ``keeping``: two hosts with a driver in memory, without guests. ``in_memory`` is
+  for tests of many servers. ``keeping`` keeps deleted and shelved servers.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ NO_LIMIT = {
 }
 #: Seconds that the cloud "keeping" keeps a deleted server.
 KEPT = 20
-#: Seconds that a test may take that names no other limit: the first and last ones make and remove
-#: the clouds, too, and whatever is awaited has a limit of its own.
+#: Time limit of a test without a limit of its own, in seconds. The first and the last test also
+#: create and remove the clouds.
 LIMIT = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The limit of this ring's tests."""
+    """Set the time limit of the tests in this folder."""
     for item in items:
         if item.path.parent == Path(__file__).parent and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(LIMIT))
@@ -61,14 +61,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class First:
-    """The first ``./deploy/up``: the cloud that it made, and what it said."""
+    """The result of the first ``./deploy/up``: the cloud and the output of the command."""
 
     live: Live
-    said: subprocess.CompletedProcess[str]
+    result: subprocess.CompletedProcess[str]
 
 
 def new_home() -> Path:
-    """A short path that QEMU's user can enter."""
+    """Create a folder with a short path that QEMU's user can enter."""
     home = Path(tempfile.mkdtemp(prefix="kn-e2e-", dir="/tmp"))
     home.chmod(0o755)
     return home
@@ -77,32 +77,38 @@ def new_home() -> Path:
 @pytest.fixture(scope="session")
 def first_up() -> Iterator[First]:
     demand(*FOR_NETWORKS)
-    given = os.environ.get("KILONOVA_HOME")
+    existing = os.environ.get("KILONOVA_HOME")
     place = (
-        (Path(given), int(os.environ["KILONOVA_PORT_BASE"]))
-        if given
+        (Path(existing), int(os.environ["KILONOVA_PORT_BASE"]))
+        if existing
         else (new_home(), free_ports(Ports.COUNT))
     )
     live = Live(*place, hosts=(socket.gethostname(), f"{socket.gethostname()}-2"), volumes=True)
-    said = live.up()
+    result = live.up()
     try:
-        if said.returncode != 0:
+        if result.returncode != 0:
             pytest.fail(
-                f"./deploy/up failed; logs are in {live.home}/log\n{said.stdout}\n{said.stderr}"
+                f"./deploy/up failed; logs are in {live.home}/log\n{result.stdout}\n{result.stderr}"
             )
         live.open_only(1)
-        yield First(live, said)
+        yield First(live, result)
     finally:
-        if not given:
-            gone = live.down("--purge") if said.returncode == 0 else live.down()
-            assert (gone.returncode, live.processes(), live.in_kernel()) == (0, [], []), gone
-            assert said.returncode != 0 or not live.home.exists()
+        if not existing:
+            removal = live.down("--purge") if result.returncode == 0 else live.down()
+            assert (removal.returncode, live.processes(), live.kernel_leftovers()) == (
+                0,
+                [],
+                [],
+            ), removal
+            assert result.returncode != 0 or not live.home.exists()
 
 
 @pytest.fixture(scope="session")
 def cloud(first_up: First) -> Live:
-    """A cloud with two libvirt hosts, the second closed, networks, a first server, and the users
-    demo and admin."""
+    """A cloud with two libvirt hosts, networks, a first server, and the users demo and admin.
+
+    The second host is disabled.
+    """
     return first_up.live
 
 
@@ -112,48 +118,48 @@ class Pair:
 
     near: Guest
     far: Guest
-    told: dict[str, Any]  # of the near one, by the command that made it
+    near_shown: dict[str, Any]
+    """The near guest as the create command showed it."""
 
-    def outside(self) -> list[Any]:
-        """What a test may change of them and must put right again."""
-        found: list[Any] = []
+    def read_state(self) -> list[Any]:
+        """Return the state of the guests that a test must restore after a change."""
+        state: list[Any] = []
         for guest in (self.near, self.far):
             shown = guest.rest.server(guest.server)
-            found += [
+            state += [
                 guest.name,
                 shown.get("status"),
                 shown.get("OS-EXT-STS:task_state"),
                 sorted(
-                    (network, one["addr"])
-                    for network, listed in shown.get("addresses", {}).items()
-                    for one in listed
+                    (network, address["addr"])
+                    for network, addresses in shown.get("addresses", {}).items()
+                    for address in addresses
                 ),
             ]
-            found += sorted(
+            state += sorted(
                 (port.id, port.binding_host_id, sorted(port.security_group_ids))
                 for port in guest.live.seed.admin.network.ports(device_id=guest.server)
             )
-        return found
+        return state
 
     def remove(self) -> None:
-        """Nothing of them stays."""
         for guest in (self.near, self.far):
             remove(guest)
 
 
-def made_pair(cloud: Live) -> Pair:
-    """Both, reached."""
+def make_pair(cloud: Live) -> Pair:
+    """Create the guests and wait until both answer by ssh."""
     rest = cloud.rest()
     before = [server["id"] for server in rest.servers()]
     try:
-        [told] = cloud.openstack(
+        [shown] = cloud.openstack(
             "server create --image tiny --flavor m1.nano --network private --key-name kilonova "
             "--wait near -f json"
         )
-        near = Guest(cloud, told["id"], "near", give_address(cloud, told["id"]))
+        near = Guest(cloud, shown["id"], "near", give_address(cloud, shown["id"]))
         with cloud.only(2):
             far = make(cloud, "far")
-        return Pair(near.await_ssh(), far.await_ssh(), told)
+        return Pair(near.await_ssh(), far.await_ssh(), shown)
     except BaseException:
         clear(rest, before)
         raise
@@ -161,125 +167,138 @@ def made_pair(cloud: Live) -> Pair:
 
 @pytest.fixture(scope="session")
 def pairs(cloud: Live) -> Iterator[list[Pair]]:
-    """The pair, when there is one. At the end nothing of it is anywhere."""
-    made: list[Pair] = []
-    yield made
-    for one in made:
-        one.remove()
+    """A list of the current pair, empty before the first test with a pair.
+
+    At the end the pair is removed, and must leave no ports, devices or rules.
+    """
+    pairs: list[Pair] = []
+    yield pairs
+    for pair in pairs:
+        pair.remove()
     await_true(lambda: orphans(cloud) == [], SOON, lambda: orphans(cloud))
-    cloud.judge()
+    cloud.assert_healthy()
 
 
 @pytest.fixture
 def pair(cloud: Live, pairs: list[Pair]) -> Iterator[Pair]:
-    """Made once; a test that changes them puts them right again. Where it did not, the next one
-    gets a new pair; other servers that it left are deleted."""
+    """Two guests that tests share. A test must restore them after a change.
+
+    If a test leaves changes, the test fails and the next test gets a new pair. Other servers are
+    deleted.
+    """
     if not pairs:
-        pairs.append(made_pair(cloud))
-    [found] = pairs
-    rest, before = cloud.rest(), found.outside()
-    there = [server["id"] for server in rest.servers()]
-    yield found
+        pairs.append(make_pair(cloud))
+    [pair] = pairs
+    rest, before = cloud.rest(), pair.read_state()
+    servers = [server["id"] for server in rest.servers()]
+    yield pair
     try:
-        clear(rest, there)
+        clear(rest, servers)
         await_true(
-            lambda: found.outside() == before, SOON, lambda: f"was {before}, is {found.outside()}"
+            lambda: pair.read_state() == before,
+            SOON,
+            lambda: f"was {before}, is {pair.read_state()}",
         )
     except BaseException:
         pairs.clear()
-        found.remove()
+        pair.remove()
         raise
 
 
 @dataclass(frozen=True)
-class MadeLab:
-    """A lab, what the command that made it said, and who watches it."""
+class WatchedLab:
+    """A lab, the result of ``deploy/lab up``, and the watcher."""
 
     live: LiveLab
-    said: subprocess.CompletedProcess[str]
+    result: subprocess.CompletedProcess[str]
     watcher: Watcher
 
 
 @contextmanager
-def real_hosts(hosts: int, shared: bool = False) -> Iterator[MadeLab]:
-    """A lab, watched from its first guest to its last; then nothing of it is anywhere. With
-    KILONOVA_LAB (or KILONOVA_SHARED_LAB) in the environment, the home of one that runs, that one is
-    taken and left running."""
+def real_hosts(hosts: int, shared: bool = False) -> Iterator[WatchedLab]:
+    """Create a lab, watch the lab during the block, and remove everything afterwards.
+
+    KILONOVA_LAB or KILONOVA_SHARED_LAB may name the home of a running lab. The tests then use that
+    lab and leave it running.
+    """
     demand(*FOR_NETWORKS)
-    given = os.environ.get("KILONOVA_SHARED_LAB" if shared else "KILONOVA_LAB")
+    existing = os.environ.get("KILONOVA_SHARED_LAB" if shared else "KILONOVA_LAB")
     lab = (
-        Lab.open(Path(given))
-        if given
+        Lab.open(Path(existing))
+        if existing
         else Lab.make(new_home(), Facts(hosts, shared, free_ports(Ports.COUNT), not shared))
     )
     live = LiveLab(lab)
     watcher = live.watcher().start()
     try:
         with diagnose_first(live):
-            said = live.up()
-            if said.returncode != 0:
+            result = live.up()
+            if result.returncode != 0:
                 pytest.fail(
-                    f"./deploy/lab up failed; logs are in {live.home}/log\n{said.stdout}\n{said.stderr}"
+                    f"./deploy/lab up failed; logs are in {live.home}/log\n"
+                    f"{result.stdout}\n{result.stderr}"
                 )
             live.seed.admin.compute.update_quota_set(
                 live.seed.demo.session.get_project_id(), **NO_LIMIT
             )
-            yield MadeLab(live, said, watcher)
+            yield WatchedLab(live, result, watcher)
             assert watcher.violations == [], "\n".join(watcher.violations)
     finally:
         watcher.stop()
-        if not given:
-            gone = live.down()
-            assert (gone.returncode, live.processes(), live.in_kernel(), live.home.exists()) == (
-                0,
-                [],
-                [],
-                False,
-            ), gone
+        if not existing:
+            removal = live.down()
+            assert (
+                removal.returncode,
+                live.processes(),
+                live.kernel_leftovers(),
+                live.home.exists(),
+            ) == (0, [], [], False), removal
 
 
 @pytest.fixture(scope="session")
-def lab_up() -> Iterator[MadeLab]:
-    with real_hosts(3) as made:
-        yield made
+def lab_up() -> Iterator[WatchedLab]:
+    with real_hosts(3) as lab:
+        yield lab
 
 
 @pytest.fixture(scope="session")
-def shared_lab_up() -> Iterator[MadeLab]:
-    with real_hosts(3, shared=True) as made:
-        yield made
+def shared_lab_up() -> Iterator[WatchedLab]:
+    with real_hosts(3, shared=True) as lab:
+        yield lab
 
 
 @contextmanager
-def watched(made: MadeLab) -> Iterator[LiveLab]:
-    """For one test: nobody saw two domains of a server run, and the lab is as it was."""
-    before = {server["id"] for server in made.live.rest().servers()}
-    with made.watcher.watching():
-        yield made.live
-        made.live.repair()
-        left = [server for server in made.live.rest().servers() if server["id"] not in before]
-        assert left == []
-        made.live.judge()
+def watch(lab: WatchedLab) -> Iterator[LiveLab]:
+    """Yield the lab to one test, and repair the hosts afterwards.
+
+    Fail if the watcher saw two running domains of a server, or if the test left servers.
+    """
+    before = {server["id"] for server in lab.live.rest().servers()}
+    with lab.watcher.watching():
+        yield lab.live
+        lab.live.repair()
+        leftovers = [server for server in lab.live.rest().servers() if server["id"] not in before]
+        assert leftovers == []
+        lab.live.assert_healthy()
 
 
 @pytest.fixture
-def lab(lab_up: MadeLab) -> Iterator[LiveLab]:
-    """Three real hosts with storage of their own, described in lab.py."""
-    with watched(lab_up) as live:
+def lab(lab_up: WatchedLab) -> Iterator[LiveLab]:
+    """Three real hosts with separate storage (lab.py)."""
+    with watch(lab_up) as live:
         yield live
 
 
 @pytest.fixture
-def shared_lab(shared_lab_up: MadeLab) -> Iterator[LiveLab]:
-    """Three real hosts whose guests' disks are in one folder."""
-    with watched(shared_lab_up) as live:
+def shared_lab(shared_lab_up: WatchedLab) -> Iterator[LiveLab]:
+    """Three real hosts that store the disks of guests in one shared folder."""
+    with watch(shared_lab_up) as live:
         yield live
 
 
 @contextmanager
 def without_guests(hosts: tuple[str, ...] = ("one", "two"), **facts: Any) -> Iterator[Live]:
-    """A cloud on hosts in memory, with flavors, quotas that nobody reaches, and an image named
-    "empty"."""
+    """Run a cloud on hosts in memory, with flavors, unlimited quotas and an image named "empty"."""
     demand(Ability.ROOT)
     live = Live(new_home(), free_ports(Ports.COUNT), hosts=hosts, driver="memory", **facts)
     try:
@@ -288,8 +307,8 @@ def without_guests(hosts: tuple[str, ...] = ("one", "two"), **facts: Any) -> Ite
                 step(live.cloud)
             lifecycle.launch(live.cloud)
             up.await_services(live.cloud)
-            for more in (live.seed.host, live.seed.flavors, live.seed.tenant):
-                more()
+            for create in (live.seed.host, live.seed.flavors, live.seed.tenant):
+                create()
             for user in (live.seed.demo, live.seed.admin):
                 live.seed.admin.compute.update_quota_set(user.session.get_project_id(), **NO_LIMIT)
             live.seed.admin.image.create_image(
@@ -303,35 +322,38 @@ def without_guests(hosts: tuple[str, ...] = ("one", "two"), **facts: Any) -> Ite
     finally:
         lifecycle.shut_down(live.cloud)
         lifecycle.purge(live.cloud)
-        # The supervisor gives up its lock a moment before it ends.
+        # The supervisor releases its lock a moment before the exit.
         await_true(lambda: live.processes() == [], 10, live.processes)
 
 
 @pytest.fixture(scope="session")
 def in_memory() -> Iterator[Live]:
-    """A cloud without guests, as it comes."""
+    """A cloud without guests, with the default options."""
     with without_guests() as live:
         yield live
 
 
 @pytest.fixture(scope="session")
 def keeping() -> Iterator[Live]:
-    """A cloud without guests where a deleted server can be restored for KEPT seconds, a shelved one
-    stays on its host, ports are wired as soon as they are bound, and servers have volumes."""
-    kept = (
+    """A cloud without guests, with networks and volumes, that keeps servers.
+
+    A deleted server can be restored for KEPT seconds, and a shelved server stays on its host.
+    """
+    options = (
         ("DEFAULT", "reclaim_instance_interval", KEPT),
         ("DEFAULT", "shelved_offload_time", -1),
-        ("api", "threads", 32),  # a quarter may wait for attachments: as many as ask side by side
+        # A quarter of the threads may wait for attachments, as many as tests request in parallel.
+        ("api", "threads", 32),
     )
-    with without_guests(options=kept, networks=True, volumes=True) as live:
+    with without_guests(options=options, networks=True, volumes=True) as live:
         yield live
 
 
 @pytest.fixture
 def demo(cloud: Live) -> Iterator[Rest]:
-    """The user demo; what their test leaves is deleted, and the oracle has the last word."""
+    """The API as the user demo. At the end, new servers are deleted and the doctor runs."""
     rest = cloud.rest()
     before = [server["id"] for server in rest.servers()]
     yield rest
     clear(rest, before)
-    cloud.judge()
+    cloud.assert_healthy()

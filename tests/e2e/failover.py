@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Databases that lose commits: a PostgreSQL whose stand-by takes over, and either that is set back
-to a dump. Each has a cloud on two hosts in memory.
+"""Databases that lose commits, each with a cloud on two hosts in memory.
 
-Used by test_database_failover.py.
+A PostgreSQL fails over to its stand-by, or a PostgreSQL or MariaDB is restored from a dump. Used by
+test_database_failover.py.
 """
 
 from __future__ import annotations
@@ -27,24 +27,28 @@ from tests.e2e.live import Live
 from tests.faults import Wire
 from tests.waiting import await_true
 
-#: As docs/backup.md calls the database.
+#: Name of the database in docs/backup.md.
 NAME = "kilonova"
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
-#: By their names these have to tell all that they have within four seconds, others within a minute
-#: (``conductor.engine.heartbeats``).
+#: Names of hosts that must report all their domains within four seconds. The time depends on the
+#: name, and is up to a minute for other hosts (``conductor.engine.heartbeats``).
 HOSTS = ("g7", "k4")
 
 
 @contextmanager
 def _servers() -> Iterator[Servers]:
-    """In a folder that is none of pytest's, which another run of pytest closes to all but root."""
+    """Yield database servers in a new folder that is open to other users.
+
+    Why: another run of pytest closes pytest's own temporary folders to all users except root.
+    """
     with tempfile.TemporaryDirectory(prefix="kn-failover-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         with Servers(Path(folder)) as servers:
             yield servers
 
 
-def _ask(url: str, statement: str) -> object:
+def _execute(url: str, statement: str) -> object:
+    """Run a statement without a transaction and return the first value of the result, if any."""
     engine = sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         result = connection.exec_driver_sql(statement)
@@ -53,8 +57,14 @@ def _ask(url: str, statement: str) -> object:
 
 @dataclass
 class Pair:
-    """A PostgreSQL and its stand-by: ``way`` is where the cloud finds the one in charge, ``link``
-    the way on which the other follows."""
+    """A PostgreSQL and its stand-by.
+
+    Attributes:
+        way: Proxy between the cloud and the primary.
+        link: Proxy of the replication to the stand-by.
+        primary: URL of the first server.
+        other: URL of the stand-by.
+    """
 
     servers: Servers
     live: Live
@@ -63,31 +73,31 @@ class Pair:
     primary: str
     other: str
 
-    def part(self) -> None:
-        """The stand-by has all that was committed so far, and gets nothing more."""
-        told = _ask(self.primary, "SELECT pg_current_wal_lsn()")
+    def stop_replication(self) -> None:
+        """Wait until the stand-by has all commits so far, then stop the replication."""
+        position = _execute(self.primary, "SELECT pg_current_wal_lsn()")
         await_true(
-            lambda: _ask(self.other, f"SELECT pg_last_wal_replay_lsn() >= '{told}'"),
+            lambda: _execute(self.other, f"SELECT pg_last_wal_replay_lsn() >= '{position}'"),
             30,
             "the stand-by follows",
         )
         self.link.freeze()
 
     def fail_over(self) -> None:
-        """kill -9; the stand-by takes over."""
+        """Kill the primary with signal 9, promote the stand-by and redirect the cloud."""
         self.servers.kill("postgresql")
         self.link.cut()
-        assert _ask(self.other, "SELECT pg_promote()")
-        self.way.lead_to(self.other)
+        assert _execute(self.other, "SELECT pg_promote()")
+        self.way.redirect(self.other)
         self.way.cut()
 
 
 @contextmanager
 def with_stand_by() -> Iterator[Pair]:
-    """A cloud on a PostgreSQL that has a stand-by."""
+    """Run a cloud on a PostgreSQL with a stand-by."""
     with _servers() as servers:
         first = servers.start("postgresql")
-        _ask(first, f"CREATE DATABASE {NAME}")
+        _execute(first, f"CREATE DATABASE {NAME}")
         way, link = Wire(first), Wire(first)
         try:
             other = servers.start_standby(link.url.render_as_string(hide_password=False))
@@ -100,9 +110,11 @@ def with_stand_by() -> Iterator[Pair]:
 
 
 @dataclass
-class Dumped:
-    """A database that is backed up and restored by the commands of docs/backup.md. kind: as
-    ``Servers.start`` has it."""
+class BackedUpCloud:
+    """A cloud with backup and restore of the database by the commands of docs/backup.md.
+
+    ``kind`` is "postgresql" or "mariadb".
+    """
 
     live: Live
     kind: str
@@ -110,57 +122,60 @@ class Dumped:
     folder: Path
 
     def dump(self) -> None:
-        """By the page's chapter "Backup"."""
-        [command] = self._said("Backup")
+        """Back up the database with the command of the page's chapter "Backup"."""
+        [command] = self._commands("Backup")
         self._run(command)
 
-    def set_back(self) -> None:
-        """By the page's chapter "Restore"; the date is that of the dump."""
+    def restore(self) -> None:
+        """Restore the dump with the command of the page's chapter "Restore"."""
         [dump] = self.folder.glob(f"{NAME}-*")
-        [command] = self._said("Restore")
+        [command] = self._commands("Restore")
         assert DATE.search(command), command
         self._run(DATE.sub(DATE.findall(dump.name)[0], command))
 
-    def set_back_while_all_runs(self) -> None:
-        """Table by table, in the database as it is: MariaDB's connections stay in it."""
+    def restore_while_cloud_runs(self) -> None:
+        """Restore the tables without dropping the database, so that MariaDB keeps connections."""
         [dump] = self.folder.glob(f"{NAME}-*")
-        without = f"gunzip --stdout {dump.name} | grep -v 'DROP DATABASE' | mariadb"
-        self._run(without)
+        command = f"gunzip --stdout {dump.name} | grep -v 'DROP DATABASE' | mariadb"
+        self._run(command)
 
     def stop(self) -> list[str]:
-        """Stop what the page's chapter "Restore" has stopped; returns those that this cloud has."""
-        [command] = [one for one in commands("Restore") if one.startswith("systemctl stop ")]
-        there = [
+        """Stop the cloud's processes as the chapter "Restore" does, and return their names."""
+        [command] = [line for line in commands("Restore") if line.startswith("systemctl stop ")]
+        processes = [
             name
             for unit in command.split()[2:]
             if find_process(self.live.cloud, name := unit.removeprefix(f"{NAME}-")) is not None
         ]
-        assert {"api", "scheduler", "conductor", "placement"} <= set(there), there
-        for name in there:
+        assert {"api", "scheduler", "conductor", "placement"} <= set(processes), processes
+        for name in processes:
             process_control.stop(self.live.cloud, name)
-        return there
+        return processes
 
     def upgrade(self) -> None:
-        """What comes before the start, by the page; the dump is of this release."""
-        asked = [one.split()[1:] for one in commands("Restore") if one.startswith("kilonova ")]
-        words = [one for one in asked if one[0] == "database"]
-        assert words == [["database", "version"], ["database", "upgrade"]]
-        for one in words:
-            answer = self.live.kilonova(*one)
-            assert answer.returncode == 0, answer
+        """Run the page's database commands before the start. The dump is of this release."""
+        steps = [line.split()[1:] for line in commands("Restore") if line.startswith("kilonova ")]
+        database_steps = [words for words in steps if words[0] == "database"]
+        assert database_steps == [["database", "version"], ["database", "upgrade"]]
+        for words in database_steps:
+            result = self.live.kilonova(*words)
+            assert result.returncode == 0, result
 
-    def look(self) -> dict[str, int]:
-        """What comes after the start, by the page: command and status."""
-        asked = [one.split()[1:] for one in commands("Restore") if one.startswith("kilonova ")]
-        words = [one for one in asked if one[0] != "database" and one[:2] != ["host", "rotate"]]
-        return {" ".join(one): self.live.kilonova(*one).returncode for one in words}
+    def run_checks(self) -> dict[str, int]:
+        """Run the page's commands after the start, and return the exit status of each command."""
+        steps = [line.split()[1:] for line in commands("Restore") if line.startswith("kilonova ")]
+        checks = [
+            words for words in steps if words[0] != "database" and words[:2] != ["host", "rotate"]
+        ]
+        return {" ".join(words): self.live.kilonova(*words).returncode for words in checks}
 
-    def _said(self, chapter: str) -> list[str]:
+    def _commands(self, chapter: str) -> list[str]:
+        """Return the commands of a chapter for this kind of database."""
         tool = {"postgresql": "pg_", "mariadb": "mariadb"}[self.kind]
-        return [one for one in commands(chapter) if tool in one]
+        return [line for line in commands(chapter) if tool in line]
 
     def _run(self, command: str) -> None:
-        """As the operator types it, who is at the database as the page says."""
+        """Run a command in a shell, with the database account in the environment."""
         subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
             check=True,
@@ -170,8 +185,10 @@ class Dumped:
         )
 
     def _account(self) -> dict[str, str]:
-        """Where these databases are, and as whom they are asked, which a machine of its own needs
-        nobody to say."""
+        """Return the environment variables with the address and account of the test database.
+
+        On a machine with a database of its own, the commands need no such variables.
+        """
         options = self.folder / ".my.cnf"
         options.touch(mode=0o600)
         options.write_text(
@@ -188,23 +205,23 @@ class Dumped:
 
 
 def commands(chapter: str) -> list[str]:
-    """The commands of a chapter of docs/backup.md, without their comments."""
+    """Return the commands of a chapter of docs/backup.md, without their comments."""
     page = (ROOT / "docs/backup.md").read_text()
-    [text] = [one for one in page.split("\n## ") if one.startswith(f"{chapter}\n")]
+    [text] = [part for part in page.split("\n## ") if part.startswith(f"{chapter}\n")]
     lines = [line for line in text.splitlines() if line.startswith("    ")]
-    found = [line.partition("  # ")[0].strip() for line in lines]
-    assert found, chapter
-    return found
+    results = [line.partition("  # ")[0].strip() for line in lines]
+    assert results, chapter
+    return results
 
 
 @contextmanager
-def with_dumps(kind: str) -> Iterator[Dumped]:
-    """A cloud on a database of this kind."""
+def with_dumps(kind: str) -> Iterator[BackedUpCloud]:
+    """Run a cloud on a database of this kind, "postgresql" or "mariadb"."""
     with _servers() as servers:
         url = sa.make_url(servers.start(kind))
-        _ask(url.render_as_string(hide_password=False), f"CREATE DATABASE {NAME}")
+        _execute(url.render_as_string(hide_password=False), f"CREATE DATABASE {NAME}")
         url = url.set(database=NAME)
         folder = servers.folder / "backup"
         folder.mkdir()
         with without_guests(HOSTS, database_url=url.render_as_string(hide_password=False)) as live:
-            yield Dumped(live, kind, url, folder)
+            yield BackedUpCloud(live, kind, url, folder)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ethernet frames as a forger makes them, each with a mark by which it is found again on the wire.
+"""Forged Ethernet frames, each with a unique mark by which a test recognises the frame.
 
-``send`` lets a guest say them; ``Watch`` sees what comes out of a host at a guest's device.
+``send`` sends frames from a guest. ``watching`` captures the frames that a host sends to a guest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
-from tests.e2e.guests import Guest, entered
+from tests.e2e.guests import Guest, namespace_prefix
 from tests.waiting import await_true
 
 BROADCAST = b"\xff" * 6
@@ -27,12 +27,12 @@ def mac_of(text: str) -> bytes:
 
 
 def mark() -> bytes:
-    """Printable, and nowhere else."""
+    """Return a new unique mark in printable bytes."""
     return uuid.uuid4().hex.encode()
 
 
 def checksum(data: bytes) -> int:
-    """Of the internet protocols."""
+    """Return the checksum of the internet protocols (RFC 1071)."""
     total = sum(
         struct.unpack(f"!{len(data + bytes(len(data) % 2)) // 2}H", data + bytes(len(data) % 2))
     )
@@ -42,8 +42,10 @@ def checksum(data: bytes) -> int:
 
 
 def udp(source: tuple[bytes, str, int], target: tuple[bytes, str, int], payload: bytes) -> bytes:
-    """A datagram in a frame; each side is (MAC, address, port). Without the checksum of UDP, which
-    is allowed."""
+    """Return a frame with a UDP datagram. Each side is (MAC, address, port).
+
+    The checksum of UDP is 0, which IPv4 allows.
+    """
     (source_mac, source_ip, source_port), (target_mac, target_ip, target_port) = source, target
     datagram = struct.pack("!4H", source_port, target_port, 8 + len(payload), 0) + payload
     head = struct.pack(
@@ -66,10 +68,9 @@ def udp(source: tuple[bytes, str, int], target: tuple[bytes, str, int], payload:
 def arp_answer(
     frame_mac: bytes, claimed_mac: bytes, claimed_ip: str, target: tuple[bytes, str], payload: bytes
 ) -> bytes:
-    """ "This address is mine"; what follows an ARP message in its frame is padding, which holds the
-    mark."""
+    """Return an ARP reply that claims an address. The padding after the message is the mark."""
     target_mac, target_ip = target
-    said = struct.pack(
+    message = struct.pack(
         "!HHBBH6s4s6s4s",
         1,
         0x0800,
@@ -81,54 +82,54 @@ def arp_answer(
         target_mac,
         IPv4Address(target_ip).packed,
     )
-    return target_mac + frame_mac + b"\x08\x06" + said + payload
+    return target_mac + frame_mac + b"\x08\x06" + message + payload
 
 
 def router_advertisement(mac: bytes, payload: bytes) -> bytes:
-    """ "I am your router for IPv6", to all nodes; the mark is in an option that nobody knows."""
+    """Return an IPv6 router advertisement to all nodes. The mark is in an experimental option."""
     own = IPv6Address(b"\xfe\x80" + bytes(6) + bytes([mac[0] ^ 2, *mac[1:3], 0xFF, 0xFE, *mac[3:]]))
-    everybody = IPv6Address("ff02::1")
+    all_nodes = IPv6Address("ff02::1")
     option = bytes([253, 5]) + payload.ljust(38, b"\0")
-    said = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0) + option
-    pseudo = own.packed + everybody.packed + struct.pack("!II", len(said), 58)
-    said = said[:2] + struct.pack("!H", checksum(pseudo + said)) + said[4:]
-    head = struct.pack("!IHBB", 0x60000000, len(said), 58, 255) + own.packed + everybody.packed
-    return b"\x33\x33\x00\x00\x00\x01" + mac + b"\x86\xdd" + head + said
+    message = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0) + option
+    pseudo = own.packed + all_nodes.packed + struct.pack("!II", len(message), 58)
+    message = message[:2] + struct.pack("!H", checksum(pseudo + message)) + message[4:]
+    head = struct.pack("!IHBB", 0x60000000, len(message), 58, 255) + own.packed + all_nodes.packed
+    return b"\x33\x33\x00\x00\x00\x01" + mac + b"\x86\xdd" + head + message
 
 
 def send(guest: Guest, device: str, frames: Iterable[bytes]) -> None:
-    """Let the guest say these frames, by a program that is built here and brought there."""
+    """Send frames from the guest, with a program that is compiled here and copied to the guest."""
     if guest.ssh(f"test -x {TOOL}").returncode != 0:
         with tempfile.TemporaryDirectory() as folder:
-            built = Path(folder) / "send_frames"
-            subprocess.run(["gcc", "-static", "-O1", "-Wall", "-o", built, SOURCE], check=True)
-            guest.run(f"cat > {TOOL} && chmod 755 {TOOL}", given=built.read_bytes())
+            program = Path(folder) / "send_frames"
+            subprocess.run(["gcc", "-static", "-O1", "-Wall", "-o", program, SOURCE], check=True)
+            guest.run(f"cat > {TOOL} && chmod 755 {TOOL}", stdin=program.read_bytes())
     guest.run(
         f"{TOOL} {device}",
-        given=b"".join(struct.pack("!H", len(frame)) + frame for frame in frames),
+        stdin=b"".join(struct.pack("!H", len(frame)) + frame for frame in frames),
     )
 
 
 class Watch:
-    """What a host has given to a device so far."""
+    """The captured frames to a guest's device so far."""
 
-    def __init__(self, seen: Path) -> None:
-        self._seen = seen
+    def __init__(self, capture: Path) -> None:
+        self._capture = capture
 
-    def has(self, marked: bytes) -> bool:
-        return marked in self._seen.read_bytes()
+    def has(self, mark: bytes) -> bool:
+        return mark in self._capture.read_bytes()
 
 
 @contextmanager
 def watching(guest: Guest) -> Iterator[Watch]:
-    """See what comes to the guest's first interface, on its host."""
+    """Capture the frames to the guest's first interface on its host with tcpdump."""
     device = f"tap{next(iter(guest.interfaces()))[:11]}"
     with tempfile.TemporaryDirectory() as folder:
-        seen, told = Path(folder) / "seen", Path(folder) / "told"
-        with told.open("wb") as err:
+        capture, messages = Path(folder) / "seen", Path(folder) / "told"
+        with messages.open("wb") as err:
             watcher = subprocess.Popen(
                 [
-                    *entered(guest.live, guest.host()),
+                    *namespace_prefix(guest.live, guest.host()),
                     "tcpdump",
                     "-i",
                     device,
@@ -138,14 +139,16 @@ def watching(guest: Guest) -> Iterator[Watch]:
                     "-Z",
                     "root",
                     "-w",
-                    str(seen),
+                    str(capture),
                 ],
                 stderr=err,
                 stdin=subprocess.DEVNULL,
             )
         try:
-            await_true(lambda: b"listening on" in told.read_bytes(), 10, lambda: told.read_bytes())
-            yield Watch(seen)
+            await_true(
+                lambda: b"listening on" in messages.read_bytes(), 10, lambda: messages.read_bytes()
+            )
+            yield Watch(capture)
         finally:
             watcher.terminate()
             watcher.wait(10)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real guests as a person reaches them: by ``ssh`` with a key, through a floating address.
+"""Real guests that tests reach by ``ssh`` with a key, through a floating address.
 
-Every wait is bounded. ``orphans`` looks at what networks leave in the kernel and in the network
-service. A ``Witness`` is a guest that can tell what became of it: it wrote a canary on its disk
-when that was new, and counts in its memory since it booted. ``listener`` measures from outside how
-long nobody heard a guest.
+``orphans`` returns leftovers of networks in the kernel and in the network service. A ``Witness`` is
+a guest that writes a canary to its new disk at the first boot, and counts in memory since the last
+boot. ``listener`` measures from outside how long a guest does not answer. Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -29,29 +28,28 @@ from tests.contract.virt_rigs import IN_TURNS
 from tests.e2e.live import BOOT, SETTLE, Live, Rest
 from tests.waiting import await_true
 
-#: Seconds: what a change of rules or addresses may take to be true on a host; what a silent peer is
-#: given.
+#: Seconds until a change of rules or addresses is applied on a host, and seconds after which a peer
+#: counts as silent.
 SOON, SILENCE = 15, 2
-#: Seconds that a busy guest may be silent, and for how long ssh is tried again that failed before
-#: its command began.
+#: Seconds that a busy guest may be silent, and seconds for which failed ssh logins are repeated.
 PATIENT, AGAIN = 10, 30
-#: What ssh says when it is in, which is before the command is sent.
+#: Text that ssh prints after the login and before the command.
 IN = "Authenticated to "
 TAP = re.compile(r"\btap[0-9a-f]{8}-[0-9a-f]{2}\b")
 
 
 def clear(rest: Rest, keep: Container[str] = ()) -> None:
-    """The user's servers go, but for these."""
-    doomed = [server["id"] for server in rest.servers() if server["id"] not in keep]
-    for server in doomed:
-        rest.insist("DELETE", f"/servers/{server}", fine=(204, 404))
-    for server in doomed:
+    """Delete the user's servers except those in ``keep``, and wait until they are gone."""
+    servers = [server["id"] for server in rest.servers() if server["id"] not in keep]
+    for server in servers:
+        rest.insist("DELETE", f"/servers/{server}", expected=(204, 404))
+    for server in servers:
         rest.await_gone(server)
 
 
 @dataclass(frozen=True)
 class Guest:
-    """A guest with a floating address; commands run in it as its user."""
+    """A guest with a floating address. Commands run in the guest as ``user``."""
 
     live: Live
     server: str
@@ -60,13 +58,18 @@ class Guest:
     user: str = "root"
 
     def ssh(
-        self, command: str, seconds: float = 30, given: bytes = b"", patience: int = 3
+        self, command: str, seconds: float = 30, stdin: bytes = b"", patience: int = 3
     ) -> subprocess.CompletedProcess[str]:
-        """Try once to run a command with this on its standard input, whatever becomes of it; 255 is
-        what ssh itself says when it cannot, as it does soon where nobody is expected to answer.
+        """Try once to run a command, and return the result.
 
-        ``patience``: seconds until the guest must have said who it is; of so many it may later miss
-        three in a row.
+        The status is 255 if ssh itself fails or if the command exceeds the time limit.
+
+        Args:
+            command: Command for the guest's shell.
+            seconds: Time limit of the command.
+            stdin: Standard input of the command.
+            patience: Seconds until the guest must answer, and the interval of keepalive messages.
+                The connection ends after three unanswered messages.
         """
         line = [
             "ssh",
@@ -84,8 +87,8 @@ class Guest:
             command,
         ]
         try:
-            done = subprocess.run(
-                line, input=given, capture_output=True, check=False, timeout=seconds
+            result = subprocess.run(
+                line, input=stdin, capture_output=True, check=False, timeout=seconds
             )
         except subprocess.TimeoutExpired as late:
             return subprocess.CompletedProcess(
@@ -96,56 +99,54 @@ class Guest:
             )
         return subprocess.CompletedProcess(
             line,
-            done.returncode,
-            done.stdout.decode(errors="replace"),
-            done.stderr.decode(errors="replace"),
+            result.returncode,
+            result.stdout.decode(errors="replace"),
+            result.stderr.decode(errors="replace"),
         )
 
     def insist(
-        self, command: str, seconds: float = 60, given: bytes = b""
+        self, command: str, seconds: float = 60, stdin: bytes = b""
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command once, however it ends: ssh tries again only while the guest did not let it
-        in."""
+        """Run a command exactly once and return the result. Only failed logins are repeated."""
         last: list[subprocess.CompletedProcess[str]] = []
 
-        def got_in() -> bool:
-            last[:] = [self.ssh(command, seconds, given, PATIENT)]
+        def try_login() -> bool:
+            last[:] = [self.ssh(command, seconds, stdin, PATIENT)]
             return last[0].returncode != 255 or IN in last[0].stderr
 
-        await_true(got_in, AGAIN, lambda: f"{self.name}: {command}: {last}", pause=0.5)
+        await_true(try_login, AGAIN, lambda: f"{self.name}: {command}: {last}", pause=0.5)
         assert last[0].returncode != 255, f"{self.name}: {command}: {last}"
         return last[0]
 
-    def run(self, command: str, given: bytes = b"") -> str:
-        """What a command that must go well says."""
-        done = self.insist(command, given=given)
-        assert done.returncode == 0, (
-            f"{self.name}: {command}: {done.returncode} {done.stdout} {done.stderr}"
+    def run(self, command: str, stdin: bytes = b"") -> str:
+        """Run a command that must succeed, and return its output."""
+        result = self.insist(command, stdin=stdin)
+        assert result.returncode == 0, (
+            f"{self.name}: {command}: {result.returncode} {result.stdout} {result.stderr}"
         )
-        return done.stdout
+        return result.stdout
 
-    def does(self, command: str) -> bool:
-        """Does it go well? That ssh does not get there is no answer."""
+    def can_run(self, command: str) -> bool:
+        """True if the command succeeds. A failure of ssh fails the test."""
         return self.insist(command).returncode == 0
 
     def reaches(self, address: str, *options: str) -> bool:
-        """Does the address answer to one of three pings?"""
-        return self.does(
+        """True if the address answers one of three pings from the guest."""
+        return self.can_run(
             f"ping -c 3 -i 0.3 -W {SILENCE} {' '.join(options)} {address} | grep -q ' bytes from '"
         )
 
     def await_ssh(self, seconds: float = BOOT, patience: int = 3) -> Guest:
-        """Until the guest lets the key in and says its name; each try has so much patience, and
-        some for the login."""
+        """Wait until ssh to the guest returns the guest's host name, and return the guest."""
 
-        def asked() -> subprocess.CompletedProcess[str]:
+        def read_hostname() -> subprocess.CompletedProcess[str]:
             return self.ssh("hostname", 3 * patience + 1, patience=patience)
 
         await_true(
-            lambda: asked().stdout.strip() == self.name,
+            lambda: read_hostname().stdout.strip() == self.name,
             seconds,
             lambda: (
-                f"{self.name}: {asked()}\n"
+                f"{self.name}: {read_hostname()}\n"
                 f"{self.live.rest('kilonova-admin').console(self.server)[-2000:]}"
             ),
             pause=0.3,
@@ -157,33 +158,33 @@ class Guest:
         return self.live.rest()
 
     def interfaces(self) -> dict[str, dict[str, Any]]:
-        """Port -> what the API lists of it."""
-        listed = self.rest.call("GET", f"/servers/{self.server}/os-interface").body[
+        """Return the guest's interfaces from the API, by port."""
+        interfaces = self.rest.call("GET", f"/servers/{self.server}/os-interface").body[
             "interfaceAttachments"
         ]
-        return {one["port_id"]: one for one in listed}
+        return {interface["port_id"]: interface for interface in interfaces}
 
     def host(self) -> int:
-        """Number of the host that it is on."""
+        """Return the number of the guest's host, counted from 1."""
         shown = self.live.rest("kilonova-admin").server(self.server)
         return self.live.cloud.hosts.index(shown["OS-EXT-SRV-ATTR:host"]) + 1
 
     def mac(self) -> str:
-        """Of its first interface, in the guest's own words."""
+        """Return the MAC address of the first interface, read in the guest."""
         return self.run("cat /sys/class/net/eth0/address").strip()
 
-    def fixed(self) -> str:
-        """The address on the shared network."""
+    def fixed_address(self) -> str:
+        """Return the fixed address on the shared network."""
         [entry] = [
-            one["addr"]
-            for one in self.rest.server(self.server)["addresses"][PRIVATE]
-            if one["OS-EXT-IPS:type"] == "fixed"
+            address["addr"]
+            for address in self.rest.server(self.server)["addresses"][PRIVATE]
+            if address["OS-EXT-IPS:type"] == "fixed"
         ]
         return str(entry)
 
 
 def give_address(live: Live, server: str) -> str:
-    """A floating address for the first port of demo's server."""
+    """Create a floating address for the first port of a server of demo, and return the address."""
     network = live.seed.demo.network
     [port, *_] = network.ports(device_id=server)
     public = next(iter(network.networks(name=PUBLIC)))
@@ -192,9 +193,13 @@ def give_address(live: Live, server: str) -> str:
     )
 
 
-def door(address: str, port: int) -> str:
-    """What a TCP connection from outside meets: "open"; "reached", where the guest itself says no;
-    or "shut"."""
+def probe_port(address: str, port: int) -> str:
+    """Try a TCP connection from outside the cloud's networks.
+
+    Returns:
+        "open" if the connection succeeds, "reached" if the guest refuses the connection, "shut" if
+        there is no answer.
+    """
     try:
         socket.create_connection((address, port), timeout=SILENCE).close()
     except ConnectionRefusedError:
@@ -205,8 +210,11 @@ def door(address: str, port: int) -> str:
 
 
 def make(live: Live, name: str, **more: Any) -> Guest:
-    """A guest of demo on the shared network, with the key pair and a floating address; nobody waits
-    for its boot."""
+    """Create a guest of demo on the shared network, with the key pair and a floating address.
+
+    The function waits for the status ACTIVE, but not for the boot. ``more`` has further fields of
+    the create request.
+    """
     rest = live.rest()
     network = next(iter(live.seed.demo.network.networks(name=PRIVATE)))
     server = rest.create(
@@ -218,9 +226,9 @@ def make(live: Live, name: str, **more: Any) -> Guest:
     return Guest(live, server, name, give_address(live, server))
 
 
-#: The first process of a witness. Its disk is used behind the image's partition: at 64 MiB is
-#: "canary", at 65 MiB are 4 MiB of noise, at 72 MiB is what it had counted about a second ago. The
-#: name of a count is new with each boot.
+#: The user data of a witness. The script writes behind the image's partition of the disk: "canary"
+#: at 64 MiB, 4 MiB of noise at 65 MiB, and once a second the count at 72 MiB. Each boot gives the
+#: count a new name.
 TESTIMONY = f"""#!/bin/sh
 {IN_TURNS}
 disk=/dev/vda
@@ -246,9 +254,15 @@ fi
 
 
 @dataclass(frozen=True)
-class Account:
-    """What a witness says: the digest of its canary, the name of its count and how far it is, in
-    memory and on disk."""
+class WitnessState:
+    """The state of a witness.
+
+    Attributes:
+        canary: Digest of the noise on the disk.
+        run: Name of the count since the last boot.
+        count: The count in memory.
+        written: Name and count on the disk.
+    """
 
     canary: str
     run: str
@@ -260,10 +274,10 @@ class Account:
 class Witness(Guest):
     """A guest that runs ``TESTIMONY``."""
 
-    def account(self) -> Account:
-        """All that it can tell, once it counts."""
+    def read_state(self) -> WitnessState:
+        """Wait until the witness counts, and return its state."""
         await_true(
-            lambda: self.does("test -e /run/count"),
+            lambda: self.can_run("test -e /run/count"),
             BOOT,
             lambda: self.rest.console(self.server)[-2000:],
         )
@@ -274,38 +288,40 @@ class Witness(Guest):
         )
         run, count = memory.split()
         written = disk.split()
-        return Account(canary.split()[0], run, int(count), (written[0], int(written[1])))
+        return WitnessState(canary.split()[0], run, int(count), (written[0], int(written[1])))
 
     def run_lines(self, command: str, lines: int) -> list[str]:
-        """What a command says in so many lines."""
-        said = self.run(command).splitlines()
-        assert len(said) == lines, said
-        return said
+        """Run a command, check the number of lines of the output, and return the lines."""
+        output = self.run(command).splitlines()
+        assert len(output) == lines, output
+        return output
 
 
 @contextmanager
 def witness(live: Live, name: str, host: str | None = None, **more: Any) -> Iterator[Witness]:
-    """A witness for the block, which begins on this host; it counts when the block begins."""
+    """Create a witness for the block, on ``host`` if given, and wait until it counts."""
     with live.only(live.cloud.hosts.index(host) + 1) if host else nullcontext():
-        made = make(
+        new_guest = make(
             live,
             f"{name}-{uuid.uuid4().hex[:6]}",
             user_data=base64.b64encode(TESTIMONY).decode(),
             **more,
         )
-    found = Witness(live, made.server, made.name, made.floating)
+    new_witness = Witness(live, new_guest.server, new_guest.name, new_guest.floating)
     try:
-        found.await_ssh()
-        found.account()
-        yield found
+        new_witness.await_ssh()
+        new_witness.read_state()
+        yield new_witness
     finally:
-        remove(found)
+        remove(new_witness)
 
 
 @dataclass
-class Heard:
-    """When a guest answered, by this machine's clock in seconds; ``longest`` is the longest
-    silence."""
+class PingReplies:
+    """Times of a guest's ping replies, in seconds since 1970 by this machine's clock.
+
+    ``longest`` is the longest time between two replies.
+    """
 
     answers: list[float]
 
@@ -317,10 +333,9 @@ class Heard:
 
 
 @contextmanager
-def listener(guest: Guest, pause: float = 0.05) -> Iterator[Heard]:
-    """Ping a guest's floating address all the time; when the block is over, ``answers`` are
-    known."""
-    heard = Heard([])
+def listener(guest: Guest, pause: float = 0.05) -> Iterator[PingReplies]:
+    """Ping a guest's floating address during the block. ``answers`` are available afterwards."""
+    replies = PingReplies([])
     ping = subprocess.Popen(
         ["ping", "-D", "-n", "-i", str(pause), guest.floating],
         stdout=subprocess.PIPE,
@@ -328,65 +343,68 @@ def listener(guest: Guest, pause: float = 0.05) -> Iterator[Heard]:
         text=True,
     )
     try:
-        yield heard
+        yield replies
     finally:
         ping.send_signal(signal.SIGINT)
-        said, _ = ping.communicate(timeout=30)
-        heard.answers += [
-            float(found)
-            for found in re.findall(r"^\[(\d+\.\d+)\] \d+ bytes from", said, re.MULTILINE)
+        output, _ = ping.communicate(timeout=30)
+        replies.answers += [
+            float(moment)
+            for moment in re.findall(r"^\[(\d+\.\d+)\] \d+ bytes from", output, re.MULTILINE)
         ]
 
 
 def remove(guest: Guest) -> None:
-    """Guest and floating address go, and nothing of them stays."""
+    """Delete a guest and its floating address, and wait until the guest has no leftovers."""
     network = guest.live.seed.demo.network
-    for found in network.ips(floating_ip_address=guest.floating):
-        network.delete_ip(found)
-    guest.rest.insist("DELETE", f"/servers/{guest.server}", fine=(204, 404))
+    for address in network.ips(floating_ip_address=guest.floating):
+        network.delete_ip(address)
+    guest.rest.insist("DELETE", f"/servers/{guest.server}", expected=(204, 404))
     guest.rest.await_gone(guest.server)
-    guest.live.await_nothing_of(guest.server, SETTLE)
+    guest.live.await_removed(guest.server, SETTLE)
 
 
 @contextmanager
 def guest(live: Live, name: str, **more: Any) -> Iterator[Guest]:
-    """A guest for the block, which is reached when it begins."""
-    made = make(live, f"{name}-{uuid.uuid4().hex[:6]}", **more)
+    """Create a guest for the block, and wait for ssh."""
+    new_guest = make(live, f"{name}-{uuid.uuid4().hex[:6]}", **more)
     try:
-        yield made.await_ssh()
+        yield new_guest.await_ssh()
     finally:
-        remove(made)
+        remove(new_guest)
 
 
 def orphans(live: Live) -> list[str]:
-    """Ports of servers that are no more; devices, rules, reservations and leases of ports that are
-    no more."""
+    """Return network leftovers.
+
+    These are ports of deleted servers, and devices, rules, DHCP reservations and leases of deleted
+    ports.
+    """
     servers = {row[0] for row in live.rows("SELECT id FROM servers WHERE deleted = 0")}
     ports = list(live.seed.admin.network.ports())
     devices, macs = {f"tap{port.id[:11]}" for port in ports}, {port.mac_address for port in ports}
-    found = [
+    leftovers = [
         f"port {port.id} of server {port.device_id}"
         for port in ports
         if (port.device_owner or "").startswith("compute:") and port.device_id not in servers
     ]
     for number in range(0 if live.cloud.apart else 1, len(live.cloud.hosts) + 1):
         names = Names.of(live.cloud.network_folder(number))
-        left = sorted(taps(live, number, names) - devices)
-        found += [f"host {number}: device or rule of {device}" for device in left]
+        unknown = sorted(taps(live, number, names) - devices)
+        leftovers += [f"host {number}: device or rule of {device}" for device in unknown]
         for kind in ("hosts", "leases"):
-            written = "".join(read(path) for path in names.runtime.glob(f"*.{kind}"))
-            found += [
+            text = "".join(read(path) for path in names.runtime.glob(f"*.{kind}"))
+            leftovers += [
                 f"host {number}: {mac} in {kind}"
-                for mac in sorted(
-                    set(re.findall(r"\bfa:16:3e(?::[0-9a-f]{2}){3}\b", written)) - macs
-                )
+                for mac in sorted(set(re.findall(r"\bfa:16:3e(?::[0-9a-f]{2}){3}\b", text)) - macs)
             ]
-    return found
+    return leftovers
 
 
 def taps(live: Live, number: int, names: Names) -> set[str]:
-    """Guests' devices that a host has, or has rules for; without those of another cloud, whose host
-    may have the same network namespace."""
+    """Return the tap devices that exist on a host or have rules there.
+
+    Devices of other clouds in the same network namespace are left out.
+    """
     mentioned = defaultdict(set)
     table = ""
     for line in kernel(live, number, "nft", "list", "ruleset").splitlines():
@@ -399,7 +417,7 @@ def taps(live: Live, number: int, names: Names) -> set[str]:
 
 
 def read(path: Path) -> str:
-    """A file's text; of one that has just been removed, none."""
+    """Return the text of a file, or "" if the file does not exist any more."""
     try:
         return path.read_text()
     except FileNotFoundError:
@@ -407,13 +425,17 @@ def read(path: Path) -> str:
 
 
 def kernel(live: Live, number: int, *command: str) -> str:
-    """What a command says in a host's network namespace."""
+    """Run a command in a host's network namespace and return the output."""
     return subprocess.run(
-        [*entered(live, number), *command], capture_output=True, text=True, check=True, timeout=30
+        [*namespace_prefix(live, number), *command],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
     ).stdout
 
 
-def entered(live: Live, number: int) -> list[str]:
-    """What stands before a command so that it runs in a host's network namespace."""
+def namespace_prefix(live: Live, number: int) -> list[str]:
+    """Return the words before a command that run the command in a host's network namespace."""
     namespace = live.cloud.underlay.namespace(number)
     return ["nsenter", f"--net=/run/netns/{namespace}"] if namespace else []

@@ -1,28 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lab as the tests strike it: three real hosts, made by ``deploy/lab up`` and watched as long as
-they live.
+"""A lab for tests: three real hosts, created by ``deploy/lab up``, that tests kill or disconnect.
 
-Fixtures (conftest.py): ``lab`` is the lab of the session, ``shared_lab`` one whose hosts share
-their guests' disks. Both hand out a ``LiveLab``: all of ``Live`` (live.py: openstack, rest, rows,
-virsh …) with hosts "lab1", "lab2" and "lab3" that can be struck. A test that takes one fails when
-two domains of one server ran at the same moment (watcher.py); after it all hosts are on, plugged
-in, enabled and not forced down, its servers must be gone, and the oracle has the last word.
+Fixtures (conftest.py): ``lab`` is the lab of the session. The hosts of ``shared_lab`` share the
+disks of their guests. Both yield a ``LiveLab``, a ``Live`` (live.py: openstack, rest, rows, virsh)
+with the hosts "lab1", "lab2" and "lab3". A test fails if two domains of one server run at the same
+moment (watcher.py). After the test all hosts are started, connected, enabled and not forced down.
+The test's servers must then be deleted, and the doctor must find no problem.
 
-    def test_guest_comes_back(lab: LiveLab) -> None:
-        with witness(lab, "w", host="lab2") as guest:  # a canary on its disk, a counter in memory
-            before = guest.account()  # .canary, .run and .count in memory, .written on the disk
+    def test_guest_survives_restart_of_host(lab: LiveLab) -> None:
+        # A witness has a canary on its disk and a counter in memory.
+        with witness(lab, "w", host="lab2") as guest:
+            before = guest.read_state()  # .canary, .run and .count in memory, .written on the disk
             lab.strike("kill", "lab2")
             lab.strike("start", "lab2")
             guest.await_ssh()
-            assert guest.account().canary == before.canary
+            assert guest.read_state().canary == before.canary
 
-``strike`` types the command; ``lab.lab`` does the same without it
-(deploy/one_machine/lab_hosts.py: state, kill, start, cut, heal, fence, guests). ``where`` says on
-which hosts a server's domain is, and how; ``await_host`` waits for what the API says of a host;
-``registration`` tells the boot and the session of a host. ``listener`` (guests.py) measures from
-outside how long a guest was not heard. KILONOVA_LAB and KILONOVA_SHARED_LAB name the homes of labs
-that run already: these are used, and left, which saves the time of making them while a test is
-written.
+``strike`` runs the command ``deploy/lab``. ``lab.lab`` does the same without the command
+(deploy/one_machine/lab_hosts.py: state, kill, start, cut, heal, fence, guests). ``find_domains``
+returns the hosts with a domain of a server, and the domain's state on each. ``await_host`` waits
+for the state of a host in the API. ``registration`` returns the boot and the session of a host.
+``listener`` (guests.py) measures from outside how long a guest does not answer.
+
+KILONOVA_LAB and KILONOVA_SHARED_LAB name the homes of running labs. The tests use these labs and
+leave them running, which saves the time to create them while a test is written.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from tests.e2e.live import SETTLE, Live
 from tests.e2e.watcher import Watcher
 from tests.waiting import await_true
 
-#: Seconds after which a host that says nothing counts as down, and what may be added.
+#: Seconds after which the API shows a silent host as down, with a margin.
 SILENCE = 30 + 30
 
 
 class LiveLab(Live):
-    """A lab that runs, or is about to."""
+    """A lab that is running, or that ``up`` will start."""
 
     def __init__(self, lab: Lab) -> None:
         cloud = lab.cloud
@@ -65,11 +66,11 @@ class LiveLab(Live):
 
     # --- commands ---
     def command(self, *words: str, seconds: float = 900) -> subprocess.CompletedProcess[str]:
-        """./deploy/lab …, however it ends."""
+        """Run ``./deploy/lab`` with these words. The exit status is not checked."""
         return self.run(ROOT / "deploy/lab", *words, seconds=seconds)
 
     def up(self, *more: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """./deploy/lab up, with what this lab is made of."""
+        """Run ``./deploy/lab up`` with the options of this lab."""
         return self.run(
             ROOT / "deploy/lab",
             "up",
@@ -80,17 +81,17 @@ class LiveLab(Live):
         )
 
     def down(self, *more: str) -> subprocess.CompletedProcess[str]:
-        """./deploy/lab down"""
+        """Run ``./deploy/lab down``."""
         return self.command("down", *more)
 
-    def strike(self, what: str, host: str) -> str:
-        """kill, start, cut, heal or fence a host; what the command says."""
-        done = self.command(what, host, seconds=60)
-        assert done.returncode == 0, done
-        return done.stdout
+    def strike(self, operation: str, host: str) -> str:
+        """Kill, start, cut, heal or fence a host, and return the output of the command."""
+        result = self.command(operation, host, seconds=60)
+        assert result.returncode == 0, result
+        return result.stdout
 
     def watcher(self) -> Watcher:
-        """One that is to be started."""
+        """Return a watcher of all hosts, which is not started yet."""
         numbers = {host: number for number, host in enumerate(self.cloud.hosts, 1)}
         return Watcher(
             {
@@ -105,20 +106,20 @@ class LiveLab(Live):
 
     @contextmanager
     def only(self, host: int) -> Iterator[None]:
-        """New guests go to this host; afterwards to all."""
+        """Disable all other hosts for the block, and enable every host afterwards."""
         self.open_only(host)
         try:
             yield
         finally:
             self.open_all()
 
-    # --- what is so ---
+    # --- state ---
     def uri(self, host: str) -> str:
-        """Of a host's libvirtd."""
+        """Return the URI of a host's libvirtd."""
         return libvirtd.uri(self.cloud.libvirt_folder(self.lab.number(host)))
 
-    def where(self, server: str) -> dict[str, str]:
-        """Host -> state of the server's domain, of every host that is on and has one."""
+    def find_domains(self, server: str) -> dict[str, str]:
+        """Return the state of the server's domain on each running host with such a domain."""
         return {
             host: guest.state
             for host in self.cloud.hosts
@@ -126,31 +127,30 @@ class LiveLab(Live):
             if guest.server == server
         }
 
-    def place(self, server: str) -> str:
-        """The host that the API says it is on."""
+    def host_of(self, server: str) -> str:
+        """Return the host that the API shows for a server to an admin."""
         return str(self.rest("kilonova-admin").server(server)["OS-EXT-SRV-ATTR:host"])
 
     def service(self, host: str) -> Any:
-        """The service of a host's agent, as the API shows it."""
+        """Return the compute service of a host from the API."""
         return next(iter(self.seed.admin.compute.services(binary="nova-compute", host=host)))
 
     def await_host(self, host: str, state: str = "up", seconds: float = SETTLE) -> None:
-        """Until the API says so."""
+        """Wait until the API shows this state of the host's compute service."""
         await_true(lambda: self.service(host).state == state, seconds, lambda: self.service(host))
 
     def registration(self, host: str) -> tuple[str, int]:
-        """The boot that the host has told of last, and how often its agent has registered."""
+        """Return the boot id that the host reported last, and the session number."""
         [(boot, session)] = self.rows("SELECT boot_id, session FROM hosts WHERE name = ?", host)
         return str(boot), int(session)
 
     def facts(self, host: str) -> dict[str, Any]:
-        """What the host's agent told of it in its last registration, as it is kept."""
+        """Return the facts that the host's agent reported in the last registration."""
         [(facts,)] = self.rows("SELECT facts FROM hosts WHERE name = ?", host)
         return dict(json.loads(facts))
 
     def repair(self) -> None:
-        """Every host is on, plugged in, enabled, not forced down and up, whatever was done to
-        it."""
+        """Start, connect and enable every host, undo forced down, and wait until all are up."""
         for host in self.cloud.hosts:
             {"off": self.lab.start, "cut": self.lab.heal, "up": lambda host: None}[
                 self.lab.state(host)

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running cloud as the tests of this ring see it: its commands, its APIs, its hypervisor, what is
-left behind.
+"""A running cloud as a test uses it: commands, APIs, hypervisors, and checks for leftovers.
 
-Made by the fixtures in conftest.py. Nothing here reaches into a process: what is asked is asked
-through a command, an API, virsh, or by reading files. ``judge`` is the oracle: ``kilonova doctor``
-with hosts.
+The fixtures in conftest.py create the clouds. Tests use only commands, APIs, virsh, files and the
+database, never the memory of a process. ``assert_healthy`` runs ``kilonova doctor`` with the hosts.
 """
 
 from __future__ import annotations
@@ -43,21 +41,22 @@ from tests.e2e import preloaded
 from tests.nova import schemas as nova
 from tests.waiting import await_true
 
-PROGRAMS = Path(sys.executable).parent  # not resolved: the virtual environment's
-#: What guests that are emulated on a busy machine may take, seconds.
+# The unresolved path is in the virtual environment.
+PROGRAMS = Path(sys.executable).parent
+#: Seconds that an emulated guest on a busy machine may need to boot, or an action to complete.
 BOOT, SETTLE = 120, 120
-#: ``late`` of tests.waiting: each answer of the API costs processor time that what is awaited
-#: needs.
+#: Argument ``late`` of tests.waiting. The pauses between two requests grow with the waiting time,
+#: because each response takes processor time from the awaited action.
 LATE = 0.2
-#: What ``kilonova doctor`` may take to explain a failure, seconds.
+#: Time limit of ``kilonova doctor`` for the explanation of a failure, in seconds.
 DIAGNOSIS = 30
-#: How an answer ends whose API process was killed: before it, or in the middle of it.
+#: Errors of a request if the API process is killed before or during the response.
 CUT_OFF = (requests.ConnectionError, requests.exceptions.ChunkedEncodingError)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What the API answered."""
+    """A response of the API."""
 
     status: int
     body: Any
@@ -65,16 +64,19 @@ class Reply:
 
     @property
     def fault(self) -> tuple[str, int, str]:
-        """(kind, code, message) of a fault body, which holds nothing else."""
-        [(kind, inside)] = self.body.items()
-        assert inside.keys() == {"code", "message"}, self.body
-        return kind, inside["code"], inside["message"]
+        """The kind, code and message of a fault body. Other keys in the body are an error."""
+        [(kind, fault)] = self.body.items()
+        assert fault.keys() == {"code", "message"}, self.body
+        return kind, fault["code"], fault["message"]
 
 
 # fmt: off
 class Rest:
-    """One user's plain HTTP: every answer is returned, none is an exception; Nova's schemas judge
-    each."""
+    """HTTP requests of one user to the compute API.
+
+    Responses with an error status are returned, not raised. Each response is checked with Nova's
+    schemas.
+    """
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url
@@ -85,75 +87,78 @@ class Rest:
 
     def call(self, method: str, path: str, body: Any = None, *, version: str = "2.96", data: Any = None,
              headers: dict[str, str] | None = None) -> Reply:
-        """``path`` below the compute endpoint; ``data`` is sent as it is."""
+        """Send a request. ``path`` follows the compute endpoint. ``data`` is sent unchanged."""
         reply = self.session.request(
             method, self.url + path, timeout=60, data=data if body is None else json.dumps(body),
             headers={"OpenStack-API-Version": f"compute {version}", "Content-Type": "application/json",
                      **(headers or {})})
         try:
-            found = reply.json()
+            content = reply.json()
         except ValueError:
-            found = reply.text
+            content = reply.text
         nova.judge(method, urlsplit(self.url + path).path, body, microversions.number(
-            reply.headers.get(HEADER, "2.1")), reply.status_code, found if reply.text else None)
-        return Reply(reply.status_code, found, reply.headers)
+            reply.headers.get(HEADER, "2.1")), reply.status_code, content if reply.text else None)
+        return Reply(reply.status_code, content, reply.headers)
 
-    def insist(self, method: str, path: str, body: Any = None, *, fine: Iterable[int], seconds: float = 60,
+    def insist(self, method: str, path: str, body: Any = None, *, expected: Iterable[int], seconds: float = 60,
                headers: dict[str, str] | None = None) -> Reply:
-        """Call until the API is there and answers one of ``fine``: what a patient client does."""
+        """Repeat a request until the response has one of the ``expected`` statuses."""
         last: list[object] = []
 
-        def answered() -> Reply | None:
+        def try_once() -> Reply | None:
             try:
                 reply = self.call(method, path, body, headers=headers)
             except CUT_OFF as problem:
                 last[:] = [problem]
                 return None
             last[:] = [reply]
-            return reply if reply.status in fine else None
-        found: Reply = await_true(answered, seconds, lambda: f"{method} {path}: {last}")
-        return found
+            return reply if reply.status in expected else None
+        reply: Reply = await_true(try_once, seconds, lambda: f"{method} {path}: {last}")
+        return reply
 
     def server(self, server: str) -> dict[str, Any]:
-        """The server as the API shows it, {} when there is none."""
-        reply = self.insist("GET", f"/servers/{server}", fine=(200, 404))
+        """Return the server from the API, or {} if the server does not exist."""
+        reply = self.insist("GET", f"/servers/{server}", expected=(200, 404))
         return dict(reply.body["server"]) if reply.status == 200 else {}
 
     def servers(self) -> list[dict[str, Any]]:
-        """All that the user's project has."""
+        """Return all servers of the user's project."""
         return list(self.call("GET", "/servers/detail").body["servers"])
 
     def console(self, server: str) -> str:
-        """What the guest has said so far."""
-        reply = self.insist("POST", f"/servers/{server}/action", {"os-getConsoleOutput": {}}, fine=(200, 404, 409))
+        """Return the guest's console output, or "" if the API has none."""
+        reply = self.insist("POST", f"/servers/{server}/action", {"os-getConsoleOutput": {}}, expected=(200, 404, 409))
         return str(reply.body["output"]) if reply.status == 200 else ""
 
     def create(self, *, image: str, flavor: str, name: str = "e2e", seconds: float = 60, **more: Any) -> str:
-        """A server's id, once it was accepted."""
+        """Request a new server, retry until the API accepts the request, and return the id."""
         reply = self.insist("POST", "/servers", {"server": {
-            "name": name, "imageRef": image, "flavorRef": flavor, "networks": "none", **more}}, fine=(202,),
+            "name": name, "imageRef": image, "flavorRef": flavor, "networks": "none", **more}}, expected=(202,),
             seconds=seconds, headers={"Idempotency-Key": str(uuid.uuid4())})
         return str(reply.body["server"]["id"])
 
     def act(self, server: str, key: str, value: Any = None) -> Reply:
-        """POST one action."""
+        """Send an action of a server, once."""
         return self.call("POST", f"/servers/{server}/action", {key: value})
 
-    def await_status(self, server: str, wanted: str, seconds: float = SETTLE) -> dict[str, Any]:
-        """Until the server has this status and no task; ERROR ends the wait."""
-        def reached() -> dict[str, Any] | None:
-            found = self.server(server)
-            assert found and (found["status"] != "ERROR" or wanted == "ERROR"), found
-            return found if (found["status"], found["OS-EXT-STS:task_state"]) == (wanted, None) else None
-        found: dict[str, Any] = await_true(reached, seconds, lambda: f"not {wanted}: {self.server(server)}", late=LATE)
-        return found
+    def await_status(self, server: str, status: str, seconds: float = SETTLE) -> dict[str, Any]:
+        """Wait until the server has this status and no task, and return the server.
+
+        The status ERROR fails the test at once, except when awaited.
+        """
+        def read() -> dict[str, Any] | None:
+            shown = self.server(server)
+            assert shown and (shown["status"] != "ERROR" or status == "ERROR"), shown
+            return shown if (shown["status"], shown["OS-EXT-STS:task_state"]) == (status, None) else None
+        shown: dict[str, Any] = await_true(read, seconds, lambda: f"not {status}: {self.server(server)}", late=LATE)
+        return shown
 
     def await_gone(self, server: str, seconds: float = SETTLE) -> None:
-        """Until the server is no more."""
+        """Wait until the API does not show the server any more."""
         await_true(lambda: not self.server(server), seconds, lambda: f"still there: {self.server(server)}", late=LATE)
 
     def await_ready(self, server: str, times: int = 1) -> str:
-        """Until the guest has said so often that it is ready; returns its console."""
+        """Wait until the guest has printed ``READY`` so many times. Return the console output."""
         await_true(lambda: self.console(server).count(READY) >= times, BOOT,
                    lambda: f"the guest of {server} is not ready: {self.server(server)}\n{self.console(server)[-2000:]}",
                    late=LATE)
@@ -163,25 +168,30 @@ class Rest:
 
 @dataclass(frozen=True)
 class Bookmark:
-    """Where a test began: by the clock, in microseconds, and in the logs."""
+    """The start of a test: the time in microseconds, and the sizes of the logs in bytes."""
 
     moment: int
     sizes: dict[Path, int]
 
 
 class Live:
-    """One cloud with its own home and ports from ``base`` on; ``facts`` are further ones of
-    ``Cloud``."""
+    """One cloud with its own home and ports.
+
+    Args:
+        home: Folder of the cloud.
+        base: First of the cloud's ports.
+        facts: Other fields of ``Cloud``.
+    """
 
     def __init__(self, home: Path, base: int, **facts: Any) -> None:
         self.home, self.base = home, base
         self.cloud = Cloud(home=home, ports=Ports.from_base(base), **facts)
-        kept = {
+        inherited = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("OS_", "KILONOVA_"))
         }
-        self.environment = kept | {
+        self.environment = inherited | {
             "KILONOVA_HOME": str(home),
             "KILONOVA_PORT_BASE": str(base),
             "KILONOVA_HOSTS": str(len(self.cloud.hosts)),
@@ -196,7 +206,7 @@ class Live:
     def run(
         self, *command: str | Path, text: str | None = None, seconds: float = 300, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run to the end, in the repository; output and errors are kept apart."""
+        """Run a command in the repository, and return status, output and errors."""
         return subprocess.run(
             [str(part) for part in command],
             input=text or "",
@@ -209,33 +219,37 @@ class Live:
         )
 
     def up(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """./deploy/up"""
+        """Run ``./deploy/up`` for this cloud."""
         return self.run(ROOT / "deploy/up", *arguments, seconds=900, **variables)
 
     def down(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """./deploy/down"""
+        """Run ``./deploy/down`` for this cloud."""
         return self.run(ROOT / "deploy/down", *arguments)
 
     def openstack(self, *commands: str, cloud: str = "kilonova") -> list[Any]:
-        """Type the commands into one ``openstack``; returns the JSON documents that they said, in
-        order."""
-        said, complaints = self.type(*commands, cloud=cloud)
-        assert complaints == "", f"{commands}\n{said}\n{complaints}"
-        return documents(said)
+        """Run commands in one ``openstack`` process and return the JSON documents of their output.
+
+        Any text on standard error fails the test.
+        """
+        output, complaints = self.type(*commands, cloud=cloud)
+        assert complaints == "", f"{commands}\n{output}\n{complaints}"
+        return documents(output)
 
     def type(self, *commands: str, cloud: str = "kilonova") -> tuple[str, str]:
-        """What one ``openstack`` said to these commands, and its complaints; its status tells
-        nothing here."""
-        done = preloaded.run(
+        """Run commands in one ``openstack`` process and return output and standard error.
+
+        The exit status is ignored, because the interactive client does not return failures.
+        """
+        result = preloaded.run(
             PROGRAMS / "openstack",
             text="\n".join(commands) + "\n",
             seconds=300,
             environment=self.environment | self._as(cloud),
         )
-        return done.stdout, done.stderr
+        return result.stdout, result.stderr
 
     def _as(self, cloud: str) -> dict[str, str]:
-        """What ``openstack`` needs in its environment."""
+        """Return the environment variables of ``openstack`` for an entry of clouds.yaml."""
         return {
             "OS_CLOUD": cloud,
             "OS_CLIENT_CONFIG_FILE": str(self.cloud.clouds_yaml),
@@ -244,11 +258,13 @@ class Live:
 
     @contextmanager
     def typist(self, folder: Path, cloud: str = "kilonova") -> Iterator[Callable[[str], None]]:
-        """An ``openstack`` that stays open and takes one command after the other, while the test
-        looks what came of them; at the end it must have had nothing to complain about. What it says
-        is in ``folder``."""
-        said, complaints = folder / "said", folder / "complaints"
-        with said.open("w") as out, complaints.open("w") as err:
+        """Yield a function that types a command into an ``openstack`` process.
+
+        The process runs until the block ends, and must not write to standard error. The output
+        is in ``folder``.
+        """
+        output, complaints = folder / "said", folder / "complaints"
+        with output.open("w") as out, complaints.open("w") as err:
             client = subprocess.Popen(
                 [str(PROGRAMS / "openstack")],
                 stdin=subprocess.PIPE,
@@ -269,7 +285,7 @@ class Live:
         assert complaints.read_text() == "", complaints.read_text()
 
     def kilonova(self, *words: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-        """``kilonova`` with these words, as the cloud's operator runs it."""
+        """Run ``kilonova`` with these words and the cloud's configuration."""
         return preloaded.run(
             PROGRAMS / "kilonova",
             *words,
@@ -279,20 +295,20 @@ class Live:
         )
 
     def virsh(self, *arguments: str, host: int = 1) -> str:
-        """Ask a host's own libvirtd."""
+        """Run virsh on the libvirtd of a host and return the output."""
         uri = libvirtd.uri(self.cloud.libvirt_folder(host))
         return self.run("virsh", "-c", uri, *arguments).stdout
 
     def domains(self) -> list[str]:
-        """The ids of all domains of all hosts, running or not."""
+        """Return the ids of all domains of all hosts, running or not."""
         return [
-            one
+            domain
             for host, _ in enumerate(self.cloud.hosts, 1)
-            for one in self.virsh("list", "--all", "--uuid", host=host).split()
+            for domain in self.virsh("list", "--all", "--uuid", host=host).split()
         ]
 
     def domain_state(self, server: str) -> str:
-        """As virsh words it: running, shut off."""
+        """Return the state of a server's domain in virsh's words, for example "shut off"."""
         return "".join(
             self.virsh("domstate", server, host=host).strip()
             for host, _ in enumerate(self.cloud.hosts, 1)
@@ -300,7 +316,7 @@ class Live:
 
     @contextmanager
     def only(self, host: int) -> Iterator[None]:
-        """New guests go to this host of several; afterwards to the first again."""
+        """Enable only this host for the block, and only the first host afterwards."""
         self.open_only(host)
         try:
             yield
@@ -308,26 +324,31 @@ class Live:
             self.open_only(1)
 
     def open_only(self, host: int) -> None:
-        """No other host than this one takes new guests."""
+        """Enable this host for new guests and disable all others. Hosts are counted from 1."""
         compute = self.seed.admin.compute
         for service in compute.services(binary="nova-compute"):
-            wanted = service.host == self.cloud.hosts[host - 1]
-            if (service.status == "enabled") != wanted:
-                (compute.enable_service if wanted else compute.disable_service)(service)
+            is_open = service.host == self.cloud.hosts[host - 1]
+            if (service.status == "enabled") != is_open:
+                (compute.enable_service if is_open else compute.disable_service)(service)
 
     def open_all(self) -> None:
-        """Every host takes new guests."""
+        """Enable every host for new guests."""
         compute = self.seed.admin.compute
         for service in list(compute.services(binary="nova-compute")):
             if service.status != "enabled":
                 compute.enable_service(service)
 
     @contextmanager
-    def configured(
+    def configure(
         self, *processes: str, host: str | None = None, **sections: Mapping[str, str]
     ) -> Iterator[None]:
-        """For the block these processes, of a host or of the cloud, run with these settings in
-        place of their own; so do commands of ``kilonova``."""
+        """Change settings for the block, and restart these processes before and after the block.
+
+        Args:
+            processes: Names of the processes to restart.
+            host: Host of the configuration, or None for the configuration of the cloud.
+            sections: Section -> option -> value. Commands of ``kilonova`` use them too.
+        """
         roles = {"", *(name for name in processes if name in ROLES)} if host is None else {""}
         before = {
             config: config.read_text()
@@ -353,35 +374,35 @@ class Live:
         lifecycle.await_http(self.cloud, "api", self.cloud.api_url)
 
     def doctor(self, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-        """``kilonova doctor``, with hosts."""
+        """Run ``kilonova doctor``, which also checks the hosts."""
         return self.kilonova("doctor", seconds=seconds)
 
-    def judge(self) -> None:
-        """All is well by ``kilonova doctor``, and every host was asked."""
+    def assert_healthy(self) -> None:
+        """Check that ``kilonova doctor`` finds no problem, once every host answers."""
         last: list[subprocess.CompletedProcess[str]] = []
 
-        def all_asked() -> bool:
+        def all_hosts_answer() -> bool:
             last[:] = [self.doctor()]
             return "did not answer" not in last[0].stderr
 
-        await_true(all_asked, SETTLE, lambda: last[0].stderr)
+        await_true(all_hosts_answer, SETTLE, lambda: last[0].stderr)
         assert (last[0].returncode, last[0].stdout.strip()) == (0, "all is well"), last[0]
 
     # --- APIs ---
     def rest(self, user: str = "kilonova") -> Rest:
-        """Plain HTTP as "kilonova" (the user demo) or "kilonova-admin"."""
+        """Return the API for "kilonova" (the user demo) or "kilonova-admin"."""
         return Rest(self.cloud.api_url, self.seed.connect(user).session.get_token())
 
     def image(self, name: str = "tiny") -> str:
-        """The id of an image."""
+        """Return the id of an active image with this name."""
         return str(next(iter(self.seed.demo.image.images(name=name, status="active"))).id)
 
     def flavor(self, name: str = "m1.nano") -> str:
-        """The id of a flavor."""
+        """Return the id of a flavor with this name."""
         return str(self.seed.demo.compute.find_flavor(name, ignore_missing=False).id)
 
     def rows(self, query: str, *values: object) -> list[Any]:
-        """Read the database, without a lock that anybody could notice."""
+        """Read the database without locks that other processes would wait for."""
         if self.cloud.database_url is not None:
             with sa.create_engine(
                 self.cloud.database_url, poolclass=sa.NullPool
@@ -396,7 +417,7 @@ class Live:
             database.close()
 
     def is_writable(self) -> bool:
-        """Could somebody write to the database just now?"""
+        """True if no other process has the write lock of the SQLite database."""
         database = sqlite3.connect(
             f"file:{self.home}/data/kilonova.db?mode=rw", uri=True, timeout=0, isolation_level=None
         )
@@ -411,13 +432,13 @@ class Live:
         return True
 
     def images(self) -> dict[str, str]:
-        """Name -> status of the private images of the user demo."""
+        """Return name -> status of the private images of the user demo."""
         return {
             image.name: image.status for image in self.seed.demo.image.images(visibility="private")
         }
 
-    def doing(self, server: str, step: str) -> bool:
-        """Has a host been told to do this step of the server's action, and has not answered yet?"""
+    def is_at_step(self, server: str, step: str) -> bool:
+        """True if the server's action waits in this step for the result of a host."""
         return bool(
             self.rows(
                 "SELECT 1 FROM actions WHERE server_id = ? AND step = ? AND state = 'waiting' "
@@ -427,33 +448,33 @@ class Live:
             )
         )
 
-    def at_work(self, servers: list[str]) -> bool:
-        """Has a host been told to do something for one of the servers, or to remove it, and has not
-        answered yet?"""
-        one_of = f"server_id IN ({', '.join('?' * len(servers))})"
+    def awaits_hosts(self, servers: list[str]) -> bool:
+        """True if an action of the servers waits for a host, or a host has to remove a guest."""
+        condition = f"server_id IN ({', '.join('?' * len(servers))})"
         return bool(
             self.rows(
-                f"SELECT 1 FROM actions WHERE {one_of} AND state = 'waiting' AND host IS NOT NULL "
-                f"UNION SELECT 1 FROM guests WHERE {one_of} AND wanted = 'absent'",
+                f"SELECT 1 FROM actions WHERE {condition} AND state = 'waiting' AND host IS NOT NULL "
+                f"UNION SELECT 1 FROM guests WHERE {condition} AND wanted = 'absent'",
                 *servers,
                 *servers,
             )
         )
 
-    # --- what a failed test prints: failures.Diagnosable ---
+    # --- diagnosis of a failed test: failures.Diagnosable ---
     def bookmark(self) -> Bookmark:
         return Bookmark(time.time_ns() // 1000, evidence.sizes(self._logs()))
 
     def diagnosis(self, since: Bookmark) -> dict[str, Callable[[], Iterable[str]]]:
         if not (self.home / "log").exists():
-            return {}  # it was never made, or is gone
-        # last: it makes neighbours write to their logs
+            # The cloud does not exist yet, or was removed.
+            return {}
+        # The doctor runs last, because its requests add lines to the logs of external services.
         return {
             f"{self.home}: actions in hand": lambda: evidence.describe_actions(
                 self._actions(since)
             ),
             f"{self.home}: logs since the test began": lambda: self._news(since),
-            f"{self.home}: kilonova doctor": self._doctor_says,
+            f"{self.home}: kilonova doctor": self._run_doctor,
         }
 
     def _logs(self) -> list[Path]:
@@ -462,22 +483,23 @@ class Live:
     def _actions(self, since: Bookmark) -> list[Any]:
         return self.rows(evidence.query(since.moment))
 
-    def _doctor_says(self) -> list[str]:
-        said = self.doctor(DIAGNOSIS)
-        return [*said.stdout.splitlines(), *said.stderr.splitlines()]
+    def _run_doctor(self) -> list[str]:
+        result = self.doctor(DIAGNOSIS)
+        return [*result.stdout.splitlines(), *result.stderr.splitlines()]
 
     def _news(self, since: Bookmark) -> list[str]:
         try:
-            concern = evidence.ids(self._actions(since))
-        except sqlite3.Error:  # told of, where the actions would be
-            concern = set()
-        return evidence.news(self._logs(), since.sizes, concern)
+            ids = evidence.ids(self._actions(since))
+        except sqlite3.Error:
+            # The part of the report about actions shows this error.
+            ids = set()
+        return evidence.news(self._logs(), since.sizes, ids)
 
-    # --- what is left ---
-    def remains(self, server: str) -> list[str]:
-        """Everything that a deleted server must not leave: domain, records, files."""
-        found = (
-            [f"domain {one}" for one in self.domains() if one == server]
+    # --- leftovers ---
+    def leftovers(self, server: str) -> list[str]:
+        """Return the domain, records and files of a server, which a delete must remove."""
+        leftovers = (
+            [f"domain {domain}" for domain in self.domains() if domain == server]
             if self.cloud.has_guests
             else []
         )
@@ -486,7 +508,7 @@ class Live:
             ("allocations", "consumer_id"),
             ("consumers", "id"),
         ):
-            found += [
+            leftovers += [
                 f"{table} {row}"
                 for row in self.rows(f"SELECT * FROM {table} WHERE {column} = ?", server)
             ]
@@ -495,27 +517,28 @@ class Live:
             *self.home.glob("libvirt*"),
             *self.home.glob("instances"),
         )
-        # some go meanwhile
+        # Some of the files may be deleted meanwhile.
         paths = (
             Path(folder, name)
             for root in roots
             for folder, folders, files in os.walk(root)
             for name in (*folders, *files)
         )
-        return found + [
+        return leftovers + [
             str(path)
             for path in paths
             if server in str(path) and "log" not in path.relative_to(self.home).parts
         ]
 
-    def await_nothing_of(self, server: str, seconds: float) -> None:
-        """Until nothing remains of it: what an action that failed leaves is a debt, which its host
-        pays after that."""
-        await_true(lambda: self.remains(server) == [], seconds, lambda: self.remains(server))
+    def await_removed(self, server: str, seconds: float) -> None:
+        """Wait until a deleted server has no leftovers.
 
-    def in_kernel(self) -> list[str]:
-        """What of this cloud's networks there is in the machine's kernel, its own namespace and
-        others."""
+        Why: a failed action may leave a pending cleanup, which the host does later.
+        """
+        await_true(lambda: self.leftovers(server) == [], seconds, lambda: self.leftovers(server))
+
+    def kernel_leftovers(self) -> list[str]:
+        """Return the addresses, namespaces and rules of this cloud's networks in the kernel."""
         names = {
             Names.of(self.cloud.network_folder(number)).tag
             for number in range(len(self.cloud.hosts) + 1)
@@ -526,16 +549,18 @@ class Live:
             *(f"kn-{tag}" for tag in names),
             *(f"kn_{tag}" for tag in names),
         ]
-        said = "".join(
+        output = "".join(
             self.run(*command).stdout
             for command in (("ip", "-o", "address"), ("ip", "netns"), ("nft", "list", "ruleset"))
         )
-        return [line for line in said.splitlines() if any(mark in line for mark in marks)]
+        return [line for line in output.splitlines() if any(mark in line for mark in marks)]
 
     def processes(self) -> list[str]:
-        """Command lines of all processes that belong to this home; those that were only told of it
-        do not."""
-        found, home = [], str(self.home).encode()
+        """Return the command lines of all processes that belong to this home.
+
+        The variable KILONOVA_HOME in the environment does not make a process belong to the home.
+        """
+        lines, home = [], str(self.home).encode()
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 command, variables = (
@@ -545,18 +570,18 @@ class Live:
             except OSError:
                 continue
             if home in command + variables.replace(b"KILONOVA_HOME=" + home, b""):
-                found.append(
+                lines.append(
                     f"{process.name}: {command.replace(bytes(1), b' ').decode(errors='replace')}"
                 )
-        return found
+        return lines
 
 
 def documents(text: str) -> list[Any]:
-    """The JSON documents in a text, one after the other; other lines between them are dropped."""
-    # A client that waits shows progress, if there is any, and ends that with no line feed.
+    """Return the JSON documents in a text, in order. Other lines between them are ignored."""
+    # The progress of a waiting client has no line feed at the end.
     text = re.sub(r"\rProgress: \d+", "", text)
-    found, decoder, at = [], json.JSONDecoder(), 0
+    results, decoder, at = [], json.JSONDecoder(), 0
     while match := re.compile(r"^[\[{]", re.MULTILINE).search(text, at):
         document, at = decoder.raw_decode(text, match.start())
-        found.append(document)
-    return found
+        results.append(document)
+    return results

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of Python that are run often, without importing what they are made of each time.
+"""Fast runs of Python commands, from a fork server that has imported the commands' modules.
 
-To import ``openstack`` with its plug-ins takes a second of a processor, to do what it is asked for
-a tenth of one. So multiprocessing's fork server imports them once, and each command is a child of
-it: the script's own function with the command's arguments, environment, folder, input and output,
-in a process that ends with the command. That both say the same is tested in test_preloaded.py; the
-scripts themselves are also started by test_up.py and by the typist.
+The imports of ``openstack`` with its plug-ins take a second of processor time, a command itself a
+tenth of a second. So multiprocessing's fork server imports the modules once. Each command runs in a
+child process with its own arguments, environment, folder, input and output, and calls the function
+of the console script.
+
+test_preloaded.py checks that the output equals that of the script. test_up.py and ``Live.typist``
+start the scripts themselves.
 """
 
 from __future__ import annotations
@@ -27,21 +29,21 @@ import cliff.app
 from deploy.operator.commands import COMMANDS
 from deploy.packages import ROOT
 
-#: Of what these groups of entry points name, the client loads some for each command.
+#: Prefixes of the groups of entry points from which ``openstack`` loads modules.
 PLUGINS = ("openstack", "cliff.")
-#: What ``kilonova`` imports where it needs it.
+#: Modules that ``kilonova`` imports inside functions.
 LATE = ("common.rpc.agent", "common.rpc.conductor", "common.rpc.scheduler")
 
 
 @cache
 def _context() -> multiprocessing.context.ForkServerContext:
-    """One fork server for the whole session; it ends with this process."""
-    every = importlib.metadata.entry_points()
+    """Return the context of the fork server, which ends with this process."""
+    entry_points = importlib.metadata.entry_points()
     plugins = {
         entry.module
-        for group in every.groups
+        for group in entry_points.groups
         if group.startswith(PLUGINS)
-        for entry in every.select(group=group)
+        for entry in entry_points.select(group=group)
     }
     nouns = {module for module, _, _ in COMMANDS.values()}
     context = multiprocessing.get_context("forkserver")
@@ -52,8 +54,18 @@ def _context() -> multiprocessing.context.ForkServerContext:
 def run(
     script: Path, *arguments: str, text: str, seconds: float, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run a console script of this environment to the end, as ``subprocess.run`` would, in the
-    repository."""
+    """Run a console script of this environment in the repository, as ``subprocess.run`` would.
+
+    Args:
+        script: Path of the script.
+        arguments: Arguments of the command.
+        text: Standard input.
+        seconds: Time limit.
+        environment: All environment variables of the command.
+
+    Raises:
+        subprocess.TimeoutExpired: The command exceeds the time limit, and is killed.
+    """
     [entry] = importlib.metadata.entry_points(group="console_scripts", name=script.name)
     with tempfile.TemporaryDirectory(prefix="kn-run-", dir="/tmp") as folder:
         streams = [Path(folder, name) for name in ("input", "output", "errors")]
@@ -81,8 +93,7 @@ def run(
 def _become(
     function: str, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[Path]
 ) -> None:
-    """In the child: what a new interpreter has of its environment, then what the console script
-    does."""
+    """Set up the child process like a new interpreter, and call the console script's function."""
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(ROOT)
@@ -91,7 +102,8 @@ def _become(
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout.reconfigure(line_buffering=False)
     sys.argv = list(command)
-    cliff.app.App.NAME = Path(command[0]).name  # read from the command line when it was imported
+    # cliff has set the name from the fork server's command line at import.
+    cliff.app.App.NAME = Path(command[0]).name
     if environment.get("PYTHONWARNINGS") == "ignore":
         warnings.simplefilter("ignore")
     sys.exit(pkgutil.resolve_name(function)())

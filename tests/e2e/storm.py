@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A storm: clients that go on with work while processes, the broker, the database and hosts are
-struck, one after the other and drawn at random; how long it took each time until a server could be
-created again.
+"""A storm of random faults in processes, broker, database and hosts while clients work.
 
-Used by test_storm.py. The clients are patient: they look, and ask again for what has not happened.
+``rage`` measures the time from each fault until a server can be created again. Clients poll, and
+repeat requests without effect. Used by test_storm.py.
 """
 
 from __future__ import annotations
@@ -35,77 +34,87 @@ from tests.e2e.live import CUT_OFF, LATE, Live, Rest
 from tests.waiting import await_true
 
 STOP, START = ("SHUTOFF", {"os-stop": None}), ("ACTIVE", {"os-start": None})
-#: Seconds that anything may take during a storm: a fault takes up to 45 of them.
+#: Time limit of each operation during a storm, in seconds. A fault may last 45 seconds.
 PATIENCE = 300
-#: MariaDB's number of the error: the connection that is to be ended is not there.
+#: MariaDB's error number for a KILL of a connection that does not exist.
 NO_SUCH_THREAD = 1094
 PROCESSES = ("api", "conductor", "scheduler", "agent", "agent-2")
-#: One of each kind that this cloud has; metadata and console service start as these do.
+#: One process of each kind in this cloud. Metadata and console service start in the same way.
 SERVICES = ("api", "conductor", "scheduler", "agent", "placement", "image-gateway")
 
 
 @dataclass
 class Client:
-    """Lives of servers, one after the other, until it is told to stop. ``made``: when each was
-    asked for and was there, by the monotonic clock."""
+    """Creates, stops, starts and deletes one server after the other until ``over`` is set.
+
+    ``created`` has the times of each server's request and ACTIVE status, by the monotonic clock.
+    The second time is infinite until the server is ACTIVE.
+    """
 
     live: Live
     over: threading.Event
-    made: dict[str, tuple[float, float]] = field(default_factory=dict)
+    created: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def work(self) -> None:
         rest, image, flavor = self.live.rest(), self.live.image("empty"), self.live.flavor()
         while not self.over.is_set():
-            asked_at = time.monotonic()
+            requested_at = time.monotonic()
             server = rest.create(
                 image=image, flavor=flavor, name=f"storm-{uuid.uuid4().hex[:8]}", seconds=PATIENCE
             )
-            self.made[server] = asked_at, math.inf
+            self.created[server] = requested_at, math.inf
             rest.await_status(server, "ACTIVE", PATIENCE)
-            self.made[server] = asked_at, time.monotonic()
-            for wanted, action in (STOP, START):
+            self.created[server] = requested_at, time.monotonic()
+            for status, action in (STOP, START):
                 await_true(
-                    partial(_is_so, rest, server, wanted, action),
+                    partial(_has_status, rest, server, status, action),
                     PATIENCE,
                     partial(rest.server, server),
                     late=LATE,
                 )
-            rest.insist("DELETE", f"/servers/{server}", fine=(204, 404), seconds=PATIENCE)
+            rest.insist("DELETE", f"/servers/{server}", expected=(204, 404), seconds=PATIENCE)
             rest.await_gone(server, PATIENCE)
 
 
-def _is_so(rest: Rest, server: str, wanted: str, action: dict[str, None]) -> bool:
-    """Is the server in this state? Where nobody is at it, ask again."""
-    found = rest.server(server)
-    assert found["status"] != "ERROR", found
-    if found["OS-EXT-STS:task_state"] is None and found["status"] != wanted:
+def _has_status(rest: Rest, server: str, status: str, action: dict[str, None]) -> bool:
+    """True if the server has this status and no task. Without a task, repeat the action."""
+    shown = rest.server(server)
+    assert shown["status"] != "ERROR", shown
+    if shown["OS-EXT-STS:task_state"] is None and shown["status"] != status:
         try:
             reply = rest.call("POST", f"/servers/{server}/action", action)
         except CUT_OFF:
             return False
         assert reply.status in (202, 409, 503), reply
         return False
-    return bool(found["status"] == wanted and found["OS-EXT-STS:task_state"] is None)
+    return bool(shown["status"] == status and shown["OS-EXT-STS:task_state"] is None)
 
 
 @contextmanager
 def clients(live: Live, count: int) -> Iterator[list[Client]]:
-    """At work; at the end each finishes the life in hand, and what failed is raised."""
+    """Run clients during the block. Afterwards wait for their last servers and raise failures."""
     over = threading.Event()
-    found = [Client(live, over) for _ in range(count)]
+    workers = [Client(live, over) for _ in range(count)]
     with ThreadPoolExecutor(count) as pool:
-        lives: list[Future[None]] = [pool.submit(one.work) for one in found]
+        futures: list[Future[None]] = [pool.submit(client.work) for client in workers]
         try:
-            yield found
+            yield workers
         finally:
             over.set()
-        for one in lives:
-            one.result(timeout=2 * PATIENCE)
+        for future in futures:
+            future.result(timeout=2 * PATIENCE)
 
 
 @dataclass
 class Storm:
-    """What can be struck. ``database``: which of ``servers`` the cloud's is; empty: a file."""
+    """The faults of a cloud.
+
+    Attributes:
+        live: The cloud.
+        dice: Source of random numbers.
+        servers: Database servers of the test, if the cloud uses one.
+        database: The kind of the cloud's database server, or "" for a file.
+    """
 
     live: Live
     dice: random.Random
@@ -113,48 +122,53 @@ class Storm:
     database: str = ""
 
     def faults(self) -> dict[str, Callable[[], None]]:
-        """By name: each strikes, and puts right again what nobody else would."""
-        found: dict[str, Callable[[], None]] = {
+        """Return functions that cause a fault, by name.
+
+        A function also repairs the damage that no supervisor repairs.
+        """
+        faults: dict[str, Callable[[], None]] = {
             f"{name} killed": partial(self.kill, name) for name in PROCESSES
         }
-        found |= {
+        faults |= {
             "conductor frozen": lambda: self.freeze("conductor", 5, 15),
             "host frozen": lambda: self.freeze(self.dice.choice(("agent", "agent-2")), 20, 45),
             "broker wiped": self.wipe,
             "broker frozen": lambda: self.freeze("rabbitmq", 3, 15),
         }
         if self.database:
-            found |= {
+            faults |= {
                 "database killed": self.kill_database,
                 "database frozen": self.freeze_database,
                 "database's connections cut": self.cut,
             }
-        return found
+        return faults
 
     def kill(self, name: str) -> None:
-        """kill -9; the supervisor starts another."""
+        """Kill a process with signal 9. The supervisor starts another process."""
         await_true(lambda: find_process(self.live.cloud, name), 30, f"{name} does not run")
         process_control.kill(self.live.cloud, name)
 
-    def back_after(self, name: str) -> float:
-        """kill -9; the seconds until its successor is ready."""
+    def measure_restart(self, name: str) -> float:
+        """Kill a process with signal 9, and return the seconds until its successor is ready."""
         before = await_true(lambda: find_process(self.live.cloud, name), 30, f"{name} does not run")
-        said = self.live.cloud.log(name).stat().st_size
+        log_size = self.live.cloud.log(name).stat().st_size
         began = time.monotonic()
         process_control.kill(self.live.cloud, name)
         await_true(
             lambda: (
                 find_process(self.live.cloud, name) not in (None, before)
-                and self._is_ready(name, said)
+                and self._is_ready(name, log_size)
             ),
             60,
             lambda: f"{name} is not ready again; see {self.live.cloud.log(name)}",
         )
         return time.monotonic() - began
 
-    def _is_ready(self, name: str, said: int) -> bool:
-        """By its /healthcheck/ready, or, where it serves no HTTP, by its log since that had
-        ``said`` bytes."""
+    def _is_ready(self, name: str, log_size: int) -> bool:
+        """True if /healthcheck/ready answers 200, or if a process without HTTP has logged "ready".
+
+        The first ``log_size`` bytes of the log are ignored.
+        """
         cloud = self.live.cloud
         urls = {
             "api": cloud.api_url,
@@ -163,7 +177,7 @@ class Storm:
         }
         if name not in urls:
             with cloud.log(name).open("rb") as log:
-                log.seek(said)
+                log.seek(log_size)
                 return re.search(rb"\bready$", log.read(), re.MULTILINE) is not None
         parts = urlsplit(urls[name])
         url = f"{parts.scheme}://{parts.netloc}/healthcheck/ready"
@@ -174,16 +188,17 @@ class Storm:
         )
         try:
             return requests.get(url, timeout=5, verify=verify).status_code == 200
-        except requests.RequestException:  # it does not listen yet, or has no worker yet
+        except requests.RequestException:
+            # The process does not listen yet, or has no worker yet.
             return False
 
     def wipe(self) -> None:
-        """The broker forgets everything."""
+        """Delete all data of the broker."""
         for command in ("stop_app", "reset", "start_app"):
             Broker.of(self.live.cloud).control(command)
 
     def freeze(self, name: str, least: float, most: float) -> None:
-        """A process and its children stand still for a while."""
+        """Stop a process and its children for a random time between two limits in seconds."""
         pid = await_true(lambda: find_process(self.live.cloud, name), 30, f"{name} does not run")
         assert pid is not None
         with frozen([pid, *descendants(pid)]):
@@ -196,14 +211,14 @@ class Storm:
             self._wait(3, 20)
 
     def kill_database(self) -> None:
-        """kill -9 in the middle of whatever it does; it recovers by its own log."""
+        """Kill the database with signal 9 and start it again."""
         assert self.servers is not None
         self.servers.kill(self.database)
         self._wait(0, 5)
         self.servers.restart(self.database)
 
     def cut(self) -> None:
-        """The database ends all connections of the cloud."""
+        """End all connections of the cloud to the database."""
         url = self.live.cloud.database_url or ""
         with sa.create_engine(
             url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT"
@@ -214,19 +229,20 @@ class Storm:
                     "pg_backend_pid() AND backend_type = 'client backend'"
                 )
                 return
-            mine = connection.exec_driver_sql("SELECT CONNECTION_ID()").scalar()
+            own_id = connection.exec_driver_sql("SELECT CONNECTION_ID()").scalar()
             for number, command in connection.exec_driver_sql(
                 "SELECT id, command FROM information_schema.processlist"
             ):
-                if number != mine and command != "Daemon":
+                if number != own_id and command != "Daemon":
                     _kill(connection, int(number))
 
     def _wait(self, least: float, most: float) -> None:
-        time.sleep(self.dice.uniform(least, most))  # how long it lasts is part of the fault
+        # The duration is part of the fault.
+        time.sleep(self.dice.uniform(least, most))
 
 
 def _kill(connection: sa.Connection, number: int) -> None:
-    """End a connection to MariaDB, which may have ended since it was listed."""
+    """End a connection to MariaDB. A connection that does not exist any more is ignored."""
     try:
         connection.exec_driver_sql(f"KILL SOFT CONNECTION {number}")
     except sa.exc.OperationalError as problem:
@@ -234,46 +250,52 @@ def _kill(connection: sa.Connection, number: int) -> None:
             raise
 
 
-def recovered_at(found: Sequence[Client], moment: float) -> float | None:
-    """When the first server that was asked for after this moment was there."""
-    there = [
+def find_recovery(workers: Sequence[Client], moment: float) -> float | None:
+    """Return the time of the first ACTIVE server that was requested after a moment, or None."""
+    times = [
         ended
-        for one in found
-        for asked, ended in list(one.made.values())
-        if asked > moment and ended < math.inf
+        for client in workers
+        for requested, ended in list(client.created.values())
+        if requested > moment and ended < math.inf
     ]
-    return min(there, default=None)
+    return min(times, default=None)
 
 
-def rage(storm: Storm, found: Sequence[Client], seconds: float) -> dict[str, list[float]]:
-    """Strike again and again; by fault, the seconds from each strike until a server could be
-    created."""
+def rage(storm: Storm, workers: Sequence[Client], seconds: float) -> dict[str, list[float]]:
+    """Cause random faults, one after the other, for so many seconds.
+
+    Returns:
+        For each fault, the seconds from each strike until a server could be created.
+    """
     took: dict[str, list[float]] = {}
     faults, until = storm.faults(), time.monotonic() + seconds
-    left: list[str] = []
+    pending: list[str] = []
     while time.monotonic() < until:
-        # each once before any a second time
-        left = left or storm.dice.sample(sorted(faults), len(faults))
-        name, began = left.pop(), time.monotonic()
+        # Each fault occurs once before any fault occurs again.
+        pending = pending or storm.dice.sample(sorted(faults), len(faults))
+        name, began = pending.pop(), time.monotonic()
         faults[name]()
         recovered = await_true(
-            partial(recovered_at, found, began), PATIENCE, f"a server can be created after: {name}"
+            partial(find_recovery, workers, began),
+            PATIENCE,
+            f"a server can be created after: {name}",
         )
         took.setdefault(name, []).append((recovered or math.inf) - began)
-        time.sleep(storm.dice.uniform(0, 3))  # a storm has no rhythm
+        # Random pauses let the faults meet different moments.
+        time.sleep(storm.dice.uniform(0, 3))
     return took
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, and their children."""
+    """Return the pids of a process's children and of all their descendants."""
     path = Path(f"/proc/{pid}/task/{pid}/children")
     own = [int(child) for child in path.read_text().split()] if path.exists() else []
-    return [one for child in own for one in (child, *descendants(child))]
+    return [process for child in own for process in (child, *descendants(child))]
 
 
 @contextmanager
 def frozen(pids: Sequence[int]) -> Iterator[None]:
-    """They stand still for the block."""
+    """Stop these processes for the block with SIGSTOP."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A blow in the middle of an action: it falls when a step stands in the action's journal.
+"""Strikes in the middle of an action: a fault as soon as the action's journal contains a step.
 
-Used by test_volume_kills.py and test_tier_two.py. ``at_step`` asks for the action, looks at the
-journal every few milliseconds, strikes, and waits for the action's end. What the journal had of the
-step just after the blow is told, so that a reader sees whether it fell in the middle or behind it.
+Used by test_volume_kills.py and test_tier_two.py. ``at_step`` requests the action, polls the
+journal every few milliseconds, strikes, and waits for the action's end. The result contains the
+step's event just after the strike, which shows whether the strike came during or after the step.
 """
 
 from __future__ import annotations
@@ -20,29 +20,36 @@ from deploy.one_machine.cloud.process_control import find_process
 from tests.e2e.live import SETTLE, Live
 from tests.waiting import await_true
 
-#: Seconds that an action may take in which somebody is killed: longer than a conductor's lease.
+#: Time limit of an action in which a process is killed, in seconds. A conductor's lease is shorter.
 ACTION = 180
-#: States of an action that nobody goes on with.
+#: Final states of an action.
 OVER = ("done", "failed", "superseded")
 
 
 @dataclass(frozen=True)
-class Struck:
-    """What became of an action. ``seen``: the last that the journal had of the step when the blow
-    had fallen; ``seconds``: from the blow to the action's end; ``answer``: what who asked for it
-    got."""
+class StrikeOutcome:
+    """The outcome of an action with a strike.
+
+    Attributes:
+        action: Id of the action.
+        state: Final state of the action.
+        message: Error message of the action.
+        last_event: Last event of the step in the journal, just after the strike.
+        seconds: Time from the strike to the action's end.
+        answer: Return value of the function that requested the action.
+    """
 
     action: str
     state: str
     message: str
-    seen: str
+    last_event: str
     seconds: float
     answer: Any
 
 
 @dataclass(frozen=True)
 class Strikes:
-    """Blows in actions of one server."""
+    """Strikes in actions of one server."""
 
     live: Live
     server: str
@@ -51,22 +58,26 @@ class Strikes:
         self,
         workflow: str,
         step: str,
-        blow: Callable[[str | None], object],
-        ask: Callable[[], Any],
+        strike: Callable[[str | None], object],
+        request: Callable[[], Any],
         known: frozenset[str] | None = None,
-    ) -> Struck:
-        """Ask for a new action, strike when it is at the step, and wait for its end.
+    ) -> StrikeOutcome:
+        """Request a new action, strike when the action is at the step, and wait for its end.
 
-        ``blow`` is given the host that the journal names for the step; ``known`` are actions that
-        are not meant, of those that there are: all, unless it is given.
+        Args:
+            workflow: Workflow of the action.
+            step: Step at which to strike.
+            strike: Called with the host of the step from the journal, or None.
+            request: Requests the action. Runs in a thread.
+            known: Ids of older actions of the server, by default those that exist now.
         """
         before = self.actions() if known is None else known
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(ask)
-            action, host = self._await_step(before, workflow, step, asked)
-            blow(host)
+            answer = pool.submit(request)
+            action, host = self._await_step(before, workflow, step, answer)
+            strike(host)
             began = time.monotonic()
-            seen = dict(self.journal(action))[step]
+            last_event = dict(self.journal(action))[step]
         await_true(
             lambda: self._end(action)[0] in OVER,
             ACTION,
@@ -74,39 +85,43 @@ class Strikes:
         )
         state, message = self._end(action)
         took = time.monotonic() - began
-        return Struck(action, state, message, seen, took, asked.result())
+        return StrikeOutcome(action, state, message, last_event, took, answer.result())
 
     def actions(self) -> frozenset[str]:
-        """The ids of all that the server has had."""
+        """Return the ids of all actions of the server."""
         return frozenset(row[0] for row in self._actions())
 
     def journal(self, action: str) -> list[tuple[str, str]]:
-        """Steps and what became of them, in order."""
+        """Return the step and the event of each entry of the journal, in order."""
         return [(row[0], row[1]) for row in self._events(action)]
 
     def _await_step(
-        self, before: frozenset[str], workflow: str, step: str, asked: Future[Any]
+        self, before: frozenset[str], workflow: str, step: str, answer: Future[Any]
     ) -> tuple[str, str | None]:
-        """The id of the new action, which is at the step, and the step's host. Who asks raises what
-        refuses it."""
+        """Wait until a new action is at the step, and return the action's id and the step's host.
+
+        An exception of the request is raised here.
+        """
         until = time.monotonic() + ACTION
         while time.monotonic() < until:
-            for found, its_workflow, state in self._quickly(self._actions):
-                if found in before or its_workflow != workflow:
+            for action, its_workflow, state in self._read_or_empty(self._actions):
+                if action in before or its_workflow != workflow:
                     continue
-                for name, _, host in self._quickly(lambda one=found: self._events(one)):  # type: ignore[misc]  # bound here
+                for name, _, host in self._read_or_empty(lambda key=action: self._events(key)):  # type: ignore[misc]  # bound here
                     if name == step:
-                        return str(found), host
-                assert state not in OVER, f"{workflow} has no {step}: {self._end(found)}"
-            if asked.done():
-                asked.result()
-            time.sleep(0.002)  # steps last for a few milliseconds
+                        return str(action), host
+                assert state not in OVER, f"{workflow} has no {step}: {self._end(action)}"
+            if answer.done():
+                answer.result()
+            # A step lasts a few milliseconds.
+            time.sleep(0.002)
         raise AssertionError(f"{workflow} does not come to {step}")
 
     @staticmethod
-    def _quickly(look: Callable[[], list[Any]]) -> list[Any]:
+    def _read_or_empty(read: Callable[[], list[Any]]) -> list[Any]:
+        """Return the rows, or no rows while the database is locked."""
         try:
-            return look()
+            return read()
         except sqlite3.OperationalError:
             return []
 
@@ -127,8 +142,10 @@ class Strikes:
 
 
 def await_back(live: Live, name: str, pid: int | None) -> None:
-    """Until the supervisor has started another process in the place of this one; the volume
-    service, whose clients do not wait, also answers."""
+    """Wait until the supervisor has replaced the process with this pid.
+
+    For the volume service, wait also until it answers, because its clients do not retry.
+    """
     await_true(
         lambda: find_process(live.cloud, name) not in (None, pid), 60, lambda: f"{name} is away"
     )
@@ -136,7 +153,11 @@ def await_back(live: Live, name: str, pid: int | None) -> None:
         lifecycle.await_http(live.cloud, name, live.cloud.volume_url)
 
 
-def await_debts(live: Live, server: str) -> None:
-    """Until no host has still to remove what a move that failed has left there: till then it takes
-    the server not."""
-    await_true(lambda: not live.at_work([server]), SETTLE, lambda: f"debts of {server}")
+def await_cleanups(live: Live, server: str) -> None:
+    """Wait until no host has a pending cleanup of the server's guest after a failed move.
+
+    Why: a host with a pending cleanup does not accept the server.
+    """
+    await_true(
+        lambda: not live.awaits_hosts([server]), SETTLE, lambda: f"pending cleanups of {server}"
+    )

@@ -24,13 +24,13 @@ from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("moves")
 
-#: Where on the disk, in MiB, each step writes its number.
+#: Position on the disk, in MiB, of the number that each step writes.
 WRITTEN_AT = 80
 
 
 @dataclass
 class Walk:
-    """The guest during the series. ``sizes`` are two flavors between which it is resized."""
+    """The guest during the series. The resizes alternate between the two flavors in ``sizes``."""
 
     lab: LiveLab
     guest: Witness
@@ -38,9 +38,9 @@ class Walk:
     written: str = ""
 
     def run_action(
-        self, key: str, value: object = None, status: str = "ACTIVE", fine: int = 202
+        self, key: str, value: object = None, status: str = "ACTIVE", expected: int = 202
     ) -> None:
-        ask(admin(self.lab), self.guest, key, value, fine)
+        ask(admin(self.lab), self.guest, key, value, expected)
         self.guest.rest.await_status(self.guest.server, status, BOOT)
 
     def write(self, text: str) -> None:
@@ -101,7 +101,7 @@ def snapshot(walk: Walk) -> None:
 
 def resize(walk: Walk) -> None:
     walk.run_action("resize", {"flavorRef": walk.other_size()}, "VERIFY_RESIZE")
-    walk.run_action("confirmResize", fine=204)
+    walk.run_action("confirmResize", expected=204)
 
 
 def revert(walk: Walk) -> None:
@@ -111,7 +111,7 @@ def revert(walk: Walk) -> None:
 
 def migrate(walk: Walk) -> None:
     walk.run_action("migrate", status="VERIFY_RESIZE")
-    walk.run_action("confirmResize", fine=204)
+    walk.run_action("confirmResize", expected=204)
 
 
 def migrate_live(walk: Walk) -> None:
@@ -156,12 +156,12 @@ def walk(lab: LiveLab) -> Iterator[Walk]:
 
 @pytest.mark.timeout(900 + 60 * len(list_steps()))
 def test_server_disk_keeps_data_through_every_pair_of_actions(walk: Walk) -> None:
-    canary, finished_actions = walk.guest.account().canary, []
+    canary, finished_actions = walk.guest.read_state().canary, []
     for step, action in enumerate(list_steps()):
         walk.write(f"step-{step}")
         ACTIONS[action](walk)
         finished_actions.append(action)
         walk.guest.await_ssh()
-        assert (walk.guest.account().canary, walk.read()) == (canary, walk.written), (
+        assert (walk.guest.read_state().canary, walk.read()) == (canary, walk.written), (
             f"after {' '.join(finished_actions)}"
         )

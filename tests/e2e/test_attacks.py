@@ -20,12 +20,12 @@ BY_HAND = {"floods"}
 
 def run_attacks(live: Live) -> None:
     names = [word for name in ATTACKS if name not in BY_HAND for word in ("--only", name)]
-    done = live.run(
+    result = live.run(
         sys.executable, "-m", "tests.attacks", "--home", live.home, *names, seconds=SECONDS
     )
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0, "\n".join(line for line in lines if line[:4] != "held")
-    assert [line for line in lines if line.startswith("held")], done
+    lines = result.stdout.splitlines()
+    assert result.returncode == 0, "\n".join(line for line in lines if line[:4] != "held")
+    assert [line for line in lines if line.startswith("held")], result
 
 
 @pytest.mark.slice("guests")

@@ -131,7 +131,7 @@ def unchanged_resources(cloud: Live) -> Iterator[None]:
     before = list_resources()
     yield
     assert list_resources() == before
-    cloud.judge()
+    cloud.assert_healthy()
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def body(cloud: Live) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 @pytest.fixture
 def stranger(cloud: Live) -> Iterator[Rest]:
-    """A user of another project."""
+    """A user of another project, without servers."""
     identity = cloud.seed.admin.identity
     name, password = f"stranger-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
     project = identity.create_project(name=name, domain_id="default")
@@ -187,9 +187,9 @@ def check(reply: Reply, status: int, kind: str, words: str) -> None:
 def test_wrong_request_returns_status_and_fault(
     tenant: Rest, body: Callable[[dict[str, Any]], dict[str, Any]], case: Case
 ) -> None:
-    sent = None if case.change is None else {"server": body(case.change), **case.more}
+    content = None if case.change is None else {"server": body(case.change), **case.more}
     check(
-        tenant.call(case.method, case.path, sent, data=case.data),
+        tenant.call(case.method, case.path, content, data=case.data),
         case.status,
         case.kind,
         case.words,
@@ -201,6 +201,8 @@ class Networks:
     """Ids of networks and ports for wrong requests.
 
     Attributes:
+        private: The shared network.
+        public: The external network.
         foreign: A port of the admin's project.
         bound: The port of the first server.
         taken: The address of that port.
@@ -208,9 +210,9 @@ class Networks:
 
     private: str
     public: str
-    foreign: str  # a port of the admin's project
-    bound: str  # of the first server
-    taken: str  # its address
+    foreign: str
+    bound: str
+    taken: str
 
 
 @pytest.fixture(scope="module")
@@ -227,58 +229,58 @@ def networks(cloud: Live) -> Iterator[Networks]:
     service.delete_port(foreign)
 
 
-#: name, status, kind, words, the networks asked for
+#: Rows of name, status, kind of fault, words in the message, and requested networks.
 WRONG_NETWORKS: list[tuple[str, int, str, str, Callable[[Networks], Any]]] = [
-    ("unknown network", 400, "badRequest", NOBODY, lambda known: [{"uuid": NOBODY}]),
-    ("network that is no id", 400, "badRequest", "uuid", lambda known: [{"uuid": "private"}]),
-    ("unknown port", 400, "badRequest", NOBODY, lambda known: [{"port": NOBODY}]),
+    ("unknown network", 400, "badRequest", NOBODY, lambda networks: [{"uuid": NOBODY}]),
+    ("network that is no id", 400, "badRequest", "uuid", lambda networks: [{"uuid": "private"}]),
+    ("unknown port", 400, "badRequest", NOBODY, lambda networks: [{"port": NOBODY}]),
     (
         "foreign port",
         400,
         "badRequest",
         "could not be found",
-        lambda known: [{"port": known.foreign}],
+        lambda networks: [{"port": networks.foreign}],
     ),
     (
         "port already bound",
         409,
         "conflictingRequest",
         "still in use",
-        lambda known: [{"port": known.bound}],
+        lambda networks: [{"port": networks.bound}],
     ),
     (
         "address in use",
         400,
         "badRequest",
         "already in use",
-        lambda known: [{"uuid": known.private, "fixed_ip": known.taken}],
+        lambda networks: [{"uuid": networks.private, "fixed_ip": networks.taken}],
     ),
     (
         "address of another network",
         400,
         "badRequest",
         "192.0.2.7",
-        lambda known: [{"uuid": known.private, "fixed_ip": "192.0.2.7"}],
+        lambda networks: [{"uuid": networks.private, "fixed_ip": "192.0.2.7"}],
     ),
     (
         "external network",
         403,
         "forbidden",
         "external network",
-        lambda known: [{"uuid": known.public}],
+        lambda networks: [{"uuid": networks.public}],
     ),
     (
         "more ports than the quota",
         403,
         "forbidden",
         "ports",
-        lambda known: [{"uuid": known.private}] * 9,
+        lambda networks: [{"uuid": networks.private}] * 9,
     ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "words", "asked"),
+    ("status", "kind", "words", "build_networks"),
     [row[1:] for row in WRONG_NETWORKS],
     ids=[row[0] for row in WRONG_NETWORKS],
 )
@@ -290,13 +292,15 @@ def test_create_with_wrong_network_returns_fault(
     status: int,
     kind: str,
     words: str,
-    asked: Callable[[Networks], Any],
+    build_networks: Callable[[Networks], Any],
 ) -> None:
     project, service = cloud.seed.demo.session.get_project_id(), cloud.seed.admin.network
     service.update_quota(project, ports=len(list(service.ports(project_id=project))) + 5)
     try:
         check(
-            tenant.call("POST", "/servers", {"server": body({"networks": asked(networks)})}),
+            tenant.call(
+                "POST", "/servers", {"server": body({"networks": build_networks(networks)})}
+            ),
             status,
             kind,
             words,
@@ -306,18 +310,25 @@ def test_create_with_wrong_network_returns_fault(
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "attached"),
+    ("status", "kind", "build_attachment"),
     [
-        (404, "itemNotFound", lambda known: {"port_id": NOBODY}),
-        (404, "itemNotFound", lambda known: {"port_id": known.foreign}),
-        (409, "conflictingRequest", lambda known: {"port_id": known.bound}),
-        (404, "itemNotFound", lambda known: {"net_id": NOBODY}),
-        (403, "forbidden", lambda known: {"net_id": known.public}),
-        (400, "badRequest", lambda known: {"net_id": known.private, "port_id": known.bound}),
+        (404, "itemNotFound", lambda networks: {"port_id": NOBODY}),
+        (404, "itemNotFound", lambda networks: {"port_id": networks.foreign}),
+        (409, "conflictingRequest", lambda networks: {"port_id": networks.bound}),
+        (404, "itemNotFound", lambda networks: {"net_id": NOBODY}),
+        (403, "forbidden", lambda networks: {"net_id": networks.public}),
+        (
+            400,
+            "badRequest",
+            lambda networks: {"net_id": networks.private, "port_id": networks.bound},
+        ),
         (
             409,
             "conflictingRequest",
-            lambda known: {"net_id": known.private, "fixed_ips": [{"ip_address": known.taken}]},
+            lambda networks: {
+                "net_id": networks.private,
+                "fixed_ips": [{"ip_address": networks.taken}],
+            },
         ),
     ],
 )
@@ -326,12 +337,14 @@ def test_attach_interface_with_wrong_port_or_network_returns_fault(
     networks: Networks,
     status: int,
     kind: str,
-    attached: Callable[[Networks], dict[str, Any]],
+    build_attachment: Callable[[Networks], dict[str, Any]],
 ) -> None:
     [first] = [server["id"] for server in tenant.servers() if server["name"] == "first"]
     check(
         tenant.call(
-            "POST", f"/servers/{first}/os-interface", {"interfaceAttachment": attached(networks)}
+            "POST",
+            f"/servers/{first}/os-interface",
+            {"interfaceAttachment": build_attachment(networks)},
         ),
         status,
         kind,
@@ -346,7 +359,7 @@ def test_attach_interface_with_wrong_port_or_network_returns_fault(
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "sent"),
+    ("method", "path", "content"),
     [
         ("GET", "", None),
         ("DELETE", "", None),
@@ -356,10 +369,10 @@ def test_attach_interface_with_wrong_port_or_network_returns_fault(
     ],
 )
 def test_server_of_another_project_returns_404(
-    tenant: Rest, stranger: Rest, method: str, path: str, sent: Any
+    tenant: Rest, stranger: Rest, method: str, path: str, content: Any
 ) -> None:
     server = tenant.servers()[0]["id"]
-    check(stranger.call(method, f"/servers/{server}{path}", sent), 404, "itemNotFound", server)
+    check(stranger.call(method, f"/servers/{server}{path}", content), 404, "itemNotFound", server)
     assert stranger.call("GET", "/servers").body["servers"] == []
 
 

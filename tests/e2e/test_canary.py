@@ -99,8 +99,8 @@ def guest(cloud: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gue
     for image in cloud.seed.demo.image.images(visibility="private"):
         if image.name.startswith(name):
             cloud.seed.demo.image.delete_image(image)
-    cloud.await_nothing_of(server, 30)
-    cloud.judge()
+    cloud.await_removed(server, 30)
+    cloud.assert_healthy()
 
 
 def test_pause_suspend_and_lock_keep_guest_running_without_reboot(guest: Guest) -> None:
@@ -156,7 +156,7 @@ def test_rescue_adds_rescue_disk_and_unrescue_restores_canary_disk(guest: Guest)
 
 def test_shelve_removes_guest_from_host_and_unshelve_restores_canary(guest: Guest) -> None:
     guest.run_command_until("shelve", "SHELVED_OFFLOADED")
-    assert guest.cloud.remains(guest.server) == []
+    assert guest.cloud.leftovers(guest.server) == []
     assert guest.cloud.images()[f"{guest.name}-shelved"] == "active"
     guest.run_command_until("unshelve", "ACTIVE")
     # The console log of a new domain is empty.
@@ -243,11 +243,11 @@ def test_guest_without_agent_accepts_nmi_and_diagnostics_but_no_password(guest: 
 
 def test_instance_actions_list_every_action_with_its_events(guest: Guest) -> None:
     path = f"/servers/{guest.server}/os-instance-actions"
-    listed = guest.rest.call("GET", path).body["instanceActions"]
+    rows = guest.rest.call("GET", path).body["instanceActions"]
     get = partial(guest.rest.call, "GET")
-    actions = [get(f"{path}/{action['request_id']}").body["instanceAction"] for action in listed]
-    assert {action["action"] for action in listed} >= {"create"}
-    assert {action["action"] for action in listed} <= ACTION_NAMES | {
+    actions = [get(f"{path}/{action['request_id']}").body["instanceAction"] for action in rows]
+    assert {action["action"] for action in rows} >= {"create"}
+    assert {action["action"] for action in rows} <= ACTION_NAMES | {
         "changePassword",
         "trigger_crash_dump",
     }

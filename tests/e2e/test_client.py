@@ -146,7 +146,7 @@ def test_openstack_server_create_reboot_stop_start_and_delete(
     assert {event["event"] for event in shown["events"]} >= {"compute__do_build_and_run_instance"}
 
     assert cloud.openstack("server delete --wait life", "server list --name ^life$" + JSON) == [[]]
-    assert cloud.remains(server["id"]) == []
+    assert cloud.leftovers(server["id"]) == []
 
 
 def test_openstack_server_create_with_min_and_max_2_creates_pair(cloud: Live, demo: Rest) -> None:
@@ -173,7 +173,7 @@ def test_openstack_lists_hosts_services_and_providers_for_admins_only(
         "resource provider list" + JSON,
         cloud="kilonova-admin",
     )
-    # Watcher and Skyline ask the placement service for the id of a hypervisor.
+    # Watcher and Skyline read the id of a hypervisor from the placement service.
     assert {(host["ID"], host["Hypervisor Hostname"]) for host in hosts} <= {
         (provider["uuid"], provider["name"]) for provider in providers
     }
@@ -186,10 +186,12 @@ def test_openstack_lists_hosts_services_and_providers_for_admins_only(
     } == {
         (binary, "enabled", "up") for binary in ("nova-compute", "nova-conductor", "nova-scheduler")
     }
+    # The second host is disabled except in tests that enable it.
     assert {
         (row["Binary"], row["Status"], row["State"]) for row in services if row["Host"] == second
-    } == {("nova-compute", "disabled", "up")}  # until a test opens it
-    output, complaints = cloud.type("compute service list" + JSON)  # not for demo
+    } == {("nova-compute", "disabled", "up")}
+    # The user demo must not list services.
+    output, complaints = cloud.type("compute service list" + JSON)
     assert (output.strip(), complaints.count("ForbiddenException: 403")) == ("", 1)
     assert recorder.judged > 1
 

@@ -46,7 +46,7 @@ def server_maker(cloud: Live) -> Iterator[Callable[[], str]]:
     finally:
         for server in server_ids:
             admin.insist(
-                "POST", f"/servers/{server}/action", {"forceDelete": None}, fine=(202, 404)
+                "POST", f"/servers/{server}/action", {"forceDelete": None}, expected=(202, 404)
             )
         for server in server_ids:
             rest.await_gone(server)
@@ -143,8 +143,11 @@ def test_soft_deleted_server_is_restored_and_later_reclaimed(keeping: Live) -> N
     with server_maker(keeping) as make_server:
         server, forced = make_server(), make_server()
         assert rest.call("DELETE", f"/servers/{server}").status == 204
-        kept = admin.await_status(server, "SOFT_DELETED")
-        assert (kept["OS-EXT-STS:vm_state"], kept["OS-EXT-STS:power_state"]) == ("soft-delete", 4)
+        restorable = admin.await_status(server, "SOFT_DELETED")
+        assert (restorable["OS-EXT-STS:vm_state"], restorable["OS-EXT-STS:power_state"]) == (
+            "soft-delete",
+            4,
+        )
         assert server not in {server_record["id"] for server_record in rest.servers()}
         assert rest.act(server, "os-start").status == 409
         assert rest.act(server, "restore").status == 202
@@ -154,7 +157,7 @@ def test_soft_deleted_server_is_restored_and_later_reclaimed(keeping: Live) -> N
         admin.await_status(forced, "SOFT_DELETED")
         assert rest.act(forced, "forceDelete").status == 202
         rest.await_gone(forced)
-        assert keeping.remains(forced) == []
+        assert keeping.leftovers(forced) == []
 
         began = time.monotonic()
         assert rest.call("DELETE", f"/servers/{server}").status == 204
@@ -162,9 +165,9 @@ def test_soft_deleted_server_is_restored_and_later_reclaimed(keeping: Live) -> N
         rest.await_gone(server, KEPT + SETTLE)
         # The database's clock may differ by a second.
         assert time.monotonic() - began >= KEPT - 1
-        assert keeping.remains(server) == []
+        assert keeping.leftovers(server) == []
         assert rest.act(server, "restore").status == 404
-    keeping.judge()
+    keeping.assert_healthy()
 
 
 @pytest.mark.slice("operations")
@@ -174,15 +177,15 @@ def test_shelved_server_stays_on_host_until_shelve_offload(keeping: Live) -> Non
         server = make_server()
         assert rest.act(server, "shelve").status == 202
         rest.await_status(server, "SHELVED")
-        assert keeping.remains(server) != []
+        assert keeping.leftovers(server) != []
         assert rest.act(server, "unshelve").status == 202
         rest.await_status(server, "ACTIVE")
         assert rest.act(server, "shelve").status == 202
         rest.await_status(server, "SHELVED")
         assert admin.act(server, "shelveOffload").status == 202
         rest.await_status(server, "SHELVED_OFFLOADED")
-        assert keeping.remains(server) == []
+        assert keeping.leftovers(server) == []
         assert rest.act(server, "unshelve").status == 202
         rest.await_status(server, "ACTIVE")
         await_true(lambda: "rules-shelved" not in keeping.images(), SETTLE, keeping.images)
-    keeping.judge()
+    keeping.assert_healthy()

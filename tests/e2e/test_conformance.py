@@ -137,7 +137,7 @@ def test_implemented_operations_pass_conformance_data(
     seed, report = keeping.seed, tmp_path / "conformance.json"
     network, port = create_networks(seed)
     seed.admin.block_storage.update_quota_set(seed.demo.session.get_project_id(), volumes=-1)
-    done = subprocess.run(
+    replay = subprocess.run(
         [
             sys.executable,
             conformance_runner.__file__,
@@ -176,12 +176,12 @@ def test_implemented_operations_pass_conformance_data(
         env={**keeping.environment, "CONFORMANCE_PORT": port},
     )
     with capsys.disabled():
-        print("\n" + "\n".join(done.stdout.splitlines()[-2:]))
-    assert report.exists(), done.stdout[-5000:] + done.stderr[-5000:]
+        print("\n" + "\n".join(replay.stdout.splitlines()[-2:]))
+    assert report.exists(), replay.stdout[-5000:] + replay.stderr[-5000:]
     results = json.loads(report.read_text())["operations"]
-    assert done.returncode == 0, done.stdout[-20000:]
+    assert replay.returncode == 0, replay.stdout[-20000:]
     assert sorted(results) == sorted(names)
-    assert "left behind" not in done.stdout
+    assert "left behind" not in replay.stdout
     clear_volumes(seed)
     skipped = {
         name
@@ -189,4 +189,4 @@ def test_implemented_operations_pass_conformance_data(
         if any(point["result"] == "skip" for point in result["microversions"].values())
     }
     assert skipped == {*SKIPPED}
-    keeping.judge()
+    keeping.assert_healthy()

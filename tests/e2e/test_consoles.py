@@ -30,7 +30,7 @@ END_SECONDS = 10
 
 @pytest.fixture(scope="module")
 def guest(cloud: Live) -> Iterator[str]:
-    """The id of a server whose guest has booted."""
+    """The id of a server with a booted guest."""
     demo = cloud.rest()
     server = demo.create(name="watched", image=cloud.image(), flavor=cloud.flavor())
     demo.await_status(server, "ACTIVE")
@@ -38,12 +38,12 @@ def guest(cloud: Live) -> Iterator[str]:
     yield server
     demo.call("DELETE", f"/servers/{server}")
     demo.await_gone(server)
-    cloud.await_nothing_of(server, END_SECONDS)
-    cloud.judge()
+    cloud.await_removed(server, END_SECONDS)
+    cloud.assert_healthy()
 
 
 def create_console_url(demo: Rest, server: str, kind: str = "novnc") -> str:
-    """Create a console, and return its URL."""
+    """Create a console, and return the URL."""
     protocol = "vnc" if kind == "novnc" else kind
     reply = demo.call(
         "POST",
@@ -120,13 +120,14 @@ def test_novnc_console_shows_screen_and_accepts_typing(
             browser,
             f"echo Typed into {guest} > /dev/ttyS0; uname -a",
             lambda: f"Typed into {guest}" in demo.console(guest),
-            lambda: (demo.console(guest)[-500:], browser.said),
+            lambda: (demo.console(guest)[-500:], browser.messages),
         )
         await_true(
-            lambda: browser.picture(tmp_path / "console.png") != empty, 10, lambda: browser.said
+            lambda: browser.picture(tmp_path / "console.png") != empty, 10, lambda: browser.messages
         )
 
-        browser.open(console["url"])  # as a reload does
+        # The URL still works after a reload of the page.
+        browser.open(console["url"])
         browser.await_true("document.querySelector('#status').textContent.startsWith('Connected')")
         browser.await_true("document.querySelector('canvas')?.width >= 640")
 
@@ -149,7 +150,7 @@ def test_serial_console_works_in_browser_and_in_programs(
             browser,
             "echo page $((6 + 7))",
             lambda: "page 13" in browser.text("#screen"),
-            lambda: (browser.text("#screen")[-500:], browser.said),
+            lambda: (browser.text("#screen")[-500:], browser.messages),
         )
 
 
@@ -204,7 +205,8 @@ def test_console_service_returns_after_kill_and_accepts_unused_url(
 
     def reopen() -> ClientConnection | None:
         try:
-            return open_serial(unused_url)  # was not used, so it is still good
+            # A token is valid until its first use.
+            return open_serial(unused_url)
         except OSError:
             return None
 

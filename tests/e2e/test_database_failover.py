@@ -69,7 +69,7 @@ class History:
         assert reply.status in (202, 204), reply
 
     def delete(self, name: str) -> None:
-        self.rest.insist("DELETE", f"/servers/{self.servers[name]}", fine=(204,))
+        self.rest.insist("DELETE", f"/servers/{self.servers[name]}", expected=(204,))
 
     def second_host(self, takes_servers: bool) -> None:
         compute = self.live.seed.admin.compute
@@ -133,8 +133,8 @@ class History:
     def check_recovery(self) -> None:
         """Check that recorded actions continue, and that the doctor finds only the lost changes."""
         forgotten = self.make_findings(WITHOUT_RECORD, "lost", "unwanted", "resized", "migrated")
-        gone = self.make_findings(WITHOUT_DOMAIN, "deleted", "migrated")
-        self.await_findings(forgotten | gone)
+        missing = self.make_findings(WITHOUT_DOMAIN, "deleted", "migrated")
+        self.await_findings(forgotten | missing)
         self.await_statuses("SHUTOFF", "stopped", "stopping", "resized")
         self.await_statuses("ACTIVE", "idle", "started", "coming")
         self.rest.await_gone(self.servers["leaving"])
@@ -205,7 +205,7 @@ def test_cloud_recovers_when_stand_by_lacks_last_commits() -> None:
     with with_stand_by() as pair:
         history = History(pair.live)
         history.begin()
-        pair.part()
+        pair.stop_replication()
         history.make_lost_changes()
         pair.fail_over()
         history.check_recovery()
@@ -230,13 +230,13 @@ def adopt_guest(live: Live, server: str, *options: str) -> None:
 
 
 @pytest.mark.slice("operations")
-def test_cloud_recovers_when_database_is_set_back_while_running() -> None:
+def test_cloud_recovers_when_database_is_restored_while_running() -> None:
     with with_dumps("mariadb") as database:
         history = History(database.live)
         history.begin()
         database.dump()
         history.make_lost_changes()
-        database.set_back_while_all_runs()
+        database.restore_while_cloud_runs()
         history.check_recovery()
         history.check_servers_work()
 
@@ -255,20 +255,20 @@ def test_backup_restore_and_remedies_repair_cloud(kind: str, agents: tuple[str, 
         database.dump()
         history.make_lost_changes()
         stopped_programs = database.stop()
-        database.set_back()
+        database.restore()
         database.upgrade()
         for name in agents:
             process_control.restart(live.cloud, name)
         for name in stopped_programs:
             process_control.start(live.cloud, name)
         history.check_recovery()
-        assert database.look() == {
+        assert database.run_checks() == {
             "status": 0,
             "doctor": 1,
             "action list --stuck": 0,
             "cleanup list": 0,
         }
         history.repair_findings()
-        live.judge()
+        live.assert_healthy()
         history.check_servers_work(("lost", "migrated"))
-        live.judge()
+        live.assert_healthy()

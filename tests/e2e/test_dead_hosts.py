@@ -25,15 +25,17 @@ def test_ha_evacuates_servers_of_dead_host_after_fencing(lab: LiveLab) -> None:
     """The host is cut off and its guests still run, so the fencing hook stops them first."""
     with (
         witness(lab, "orphan", host=HOST) as guest,
-        lab.configured("conductor", ha={"evacuate": "true", "after": "10"}),
+        lab.configure("conductor", ha={"evacuate": "true", "after": "10"}),
     ):
         lab.strike("cut", HOST)
         await_true(
-            lambda: lab.place(guest.server) != HOST, SILENCE + BOOT, lambda: lab.service(HOST)
+            lambda: lab.host_of(guest.server) != HOST, SILENCE + BOOT, lambda: lab.service(HOST)
         )
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
-        new_host = lab.place(guest.server)
-        assert lab.lab.state(HOST) == "off" and lab.where(guest.server) == {new_host: "running"}
+        new_host = lab.host_of(guest.server)
+        assert lab.lab.state(HOST) == "off" and lab.find_domains(guest.server) == {
+            new_host: "running"
+        }
         guest.await_ssh()
         lab.strike("start", HOST)
         lab.await_host(HOST)
@@ -42,7 +44,7 @@ def test_ha_evacuates_servers_of_dead_host_after_fencing(lab: LiveLab) -> None:
             SETTLE,
             lambda: read_migration(lab, guest),
         )
-        assert lab.where(guest.server) == {new_host: "running"}
+        assert lab.find_domains(guest.server) == {new_host: "running"}
 
 
 def test_fence_after_stops_guests_of_cut_off_host_until_contact(lab: LiveLab) -> None:
@@ -52,8 +54,8 @@ def test_fence_after_stops_guests_of_cut_off_host_until_contact(lab: LiveLab) ->
     """
     agent, settings = f"agent-{lab.lab.number(HOST)}", {"fence_after": str(FENCE_AFTER)}
     with witness(lab, "castaway", host=HOST) as guest:
-        before, session = guest.account(), lab.registration(HOST)[1]
-        with lab.configured(agent, host=HOST, agent=settings):
+        before, session = guest.read_state(), lab.registration(HOST)[1]
+        with lab.configure(agent, host=HOST, agent=settings):
             await_true(
                 lambda: lab.registration(HOST)[1] != session, SETTLE, lambda: lab.registration(HOST)
             )
@@ -67,22 +69,22 @@ def test_fence_after_stops_guests_of_cut_off_host_until_contact(lab: LiveLab) ->
             lab.strike("heal", HOST)
             await_on(lab, guest)
             guest.await_ssh()
-            after = guest.account()
+            after = guest.read_state()
             assert after.canary == before.canary and after.run != before.run
 
 
 def await_off(lab: LiveLab, guest: Witness) -> None:
     await_true(
-        lambda: lab.where(guest.server) == {HOST: "shutoff"},
+        lambda: lab.find_domains(guest.server) == {HOST: "shutoff"},
         FENCE_AFTER + SETTLE,
-        lambda: lab.where(guest.server),
+        lambda: lab.find_domains(guest.server),
     )
 
 
 def await_on(lab: LiveLab, guest: Witness) -> None:
     await_true(
-        lambda: lab.where(guest.server) == {HOST: "running"},
+        lambda: lab.find_domains(guest.server) == {HOST: "running"},
         SETTLE,
-        lambda: lab.where(guest.server),
+        lambda: lab.find_domains(guest.server),
     )
     guest.rest.await_status(guest.server, "ACTIVE", BOOT)

@@ -75,7 +75,7 @@ def debians(cloud: Live, image: str) -> Iterator[dict[str, Guest]]:
     for guest in guests.values():
         remove(guest)
     cloud.seed.admin.image.delete_image(image)
-    cloud.judge()
+    cloud.assert_healthy()
 
 
 # The first of the two tests also builds the image.
@@ -86,7 +86,7 @@ def test_cloud_init_applies_user_data_key_metadata_and_network(
 ) -> None:
     guest, (name, has_drive) = debians[source].await_ssh(FIRST_BOOT, LOGIN), SOURCES[source]
     await_true(
-        lambda: guest.does("test -e /run/cloud-init/result.json"),
+        lambda: guest.can_run("test -e /run/cloud-init/result.json"),
         FIRST_BOOT,
         lambda: guest.rest.console(guest.server)[-3000:],
         pause=1,
@@ -101,8 +101,8 @@ def test_cloud_init_applies_user_data_key_metadata_and_network(
     )
     instance_data = guest.run("sudo cat /run/cloud-init/instance-data.json")
     assert guest.server in instance_data and '"colour": "green"' in instance_data
-    assert guest.does("ls /dev/disk/by-label/config-2 2> /dev/null") == has_drive
-    assert f"inet {guest.fixed()}/24" in guest.run("ip -4 addr")
+    assert guest.can_run("ls /dev/disk/by-label/config-2 2> /dev/null") == has_drive
+    assert f"inet {guest.fixed_address()}/24" in guest.run("ip -4 addr")
     assert guest.run("cat /sys/class/net/e*/mtu").split() == [
         str(next(iter(guest.live.seed.demo.network.networks(name=PRIVATE))).mtu)
     ]

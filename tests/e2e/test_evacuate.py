@@ -29,7 +29,7 @@ def is_forced_down(lab: LiveLab, host: str) -> bool:
 
 def test_evacuate_after_power_cut_recreates_server_and_host_returns_clean(lab: LiveLab) -> None:
     with witness(lab, "lost", host=HOST) as guest:
-        before = guest.account()
+        before = guest.read_state()
         lab.strike("kill", HOST)
         reply = admin(lab).act(guest.server, "evacuate", {})
         assert reply.status == 400, "the host counts as up still"
@@ -37,20 +37,20 @@ def test_evacuate_after_power_cut_recreates_server_and_host_returns_clean(lab: L
         ask(admin(lab), guest, "evacuate", {}, 200)
         # Since microversion 2.95 an evacuated server stays stopped.
         guest.rest.await_status(guest.server, "SHUTOFF", BOOT)
-        new_host = lab.place(guest.server)
+        new_host = lab.host_of(guest.server)
         assert new_host != HOST and is_forced_down(lab, HOST), "the hook has made sure"
         ask(guest.rest, guest, "os-start")
         guest.rest.await_status(guest.server, "ACTIVE")
         guest.await_ssh()
-        assert guest.account().canary != before.canary, "made of its image again"
+        assert guest.read_state().canary != before.canary, "made of its image again"
         debts = lab.kilonova("host", "debts")
         assert guest.server in debts.stdout and HOST in debts.stdout, debts
         lab.strike("start", HOST)
         lab.await_host(HOST)
         await_true(
-            lambda: lab.where(guest.server) == {new_host: "running"},
+            lambda: lab.find_domains(guest.server) == {new_host: "running"},
             SETTLE,
-            lambda: lab.where(guest.server),
+            lambda: lab.find_domains(guest.server),
         )
         await_true(
             lambda: read_migration(lab, guest)["status"] == "completed",
@@ -66,20 +66,20 @@ def test_evacuate_of_silent_host_needs_fencing_hook(lab: LiveLab) -> None:
     with witness(lab, "island", host=HOST) as guest:
         lab.strike("cut", HOST)
         lab.await_host(HOST, "down", SILENCE)
-        with lab.configured("conductor", "api", conductor={"fencing_hook": ""}):
+        with lab.configure("conductor", "api", conductor={"fencing_hook": ""}):
             refused = admin(lab).act(guest.server, "evacuate", {})
             assert (
                 refused.status == 400
                 and "does not prove that its guests are dead" in refused.fault[2]
             ), refused
-        assert lab.where(guest.server) == {HOST: "running"} and not is_forced_down(lab, HOST)
+        assert lab.find_domains(guest.server) == {HOST: "running"} and not is_forced_down(lab, HOST)
         evacuated = admin(lab).call(
             "POST", f"/servers/{guest.server}/action", {"evacuate": {}}, version="2.94"
         )
         assert evacuated.status == 200, evacuated
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
-        new_host = lab.place(guest.server)
-        assert new_host != HOST and lab.where(guest.server) == {new_host: "running"}
+        new_host = lab.host_of(guest.server)
+        assert new_host != HOST and lab.find_domains(guest.server) == {new_host: "running"}
         assert lab.lab.state(HOST) == "off"
         guest.await_ssh()
         lab.strike("start", HOST)
@@ -89,13 +89,13 @@ def test_evacuate_of_silent_host_needs_fencing_hook(lab: LiveLab) -> None:
             SETTLE,
             lambda: read_migration(lab, guest),
         )
-        assert lab.where(guest.server) == {new_host: "running"}
+        assert lab.find_domains(guest.server) == {new_host: "running"}
 
 
 def test_evacuate_keeps_disk_on_shared_storage(shared_lab: LiveLab) -> None:
     lab = shared_lab
     with witness(lab, "kept", host=HOST) as guest:
-        before = guest.account()
+        before = guest.read_state()
         lab.strike("kill", HOST)
         lab.await_host(HOST, "down", SILENCE)
         service = lab.service(HOST)
@@ -106,7 +106,7 @@ def test_evacuate_keeps_disk_on_shared_storage(shared_lab: LiveLab) -> None:
         assert evacuated.status == 200, evacuated
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
         guest.await_ssh()
-        after = guest.account()
+        after = guest.read_state()
         assert after.canary == before.canary and after.run != before.run
         lab.seed.admin.compute.update_service_forced_down(service, forced=False)
         lab.strike("start", HOST)
@@ -116,7 +116,9 @@ def test_evacuate_keeps_disk_on_shared_storage(shared_lab: LiveLab) -> None:
             SETTLE,
             lambda: read_migration(lab, guest),
         )
-        assert guest.account().run == after.run, "the host that came back has left its files alone"
+        assert guest.read_state().run == after.run, (
+            "the host that came back has left its files alone"
+        )
 
 
 # The drain may take half of the time.
@@ -129,7 +131,7 @@ def test_host_drain_moves_four_running_and_one_stopped_guest(lab: LiveLab) -> No
         guests: list[Witness] = [
             stack.enter_context(witness(lab, f"tenant{number}", host=HOST)) for number in range(5)
         ]
-        before = [guest.account() for guest in guests]
+        before = [guest.read_state() for guest in guests]
         ask(guests[4].rest, guests[4], "os-stop")
         guests[4].rest.await_status(guests[4].server, "SHUTOFF")
         plan = lab.kilonova("host", "drain", HOST, "--dry-run")
@@ -138,11 +140,11 @@ def test_host_drain_moves_four_running_and_one_stopped_guest(lab: LiveLab) -> No
         assert drain.returncode == 0, drain
         assert lab.service(HOST).status == "disabled"
         for guest, account in zip(guests[:4], before, strict=False):
-            assert lab.place(guest.server) != HOST and guest.account().run == account.run
+            assert lab.host_of(guest.server) != HOST and guest.read_state().run == account.run
         assert (
-            lab.place(guests[4].server) != HOST
+            lab.host_of(guests[4].server) != HOST
             and guests[4].rest.server(guests[4].server)["status"] == "SHUTOFF"
         )
-        assert [guest.server for guest in guests if HOST in lab.where(guest.server)] == []
+        assert [guest.server for guest in guests if HOST in lab.find_domains(guest.server)] == []
         restored = lab.kilonova("host", "restore", HOST)
         assert restored.returncode == 0 and lab.service(HOST).status == "enabled", restored

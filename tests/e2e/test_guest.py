@@ -57,12 +57,12 @@ def test_guest_boots_runs_user_data_and_leaves_no_files_after_delete(
     assert server in cloud.domains()
     assert cloud.domain_state(server) == "running"
     # The check after the delete would find these files.
-    assert cloud.remains(server) != []
+    assert cloud.leftovers(server) != []
 
     assert demo.call("DELETE", f"/servers/{server}").status == 204
     demo.await_gone(server)
-    cloud.await_nothing_of(server, 10)
-    cloud.judge()
+    cloud.await_removed(server, 10)
+    cloud.assert_healthy()
 
 
 @pytest.mark.slice("guests")

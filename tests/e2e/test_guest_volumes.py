@@ -28,7 +28,7 @@ def empty_storage(cloud: Live) -> Iterator[None]:
         )  # type: ignore[misc]  # bound here
         storage.delete_volume(volume.id)
     await_true(lambda: not list(storage.volumes()), 60, "no volume")
-    cloud.judge()
+    cloud.assert_healthy()
 
 
 def is_free(cloud: Live, volume: str) -> bool:
@@ -78,14 +78,14 @@ def test_volume_attach_and_detach_on_running_guest_keep_data(
     await_true(lambda: is_free(cloud, volume), 60, "the volume is there")
     guest = boot_from_volume(cloud, "has-data", "--boot-from-volume 1 --image tiny")
     cloud.openstack(f"server add volume has-data {volume}")
-    await_true(lambda: guest.does("test -b /dev/vdb"), 30, "the guest sees it")
+    await_true(lambda: guest.can_run("test -b /dev/vdb"), 30, "the guest sees it")
     assert guest.run("cat /sys/block/vdb/serial").strip() == volume[:20]
     write(guest, "/dev/vdb")
     cloud.openstack(f"server remove volume has-data {volume}")
     await_true(lambda: is_free(cloud, volume), 60, "the volume is free again")
-    assert not guest.does("test -b /dev/vdb")
+    assert not guest.can_run("test -b /dev/vdb")
     cloud.openstack(f"server add volume has-data {volume}")
-    await_true(lambda: guest.does("test -b /dev/vdb"), 30, "the guest sees it")
+    await_true(lambda: guest.can_run("test -b /dev/vdb"), 30, "the guest sees it")
     assert read(guest, "/dev/vdb") == MARK
     remove(guest)
 

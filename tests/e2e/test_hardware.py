@@ -140,8 +140,8 @@ def test_guest_has_requested_ephemeral_and_swap_disks(
         }
         assert demo.call("DELETE", f"/servers/{server}").status == 204
         demo.await_gone(server)
-        cloud.await_nothing_of(server, 10)
-        cloud.judge()
+        cloud.await_removed(server, 10)
+        cloud.assert_healthy()
     finally:
         assert admin.call("DELETE", f"/flavors/{flavor}").status == 202
 
@@ -198,13 +198,13 @@ def test_dedicated_cpu_is_given_to_one_guest_only(admin: Rest, cloud: Live, demo
             assert re.findall(
                 r"CPU Affinity: +(\S\S)", cloud.virsh("vcpuinfo", server, host=2)
             ) == ["y-", "-y"]
-            cloud.judge()
+            cloud.assert_healthy()
             other = demo.create(image=cloud.image(), flavor=flavor)
             assert "PCPU" in demo.await_status(other, "ERROR")["fault"]["message"]
             for server_id in (server, other):
                 assert demo.call("DELETE", f"/servers/{server_id}").status == 204
                 demo.await_gone(server_id)
-            cloud.judge()
+            cloud.assert_healthy()
     finally:
         assert admin.call("DELETE", f"/flavors/{flavor}").status == 202
 

@@ -131,7 +131,7 @@ def test_hostile_image_is_refused_with_reason_and_leaves_no_file(
         assert reply.status == 202, reply
         server = demo.await_status(reply.body["server"]["id"], "ERROR")
         message = server["fault"]["message"]
-        cloud.await_nothing_of(server["id"], 30)
+        cloud.await_removed(server["id"], 30)
     assert reason in message
     assert SECRET not in message
     # Tenants must not see paths of the host.
@@ -148,7 +148,7 @@ def test_damaged_image_fault_names_remedy_and_blames_no_host(
         fault = demo.await_status(server, "ERROR")["fault"]["message"]
         assert "qemu-img convert -O qcow2" in fault and "upload it again" in fault
         assert "No valid host" not in fault, "no other host was tried"
-        cloud.await_nothing_of(server, 30)
+        cloud.await_removed(server, 30)
     lines = cloud.kilonova("hosts").stdout.splitlines()
     assert any(f"image {image}: 2 builds failed on 1 of the hosts" in line for line in lines), lines
     assert not any("in a row" in line for line in lines)

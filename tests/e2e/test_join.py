@@ -134,4 +134,4 @@ def test_host_joins_is_proved_and_is_removed_without_remains(cloud: Live, machin
     await_true(
         lambda: all(record.name != NAME for record in admin.placement.resource_providers()), SETTLE
     )
-    cloud.judge()
+    cloud.assert_healthy()

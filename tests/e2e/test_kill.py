@@ -5,7 +5,7 @@ operator's help.
 For each victim, two guests are created, stopped and deleted. The victim is killed after the first
 request is accepted, or for the agent after it has a command, while the other request is running. A
 client without an answer repeats the request. Accepted requests must complete. After each action the
-doctor must find nothing.
+doctor must find no problem.
 """
 
 from __future__ import annotations
@@ -53,30 +53,30 @@ VICTIMS = {
 }
 
 
-class Act:
+class RequestsWithKill:
     """Parallel requests of several clients, during which the victim is killed."""
 
     def __init__(self, cloud: Live, victim: str) -> None:
         self.cloud, self.victim = cloud, victim
         self.rests = [cloud.rest() for _ in range(GUESTS)]
 
-    def play(
+    def send_and_kill(
         self, request: Callable[[Rest, int], Reply], servers: Callable[[list[Reply]], list[str]]
     ) -> list[Reply]:
         """Send the requests, kill the victim, and return the answers in order."""
         with ThreadPoolExecutor(GUESTS) as pool:
-            sent = [pool.submit(request, rest, number) for number, rest in enumerate(self.rests)]
-            first = wait(sent, return_when=FIRST_COMPLETED).done
+            futures = [pool.submit(request, rest, number) for number, rest in enumerate(self.rests)]
+            first = wait(futures, return_when=FIRST_COMPLETED).done
             if self.victim == "agent":
-                named = servers([future.result() for future in first])
+                struck_servers = servers([future.result() for future in first])
                 await_true(
-                    lambda: self.cloud.at_work(named),
+                    lambda: self.cloud.awaits_hosts(struck_servers),
                     30,
-                    lambda: f"no host works for {named}",
+                    lambda: f"no host works for {struck_servers}",
                     pause=0.005,
                 )
             VICTIMS[self.victim](self.cloud)
-            return [future.result() for future in sent]
+            return [future.result() for future in futures]
 
     def create(self) -> list[str]:
         body = {
@@ -93,29 +93,33 @@ class Act:
             return [reply.body["server"]["id"] for reply in replies]
 
         return ids(
-            self.play(
+            self.send_and_kill(
                 lambda rest, number: rest.insist(
-                    "POST", "/servers", body, fine=(202,), headers={"Idempotency-Key": keys[number]}
+                    "POST",
+                    "/servers",
+                    body,
+                    expected=(202,),
+                    headers={"Idempotency-Key": keys[number]},
                 ),
                 ids,
             )
         )
 
     def stop(self, servers: list[str]) -> None:
-        self.play(
+        self.send_and_kill(
             lambda rest, number: rest.insist(
                 "POST",
                 f"/servers/{servers[number]}/action",
                 {"os-stop": None},
-                fine=(202, DONE_BEFORE["stop"]),
+                expected=(202, DONE_BEFORE["stop"]),
             ),
             lambda replies: servers,
         )
 
     def delete(self, servers: list[str]) -> None:
-        self.play(
+        self.send_and_kill(
             lambda rest, number: rest.insist(
-                "DELETE", f"/servers/{servers[number]}", fine=(204, DONE_BEFORE["delete"])
+                "DELETE", f"/servers/{servers[number]}", expected=(204, DONE_BEFORE["delete"])
             ),
             lambda replies: servers,
         )
@@ -125,35 +129,38 @@ class Act:
 def test_servers_reach_their_states_when_process_dies_during_requests(
     cloud: Live, demo: Rest, victim: str
 ) -> None:
-    act = Act(cloud, victim)
+    requests = RequestsWithKill(cloud, victim)
     others = {server["id"] for server in demo.servers()}
 
-    servers = act.create()
+    servers = requests.create()
     for server in servers:
         demo.await_status(server, "ACTIVE")
-    assert {server["id"] for server in demo.servers()} == others | set(servers)  # none doubled
+    # A repeated request must not create a second server.
+    assert {server["id"] for server in demo.servers()} == others | set(servers)
     assert len(set(servers)) == GUESTS
     assert sorted(cloud.domains()) == sorted(others | set(servers))
-    cloud.judge()
+    cloud.assert_healthy()
     for server in servers:
-        demo.await_ready(server)  # from now on it obeys its power button
+        # A ready guest reacts to the power button.
+        demo.await_ready(server)
 
-    act.stop(servers)
+    requests.stop(servers)
     for server in servers:
         demo.await_status(server, "SHUTOFF")
         assert cloud.domain_state(server) == "shut off"
-    cloud.judge()
+    cloud.assert_healthy()
 
-    for server in servers:  # it takes a moment to remove a guest that runs
-        demo.insist("POST", f"/servers/{server}/action", {"os-start": None}, fine=(202,))
+    # The delete of a running guest takes longer, which the kill needs.
+    for server in servers:
+        demo.insist("POST", f"/servers/{server}/action", {"os-start": None}, expected=(202,))
     for server in servers:
         demo.await_status(server, "ACTIVE")
-    act.delete(servers)
+    requests.delete(servers)
     for server in servers:
         demo.await_gone(server)
     await_true(
-        lambda: [cloud.remains(server) for server in servers] == [[]] * GUESTS,
+        lambda: [cloud.leftovers(server) for server in servers] == [[]] * GUESTS,
         30,
-        lambda: [cloud.remains(server) for server in servers],
+        lambda: [cloud.leftovers(server) for server in servers],
     )
     assert sorted(cloud.domains()) == sorted(others)

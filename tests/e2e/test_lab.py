@@ -28,7 +28,7 @@ from deploy.one_machine.lab_hosts import Facts, Lab
 from deploy.one_machine.machine.abilities import FOR_NETWORKS
 from deploy.packages import ROOT
 from deploy.testing.servers import free_ports
-from tests.e2e.conftest import MadeLab, new_home
+from tests.e2e.conftest import WatchedLab, new_home
 from tests.e2e.guests import listener, witness
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.watcher import MOMENT, WAYS
@@ -43,8 +43,8 @@ HOST = "lab2"
 
 
 @pytest.mark.slice("default")
-def test_lab_up_prints_hosts_and_commands(lab_up: MadeLab) -> None:
-    output = lab_up.said.stdout
+def test_lab_up_prints_hosts_and_commands(lab_up: WatchedLab) -> None:
+    output = lab_up.result.stdout
     assert "[17/17]" in output and "3 hosts with storage of their own" in output
     for words in (
         "lab1, lab2, lab3",
@@ -101,18 +101,18 @@ def test_second_lab_up_changes_nothing_and_other_lab_is_refused(lab: LiveLab) ->
         [find_process(lab.cloud, program.name) for program in processes.programs(lab.cloud)],
         [lab.registration(h) for h in lab.cloud.hosts],
     )
-    done = lab.up()
-    assert done.returncode == 0, done
+    result = lab.up()
+    assert result.returncode == 0, result
     after = (
         [find_process(lab.cloud, program.name) for program in processes.programs(lab.cloud)],
         [lab.registration(h) for h in lab.cloud.hosts],
     )
     assert before == after
-    done = lab.command("up", "2")
+    result = lab.command("up", "2")
     assert (
-        done.returncode == 1
-        and "is another one: 3 hosts" in done.stderr
-        and "./deploy/lab down" in done.stderr
+        result.returncode == 1
+        and "is another one: 3 hosts" in result.stderr
+        and "./deploy/lab down" in result.stderr
     )
 
 
@@ -121,8 +121,8 @@ def test_second_lab_up_changes_nothing_and_other_lab_is_refused(lab: LiveLab) ->
 def test_lab_command_with_wrong_arguments_stops_no_host(
     lab: LiveLab, words: tuple[str, ...]
 ) -> None:
-    done = lab.command(*words)
-    assert done.returncode == 1 and "What to do: " in done.stderr
+    result = lab.command(*words)
+    assert result.returncode == 1 and "What to do: " in result.stderr
     assert [lab.lab.state(host) for host in lab.cloud.hosts] == ["up"] * 3
 
 
@@ -131,10 +131,10 @@ def test_lab_host_restarts_its_guests_after_power_loss(lab: LiveLab) -> None:
         witness(lab, "phoenix", host=HOST) as guest,
         witness(lab, "bystander", host="lab3") as other,
     ):
-        before, beside = guest.account(), other.account()
+        before, beside = guest.read_state(), other.read_state()
         boot, session = lab.registration(HOST)
         lab.strike("kill", HOST)
-        assert (lab.lab.state(HOST), lab.where(guest.server)) == ("off", {})
+        assert (lab.lab.state(HOST), lab.find_domains(guest.server)) == ("off", {})
         assert "off" in lab.command("status").stdout
         assert not (lab.cloud.libvirt_folder(2) / "run").exists(), "a host boots with an empty /run"
         # A second kill does no harm.
@@ -142,21 +142,21 @@ def test_lab_host_restarts_its_guests_after_power_loss(lab: LiveLab) -> None:
         lab.await_host(HOST, "down", SILENCE)
         assert lab.command("cut", HOST).returncode == 1
         # By default the conductor evacuates no servers.
-        assert lab.place(guest.server) == HOST
+        assert lab.host_of(guest.server) == HOST
 
         lab.strike("start", HOST)
         await_true(lambda: lab.registration(HOST)[0] != boot, HELLO, lambda: lab.registration(HOST))
         assert lab.registration(HOST)[1] != session
         await_true(
-            lambda: lab.where(guest.server) == {HOST: "running"},
+            lambda: lab.find_domains(guest.server) == {HOST: "running"},
             HELLO,
-            lambda: lab.where(guest.server),
+            lambda: lab.find_domains(guest.server),
         )
         guest.await_ssh()
-        after = guest.account()
+        after = guest.read_state()
         assert after.canary == before.canary and after.run != before.run
         assert guest.rest.server(guest.server)["status"] == "ACTIVE"
-        assert other.account().run == beside.run and other.account().count > beside.count
+        assert other.read_state().run == beside.run and other.read_state().count > beside.count
 
 
 def test_stopped_guest_stays_stopped_after_power_loss_of_host(lab: LiveLab) -> None:
@@ -168,24 +168,24 @@ def test_stopped_guest_stays_stopped_after_power_loss_of_host(lab: LiveLab) -> N
         lab.strike("start", HOST)
         await_true(lambda: lab.registration(HOST)[0] != boot, HELLO, lambda: lab.registration(HOST))
         lab.await_host(HOST)
-        assert lab.where(guest.server) == {HOST: "shutoff"}
+        assert lab.find_domains(guest.server) == {HOST: "shutoff"}
         assert guest.rest.server(guest.server)["status"] == "SHUTOFF"
 
 
 def test_lab_host_cut_off_keeps_its_guests_running(lab: LiveLab) -> None:
     with witness(lab, "island", host=HOST) as guest:
-        before, (boot, _) = guest.account(), lab.registration(HOST)
+        before, (boot, _) = guest.read_state(), lab.registration(HOST)
         with listener(guest) as listener_result:
             lab.strike("cut", HOST)
             lab.strike("cut", HOST)
             assert lab.lab.state(HOST) == "cut"
             lab.await_host(HOST, "down", SILENCE)
-            assert lab.where(guest.server) == {HOST: "running"}
+            assert lab.find_domains(guest.server) == {HOST: "running"}
             lab.strike("heal", HOST)
             lab.await_host(HOST)
             guest.await_ssh()
         assert listener_result.longest > 5
-        after = guest.account()
+        after = guest.read_state()
         assert (after.run, after.canary) == (
             before.run,
             before.canary,
@@ -207,12 +207,12 @@ def test_lab_fencing_hook_powers_off_cut_off_host(lab: LiveLab) -> None:
             environment_words = [
                 f"{key}={value}" for key, value in processes.make_environment(lab.cloud).items()
             ]
-            done = lab.run("env", "-i", *environment_words, hook, HOST)
-            assert (done.returncode, lab.lab.state(HOST), lab.where(guest.server)) == (
+            result = lab.run("env", "-i", *environment_words, hook, HOST)
+            assert (result.returncode, lab.lab.state(HOST), lab.find_domains(guest.server)) == (
                 0,
                 "off",
                 {},
-            ), done
+            ), result
         assert [
             line for line in lab.processes() if "qemu-system" in line and guest.server in line
         ] == []
@@ -226,8 +226,8 @@ def test_lab_up_restores_killed_and_cut_off_hosts(lab: LiveLab) -> None:
     lab.strike("kill", "lab1")
     lab.strike("cut", "lab3")
     assert [lab.lab.state(host) for host in lab.cloud.hosts] == ["off", "up", "cut"]
-    done = lab.up()
-    assert done.returncode == 0, done
+    result = lab.up()
+    assert result.returncode == 0, result
     assert [lab.lab.state(host) for host in lab.cloud.hosts] == ["up"] * 3
 
 
@@ -244,9 +244,9 @@ def test_shared_lab_has_disks_of_all_hosts_in_one_folder(shared_lab: LiveLab) ->
             assert not (shared_lab.cloud.state_folder(number) / "images").is_symlink()
         shared_lab.strike("kill", HOST)
         shared_lab.strike("start", HOST)
-        before = first.account()
+        before = first.read_state()
         second.await_ssh()
-        assert first.account().run == before.run
+        assert first.read_state().run == before.run
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def incomplete_lab() -> Iterator[LiveLab]:
     demand(*FOR_NETWORKS)
     live = LiveLab(Lab.make(new_home(), Facts(2, False, free_ports(Ports.COUNT))))
     yield live
-    assert (live.home.exists(), live.processes(), live.in_kernel()) == (False, [], [])
+    assert (live.home.exists(), live.processes(), live.kernel_leftovers()) == (False, [], [])
 
 
 def test_lab_down_removes_lab_before_its_first_up(incomplete_lab: LiveLab) -> None:
@@ -281,7 +281,7 @@ def test_lab_down_removes_lab_after_interrupted_up(incomplete_lab: LiveLab) -> N
         os.killpg(up.pid, signal.SIGINT)
         up.wait(30)
     assert up.returncode != 0, output_lines
-    assert incomplete_lab.processes() and incomplete_lab.in_kernel(), output_lines
+    assert incomplete_lab.processes() and incomplete_lab.kernel_leftovers(), output_lines
     assert incomplete_lab.down().returncode == 0
 
 
@@ -321,7 +321,7 @@ def connect_to_libvirtd(lab: LiveLab, host: str) -> Iterator[libvirt.virConnect]
         connection.close()
 
 
-def test_watcher_reports_two_running_domains_of_one_server(lab_up: MadeLab) -> None:
+def test_watcher_reports_two_running_domains_of_one_server(lab_up: WatchedLab) -> None:
     lab, server = lab_up.live, str(uuid.uuid4())
     # The watcher of the session must not fail for this server.
     lab_up.watcher.ignored.add(server)
@@ -329,8 +329,8 @@ def test_watcher_reports_two_running_domains_of_one_server(lab_up: MadeLab) -> N
     watcher = lab.watcher().start()
     try:
         with connect_to_libvirtd(lab, "lab1") as first, connect_to_libvirtd(lab, "lab2") as second:
-            here = first.createXML(make_spinning_domain(server, folders[0]))
-            there = second.createXML(
+            first_domain = first.createXML(make_spinning_domain(server, folders[0]))
+            second_domain = second.createXML(
                 make_spinning_domain(server, folders[1]), libvirt.VIR_DOMAIN_START_PAUSED
             )
             # In this time the watcher would detect a violation.
@@ -339,7 +339,7 @@ def test_watcher_reports_two_running_domains_of_one_server(lab_up: MadeLab) -> N
                 "one that waits for a migration is paused, and runs nowhere else"
             )
             with pytest.raises(AssertionError, match=f"{server} ran on"), watcher.watching():
-                there.resume()
+                second_domain.resume()
                 await_true(
                     lambda: all(
                         any(f"by {way}" in violation for violation in watcher.violations)
@@ -348,22 +348,22 @@ def test_watcher_reports_two_running_domains_of_one_server(lab_up: MadeLab) -> N
                     10 * MOMENT,
                     lambda: watcher.violations,
                 )
-            here.suspend()
+            first_domain.suspend()
             # Sightings last for this time, so the earlier sighting must end first.
             time.sleep(MOMENT)
             # A domain that continues after the other stopped is no violation.
             with watcher.watching():
                 # The watcher must see the domain several times.
                 time.sleep(2 * MOMENT)
-            here.destroy()
-            there.destroy()
+            first_domain.destroy()
+            second_domain.destroy()
     finally:
         watcher.stop()
         for path in folders:
             path.unlink(missing_ok=True)
 
 
-def test_watcher_fails_when_it_does_not_look(lab_up: MadeLab) -> None:
+def test_watcher_fails_when_it_does_not_look(lab_up: WatchedLab) -> None:
     watcher = lab_up.live.watcher()
     with pytest.raises(AssertionError, match="looked 0 times"), watcher.watching():
         # The watcher need not look during less than a second.

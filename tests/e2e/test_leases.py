@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that was frozen during a build, and continues after its server was created elsewhere."""
+"""A host that was frozen during a build, and continues after the server was built elsewhere."""
 
 from __future__ import annotations
 
@@ -32,20 +32,24 @@ def test_build_after_end_of_lease_starts_no_second_guest(lab: LiveLab) -> None:
     with ExitStack() as frozen_processes:
         with lab.only(2), frozen(list_pids(lab, "libvirtd")):
             server = rest.create(image=lab.image(), flavor=lab.flavor(), name="late")
-            await_true(lambda: lab.doing(server, "build"), SETTLE, lambda: rest.server(server))
-            # The agent does not report that it has begun the command.
+            await_true(lambda: lab.is_at_step(server, "build"), SETTLE, lambda: rest.server(server))
+            # The agent does not report the start of the command.
             time.sleep(3)
             frozen_processes.enter_context(frozen(agent))
         lab.await_host(HOST, "down", SILENCE)
         compute.update_service_forced_down(lab.service(HOST), forced=True)
         rest.await_status(server, "ACTIVE", SETTLE + BOOT)
-        new_host = lab.place(server)
+        new_host = lab.host_of(server)
         assert new_host != HOST
-    assert not is_true_within(lambda: lab.where(server).get(HOST) == "running", 20, pause=0.2)
+    assert not is_true_within(
+        lambda: lab.find_domains(server).get(HOST) == "running", 20, pause=0.2
+    )
     compute.update_service_forced_down(lab.service(HOST), forced=False)
     lab.await_host(HOST)
     await_true(
-        lambda: lab.where(server) == {new_host: "running"}, SETTLE, lambda: lab.where(server)
+        lambda: lab.find_domains(server) == {new_host: "running"},
+        SETTLE,
+        lambda: lab.find_domains(server),
     )
-    rest.insist("DELETE", f"/servers/{server}", fine=(204,))
+    rest.insist("DELETE", f"/servers/{server}", expected=(204,))
     rest.await_gone(server)

@@ -42,11 +42,11 @@ def test_guest_survives_resize_live_migration_and_killed_processes(lab: LiveLab)
     # Emulated guests migrate safely only with one processor (decision 0021).
     size = ensure_flavor(lab, "life.larger", ram=192, vcpus=1, disk=2)
     with witness(lab, "whole", host="lab1") as guest:
-        new = guest.account()
+        new = guest.read_state()
         ask(guest.rest, guest, "resize", {"flavorRef": size})
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
-        new_host = lab.place(guest.server)
-        assert new_host != "lab1" and lab.where(guest.server) == {
+        new_host = lab.host_of(guest.server)
+        assert new_host != "lab1" and lab.find_domains(guest.server) == {
             "lab1": "shutoff",
             new_host: "running",
         }
@@ -57,15 +57,15 @@ def test_guest_survives_resize_live_migration_and_killed_processes(lab: LiveLab)
 
         ask(admin(lab), guest, "os-migrateLive", {"host": "lab1", "block_migration": "auto"})
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
-        assert lab.where(guest.server) == {"lab1": "running"}
-        migrated = guest.account()
+        assert lab.find_domains(guest.server) == {"lab1": "running"}
+        migrated = guest.read_state()
         assert (migrated.run, migrated.canary) == (
             resized.run,
             new.canary,
         ) and migrated.count > resized.count
 
         kill_every_process(lab)
-        alive = guest.account()
+        alive = guest.read_state()
         assert (alive.run, alive.canary) == (
             resized.run,
             new.canary,
@@ -73,7 +73,7 @@ def test_guest_survives_resize_live_migration_and_killed_processes(lab: LiveLab)
         for host in lab.cloud.hosts:
             lab.await_host(host)
         guest.rest.insist(
-            "POST", f"/servers/{guest.server}/action", {"reboot": {"type": "HARD"}}, fine=(202,)
+            "POST", f"/servers/{guest.server}/action", {"reboot": {"type": "HARD"}}, expected=(202,)
         )
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
         check_rebooted(guest, alive)

@@ -24,7 +24,7 @@ KINDS = ("adminPass", "rebuilt", "rescued", "changed", "file", "user_data", "met
 
 @pytest.fixture
 def debug_cloud(in_memory: Live) -> Iterator[Live]:
-    """A cloud whose processes log at DEBUG."""
+    """A cloud with all processes at log level DEBUG."""
     names = [
         program.name
         for program in processes.programs(in_memory.cloud)
@@ -35,7 +35,7 @@ def debug_cloud(in_memory: Live) -> Iterator[Live]:
         for name in names
         if name in ("api", "conductor", "scheduler", "placement", "image-gateway")
     ]
-    with in_memory.configured(*own, DEFAULT={"log_level": "DEBUG"}):
+    with in_memory.configure(*own, DEFAULT={"log_level": "DEBUG"}):
         yield in_memory
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.guests import Account, Witness, listener, witness
+from tests.e2e.guests import Witness, WitnessState, listener, witness
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT, SETTLE, Rest
 from tests.waiting import await_true
@@ -26,10 +26,10 @@ def admin(lab: LiveLab) -> Rest:
     return lab.rest("kilonova-admin")
 
 
-def ask(rest: Rest, guest: Witness, key: str, value: Any = None, fine: int = 202) -> None:
+def ask(rest: Rest, guest: Witness, key: str, value: Any = None, expected: int = 202) -> None:
     """Send an action of a server, and check the status of the response."""
     reply = rest.act(guest.server, key, value)
-    assert reply.status == fine, reply
+    assert reply.status == expected, reply
 
 
 def read_migration(lab: LiveLab, guest: Witness) -> dict[str, Any]:
@@ -41,16 +41,16 @@ def read_migration(lab: LiveLab, guest: Witness) -> dict[str, Any]:
 
 
 def ensure_flavor(lab: LiveLab, name: str, **properties: int) -> str:
-    """Return the id of a flavor, which is created if it does not exist."""
+    """Return the id of a flavor. Create the flavor if necessary."""
     compute = lab.seed.admin.compute
     flavor = compute.find_flavor(name)
     return str((flavor or compute.create_flavor(name=name, **properties)).id)
 
 
-def check_rebooted(guest: Witness, before: Account) -> Account:
+def check_rebooted(guest: Witness, before: WitnessState) -> WitnessState:
     """Wait for ssh, and check that the guest has rebooted with the same disk."""
     guest.await_ssh()
-    after = guest.account()
+    after = guest.read_state()
     assert after.canary == before.canary and after.run != before.run
     return after
 
@@ -67,21 +67,21 @@ def read_disk_size(guest: Witness) -> int:
 
 def test_resize_confirm_moves_server_and_enlarges_disk(lab: LiveLab, larger_flavor: str) -> None:
     with witness(lab, "grows", host="lab1") as guest:
-        before = guest.account()
+        before = guest.read_state()
         ask(guest.rest, guest, "resize", {"flavorRef": larger_flavor})
         shown = guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
         assert shown["flavor"]["original_name"] == "moves.larger"
-        new_host = lab.place(guest.server)
-        assert new_host != "lab1" and lab.where(guest.server) == {
+        new_host = lab.host_of(guest.server)
+        assert new_host != "lab1" and lab.find_domains(guest.server) == {
             "lab1": "shutoff",
             new_host: "running",
         }
         check_rebooted(guest, before)
         assert (guest.run("nproc").strip(), read_disk_size(guest)) == ("2", 2 << 30)
-        lab.judge()
+        lab.assert_healthy()
         ask(guest.rest, guest, "confirmResize", None, 204)
         guest.rest.await_status(guest.server, "ACTIVE")
-        assert lab.where(guest.server) == {new_host: "running"}
+        assert lab.find_domains(guest.server) == {new_host: "running"}
         assert (
             read_migration(lab, guest)["status"],
             read_migration(lab, guest)["migration_type"],
@@ -94,15 +94,17 @@ def test_resize_confirm_moves_server_and_enlarges_disk(lab: LiveLab, larger_flav
 def test_resize_revert_restores_server_on_source(lab: LiveLab, larger_flavor: str) -> None:
     """Data written after the resize is discarded. Data from before is unchanged."""
     with witness(lab, "returns", host="lab1") as guest:
-        before = guest.account()
+        before = guest.read_state()
         ask(guest.rest, guest, "resize", {"flavorRef": larger_flavor})
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
-        new_host = lab.place(guest.server)
+        new_host = lab.host_of(guest.server)
         after = check_rebooted(guest, before)
         ask(guest.rest, guest, "revertResize")
         shown = guest.rest.await_status(guest.server, "ACTIVE", BOOT)
         assert shown["flavor"]["original_name"] == "m1.nano"
-        assert lab.place(guest.server) == "lab1" and new_host not in lab.where(guest.server)
+        assert lab.host_of(guest.server) == "lab1" and new_host not in lab.find_domains(
+            guest.server
+        )
         again = check_rebooted(guest, after)
         assert again.canary == before.canary and (
             guest.run("nproc").strip(),
@@ -122,12 +124,15 @@ def test_delete_in_verify_resize_leaves_no_guest(lab: LiveLab, larger_flavor: st
 
 def test_cold_migration_moves_stopped_server_to_requested_host(lab: LiveLab) -> None:
     with witness(lab, "sleeps", host="lab1") as guest:
-        before = guest.account()
+        before = guest.read_state()
         ask(guest.rest, guest, "os-stop")
         guest.rest.await_status(guest.server, "SHUTOFF")
         ask(admin(lab), guest, "migrate", {"host": "lab3"})
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
-        assert lab.place(guest.server) == "lab3" and set(lab.where(guest.server).values()) <= OFF
+        assert (
+            lab.host_of(guest.server) == "lab3"
+            and set(lab.find_domains(guest.server).values()) <= OFF
+        )
         ask(guest.rest, guest, "confirmResize", None, 204)
         guest.rest.await_status(guest.server, "SHUTOFF")
         ask(guest.rest, guest, "os-start")
@@ -149,12 +154,14 @@ def migrate_live_and_back(lab: LiveLab) -> None:
     The longest time without a sign of the guest is printed.
     """
     with witness(lab, "travels", host="lab1") as guest:
-        before = guest.account()
+        before = guest.read_state()
         with listener(guest) as listener_result:
             ask(admin(lab), guest, "os-migrateLive", {"host": "lab2", "block_migration": "auto"})
             guest.rest.await_status(guest.server, "ACTIVE", BOOT)
-            after = guest.account()
-        assert lab.place(guest.server) == "lab2" and lab.where(guest.server) == {"lab2": "running"}
+            after = guest.read_state()
+        assert lab.host_of(guest.server) == "lab2" and lab.find_domains(guest.server) == {
+            "lab2": "running"
+        }
         assert (after.run, after.canary) == (
             before.run,
             before.canary,
@@ -176,30 +183,30 @@ def migrate_live_and_back(lab: LiveLab) -> None:
             lambda: read_migration(lab, guest),
         )
         guest.rest.await_status(guest.server, "ACTIVE")
-        assert guest.account().run == before.run
+        assert guest.read_state().run == before.run
 
 
 def test_cold_migration_with_shared_storage_reverts_and_confirms(shared_lab: LiveLab) -> None:
     lab = shared_lab
     with witness(lab, "stays", host="lab1") as guest:
-        before = guest.account()
+        before = guest.read_state()
         ask(admin(lab), guest, "migrate", {"host": "lab2"})
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
         ask(guest.rest, guest, "revertResize")
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
-        assert lab.place(guest.server) == "lab1"
+        assert lab.host_of(guest.server) == "lab1"
         after = check_rebooted(guest, before)
         ask(admin(lab), guest, "migrate", {"host": "lab2"})
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)
         ask(guest.rest, guest, "confirmResize", None, 204)
         guest.rest.await_status(guest.server, "ACTIVE")
-        assert lab.where(guest.server) == {"lab2": "running"}
+        assert lab.find_domains(guest.server) == {"lab2": "running"}
         check_rebooted(guest, after)
 
 
 def test_impossible_move_returns_fault_and_changes_nothing(lab: LiveLab) -> None:
     with witness(lab, "refuses", host="lab1") as guest:
-        before, rest = guest.account(), admin(lab)
+        before, rest = guest.read_state(), admin(lab)
         for key, value, status in (
             ("migrate", {"host": "lab1"}, 400),
             ("migrate", {"host": "nowhere"}, (400, 404)),
@@ -218,7 +225,9 @@ def test_impossible_move_returns_fault_and_changes_nothing(lab: LiveLab) -> None
         huge = ensure_flavor(lab, "moves.huge", ram=1 << 20, vcpus=1, disk=1)
         ask(guest.rest, guest, "resize", {"flavorRef": huge})
         guest.rest.await_status(guest.server, "ACTIVE")
-        assert read_migration(lab, guest)["status"] == "error" and guest.account().run == before.run
+        assert (
+            read_migration(lab, guest)["status"] == "error" and guest.read_state().run == before.run
+        )
         [newest, *_] = rest.call("GET", f"/servers/{guest.server}/os-instance-actions").body[
             "instanceActions"
         ]

@@ -16,7 +16,7 @@ import pytest
 
 from deploy.one_machine.connectivity import ADDRESSES, KEY, PUBLIC
 from tests.e2e.conftest import Pair
-from tests.e2e.guests import SOON, Guest, clear, door, kernel
+from tests.e2e.guests import SOON, Guest, clear, kernel, probe_port
 from tests.e2e.live import SETTLE, Live, Rest
 from tests.waiting import await_true
 
@@ -28,8 +28,8 @@ OVERLAPPING = "10.77.0.0/24"
 
 
 def test_guest_has_address_mac_and_mtu_of_api(cloud: Live, pair: Pair) -> None:
-    address = pair.near.fixed()
-    assert pair.told["addresses"] == {"private": [address]}
+    address = pair.near.fixed_address()
+    assert pair.near_shown["addresses"] == {"private": [address]}
     assert address.startswith(ADDRESSES.rpartition(".")[0] + ".")
     shown = pair.near.rest.server(pair.near.server)["addresses"]["private"]
     assert {
@@ -71,17 +71,17 @@ def test_guests_of_one_network_reach_each_other_on_and_between_hosts(
         if record["OS-EXT-IPS:type"] == "fixed"
     )
     assert pair.near.reaches(on_the_same_host)
-    assert pair.near.reaches(pair.far.fixed())
-    assert pair.far.reaches(pair.near.fixed())
+    assert pair.near.reaches(pair.far.fixed_address())
+    assert pair.far.reaches(pair.near.fixed_address())
     full = int(pair.near.run("cat /sys/class/net/eth0/mtu")) - 28
     # Frames of full size fit into the tunnel.
-    assert pair.near.reaches(pair.far.fixed(), "-s", str(full))
+    assert pair.near.reaches(pair.far.fixed_address(), "-s", str(full))
 
 
 def test_dns_of_network_resolves_names_and_addresses_of_guests(pair: Pair) -> None:
     for guest in (pair.near, pair.far):
-        [name] = re.findall(r"name = (\S+)", guest.run(f"nslookup {guest.fixed()}"))
-        assert f"Address: {guest.fixed()}\n" in guest.run(f"nslookup {name}")
+        [name] = re.findall(r"name = (\S+)", guest.run(f"nslookup {guest.fixed_address()}"))
+        assert f"Address: {guest.fixed_address()}\n" in guest.run(f"nslookup {name}")
 
 
 def test_floating_address_moves_between_guests(cloud: Live, pair: Pair) -> None:
@@ -92,7 +92,7 @@ def test_floating_address_moves_between_guests(cloud: Live, pair: Pair) -> None:
     )
     for detached_guest in (near, far):
         await_true(
-            lambda who=detached_guest: who.ssh("true", 5).returncode == 255,
+            lambda target=detached_guest: target.ssh("true", 5).returncode == 255,
             SOON,
             lambda: "it still answers",
         )
@@ -211,15 +211,16 @@ def attach(guest: Guest, network: str, address: str) -> str:
     )
     assert reply.status == 200, reply
     mac = reply.body["interfaceAttachment"]["mac_addr"]
-    seen = f"grep -l {mac} /sys/class/net/eth*/address"
+    find_device = f"grep -l {mac} /sys/class/net/eth*/address"
     await_true(
         lambda: (
-            f"inet {address}/" in guest.ssh(f"ip -4 addr show dev $({seen} | cut -d/ -f5)").stdout
+            f"inet {address}/"
+            in guest.ssh(f"ip -4 addr show dev $({find_device} | cut -d/ -f5)").stdout
         ),
         SETTLE,
         lambda: guest.ssh("ip addr").stdout,
     )
-    return guest.run(f"{seen} | cut -d/ -f5").strip()
+    return guest.run(f"{find_device} | cut -d/ -f5").strip()
 
 
 def detach(guest: Guest, network: str) -> None:
@@ -263,15 +264,15 @@ def test_interfaces_attach_live_and_tenants_with_same_addresses_stay_apart(
     for address in ("10.77.0.10", "10.77.0.12"):
         assert not third.reaches(address)
     assert not pair.near.reaches("10.77.0.11", "-I", devices[0])
-    seen = cloud.openstack(f"server show {pair.near.name}" + JSON)[0]["addresses"]
-    assert set(seen) == {"private", "overlapping"}
+    addresses = cloud.openstack(f"server show {pair.near.name}" + JSON)[0]["addresses"]
+    assert set(addresses) == {"private", "overlapping"}
     for guest in (pair.near, pair.far):
         detach(guest, tenant.network)
     # The stranger's address is free in this network.
     device = attach(pair.near, tenant.network, "10.77.0.11")
     assert not third.reaches("10.77.0.10") and not pair.near.reaches("10.77.0.12", "-I", device)
     detach(pair.near, tenant.network)
-    stranger.rest.insist("DELETE", f"/servers/{server}", fine=(204,))
+    stranger.rest.insist("DELETE", f"/servers/{server}", expected=(204,))
     stranger.rest.await_gone(server)
 
 
@@ -315,11 +316,11 @@ def test_guest_keeps_address_and_security_rules_after_action(
     pair: Pair, change: Callable[[Guest], None]
 ) -> None:
     guest = pair.near
-    before = (guest.fixed(), guest.interfaces().keys())
+    before = (guest.fixed_address(), guest.interfaces().keys())
     change(guest)
     guest.await_ssh()
-    assert (guest.fixed(), guest.interfaces().keys()) == before
+    assert (guest.fixed_address(), guest.interfaces().keys()) == before
     assert f"inet {before[0]}/" in guest.run("ip -4 addr show dev eth0")
-    assert guest.reaches(pair.far.fixed()) and pair.far.reaches(guest.fixed())
-    assert (door(guest.floating, 22), door(guest.floating, 8080)) == ("open", "shut")
+    assert guest.reaches(pair.far.fixed_address()) and pair.far.reaches(guest.fixed_address())
+    assert (probe_port(guest.floating, 22), probe_port(guest.floating, 8080)) == ("open", "shut")
     assert re.fullmatch(r"[0-9a-f:]{17}", guest.run("cat /sys/class/net/eth0/address").strip())

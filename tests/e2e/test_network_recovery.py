@@ -90,13 +90,13 @@ def test_creates_and_deletes_complete_when_network_process_is_killed(
     ]
     for new_guest in guests:
         new_guest.await_ssh()
-        assert new_guest.reaches(pair.far.fixed())
+        assert new_guest.reaches(pair.far.fixed_address())
     for new_guest in guests:
         for floating in network.ips(floating_ip_address=new_guest.floating):
             network.delete_ip(floating)
     with check_undisturbed(pair.far), ThreadPoolExecutor(GUESTS) as pool:
         deletes = [
-            pool.submit(rest.insist, "DELETE", f"/servers/{server}", fine=(204, 404))
+            pool.submit(rest.insist, "DELETE", f"/servers/{server}", expected=(204, 404))
             for rest, server in zip(rests, servers, strict=True)
         ]
         deletes[0].result()
@@ -106,7 +106,7 @@ def test_creates_and_deletes_complete_when_network_process_is_killed(
     for server in servers:
         rests[0].await_gone(server)
     await_true(lambda: orphans(cloud) == [], SETTLE, lambda: orphans(cloud))
-    cloud.judge()
+    cloud.assert_healthy()
 
 
 def test_guests_keep_connections_while_network_service_is_down(cloud: Live, pair: Pair) -> None:
@@ -115,12 +115,14 @@ def test_guests_keep_connections_while_network_service_is_down(cloud: Live, pair
         for name in ("network", "network-host"):
             process_control.stop(cloud.cloud, name)
         try:
-            assert pair.near.reaches(pair.far.fixed()) and pair.far.reaches(pair.near.fixed())
-            assert leaving.reaches(pair.near.fixed())
+            assert pair.near.reaches(pair.far.fixed_address()) and pair.far.reaches(
+                pair.near.fixed_address()
+            )
+            assert leaving.reaches(pair.near.fixed_address())
             # A stop needs no network service.
             assert rest.act(pair.near.server, "os-stop").status == 202
             rest.await_status(pair.near.server, "SHUTOFF")
-            rest.insist("DELETE", f"/servers/{leaving.server}", fine=(204,))
+            rest.insist("DELETE", f"/servers/{leaving.server}", expected=(204,))
             waiting = create_without_wait(cloud, rest)
         finally:
             for name in ("network", "network-host"):
@@ -128,7 +130,7 @@ def test_guests_keep_connections_while_network_service_is_down(cloud: Live, pair
         rest.await_gone(leaving.server)
         if waiting is not None:
             rest.await_status(waiting, "ACTIVE")
-            rest.insist("DELETE", f"/servers/{waiting}", fine=(204,))
+            rest.insist("DELETE", f"/servers/{waiting}", expected=(204,))
             rest.await_gone(waiting)
     assert rest.act(pair.near.server, "os-start").status == 202
     rest.await_status(pair.near.server, "ACTIVE")
@@ -181,7 +183,7 @@ def test_network_host_restores_deleted_rules_after_kill(cloud: Live, pair: Pair)
         SOON,
         lambda: kernel(cloud, 2, "nft", "list", "tables"),
     )
-    await_true(lambda: near.reaches(pair.far.fixed()), SOON, lambda: "far is not reached")
+    await_true(lambda: near.reaches(pair.far.fixed_address()), SOON, lambda: "far is not reached")
     pair.far.run("true")
 
 
@@ -192,18 +194,18 @@ def test_dhcp_lease_and_metadata_return_after_network_processes_are_killed(
         strike(cloud, victim)
     for running_guest in (pair.near, pair.far):
         running_guest.await_ssh(SOON)
-        before = running_guest.fixed()
+        before = running_guest.fixed_address()
         await_true(
-            lambda who=running_guest: who.does(f"{RENEW} > /tmp/said 2>&1"),
+            lambda target=running_guest: target.can_run(f"{RENEW} > /tmp/said 2>&1"),
             SETTLE,
-            lambda who=running_guest: who.run("cat /tmp/said"),
+            lambda target=running_guest: target.run("cat /tmp/said"),
         )
         assert f"lease of {before} obtained" in running_guest.run("cat /tmp/said")
         command = (
             "timeout 10 wget -q -O - http://169.254.169.254/openstack/latest/meta_data.json || true"
         )
         await_true(
-            lambda who=running_guest, command=command: who.server in who.run(command),
+            lambda target=running_guest, command=command: target.server in target.run(command),
             SOON,
-            lambda who=running_guest: f"{who.name}: no answer",
+            lambda target=running_guest: f"{target.name}: no answer",
         )

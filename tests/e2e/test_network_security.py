@@ -29,7 +29,7 @@ from tests.e2e.frames import (
     udp,
     watching,
 )
-from tests.e2e.guests import SOON, Guest, door
+from tests.e2e.guests import SOON, Guest, probe_port
 from tests.e2e.live import Live
 from tests.waiting import await_true
 
@@ -49,11 +49,11 @@ def group(cloud: Live, pair: Pair) -> Iterator[str]:
     cloud.openstack(f"server remove security group near {name}", f"security group delete {name}")
 
 
-def await_door(guest: Guest, port: int, expected: str) -> None:
+def await_port(guest: Guest, port: int, expected: str) -> None:
     await_true(
-        lambda: door(guest.floating, port) == expected,
+        lambda: probe_port(guest.floating, port) == expected,
         SOON,
-        lambda: f"{port}: {door(guest.floating, port)}",
+        lambda: f"{port}: {probe_port(guest.floating, port)}",
     )
 
 
@@ -67,19 +67,19 @@ def test_security_group_rule_change_affects_running_guest_at_once(
             "GET", f"/servers/{near.server}/os-security-groups"
         ).body["security_groups"]
     }
-    assert door(near.floating, 8080) == "shut"
+    assert probe_port(near.floating, 8080) == "shut"
     [rule] = cloud.openstack(
         f"security group rule create --protocol tcp --dst-port 8080 {group} -f json"
     )
-    await_door(near, 8080, "reached")
-    assert door(near.floating, 8081) == "shut"
+    await_port(near, 8080, "reached")
+    assert probe_port(near.floating, 8081) == "shut"
     near.run("nc -ll -p 8080 -e cat > /dev/null 2>&1 < /dev/null &")
-    await_door(near, 8080, "open")
+    await_port(near, 8080, "open")
     with socket.create_connection((near.floating, 8080), timeout=5) as connection:
         connection.sendall(b"a")
         assert connection.recv(1) == b"a"
         cloud.openstack(f"security group rule delete {rule['id']}")
-        await_door(near, 8080, "shut")
+        await_port(near, 8080, "shut")
         connection.settimeout(2)
         # The open connection is cut too.
         with pytest.raises(TimeoutError):
@@ -104,7 +104,9 @@ def test_security_group_rule_with_remote_group_follows_members(
     own_group = next(iter(network.security_groups(name=group)))
     network.update_port(ports["near"], security_groups=[own_group.id])
     try:
-        await_true(lambda: not far.reaches(near.fixed()), SOON, lambda: "near is still reached")
+        await_true(
+            lambda: not far.reaches(near.fixed_address()), SOON, lambda: "near is still reached"
+        )
         rule = network.create_security_group_rule(
             security_group_id=own_group.id,
             direction="ingress",
@@ -113,9 +115,11 @@ def test_security_group_rule_with_remote_group_follows_members(
             remote_group_id=own_group.id,
         )
         network.update_port(ports["far"], security_groups=[default.id, own_group.id])
-        await_true(lambda: far.reaches(near.fixed()), SOON, lambda: "near is not reached")
+        await_true(lambda: far.reaches(near.fixed_address()), SOON, lambda: "near is not reached")
         network.update_port(ports["far"], security_groups=[default.id])
-        await_true(lambda: not far.reaches(near.fixed()), SOON, lambda: "near is still reached")
+        await_true(
+            lambda: not far.reaches(near.fixed_address()), SOON, lambda: "near is still reached"
+        )
         network.delete_security_group_rule(rule)
     finally:
         network.update_port(ports["far"], security_groups=[default.id])
@@ -181,14 +185,15 @@ def test_forged_frames_reach_no_guest(pair: Pair, first: Guest, where: str) -> N
     )
     gateway = forger.run("ip route | awk '/default/ { print $3; exit }'").strip()
     addresses = {
-        guest.name: (mac_of(guest.mac()), guest.fixed()) for guest in (forger, victim, third)
+        guest.name: (mac_of(guest.mac()), guest.fixed_address())
+        for guest in (forger, victim, third)
     }
     forgeries = make_forgeries(
         addresses[forger.name], addresses[victim.name], addresses[third.name], gateway
     )
     honest = mark()
     # This fills the ARP tables with correct entries.
-    assert forger.reaches(victim.fixed()) and victim.reaches(gateway)
+    assert forger.reaches(victim.fixed_address()) and victim.reaches(gateway)
     with watching(victim) as watcher:
         send(
             forger,
@@ -203,7 +208,7 @@ def test_forged_frames_reach_no_guest(pair: Pair, first: Guest, where: str) -> N
         assert [name for name, (marked, _) in forgeries.items() if watcher.has(marked)] == []
     neighbours = victim.run(f"ip neigh show {gateway}")
     assert "lladdr" in neighbours and forger.mac() not in neighbours
-    assert forger.reaches(victim.fixed()) and victim.reaches(gateway)
+    assert forger.reaches(victim.fixed_address()) and victim.reaches(gateway)
 
 
 def read_metadata(
@@ -224,23 +229,26 @@ def test_metadata_is_of_requesting_guest_despite_forged_headers_or_address(pair:
             "X-Instance-ID": far.server,
             "X-Tenant-ID": "x",
             "X-Instance-ID-Signature": "0" * 64,
-            "X-Forwarded-For": far.fixed(),
+            "X-Forwarded-For": far.fixed_address(),
         }.items()
     )
     assert read_metadata(near, headers=headers)["uuid"] == near.server
     way = near.run("ip route get 169.254.169.254 | grep -o 'via [0-9.]* dev eth0'").strip()
     near.run(
-        f"ip addr add {far.fixed()}/32 dev lo; ip route add 169.254.169.254/32 {way} src {far.fixed()} metric 1"
+        f"ip addr add {far.fixed_address()}/32 dev lo; "
+        f"ip route add 169.254.169.254/32 {way} src {far.fixed_address()} metric 1"
     )
     # The guest sends requests with the address of the other guest.
     try:
-        assert f"src {far.fixed()}" in near.run("ip route get 169.254.169.254")
+        assert f"src {far.fixed_address()}" in near.run("ip route get 169.254.169.254")
         assert (
             near.run(f"timeout 5 wget -q -O - {METADATA}/openstack/latest/meta_data.json || true")
             == ""
         )
     finally:
-        near.run(f"ip route del 169.254.169.254/32 metric 1; ip addr del {far.fixed()}/32 dev lo")
+        near.run(
+            f"ip route del 169.254.169.254/32 metric 1; ip addr del {far.fixed_address()}/32 dev lo"
+        )
     assert read_metadata(near)["uuid"] == near.server
 
 
@@ -251,7 +259,7 @@ def test_metadata_service_refuses_requests_without_valid_signature(
     headers = {
         "X-Instance-ID": pair.near.server,
         "X-Tenant-ID": cloud.seed.demo.session.get_project_id(),
-        "X-Forwarded-For": pair.near.fixed(),
+        "X-Forwarded-For": pair.near.fixed_address(),
     }
     request = urllib.request.Request(
         f"{cloud.cloud.metadata_url}/openstack/latest/meta_data.json",

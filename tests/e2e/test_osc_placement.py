@@ -176,7 +176,7 @@ def test_scheduler_uses_custom_trait_and_class_set_with_osc_placement(
             rest.call("DELETE", f"/servers/{server}")
             rest.await_gone(server)
         live.openstack(f"flavor delete {flavor['id']}", cloud=ADMIN)
-    live.judge()
+    live.assert_healthy()
 
 
 def test_reserved_amount_set_by_operator_survives_reports_until_reset(host: Host) -> None:

@@ -39,19 +39,19 @@ def large_cloud() -> Iterator[Live]:
 
 @pytest.fixture
 def demo(large_cloud: Live) -> Iterator[Rest]:
-    """The user demo. At the end all servers are deleted, and the doctor must find nothing."""
+    """The user demo. At the end all servers are deleted, and the doctor must find no problem."""
     admin = large_cloud.rest("kilonova-admin")
     yield large_cloud.rest()
     servers = admin.call("GET", "/servers?all_tenants=1").body["servers"]
     for server in servers:
-        admin.insist("DELETE", f"/servers/{server['id']}", fine=(204, 404))
+        admin.insist("DELETE", f"/servers/{server['id']}", expected=(204, 404))
     await_true(
         lambda: not admin.call("GET", "/servers?all_tenants=1").body["servers"],
         SETTLE,
         "servers are left",
         late=LATE,
     )
-    large_cloud.judge()
+    large_cloud.assert_healthy()
 
 
 def create_group(rest: Rest, policy: str, **rules: int) -> str:
@@ -87,32 +87,33 @@ class Tenant:
 
 
 def await_settled(live: Live, *servers: str) -> list[dict[str, Any]]:
-    """Wait until the servers have no task and are not in BUILD, and return their admin views."""
+    """Wait until the servers have no task and are not in BUILD. Return the admin views."""
     admin = live.rest("kilonova-admin")
 
-    def look() -> list[dict[str, Any]]:
+    def read_servers() -> list[dict[str, Any]]:
         servers_by_id = {
-            server["id"]: server
-            for server in admin.call("GET", "/servers/detail?all_tenants=1").body["servers"]
+            shown["id"]: shown
+            for shown in admin.call("GET", "/servers/detail?all_tenants=1").body["servers"]
         }
-        return [servers_by_id[server] for server in servers_by_id]
+        return [servers_by_id[server] for server in servers]
 
-    def resting() -> list[dict[str, Any]]:
-        servers = look()
+    def read_settled() -> list[dict[str, Any]]:
+        shown_servers = read_servers()
         return (
             []
             if any(
-                server["OS-EXT-STS:task_state"] or server["status"] == "BUILD" for server in servers
+                server["OS-EXT-STS:task_state"] or server["status"] == "BUILD"
+                for server in shown_servers
             )
-            else servers
+            else shown_servers
         )
 
     return list(
         await_true(
-            resting,
+            read_settled,
             SETTLE,
             lambda: Counter(
-                (server["status"], server["OS-EXT-STS:task_state"]) for server in look()
+                (server["status"], server["OS-EXT-STS:task_state"]) for server in read_servers()
             ),
             late=LATE,
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The preloaded commands of the tests: their output and exit status equal those of the scripts."""
+"""Preloaded commands of the tests have the same output and exit status as the scripts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOWHERE = {
 
 
 @pytest.mark.parametrize(
-    ("command", "text", "status", "said", "complaint"),
+    ("command", "text", "status", "output", "complaint"),
     [
         (
             "openstack",
@@ -43,7 +43,7 @@ NOWHERE = {
     ],
 )
 def test_preloaded_command_has_output_and_status_of_its_script(
-    command: str, text: str, status: int, said: str, complaint: str
+    command: str, text: str, status: int, output: str, complaint: str
 ) -> None:
     name, *words = command.split()
     environment = {
@@ -62,7 +62,7 @@ def test_preloaded_command_has_output_and_status_of_its_script(
         cwd=ROOT,
         env=environment,
     )
-    assert script.returncode == status and said in script.stdout and complaint in script.stderr, (
+    assert script.returncode == status and output in script.stdout and complaint in script.stderr, (
         script
     )
     result = preloaded.run(PROGRAMS / name, *words, text=text, seconds=120, environment=environment)

@@ -25,7 +25,7 @@ NODE = "one"
 
 
 class Operator:
-    """Runs the commands of a page, with the names of the cloud in place of those of the page."""
+    """Runs the commands of a page with the names of the cloud instead of the names in the page."""
 
     def __init__(self, live: Live) -> None:
         self.live = live
@@ -36,37 +36,39 @@ class Operator:
 
         ``status`` is the expected exit status of each ``kilonova`` command.
         """
-        told = ""
+        output = ""
         for command in commands_of(page, heading):
-            text = re.sub(r"\[?\b[\w-]+\b\]?", lambda one: self.words.get(one[0], one[0]), command)
+            text = re.sub(
+                r"\[?\b[\w-]+\b\]?", lambda match: self.words.get(match[0], match[0]), command
+            )
             if text.startswith("openstack --") or '"' in text:
                 self.openstack(text.removeprefix("openstack "))
             elif text.startswith("openstack "):
-                said, complaints = self.live.type(text.removeprefix("openstack "), cloud=ADMIN)
-                assert complaints == "", f"{text}\n{said}\n{complaints}"
+                answer, complaints = self.live.type(text.removeprefix("openstack "), cloud=ADMIN)
+                assert complaints == "", f"{text}\n{answer}\n{complaints}"
             else:
-                done = self.live.kilonova(*text.split()[1:])
-                assert done.returncode == status, f"{text}\n{done.stdout}\n{done.stderr}"
-                told += done.stdout
-        return told
+                result = self.live.kilonova(*text.split()[1:])
+                assert result.returncode == status, f"{text}\n{result.stdout}\n{result.stderr}"
+                output += result.stdout
+        return output
 
     def openstack(self, text: str) -> str:
-        """Run ``openstack`` as a new process.
+        """Run ``openstack`` as a new process and return the output.
 
-        The open client accepts neither options before a command nor quotes.
+        The interactive client accepts neither options before a command nor quotes.
         """
-        done = self.live.run(PROGRAMS / "openstack", *shlex.split(text), **self.live._as(ADMIN))
-        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+        result = self.live.run(PROGRAMS / "openstack", *shlex.split(text), **self.live._as(ADMIN))
+        assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
+        return result.stdout
 
     def read_json(self, command: str) -> list[dict[str, object]]:
-        [found] = self.live.openstack(command + JSON, cloud=ADMIN)
-        return list(found)
+        [rows] = self.live.openstack(command + JSON, cloud=ADMIN)
+        return list(rows)
 
     def read_service(self) -> dict[str, object]:
         """Return the compute service of the host from the API."""
-        listed = self.read_json("compute service list --service nova-compute --long")
-        return next(one for one in listed if one["Host"] == NODE)
+        services = self.read_json("compute service list --service nova-compute --long")
+        return next(service for service in services if service["Host"] == NODE)
 
 
 @pytest.fixture
@@ -77,7 +79,7 @@ def operator(in_memory: Live) -> Iterator[Operator]:
 
 
 def test_runbook_read_only_commands_are_accepted(operator: Operator) -> None:
-    """These are the commands of the page that change nothing."""
+    """These commands of the page change no state."""
     rest = operator.live.rest()
     server = rest.create(
         image=operator.live.image("empty"), flavor=operator.live.flavor(), name="asked"

@@ -57,8 +57,8 @@ def guest(cloud: Live) -> Iterator[str]:
         for server_id in (server, old):
             demo.call("DELETE", f"/servers/{server_id}")
             demo.await_gone(server_id)
-            cloud.await_nothing_of(server_id, END_SECONDS)
-        cloud.judge()
+            cloud.await_removed(server_id, END_SECONDS)
+        cloud.assert_healthy()
     finally:
         file.write_text(original_text)
         restart_agent(cloud)
@@ -79,10 +79,10 @@ def test_spice_console_shows_screen_and_accepts_typing(
         await_true(
             lambda: type_line(browser, demo, guest),
             60,
-            lambda: (demo.console(guest)[-500:], browser.said),
+            lambda: (demo.console(guest)[-500:], browser.messages),
         )
         await_true(
-            lambda: browser.picture(tmp_path / "console.png") != empty, 10, lambda: browser.said
+            lambda: browser.picture(tmp_path / "console.png") != empty, 10, lambda: browser.messages
         )
 
 

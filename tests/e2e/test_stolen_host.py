@@ -120,26 +120,26 @@ def freeze_agent(lab: LiveLab) -> Iterator[None]:
         os.kill(agent, signal.SIGCONT)
 
 
-def read_account(lab: LiveLab, guest: Witness) -> tuple[Any, ...]:
+def read_guest_data(lab: LiveLab, guest: Witness) -> tuple[Any, ...]:
     """Return the data of a guest that a thief could change."""
     [row] = lab.rows(
         "SELECT vm_state, task_state, power_state, host, fence FROM servers WHERE id = ?",
         guest.server,
     )
     events = lab.rows("SELECT id, state FROM actions WHERE server_id = ? ORDER BY id", guest.server)
-    guest_account = guest.account()
+    witness_state = guest.read_state()
     return (
         tuple(row),
         [tuple(event) for event in events],
-        lab.where(guest.server),
-        guest_account.canary,
-        guest_account.run,
+        lab.find_domains(guest.server),
+        witness_state.canary,
+        witness_state.run,
     )
 
 
 def test_stolen_host_harms_no_other_host_and_no_other_guest(lab: LiveLab) -> None:
     with witness(lab, "theirs", host=OTHER) as guest:
-        before = read_account(lab, guest)
+        before = read_guest_data(lab, guest)
         booty = collect_loot(lab)
         check_loot_has_no_secret_of_cloud(lab, booty)
         with freeze_agent(lab):
@@ -149,8 +149,8 @@ def test_stolen_host_harms_no_other_host_and_no_other_guest(lab: LiveLab) -> Non
         check_transfer_refuses_thief(lab, booty, guest)
         check_libvirtd_refuses_thief(lab, booty)
         lab.await_host(STOLEN)
-        assert read_account(lab, guest) == before
-        assert lab.where(guest.server) == {OTHER: "running"}
+        assert read_guest_data(lab, guest) == before
+        assert lab.find_domains(guest.server) == {OTHER: "running"}
 
 
 def check_loot_has_no_secret_of_cloud(lab: LiveLab, booty: Loot) -> None:
@@ -171,10 +171,10 @@ def check_loot_has_no_secret_of_cloud(lab: LiveLab, booty: Loot) -> None:
 
 def check_broker_refuses_thief(lab: LiveLab, booty: Loot) -> None:
     connect = opener(booty.conf, booty.keys.transport_url)
-    for what, attempt in attempts(STOLEN, OTHER).items():
+    for operation, attempt in attempts(STOLEN, OTHER).items():
         with connect() as connection, pytest.raises(AccessRefused):
             attempt(connection.channel())
-            pytest.fail(f"a thief may {what}")
+            pytest.fail(f"a thief may {operation}")
 
 
 def check_reports_change_no_other_host(lab: LiveLab, booty: Loot, guest: Witness) -> None:
@@ -187,27 +187,27 @@ def check_reports_change_no_other_host(lab: LiveLab, booty: Loot, guest: Witness
     ] + [f"cleanup/{server}/ensure_absent/{fence}"]
     with closing(Thief(booty.conf, booty.keys)) as thief:
         for power in (states.SHUTDOWN, states.RUNNING, states.CRASHED):
-            for known in (fence, fence + 1, 2**40):
-                answer = thief.say(changed=[DomainState(server, power, known)])
+            for reported_fence in (fence, fence + 1, 2**40):
+                answer = thief.send_report(changed=[DomainState(server, power, reported_fence)])
                 assert not answer.commands
-                thief.say(domains=[DomainState(server, power, known)])
+                thief.send_report(domains=[DomainState(server, power, reported_fence)])
         for status in ("done", "failed", "refused", "unknown"):
-            answer = thief.say(
+            answer = thief.send_report(
                 results=[Result(key, server, fence, status, known_fence=2**40) for key in keys]
             )
             assert not answer.commands
-        thief.say(
+        thief.send_report(
             phases=dict.fromkeys(keys, CommandProgress(CommandPhase.STARTING)),
             moved={key: {"memory_total": 1} for key in keys},
         )
         with pytest.raises(errors.NoAnswer):
-            thief.say(host=OTHER, changed=[DomainState(server, states.SHUTDOWN, fence)])
+            thief.send_report(host=OTHER, changed=[DomainState(server, states.SHUTDOWN, fence)])
 
 
 def check_services_refuse_thief(lab: LiveLab, booty: Loot, guest: Witness) -> None:
     cloud, server = lab.cloud, guest.server
     [(project, address)] = [
-        (row[0], guest.fixed())
+        (row[0], guest.fixed_address())
         for row in lab.rows("SELECT project_id FROM servers WHERE id = ?", server)
     ]
     metadata_headers = {
@@ -260,12 +260,12 @@ def check_services_refuse_thief(lab: LiveLab, booty: Loot, guest: Witness) -> No
             {401},
         ),
     }
-    for what, (url, headers, expected) in requests_by_name.items():
+    for secret, (url, headers, expected) in requests_by_name.items():
         answer = requests.get(
             url, headers=headers, timeout=30, verify=proof.ca, cert=(proof.cert, proof.key)
         )
         assert answer.status_code in expected, (
-            f"a thief gets {what}: {answer.status_code} {answer.text[:200]}"
+            f"a thief gets {secret}: {answer.status_code} {answer.text[:200]}"
         )
 
 
@@ -320,14 +320,16 @@ def check_libvirtd_refuses_thief(lab: LiveLab, booty: Loot) -> None:
         witness(lab, "passing", host=THIRD) as guest,
         run_in_namespace(cloud.underlay.namespace(number), CALL_SCRIPT, arguments) as calls,
     ):
-        before = guest.account()
+        before = guest.read_state()
         reply = lab.rest("kilonova-admin").act(
             guest.server, "os-migrateLive", {"host": OTHER, "block_migration": "auto"}
         )
         assert reply.status == 202, reply
-        await_true(lambda: lab.place(guest.server) == OTHER, BOOT, lambda: lab.place(guest.server))
+        await_true(
+            lambda: lab.host_of(guest.server) == OTHER, BOOT, lambda: lab.host_of(guest.server)
+        )
         guest.rest.await_status(guest.server, "ACTIVE")
-        assert guest.account().run == before.run
+        assert guest.read_state().run == before.run
         calls.kill()
         outcomes = set(calls.communicate()[0].splitlines())
     assert outcomes >= {

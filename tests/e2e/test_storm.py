@@ -28,20 +28,21 @@ from tests.waiting import await_true, slowdown
 
 SEED = int(os.environ.get("KILONOVA_E2E_SEED", "1"))
 SECONDS = float(os.environ.get("KILONOVA_STORM_SECONDS", "40"))
-CLIENTS, STRIKES, EVERY = 6, 15, 1.0  # seconds
-#: Limit for the return of a killed service on an idle machine, of which systemd waits
-#: RESTART_SECONDS (tests/unit/deploy/test_units.py).
+#: Number of clients, number of kills, and mean seconds between two kills.
+CLIENTS, STRIKES, EVERY = 6, 15, 1.0
+#: Limit for the return of a killed service on an idle machine, in seconds. RESTART_SECONDS of this
+#: are the pause of systemd before a restart (tests/unit/deploy/test_units.py).
 BACK_SECONDS, RESTART_SECONDS = 6.0, 1.0
 
 
 def check_no_remains(live: Live, storm_clients: Sequence[Client]) -> None:
     """Check that all servers of the clients are deleted without remains and findings."""
-    server_ids = [server for client in storm_clients for server in client.made]
+    server_ids = [server for client in storm_clients for server in client.created]
     assert len(server_ids) >= len(storm_clients)
     await_true(
-        lambda: not any(live.remains(server) for server in server_ids),
+        lambda: not any(live.leftovers(server) for server in server_ids),
         SETTLE,
-        lambda: [live.remains(server) for server in server_ids],
+        lambda: [live.leftovers(server) for server in server_ids],
     )
     admin = live.rest("kilonova-admin")
     assert [
@@ -49,7 +50,7 @@ def check_no_remains(live: Live, storm_clients: Sequence[Client]) -> None:
         for server in admin.call("GET", "/servers?all_tenants=1").body["servers"]
         if server["name"].startswith("storm-")
     ] == []
-    live.judge()
+    live.assert_healthy()
 
 
 def test_storm_of_killed_processes_leaves_no_server_lost_or_stuck(
@@ -68,7 +69,7 @@ def test_storm_of_killed_processes_leaves_no_server_lost_or_stuck(
             time.sleep(EVERY * dice.uniform(0.5, 1.5))
     with capsys.disabled():
         print(
-            f"\n{sum(len(client.made) for client in users)} servers lived through storm {SEED}: {', '.join(victims)}"
+            f"\n{sum(len(client.created) for client in users)} servers lived through storm {SEED}: {', '.join(victims)}"
         )
     check_no_remains(in_memory, users)
 
@@ -81,17 +82,18 @@ def test_killed_services_return_within_seconds_under_load(
     storm, times = Storm(in_memory, random.Random(SEED)), dict[str, tuple[float, float]]()
     with clients(in_memory, CLIENTS) as storm_clients:
         await_true(
-            lambda: all(value.made for value in storm_clients), SETTLE, "the clients are at work"
+            lambda: all(value.created for value in storm_clients), SETTLE, "the clients are at work"
         )
         for name in SERVICES:
             before = slowdown()
-            times[name] = storm.back_after(name), max(before, slowdown())
+            times[name] = storm.measure_restart(name), max(before, slowdown())
     with capsys.disabled():
         shown = ", ".join(
             f"{name} {value:.1f} s ({slow:.1f})" for name, (value, slow) in times.items()
         )
         print(f"\nback after kill -9, and how many times slower the machine was: {shown}")
-    restarts = BACK_SECONDS - RESTART_SECONDS + FIRST_PAUSE  # what the supervisor waits for less
+    # The limit contains the pause of systemd, but here the supervisor restarts the process.
+    restarts = BACK_SECONDS - RESTART_SECONDS + FIRST_PAUSE
     assert {name: value for name, (value, slow) in times.items() if value > restarts * slow} == {}
     check_no_remains(in_memory, storm_clients)
 
@@ -130,11 +132,13 @@ def test_storm_over_database_broker_and_processes_completes_requests(
 ) -> None:
     with clients(storm.live, CLIENTS) as storm_clients:
         await_true(
-            lambda: all(client.made for client in storm_clients), SETTLE, "the clients are at work"
+            lambda: all(client.created for client in storm_clients),
+            SETTLE,
+            "the clients are at work",
         )
         recovery_times = rage(storm, storm_clients, SECONDS)
     all_times = [seconds for times in recovery_times.values() for seconds in times]
-    spans = [ended - asked for client in storm_clients for asked, ended in client.made.values()]
+    spans = [ended - asked for client in storm_clients for asked, ended in client.created.values()]
     format_times = partial("{0}: p50 {1:.1f} s, p99 {2:.1f} s, {3} times".format)
     with capsys.disabled():
         print(

@@ -81,22 +81,22 @@ def guests(cloud: Live) -> Iterator[list[str]]:
         rest.await_status(server, "ACTIVE")
     yield server_ids
     for server in server_ids:
-        rest.insist("DELETE", f"/servers/{server}", fine=(204, 404))
+        rest.insist("DELETE", f"/servers/{server}", expected=(204, 404))
     for server in server_ids:
         rest.await_gone(server)
     for image in cloud.seed.demo.image.images(visibility="private"):
         if image.name.startswith(PREFIX):
             cloud.seed.demo.image.delete_image(image)
-    cloud.judge()
+    cloud.assert_healthy()
 
 
-def run_and_await(rest: Rest, doing: list[tuple[str, tuple[str, str] | None]]) -> None:
-    """Send an action to each server, and wait for the status of each."""
-    wanted = [(server, *what) for server, what in doing if what is not None]
-    for server, key, _ in wanted:
-        reply = rest.insist("POST", f"/servers/{server}/action", {key: None}, fine=(202,))
+def run_and_await(rest: Rest, actions: list[tuple[str, tuple[str, str] | None]]) -> None:
+    """Send the action of each server, and wait for the statuses. None is no action."""
+    pending = [(server, *action) for server, action in actions if action is not None]
+    for server, key, _ in pending:
+        reply = rest.insist("POST", f"/servers/{server}/action", {key: None}, expected=(202,))
         assert reply.status == 202, reply
-    for server, _, status in wanted:
+    for server, _, status in pending:
         rest.await_status(server, status)
 
 
@@ -117,7 +117,7 @@ def read_stage(cloud: Live, server: str, action: InterruptedAction) -> str:
         "LIMIT 1",
         server,
     )
-    return "doing" if cloud.doing(server, action.step) else "done" if state == "done" else ""
+    return "doing" if cloud.is_at_step(server, action.step) else "done" if state == "done" else ""
 
 
 class FrozenConductor:
@@ -203,7 +203,7 @@ def test_interrupted_actions_complete_after_kill_of_conductor_or_agent(
         pid = process_control.kill(cloud.cloud, victim, signal.SIGSTOP)
         try:
             interrupted = [
-                action.key for server, action in pairs if cloud.doing(server, action.step)
+                action.key for server, action in pairs if cloud.is_at_step(server, action.step)
             ]
         finally:
             process_control.kill(cloud.cloud, victim)
@@ -223,7 +223,7 @@ def test_interrupted_actions_complete_after_kill_of_conductor_or_agent(
         rest.await_status(server, action.end)
     # The new images are the snapshot and the image of the shelved server.
     assert len(list_images(cloud)) == len(snapshots) + 2
-    cloud.judge()
+    cloud.assert_healthy()
 
     run_and_await(rest, [(server, action.back) for server, action in pairs])
     await_true(lambda: len(list_images(cloud)) == len(snapshots) + 1, SETTLE, cloud.images)
@@ -255,9 +255,9 @@ def test_delete_supersedes_running_action_and_leaves_no_image(
     for server in guests:
         rest.await_gone(server)
     await_true(
-        lambda: not any(map(cloud.remains, guests)),
+        lambda: not any(map(cloud.leftovers, guests)),
         SETTLE,
-        lambda: list(map(cloud.remains, guests)),
+        lambda: list(map(cloud.leftovers, guests)),
     )
     await_true(
         lambda: sorted(name for name in cloud.images() if name.startswith(PREFIX)) == before,
@@ -272,4 +272,4 @@ def test_delete_supersedes_running_action_and_leaves_no_image(
             action.key,
         )
         assert state == "superseded", (action.key, state)
-    cloud.judge()
+    cloud.assert_healthy()

@@ -41,4 +41,4 @@ def test_tempest_tests_without_server_pass(keeping: Live, tmp_path: Path) -> Non
         for test_id in (*outcome.failed, *outcome.not_run)
     )
     assert len(outcome.passed) > 9 * len(outcome.skipped), outcome.reasons()
-    keeping.judge()
+    keeping.assert_healthy()

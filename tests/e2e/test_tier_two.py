@@ -6,9 +6,9 @@ each workflow's pivot and during the hand-over of moves.
     KILONOVA_TIER_TWO=live_migrate/migrate/kill-agent ./deploy/test e2e -- -k tier_two -s
 
 The action of each cell must end in time, and complete unless the cell declares another result. No
-server may run on two hosts. The guest's disk must keep its data, and the doctor must find nothing.
-A failed action must succeed when repeated, and a deleted server must leave no remains. The results
-are printed as they occur.
+server may run on two hosts. The guest's disk must keep its data, and the doctor must find no
+problem. A failed action must succeed when repeated, and a deleted server must leave no remains. The
+results are printed as they occur.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from conductor.workflows import WORKFLOWS
-from tests.e2e.conftest import MadeLab
+from tests.e2e.conftest import WatchedLab
 from tests.e2e.guests import Witness, give_address
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE
 from tests.e2e.strikes import Strikes
 from tests.e2e.test_moves import read_migration
-from tests.e2e.tier_two import EVACUATIONS, KEEPING, NOT_HERE, Cell, Holds, cells
-from tests.e2e.tier_two_actions import HOW, OTHERWISE
+from tests.e2e.tier_two import EVACUATIONS, KEEPING, NOT_HERE, Cell, Expectation, cells
+from tests.e2e.tier_two_actions import OTHER_WORKFLOWS, RECIPES
 from tests.e2e.tier_two_stage import Stage
 from tests.e2e.watcher import Watcher
 from tests.waiting import await_true
@@ -49,7 +49,7 @@ def test_tier_two_has_cells_or_reason_for_each_workflow() -> None:
     assert workflows_with_cells | set(NOT_HERE) == set(
         WORKFLOWS
     ) and not workflows_with_cells & set(NOT_HERE)
-    assert set(HOW) | OTHERWISE == workflows_with_cells
+    assert set(RECIPES) | OTHER_WORKFLOWS == workflows_with_cells
     for cell in cells():
         assert cell.step in {step.name for step in WORKFLOWS[cell.workflow].steps}, cell.id
 
@@ -79,7 +79,8 @@ class CellCount:
         try:
             text = play(cell)
             assert self.watcher.violations[seen:] == []
-        except Exception as problem:  # noqa: BLE001  # it is counted, and its story told
+        # The failure is counted and printed.
+        except Exception as problem:  # noqa: BLE001
             self.failed[cell.id] = f"{type(problem).__name__}: {problem}"
             print(
                 f"FAILED {cell.id}: {self.failed[cell.id]}\n{describe(stage)}\nleft: {stage.recover()}"
@@ -104,20 +105,21 @@ class CellCount:
 
 def describe(stage: Stage) -> str:
     try:
-        return stage.story()
-    except Exception as problem:  # noqa: BLE001  # the failure itself is told already
+        return stage.describe()
+    # The failure of the cell is already printed.
+    except Exception as problem:  # noqa: BLE001
         return f"no story: {problem}"
 
 
 def order_by_status(stage: Stage, remaining: list[Cell]) -> Iterator[Cell]:
-    """Yield the cells, preferring among the next 12 those that begin in the server's status."""
+    """Yield the cells. Among the next 12, prefer a cell that begins in the server's status."""
     remaining = list(remaining)
     while remaining:
         status = stage.rest.server(stage.server)["status"] if stage.guest else ""
         nearby = [
             cell
             for cell in remaining[:12]
-            if cell.workflow in HOW and HOW[cell.workflow].begins == status
+            if cell.workflow in RECIPES and RECIPES[cell.workflow].begin_status == status
         ]
         next_cell = (nearby or remaining)[0]
         remaining.remove(next_cell)
@@ -126,7 +128,7 @@ def order_by_status(stage: Stage, remaining: list[Cell]) -> Iterator[Cell]:
 
 @pytest.mark.skipif(not SELECTION, reason="takes KILONOVA_TIER_TWO, all or the beginning of ids")
 @pytest.mark.timeout(9000)
-def test_tier_two_cells_pass_on_lab(lab: LiveLab, lab_up: MadeLab) -> None:
+def test_tier_two_cells_pass_on_lab(lab: LiveLab, lab_up: WatchedLab) -> None:
     stage, count = Stage(lab), CellCount(select_cells(), lab_up.watcher)
     keeping = {
         "shelved_offload_time": "-1",
@@ -152,7 +154,7 @@ def play_all(
 ) -> None:
     configured: AbstractContextManager[None] = nullcontext()
     if settings:
-        configured = stage.lab.configured("api", "conductor", DEFAULT=settings)
+        configured = stage.lab.configure("api", "conductor", DEFAULT=settings)
     if group[0].workflow == "evacuate":
         evacuate_all(stage, count, group)
         return
@@ -173,32 +175,34 @@ def evacuate_all(stage: Stage, count: CellCount, group: list[Cell]) -> None:
     with lab.only(lab.lab.number(DEAD)):
         for number, cell in enumerate(group):
             name = f"tier-two-dead-{number}"
-            server = stage.order(name)
+            server = stage.request_server(name)
             stage.rest.await_status(server, "ACTIVE", BOOT)
             guests[cell.id] = Witness(lab, server, name, give_address(lab, server))
     lab.strike("kill", DEAD)
     lab.await_host(DEAD, "down", SILENCE)
 
     def play(cell: Cell) -> str:
-        stage.guest, stage.there = guests[cell.id], DEAD
+        stage.guest, stage.destination = guests[cell.id], DEAD
         stage.struck = "", None
         path = f"/servers/{stage.server}/action"
         outcome = Strikes(lab, stage.server).at_step(
             "evacuate",
             cell.step,
-            lambda host: stage.blow(cell, host),
+            lambda host: stage.strike(cell, host),
             lambda: stage.rest.call("POST", path, {"evacuate": {}}, version="2.94").status,
         )
-        expected_state = "superseded" if cell.holds is Holds.GONE else "done"
+        expected_state = "superseded" if cell.expectation is Expectation.GONE else "done"
         assert outcome.state == expected_state, outcome
-        if cell.holds is Holds.GONE:
+        if cell.expectation is Expectation.GONE:
             stage.rest.await_gone(stage.server)
             del guests[cell.id]
         else:
             stage.rest.await_status(stage.server, "ACTIVE", BOOT)
-            assert lab.place(stage.server) != DEAD
-            stage.is_once()
-        return f"{cell.step} was {outcome.seen}, {outcome.state} after {outcome.seconds:.1f} s"
+            assert lab.host_of(stage.server) != DEAD
+            stage.check_runs_once()
+        return (
+            f"{cell.step} was {outcome.last_event}, {outcome.state} after {outcome.seconds:.1f} s"
+        )
 
     for cell in group:
         count.play(stage, cell, play)
@@ -210,9 +214,9 @@ def evacuate_all(stage: Stage, count: CellCount, group: list[Cell]) -> None:
         if cell.id in guests and cell.id in count.passed:
             guest = guests[cell.id]
             await_true(
-                lambda guest_to_check=guest: DEAD not in lab.where(guest_to_check.server),  # type: ignore[misc]  # bound here
+                lambda guest_to_check=guest: DEAD not in lab.find_domains(guest_to_check.server),  # type: ignore[misc]  # bound here
                 SETTLE,
-                lambda guest_to_check=guest: lab.where(guest_to_check.server),  # type: ignore[misc]  # bound here
+                lambda guest_to_check=guest: lab.find_domains(guest_to_check.server),  # type: ignore[misc]  # bound here
             )
             await_true(
                 lambda guest_to_check=guest: (
@@ -224,4 +228,4 @@ def evacuate_all(stage: Stage, count: CellCount, group: list[Cell]) -> None:
     for guest in guests.values():
         stage.guest = guest
         stage.remove()
-    stage.is_well()
+    stage.check_doctor()

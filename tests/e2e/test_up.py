@@ -35,7 +35,7 @@ SECOND_RUN = 10, 60
 
 @pytest.fixture
 def absent_cloud() -> Iterator[Live]:
-    """A cloud that does not exist, and whose home must not exist at the end."""
+    """A cloud that does not exist yet. At the end, no home may exist."""
     home = new_home()
     home.rmdir()
     yield Live(home, free_ports(Ports.COUNT))
@@ -92,7 +92,7 @@ def list_resources(live: Live) -> dict[str, Any]:
 
 
 def test_up_prints_output_of_guest_and_commands_to_continue(first_up: First) -> None:
-    live, output = first_up.live, first_up.said.stdout
+    live, output = first_up.live, first_up.result.stdout
     [server] = [
         server_record for server_record in live.rest().servers() if server_record["name"] == "first"
     ]
@@ -134,9 +134,9 @@ def test_second_up_is_quick_and_changes_nothing(cloud: Live) -> None:
         measure_child_cpu_seconds(),
         time.monotonic(),
     )
-    done = cloud.up()
+    result = cloud.up()
     cpu_seconds, seconds = measure_child_cpu_seconds() - cpu_seconds, time.monotonic() - began
-    assert done.returncode == 0, done
+    assert result.returncode == 0, result
     assert 0 < cpu_seconds < SECOND_RUN[0]
     assert seconds < SECOND_RUN[1]
     assert list_resources(cloud) == before
@@ -192,12 +192,12 @@ def test_up_with_memory_driver_has_networks_only_when_requested(absent_cloud: Li
             (without, []),
             ({**paper, "KILONOVA_NETWORKS": "yes"}, ["private", "public"]),
         ):
-            done = absent_cloud.up(**variables)
-            assert done.returncode == 0, done
+            result = absent_cloud.up(**variables)
+            assert result.returncode == 0, result
             assert (
-                "[17/17]" in done.stdout
-                and "on paper only" in done.stdout
-                and "ssh -i" not in done.stdout
+                "[17/17]" in result.stdout
+                and "on paper only" in result.stdout
+                and "ssh -i" not in result.stdout
             )
             assert list_network_names(absent_cloud) == networks
             reply = absent_cloud.rest().call(
@@ -240,15 +240,15 @@ def test_down_without_cloud_succeeds(absent_cloud: Live) -> None:
 @pytest.mark.usefixtures("settled_cloud")
 def test_down_stops_all_processes_and_up_restores_same_servers(cloud: Live) -> None:
     before = list_resources(cloud)
-    done = cloud.down()
-    assert done.returncode == 0, done
+    result = cloud.down()
+    assert result.returncode == 0, result
     assert cloud.processes() == []
-    assert cloud.in_kernel() == []
-    assert "--purge" in done.stdout
+    assert cloud.kernel_leftovers() == []
+    assert "--purge" in result.stdout
     assert (cloud.home / "data").is_dir()
 
-    done = cloud.up()
-    assert done.returncode == 0, done
+    result = cloud.up()
+    assert result.returncode == 0, result
     rest = cloud.rest()
     again = list_resources(cloud)
     assert {**again, "processes": None} == {**before, "processes": None}
@@ -258,10 +258,10 @@ def test_down_stops_all_processes_and_up_restores_same_servers(cloud: Live) -> N
     ]
     await_true(lambda: cloud.domain_state(server["id"]) == "running", 60, cloud.domains)
     # The guest has the same address as before.
-    assert run_hostname_on_guest(cloud, done.stdout) == "first"
+    assert run_hostname_on_guest(cloud, result.stdout) == "first"
     # The network host needs some time.
     await_true(lambda: orphans(cloud) == [], SETTLE, lambda: orphans(cloud))
-    cloud.judge()
+    cloud.assert_healthy()
 
 
 def test_down_purge_refuses_folder_not_home_of_cloud(tmp_path: Path) -> None:

@@ -29,5 +29,5 @@ def test_openstack_usage_volume_and_host_commands_show_server(in_memory: Live) -
     assert "(total)" in [part["Project"] for part in host]
     topology = admin.call("GET", f"/servers/{server}/topology", version="2.78").body
     assert topology == {"nodes": [], "pagesize_kb": None}
-    rest.insist("DELETE", f"/servers/{server}", fine=(204,))
+    rest.insist("DELETE", f"/servers/{server}", expected=(204,))
     rest.await_gone(server)

@@ -30,14 +30,15 @@ from tests.e2e import guests
 from tests.e2e.guests import Guest
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT, CUT_OFF, SETTLE, Live
-from tests.e2e.strikes import Strikes, await_back, await_debts
+from tests.e2e.strikes import Strikes, await_back, await_cleanups
 from tests.waiting import await_true
 
 #: "few" and "all" also test NBD, with few or with all steps.
 MODE = os.environ.get("KILONOVA_VOLUME_KILLS", "")
 #: Size of a record in bytes.
 RECORD = 512
-#: A script whose argument is a disk. It ends when its file in /run is deleted, or on a write error.
+#: A script with a disk as argument. The script ends after a write error, or when its file in /run
+#: is deleted.
 WRITER = f"""#!/bin/sh
 name=$(basename $1)
 n=$(cat /run/$name.counted 2> /dev/null || echo 0)
@@ -96,7 +97,7 @@ def list_cells(action: str) -> list[tuple[str, str]]:
 
 
 @dataclass
-class WriterStory:
+class WriterGuest:
     """A guest with a writer, and actions on its volumes."""
 
     live: Live
@@ -106,7 +107,7 @@ class WriterStory:
     def start_writer(self, disk: str) -> None:
         """Start the writer on a disk, behind the existing records."""
         name = disk.rpartition("/")[2]
-        self.guest.run("cat > /run/writer && chmod +x /run/writer", given=WRITER.encode())
+        self.guest.run("cat > /run/writer && chmod +x /run/writer", stdin=WRITER.encode())
         self.guest.run(
             f"rm -f /run/{name}.ended; touch /run/{name}.goes; "
             f"setsid /run/writer {disk} < /dev/null > /dev/null 2>&1 &"
@@ -124,14 +125,14 @@ class WriterStory:
     def stop_writer(self, disk: str) -> None:
         name = disk.rpartition("/")[2]
         self.guest.run(f"rm -f /run/{name}.goes")
-        await_true(lambda: self.guest.does(f"test -e /run/{name}.ended"), 30, "the writer's end")
+        await_true(lambda: self.guest.can_run(f"test -e /run/{name}.ended"), 30, "the writer's end")
 
     def count_records(self, disk: str) -> int:
         name = disk.rpartition("/")[2]
         return int(self.guest.run(f"cat /run/{name}.counted 2> /dev/null || echo 0"))
 
     def verify(self, disk: str) -> int:
-        """Check that every counted record is complete on the disk, and return their number."""
+        """Check that every counted record is complete on the disk. Return the number of records."""
         count = self.count_records(disk)
         output = self.guest.run(
             f"dd if={disk} bs={RECORD} skip=1 count={count} iflag=direct 2> /dev/null | base64"
@@ -148,23 +149,25 @@ class WriterStory:
         return count
 
     # --- kills ---
-    def strike(self, action: str, step: str, victim: str, ask: Callable[[], Any]) -> None:
+    def strike(self, action: str, step: str, victim: str, request: Callable[[], Any]) -> None:
         """Send the request, kill the victim at the step, and wait until the action has ended."""
         names = {"source": self.agent(), "destination": self.agent(elsewhere=True)}
         name = names.get(victim, victim)
         pid = find_process(self.live.cloud, name)
         outcome = Strikes(self.live, self.guest.server).at_step(
-            action, step, lambda host: process_control.kill(self.live.cloud, name), ask
+            action, step, lambda host: process_control.kill(self.live.cloud, name), request
         )
         await_back(self.live, name, pid)
         if outcome.state == "failed" and (action, step, victim) in GIVEN_UP:
             print(f"{action}: {victim} killed in {step}: {outcome.message}")
-            await_debts(self.live, self.guest.server)
+            await_cleanups(self.live, self.guest.server)
             outcome = Strikes(self.live, self.guest.server).at_step(
-                action, step, strike_nothing, ask
+                action, step, strike_nothing, request
             )
         assert outcome.state == "done", f"{victim} killed in {step} of {action}: {outcome.message}"
-        print(f"{action}: {victim} killed in {step}, which was {outcome.seen}; {outcome.answer}")
+        print(
+            f"{action}: {victim} killed in {step}, which was {outcome.last_event}; {outcome.answer}"
+        )
 
     def agent(self, elsewhere: bool = False) -> str:
         """Return the name of the agent of the guest's host, or of the other host."""
@@ -185,7 +188,7 @@ class WriterStory:
 
     def detach(self, volume: str) -> Any:
         path = f"/servers/{self.guest.server}/os-volume_attachments/{volume}"
-        return self.guest.rest.insist("DELETE", path, fine=(202,)).status
+        return self.guest.rest.insist("DELETE", path, expected=(202,)).status
 
     def check_volumes(self, volumes: Sequence[str]) -> None:
         """Check that the guest has exactly these volumes, in API, volume service and domain."""
@@ -207,7 +210,7 @@ class WriterStory:
 
 
 def strike_nothing(host: str | None) -> None:
-    """Kill no process."""
+    """Kill no process, because the repeated action must complete."""
 
 
 def make_record(number: int) -> list[bytes]:
@@ -236,11 +239,11 @@ def volumes(live: Live, *names: str) -> Iterator[list[str]]:
 
 
 @contextmanager
-def open_story(live: Live, name: str) -> Iterator[WriterStory]:
+def writer_guest(live: Live, name: str) -> Iterator[WriterGuest]:
     guest = guests.make(live, f"{name}-{uuid.uuid4().hex[:6]}")
     try:
         guest.await_ssh(3 * BOOT, guests.PATIENT)
-        yield WriterStory(live, guest)
+        yield WriterGuest(live, guest)
     finally:
         guests.remove(guest)
 
@@ -255,31 +258,31 @@ def attach_and_detach(live: Live) -> None:
     """Attach and detach a volume repeatedly, while the guest writes to another volume."""
     with (
         volumes(live, "stays", "comes-and-goes") as (stays, other),
-        open_story(live, "writes") as writer_story,
+        writer_guest(live, "writes") as writer,
     ):
-        assert writer_story.attach(stays) == 200
-        await_true(lambda: writer_story.guest.does("test -b /dev/vdb"), 60, "the guest sees it")
-        writer_story.start_writer("/dev/vdb")
+        assert writer.attach(stays) == 200
+        await_true(lambda: writer.guest.can_run("test -b /dev/vdb"), 60, "the guest sees it")
+        writer.start_writer("/dev/vdb")
         coming, going = list_cells("attach_volume"), list_cells("detach_volume")
         for number in range(max(len(coming), len(going))):
             step, victim = coming[number % len(coming)]
-            writer_story.strike("attach_volume", step, victim, lambda: writer_story.attach(other))
-            await_true(lambda: writer_story.guest.does("test -b /dev/vdc"), 60, "the guest sees it")
-            writer_story.check_volumes([stays, other])
+            writer.strike("attach_volume", step, victim, lambda: writer.attach(other))
+            await_true(lambda: writer.guest.can_run("test -b /dev/vdc"), 60, "the guest sees it")
+            writer.check_volumes([stays, other])
             if number:
-                writer_story.verify("/dev/vdc")
-            writer_story.start_writer("/dev/vdc")
-            writer_story.await_next_record("/dev/vdc")
-            writer_story.await_next_record("/dev/vdb")
-            writer_story.stop_writer("/dev/vdc")
+                writer.verify("/dev/vdc")
+            writer.start_writer("/dev/vdc")
+            writer.await_next_record("/dev/vdc")
+            writer.await_next_record("/dev/vdb")
+            writer.stop_writer("/dev/vdc")
             step, victim = going[number % len(going)]
-            writer_story.strike("detach_volume", step, victim, lambda: writer_story.detach(other))
-            writer_story.check_volumes([stays])
-            assert is_free(live, other) and not writer_story.guest.does("test -b /dev/vdc")
-            writer_story.await_next_record("/dev/vdb")
-        writer_story.stop_writer("/dev/vdb")
-        writer_story.verify("/dev/vdb")
-        live.judge()
+            writer.strike("detach_volume", step, victim, lambda: writer.detach(other))
+            writer.check_volumes([stays])
+            assert is_free(live, other) and not writer.guest.can_run("test -b /dev/vdc")
+            writer.await_next_record("/dev/vdb")
+        writer.stop_writer("/dev/vdb")
+        writer.verify("/dev/vdb")
+        live.assert_healthy()
 
 
 @pytest.mark.slice("guests")
@@ -299,30 +302,30 @@ def delete_servers(live: Live) -> None:
     count = 0
     with volumes(live, "outlives") as (volume,):
         for step, victim in list_cells("delete"):
-            with open_story(live, "goes") as writer_story:
-                assert writer_story.attach(volume) == 200
+            with writer_guest(live, "goes") as writer:
+                assert writer.attach(volume) == 200
                 await_true(
-                    lambda: writer_story.guest.does("test -b /dev/vdb"), 60, "the guest sees it"
+                    lambda: writer.guest.can_run("test -b /dev/vdb"), 60, "the guest sees it"
                 )
                 if count:
-                    writer_story.guest.run(f"echo {count} > /run/vdb.counted")
-                    writer_story.verify("/dev/vdb")
-                writer_story.start_writer("/dev/vdb")
-                writer_story.await_next_record("/dev/vdb")
-                count = writer_story.count_records("/dev/vdb")
-                writer_story.strike("delete", step, victim, lambda: delete_server(writer_story))
+                    writer.guest.run(f"echo {count} > /run/vdb.counted")
+                    writer.verify("/dev/vdb")
+                writer.start_writer("/dev/vdb")
+                writer.await_next_record("/dev/vdb")
+                count = writer.count_records("/dev/vdb")
+                writer.strike("delete", step, victim, lambda: delete_server(writer))
                 await_true(lambda: is_free(live, volume), SETTLE, "the volume is free")
-        with open_story(live, "finds") as writer_story:
-            assert writer_story.attach(volume) == 200
-            await_true(lambda: writer_story.guest.does("test -b /dev/vdb"), 60, "the guest sees it")
-            writer_story.guest.run(f"echo {count} > /run/vdb.counted")
-            writer_story.verify("/dev/vdb")
-            live.judge()
+        with writer_guest(live, "finds") as writer:
+            assert writer.attach(volume) == 200
+            await_true(lambda: writer.guest.can_run("test -b /dev/vdb"), 60, "the guest sees it")
+            writer.guest.run(f"echo {count} > /run/vdb.counted")
+            writer.verify("/dev/vdb")
+            live.assert_healthy()
 
 
-def delete_server(writer_story: WriterStory) -> int:
-    path = f"/servers/{writer_story.guest.server}"
-    return writer_story.guest.rest.insist("DELETE", path, fine=(204, 404)).status
+def delete_server(writer: WriterGuest) -> int:
+    path = f"/servers/{writer.guest.server}"
+    return writer.guest.rest.insist("DELETE", path, expected=(204, 404)).status
 
 
 AT_LENGTH = pytest.mark.skipif(not MODE, reason="takes KILONOVA_VOLUME_KILLS, few or all")
@@ -347,30 +350,30 @@ def test_nbd_volume_keeps_records_after_server_delete(lab: LiveLab) -> None:
 def test_live_migration_with_nbd_volume_survives_killed_processes(lab: LiveLab) -> None:
     """The volume is connected over NBD, and the guest writes during the migrations."""
     admin = lab.rest("kilonova-admin")
-    with volumes(lab, "travels") as (volume,), open_story(lab, "travels") as writer_story:
-        assert writer_story.attach(volume) == 200
-        await_true(lambda: writer_story.guest.does("test -b /dev/vdb"), 60, "the guest sees it")
-        writer_story.start_writer("/dev/vdb")
-        writer_story.await_next_record("/dev/vdb")
+    with volumes(lab, "travels") as (volume,), writer_guest(lab, "travels") as writer:
+        assert writer.attach(volume) == 200
+        await_true(lambda: writer.guest.can_run("test -b /dev/vdb"), 60, "the guest sees it")
+        writer.start_writer("/dev/vdb")
+        writer.await_next_record("/dev/vdb")
         for step, victim in list_cells("live_migrate"):
-            before = lab.place(writer_story.guest.server)
+            before = lab.host_of(writer.guest.server)
             new_host = next(host for host in lab.cloud.hosts[:2] if host != before)
-            writer_story.strike(
+            writer.strike(
                 "live_migrate",
                 step,
                 victim,
                 lambda: (
                     admin.act(
-                        writer_story.guest.server,
+                        writer.guest.server,
                         "os-migrateLive",
                         {"host": new_host, "block_migration": "auto"},  # noqa: B023
                     ).status
                 ),
             )
-            assert lab.place(writer_story.guest.server) == new_host
-            assert lab.where(writer_story.guest.server) == {new_host: "running"}
-            writer_story.check_volumes([volume])
-            writer_story.await_next_record("/dev/vdb")
-        writer_story.stop_writer("/dev/vdb")
-        writer_story.verify("/dev/vdb")
-        lab.judge()
+            assert lab.host_of(writer.guest.server) == new_host
+            assert lab.find_domains(writer.guest.server) == {new_host: "running"}
+            writer.check_volumes([volume])
+            writer.await_next_record("/dev/vdb")
+        writer.stop_writer("/dev/vdb")
+        writer.verify("/dev/vdb")
+        lab.assert_healthy()

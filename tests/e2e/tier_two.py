@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cells of tier 2: faults in the middle of actions of real guests, as one table.
+"""The cells of tier 2: a table of faults in the middle of actions of real guests.
 
-Most rows follow from the registry of workflows: each workflow's point of no return, with nobody
-killed, with the conductor killed, and with the agent killed that carries it out. The others are
-what only real guests can show: the hand-over of a live migration, the evacuation of a dead host
-and its return, and a delete in the middle. test_tier_two.py runs them, tier_two_stage.py says how.
+Most cells follow from the registry of workflows. Each workflow has three cells at its pivot:
+without a kill, with a killed conductor, and with a killed agent on the host of the step. The other
+cells need real guests: the hand-over of a live migration, the evacuation of a dead host and its
+return, and a delete during an action. test_tier_two.py runs the cells with tier_two_stage.py.
 """
 
 from __future__ import annotations
@@ -17,33 +17,41 @@ from conductor.workflows import WORKFLOWS
 
 
 class Fault(StrEnum):
-    """What happens when the step stands in the journal."""
+    """The fault as soon as the journal contains the step.
 
-    NOTHING = "nothing"
-    KILL = "kill"  # signal 9
-    DELETE = "delete"  # its user deletes the server
-    RETURN = "host-returns"  # the dead host is switched on again
+    * KILL: signal 9 to the victim.
+    * DELETE: the user deletes the server.
+    * RETURN: the dead host starts again.
+    """
+
+    NONE = "nothing"
+    KILL = "kill"
+    DELETE = "delete"
+    RETURN = "host-returns"
 
 
-class Who(StrEnum):
-    """Whom it happens to; "there" is the host that a server goes to."""
+class Victim(StrEnum):
+    """The process that is killed. "there" is the destination of a move.
 
-    NOBODY = ""
+    AGENT is the agent of the step's host, and GUEST the QEMU of the server.
+    """
+
+    NONE = ""
     CONDUCTOR = "conductor"
-    AGENT = "agent"  # of the host that carries the step out
+    AGENT = "agent"
     AGENT_THERE = "agent-there"
     LIBVIRTD = "libvirtd"
     LIBVIRTD_THERE = "libvirtd-there"
-    GUEST = "guest"  # its QEMU
+    GUEST = "guest"
     GUEST_THERE = "guest-there"
 
 
-class Holds(StrEnum):
-    """What must be true of the action; of every cell holds what test_tier_two.py says beside."""
+class Expectation(StrEnum):
+    """The expected outcome of the action. test_tier_two.py lists the conditions of every cell."""
 
-    DONE = "it is done"
-    ENDS = "it is done, or failed: then the server lives, and it is done when asked for again"
-    GONE = "the server goes, and nothing of it stays"
+    DONE = "the action completes"
+    ENDS = "the action completes, or fails and then completes when repeated"
+    GONE = "the server is deleted without leftovers"
 
 
 @dataclass(frozen=True)
@@ -52,38 +60,41 @@ class Cell:
 
     workflow: str
     step: str
-    fault: Fault = Fault.NOTHING
-    who: Who = Who.NOBODY
-    holds: Holds = Holds.DONE
+    fault: Fault = Fault.NONE
+    victim: Victim = Victim.NONE
+    expectation: Expectation = Expectation.DONE
 
     @property
     def id(self) -> str:
-        victim = f"-{self.who}" if self.who else ""
-        return f"{self.workflow}/{self.step}/{self.fault}{victim}"
+        suffix = f"-{self.victim}" if self.victim else ""
+        return f"{self.workflow}/{self.step}/{self.fault}{suffix}"
 
 
-#: Of what cells make.
+#: Name, or beginning of the names, of all objects that cells create.
 NAME = "tier-two"
-#: Workflows that no cell has, and why.
+#: Workflow without cells -> reason.
 NOT_HERE = {
     "change_password": "the lab's guests have no guest agent",
     "attach_share": "the lab has no share service",
     "detach_share": "the lab has no share service",
     "extend_volume": "a volume that is connected over NBD cannot grow",
     "volume_snapshot_create": "the lab's volume service snapshots its volumes itself",
-    "volume_snapshot_delete": "the same",
-    "swap_volume": "Cinder alone asks for it, and the lab's volume service moves no volumes",
-    "resize_here": "hosts of the lab do not resize in place: there is always another one",
-    "confirm_here": "the same",
-    "revert_here": "the same",
+    "volume_snapshot_delete": "the lab's volume service snapshots its volumes itself",
+    "swap_volume": "only Cinder requests this, and the lab's volume service moves no volumes",
+    "resize_here": "a resize in the lab always goes to another host",
+    "confirm_here": "a resize in the lab always goes to another host",
+    "revert_here": "a resize in the lab always goes to another host",
 }
-#: These want a conductor that keeps what is shelved or deleted.
+#: Workflows of shelved or deleted servers, which need a cloud that keeps such servers.
 KEEPING = ("offload", "unshelve_here", "soft_delete", "restore")
 
 
-def point_of_no_return(workflow: str) -> AnyStep:
-    """The pivot; of a workflow without one its last command that is always a part of it, or its
-    last step."""
+def find_pivot(workflow: str) -> AnyStep:
+    """Return the pivot of a workflow.
+
+    Without a pivot, return the last command without a condition, or the last command, or the last
+    step.
+    """
     steps = WORKFLOWS[workflow].steps
     pivots = [step for step in steps if step.pivot]
     commands = [step for step in steps if step.command and step.condition is None]
@@ -91,31 +102,41 @@ def point_of_no_return(workflow: str) -> AnyStep:
     return (pivots or commands[-1:] or uploads[-1:] or list(steps[-1:]))[0]
 
 
-def _kills(workflow: str, step: str, *who: Who, holds: Holds = Holds.DONE) -> list[Cell]:
-    return [Cell(workflow, step, Fault.KILL, one, holds) for one in who]
+def _kills(
+    workflow: str, step: str, *victims: Victim, expectation: Expectation = Expectation.DONE
+) -> list[Cell]:
+    return [Cell(workflow, step, Fault.KILL, victim, expectation) for victim in victims]
 
 
 def _deletes(*points: tuple[str, str]) -> list[Cell]:
-    return [Cell(*point, Fault.DELETE, holds=Holds.GONE) for point in points]
+    return [Cell(*point, Fault.DELETE, expectation=Expectation.GONE) for point in points]
 
 
-#: A live migration, at the moments at which its guest is here, there, or both.
+#: A live migration before, during and after the time with a guest on both hosts.
 HAND_OVER = [
-    *_kills("live_migrate", "prepare", Who.AGENT_THERE, Who.CONDUCTOR),
-    *_kills("live_migrate", "migrate", Who.AGENT, Who.CONDUCTOR),
-    # The two libvirtds speak by the agent of the one that the guest goes to.
-    *_kills("live_migrate", "migrate", Who.AGENT_THERE, holds=Holds.ENDS),
-    *_kills("live_migrate", "migrate", Who.LIBVIRTD, Who.LIBVIRTD_THERE, holds=Holds.ENDS),
-    *_kills("live_migrate", "migrate", Who.GUEST, Who.GUEST_THERE, holds=Holds.ENDS),
-    *_kills("live_migrate", "arrive", Who.AGENT, Who.CONDUCTOR),
-    *_kills("live_migrate", "switch", Who.AGENT_THERE, Who.CONDUCTOR),
+    *_kills("live_migrate", "prepare", Victim.AGENT_THERE, Victim.CONDUCTOR),
+    *_kills("live_migrate", "migrate", Victim.AGENT, Victim.CONDUCTOR),
+    # The agent of the destination forwards the data between the two libvirtd processes.
+    *_kills("live_migrate", "migrate", Victim.AGENT_THERE, expectation=Expectation.ENDS),
+    *_kills(
+        "live_migrate",
+        "migrate",
+        Victim.LIBVIRTD,
+        Victim.LIBVIRTD_THERE,
+        expectation=Expectation.ENDS,
+    ),
+    *_kills(
+        "live_migrate", "migrate", Victim.GUEST, Victim.GUEST_THERE, expectation=Expectation.ENDS
+    ),
+    *_kills("live_migrate", "arrive", Victim.AGENT, Victim.CONDUCTOR),
+    *_kills("live_migrate", "switch", Victim.AGENT_THERE, Victim.CONDUCTOR),
 ]
-#: All while one host is dead, in this order: the last has it switched on again.
+#: Evacuations of one dead host, in this order. The last cell starts the host again.
 EVACUATIONS = [
-    *_kills("evacuate", "fence", Who.CONDUCTOR),
+    *_kills("evacuate", "fence", Victim.CONDUCTOR),
     Cell("evacuate", "leave"),
-    *_kills("evacuate", "build", Who.AGENT, Who.CONDUCTOR),
-    *_kills("evacuate", "leave", Who.CONDUCTOR),
+    *_kills("evacuate", "build", Victim.AGENT, Victim.CONDUCTOR),
+    *_kills("evacuate", "leave", Victim.CONDUCTOR),
     *_deletes(("evacuate", "build")),
     Cell("evacuate", "build", Fault.RETURN),
 ]
@@ -131,30 +152,36 @@ DELETES = _deletes(
 )
 
 
-def _pivots() -> dict[Who, list[Cell]]:
-    """Each workflow's point of no return, by who is killed there; of an agent only where the step
-    is a command, and NOBODY's are those without a kill."""
-    points = {name: point_of_no_return(name) for name in WORKFLOWS if name not in NOT_HERE}
-    found: dict[Who, list[Cell]] = {who: [] for who in (Who.AGENT, Who.CONDUCTOR, Who.NOBODY)}
+def _pivots() -> dict[Victim, list[Cell]]:
+    """Return a cell at each workflow's pivot, by victim.
+
+    Only a step with a command has a cell with a killed agent.
+    """
+    points = {name: find_pivot(name) for name in WORKFLOWS if name not in NOT_HERE}
+    pivots: dict[Victim, list[Cell]] = {
+        victim: [] for victim in (Victim.AGENT, Victim.CONDUCTOR, Victim.NONE)
+    }
     for name, step in points.items():
-        found[Who.NOBODY].append(Cell(name, step.name))
-        for who in (Who.AGENT, Who.CONDUCTOR) if step.command else (Who.CONDUCTOR,):
-            found[who].append(Cell(name, step.name, Fault.KILL, who))
-    return found
+        pivots[Victim.NONE].append(Cell(name, step.name))
+        for victim in (Victim.AGENT, Victim.CONDUCTOR) if step.command else (Victim.CONDUCTOR,):
+            pivots[victim].append(Cell(name, step.name, Fault.KILL, victim))
+    return pivots
 
 
 def cells() -> list[Cell]:
-    """All of them, those that tell most first, and none twice: of the pivots first whom the kill
-    strikes who carries the step out."""
+    """Return all cells without duplicates, the most informative cells first.
+
+    Among the pivots, a kill of the process that executes the step comes first.
+    """
     pivots = _pivots()
-    by_agents = {cell.workflow for cell in pivots[Who.AGENT]}
+    by_agents = {cell.workflow for cell in pivots[Victim.AGENT]}
     every = [
         *HAND_OVER,
         *EVACUATIONS,
-        *pivots[Who.AGENT],
-        *(cell for cell in pivots[Who.CONDUCTOR] if cell.workflow not in by_agents),
+        *pivots[Victim.AGENT],
+        *(cell for cell in pivots[Victim.CONDUCTOR] if cell.workflow not in by_agents),
         *DELETES,
-        *pivots[Who.CONDUCTOR],
-        *pivots[Who.NOBODY],
+        *pivots[Victim.CONDUCTOR],
+        *pivots[Victim.NONE],
     ]
     return list({cell.id: cell for cell in every}.values())

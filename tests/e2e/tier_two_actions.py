@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How each workflow of tier 2 is asked for: from which status to which, and what must be there."""
+"""The request of each workflow of tier 2, with preconditions and statuses of the server."""
 
 from __future__ import annotations
 
@@ -19,48 +19,56 @@ if TYPE_CHECKING:
     from tests.e2e.tier_two_stage import Stage
 
 
-def nothing(stage: Stage) -> None:
-    """Most need nothing before."""
+def prepare_nothing(stage: Stage) -> None:
+    """Do nothing, because most workflows need only the status of the server."""
 
 
 @dataclass(frozen=True)
-class How:
-    """``before``: what must be there; ``powers_off``: its guest is asked to power off, and must
-    have booted to hear it; ``wipes``: its disk is another one afterwards."""
+class Recipe:
+    """The request of one workflow.
 
-    ask: Callable[[Stage], Any]
-    begins: str = "ACTIVE"
-    ends: str = "ACTIVE"
-    before: Callable[[Stage], None] = nothing
+    Attributes:
+        request: Sends the request.
+        begin_status: Status of the server before the action.
+        end_status: Status of the server after the action.
+        prepare: Creates the other preconditions.
+        powers_off: The action shuts the guest down, which works only after the boot.
+        wipes: The server has a new disk afterwards.
+    """
+
+    request: Callable[[Stage], Any]
+    begin_status: str = "ACTIVE"
+    end_status: str = "ACTIVE"
+    prepare: Callable[[Stage], None] = prepare_nothing
     powers_off: bool = False
     wipes: bool = False
 
 
-def act(key: str, value: object = None, fine: int = 202) -> Callable[[Stage], Any]:
-    return lambda stage: stage.act(key, value, fine).status
+def act(key: str, value: object = None, expected: int = 202) -> Callable[[Stage], Any]:
+    return lambda stage: stage.act(key, value, expected).status
 
 
-def name() -> str:
+def new_name() -> str:
     return f"{NAME}-{uuid.uuid4().hex[:6]}"
 
 
 def resize(stage: Stage) -> Any:
-    """To the one of two flavors that it does not have, which has more memory."""
+    """Resize the server between the flavor m1.nano and a flavor with more memory."""
     other = ensure_flavor(stage.lab, "pairs.larger", ram=160, vcpus=1, disk=1)
-    has = stage.rest.server(stage.server)["flavor"]["original_name"]
-    flavor = stage.lab.flavor() if has == "pairs.larger" else other
+    current = stage.rest.server(stage.server)["flavor"]["original_name"]
+    flavor = stage.lab.flavor() if current == "pairs.larger" else other
     return stage.act("resize", {"flavorRef": flavor}).status
 
 
 def migrate_live(stage: Stage) -> Any:
-    where = {"host": stage.there, "block_migration": "auto"}
-    return stage.act("os-migrateLive", where).status
+    destination = {"host": stage.destination, "block_migration": "auto"}
+    return stage.act("os-migrateLive", destination).status
 
 
 # --- interfaces and groups ---
-def ports(stage: Stage) -> list[str]:
-    listed = stage.call("GET", "/os-interface").body["interfaceAttachments"]
-    return [one["port_id"] for one in listed]
+def list_ports(stage: Stage) -> list[str]:
+    interfaces = stage.call("GET", "/os-interface").body["interfaceAttachments"]
+    return [interface["port_id"] for interface in interfaces]
 
 
 def attach_interface(stage: Stage) -> Any:
@@ -70,25 +78,25 @@ def attach_interface(stage: Stage) -> Any:
 
 
 def detach_interface(stage: Stage) -> Any:
-    """Of the later ones, which have no floating address."""
+    """Detach the first interface without a floating address."""
     floating = {ip.port_id for ip in stage.lab.seed.demo.network.ips()}
-    port = next(one for one in ports(stage) if one not in floating)
+    port = next(port_id for port_id in list_ports(stage) if port_id not in floating)
     return stage.call("DELETE", f"/os-interface/{port}").status
 
 
-def two_interfaces(stage: Stage) -> None:
-    if len(ports(stage)) == 1:
-        stage.does("attach_interface")
+def ensure_two_interfaces(stage: Stage) -> None:
+    if len(list_ports(stage)) == 1:
+        stage.run_workflow("attach_interface")
 
 
-def one_interface(stage: Stage) -> None:
-    while len(ports(stage)) > 1:
-        stage.does("detach_interface")
+def ensure_one_interface(stage: Stage) -> None:
+    while len(list_ports(stage)) > 1:
+        stage.run_workflow("detach_interface")
 
 
 def is_in_group(stage: Stage) -> bool:
-    listed = stage.call("GET", "/os-security-groups").body["security_groups"]
-    return NAME in [one["name"] for one in listed]
+    groups = stage.call("GET", "/os-security-groups").body["security_groups"]
+    return NAME in [group["name"] for group in groups]
 
 
 def make_group(stage: Stage) -> None:
@@ -97,51 +105,56 @@ def make_group(stage: Stage) -> None:
         network.create_security_group(name=NAME)
 
 
-def outside_group(stage: Stage) -> None:
+def leave_group(stage: Stage) -> None:
     make_group(stage)
     if is_in_group(stage):
-        stage.does("remove_security_group")
+        stage.run_workflow("remove_security_group")
 
 
-def inside_group(stage: Stage) -> None:
+def join_group(stage: Stage) -> None:
     make_group(stage)
     if not is_in_group(stage):
-        stage.does("add_security_group")
+        stage.run_workflow("add_security_group")
 
 
 # --- volumes ---
 VOLUMES = "/os-volume_attachments"
 
 
-def attached(stage: Stage) -> list[str]:
-    return [one["volumeId"] for one in stage.call("GET", VOLUMES).body["volumeAttachments"]]
+def list_volumes(stage: Stage) -> list[str]:
+    return [
+        attachment["volumeId"]
+        for attachment in stage.call("GET", VOLUMES).body["volumeAttachments"]
+    ]
 
 
-def free(stage: Stage) -> str:
-    """The volume of all cells, when nobody has it."""
+def await_free_volume(stage: Stage) -> str:
+    """Create the volume of all cells if needed, wait until available, and return the id."""
     if not stage.volumes:
-        stage.volumes.append(make_volume(stage.lab, name()))
+        stage.volumes.append(make_volume(stage.lab, new_name()))
     [volume] = stage.volumes
     await_true(lambda: is_free(stage.lab, volume), SETTLE, f"{volume} is free")
     return volume
 
 
 def attach_volume(stage: Stage) -> Any:
-    return stage.call("POST", VOLUMES, {"volumeAttachment": {"volumeId": free(stage)}}).status
+    return stage.call(
+        "POST", VOLUMES, {"volumeAttachment": {"volumeId": await_free_volume(stage)}}
+    ).status
 
 
 def detach_volume(stage: Stage) -> Any:
-    return stage.call("DELETE", f"{VOLUMES}/{attached(stage)[0]}").status
+    return stage.call("DELETE", f"{VOLUMES}/{list_volumes(stage)[0]}").status
 
 
-def without_volume(stage: Stage) -> None:
-    while attached(stage):
-        stage.does("detach_volume")
+def ensure_no_volume(stage: Stage) -> None:
+    while list_volumes(stage):
+        stage.run_workflow("detach_volume")
 
 
-def with_volume(stage: Stage) -> None:
-    if not attached(stage):
-        stage.does("attach_volume")
+def ensure_volume(stage: Stage) -> None:
+    if not list_volumes(stage):
+        stage.run_workflow("attach_volume")
 
 
 _BACKUP = {"backup_type": "daily", "rotation": 1}
@@ -159,47 +172,50 @@ def rescue(stage: Stage) -> Any:
 
 
 def delete(stage: Stage) -> Any:
-    return stage.lab.rest().insist("DELETE", stage.path, fine=(204, 404)).status
+    return stage.lab.rest().insist("DELETE", stage.path, expected=(204, 404)).status
 
 
-HOW: dict[str, How] = {
-    "start": How(act("os-start"), OFF),
-    "stop": How(act("os-stop"), ends=OFF, powers_off=True),
-    "reboot_soft": How(act("reboot", {"type": "SOFT"}), powers_off=True),
-    "reboot_hard": How(act("reboot", {"type": "HARD"})),
-    "pause": How(act("pause"), ends=PAUSED),
-    "unpause": How(act("unpause"), PAUSED),
-    "suspend": How(act("suspend"), ends=SUSPENDED),
-    "resume": How(act("resume"), SUSPENDED),
-    "crash_dump": How(act("trigger_crash_dump")),
-    "rescue": How(rescue, ends=RESCUE, powers_off=True),
-    "unrescue": How(act("unrescue"), RESCUE),
-    "rebuild": How(rebuild, powers_off=True, wipes=True),
-    "snapshot": How(lambda stage: stage.act("createImage", {"name": name()}).status),
-    "backup": How(lambda stage: stage.act("createBackup", {"name": name(), **_BACKUP}).status),
-    "shelve": How(act("shelve"), PAUSED, OFFLOADED),  # where nothing is kept
-    "offload": How(act("shelveOffload"), SHELVED, OFFLOADED),
-    "unshelve": How(act("unshelve"), OFFLOADED),
-    "unshelve_here": How(act("unshelve"), SHELVED),
-    "attach_interface": How(attach_interface, before=one_interface),
-    "detach_interface": How(detach_interface, before=two_interfaces),
-    "add_security_group": How(act("addSecurityGroup", {"name": NAME}), before=outside_group),
-    "remove_security_group": How(act("removeSecurityGroup", {"name": NAME}), before=inside_group),
-    "attach_volume": How(attach_volume, before=without_volume),
-    "detach_volume": How(detach_volume, before=with_volume),
-    "resize": How(resize, ends=RESIZED, powers_off=True),
-    "migrate": How(act("migrate"), ends=RESIZED, powers_off=True),
-    "confirm_resize": How(act("confirmResize", fine=204), RESIZED),
-    "revert_resize": How(act("revertResize"), RESIZED, powers_off=True),
-    "live_migrate": How(migrate_live),
-    "soft_delete": How(delete, ends=DELETED, powers_off=True),
-    "restore": How(act("restore"), DELETED),
-    "delete": How(delete, ends=""),
+RECIPES: dict[str, Recipe] = {
+    "start": Recipe(act("os-start"), OFF),
+    "stop": Recipe(act("os-stop"), end_status=OFF, powers_off=True),
+    "reboot_soft": Recipe(act("reboot", {"type": "SOFT"}), powers_off=True),
+    "reboot_hard": Recipe(act("reboot", {"type": "HARD"})),
+    "pause": Recipe(act("pause"), end_status=PAUSED),
+    "unpause": Recipe(act("unpause"), PAUSED),
+    "suspend": Recipe(act("suspend"), end_status=SUSPENDED),
+    "resume": Recipe(act("resume"), SUSPENDED),
+    "crash_dump": Recipe(act("trigger_crash_dump")),
+    "rescue": Recipe(rescue, end_status=RESCUE, powers_off=True),
+    "unrescue": Recipe(act("unrescue"), RESCUE),
+    "rebuild": Recipe(rebuild, powers_off=True, wipes=True),
+    "snapshot": Recipe(lambda stage: stage.act("createImage", {"name": new_name()}).status),
+    "backup": Recipe(
+        lambda stage: stage.act("createBackup", {"name": new_name(), **_BACKUP}).status
+    ),
+    # The cloud of the other workflows offloads a shelved server at once.
+    "shelve": Recipe(act("shelve"), PAUSED, OFFLOADED),
+    "offload": Recipe(act("shelveOffload"), SHELVED, OFFLOADED),
+    "unshelve": Recipe(act("unshelve"), OFFLOADED),
+    "unshelve_here": Recipe(act("unshelve"), SHELVED),
+    "attach_interface": Recipe(attach_interface, prepare=ensure_one_interface),
+    "detach_interface": Recipe(detach_interface, prepare=ensure_two_interfaces),
+    "add_security_group": Recipe(act("addSecurityGroup", {"name": NAME}), prepare=leave_group),
+    "remove_security_group": Recipe(act("removeSecurityGroup", {"name": NAME}), prepare=join_group),
+    "attach_volume": Recipe(attach_volume, prepare=ensure_no_volume),
+    "detach_volume": Recipe(detach_volume, prepare=ensure_volume),
+    "resize": Recipe(resize, end_status=RESIZED, powers_off=True),
+    "migrate": Recipe(act("migrate"), end_status=RESIZED, powers_off=True),
+    "confirm_resize": Recipe(act("confirmResize", expected=204), RESIZED),
+    "revert_resize": Recipe(act("revertResize"), RESIZED, powers_off=True),
+    "live_migrate": Recipe(migrate_live),
+    "soft_delete": Recipe(delete, end_status=DELETED, powers_off=True),
+    "restore": Recipe(act("restore"), DELETED),
+    "delete": Recipe(delete, end_status=""),
 }
-#: Begun otherwise.
-OTHERWISE = {"create", "evacuate"}
-#: From a status to ACTIVE, and from ACTIVE to a status.
-BACK = {
+#: Workflows with requests in tier_two_stage.py and test_tier_two.py.
+OTHER_WORKFLOWS = {"create", "evacuate"}
+#: Status -> workflow from this status to ACTIVE, and from ACTIVE to this status.
+TO_ACTIVE = {
     OFF: "start",
     PAUSED: "unpause",
     SUSPENDED: "resume",
@@ -209,7 +225,7 @@ BACK = {
     OFFLOADED: "unshelve",
     DELETED: "restore",
 }
-THERE = {
+FROM_ACTIVE = {
     OFF: "stop",
     PAUSED: "pause",
     SUSPENDED: "suspend",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences of actions in which every pair of them stands in a row."""
+"""Sequences of actions that contain every ordered pair of actions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections.abc import Sequence
 
 
 def every_pair(actions: Sequence[str], seed: int) -> list[str]:
-    """A closed walk in which each action is once followed by each, itself too: its first action is
-    its last. Another seed gives another order, so that other triples stand in a row."""
-    drawn = random.Random(seed)
-    left = {action: drawn.sample(actions, len(actions)) for action in actions}
-    path, walk = [drawn.choice(actions)], []
-    while path:  # Hierholzer's algorithm
-        if left[path[-1]]:
-            path.append(left[path[-1]].pop())
+    """Return a closed walk in which each action is followed once by each action, including itself.
+
+    The walk ends with its first action. Another seed gives another order, and so other triples.
+    """
+    dice = random.Random(seed)
+    successors = {action: dice.sample(actions, len(actions)) for action in actions}
+    path, walk = [dice.choice(actions)], []
+    # Hierholzer's algorithm
+    while path:
+        if successors[path[-1]]:
+            path.append(successors[path[-1]].pop())
         else:
             walk.append(path.pop())
     return walk[::-1]

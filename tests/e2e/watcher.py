@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Never two running domains of one server: a watcher that looks at all hosts as long as the lab
-lives.
+"""A watcher of all hosts of a lab that proves if two domains of one server run at the same time.
 
-Made by the fixture ``lab_up`` in conftest.py; the fixture ``lab`` fails a test in which it saw two.
-It looks in two ways that know nothing of each other: each host's libvirtd tells which domains run
-(one that waits for a migration is paused there), and the kernel tells how much time each QEMU's
-CPUs have had, whatever libvirt believes. One look at one host after the other cannot tell that two
-ran at the same moment: a live migration ends here and goes on there between two looks. So two ran
-when one was seen running here, then there, then here again, all within ``MOMENT``. Must stay true:
-``Sightings`` is pure; a host that cannot be asked proves nothing; a watcher that did not look in
-one of the two ways, or that failed, says so.
+The fixture ``lab_up`` in conftest.py starts the watcher. The fixture ``lab`` fails a test if the
+watcher saw two. The watcher looks in two independent ways. Each host's libvirtd lists the running
+domains, where a domain that waits for a migration is paused. The kernel has the CPU time of
+each QEMU, whatever libvirt reports.
+
+One look at each host proves no overlap, because a live migration may switch between two looks. The
+proof is a server that runs on one host, then on another, then on the first again, all within
+``MOMENT``.
+
+Invariant: ``Sightings`` is pure, and a host that does not answer proves no overlap. A test fails if
+the watcher fails, or if libvirt or the kernel had too few looks.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from pathlib import Path
 
 import libvirt
 
-#: Seconds: the pause between two looks; within which three sightings count as one moment, in which
-#: no guest can be moved there and back; of CPU time between two looks that no guest has used which
-#: is only being made ready.
+#: Three durations in seconds. PAUSE is the time between two looks. MOMENT is too short to move a
+#: guest to another host and back. WORK is the CPU time between two looks that a running guest has
+#: used at least, but not a guest in preparation.
 PAUSE, MOMENT, WORK = 0.1, 1.0, 0.005
 RUNNING = {libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_BLOCKED, libvirt.VIR_DOMAIN_SHUTDOWN}
-#: Looks a second in each way, the hosts' together: a proof takes three within ``MOMENT``.
+#: Required looks per second in each way, for all hosts together. A proof needs three within MOMENT.
 LEAST = 3
 WAYS = ("libvirt's word", "the CPUs' time")
 KERNEL = "kernel"
@@ -39,7 +41,7 @@ KERNEL = "kernel"
 
 @dataclass(frozen=True)
 class Sighting:
-    """At some moment from ``began`` to ``ended`` the server ran on this host."""
+    """The server ran on this host at some moment between ``began`` and ``ended``."""
 
     host: str
     began: float
@@ -48,22 +50,27 @@ class Sighting:
 
 @dataclass
 class Sightings:
-    """What was seen in one way. ``note`` returns what it proves: two of a server at the same
-    moment, or ""."""
+    """The recent sightings in one way, by server."""
 
     way: str
     _seen: dict[str, deque[Sighting]] = field(default_factory=lambda: defaultdict(deque))
 
     def note(self, server: str, new: Sighting) -> str:
-        """A server was seen running."""
+        """Record a running server.
+
+        Returns:
+            The proof of two running domains of the server at the same moment, or "".
+        """
         seen = self._seen[server]
         while seen and seen[0].began < new.ended - MOMENT:
             seen.popleft()
         for first in seen:
             between = [
-                one
-                for one in seen
-                if one.host != new.host and one.began >= first.ended and one.ended <= new.began
+                sighting
+                for sighting in seen
+                if sighting.host != new.host
+                and sighting.began >= first.ended
+                and sighting.ended <= new.began
             ]
             if first.host == new.host and between:
                 seen.append(new)
@@ -76,28 +83,36 @@ class Sightings:
         seen.append(new)
         return ""
 
-    def rested(self, server: str, host: str) -> None:
-        """It was seen there, and did not run: what came before is another story."""
+    def note_idle(self, server: str, host: str) -> None:
+        """Record that a server does not run on a host, which ends its earlier sightings there."""
         seen = self._seen[server]
-        self._seen[server] = deque(one for one in seen if one.host != host)
+        self._seen[server] = deque(sighting for sighting in seen if sighting.host != host)
 
 
 class Watcher:
-    """Of the hosts: name -> libvirt's URI, name -> their QEMUs' network namespace. ``violations``
-    only grows; ``ignored`` are servers that a test lets run twice to see whether another watcher
-    sees it."""
+    """Watches the hosts in threads.
+
+    Args:
+        uris: Host -> URI of its libvirtd.
+        spaces: Host -> network namespace of its QEMU processes.
+
+    Attributes:
+        violations: All proofs and failures so far.
+        ignored: Servers that a test runs twice on purpose, to test another watcher.
+        looks: Number of looks so far, by host and for the kernel.
+    """
 
     def __init__(self, uris: Mapping[str, str], spaces: Mapping[str, Path]) -> None:
         self.violations: list[str] = []
         self.ignored: set[str] = set()
         self.looks = dict.fromkeys([*uris, KERNEL], 0)
         self._stop = threading.Event()
-        told, kernel = map(Sightings, WAYS)
+        by_libvirt, by_kernel = map(Sightings, WAYS)
         self._lock = threading.Lock()
         self._threads = [
             threading.Thread(
                 target=self._repeat,
-                args=(host, Host(host, uri, self._noting(told)).look),
+                args=(host, Host(host, uri, self._recorder(by_libvirt)).look),
                 daemon=True,
                 name=f"watch-{host}",
             )
@@ -106,7 +121,7 @@ class Watcher:
         self._threads.append(
             threading.Thread(
                 target=self._repeat,
-                args=(KERNEL, Kernel(spaces, self._noting(kernel)).look),
+                args=(KERNEL, Kernel(spaces, self._recorder(by_kernel)).look),
                 daemon=True,
                 name="watch-kernel",
             )
@@ -114,7 +129,7 @@ class Watcher:
         self._began = time.monotonic()
 
     def start(self) -> Watcher:
-        # they are raised too, and hosts go away
+        # libvirt prints its errors by default, but raises them too. Hosts that stop are expected.
         libvirt.registerErrorHandler(lambda context, error: None, None)
         for thread in self._threads:
             thread.start()
@@ -127,7 +142,7 @@ class Watcher:
 
     @contextmanager
     def watching(self) -> Iterator[Watcher]:
-        """For a block that fails when two were seen in it, or when nobody looked."""
+        """Fail if the block has a violation, or too few looks at libvirt or the kernel."""
         before, looks, began = len(self.violations), self._looks_by_way(), time.monotonic()
         yield self
         took = time.monotonic() - began
@@ -138,38 +153,41 @@ class Watcher:
             )
 
     def _looks_by_way(self) -> dict[str, int]:
-        """How often it looked so far; of the hosts some may be off, so these count together."""
+        """Return the number of looks by way. Some hosts may be off, so all hosts are one sum."""
         kernel = self.looks[KERNEL]
         return dict(zip(WAYS, (sum(self.looks.values()) - kernel, kernel), strict=True))
 
-    def _noting(self, sightings: Sightings) -> Callable[[str, Sighting | str], None]:
-        def note(server: str, what: Sighting | str) -> None:
+    def _recorder(self, sightings: Sightings) -> Callable[[str, Sighting | str], None]:
+        """Return a function that records a sighting, or the host on which a server is idle."""
+
+        def note(server: str, sighting: Sighting | str) -> None:
             with self._lock:
-                if isinstance(what, str):
-                    sightings.rested(server, what)
-                elif (proof := sightings.note(server, what)) and server not in self.ignored:
+                if isinstance(sighting, str):
+                    sightings.note_idle(server, sighting)
+                elif (proof := sightings.note(server, sighting)) and server not in self.ignored:
                     self.violations.append(f"{time.strftime('%H:%M:%S')} {proof}")
 
         return note
 
     def _repeat(self, name: str, look: Callable[[], bool]) -> None:
-        """A look that fails fails the test, and is not the last one."""
+        """Look until the watcher stops. A failed look is a violation, and the loop continues."""
         while not self._stop.wait(PAUSE):
             try:
                 self.looks[name] += look()
-            except Exception as problem:  # noqa: BLE001  # it is told, and fails the test
+            # The problem is a violation and fails the test.
+            except Exception as problem:  # noqa: BLE001
                 self._complain(name, problem)
 
     def _complain(self, name: str, problem: Exception) -> None:
-        """Once; while it goes on, looks are missing."""
+        """Record a failure, and ignore repetitions."""
         text = f"the watcher of {name} failed: {problem!r}"
         with self._lock:
-            if not any(text in one for one in self.violations):
+            if not any(text in violation for violation in self.violations):
                 self.violations.append(f"{time.strftime('%H:%M:%S')} {text}")
 
 
 class Host:
-    """What a host's libvirtd says runs; asked anew each time it was away."""
+    """The running domains of a host by its libvirtd, with a new connection after each failure."""
 
     def __init__(self, name: str, uri: str, note: Callable[[str, Sighting | str], None]) -> None:
         self._name, self._uri, self._note = name, uri, note
@@ -177,7 +195,7 @@ class Host:
         self._ran: set[str] = set()
 
     def look(self) -> bool:
-        """Was it asked, and did it answer?"""
+        """Record the running domains. True if libvirtd answered."""
         began = time.monotonic()
         try:
             if self._connection is None:
@@ -209,50 +227,51 @@ class Host:
 
 
 class Kernel:
-    """Which QEMUs' CPUs worked since the last look, by their threads' own clocks."""
+    """The QEMU processes that used CPU time since the last look, by the clocks of their threads."""
 
     def __init__(
         self, spaces: Mapping[str, Path], note: Callable[[str, Sighting | str], None]
     ) -> None:
         self._spaces, self._note = spaces, note
-        self._worked: dict[
-            tuple[str, str], tuple[float, float]
-        ] = {}  # (process, server): when, seconds
+        # (process, server) -> time of the look, CPU time in seconds
+        self._cpu_times: dict[tuple[str, str], tuple[float, float]] = {}
 
     def look(self) -> bool:
-        """Always answered: the kernel is there."""
+        """Record the QEMU processes with CPU time since the last look. Always true."""
         hosts = {
             identity: host for host, space in self._spaces.items() if (identity := identify(space))
         }
-        found = {}
+        cpu_times = {}
         for process in Path("/proc").glob("[0-9]*"):
             began = time.monotonic()
             server, host = server_of(process), hosts.get(identify(process / "ns/net"))
             if server is None or host is None:
                 continue
-            worked = work(process)
+            cpu_time = read_cpu_time(process)
             key = (process.name, server)
-            if key in self._worked and worked - self._worked[key][1] >= WORK:
-                self._note(server, Sighting(host, self._worked[key][0], time.monotonic()))
-            found[key] = (began, worked)
-        self._worked = found
+            if key in self._cpu_times and cpu_time - self._cpu_times[key][1] >= WORK:
+                self._note(server, Sighting(host, self._cpu_times[key][0], time.monotonic()))
+            cpu_times[key] = (began, cpu_time)
+        self._cpu_times = cpu_times
         return True
 
 
 def server_of(process: Path) -> str | None:
-    """The uuid that a QEMU was started with."""
+    """Return the uuid in the command line of a QEMU process, or None for other processes."""
     try:
         if not (process / "comm").read_text().startswith("qemu-system"):
             return None
-        found = re.search(rb"\0-uuid\0([0-9a-f-]{36})\0", (process / "cmdline").read_bytes())
+        match = re.search(rb"\0-uuid\0([0-9a-f-]{36})\0", (process / "cmdline").read_bytes())
     except OSError:
         return None
-    return found[1].decode() if found else None
+    return match[1].decode() if match else None
 
 
-def work(process: Path) -> float:
-    """Seconds that its guest's CPUs have had; a process that ends meanwhile has what was read so
-    far."""
+def read_cpu_time(process: Path) -> float:
+    """Return the CPU time of a QEMU's virtual CPUs in seconds.
+
+    If the process ends meanwhile, the sum has only the threads that were read until then.
+    """
     total = 0
     try:
         threads = os.listdir(process / "task")
@@ -268,9 +287,9 @@ def work(process: Path) -> float:
 
 
 def identify(space: Path) -> tuple[int, int] | None:
-    """What tells a namespace from others."""
+    """Return the device and inode of a namespace file, or None if the file does not exist."""
     try:
-        found = space.stat()
+        status = space.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

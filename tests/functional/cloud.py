@@ -102,7 +102,7 @@ class NoImages(ImageGatewayAccess):
 
 
 class Cloud:
-    """A cloud whose processes are threads. ``start_*`` starts a process, ``close`` ends all."""
+    """A cloud with a thread for each process. ``start_*`` starts a process, ``close`` ends all."""
 
     def __init__(self, database: str, broker: str, folder: Path) -> None:
         self.conf = config.load()
@@ -153,7 +153,7 @@ class Cloud:
     def _store(self, process: str) -> Store:
         """Return a store that counts its statements, except BEGIN.
 
-        A conductor's statements are counted by thread, those of other processes by process.
+        The statements of a conductor are counted by thread, all others by process.
         """
         store = Store(self._database)
         self._closers.append(store.close)
@@ -352,8 +352,8 @@ class Cloud:
         )
         return time.monotonic() - began
 
-    def await_true(self, happened: Callable[[], Any], seconds: float, what: str) -> None:
-        await_true(happened, seconds, what)
+    def await_true(self, condition: Callable[[], Any], seconds: float, story: str) -> None:
+        await_true(condition, seconds, story)
 
     def await_idle(self) -> None:
         """Wait until no action and no pending guest removal is left."""
@@ -367,13 +367,13 @@ class Cloud:
     def await_quiet(self) -> None:
         """Wait until the cloud is idle, without statements and messages for 50 ms."""
         self.await_idle()
-        seen, since = None, time.monotonic()
+        last, since = None, time.monotonic()
 
         def is_quiet() -> bool:
-            nonlocal seen, since
+            nonlocal last, since
             now = (self.statements.total(), self.network.sent.total())
-            if now != seen:
-                seen, since = now, time.monotonic()
+            if now != last:
+                last, since = now, time.monotonic()
             return time.monotonic() - since > 0.05
 
         self.await_true(is_quiet, 10, "a quiet moment")

@@ -21,7 +21,7 @@ from common.security.host_keys import Purpose
 Lose = Callable[[str], bool]
 
 
-def lose_no_message(what: str) -> bool:
+def lose_no_message(method: str) -> bool:
     return False
 
 
@@ -39,14 +39,14 @@ class Network:
     lose: Lose = lose_no_message
     sent: Counter[str] = field(default_factory=Counter)
 
-    def lose_next(self, what: str) -> Callable[[], bool]:
-        """Lose the next message of this kind, and return a function that is true after that."""
+    def lose_next(self, method: str) -> Callable[[], bool]:
+        """Lose the next message of a method. Return a function that is true after the loss."""
         lost: list[str] = []
 
-        def lose(sent: str) -> bool:
-            if sent != what or lost:
+        def lose(message: str) -> bool:
+            if message != method or lost:
                 return False
-            lost.append(sent)
+            lost.append(message)
             return True
 
         self.lose = lose

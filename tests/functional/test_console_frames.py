@@ -107,7 +107,7 @@ class TlsFront:
             secured.close()
 
     def close(self) -> None:
-        """Stop accepting connections."""
+        """Close the listener and end its thread."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join(5)
         self._listener.close()
@@ -216,7 +216,7 @@ def test_console_in_frame_of_allowed_dashboard_connects_and_reloads(
     open_in_frame(browser, getattr(site, dashboard), site.console())
     browser.await_in_frame(f"{STATUS} === '{CONNECTED}' && {HAS_PICTURE}")
     browser.evaluate_in_frame("document.title = 'before the reload'")
-    browser.ask("Page.reload")
+    browser.send("Page.reload")
     browser.await_in_frame(
         f"document.title !== 'before the reload' && {STATUS} === '{CONNECTED}' && {HAS_PICTURE}",
     )
@@ -252,7 +252,7 @@ def test_console_reload_takes_over_and_another_browser_is_refused(
         await_connected(second)
         browser.await_true(f"{STATUS} === 'Disconnected'")
         browser.evaluate("document.title = 'before the reload'")
-        browser.ask("Page.reload")
+        browser.send("Page.reload")
         browser.await_true("document.title !== 'before the reload'")
         await_connected(browser)
         second.await_true(f"{STATUS} === 'Disconnected'")

@@ -144,7 +144,7 @@ class World:
             f"ws://127.0.0.1:{self.port}{path.format(token)}", compression=None, proxy=None, **more
         )
 
-    def closed(self, token: str, **more: Any) -> tuple[int, str]:
+    def read_close(self, token: str, **more: Any) -> tuple[int, str]:
         """Open a console, and return the code and the reason with which the service closes it."""
         with self.open(token, **more) as browser:
             return read_close_frame(browser)
@@ -398,10 +398,10 @@ def test_console_limits_sessions_per_server_and_in_total(world: World) -> None:
         assert first.recv(timeout=10) == b"RFB 003.008\n"
         fill([SERVERS[0]])
         third = world.token("novnc")
-        code, words = world.closed(third)
+        code, words = world.read_close(third)
         assert code == parts.BUSY and "close one" in words
         fill(SERVERS[1:])
-        assert world.closed(world.token("novnc", SERVERS[2]))[0] == parts.BUSY
+        assert world.read_close(world.token("novnc", SERVERS[2]))[0] == parts.BUSY
         first.close()
 
         def is_accepted() -> bool:
@@ -424,13 +424,13 @@ def test_console_session_ends_when_message_is_too_long(world: World) -> None:
 
 def test_console_on_silent_or_failed_host_closes_with_its_code(world: World) -> None:
     world.silent = True
-    code, words = world.closed(world.token())
+    code, words = world.read_close(world.token())
     assert code == parts.BUSY and "did not answer" in words
     world.silent = False
     world.relay.close()
     world.driver.host.power_off(SERVERS[1])
-    assert world.closed(world.token(server=SERVERS[1]))[0] == parts.FAILED
-    assert world.closed(world.token())[0] in (parts.FAILED, parts.DONE)
+    assert world.read_close(world.token(server=SERVERS[1]))[0] == parts.FAILED
+    assert world.read_close(world.token())[0] in (parts.FAILED, parts.DONE)
 
 
 # --- pages ---
@@ -471,9 +471,10 @@ def test_console_pages_have_content_type_and_security_headers(world: World) -> N
 def test_console_page_in_forbidden_frame_names_option(
     world: World, referer: str, target: str, query: str, is_framed: bool
 ) -> None:
-    sent = {"Referer": referer, "Sec-Fetch-Dest": target, "Accept": "text/html"}
+    headers_by_name = {"Referer": referer, "Sec-Fetch-Dest": target, "Accept": "text/html"}
     status, content, headers = world.get(
-        f"/serial.html?token=abc{query}", {name: value for name, value in sent.items() if value}
+        f"/serial.html?token=abc{query}",
+        {name: value for name, value in headers_by_name.items() if value},
     )
     assert status == 200
     assert (b"allowed_origins" in content) == is_framed

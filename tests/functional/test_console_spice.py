@@ -61,7 +61,7 @@ def page_path(token: str) -> str:
 
 
 def fetch_cookie(world: World, token: str, **headers: str) -> str:
-    """Fetch the page, and return the cookie that the response sets, or "" for none."""
+    """Fetch the page, and return the cookie of the response, or "" without a cookie."""
     status, _, headers_of_page = world.get(page_path(token), {**HTML, **headers})
     assert status == 200
     return headers_of_page.get("Set-Cookie", "").partition(";")[0]
@@ -150,7 +150,7 @@ def test_spice_channels_do_not_count_as_sessions_or_pages(make: Callable[..., Wo
         for _ in range(2):
             session = Session(world, opened, more=parts.MAX_CHANNELS)
             assert all(echoes(channel) for channel in session.all)
-        assert world.closed(world.token("serial", SERVERS[1]))[0] == parts.BUSY
+        assert world.read_close(world.token("serial", SERVERS[1]))[0] == parts.BUSY
         patient = opened.enter_context(socket.create_connection(("127.0.0.1", world.port), 5))
         assert world.get("/spice/main.js")[0] == 200
         patient.sendall(b"GET /spice/main.js HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -47,7 +47,7 @@ def page_path(token: str) -> str:
 
 
 def fetch_cookie(world: World, token: str, path: str = "", **headers: str) -> str:
-    """Fetch the page, and return the cookie that the response sets, or "" for none."""
+    """Fetch the page, and return the cookie of the response, or "" without a cookie."""
     status, _, headers_of_page = world.get(path or page_path(token), {**HTML, **headers})
     assert status == 200
     return headers_of_page.get("Set-Cookie", "").partition(";")[0]
@@ -82,7 +82,7 @@ def test_silent_identity_service_refuses_new_consoles_and_keeps_sessions(
     make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make()
-    code, words = world.closed(world.token(caller="silence"))
+    code, words = world.read_close(world.token(caller="silence"))
     assert code == parts.BUSY and "identity service does not answer" in words
     with world.open(world.token(caller="mine")) as browser:
         assert echoes(browser)
@@ -101,7 +101,7 @@ def test_console_limits_sessions_per_user(make: Callable[..., World]) -> None:
     world = make(most=9, per_user=2)
     with world.open(world.token()) as first, world.open(world.token(server=SERVERS[1])) as second:
         assert echoes(first) and echoes(second)
-        code, words = world.closed(world.token(server=SERVERS[2]))
+        code, words = world.read_close(world.token(server=SERVERS[2]))
         assert code == parts.BUSY and "You have too many consoles open" in words
         with world.open(world.token(server=SERVERS[2], user="another")) as other:
             assert echoes(other)

@@ -77,16 +77,16 @@ def measure_cost(
         Counter({part: number for part, number in spent.items() if part not in BACKGROUND}),
         Counter(
             {
-                what: number
-                for what, number in (cloud.network.sent - messages).items()
-                if what != "loop_back"
+                method: number
+                for method, number in (cloud.network.sent - messages).items()
+                if method != "loop_back"
             }
         ),
     )
 
 
 def measure_lowest_cost(
-    cloud: Cloud, what: str, request: Callable[[], str], vm_state: str
+    cloud: Cloud, title: str, request: Callable[[], str], vm_state: str
 ) -> tuple[int, int]:
     """Return the lowest numbers of statements and messages in ``TRIES`` requests.
 
@@ -95,7 +95,7 @@ def measure_lowest_cost(
     costs = [measure_cost(cloud, request, vm_state) for _ in range(TRIES)]
     statements, messages = min(costs, key=lambda cost: cost[0].total() + cost[1].total())
     print(
-        f"\n{what}: {statements.total()} statements {dict(statements)}, {messages.total()} messages {dict(messages)}"
+        f"\n{title}: {statements.total()} statements {dict(statements)}, {messages.total()} messages {dict(messages)}"
     )
     return statements.total(), messages.total()
 
@@ -114,10 +114,10 @@ def test_request_cost_in_statements_and_messages_is_bounded(
         return servers[-1]
 
     def begin_on_next_server(key: str) -> Callable[[], str]:
-        left = iter(servers)
+        remaining = iter(servers)
 
         def begin() -> str:
-            server = next(left)
+            server = next(remaining)
             cloud.begin_action(server, key)
             return server
 

@@ -46,7 +46,7 @@ class WakeupReceiver:
         """Ignore the message, which this test does not send."""
 
     def sync(self, request: Sync) -> tuple[SyncAnswer, None]:
-        """Fail, because no agent runs."""
+        """Fail the test, because no agent runs."""
         raise AssertionError(request.host)
 
 

@@ -108,7 +108,7 @@ def check_ordinary_delay(cloud: Cloud, pulse: Pulse) -> None:
 
 def test_lost_wakeup_delays_create_within_bound(cloud: Cloud, pulse: Pulse) -> None:
     check_ordinary_delay(cloud, pulse)
-    cloud.network.lose = lambda what: what in ("wake", "loop_back")
+    cloud.network.lose = lambda method: method in ("wake", "loop_back")
     seconds = measure_delays(cloud, create_one_by_one(cloud, 8, 0.37), states.ACTIVE)
     assert seconds[-1] <= WAKEUP + pulse.ordinary()
     assert seconds[-1] > 0.2, "no wakeup message was lost"
@@ -117,7 +117,7 @@ def test_lost_wakeup_delays_create_within_bound(cloud: Cloud, pulse: Pulse) -> N
 
 def test_lost_command_delays_create_within_bound(cloud: Cloud, pulse: Pulse) -> None:
     check_ordinary_delay(cloud, pulse)
-    cloud.network.lose = lambda what: what == "do"
+    cloud.network.lose = lambda method: method == "do"
     servers = create_one_by_one(cloud, 10, 0.6)
     seconds = measure_delays(cloud, servers, states.ACTIVE)
     assert seconds[-1] <= COMMAND + pulse.ordinary()
@@ -133,7 +133,7 @@ def test_lost_command_delays_create_within_bound_when_guests_change(
     check_ordinary_delay(cloud, pulse)
     other, driver = cloud.create()[0], cloud.drivers["h1"]
     cloud.await_state([other], states.ACTIVE)
-    cloud.network.lose = lambda what: what == "do"
+    cloud.network.lose = lambda method: method == "do"
     flips, next_at = (
         itertools.cycle(
             [lambda: driver.host.power_off(other), lambda: driver.ensure_running(other, 1, QUIET)]
@@ -153,7 +153,7 @@ def test_lost_command_delays_create_within_bound_when_guests_change(
 def test_lost_report_delays_create_within_bound(cloud: Cloud, pulse: Pulse) -> None:
     check_ordinary_delay(cloud, pulse)
     turns = itertools.cycle([True, False])
-    cloud.network.lose = lambda what: what == "sync" and next(turns)
+    cloud.network.lose = lambda method: method == "sync" and next(turns)
     seconds = measure_delays(cloud, create_one_by_one(cloud, 8, 0.43), states.ACTIVE)
     assert seconds[-1] <= REPORT + pulse.ordinary()
     assert seconds[-1] > 0.9, "no report was lost"
@@ -163,7 +163,7 @@ def test_lost_report_delays_create_within_bound(cloud: Cloud, pulse: Pulse) -> N
 def test_lost_answer_to_report_repeats_no_command(cloud: Cloud, pulse: Pulse) -> None:
     check_ordinary_delay(cloud, pulse)
     turns = itertools.cycle([True, False])
-    cloud.network.lose = lambda what: what == "answer to sync" and next(turns)
+    cloud.network.lose = lambda method: method == "answer to sync" and next(turns)
     servers = create_one_by_one(cloud, 5, 0.43)
     assert measure_delays(cloud, servers, states.ACTIVE)[-1] <= REPORT + pulse.ordinary()
     assert {cloud.count_commands("ensure_guest")[server] for server in servers} == {1}
@@ -172,7 +172,7 @@ def test_lost_answer_to_report_repeats_no_command(cloud: Cloud, pulse: Pulse) ->
 
 def test_lost_command_and_heartbeats_delay_create_within_bound(cloud: Cloud, pulse: Pulse) -> None:
     check_ordinary_delay(cloud, pulse)
-    cloud.network.lose = lambda what: what in ("do", "heartbeat")
+    cloud.network.lose = lambda method: method in ("do", "heartbeat")
     assert (
         measure_delays(cloud, create_one_by_one(cloud, 4, 0.6), states.ACTIVE)[-1]
         <= COMMAND + pulse.ordinary()
@@ -189,7 +189,7 @@ def test_lost_command_delays_stop_and_delete_within_bound(
     check_ordinary_delay(cloud, pulse)
     servers = cloud.create(3)
     cloud.await_state(servers, states.ACTIVE)
-    cloud.network.lose = lambda what: what == "do"
+    cloud.network.lose = lambda method: method == "do"
     for server in servers:
         cloud.begin_action(server, key)
     assert cloud.await_state(servers, vm_state, 20) <= COMMAND + pulse.ordinary()

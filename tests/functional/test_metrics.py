@@ -44,7 +44,9 @@ def test_gauges_are_read_from_each_database_with_ten_statements(
     store = cloud.watcher
     store.write(lambda tx: _add_stuck_action_and_cleanup(tx, server))
     statements: list[str] = []
-    sa.event.listen(store.engine, "before_cursor_execute", lambda *what: statements.append(what[2]))
+    sa.event.listen(
+        store.engine, "before_cursor_execute", lambda *event: statements.append(event[2])
+    )
     gauge_values = index_samples(store.read(lambda tx: list(gauges.read(tx))))
     assert (
         len([statement for statement in statements if statement.startswith("SELECT")])

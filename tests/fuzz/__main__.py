@@ -42,12 +42,12 @@ def main() -> int:
     logging.basicConfig(handlers=[logging.NullHandler()], level=logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="kn-fuzz-") as folder, World(Path(folder)) as world:
         if options.only is not None:
-            return _one(world, options.seed, options.only)
-        failed = _all(world, options.seed, options.requests)
+            return _repeat_request(world, options.seed, options.only)
+        failed = _send_all(world, options.seed, options.requests)
     return _raw(options.seed, range(options.raw)) or failed
 
 
-def _one(world: World, seed: int, number: int) -> int:
+def _repeat_request(world: World, seed: int, number: int) -> int:
     failures = run.failures_of(world, seed, number)
     for failure in failures:
         print(failure, failure.logged, sep="\n")
@@ -56,7 +56,7 @@ def _one(world: World, seed: int, number: int) -> int:
     return 1 if failures else 0
 
 
-def _all(world: World, seed: int, most: int) -> int:
+def _send_all(world: World, seed: int, most: int) -> int:
     start, kinds = time.monotonic(), Counter[tuple[str, ...]]()
     print(
         f"{most} requests over {len(world.operations) + len(world.signed)} operations, seed {seed}",

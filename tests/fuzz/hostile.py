@@ -309,7 +309,7 @@ INNER = (
 
 
 def value(chance: Random, record_ids: list[str]) -> Any:
-    """Return a random value, sometimes one of the ids of records."""
+    """Return a random value, sometimes the id of a record."""
     kind = chance.random()
     if kind < 0.12:
         inner = {

@@ -141,7 +141,7 @@ TAKEN: dict[str, bytes] = {
     + SMUGGLED
     + b"\r\n0\r\nX-T: a\r\n\r\n",
 }
-#: Headers whose names become those of other headers in WSGI.
+#: Headers with underscores. In WSGI they have the same names as headers with hyphens.
 UNDERSCORED = (
     b"X_Auth_Token: t\r\nX_Roles: admin\r\nX-Identity_Status: Confirmed\r\nContent_Length: 35\r\n"
     b"Transfer_Encoding: chunked\r\nx_user_id: admin\r\n"

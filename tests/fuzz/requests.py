@@ -215,18 +215,18 @@ def fuller(schema: dict[str, Any], chance: Random) -> Any:
 def _headers(
     operation: Operation, site: Site, persona: str, chance: Random, body: bytes
 ) -> tuple[tuple[str, str], ...]:
-    sent = {"Host": "localhost", **site.proof(persona, chance)}
+    result = {"Host": "localhost", **site.proof(persona, chance)}
     if body:
-        sent["Content-Type"] = "application/json"
-    sent |= operation.headers(site)
+        result["Content-Type"] = "application/json"
+    result |= operation.headers(site)
     if operation.service == "compute" and chance.random() < 0.4:
-        sent["OpenStack-API-Version"] = f"compute 2.{chance.randint(1, 103)}"
+        result["OpenStack-API-Version"] = f"compute 2.{chance.randint(1, 103)}"
     if operation.service == "placement" and chance.random() < 0.4:
-        sent["OpenStack-API-Version"] = f"placement 1.{chance.randint(0, 39)}"
+        result["OpenStack-API-Version"] = f"placement 1.{chance.randint(0, 39)}"
     for _ in range(chance.choices((0, 1, 2, 4), (75, 15, 7, 3))[0]):
         name, values = chance.choice(hostile.HEADERS)
-        sent[name] = chance.choice(values)
-    return tuple(sent.items())
+        result[name] = chance.choice(values)
+    return tuple(result.items())
 
 
 def send(site: Site, request: Request) -> Answer:

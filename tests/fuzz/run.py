@@ -51,7 +51,7 @@ def find_failures(world: World, seed: int, numbers: Iterable[int]) -> Iterator[F
             if number % BLOCK == 0:
                 before = b""
                 for site in world.sites.values():
-                    site.set_back()
+                    site.reset()
             request = requests.make(world, seed, number)
             log.take()
             try:

@@ -51,7 +51,7 @@ def faults(
         request: The request.
         answer: The answer.
         logged: Log lines of the request.
-        before: Earlier requests of admins, whose text tenants may see.
+        before: Text of earlier requests of admins, which tenants may see.
     """
     problems = []
     kind, sent = answer.headers.get("content-type", ""), request.text

@@ -69,7 +69,7 @@ class Machine:
             AssertionError: The program fails, and ``check`` is true. The message has the end of the
                 output.
         """
-        done = subprocess.run(
+        process = subprocess.run(
             ["nsenter", f"--target={self.leader}", "--all", "env", "--chdir=/root", *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -78,8 +78,8 @@ class Machine:
             check=False,
             env=ENVIRONMENT,
         )
-        output = done.stdout.decode(errors="replace")
-        assert not check or done.returncode == 0, f"{self.name}: {command}: {output[-5000:]}"
+        output = process.stdout.decode(errors="replace")
+        assert not check or process.returncode == 0, f"{self.name}: {command}: {output[-5000:]}"
         return output
 
     def shell(self, script: str) -> str:

@@ -314,7 +314,7 @@ def test_contract_suite_passes_against_real_services(
     ).strip()
     words = f"{neighbours.CLOUD} {neighbours.PASSWORD} {own}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, str(ROOT / "tests/contract" / suite)],
         env={**os.environ, REAL_CLOUD: words},
         cwd=ROOT,
@@ -322,4 +322,4 @@ def test_contract_suite_passes_against_real_services(
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-5000:]
+    assert process.returncode == 0, process.stdout[-5000:]

@@ -21,18 +21,18 @@ class Row:
 
     Attributes:
         words: (owner, persona) -> status or "ok".
-        done: The status for "ok", or 0 for the success status of the operation.
+        success: The status for "ok", or 0 for the success status of the operation.
     """
 
     words: dict[tuple[str, str], str]
-    done: int = 0
+    success: int = 0
 
     def fits(self, operation: Operation, owner: str, persona: str, status: int) -> bool:
         """True if the status agrees with the table."""
         word = self.words[owner, persona]
         if word != "ok":
             return status == int(word)
-        expected = self.done or operation.success
+        expected = self.success or operation.success
         return status == expected if expected else 200 <= status < 400
 
 
@@ -57,9 +57,9 @@ def rows() -> dict[tuple[str, str], Row]:
         for line in lines:
             if line.startswith(" "):
                 service, _, name = line.strip().partition(" ")
-                name, _, done = name.strip().partition(" = ")
+                name, _, success = name.strip().partition(" = ")
                 assert (service, name) not in table, f"{name} stands there twice"
-                table[service, name] = Row(words, int(done or 0))
+                table[service, name] = Row(words, int(success or 0))
     return table
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies and queries of operations whose schemas are not enough, by the operations' titles.
+"""Bodies and queries of operations without a sufficient schema, by the operations' titles.
 
-A body may be a function of the caller's records, by the part of the path before them.
+A body may be a function of the caller's records. The function gets the ids of the records by the
+part of the path before them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAA
 NEW_PROVIDER = {"name": "other", "uuid": "0f9a2c52-0000-4000-8000-000000000001"}
 PASSWORD = "correct horse"
 
-#: Key of an action -> body: those of tests/allowed.py, and of addresses, consoles and networks.
+#: Key of an action -> body. tests/allowed.py has most actions, except addresses, consoles and
+#: networks.
 _ACTIONS: dict[str, Any] = {
     name.partition(" ")[0]: rule.body for name, rule in allowed.ALL.items()
 } | {

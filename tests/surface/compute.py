@@ -151,7 +151,7 @@ class Compute:
             {"own": self._placement(), "foreign": {}},
             self.site.database,
         )
-        self.site.keep()
+        self.site.save()
 
     def close(self) -> None:
         self.cloud.store.close()

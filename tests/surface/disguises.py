@@ -19,7 +19,7 @@ def disguises(path: str) -> Iterator[str]:
     query = path[path.index("?") :] if "?" in path else ""
     path = path.removesuffix(query)
     root, slash, rest = path.lstrip("/").partition("/")
-    for written in (
+    for spelling in (
         path,
         f"/{path}",
         f"{path}/",
@@ -50,7 +50,7 @@ def disguises(path: str) -> Iterator[str]:
         f"/v2.1/{rest}",
         f"/v3/{rest}",
     ):
-        yield written + query
+        yield spelling + query
 
 
 def _encode_first(part: str) -> str:

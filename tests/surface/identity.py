@@ -25,7 +25,8 @@ from deploy.one_machine.services.identity.bootstrap import bootstrap
 from deploy.one_machine.services.identity.service import IdentityService
 
 PASSWORD = "correct horse"
-#: Persona -> project and role. "none" has no token. Roles imply lower roles, as in Keystone.
+#: Persona -> project and role. The persona without a role has no token. Roles imply lower roles, as
+#: in Keystone.
 PERSONAS = {
     "none": None,
     "other": ("other", "manager"),
@@ -40,7 +41,7 @@ OWNER = {"own": "member", "foreign": "third"}
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, *words: Any) -> None:
-        """Log no requests."""
+        """Do not log the request."""
 
 
 def bound_input(application: Any) -> Any:

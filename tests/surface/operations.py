@@ -32,12 +32,12 @@ PARAMETER = re.compile(r"\{(\w+)\}")
 #: Path of an embedded service's resource -> the fields of its bodies.
 FIELDS: dict[str, tuple[str, ...]] = {
     path: tuple(fields)
-    for root, found in (
+    for root, fields_by_resource in (
         ("/v2.0", {noun.plural: noun.attributes for noun in NETWORK_RESOURCES}),
         ("/v3", {kind.plural: kind.fields for kind in RESOURCES.values()}),
         ("/v2", {"images": image_schema.images.c.keys()}),
     )
-    for plural, fields in found.items()
+    for plural, fields in fields_by_resource.items()
     for path in (f"{root}/{plural}", f"{root}/{plural}/{{key}}")
 }
 FLAVOR_ACTIONS = ("addTenantAccess", "removeTenantAccess")
@@ -49,9 +49,9 @@ class Operation:
 
     Attributes:
         key: Key of the body that selects the operation, for example of an action.
-        schema: Schema of the body, or None.
-        query: Schema of the query, or None.
-        success: The success status, or 0 if the routing table has none.
+        schema: Schema of the body, if any.
+        query: Schema of the query, if any.
+        success: The success status, or 0 if the routing table does not define the status.
         is_older: True if a newer row has the same title.
         fields: Fields of the body if there is no schema.
         since: First version of the row.

@@ -2,7 +2,7 @@
 """The metadata service and the image gateway, which authenticate by signatures without a token.
 
 The personas of tenants have the signatures of their own guest, or the tickets of their own image.
-The admin also has those of the foreign project.
+The admin also has the signatures and tickets of the foreign project.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Bytes:
         yield self._content
 
     def close(self) -> None:
-        """Do nothing, because no connection is open."""
+        """Ignore the call, because no connection is open."""
 
 
 def metadata_site(compute: Compute) -> Signed:

@@ -22,14 +22,14 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self._file = sqlite3.connect(path, check_same_thread=False, timeout=30)
-        self._kept = sqlite3.connect(":memory:", check_same_thread=False)
+        self._saved = sqlite3.connect(":memory:", check_same_thread=False)
 
-    def keep(self) -> None:
-        """Save the current content for ``set_back``."""
-        self._file.backup(self._kept)
+    def save(self) -> None:
+        """Save the current content for ``reset``."""
+        self._file.backup(self._saved)
 
-    def set_back(self) -> None:
-        self._kept.backup(self._file)
+    def reset(self) -> None:
+        self._saved.backup(self._file)
 
     def content(self) -> list[str]:
         """Return the whole content as SQL statements."""
@@ -37,7 +37,7 @@ class Database:
 
     def close(self) -> None:
         self._file.close()
-        self._kept.close()
+        self._saved.close()
 
 
 class Site:
@@ -66,7 +66,7 @@ class Site:
         self.name, self.application, self.tokens, self.ids = name, application, tokens, ids
         self.client = falcon.testing.TestClient(application)
         self.database, self._fakes, self._also = database, fakes, also
-        self._kept: list[dict[str, Any]] = [{} for _ in fakes]
+        self._saved: list[dict[str, Any]] = [{} for _ in fakes]
 
     def ask(
         self,
@@ -77,15 +77,15 @@ class Site:
         headers: Mapping[str, str] | None = None,
     ) -> falcon.testing.Result:
         """Send a request of a persona with a JSON body, or with bytes as the raw body."""
-        sent = self.proof(persona, Random(0))
+        sent_headers = self.proof(persona, Random(0))
         path, _, query = path.partition("?")
         if body is not None:
-            sent["Content-Type"] = "application/json"
+            sent_headers["Content-Type"] = "application/json"
         return self.client.simulate_request(
             method,
             path,
             query_string=query,
-            headers=sent | dict(headers or {}),
+            headers=sent_headers | dict(headers or {}),
             body=body if body is None or isinstance(body, bytes) else json.dumps(body),
         )
 
@@ -93,15 +93,15 @@ class Site:
         """Return the headers that authenticate the persona."""
         return {"X-Auth-Token": self.tokens[persona]} if persona in self.tokens else {}
 
-    def keep(self) -> None:
-        """Save the current state for ``set_back``."""
-        self.database.keep()
-        self._kept = [copy.deepcopy(vars(fake)) for fake in self._fakes]
+    def save(self) -> None:
+        """Save the current state for ``reset``."""
+        self.database.save()
+        self._saved = [copy.deepcopy(vars(fake)) for fake in self._fakes]
 
-    def set_back(self) -> None:
-        """Undo all changes since ``keep``."""
-        self.database.set_back()
-        for fake, state in zip(self._fakes, self._kept, strict=True):
+    def reset(self) -> None:
+        """Restore the state of the last ``save``."""
+        self.database.reset()
+        for fake, state in zip(self._fakes, self._saved, strict=True):
             vars(fake).update(copy.deepcopy(state))
         self._also()
 

@@ -50,7 +50,7 @@ class Standalone:
         self.image = self._image_site(folder)
         self.network = self._network_site(folder)
         for service_site in self.sites:
-            service_site.keep()
+            service_site.save()
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -85,7 +85,7 @@ class Standalone:
         )
 
     def _identity_site(self, folder: Path) -> Site:
-        """Return a copy of the identity service, whose users tests may remove.
+        """Return a copy of the identity service. Tests may remove users of the copy.
 
         The original service issues and checks the tokens.
         """

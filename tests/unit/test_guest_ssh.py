@@ -40,21 +40,21 @@ def script_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_guest_run_repeats_until_a_login_succeeds(script_ssh: Any) -> None:
     guest, runs = script_ssh(SILENT, SILENT, f"echo '{IN}it' >&2; cat")
-    assert guest.run("a command", given=b"given") == "given"
+    assert guest.run("a command", stdin=b"given") == "given"
     assert runs() == 3
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_guest_does_follows_the_exit_status_of_the_command(script_ssh: Any, status: int) -> None:
+def test_guest_can_run_follows_the_exit_status_of_the_command(script_ssh: Any, status: int) -> None:
     guest, runs = script_ssh(f"echo '{IN}it' >&2; exit {status}")
-    assert guest.does("a command") == (status == 0)
+    assert guest.can_run("a command") == (status == 0)
     assert runs() == 1
 
 
-def test_guest_does_is_not_repeated_after_a_login(script_ssh: Any) -> None:
+def test_guest_can_run_is_not_repeated_after_a_login(script_ssh: Any) -> None:
     guest, runs = script_ssh(f"echo '{IN}it' >&2; echo 'Connection closed' >&2; exit 255")
     with pytest.raises(AssertionError, match="Connection closed"):
-        guest.does("a command")
+        guest.can_run("a command")
     assert runs() == 1
 
 

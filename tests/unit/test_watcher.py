@@ -41,7 +41,7 @@ def test_sightings_back_on_a_host_after_a_moment_prove_no_overlap() -> None:
 def test_sightings_back_on_a_host_after_a_rest_prove_no_overlap() -> None:
     all_sightings = Sightings("sight")
     assert not all_sightings.note("s", Sighting("a", 0.0, 0.1))
-    all_sightings.rested("s", "a")
+    all_sightings.note_idle("s", "a")
     assert not all_sightings.note("s", Sighting("b", 0.2, 0.3))
     assert not all_sightings.note("s", Sighting("a", 0.4, 0.5))
 

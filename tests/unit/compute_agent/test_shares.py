@@ -70,18 +70,18 @@ def test_mount_and_unmount_run_their_program_once(tmp_path: Path) -> None:
     host, folder = LocalMounts(tmp_path / "table"), tmp_path / "a folder" / "s"
     for _ in range(2):
         host.mounts.mount("NFS", LOCATION, folder)
-    assert host.asked == [["mount", "-t", "nfs", "-o", OPTIONS, "--", LOCATION, str(folder)]]
+    assert host.commands == [["mount", "-t", "nfs", "-o", OPTIONS, "--", LOCATION, str(folder)]]
     assert host.folders == [folder]
     for _ in range(2):
         host.mounts.unmount(folder)
-    assert host.asked[1:] == [["umount", "--", str(folder)]] and not folder.exists()
+    assert host.commands[1:] == [["umount", "--", str(folder)]] and not folder.exists()
 
 
 def test_mount_uses_systemd_mount_when_systemd_runs(tmp_path: Path) -> None:
     host, folder = LocalMounts(tmp_path / "table", by_systemd=True), tmp_path / "s"
     host.mounts.mount("NFS", "[2001:db8::9]:/shares/one", folder)
     host.mounts.unmount(folder)
-    assert host.asked == [
+    assert host.commands == [
         [
             "systemd-mount",
             "--quiet",
@@ -102,7 +102,7 @@ def test_unmount_keeps_folder_with_files_when_not_mounted(tmp_path: Path) -> Non
     (folder / "file").write_text("kept")
     with pytest.raises(OSError, match="not empty"):
         host.mounts.unmount(folder)
-    assert (folder / "file").read_text() == "kept" and host.asked == []
+    assert (folder / "file").read_text() == "kept" and host.commands == []
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_mount_refuses_malformed_location(tmp_path: Path, location: str) -> None
     host = LocalMounts(tmp_path / "table")
     with pytest.raises(VerbFailed, match="export location is none"):
         host.mounts.mount("NFS", location, tmp_path / "s")
-    assert host.asked == [] and not (tmp_path / "s").exists()
+    assert host.commands == [] and not (tmp_path / "s").exists()
 
 
 def test_mount_refuses_other_protocol_by_name(tmp_path: Path) -> None:
