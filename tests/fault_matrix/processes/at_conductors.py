@@ -153,7 +153,7 @@ def _send_again(process: Process, order: Order, send: Callable[[], object]) -> N
     def work() -> None:
         if order.effect == "double":
             send()
-            # The second message arrives after the first has an effect.
+            # The copy arrives later.
             time.sleep(NEXT_SECONDS)
         else:
             process.orders.hold(order)

@@ -59,7 +59,7 @@ def main() -> None:
         os.waitpid(pid, 0)
         (folder.path / f"{name}.pid").unlink(missing_ok=True)
         if not ending:
-            # A process that ends at once would start too often.
+            # systemd restarts a process after a pause.
             time.sleep(PAUSE_SECONDS)
 
 
