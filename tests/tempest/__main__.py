@@ -191,7 +191,7 @@ def run(arguments: Sequence[str]) -> int:
             with cloud(has_guests, parsed.unified_limits, volumes, logs) as (live, tempest_cloud):
                 tempest = Tempest(folder / name)
                 is_ok = _run_groups(tempest, tempest_cloud, groups, versions) and is_ok
-                live.judge()
+                live.assert_healthy()
     if is_ok:
         shutil.rmtree(folder)
         return 0
