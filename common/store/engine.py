@@ -141,18 +141,19 @@ class Store:
         if not isinstance(pool, sa.QueuePool):
             return
 
-        def taken(*what: Any) -> None:
+        def count_checkout(*what: Any) -> None:
             metrics.POOL_USED.set(pool.checkedout())
 
-        def given_back(*what: Any) -> None:  # called just before it is
+        def count_return(*what: Any) -> None:
+            # The pool calls this before it counts the connection as returned.
             metrics.POOL_USED.set(max(0, pool.checkedout() - 1))
 
         metrics.POOL_SIZE.set(pool.size())
-        sa.event.listen(self.engine, "checkout", taken)
-        sa.event.listen(self.engine, "checkin", given_back)
+        sa.event.listen(self.engine, "checkout", count_checkout)
+        sa.event.listen(self.engine, "checkin", count_return)
 
     @classmethod
-    def opened(
+    def open(
         cls,
         conf: cfg.ConfigOpts,
         pool: int = 8,

@@ -197,7 +197,7 @@ def find_locked(engine: WorkflowEngine, servers: Iterable[str]) -> set[str]:
         Unavailable: The database does not answer.
     """
     names = set(servers)
-    locked = names - engine.store.write(lambda tx: actions.unlocked(tx, names))
+    locked = names - engine.store.write(lambda tx: actions.find_unlocked(tx, names))
     set_aside(engine, locked)
     return locked
 

@@ -64,7 +64,7 @@ def explain(options: argparse.Namespace, ask: Ask | None = None) -> int:
         ask: Replaces the request to a scheduler.
     """
     conf = config.load(options.config)
-    store = Store.opened(conf)
+    store = Store.open(conf)
     upgrades.check(store)
     try:
         _check(options)

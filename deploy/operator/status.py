@@ -27,7 +27,7 @@ def status(options: argparse.Namespace) -> int:
     """Print the status. Return 1 if a service is down or silent."""
     conf = config.load(options.config)
     silence = conf.conductor.host_silence
-    store = Store.opened(conf)
+    store = Store.open(conf)
     upgrades.check(store)
     rows = store.read(services.list_all)
     ages = store.read(doctor.ages)

@@ -350,13 +350,13 @@ def test_unconfirmed_returns_resizes_older_than_limit_until_revert(
     server = server_on(cloud, "h1")
     cloud.move(server, "resize", BIGGER)
     cloud.settle()
-    assert store.read(lambda tx: migrations.unconfirmed(tx, 60 * SECOND, 10)) == []
+    assert store.read(lambda tx: migrations.find_unconfirmed(tx, 60 * SECOND, 10)) == []
     set_migration(store, server, updated_at=now() - 61 * SECOND)
     assert [
-        row.id for row in store.read(lambda tx: migrations.unconfirmed(tx, 60 * SECOND, 10))
+        row.id for row in store.read(lambda tx: migrations.find_unconfirmed(tx, 60 * SECOND, 10))
     ] == [server]
     cloud.close(server, "revertResize")
-    assert store.read(lambda tx: migrations.unconfirmed(tx, 60 * SECOND, 10)) == []
+    assert store.read(lambda tx: migrations.find_unconfirmed(tx, 60 * SECOND, 10)) == []
 
 
 def test_evacuation_stays_done_while_source_has_pending_removal(store: Store) -> None:

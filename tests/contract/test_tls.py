@@ -86,7 +86,7 @@ def connect_oslo(conf: Any, url: str) -> Iterator[None]:
 def connect_store(conf: Any, url: str) -> Iterator[None]:
     conf.set_override("url", url, "database")
     try:
-        store = Store.opened(conf)
+        store = Store.open(conf)
     finally:
         conf.clear_override("url", "database")
     with pytest.raises(errors.NoStore):
@@ -244,9 +244,9 @@ def test_remote_database_without_tls_raises_config_error(load, url: str) -> None
         with pytest.raises(
             errors.ConfigError, match=r"\[database\] url: .* is no loopback address"
         ):
-            Store.opened(conf)
+            Store.open(conf)
     conf = load(tls="allow_plain_text = true", database=f"url = {url}")
-    Store.opened(conf).close()
+    Store.open(conf).close()
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_remote_database_without_tls_raises_config_error(load, url: str) -> None
 )
 def test_local_database_and_broker_need_no_tls(load, url: str) -> None:
     conf = load(tls="", database=f"url = {url}")
-    Store.opened(conf).close()
+    Store.open(conf).close()
     opener(conf, "rabbit://h:x@localhost:5672/")
 
 

@@ -312,8 +312,8 @@ def test_token_validation_at_remote_identity_over_plain_http_is_refused(load) ->
     with pytest.raises(
         ConfigError, match=r"\[identity\] auth_url: http://10.0.0.5:5000 is no https://"
     ):
-        authentication.authenticated(None, load(identity=f"auth_url = {elsewhere}"), fail_on_fault)
-    entry = authentication.authenticated(
+        authentication.authenticate(None, load(identity=f"auth_url = {elsewhere}"), fail_on_fault)
+    entry = authentication.authenticate(
         None, load(identity="auth_url = https://identity.example"), fail_on_fault
     )
     [middleware] = [

@@ -217,7 +217,7 @@ def note_guests(tx: Connection, name: str, server_ids: Iterable[str]) -> list[st
     return sorted(set(unclaimed) - set(before))
 
 
-def unclaimed(tx: Connection) -> list[tuple[str, str]]:
+def read_unclaimed(tx: Connection) -> list[tuple[str, str]]:
     """Return (server, host) of reported guests that have no record now."""
     found = [
         (server, row.name)

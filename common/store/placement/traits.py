@@ -95,9 +95,8 @@ def delete(tx: Connection, name: str) -> None:
     """
     if name in standard():
         raise errors.BadRequest(f"Cannot delete standard trait {name}.")
-    gone = tx.execute(
-        sa.delete(traits).where(traits.c.name == name)
-    ).rowcount  # nobody can take it meanwhile
+    # Delete first: no provider can receive the trait between the deletion and the check below.
+    gone = tx.execute(sa.delete(traits).where(traits.c.name == name)).rowcount
     if (
         tx.scalar(
             sa.select(provider_traits.c.trait).where(provider_traits.c.trait == name).limit(1)

@@ -182,8 +182,8 @@ def check(
         raise errors.Conflict(
             f"Cannot '{row.name}' instance {server_id} while it has shares; detach them first."
         )
-    # An action without task_state, for example an attach, is not one that hangs. Only a row that
-    # permits every task_state may end such an action.
+    # An action without task_state, for example an attach, never counts as hung. Only a row
+    # that permits every task_state may end such an action.
     may_end = row.supersedes and (row.task == states.ANY or server.task_state is not None)
     if server.action and not may_end and row.immediate is None:
         raise errors.Busy(
@@ -371,7 +371,7 @@ def lock_servers(tx: Connection, server_ids: Iterable[str]) -> dict[str, PlacedS
     return {row.id: row for row in tx.execute(_SERVERS_LOCKED, {"ids": sorted(set(server_ids))})}
 
 
-def unlocked(tx: Connection, server_ids: Iterable[str]) -> set[str]:
+def find_unlocked(tx: Connection, server_ids: Iterable[str]) -> set[str]:
     """Return the servers that are deleted or not locked by another transaction, without waiting."""
     names = set(server_ids)
     query = sa.select(servers.c.id).where(servers.c.id.in_(sorted(names)))

@@ -376,7 +376,7 @@ def _reading(steps: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
     ).limit(sa.bindparam("most", type_=sa.Integer))
 
 
-def unconfirmed(tx: Connection, older_than: int, limit: int) -> list[ServerKey]:
+def find_unconfirmed(tx: Connection, older_than: int, limit: int) -> list[ServerKey]:
     """Return idle servers with a finished move that was not confirmed for ``older_than`` µs.
 
     Servers on hosts that are down are left out, because the kept guest at the source may be the

@@ -407,7 +407,7 @@ def compare_reported(queried: Collection[str], tx: Connection) -> list[Finding]:
     """
     return [
         _unknown_domain(server, host)
-        for server, host in host_rows.unclaimed(tx)
+        for server, host in host_rows.read_unclaimed(tx)
         if host not in queried
     ]
 

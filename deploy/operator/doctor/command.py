@@ -72,7 +72,7 @@ def doctor(options: argparse.Namespace) -> int:
     """
     conf = config.load(options.config)
     try:
-        with closing(Store.opened(conf, unhurried=True)) as store:
+        with closing(Store.open(conf, unhurried=True)) as store:
             upgrades.check(store)
             return _examine(conf, store, options)
     except errors.Unavailable as problem:

@@ -49,7 +49,7 @@ def evacuate(options: argparse.Namespace) -> int:
 
 def _command(options: argparse.Namespace, name: Name, args: Arguments) -> int:
     conf = config.load(options.config)
-    store = Store.opened(conf, notifications=NotificationSettings.of(conf))
+    store = Store.open(conf, notifications=NotificationSettings.of(conf))
     upgrades.check(store)
     transport = Transport(conf)
     try:

@@ -44,7 +44,7 @@ def discard(options: argparse.Namespace) -> int:
         ) from problem
     conf = config.load(options.config)
     with (
-        closing(Store.opened(conf)) as store,
+        closing(Store.open(conf)) as store,
         closing(ControlSide(opener(conf), host_keys.of_all(store, conf))) as link,
     ):
         upgrades.check(store)

@@ -32,7 +32,7 @@ _FACTS = ("hypervisor_type", "hypervisor_version", "hypervisor_hostname", "cpu_i
 def hosts(options: argparse.Namespace) -> int:
     """Print the hosts. Return 1 if none takes new servers."""
     conf = config.load(options.config)
-    store = Store.opened(conf)
+    store = Store.open(conf)
     upgrades.check(store)
     rows = store.read(
         lambda tx: overview(

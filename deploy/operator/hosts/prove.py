@@ -88,7 +88,7 @@ class Prover:
 def prove(options: argparse.Namespace) -> int:
     """Create, reach and delete a server on the host. Each step is printed with its seconds."""
     conf = config.load(options.config)
-    store = Store.opened(conf)
+    store = Store.open(conf)
     try:
         upgrades.check(store)
         prover = _prover(conf, options.timeout)

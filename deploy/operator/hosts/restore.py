@@ -22,7 +22,7 @@ from common.store.views import host_contents
 def restore(options: argparse.Namespace) -> int:
     """Use the host again. Return 0 if the host takes servers now."""
     conf = config.load(options.config)
-    store = Store.opened(conf, notifications=NotificationSettings.of(conf))
+    store = Store.open(conf, notifications=NotificationSettings.of(conf))
     upgrades.check(store)
     try:
         return give_back(store, options.host, print)

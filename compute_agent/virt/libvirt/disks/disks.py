@@ -190,7 +190,7 @@ def _copy_to_kept(disk: Disk, copy: Path, context: VerbContext) -> None:
             context.phase(CommandPhase.COPYING_DISK, 100 * copied // count)
 
     try:
-        for _ in sparse.proved(part, sparse.write(part, size, pieces())):
+        for _ in sparse.verify(part, sparse.write(part, size, pieces())):
             if context.cancelled():
                 raise Cancelled
         os.replace(part, copy)

@@ -390,7 +390,7 @@ class Copy:
                 )
             ) as pieces:
                 stored = sparse.write(path, size, self._count(pieces))
-            for count in sparse.proved(path, stored):
+            for count in sparse.verify(path, stored):
                 if self.context.cancelled():
                     raise Cancelled
                 self.context.phase(
@@ -406,7 +406,7 @@ class Copy:
 
     def whole(self, name: str) -> Iterator[bytes]:
         """Yield all bytes of a part, with zeros for the holes."""
-        for data in sparse.filled(self._describe_part(name).size, self._peer.read(name)):
+        for data in sparse.fill_holes(self._describe_part(name).size, self._peer.read(name)):
             self.travelled += len(data)
             yield data
 

@@ -72,7 +72,7 @@ def mend(tx: Connection, finding: Finding, look: Look) -> bool:
 
 
 def _lock_server(tx: Connection, finding: Finding) -> ServerRow | None:
-    """Lock and return the server of the finding, or None if there is none."""
+    """Lock and return the server of the finding, or None if it does not exist."""
     names = sorted({finding.subject, *finding.facts})
     ids = tx.scalars(sa.select(servers.c.id).where(servers.c.id.in_(names)).order_by(servers.c.id))
     return next(iter(actions.lock_servers(tx, list(ids)).values()), None)
