@@ -163,7 +163,10 @@ class Store:
         """Open the database of the section [database].
 
         Args:
+            conf: The configuration.
+            pool: Most connections in the pool.
             unhurried: Allow statements without a time limit, for commands.
+            notifications: Options of notifications. None: notifications are off.
 
         Raises:
             ConfigError: Plain text would go to another machine, or the driver is not installed.
@@ -223,6 +226,7 @@ class Store:
         The caller should choose ids of new rows outside ``work``, so that no row is created twice.
 
         Args:
+            work: The function. Its argument is the transaction.
             is_there: ``is_there(tx, result)`` returns True if the database contains the effect of
                 this result. The store calls this if the connection broke at COMMIT. After False,
                 ``work`` runs again.
@@ -412,8 +416,11 @@ def insert_many(
     because MariaDB's driver combines only inserts of plain values into one statement.
 
     Args:
-        times: Columns that get the current time.
+        tx: The transaction.
+        table: The table.
+        rows: The rows.
         ignore: Skip rows whose key exists.
+        times: Columns that get the current time.
     """
     if not rows:
         return

@@ -440,8 +440,14 @@ def page(
     """Return migrations, newest first, in one statement, or two with a marker.
 
     Args:
+        tx: The transaction.
+        limit: Most migrations to return. None: all.
+        marker: Uuid of the last migration of the previous page.
+        changed_since: Only migrations that changed at this time or later, in µs.
+        changed_before: Only migrations that changed at this time or earlier, in µs.
         host: Source or destination.
-        source, dest: Only this source or destination.
+        source: Only migrations from this host.
+        dest: Only migrations to this host.
         equal: Values of the columns status, type, server_id, user_id or project_id.
 
     Raises:
