@@ -100,6 +100,8 @@ class LocalDisks:
         Ephemeral disks only grow.
 
         Args:
+            folder: The server's folder.
+            spec: The guest.
             new: Make a missing ephemeral disk.
 
         Raises:

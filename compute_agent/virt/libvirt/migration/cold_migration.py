@@ -198,7 +198,12 @@ def prepare(
     """Check the free space and fetch the backing file of the root disk.
 
     Args:
+        images: The image cache.
+        folder: The server's folder.
+        spec: The guest.
         peer: The source, or None if storage is shared and the files are here.
+        read_image: Reads the image's data from the image service.
+        context: The calls of the running verb.
 
     Raises:
         VerbFailed: There is not enough space, or a file is missing or damaged.
@@ -224,7 +229,13 @@ def receive(
     """Copy the server's files from the source and grow the root disk to the flavor's size.
 
     Args:
+        images: The image cache.
+        folder: The server's folder.
+        spec: The guest.
         peer: The source, or None if storage is shared and the files are here.
+        read_image: Reads the image's data from the image service.
+        context: The calls of the running verb.
+        local: Makes and resizes local disks.
 
     Returns:
         ``{"bytes": number of bytes transferred}``.
