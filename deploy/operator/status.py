@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova status``: services, actions in hand, stuck actions, pending work of hosts, drains and
-evacuations, waiting notifications.
+"""``kilonova status``: an overview of the cloud.
+
+It lists services, running and stuck actions, pending work of hosts, drains and evacuations, and
+waiting notifications.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the jobs of ./deploy/test in parallel, each in a process with a log and a report, and collect
-their results.
+"""Run the jobs of ./deploy/test in parallel, and collect their results.
 
-Two more jobs than CPUs run at a time, because most jobs wait for guests, timeouts and disks. When
-the command ends early, jobs are interrupted and remove their clouds.
+Each job is a process with a log and a report. Two more jobs than CPUs run at a time, because most
+jobs wait for guests, timeouts and disks. When the command ends early, jobs are interrupted and
+remove their clouds.
 """
 
 from __future__ import annotations

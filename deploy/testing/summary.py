@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The summary of a run of ./deploy/test: CPU time beside the budgets, the longest tests, and the
-reasons of skipped tests."""
+"""The summary of a run of ./deploy/test.
+
+It has CPU time beside the budgets, the longest tests, and the reasons of skipped tests.
+"""
 
 from __future__ import annotations
 

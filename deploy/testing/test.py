@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/test [all | SLICE | RING ...] [-- PYTEST ARGUMENTS]``: install the tests'
-dependencies, run the tests, clean up.
+"""``./deploy/test [all | SLICE | RING ...] [-- PYTEST ARGUMENTS]``: run tests.
 
+The command installs the tests' dependencies, runs the tests, and cleans up.
 Without arguments: the default set, which ``.ci/run`` calls. ``all`` runs every test. A slice is a
 part of the rest, a ring a folder below tests/. The rings that run only by name take arguments of
 their own: ``./deploy/test tempest [GROUP ...]``, ``clients [SUITE ...]``, ``newcomer [FORM ...]``.

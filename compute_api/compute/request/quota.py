@@ -75,6 +75,7 @@ class UnifiedLimits:
 
         Args:
             resource: Name of the limit in this API or in Keystone.
+            user_id: Ignored, because Keystone has no limits of users.
         """
         name = self.name(resource)
         if name not in self.numbers and not name.startswith(CLASS) and name not in NAMES.values():

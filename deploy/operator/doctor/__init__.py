@@ -404,6 +404,7 @@ def compare_reported(queried: Collection[str], tx: Connection) -> list[Finding]:
 
     Args:
         queried: Hosts that were queried now, and are left out.
+        tx: The transaction.
     """
     return [
         _unknown_domain(server, host)

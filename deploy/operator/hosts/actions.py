@@ -214,6 +214,12 @@ def rehearse(
     """Print the destination of each server, and change nothing. Return 0 if all servers can move.
 
     Args:
+        store: The database.
+        select: Requests proposals from a scheduler.
+        host: Name of the host.
+        name: Drain or evacuation.
+        args: Arguments of the host action.
+        say: Prints a line.
         has_hook: A fencing hook is configured.
         silence: Seconds of silence after which a host counts as down.
 

@@ -28,8 +28,9 @@ from deploy.operator.store import adoption
 
 
 def discard(options: argparse.Namespace) -> int:
-    """Request the removal of a guest, or of files without a guest. Without --yes only print the
-    effect.
+    """Request the removal of a guest, or of files without a guest.
+
+    Without --yes only print the effect.
 
     Raises:
         BadRequest: The text is no server's id.

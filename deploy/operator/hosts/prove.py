@@ -36,8 +36,9 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Prover:
-    """Clients of compute and image service for Kilonova's own user. ``seconds`` is the limit of
-    each step.
+    """Clients of compute and image service for Kilonova's own user.
+
+    ``seconds`` is the limit of each step.
     """
 
     identity: IdentityClient
@@ -51,7 +52,11 @@ class Prover:
         """Send a request and return the JSON of the answer, or None without any.
 
         Args:
-            fine: Error statuses that are accepted.
+            method: The HTTP method.
+            path: The path. A path with /v2/ goes to the image service, any other to the Compute
+                API.
+            body: The JSON body. None: no body.
+            *accepted: Error statuses that raise no Problem.
 
         Raises:
             Problem: The service refuses. The text is the service's own.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host restore``: reverts the effects of a drain, a fencing hook or forced_down on a
-host.
+"""``kilonova host restore``: return a host to service.
+
+This reverts the effects of a drain, a fencing hook or forced_down.
 """
 
 from __future__ import annotations

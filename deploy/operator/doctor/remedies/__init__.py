@@ -34,8 +34,12 @@ REMEDIES: dict[str, Callable[[Connection, Finding], None]] = {**SERVERS, **COUNT
 
 
 def mend(tx: Connection, finding: Finding, look: Look) -> bool:
-    """Run the remedy of a finding if ``look`` still finds it, and return whether the finding
-    existed.
+    """Run the remedy of a finding, and return whether the finding existed.
+
+    Args:
+        tx: The transaction.
+        finding: The finding.
+        look: Checks again. If the result lacks the finding, no remedy runs.
 
     Raises:
         Conflict: Only an operator can repair the finding, another finding comes first, or the
