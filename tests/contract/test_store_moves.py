@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves of servers on SQLite, PostgreSQL and MariaDB: migration records, allocations of both hosts,
-and silent hosts.
+"""Moves of servers on SQLite, PostgreSQL and MariaDB.
 
-Whole moves run here by the real workflows, so that each database executes all of their statements.
+The tests cover migration records, allocations of both hosts, and silent hosts. Whole moves run here
+by the real workflows, so that each database executes all of their statements.
 """
 
 from __future__ import annotations
@@ -256,8 +256,10 @@ def test_migrate_without_host_and_confirm_without_migration_are_refused(
 
 
 def add_migrations(store: Store, count: int) -> list[str]:
-    """Insert migrations of different servers, two with each creation time. Return their uuids,
-    oldest first."""
+    """Insert migrations of different servers, two with each creation time.
+
+    Return their uuids, oldest first.
+    """
     values = [
         {
             "uuid": ids.new(),

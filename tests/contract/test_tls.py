@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS of broker and databases: clients send no data to a server without a valid certificate, and
-never fall back to plain text.
+"""TLS of broker and databases.
 
-The servers have a certificate of another authority, of another name, an expired one, or no TLS.
+Clients send no data to a server without a valid certificate, and never fall back to plain text. The
+servers have a certificate of another authority, of another name, an expired one, or no TLS.
 """
 
 from __future__ import annotations
@@ -151,8 +151,10 @@ def test_client_connects_to_server_with_valid_certificate(
 def test_connection_to_mariadb_without_tls_setting_ignores_offered_tls(
     load, server_certificates
 ) -> None:
-    """TLS without verification gives no security, and PyMySQL needs 50 ms of CPU time to prepare
-    TLS."""
+    """TLS without verification gives no security.
+
+    PyMySQL needs 50 ms of CPU time to prepare TLS.
+    """
     url = f"mysql+pymysql://kilonova:{PASSWORD}@127.0.0.1:"
     with (
         peer("mariadb", server_certificates["good"]) as server,

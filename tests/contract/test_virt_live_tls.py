@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live migrations over TLS between hosts with certificates of one authority. Without valid
-certificates no guest moves."""
+"""Live migrations over TLS between hosts with certificates of one authority.
+
+Without valid certificates no guest moves.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +84,10 @@ class World:
         return place
 
     def successful_calls(self, shows: Tls, port: int = PORT) -> set[str]:
-        """Try the calls from the source at the destination's libvirtd with this certificate. Return
-        those that succeed."""
+        """Try the calls from the source at the destination's libvirtd with this certificate.
+
+        Return those that succeed.
+        """
         proof = live_migration.lay_proof(self.authority.folder.parent / "pki-thief", shows)
         uri = f"qemu+tls://{self.machines.addresses[1]}:{port}/system?pkipath={proof}"
         tried = subprocess.run(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sets and jobs of ./deploy/test: the assignment of tests, the results of jobs, and the end of
-interrupted runs.
+"""The sets and jobs of ./deploy/test.
+
+The tests cover the assignment of tests, the results of jobs, and the end of interrupted runs.
 """
 
 from __future__ import annotations
