@@ -154,8 +154,8 @@ def guest_spec(
         row: The facts of the server's row.
         fence: The fence of the guest.
         image: Build the guest from this image. None: from the server's own.
-        availability_zone: The zone in the guest's metadata.
-        files: Personality files of the create request.
+        availability_zone: The zone in the guest's metadata. None: the zone in the row.
+        files: Personality files.
         admin_pass: Password for the guest's administrator. Empty: no password.
         boot_roles: Roles of the user that created the server.
     """

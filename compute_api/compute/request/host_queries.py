@@ -56,7 +56,7 @@ def query_hosts(
     Hosts that got no query before ``TOTAL_TIMEOUT_SECONDS`` are left out.
 
     Args:
-        request: The request of the API. Its slot counts the wait.
+        request: The API request.
         hosts: Names of hosts, which should be up.
         verb: Name of the query.
 

@@ -62,8 +62,8 @@ class Authority:
     def issue(self, name: str, *reached_at: str, valid: datetime.timedelta = YEARS) -> Tls:
         """Return a certificate for these names and addresses.
 
-        A missing certificate, or a certificate for others, is replaced. A certificate that expires
-        within ``RENEW`` is replaced. Servers and clients can use the certificate.
+        A new certificate is issued if the present certificate is missing, is for other names or
+        addresses, or expires within ``RENEW``. Servers and clients can use the certificate.
 
         Args:
             name: The subject, and the name of the files.

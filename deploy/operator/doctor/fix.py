@@ -63,7 +63,7 @@ def fix(
         names: Ids of the findings to repair.
         findings: The current findings.
         look: Checks again, inside the transaction of the repair.
-        commands: Sends commands to the hosts of guests.
+        commands: The commands that adopt and discard a guest.
     """
     refused = 0
     for name in names:

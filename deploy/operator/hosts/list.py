@@ -200,7 +200,7 @@ def silence_of(
 
     Args:
         seen_at: The time of the last sign of life.
-        is_up: True if the host counts as up. None: it has never reported.
+        is_up: True if the host counts as up. None: it has no heartbeat.
         at: The time of the database.
         limit: Seconds of silence after which conductors judge a host.
         heard: How many of the compute hosts that are up conductors hear.

@@ -53,7 +53,7 @@ class Prover:
 
         Args:
             method: The HTTP method.
-            path: The path. A path with /v2/ goes to the image service, any other to the Compute
+            path: The path. A path below /v2/ goes to the image service, any other to the Compute
                 API.
             body: The JSON body. None: no body.
             *accepted: Error statuses that raise no Problem.

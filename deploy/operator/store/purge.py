@@ -206,7 +206,7 @@ def purge(
     Args:
         store: The database.
         kind: The kind of rows.
-        days: The age of the rows at which they may be deleted.
+        days: Days since the rows became old.
         report: Called with the sum so far after each transaction.
 
     Raises:
