@@ -39,7 +39,7 @@ def database(conf: cfg.ConfigOpts) -> None:
     """
     from common.store.engine import Store
 
-    store = Store.opened(conf, pool=1)
+    store = Store.open(conf, pool=1)
     try:
         store.look_in()
     finally:

@@ -39,7 +39,7 @@ class CertificateFile:
     has_key: bool = True
 
     def renew(self, client: HostCertificatesClient) -> None:
-        """Replace the certificate with a new one that conductors sign.
+        """Replace the certificate with a new certificate signed by the conductors.
 
         Raises:
             Problem: Conductors refuse or do not answer.

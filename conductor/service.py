@@ -57,7 +57,7 @@ from common.store.engine import Connection, Store
 from common.store.hosts import host_keys, hosts, services
 from common.store.placement.allocations import FailedBuildLimit
 from common.store.servers import actions
-from common.store.version import await_version, guarded
+from common.store.version import await_version, guard
 from conductor.engine import reports, runner
 from conductor.engine.engine import Chore, Engine, Lane
 from conductor.engine.run import AnyRun
@@ -508,7 +508,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     access.check(conf, access.DATABASE, access.BROKER, access.IDENTITY)
     owner, identity_file = service.own_name(conf.state_dir, "conductor", conf.host)
     settings = NotificationSettings.of(conf)
-    store = guarded(Store.opened(conf, notifications=settings))
+    store = guard(Store.open(conf, notifications=settings))
     await_version(store)
     keys = host_keys.of_all(store, conf)
     signer = host_credentials.signer(conf)

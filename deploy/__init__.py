@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installation, start and surroundings of Kilonova on a machine. Kilonova's processes import
-nothing from this package.
+"""Installation, start and surroundings of Kilonova on a machine.
+
+Kilonova's processes do not import this package.
 """

@@ -30,7 +30,7 @@ class Proposals:
 
         Args:
             specs: The requests.
-            fresh: Read the database first, whatever the age of the snapshot.
+            fresh: Read the database first, even if the snapshot is recent.
 
         Raises:
             Unavailable: The database does not answer.

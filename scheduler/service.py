@@ -28,7 +28,7 @@ from common.service import metrics, reload, service
 from common.service.notification_options import NotificationSettings
 from common.store.engine import Store
 from common.store.hosts import services
-from common.store.version import await_version, guarded
+from common.store.version import await_version, guard
 from scheduler import filters, weighers
 from scheduler.hosts import Hosts, ReadOptions
 from scheduler.proposals import Proposals
@@ -136,7 +136,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     selection_options = options(conf)
     access.check(conf, access.DATABASE, access.BROKER)
     name, name_file = service.own_name(conf.state_dir, "scheduler", conf.host)
-    store = guarded(Store.opened(conf, notifications=NotificationSettings.of(conf)))
+    store = guard(Store.open(conf, notifications=NotificationSettings.of(conf)))
     await_version(store)
     transport = Transport(conf, role=SCHEDULER)
     store.write(lambda tx: services.enrol(tx, conf.host, Binary.SCHEDULER))

@@ -46,5 +46,5 @@ def find_entry_points(
 
 
 def refusal(option: str, point: metadata.EntryPoint, problem: Exception) -> str:
-    """Return the message for an entry point whose factory failed."""
+    """Return the message for a failed factory of an entry point."""
     return f"[scheduler] {option}: {point.name} ({point.value}) cannot be made: {type(problem).__name__}: {problem}"

@@ -92,7 +92,7 @@ def _weigh_column(
 
 
 def _without_options(weigher: Weigher) -> Factory:
-    """Return a factory for a weigher whose only option is its multiplier."""
+    """Return a factory for a weigher with no option except the multiplier."""
     return lambda conf: replace(weigher, multiplier=conf.scheduler[weigher.key])
 
 

@@ -66,6 +66,7 @@ def refusal_of(answer: HttpAnswer, name: str, needs: str) -> errors.Problem:
     The message is in the first value of the JSON body. The keys of services differ.
 
     Args:
+        answer: The response.
         name: The service's name, for example "block storage service".
         needs: The required API version and its purpose, for the error of an older service.
     """
@@ -84,6 +85,7 @@ def require_answer(url: str, seconds: float = 2) -> None:
     """Check that a service answers at this URL. No token is sent, so a refusal counts as an answer.
 
     Args:
+        url: The address of the service.
         seconds: Time limit.
 
     Raises:
@@ -150,6 +152,7 @@ def document(answer: HttpAnswer, name: str) -> Document:
     """Return the JSON object in a response, or an empty object if the response has no body.
 
     Args:
+        answer: The response.
         name: The service's name, for the error.
 
     Raises:
@@ -324,7 +327,11 @@ class Http:
         """Send a request and return the response, unless its status is transient.
 
         Args:
+            method: The HTTP method.
+            url: The full URL.
+            token: The token for the header X-Auth-Token.
             refusal: Returns True for a definite refusal in spite of a transient status.
+            **more: Further options of keystoneauth's request, for example ``json`` or ``headers``.
 
         Raises:
             Unavailable: No response came, or its status is transient.

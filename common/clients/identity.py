@@ -156,6 +156,7 @@ class IdentityClient:
         If the service refuses the token, the token is dropped, and the next call fetches a new one.
 
         Args:
+            call: The function. Its argument is the token.
             who: The name of the service that the function calls, for the error.
 
         Raises:

@@ -222,6 +222,7 @@ class ImageClient:
 
         Args:
             query: Query parameters of the image service.
+            token: The token of the request.
 
         Raises:
             BadRequest: The service does not accept the parameters.
@@ -345,6 +346,8 @@ class ImageClient:
         """Store an image's data, and verify that the service has all data.
 
         Args:
+            image_id: Id of the image.
+            token: The token of the request.
             chunks: The data. An exception of this iterator ends the upload, and the image stays
                 without data.
 

@@ -80,6 +80,8 @@ def check_volume(image: Image, volume_gb: int, memory_mb: int | None = None) -> 
     """Check that a server can boot an image from a volume.
 
     Args:
+        image: The image.
+        volume_gb: Size of the volume in GiB.
         memory_mb: Memory of the server in MiB. None: memory is not checked.
 
     Raises:

@@ -66,6 +66,7 @@ def interface_of(
     """Return a port in the form that Kilonova stores.
 
     Args:
+        port: The port, as the network service returns it.
         networks: Networks by id.
         subnets: Subnets by id.
         floating: Floating addresses by fixed address.
@@ -166,6 +167,8 @@ class NetworkClient(OptionalService):
         """Return the project's security groups.
 
         Args:
+            token: The token of the request.
+            project_id: Id of the project.
             whole: Return all fields with the rules, and not only id and name.
         """
         more = {} if whole else {"fields": ["id", "name"]}
@@ -191,6 +194,8 @@ class NetworkClient(OptionalService):
         """Return ports as interfaces, with data of their networks, subnets and security groups.
 
         Args:
+            token: The token of the request.
+            ports: The ports, as the network service returns them.
             floating: Include floating addresses.
         """
         if not ports:
@@ -276,6 +281,9 @@ class NetworkClient(OptionalService):
         """Return all pages of a list. A long list of ids is split into several queries.
 
         Args:
+            token: The token of the request.
+            resource: Name of the resource in the URL, for example "security-groups".
+            filters: Query parameters. A list of values matches any of them.
             keep: Cache the answers.
         """
         records: list[JsonObject] = []

@@ -324,7 +324,12 @@ class VolumeClient(OptionalService):
         """Create an attachment.
 
         Args:
+            token: The token of the request.
+            volume_id: Id of the volume.
+            server_id: Id of the server.
             connector: The host that may connect. None: the volume is only reserved for the server.
+            mountpoint: Device name in the guest, stored with the connector.
+            mode: Attach mode "rw" or "ro", stored with the connector.
 
         Raises:
             NotFound: The volume does not exist.
@@ -401,7 +406,12 @@ class VolumeClient(OptionalService):
         """Send a request and return the JSON object in the response.
 
         Args:
+            method: The HTTP method.
+            path: The path below the service's base URL.
+            token: The token of the request.
+            body: The JSON body. None: no body.
             beside: Names of further headers that contain the token.
+            version: The microversion of the request.
         """
         more: JsonObject = {} if body is None else {"json": body}
         answer = self._http.send(

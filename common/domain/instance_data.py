@@ -151,7 +151,12 @@ def guest_spec(
     """Return the guest spec of a server's row.
 
     Args:
+        row: The facts of the server's row.
+        fence: The fence of the guest.
         image: Build the guest from this image. None: from the server's own.
+        availability_zone: The zone in the guest's metadata. None: the zone in the row.
+        files: Personality files.
+        admin_pass: Password for the guest's administrator. Empty: no password.
         boot_roles: Roles of the user that created the server.
     """
     keys = (
@@ -224,8 +229,9 @@ class InstanceData:
 
     @property
     def hostname(self) -> str:
-        """The guest's host name. The API derives it from the server's name, otherwise the id is
-        used.
+        """The guest's host name, which the API derives from the server's name.
+
+        Without such a name the server's id is used.
         """
         return str(self.spec.instance.get("hostname") or f"server-{self.spec.server}")
 
@@ -274,6 +280,7 @@ class InstanceData:
         """Return the ``meta_data.json`` of this version.
 
         Args:
+            version: The version in the URL of the metadata, for example "2018-08-27".
             random_seed: Bytes for the guest's entropy pool.
         """
         instance = self.spec.instance

@@ -27,6 +27,7 @@ def of(flavor: Flavor, requested: JsonObject | None) -> list[LocalDisk]:
     After a resize, a requested ephemeral disk keeps its size. Swap is at most that of the flavor.
 
     Args:
+        flavor: The flavor of the server.
         requested: The choice in the server's row, or None for the flavor's disks.
     """
     disks = [
@@ -52,6 +53,8 @@ def format_of(disk: LocalDisk, os_type: str, default: str = "") -> str:
     """Return the file system with which a disk is created.
 
     Args:
+        disk: The disk.
+        os_type: The image's property ``os_type``. May be empty.
         default: The host's configured file system, for disks without a requested one. May be empty.
     """
     return disk.format or default or BY_OS.get(os_type.lower(), OTHERWISE)

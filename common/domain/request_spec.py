@@ -41,9 +41,11 @@ def of(
 
     Args:
         server: Id of the server, or any text if the server does not exist.
+        project_id: Project of the server.
+        flavor: Flavor of the server.
         image: None if the server boots from no image.
-        boots_from_volume: The server has no root disk on its host.
         hints: Scheduler hints of the request. They name the server group.
+        boots_from_volume: The server has no root disk on its host.
         more: Other fields of ``RequestSpec``.
 
     Raises:

@@ -740,6 +740,7 @@ def action(key: str, value: str | None = None) -> Action | None:
     """Return the row for a body key, or None.
 
     Args:
+        key: The key in the body of the request, for example "os-start".
         value: The value in the body that selects the row where several rows share a key.
     """
     for row in ACTIONS:

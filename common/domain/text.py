@@ -32,8 +32,9 @@ def printable(text: str) -> str:
 
 
 def with_suffix(name: str, suffix: str, most: int = 255) -> str:
-    """Return the name with the suffix. The name is cut so that both have at most ``most``
-    characters.
+    """Return the name with the suffix.
+
+    The name is cut so that both have at most ``most`` characters.
     """
     return name[: most - len(suffix)] + suffix
 

@@ -29,6 +29,7 @@ class AgentApi(Protocol):
         """Accept commands.
 
         Args:
+            commands: The commands.
             access: Access to the images of the commands, or None if they have no images.
         """
 

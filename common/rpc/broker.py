@@ -163,6 +163,8 @@ def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transpo
     """Check that the broker accepts a connection.
 
     Args:
+        conf: The configuration.
+        url: URL of the broker. None: the URL in the configuration.
         option: The name of the option that has the URL, for the texts of errors.
 
     Raises:
@@ -287,6 +289,10 @@ def url_as(
     """Return the URL of the configured broker, or of the broker at ``url``, for another user.
 
     Args:
+        conf: The configuration.
+        user: Name of the user.
+        password: Password of the user.
+        url: URL of the broker. None: the URL in the configuration.
         at: Addresses of the nodes that replace the addresses in the URL, each HOST or HOST:PORT.
 
     Raises:

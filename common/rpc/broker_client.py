@@ -186,6 +186,7 @@ class Sender:
 
         Args:
             what: The name of the work in the log.
+            work: The function. Its argument is the connection.
         """
 
         def run() -> bool:

@@ -70,6 +70,8 @@ def listen(
     owner of its key is refused.
 
     Args:
+        link: The connection to the hosts.
+        conductor: Serves the reports and heartbeats of agents.
         joins: Serves machines that join the cloud. None: joins are refused.
         certificates: Serves hosts whose certificate ends soon. None: renewals are refused.
     """
@@ -113,6 +115,7 @@ class ConductorClient:
         """Send a report and return the answer.
 
         Args:
+            request: The report.
             timeout: Seconds to wait for the answer.
 
         Raises:

@@ -48,6 +48,7 @@ class Allowances:
         """Count a message against the host's allowance.
 
         Args:
+            host: The sender.
             size: Bytes of the message.
 
         Raises:
@@ -90,6 +91,7 @@ class Quarantine:
         """Count a message above the host's allowance.
 
         Args:
+            host: The sender.
             size: Bytes of the message.
 
         Returns:

@@ -137,6 +137,9 @@ class _Side(ABC):
 
         Args:
             who: The name of the other end, for the error.
+            message: Header and bytes of the request.
+            timeout: Seconds to wait for the answer.
+            send: Sends the bytes and returns True if the broker has accepted them.
 
         Raises:
             NoAnswer: No answer came in time.
@@ -195,6 +198,8 @@ class HostSide(_Side):
 
         Args:
             door: The queue of the conductors, REPORTS or HEARTBEATS.
+            method: Name of the method.
+            content: Arguments of the method.
             timeout: Seconds to wait for the answer.
 
         Raises:
@@ -337,6 +342,10 @@ class ControlSide(_Side):
         """Call a method of a host and return its result.
 
         Args:
+            host: The host.
+            method: Name of the method.
+            purpose: Purpose of the key that seals the message.
+            content: Arguments of the method.
             timeout: Seconds to wait for the answer.
 
         Raises:

@@ -72,6 +72,9 @@ def pack(
     """Return a sealed message as its header and its bytes.
 
     Args:
+        key: The key that seals the message.
+        method: Name of the method.
+        content: The body, which is sent as JSON.
         number: The id of the request that this message answers. Empty: a new id.
         answer_to: The name to which the host sends its answer. Empty: no answer is expected.
     """

@@ -67,6 +67,9 @@ def declare_answers(channel: Channel, prefix: str, role: str, name: str) -> str:
     gone.
 
     Args:
+        channel: An open channel.
+        prefix: Prefix of the exchange and the queues.
+        role: Role of the process, a part of the queue's name.
         name: The name to which hosts answer.
     """
     _ensure_exchange(channel, exchange(prefix))

@@ -20,6 +20,8 @@ def run_method(
     An unexpected exception is logged, and returned as a Problem without details.
 
     Args:
+        function: The function.
+        arguments: Keyword arguments of the function.
         passes: Exceptions that are raised to the caller.
     """
     try:

@@ -22,6 +22,7 @@ class SchedulerApi(Protocol):
         """Propose hosts for each request.
 
         Args:
+            specs: The requests, one for each server.
             fresh: Use a snapshot that was read after the request arrived.
         """
 

@@ -112,8 +112,11 @@ class Transport:
         """Call a method of another process and return its result.
 
         Args:
+            topic: Topic of the processes, for example "scheduler".
+            method: Name of the method.
             server: The process. None: any process that serves the topic.
             timeout: Seconds to wait for the answer.
+            **arguments: Arguments of the method.
 
         Raises:
             NoAnswer: No answer came in time. The call may still be executed.

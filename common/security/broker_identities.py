@@ -99,8 +99,9 @@ def of_host(host: str, password: str, prefix: str = PREFIX) -> Identity:
 
 
 def of_join(host: str, password: str, prefix: str = PREFIX) -> Identity:
-    """Return the identity in a join token, which sends requests to conductors and reads the
-    answers.
+    """Return the identity in a join token.
+
+    The identity may send requests to conductors and read the answers.
     """
     sends = rf"^{REPORTS}\.{re.escape(host)}$"
     user, queue = user_of_join(host, prefix), join_queue(prefix, host)
@@ -124,6 +125,9 @@ def of_role(
     """Return the identity of API, CONSOLE, SCHEDULER or CONDUCTOR.
 
     Args:
+        role: The role of the process.
+        password: Password of the identity.
+        prefix: Prefix of the hosts' exchange and queues.
         calls: The exchange between these roles.
         notifications: The exchange of notifications.
         topics: The topics of notifications.

@@ -209,6 +209,7 @@ class Signer:
         """Return the next certificate (PEM) of a host, for the addresses of the present one.
 
         Args:
+            host: Name of the host.
             present: The present certificate (PEM).
             request: The request (PEM) with the new key.
             proof: The result of ``Certificate.proof``.

@@ -273,6 +273,8 @@ class AllKeys:
         """Return the content of the host's key file.
 
         Args:
+            host: Name of the host.
+            transport_url: URL of the broker with the host's own user. Empty: as configured.
             generation: Of these keys. 0: the newest.
         """
         number = generation or self.newest(host, Purpose.COMMAND).generation

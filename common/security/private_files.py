@@ -11,6 +11,9 @@ def replace(path: Path, text: str, mode: int = 0o600, owner: tuple[int, int] | N
     """Replace a file atomically, complete even after a crash.
 
     Args:
+        path: Path of the file.
+        text: Content of the file.
+        mode: Permissions of the file.
         owner: User and group of the file. Ignored unless the process is root.
     """
     part = path.with_name(f"{path.name}.new")

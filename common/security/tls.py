@@ -113,6 +113,9 @@ def protecting(
     """Return the TLS files for connections to the addresses of an option, or None for plain text.
 
     Args:
+        conf: The configuration.
+        option: Name of the option, for the texts of errors.
+        addresses: The addresses of the option.
         listens: This process listens at the addresses.
         off: The option's value that turns TLS off, or empty.
 

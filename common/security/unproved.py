@@ -33,6 +33,7 @@ class Unproved:
         """Add a connection, and end another one if there are too many.
 
         Args:
+            connection: The accepted connection.
             peer: The peer's address from accept().
 
         Returns:

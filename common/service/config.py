@@ -576,8 +576,9 @@ def _derive(conf: cfg.ConfigOpts, source: CredentialSource) -> None:
 
 
 def origins(conf: cfg.ConfigOpts) -> dict[str, str]:
-    """Return the origin of options like ``api.port`` that neither the file nor the environment
-    sets.
+    """Return option -> origin, for options that neither the file nor the environment sets.
+
+    The options have names like ``api.port``.
     """
     credentials = [source for source in conf._sources if isinstance(source, CredentialSource)]
     return {name: origin for source in credentials for name, origin in source.origins.items()}

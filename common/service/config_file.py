@@ -137,6 +137,7 @@ def unknown(path: str, options: Mapping[str, Iterable[cfg.Opt]]) -> str:
     Empty if all options are known.
 
     Args:
+        path: Path of the configuration file.
         options: Kilonova's own options, by section.
     """
     parser = _parse(path)

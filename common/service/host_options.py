@@ -16,6 +16,7 @@ def like(pattern: str, example: str) -> types.ConfigType:
     """Return the type of texts that match the pattern.
 
     Args:
+        pattern: The regular expression for the whole text.
         example: A valid text, which the error for other texts shows.
     """
 

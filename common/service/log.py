@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logging: one line per event to standard error, where systemd or the supervisor collects the
-lines.
+"""Logging: one line per event to standard error.
 
+systemd or the supervisor collects the lines.
 Under systemd each line begins with its priority, which the journal reads (sd-daemon(3)). ``event``
 logs a message with fields. As text they follow the message as name=value, as JSON they are members
 of the object. A repeated problem is logged once a minute (``common.service.log_repeats``).

@@ -123,8 +123,9 @@ class Repeats:
         self._troubles: dict[object, _Trouble] = {}
 
     def news(self, record: logging.LogRecord) -> Iterator[logging.LogRecord]:
-        """Yield the records to write now: this one unless it is repeated, and counts of ended
-        problems.
+        """Yield the records to write now.
+
+        These are the record, unless it is repeated, and counts of ended problems.
         """
         now = self._monotonic()
         if record.levelno < logging.WARNING:

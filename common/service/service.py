@@ -100,6 +100,8 @@ def run(
     HUP reloads the configuration.
 
     Args:
+        name: Name of the service.
+        conf: The configuration.
         open_up: Opens the service and returns the function that closes it.
     """
     stop, opened = threading.Event(), threading.Event()

@@ -170,6 +170,8 @@ def start(
     """Start tracing, if [tracing] enabled is set.
 
     Args:
+        conf: The configuration.
+        process: Name of the process in the spans.
         exporter: Creates the exporter, in place of the one for [tracing] endpoint.
 
     Raises:
@@ -219,8 +221,9 @@ def span_id(*names: str | int) -> int:
 
 
 def traceparent(request: str) -> str | None:
-    """Return the traceparent header for calls on behalf of this request, or None if it is not
-    traced.
+    """Return the traceparent header for calls on behalf of this request.
+
+    None: the request is not traced.
     """
     if not is_traced(request):
         return None
@@ -250,7 +253,12 @@ def request(
     """Write the span of an answered request.
 
     Args:
+        request_id: Id of the request.
+        method: The HTTP method.
         route: Template of the path.
+        status: The HTTP status of the response.
+        seconds: Duration of the request.
+        project: Id of the caller's project, or None.
         client: Traceparent header of the request, or None.
     """
     if spans is None or not is_traced(request_id):
@@ -310,8 +318,11 @@ def step(parts: JsonMapping, attempt: int) -> None:
 
 
 def command(parts: JsonMapping, attempt: int) -> None:
-    """Write the span of a command that a host has executed or tried. ``parts``: fields of its log
-    line.
+    """Write the span of a command that a host has executed or tried.
+
+    Args:
+        parts: Fields of the command's log line.
+        attempt: Number of the attempt.
     """
     request_id, ended = parts["request"], parts["event"]
     if spans is None or not is_traced(request_id):
@@ -350,8 +361,9 @@ class _LastWords(logging.Handler):
 
 
 def otlp_exporter(endpoint: str, verify: bool | str, seconds: float = SEND_SECONDS) -> SpanExporter:
-    """Return an exporter of spans as OTLP over HTTP. Failures are logged, and the spans are
-    dropped.
+    """Return an exporter of spans as OTLP over HTTP.
+
+    Failures are logged, and the spans are dropped.
     """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import SpanExportResult

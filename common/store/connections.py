@@ -327,7 +327,7 @@ def sqlite_engine(url: URL, clock: Callable[[], int]) -> sa.Engine:
         )
 
     @sa.event.listens_for(engine, "connect")
-    def connected(connection: sqlite3.Connection, record: Any) -> None:
+    def configure_connection(connection: sqlite3.Connection, record: Any) -> None:
         connection.create_function("kilonova_now", 0, clock)
         regular_expressions.teach(connection)
         for pragma in (

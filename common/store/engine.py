@@ -141,18 +141,19 @@ class Store:
         if not isinstance(pool, sa.QueuePool):
             return
 
-        def taken(*what: Any) -> None:
+        def count_checkout(*what: Any) -> None:
             metrics.POOL_USED.set(pool.checkedout())
 
-        def given_back(*what: Any) -> None:  # called just before it is
+        def count_return(*what: Any) -> None:
+            # The pool calls this before it counts the connection as returned.
             metrics.POOL_USED.set(max(0, pool.checkedout() - 1))
 
         metrics.POOL_SIZE.set(pool.size())
-        sa.event.listen(self.engine, "checkout", taken)
-        sa.event.listen(self.engine, "checkin", given_back)
+        sa.event.listen(self.engine, "checkout", count_checkout)
+        sa.event.listen(self.engine, "checkin", count_return)
 
     @classmethod
-    def opened(
+    def open(
         cls,
         conf: cfg.ConfigOpts,
         pool: int = 8,
@@ -162,7 +163,10 @@ class Store:
         """Open the database of the section [database].
 
         Args:
+            conf: The configuration.
+            pool: Most connections in the pool.
             unhurried: Allow statements without a time limit, for commands.
+            notifications: Options of notifications. None: notifications are off.
 
         Raises:
             ConfigError: Plain text would go to another machine, or the driver is not installed.
@@ -222,6 +226,7 @@ class Store:
         The caller should choose ids of new rows outside ``work``, so that no row is created twice.
 
         Args:
+            work: The function. Its argument is the transaction.
             is_there: ``is_there(tx, result)`` returns True if the database contains the effect of
                 this result. The store calls this if the connection broke at COMMIT. After False,
                 ``work`` runs again.
@@ -411,8 +416,11 @@ def insert_many(
     because MariaDB's driver combines only inserts of plain values into one statement.
 
     Args:
-        times: Columns that get the current time.
+        tx: The transaction.
+        table: The table.
+        rows: The rows.
         ignore: Skip rows whose key exists.
+        times: Columns that get the current time.
     """
     if not rows:
         return

@@ -28,7 +28,7 @@ PAUSE = 2.0
 
 
 @cache
-def needed() -> str:
+def find_needed() -> str:
     """Return the newest upgrade, by the file names."""
     return max(
         path.name[:4] for path in (Path(__file__).parent / "upgrades/versions").glob("[0-9]*.py")
@@ -37,7 +37,7 @@ def needed() -> str:
 
 def remedy(found: str | None) -> str:
     """Return the operator's remedy for a database with another version."""
-    if found and found > needed():
+    if found and found > find_needed():
         return (
             "The database is newer than this code: install the release on this machine that the "
             "database was upgraded with."
@@ -45,21 +45,21 @@ def remedy(found: str | None) -> str:
     return "Run: kilonova database upgrade"
 
 
-def guarded(store: Store) -> Store:
+def guard(store: Store) -> Store:
     """Return the store with a check of the version on each new connection."""
-    said: list[str | None] = [needed()]
+    said: list[str | None] = [find_needed()]
 
     @sa.event.listens_for(store.engine, "connect")
-    def connected(connection: Any, record: Any) -> None:
+    def check_version(connection: Any, record: Any) -> None:
         found = _read_version(connection, store.engine.dialect.dbapi)
-        if found == needed():
+        if found == find_needed():
             if said[0] != found:
                 log.info("the database has version %s now: going on", found)
             said[0] = found
             return
         connection.close()
         refusal = errors.WrongSchema(
-            f"The database has version {found or 'none'}, this service needs {needed()}; it "
+            f"The database has version {found or 'none'}, this service needs {find_needed()}; it "
             f"waits until they fit. {remedy(found)}"
         )
         if said[0] != found:

@@ -93,7 +93,7 @@ def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> list[Stor
     return stored
 
 
-def proved(path: Path, stored: Iterable[Stored]) -> Iterator[int]:
+def verify(path: Path, stored: Iterable[Stored]) -> Iterator[int]:
     """Read written pieces back from the disk and compare their digests.
 
     Yields:
@@ -117,7 +117,7 @@ def proved(path: Path, stored: Iterable[Stored]) -> Iterator[int]:
             yield verified_bytes
 
 
-def filled(size: int, data: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+def fill_holes(size: int, data: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
     """Yield the whole content of a file from pieces, with zeros for holes."""
     at = 0
     for offset, piece in data:

@@ -48,6 +48,7 @@ def create(services: Services, policy: Policy | None = None) -> WSGIApplication:
     """Return the application with these services.
 
     Args:
+        services: The services.
         policy: Policy instead of the default rules, or None.
     """
     middlewares: list[Any] = [

@@ -21,7 +21,7 @@ from common import access
 from common.service import service
 from compute_api.compute.policies import COMPUTE_RULES
 from compute_api.compute.request import waiting_threads
-from compute_api.http.policy import Policy, configured
+from compute_api.http.policy import Policy, load_policy
 from compute_api.http.worker.server import Server, limits
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
     """Return the WSGI application with the real services. Call this in the worker process.
 
     Args:
+        conf: The configuration.
         policy: The policy that the master has read, or None to read the policy now.
     """
     from common.clients import limits, network_records, shares, volumes
@@ -58,14 +59,14 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
     from common.service.notification_options import NotificationSettings
     from common.store.engine import Store
     from common.store.hosts import host_keys
-    from common.store.version import guarded
+    from common.store.version import guard
     from compute_api.compute import app, faults
     from compute_api.compute.request.dependencies import Services
     from compute_api.http import authentication, fair_share, health
     from compute_api.http.health import Dependency
 
-    store = guarded(
-        Store.opened(conf, pool=conf.api.threads, notifications=NotificationSettings.of(conf))
+    store = guard(
+        Store.open(conf, pool=conf.api.threads, notifications=NotificationSettings.of(conf))
     )
     transport, link = (
         Transport(conf, role=API),
@@ -91,16 +92,14 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
         shares.ShareClient(identity.share_url, conf.share.timeout),
         volumes.VolumeClient(identity.volume_url, conf.volume.timeout),
     )
-    api = app.create(services, policy or configured(conf, "api", COMPUTE_RULES))
+    api = app.create(services, policy or load_policy(conf, "api", COMPUTE_RULES))
     dependencies = (
         Dependency("database", store.now),
         Dependency("identity", identity.require_answer),
         Dependency("broker", partial(require_answer, opener(conf)), required=False),
     )
     return health.add_health_checks(
-        authentication.authenticated(
-            fair_share.limit_projects(api, faults.body), conf, faults.body
-        ),
+        authentication.authenticate(fair_share.limit_projects(api, faults.body), conf, faults.body),
         health.Health(dependencies),
     )
 
@@ -167,7 +166,7 @@ def main() -> None:
     """Run the console script kilonova-api."""
     conf = service.start("api")
     policy = (
-        service.exit_on_config_error("api", lambda: configured(conf, "api", COMPUTE_RULES))
+        service.exit_on_config_error("api", lambda: load_policy(conf, "api", COMPUTE_RULES))
         if conf.api.policy_file
         else None
     )

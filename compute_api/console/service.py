@@ -222,14 +222,14 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     from common.security.vault import Vault
     from common.store.engine import Store
     from common.store.hosts import host_keys
-    from common.store.version import guarded
+    from common.store.version import guard
 
     options = conf.console
     reload.takes(*reload.OF_IDENTITY)
     access.check(conf, access.DATABASE, access.BROKER, access.IDENTITY)
     # With TLS, hosts require a client certificate.
     tls.protecting(conf, "hosts' consoles", [], listens=True)
-    store = guarded(Store.opened(conf))
+    store = guard(Store.open(conf))
     browsers = BrowserCookies(
         store, options.public_url, options.allowed_origins, options.token_seconds
     )

@@ -103,7 +103,7 @@ class _AuthProtocol(auth_token.AuthProtocol):  # type: ignore[misc]  # the libra
             ) from problem
 
 
-def authenticated(
+def authenticate(
     application: WSGIApplication,
     conf: cfg.ConfigOpts,
     fault: Callable[[int, str], object],

@@ -38,7 +38,7 @@ class Range:
         )
 
 
-def requested(
+def find_version(
     headers: Mapping[str, str], service: str, older_header: str | None = None
 ) -> str | None:
     """Return the version of a service in the headers, in lower case, or None.
@@ -61,7 +61,7 @@ def is_version(text: str) -> bool:
     return _DIGITS.match(text) is not None
 
 
-def parsed(text: str) -> tuple[int, int] | None:
+def parse(text: str) -> tuple[int, int] | None:
     """Return major and minor number, or None if the text is not a possible version."""
     match = _FORM.match(text)
     return (int(match[1]), int(match[2])) if match else None

@@ -32,7 +32,7 @@ _IMPLIED = {
 
 
 @functools.lru_cache(maxsize=256)
-def implied(roles: tuple[str, ...]) -> tuple[str, ...]:
+def add_implied(roles: tuple[str, ...]) -> tuple[str, ...]:
     """Return the roles and all roles that they imply, in lower case."""
     lower_roles = {role.lower() for role in roles}
     return tuple(sorted(lower_roles.union(*(_IMPLIED.get(role, ()) for role in lower_roles))))
@@ -153,7 +153,7 @@ class Policy:
         caller = {
             "user_id": context.user_id,
             "project_id": context.project_id,
-            "roles": list(implied(context.roles)),
+            "roles": list(add_implied(context.roles)),
             "user_domain_id": context.user_domain_id,
             "project_domain_id": context.project_domain_id,
             "domain_id": context.domain_id,
@@ -180,7 +180,7 @@ class Policy:
             raise errors.Forbidden(f"Policy doesn't allow {rule} to be performed.")
 
 
-def configured(conf: cfg.ConfigOpts, section: str, rules: RuleSet) -> Policy:
+def load_policy(conf: cfg.ConfigOpts, section: str, rules: RuleSet) -> Policy:
     """Return the policy with the file in the option ``policy_file`` of this section.
 
     A relative path begins at the folder of the configuration file.

@@ -33,13 +33,13 @@ def application(conf: cfg.ConfigOpts) -> WSGIApplication:
     from common.security.rate_limit import RateLimiter
     from common.security.vault import Vault
     from common.store.engine import Store
-    from common.store.version import guarded
+    from common.store.version import guard
     from compute_api.http import health
     from compute_api.metadata import app
     from compute_api.metadata.guest_cache import GuestCache
 
     options = conf.metadata
-    store = guarded(Store.opened(conf, pool=options.threads))
+    store = guard(Store.open(conf, pool=options.threads))
     _resources.callback(store.close)
     guests = GuestCache(
         store,

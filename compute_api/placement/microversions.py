@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from common.domain import errors
-from compute_api.http.microversions import is_version, parsed, requested
+from compute_api.http.microversions import find_version, is_version, parse
 
 SERVICE = "placement"
 MIN, MAX = 0, 39
@@ -28,14 +28,14 @@ def chosen(headers: Mapping[str, str]) -> int:
         BadRequest: The header has no valid version.
         NotAcceptable: The version is not supported.
     """
-    version = requested(headers, SERVICE)
+    version = find_version(headers, SERVICE)
     if version is None:
         return MIN
     if version == "latest":
         return MAX
     if not is_version(version):
         raise errors.BadRequest(f"invalid version string: {version[:40]}")
-    major, minor = parsed(version) or (0, 0)
+    major, minor = parse(version) or (0, 0)
     if major != 1 or minor > MAX:
         raise errors.NotAcceptable(f"Unacceptable version header: {version[:40]}")
     return minor

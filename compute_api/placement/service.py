@@ -14,7 +14,7 @@ from oslo_config import cfg
 
 from common import access
 from common.service import service
-from compute_api.http.policy import Policy, configured
+from compute_api.http.policy import Policy, load_policy
 from compute_api.http.worker.server import Server, limits
 from compute_api.placement.policies import PLACEMENT_RULES
 
@@ -30,19 +30,19 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
     """
     from common.clients.identity import IdentityClient
     from common.store.engine import Store
-    from common.store.version import guarded
+    from common.store.version import guard
     from compute_api.http import authentication, health
     from compute_api.placement import app, faults
 
-    store = guarded(Store.opened(conf, pool=conf.placement.threads))
+    store = guard(Store.open(conf, pool=conf.placement.threads))
     _resources.callback(store.close)
-    placement_app = app.create(store, policy or configured(conf, "placement", PLACEMENT_RULES))
+    placement_app = app.create(store, policy or load_policy(conf, "placement", PLACEMENT_RULES))
     dependencies = (
         health.Dependency("database", store.now),
         health.Dependency("identity", IdentityClient(conf).require_answer),
     )
     return health.add_health_checks(
-        authentication.authenticated(placement_app, conf, faults.body), health.Health(dependencies)
+        authentication.authenticate(placement_app, conf, faults.body), health.Health(dependencies)
     )
 
 
@@ -59,7 +59,7 @@ def main() -> None:
     policy = None
     if options.policy_file:
         policy = service.exit_on_config_error(
-            "placement", lambda: configured(conf, "placement", PLACEMENT_RULES)
+            "placement", lambda: load_policy(conf, "placement", PLACEMENT_RULES)
         )
     Server(
         "kilonova-placement",

@@ -25,6 +25,7 @@ class Messaging(Protocol):
         """Request a host for each spec from a scheduler.
 
         Args:
+            specs: The request specs.
             fresh: Use a snapshot of the hosts that was read after the request came.
 
         Raises:
@@ -94,6 +95,7 @@ class NetworkApi(Protocol):
 
         Args:
             port: The whole port.
+            host: Name of the host.
 
         Returns:
             The binding, with vif_type and vif_details. None if the service binds a port to one host
@@ -120,6 +122,7 @@ class NetworkApi(Protocol):
         """Return the ports as interfaces, with data of their networks and subnets.
 
         Args:
+            ports: The ports, as the network service returns them.
             floating: Include floating IPs. New ports have none.
         """
 

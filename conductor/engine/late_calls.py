@@ -18,6 +18,7 @@ def expect_late_result(run: AnyRun, kind: str, place: str = "") -> None:
     mention the cleanup.
 
     Args:
+        run: The run of the action.
         kind: A kind of ``store.cleanups``.
         place: The part of the cleanup's key that depends on the kind, for example a volume id.
     """

@@ -43,6 +43,10 @@ def resend(
     """Return a host's lost commands, pending removals and migration controls.
 
     Args:
+        tx: The transaction.
+        engine: The engine.
+        host: Name of the host.
+        session: Number of the host's session.
         known: Keys of the commands that the host's report lists.
         grace: Microseconds. Commands sent more recently are not lost, but still on their way.
 

@@ -208,6 +208,9 @@ def _take_in(
     The order is registrations, results and domain states, host states, answers.
 
     Args:
+        tx: The transaction.
+        engine: The engine.
+        syncs: The reports of the round.
         locked: Servers that another transaction has locked. Their part of the reports is left out.
     """
     sessions = {
@@ -272,6 +275,8 @@ def _open_session(
     After a boot, servers with an action are recorded as off.
 
     Args:
+        tx: The transaction.
+        sync: The host's report, with an inventory.
         idle_too: Record idle servers that should run as off, too.
     """
     assert sync.inventory is not None
@@ -354,6 +359,9 @@ def _write_results(
     """Write results, confirmed removals, progress and domain states of reports.
 
     Args:
+        tx: The transaction.
+        engine: The engine.
+        syncs: The reports.
         advances: Advance the actions that waited for a removal at once. If False, they continue
             with their next poll.
     """
@@ -445,8 +453,11 @@ def finish_step(
     """Process a result, if an action waits for this result from this host.
 
     Args:
+        tx: The transaction.
+        engine: The engine.
         servers: The locked servers by id.
         head: The locked action that the key of the result names.
+        result: The result.
         host: The host that sent the result.
 
     Returns:
@@ -682,6 +693,10 @@ def _answer(
     """Build the answer to a report. A host with an old session must register first.
 
     Args:
+        tx: The transaction.
+        engine: The engine.
+        sync: The report.
+        session: Number of the host's session. 0: the host has none.
         sends: Include the commands that the host has lost.
     """
     if sync.session not in (0, session) or session == 0:

@@ -51,6 +51,8 @@ def postpone(
     the expiry.
 
     Args:
+        engine: The engine.
+        rows: The actions.
         at_most: Upper limit of the pause, in seconds.
         wait: Lower limit of the pause, in seconds. Takes precedence over ``at_most``.
         cause: The reason for the wait, shown to operators until the action continues. An empty
@@ -95,6 +97,7 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
     """Count an unexpected failure, and mark the action as stuck after ``tries`` failures in a row.
 
     Args:
+        run: The run of the action.
         text: Description for the tenant.
         details: Further description, for the operator only.
         tries: Number of failures in a row that make the action stuck.
@@ -197,7 +200,7 @@ def find_locked(engine: WorkflowEngine, servers: Iterable[str]) -> set[str]:
         Unavailable: The database does not answer.
     """
     names = set(servers)
-    locked = names - engine.store.write(lambda tx: actions.unlocked(tx, names))
+    locked = names - engine.store.write(lambda tx: actions.find_unlocked(tx, names))
     set_aside(engine, locked)
     return locked
 

@@ -376,6 +376,11 @@ def proceed(
     finished. If the next step needs a call or preparation, the run becomes due in that lane.
 
     Args:
+        tx: The transaction.
+        engine: The engine.
+        workflow: The workflow of the runs.
+        index: Index of the next step.
+        runs: The runs, all at the same step.
         ready: The lane that has completed the call or preparation of the first step. None: no lane.
     """
     for number, step in enumerate(workflow.steps[index:], index):
@@ -598,6 +603,11 @@ def continue_undo(
     """Record the end of a step's undo, and continue with the steps before it.
 
     Args:
+        tx: The transaction.
+        engine: The engine.
+        workflow: The workflow of the run.
+        index: Index of the undone step.
+        run: The run of the action.
         refused: The reason why the undo failed, or None after a successful undo.
     """
     step = workflow.steps[index]

@@ -153,6 +153,9 @@ def _do_chores(engine: WorkflowEngine, watch: Watch, moment: float, is_certain: 
     """Do the chores that are due.
 
     Args:
+        engine: The engine.
+        watch: The times at which chores ran last.
+        moment: The current time, in seconds of the monotonic clock.
         is_certain: True if this conductor has listened to hosts for long enough, and the clock of
             the database has not jumped.
     """

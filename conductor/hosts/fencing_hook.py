@@ -37,6 +37,7 @@ def hook(
     The function raises Conflict if the host is not fenced.
 
     Args:
+        program: Path of the program. Empty: no program.
         timeout: Seconds after which the program is ended.
         shared: Seconds for which a result is shared, see ``SHARED_SECONDS``.
     """

@@ -101,6 +101,7 @@ def _evacuation_refusal(look: Look, has_hook: bool) -> str:
     """Return why the evacuation must not continue, or "".
 
     Args:
+        look: The host and its servers.
         has_hook: True if a fencing hook is configured, which proves that the host's guests are
             dead.
     """
@@ -647,6 +648,7 @@ def move_args(kind: MigrationType, by: str) -> dict[str, object]:
     """Return the arguments of a server's move.
 
     Args:
+        kind: Kind of the move.
         by: The command that begins the move.
     """
     return {"host": None, "forced": False, "by": by, **_MOVE_ARGS[kind]}

@@ -241,6 +241,7 @@ def too_many_down(hosts: Iterable[HostState], at: int, silence: int) -> str:
     most hosts are silent.
 
     Args:
+        hosts: All hosts.
         at: The current time, in µs.
         silence: Seconds of silence after which a host counts as down.
     """

@@ -62,6 +62,7 @@ def forecast(
 
     Args:
         took: Durations of earlier moves, in seconds.
+        running: The moves under way.
         waiting: Number of waiting servers.
         parallel: Moves at a time.
         at: The current time, in µs.

@@ -44,6 +44,7 @@ def server(event: str, of: JsonMapping, about: JsonMapping) -> JsonObject:
     """Return the flat legacy payload of a server.
 
     Args:
+        event: Type of the event.
         of: The snapshot of the server's row.
         about: Further data from the notice.
     """

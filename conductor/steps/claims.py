@@ -87,6 +87,7 @@ def spec(
     """Return the server's requirements for a host.
 
     Args:
+        run: The run of the action.
         zone: The required availability zone.
         host: The only host that may be chosen.
         forced: True if the operator's filters do not apply to ``host``.
@@ -182,6 +183,10 @@ def claim(
     proposed hosts fails with the reasons.
 
     Args:
+        tx: The transaction.
+        engine: The engine.
+        runs: The runs.
+        spec_of: Returns the request spec of a run.
         leaves: Returns the host that the server leaves, and the migration that holds its resources
             there from now on. None: the server leaves no host.
 
@@ -280,6 +285,9 @@ def leave_debt(
     """Record a pending removal of the server's guest, and exclude the host from the next try.
 
     Args:
+        tx: The transaction.
+        run: The run of the action.
+        host: Name of the host.
         keeps_files: Keep the files, because the remaining guest uses them on shared storage.
         blames: Count a failed build for a retryable failure, unless the image is as likely a cause.
     """

@@ -34,6 +34,8 @@ def collect(
     """Record pending removals of the servers' guests and send the commands.
 
     Args:
+        tx: The transaction.
+        runs: The runs.
         host_of: Returns a host. Only the guest on this host, which does not run, is removed. None:
             all guests of the server.
         keeps_files: True if another host uses the files of the guest.

@@ -29,6 +29,8 @@ def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpe
     """Return the definition of the guest for its host.
 
     Args:
+        engine: The engine.
+        run: The run of the action.
         image: Another image for the guest's disk. The hardware still follows the server's own
             image, because that hardware was claimed.
     """

@@ -236,6 +236,9 @@ def release_destination(tx: Connection, engine: Engine, run: MoveRun, blames: bo
     """Release the destination. The server holds its resources at the source again.
 
     Args:
+        tx: The transaction.
+        engine: The engine.
+        run: The run of the move.
         blames: Count a failed build for a destination that caused the failure.
     """
     if not run.data.placed:
@@ -302,6 +305,8 @@ def switch_to_destination(tx: Connection, run: MoveRun, runs: bool) -> None:
     """Make the destination the server's host. From here on the guest at the source may not run.
 
     Args:
+        tx: The transaction.
+        run: The run of the move.
         runs: True if the guest at the destination may run.
     """
     run.data.old_assignment = assignment_of(run.server.assignment)
@@ -316,6 +321,9 @@ def _switch_host(
     """Set the server's host.
 
     Args:
+        tx: The transaction.
+        run: The run of the move.
+        host: The server's new host.
         runs: True if the guest there may run.
         other: The other host.
         state: State of the guest on the other host.
@@ -341,6 +349,9 @@ def switch_to_source(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -
     """Make the source the server's host again. The guest at the destination may not run.
 
     Args:
+        tx: The transaction.
+        engine: The engine.
+        run: The run of the move.
         runs: True if the guest at the source may run.
     """
     _switch_host(tx, run, source(run), runs, claimed_destination(run), GuestState.ARRIVING)
@@ -354,6 +365,9 @@ def return_to_destination(tx: Connection, engine: Engine, run: MoveRun, runs: bo
     """Undo ``switch_to_source``: make the destination the server's host again.
 
     Args:
+        tx: The transaction.
+        engine: The engine.
+        run: The run of the move.
         runs: True if the guest at the destination may run.
     """
     host = claimed_destination(run)

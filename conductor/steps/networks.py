@@ -431,6 +431,8 @@ def reconcile_port(networks: NetworkApi, port: Port, server: ServerRow | None) -
     The port is bound to the server's host, bound to no host, or released.
 
     Args:
+        networks: The network service.
+        port: The port.
         server: None if the server does not exist any more.
     """
     if server is None or port["id"] not in {

@@ -61,6 +61,10 @@ def end_swap(
     The remaining volume has the old volume's id.
 
     Args:
+        engine: The engine.
+        server_id: Id of the server.
+        old: Id of the old volume.
+        new: Id of the new volume.
         keeps: Ids of the attachments that the server keeps.
         swapped: True if the server's data is in the new volume.
     """

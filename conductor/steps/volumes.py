@@ -159,6 +159,8 @@ def describe(engine: Engine, row: BlockDeviceRow, sealed: str | None = None) -> 
     """Return a volume in the form that commands contain.
 
     Args:
+        engine: The engine.
+        row: The row of the volume.
         sealed: The sealed connection. None: the connection in the row.
     """
     return _as_attached(engine, row, sealed or row.connection)
@@ -259,6 +261,9 @@ def _renew(
     first.
 
     Args:
+        engine: The engine.
+        run: The run of the action.
+        row: The row of the volume.
         connector: The host that connects. None: the volume is only reserved.
         holding: Hosts that may still have the volume connected. The old attachment ends after they
             have disconnected, by a pending cleanup.

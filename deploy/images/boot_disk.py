@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bootable disks for a BIOS: a FAT partition with syslinux, a kernel and an initramfs, then a Linux
-partition.
+"""Bootable disks for a BIOS.
 
-The build scripts in the folders beside this file use this module. They run on the system's Python,
-so only the standard library is imported. No loop device and no mount is used, so the build works in
+A disk has a FAT partition with syslinux, a kernel and an initramfs, then a Linux partition. The
+build scripts in the folders beside this file use this module. They run on the system's Python, so
+only the standard library is imported. No loop device and no mount is used, so the build works in
 any container. The kernel is Debian's cloud kernel, either unpacked in build/kernel by
 ``deploy.packages`` or installed.
 """

@@ -41,7 +41,7 @@ WAYS = {
 @contextmanager
 def _store(options: argparse.Namespace) -> Iterator[Store]:
     conf = config.load(options.config)
-    store = Store.opened(conf, notifications=NotificationSettings.of(conf))
+    store = Store.open(conf, notifications=NotificationSettings.of(conf))
     upgrades.check(store)
     try:
         yield store

@@ -108,6 +108,6 @@ def _change(
 
 
 def _open_store(options: argparse.Namespace) -> Store:
-    store = Store.opened(config.load(options.config))
+    store = Store.open(config.load(options.config))
     upgrades.check(store)
     return store

@@ -53,11 +53,11 @@ def check(options: argparse.Namespace) -> int:
 
 def _check_policies(conf: cfg.ConfigOpts) -> None:
     from compute_api.compute.policies import COMPUTE_RULES
-    from compute_api.http.policy import configured
+    from compute_api.http.policy import load_policy
     from compute_api.placement.policies import PLACEMENT_RULES
 
-    configured(conf, "api", COMPUTE_RULES)
-    configured(conf, "placement", PLACEMENT_RULES)
+    load_policy(conf, "api", COMPUTE_RULES)
+    load_policy(conf, "placement", PLACEMENT_RULES)
 
 
 def database(conf: cfg.ConfigOpts) -> str:
@@ -72,7 +72,7 @@ def database(conf: cfg.ConfigOpts) -> str:
     from common.store.version import remedy
 
     access.database(conf)
-    store = Store.opened(conf, pool=1)
+    store = Store.open(conf, pool=1)
     try:
         present, needed = upgrades.version(store), upgrades.newest()
     finally:

@@ -42,6 +42,6 @@ def end(options: argparse.Namespace) -> int:
 
 
 def _open_store(options: argparse.Namespace) -> Store:
-    store = Store.opened(config.load(options.config))
+    store = Store.open(config.load(options.config))
     upgrades.check(store)
     return store

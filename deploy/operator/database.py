@@ -28,7 +28,7 @@ def explain_silence(path: str | None, problem: errors.Problem) -> Exception:
     """
     if type(problem) is errors.NoStore:
         try:
-            with closing(Store.opened(config.load(path))) as store:
+            with closing(Store.open(config.load(path))) as store:
                 store.look_in()
         except errors.ConfigError as refusal:
             return refusal
@@ -40,7 +40,7 @@ def explain_silence(path: str | None, problem: errors.Problem) -> Exception:
 def upgrade(options: argparse.Namespace) -> int:
     """Upgrade the database to the version of this code, and encrypt user data if there is a key."""
     conf = config.load(options.config)
-    store = Store.opened(conf, unhurried=True)
+    store = Store.open(conf, unhurried=True)
     before, after = upgrades.upgrade(store)
     print(
         f"database at version {after}"
@@ -61,7 +61,7 @@ def upgrade(options: argparse.Namespace) -> int:
 
 def version(options: argparse.Namespace) -> int:
     """Print both versions. Return 1 if they differ."""
-    store = Store.opened(config.load(options.config), unhurried=True)
+    store = Store.open(config.load(options.config), unhurried=True)
     present, needed = upgrades.version(store), upgrades.newest()
     store.close()
     print(f"the database has {present or 'none'}, this code needs {needed}")
@@ -70,7 +70,7 @@ def version(options: argparse.Namespace) -> int:
 
 def purge(options: argparse.Namespace) -> int:
     """Remove old rows kind by kind, or with --dry-run count them."""
-    store = Store.opened(config.load(options.config), unhurried=True)
+    store = Store.open(config.load(options.config), unhurried=True)
     upgrades.check(store)
     total = 0
     try:

@@ -61,10 +61,11 @@ def explain(options: argparse.Namespace, ask: Ask | None = None) -> int:
     """Print the explanation and return the exit status.
 
     Args:
+        options: The options of the command.
         ask: Replaces the request to a scheduler.
     """
     conf = config.load(options.config)
-    store = Store.opened(conf)
+    store = Store.open(conf)
     upgrades.check(store)
     try:
         _check(options)

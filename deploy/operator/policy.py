@@ -37,8 +37,8 @@ TARGETS = (
 def policies(options: argparse.Namespace) -> dict[str, Policy]:
     """Return each rule with its policy. A rule that both services have is the API's."""
     conf = config.load(options.config)
-    placement = policy.configured(conf, "placement", PLACEMENT_RULES)
-    api = policy.configured(conf, "api", COMPUTE_RULES)
+    placement = policy.load_policy(conf, "placement", PLACEMENT_RULES)
+    api = policy.load_policy(conf, "api", COMPUTE_RULES)
     return {
         **dict.fromkeys(api.in_force, api),
         **{name: placement for name in placement.in_force if name not in api.in_force},
@@ -102,7 +102,7 @@ def explain(options: argparse.Namespace) -> int:
             json.dumps(
                 {
                     "rule": options.rule,
-                    "roles": policy.implied(caller.roles),
+                    "roles": policy.add_implied(caller.roles),
                     "may": answers,
                     "guards": list(guarded(options.rule)),
                     "made_of": dict(parts(owner, options.rule)),
@@ -128,7 +128,7 @@ def text(owner: Policy, rule: str, caller: RequestContext, answers: dict[str, bo
         *caller.roles,
         *(
             role
-            for role in policy.implied(caller.roles)
+            for role in policy.add_implied(caller.roles)
             if role not in map(str.lower, caller.roles)
         ),
     ]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova status``: services, actions in hand, stuck actions, pending work of hosts, drains and
-evacuations, waiting notifications.
+"""``kilonova status``: an overview of the cloud.
+
+It lists services, running and stuck actions, pending work of hosts, drains and evacuations, and
+waiting notifications.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def status(options: argparse.Namespace) -> int:
     """Print the status. Return 1 if a service is down or silent."""
     conf = config.load(options.config)
     silence = conf.conductor.host_silence
-    store = Store.opened(conf)
+    store = Store.open(conf)
     upgrades.check(store)
     rows = store.read(services.list_all)
     ages = store.read(doctor.ages)

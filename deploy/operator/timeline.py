@@ -38,7 +38,7 @@ def timeline(options: argparse.Namespace) -> int:
         )
         return [(row, actions.events_of(tx, row.id)) for row in actions_with_events]
 
-    store = Store.opened(config.load(options.config), unhurried=True)
+    store = Store.open(config.load(options.config), unhurried=True)
     upgrades.check(store)
     try:
         actions_with_events = store.snapshot(work)

@@ -83,8 +83,9 @@ def find_needed(top: Distribution, extras: Iterable[str]) -> set[str]:
 
 
 def divide(top: Distribution) -> dict[str, list[str]]:
-    """Return the distributions of each package. Shared distributions are in the common
-    package.
+    """Return the distributions of each package.
+
+    Shared distributions are in the common package.
     """
     of = {package: find_needed(top, extras) for package, extras in EXTRAS.items()}
     return {

@@ -109,8 +109,9 @@ def _build(tree: Path, log: Path) -> None:
 
 
 def judge(folder: Path) -> str:
-    """Return the output of lintian about the packages in the folder. Errors and warnings are
-    failures.
+    """Return the output of lintian about the packages in the folder.
+
+    Errors and warnings are failures.
     """
     return run(
         [

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of ./deploy/test: the table of jobs and sets (plan), and the parallel run of jobs
-(jobs).
+"""The parts of ./deploy/test.
+
+``plan`` has the table of jobs and sets, and ``jobs`` runs jobs in parallel.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the jobs of ./deploy/test in parallel, each in a process with a log and a report, and collect
-their results.
+"""Run the jobs of ./deploy/test in parallel, and collect their results.
 
-Two more jobs than CPUs run at a time, because most jobs wait for guests, timeouts and disks. When
-the command ends early, jobs are interrupted and remove their clouds.
+Each job is a process with a log and a report. Two more jobs than CPUs run at a time, because most
+jobs wait for guests, timeouts and disks. When the command ends early, jobs are interrupted and
+remove their clouds.
 """
 
 from __future__ import annotations
@@ -87,17 +87,17 @@ class Result:
         return self.folder / f"{self.job.name}.xml"
 
     @property
-    def skipped(self) -> list[Case]:
+    def skipped_cases(self) -> list[Case]:
         return [case for case in self.cases if case.skipped is not None]
 
     @property
-    def passed(self) -> int:
+    def passed_count(self) -> int:
         if not self.has_report:
             return int(self.is_well)
         return sum(not case.failed and case.skipped is None for case in self.cases)
 
     @property
-    def failed(self) -> int:
+    def failed_count(self) -> int:
         return len(self.failed_tests())
 
     @property

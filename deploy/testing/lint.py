@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ring "lint" of ./deploy/test: checks that do not run the code (``python -m
-deploy.testing.lint``).
+"""The ring "lint" of ./deploy/test: checks that do not run the code.
+
+``python -m deploy.testing.lint`` runs these checks:
 
 * ruff checks the style, mypy (strict) the types, import-linter the layers.
 * Sphinx checks the pages of docs/ and the links between them.

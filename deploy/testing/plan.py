@@ -23,8 +23,9 @@ class Set(StrEnum):
 
 
 class Slice(StrEnum):
-    """A part of the tests, chosen with ``@pytest.mark.slice(...)``. Only the set ``all`` contains
-    every slice.
+    """A part of the tests, chosen with ``@pytest.mark.slice(...)``.
+
+    Only the set ``all`` contains every slice.
     """
 
     DEFAULT = "default"

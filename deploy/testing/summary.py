@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The summary of a run of ./deploy/test: CPU time beside the budgets, the longest tests, and the
-reasons of skipped tests."""
+"""The summary of a run of ./deploy/test.
+
+It has CPU time beside the budgets, the longest tests, and the reasons of skipped tests.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def longest_lines(results: Sequence[Result]) -> Iterator[str]:
 
 def skip_lines(results: Sequence[Result]) -> Iterator[str]:
     """Yield how many tests were skipped for each reason."""
-    reasons = Counter(case.skipped for result in results for case in result.skipped)
+    reasons = Counter(case.skipped for result in results for case in result.skipped_cases)
     for reason, count in reasons.most_common():
         yield f"{count:8} skipped: {reason}"
 
@@ -58,5 +60,5 @@ def skip_lines(results: Sequence[Result]) -> Iterator[str]:
 def skipped_tests(results: Sequence[Result]) -> Iterator[str]:
     """Yield one line for each skipped test: the id, a tab, and the reason."""
     for result in results:
-        for case in result.skipped:
+        for case in result.skipped_cases:
             yield f"{case.id}\t{case.skipped}\n"

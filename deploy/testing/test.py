@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/test [all | SLICE | RING ...] [-- PYTEST ARGUMENTS]``: install the tests'
-dependencies, run the tests, clean up.
+"""``./deploy/test [all | SLICE | RING ...] [-- PYTEST ARGUMENTS]``: run tests.
 
+The command installs the tests' dependencies, runs the tests, and cleans up.
 Without arguments: the default set, which ``.ci/run`` calls. ``all`` runs every test. A slice is a
 part of the rest, a ring a folder below tests/. The rings that run only by name take arguments of
 their own: ``./deploy/test tempest [GROUP ...]``, ``clients [SUITE ...]``, ``newcomer [FORM ...]``.
@@ -189,7 +189,9 @@ def _in_the_foreground(
 
 
 def _report(result: Result, number: str) -> None:
-    counts = f"{result.passed} passed" + f", {result.failed} failed" * bool(result.failed)
+    counts = f"{result.passed_count} passed" + f", {result.failed_count} failed" * bool(
+        result.failed_count
+    )
     say(
         f"[{number}] {result.job.name:<20} {result.word:<9} {counts} in {result.seconds:.0f} s, "
         f"{result.cpu_seconds:.0f} s of CPU"
@@ -236,9 +238,9 @@ def summarize(
         say(f"FAILED More than {plan.TOLERANCE:.0%} of the CPU budget. Make the tests cheaper.")
     for test in failed:
         say(f"FAILED {test.what}    {test.command}")
-    skipped = sum(len(result.skipped) for result in results)
+    skipped = sum(len(result.skipped_cases) for result in results)
     say(
-        f"{sum(r.passed for r in results)} passed, {len(failed) + is_over} failed, {skipped} skipped"
+        f"{sum(r.passed_count for r in results)} passed, {len(failed) + is_over} failed, {skipped} skipped"
     )
     if failed or is_over:
         return 1

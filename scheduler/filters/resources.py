@@ -8,7 +8,7 @@ Invariant: a host passes exactly if a claim would succeed. The arithmetic of res
 that of Placement and must equal that of the claim (``common.store.placement.allocations``).
 
 The checks of Nova's NUMATopologyFilter and PciPassthroughFilter examine hosts one by one, and only
-those that passed all other checks. Hosts with equal hardware and without holders are examined once.
+hosts that passed all other checks. Hosts with equal hardware and without holders are examined once.
 """
 
 from __future__ import annotations

@@ -595,7 +595,7 @@ def test_create_server_from_volume_does_not_count_root_disk(cloud: Cloud, volume
     create_and_read_volumes(cloud, BOOT, flavorRef="large")
     [server] = cloud.rows(schema.servers)
     assert (server.disk_gb, server.flavor["root_gb"]) == (2, 40)
-    usage = cloud.store.read(lambda tx: quotas.held(tx, server.project_id))
+    usage = cloud.store.read(lambda tx: quotas.count_resources(tx, server.project_id))
     assert usage == {"": 1, "VCPU": 1, "MEMORY_MB": 512, "DISK_GB": 2}
 
 

@@ -19,7 +19,7 @@ from common.domain import ids
 from common.domain.models import Flavor
 from common.store import schema
 from common.store.engine import Store
-from common.store.version import guarded, needed
+from common.store.version import find_needed, guard
 from compute_api.placement import app as placement
 from tests.api.conftest import IMAGE, Callers, Cloud
 
@@ -571,9 +571,9 @@ def test_body_of_broken_connection_returns_400(cloud: Cloud, problem: Exception)
 
 def test_requests_return_503_while_database_has_other_version(cloud: Cloud) -> None:
     """A fail-over to an old copy or an early upgrade can cause this."""
-    guarded(cloud.store)
+    guard(cloud.store)
     operator = Store(cloud.store.url)
-    for version, status in (("0000", 503), ("9999", 503), (needed(), 200)):
+    for version, status in (("0000", 503), ("9999", 503), (find_needed(), 200)):
         with operator.begin() as tx:
             tx.execute(
                 sa.text("UPDATE alembic_version SET version_num = :found"), {"found": version}

@@ -44,7 +44,7 @@ Cost = dict[str, float]
 def run_agents(path: str, folder: Path, names: Sequence[str], stop: Any) -> None:
     """Run the agents of these hosts as threads of this process until ``stop`` is set."""
     conf, closers = config.load(path), []
-    store = Store.opened(conf)
+    store = Store.open(conf)
     for name in names:
         store.write(partial(host_keys.ensure, host=name))
     keys = host_keys.of_all(store, conf)

@@ -69,7 +69,7 @@ class Api:
             project_name="service",
             region="RegionOne",
         )
-        entry = authentication.authenticated(
+        entry = authentication.authenticate(
             app.create(services, default_policy()),
             # Only this section is read.
             SimpleNamespace(identity=section),  # type: ignore[arg-type]

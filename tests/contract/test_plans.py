@@ -56,7 +56,7 @@ POLLS: dict[str, Poll] = {
     "to be offloaded": lambda tx: actions.resting(
         tx, vm_state=states.SHELVED, since="shelved_at", longer_than=1, limit=64
     ),
-    "unconfirmed": lambda tx: migrations.unconfirmed(tx, 1, 64),
+    "unconfirmed": lambda tx: migrations.find_unconfirmed(tx, 1, 64),
     "commands_on_dead_hosts": lambda tx: actions.commands_on_dead_hosts(
         tx, WORKFLOWS.failing_with_host, 30, 64
     ),
@@ -81,7 +81,7 @@ POLLS: dict[str, Poll] = {
     "step_outcome": lambda tx: actions.step_outcome(tx, SOME[0], "guest"),
     "idempotent": lambda tx: servers.idempotent(tx, "p", ["k"]),
     "usage": lambda tx: quotas.usage(tx, "none"),
-    "held": lambda tx: quotas.held(tx, "none"),
+    "held": lambda tx: quotas.count_resources(tx, "none"),
     "open_of": lambda tx: migrations.open_of(tx, SOME),
     "actions of a server": lambda tx: actions.list_for(tx, SOME[0]),
     "actions of a request": lambda tx: journals.of_request(tx, "r1"),

@@ -110,7 +110,7 @@ def test_api_accepts_revoked_token_for_at_most_a_minute(
 
     clock = [0.0]
     token_cache = authentication.TokenCache(lambda: clock[0])
-    application = authentication.authenticated(
+    application = authentication.authenticate(
         respond, load_config(cloud, tmp_path), faults.body, cache=token_cache
     )
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded volume service when the process is killed, during a job and while volumes are
-exported.
+"""The embedded volume service when the process is killed.
 
-Jobs run in forked processes. The first process exits without cleanup at the n-th line of the
-service's code, for many n. A second process continues the job.
+The kill occurs during a job, or while volumes are exported. Jobs run in forked processes. The first
+process exits without cleanup at the n-th line of the service's code, for many n. A second process
+continues the job.
 """
 
 import os
@@ -115,8 +115,10 @@ def run_jobs_in_child(folder: Path, lines: int | None) -> int:
 def order_job(
     folder: Path, order: Callable[[VolumeChange, str], None], status: str, has_file: bool
 ) -> str:
-    """Create a volume with a job, close the database so that a fork can open it again, and return
-    the volume's id."""
+    """Create a volume with a job, and return the volume's id.
+
+    The database is closed, so that a fork can open it again.
+    """
     service, key = open_service(folder), str(uuid.uuid4())
     if has_file:
         service.files.make_blank(service.files.path("volume", key), 1)

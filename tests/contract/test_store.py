@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store on SQLite, PostgreSQL and MariaDB: transactions, claims, actions, heartbeats and
-registrations, also under concurrent transactions."""
+"""The store on SQLite, PostgreSQL and MariaDB, also under concurrent transactions.
+
+The tests cover transactions, claims, actions, heartbeats and registrations.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def test_now_advances_within_transaction(store: Store) -> None:
 
 def test_mariadb_session_time_zone_is_utc(store: Store) -> None:
     """In local time one hour of autumn occurs twice, and no lease would expire in the second hour.
-    SQLite and PostgreSQL count seconds."""
+
+    SQLite and PostgreSQL count seconds.
+    """
     if store.dialect_name == "mysql":
         assert store.read(lambda tx: tx.scalar(sa.text("SELECT @@session.time_zone"))) == "+00:00"
 
@@ -255,8 +259,10 @@ def test_actions_take_by_older_conductor_skips_newer_workflow_version(store: Sto
 
 
 def test_actions_take_has_one_condition_per_workflow_version(store: Store) -> None:
-    """Conductors take actions all the time. A condition for each workflow costs four times
-    as much."""
+    """Conductors take actions all the time.
+
+    A condition for each workflow costs four times as much.
+    """
     Cloud(store, Realtime()).create()
     statements: list[str] = []
     sa.event.listen(

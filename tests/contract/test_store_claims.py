@@ -132,8 +132,10 @@ def fail_builds(store: Store, host: str, times: int, seconds_ago: int = 0) -> No
 
 
 def claim_findings(store: Store) -> list[doctor.Finding]:
-    """Return the doctor's findings about claims. Other findings occur because no server
-    rows exist."""
+    """Return the doctor's findings about claims.
+
+    Other findings occur because no server rows exist.
+    """
     return [
         finding
         for finding in store.read(doctor.check)
@@ -332,8 +334,10 @@ def test_claim_on_disabled_host_accepts_only_forced_and_present_servers(store: S
 
 
 def test_hand_back_returns_allocations_on_disabled_source(store: Store) -> None:
-    """A disabled host refuses new servers only. After a revert the server has the migration's
-    allocations on the source again."""
+    """A disabled host refuses new servers only.
+
+    After a revert the server has the migration's allocations on the source again.
+    """
     new_host(store, "h1")
     new_host(store, "h2")
     original, migration = request(["h1"]), ids.new()
@@ -374,8 +378,10 @@ def test_claim_waiting_for_disable_of_host_is_refused(store: Store) -> None:
 # --- everything at once ---
 @pytest.mark.parametrize("seed", range(3))
 def test_random_parallel_claims_and_releases_keep_all_limits(store: Store, seed: int) -> None:
-    """Eight workers claim and release at random. The doctor and the inventories are checked
-    afterwards."""
+    """Eight workers claim and release at random.
+
+    The doctor and the inventories are checked afterwards.
+    """
     names = [f"h{number}" for number in range(4)]
     for name in names:
         new_host(store, name, vcpus=6, pcpus=5, devices=2)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of pending cleanups on SQLite, PostgreSQL and MariaDB: adding, taking, postponing and
-removing them."""
+"""Rows of pending cleanups on SQLite, PostgreSQL and MariaDB.
+
+The tests add, take, postpone and remove them.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor's findings about placement on SQLite, PostgreSQL and MariaDB. Each test breaks one
-invariant by SQL."""
+"""The doctor's findings about placement on SQLite, PostgreSQL and MariaDB.
+
+Each test breaks one invariant by SQL.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,10 @@ Broken = Callable[[Connection], Any]
 
 @pytest.fixture
 def store(upgraded_url: str) -> Iterator[Store]:
-    """A store with two hosts. Each host has two servers of a group that allows two servers per
-    host."""
+    """A store with two hosts.
+
+    Each host has two servers of a group that allows two servers per host.
+    """
     store = Store(upgraded_url)
     store.write(fill)
     yield store

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves of servers on SQLite, PostgreSQL and MariaDB: migration records, allocations of both hosts,
-and silent hosts.
+"""Moves of servers on SQLite, PostgreSQL and MariaDB.
 
-Whole moves run here by the real workflows, so that each database executes all of their statements.
+The tests cover migration records, allocations of both hosts, and silent hosts. Whole moves run here
+by the real workflows, so that each database executes all of their statements.
 """
 
 from __future__ import annotations
@@ -256,8 +256,10 @@ def test_migrate_without_host_and_confirm_without_migration_are_refused(
 
 
 def add_migrations(store: Store, count: int) -> list[str]:
-    """Insert migrations of different servers, two with each creation time. Return their uuids,
-    oldest first."""
+    """Insert migrations of different servers, two with each creation time.
+
+    Return their uuids, oldest first.
+    """
     values = [
         {
             "uuid": ids.new(),
@@ -350,13 +352,13 @@ def test_unconfirmed_returns_resizes_older_than_limit_until_revert(
     server = server_on(cloud, "h1")
     cloud.move(server, "resize", BIGGER)
     cloud.settle()
-    assert store.read(lambda tx: migrations.unconfirmed(tx, 60 * SECOND, 10)) == []
+    assert store.read(lambda tx: migrations.find_unconfirmed(tx, 60 * SECOND, 10)) == []
     set_migration(store, server, updated_at=now() - 61 * SECOND)
     assert [
-        row.id for row in store.read(lambda tx: migrations.unconfirmed(tx, 60 * SECOND, 10))
+        row.id for row in store.read(lambda tx: migrations.find_unconfirmed(tx, 60 * SECOND, 10))
     ] == [server]
     cloud.close(server, "revertResize")
-    assert store.read(lambda tx: migrations.unconfirmed(tx, 60 * SECOND, 10)) == []
+    assert store.read(lambda tx: migrations.find_unconfirmed(tx, 60 * SECOND, 10)) == []
 
 
 def test_evacuation_stays_done_while_source_has_pending_removal(store: Store) -> None:

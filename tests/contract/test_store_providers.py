@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Providers, traits and inventories that admins change, on SQLite, PostgreSQL and MariaDB, also in
-parallel transactions."""
+"""Providers, traits and inventories that admins change, on SQLite, PostgreSQL and MariaDB.
+
+Some tests use parallel transactions.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,10 @@ PARTS = HostInventory(
 
 
 def run_in_parallel(*works: Callable[[], Any]) -> list[Any]:
-    """Run these functions in parallel and return their results. A raised Problem takes the place of
-    a result."""
+    """Run these functions in parallel and return their results.
+
+    A raised Problem takes the place of a result.
+    """
 
     def outcome(work: Callable[[], Any]) -> Any:
         try:
@@ -60,8 +64,7 @@ def run_in_parallel(*works: Callable[[], Any]) -> list[Any]:
 def run_second_while_first_is_open(
     store: Store, first: Callable[[Connection], Any], second: Callable[[Connection], Any]
 ) -> Any:
-    """Run ``second`` while the transaction of ``first`` is open, and return the result of
-    ``second``.
+    """Return the result of ``second``, called while the transaction of ``first`` is open.
 
     ``second`` must wait for the end of this transaction.
     """

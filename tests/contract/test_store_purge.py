@@ -78,8 +78,10 @@ def cloud(store: Store) -> Cloud:
 
 
 def create_servers(cloud: Cloud, count: int, deleted: bool = True) -> list[str]:
-    """Create servers, each with an idempotency key, a console token and a past stop. Delete them if
-    ``deleted``."""
+    """Create servers, each with an idempotency key, a console token and a past stop.
+
+    Delete them if ``deleted``.
+    """
     server_ids = cloud.create(count, networks=[])
     cloud.settle()
     for server in server_ids:
@@ -131,8 +133,10 @@ def age(cloud: Cloud, server_ids: Iterable[str], days: int) -> None:
 
 
 def rows_of(store: Store, server: str) -> dict[str, list[tuple[Any, ...]]]:
-    """Return all rows that refer to a server, by table. Events of the server's actions are
-    included."""
+    """Return all rows that refer to a server, by table.
+
+    Events of the server's actions are included.
+    """
 
     def read_rows(tx: sa.Connection) -> dict[str, list[tuple[Any, ...]]]:
         rows_by_table = {}

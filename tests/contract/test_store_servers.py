@@ -291,7 +291,7 @@ def test_parallel_creates_respect_unified_limits(store: Store) -> None:
         outcomes = list(pool.map(create, range(32)))
     assert sum(isinstance(outcome, Created) for outcome in outcomes) == 10
     assert sum(isinstance(outcome, errors.OverQuota) for outcome in outcomes) == 22
-    assert store.read(lambda tx: limits.used(tx, "p")) == {
+    assert store.read(lambda tx: limits.read_usage(tx, "p")) == {
         "": {
             "servers": 10,
             "class:VCPU": 10,

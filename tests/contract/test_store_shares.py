@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of servers on SQLite, PostgreSQL and MariaDB: share counts, refused actions, and use of
-access rules."""
+"""Shares of servers on SQLite, PostgreSQL and MariaDB.
+
+The tests cover share counts, refused actions, and use of access rules.
+"""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_debts_omit_removals_known_to_host(cloud: Cloud) -> None:
 
 def test_unlocked_omits_locked_servers_without_waiting(cloud: Cloud) -> None:
     locked, free = cloud.create(2, networks=[])
-    assert cloud.store.write(lambda tx: actions.unlocked(tx, [locked, free, "gone"])) == {
+    assert cloud.store.write(lambda tx: actions.find_unlocked(tx, [locked, free, "gone"])) == {
         locked,
         free,
         "gone",
@@ -133,7 +133,7 @@ def test_unlocked_omits_locked_servers_without_waiting(cloud: Cloud) -> None:
     with cloud.store.begin() as tx:
         actions.lock_servers(tx, [locked])
         start = time.monotonic()
-        assert cloud.store.write(lambda tx: actions.unlocked(tx, [locked, free, "gone"])) == {
+        assert cloud.store.write(lambda tx: actions.find_unlocked(tx, [locked, free, "gone"])) == {
             free,
             "gone",
         }

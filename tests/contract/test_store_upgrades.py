@@ -21,7 +21,7 @@ def test_upgrade_creates_current_schema_and_is_repeatable(store: Store) -> None:
     assert (
         upgrades.upgrade(store)
         == (revision, upgrades.newest())
-        == (upgrades.version(store), version.needed())
+        == (upgrades.version(store), version.find_needed())
     )
     upgrades.check(store)
     assert (
@@ -78,7 +78,7 @@ def test_service_waits_and_logs_until_database_version_matches(
     database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The service logs each version once, and neither reads nor writes until the versions match."""
-    store, operator = version.guarded(Store(database_url)), Store(database_url)
+    store, operator = version.guard(Store(database_url)), Store(database_url)
     newer = "9999"
 
     def wait(seconds: float) -> None:
@@ -91,7 +91,7 @@ def test_service_waits_and_logs_until_database_version_matches(
             upgrades.upgrade(operator)
             set_version(operator, newer)
         else:
-            set_version(operator, version.needed())
+            set_version(operator, version.find_needed())
 
     with caplog.at_level("INFO"):
         version.await_version(store, wait)
@@ -99,7 +99,7 @@ def test_service_waits_and_logs_until_database_version_matches(
     assert [line.split("version ")[1].split()[0].strip(",") for line in lines] == [
         "none",
         newer,
-        version.needed(),
+        version.find_needed(),
     ]
     assert "Run: kilonova database upgrade" in lines[0]
     assert "install the release" in lines[1]
@@ -120,11 +120,11 @@ def test_schema_version_is_read_once_per_connection(
     reads: list[str | None] = []
 
     def read_version(*args: Any) -> str | None:
-        reads.append(version.needed())
+        reads.append(version.find_needed())
         return reads[-1]
 
     monkeypatch.setattr(version, "_read_version", read_version)
-    guarded_store = version.guarded(Store(store.url))
+    guarded_store = version.guard(Store(store.url))
     for _ in range(3):
         guarded_store.now()
         guarded_store.write(lambda tx: None)

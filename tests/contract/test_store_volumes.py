@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of servers on SQLite, PostgreSQL and MariaDB: volume counts, device names, and refused
-requests."""
+"""Volumes of servers on SQLite, PostgreSQL and MariaDB.
+
+The tests cover volume counts, device names, and refused requests.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ FLAVOR = Flavor("1", "f", 1, 64, 1, ephemeral_gb=1, swap_mb=64)
 
 
 def add_server(store: Store, vm_state: str = states.ACTIVE, host: str | None = "h1") -> str:
-    """Insert a server with an ephemeral disk and swap. The host's own disks are /dev/vda to
-    /dev/vdc."""
+    """Insert a server with an ephemeral disk and swap.
+
+    The host's own disks are /dev/vda to /dev/vdc.
+    """
     server = ids.new()
 
     def work(tx: Any) -> None:

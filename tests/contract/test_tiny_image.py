@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiny image on a plain QEMU, without an agent: networks, metadata, SSH, and a prompt on the
-screen.
+"""The tiny image on a plain QEMU, without an agent.
 
-Other tests rely on these properties through hosts and clouds.
+The tests cover networks, metadata, SSH, and a prompt on the screen. Other tests rely on these
+properties through hosts and clouds.
 """
 
 from __future__ import annotations

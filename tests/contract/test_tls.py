@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS of broker and databases: clients send no data to a server without a valid certificate, and
-never fall back to plain text.
+"""TLS of broker and databases.
 
-The servers have a certificate of another authority, of another name, an expired one, or no TLS.
+Clients send no data to a server without a valid certificate, and never fall back to plain text. The
+servers have a certificate of another authority, of another name, an expired one, or no TLS.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def connect_oslo(conf: Any, url: str) -> Iterator[None]:
 def connect_store(conf: Any, url: str) -> Iterator[None]:
     conf.set_override("url", url, "database")
     try:
-        store = Store.opened(conf)
+        store = Store.open(conf)
     finally:
         conf.clear_override("url", "database")
     with pytest.raises(errors.NoStore):
@@ -151,8 +151,10 @@ def test_client_connects_to_server_with_valid_certificate(
 def test_connection_to_mariadb_without_tls_setting_ignores_offered_tls(
     load, server_certificates
 ) -> None:
-    """TLS without verification gives no security, and PyMySQL needs 50 ms of CPU time to prepare
-    TLS."""
+    """TLS without verification gives no security.
+
+    PyMySQL needs 50 ms of CPU time to prepare TLS.
+    """
     url = f"mysql+pymysql://kilonova:{PASSWORD}@127.0.0.1:"
     with (
         peer("mariadb", server_certificates["good"]) as server,
@@ -244,9 +246,9 @@ def test_remote_database_without_tls_raises_config_error(load, url: str) -> None
         with pytest.raises(
             errors.ConfigError, match=r"\[database\] url: .* is no loopback address"
         ):
-            Store.opened(conf)
+            Store.open(conf)
     conf = load(tls="allow_plain_text = true", database=f"url = {url}")
-    Store.opened(conf).close()
+    Store.open(conf).close()
 
 
 @pytest.mark.parametrize(
@@ -261,7 +263,7 @@ def test_remote_database_without_tls_raises_config_error(load, url: str) -> None
 )
 def test_local_database_and_broker_need_no_tls(load, url: str) -> None:
     conf = load(tls="", database=f"url = {url}")
-    Store.opened(conf).close()
+    Store.open(conf).close()
     opener(conf, "rabbit://h:x@localhost:5672/")
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS of the metadata service, the image gateway and the consoles: bodies in both directions,
-parallel requests, and refused peers.
+"""TLS of the metadata service, the image gateway and the consoles.
 
-For transfers see tests/unit/compute_agent/test_transfer_tls.py, for live migrations
+The tests cover bodies in both directions, parallel requests, and refused peers. For transfers see
+tests/unit/compute_agent/test_transfer_tls.py, for live migrations
 tests/contract/test_virt_live_tls.py.
 """
 
@@ -306,14 +306,13 @@ def fail_on_fault(status: int, text: str) -> object:
 
 
 def test_token_validation_at_remote_identity_over_plain_http_is_refused(load) -> None:  # noqa: F811
-    """This applies to the configured URL and to the identity service's endpoint in the
-    catalogue."""
+    """The check applies to the configured URL and to the endpoint in the catalogue."""
     elsewhere = "http://10.0.0.5:5000/v3"
     with pytest.raises(
         ConfigError, match=r"\[identity\] auth_url: http://10.0.0.5:5000 is no https://"
     ):
-        authentication.authenticated(None, load(identity=f"auth_url = {elsewhere}"), fail_on_fault)
-    entry = authentication.authenticated(
+        authentication.authenticate(None, load(identity=f"auth_url = {elsewhere}"), fail_on_fault)
+    entry = authentication.authenticate(
         None, load(identity="auth_url = https://identity.example"), fail_on_fault
     )
     [middleware] = [

@@ -61,7 +61,7 @@ def test_database_connection_uses_tls(load, authority, urls, kind: str, own: boo
     lines = f"ca_file = {authority.path}\n" + (
         f"cert_file = {certificate.cert}\nkey_file = {certificate.key}" if own else ""
     )
-    store = Store.opened(load(tls=lines, database=f"url = {urls[kind]}"))
+    store = Store.open(load(tls=lines, database=f"url = {urls[kind]}"))
     assert store.read(lambda tx: str(tx.scalar(sa.text(ENCRYPTED[kind])))) in ("TLSv1.3", "TLSv1.2")
     store.close()
 
@@ -72,7 +72,7 @@ def test_database_server_with_certificate_of_another_name_is_refused(
     urls: dict[str, str],
     kind: str,
 ) -> None:
-    store = Store.opened(load(database=f"url = {urls[kind].replace('@127.0.0.1', '@localhost')}"))
+    store = Store.open(load(database=f"url = {urls[kind].replace('@127.0.0.1', '@localhost')}"))
     with pytest.raises(errors.NoStore):
         store.read(lambda tx: tx.scalar(sa.text("SELECT 1")))
     store.close()

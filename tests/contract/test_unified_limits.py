@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keystone's unified limits, read by oslo.limit from a real identity service, with and without
-options in [oslo_limit]."""
+"""Keystone's unified limits, read by oslo.limit from a real identity service.
+
+The tests run with and without options in [oslo_limit].
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,10 @@ def cloud(standalone_cloud: Cloud) -> Cloud:
 
 @pytest.fixture(scope="module")
 def identity(cloud: Cloud) -> Any:
-    """The admin's client, with limits of the service "compute" in the cloud's region and in another
-    one."""
+    """The admin's client, with limits of the service "compute" in two regions.
+
+    One is the cloud's region.
+    """
     client = openstack.connect(
         load_yaml_config=False,
         load_envvars=False,
@@ -103,8 +107,10 @@ def write_config(cloud: Cloud, folder: Path, *lines: str) -> Path:
 def client(
     cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., UnifiedLimits]]:
-    """A function that returns the limits' client for lines of [oslo_limit]. Login and options of
-    oslo.limit, which belong to the whole process, are reset."""
+    """A function that returns the limits' client for lines of [oslo_limit].
+
+    Login and options of oslo.limit, which belong to the whole process, are reset.
+    """
     clients: list[UnifiedLimits] = []
     monkeypatch.setattr(limit, "_SDK_CONNECTION", None)
 

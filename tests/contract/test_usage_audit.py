@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The usage audit on SQLite, PostgreSQL and MariaDB: one notification per server and completed
-period, even if conductors are killed."""
+"""The usage audit on SQLite, PostgreSQL and MariaDB.
+
+Each server and completed period has one notification, even if conductors are killed.
+"""
 
 from __future__ import annotations
 

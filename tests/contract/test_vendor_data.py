@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic vendor data from real HTTP servers: the requests to targets, timeouts, and bodies that
-guests cannot receive."""
+"""Dynamic vendor data from real HTTP servers.
+
+The tests cover the requests to targets, timeouts, and bodies that guests cannot receive.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,10 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class Service(ThreadingHTTPServer):
-    """A target together with the identity service of its token. The server records requests and
-    gives the test's answer."""
+    """A target together with the identity service of its token.
+
+    The server records requests and gives the test's answer.
+    """
 
     daemon_threads = True
 
@@ -252,8 +256,10 @@ def test_vendor_data_failure_raises_unavailable_when_fatal(service: Service) -> 
 # --- as configured ---
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[..., Any]:
-    """A function that loads a separate configuration, because keystoneauth registers options in the
-    configuration."""
+    """A function that loads a separate configuration.
+
+    Why: keystoneauth registers options in the configuration.
+    """
 
     def load_config(*lines: str) -> Any:
         path, conf = tmp_path / "k.conf", cfg.ConfigOpts()

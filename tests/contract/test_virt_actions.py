@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's verbs for actions of a server, on a host in memory, libvirt's mock-up and real QEMU
-guests.
+"""The driver's verbs for actions of a server.
 
-A canary on the guest's disk shows which data survive. A real guest writes the canary at its first
-boot, and logs at each boot whether the canary exists.
+The tests run on a host in memory, libvirt's mock-up and real QEMU guests. A canary on the guest's
+disk shows which data survive. A real guest writes the canary at its first boot, and logs at each
+boot whether the canary exists.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots and merges of volumes in files while a guest has the volumes, on a host in memory and
-with real QEMU guests. Plain folders act as mounted shares."""
+"""Snapshots and merges of volumes in files while a guest has the volumes.
+
+The tests run on a host in memory and with real QEMU guests. Plain folders act as mounted shares.
+"""
 
 from __future__ import annotations
 

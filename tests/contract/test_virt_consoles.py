@@ -26,8 +26,10 @@ def rig(rig: Rig) -> Rig:
 
 
 def read(console: socket.socket, until: bytes) -> bytes:
-    """Read the console until these bytes or the end of the connection. QEMU resets the connection
-    if it exits with unread input."""
+    """Read the console until these bytes or the end of the connection.
+
+    QEMU resets the connection if it exits with unread input.
+    """
     output, deadline = b"", time.monotonic() + SECONDS
     console.settimeout(SECONDS)
     with suppress(ConnectionResetError):

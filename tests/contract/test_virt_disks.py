@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk keeps the base image of its creation even if the server's record names another image, and
-no guest starts on a base image with other bytes.
+"""A disk keeps the base image of its creation even if the server's record names another image.
 
-The images differ for unshelved servers, after a refused rebuild, and when an image has changed. In
-these tests the recorded image is a raw image with other bytes.
+No guest starts on a base image with other bytes. The images differ for unshelved servers, after a
+refused rebuild, and when an image has changed. In these tests the recorded image is a raw image
+with other bytes.
 """
 
 from __future__ import annotations
@@ -132,8 +132,10 @@ def unlink(path: Path) -> None:
 
 
 def rebase_to_copy(path: Path) -> None:
-    """Rebase the disk to a copy of the base image under another name, which the domain does not
-    contain."""
+    """Rebase the disk to a copy of the base image under another name.
+
+    The domain does not contain this name.
+    """
     disk, kind = path.with_name("disk"), path.name.rpartition(".")[2]
     other = path.with_name(f"base.sha256-{hashlib.sha256(path.read_bytes()).hexdigest()}.{kind}")
     subprocess.run(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requirements of every virt driver, on a host in memory, libvirt's mock-up and real QEMU
-guests."""
+"""The requirements of every virt driver.
+
+The tests run on a host in memory, libvirt's mock-up and real QEMU guests.
+"""
 
 from __future__ import annotations
 
@@ -410,8 +412,10 @@ def test_guests_and_driver_survive_kill_of_libvirtd(rig: Rig, private_libvirtd: 
 
 
 def state_if_reachable(rig: Rig, server: str) -> tuple[tuple[int, int] | None, ...]:
-    """Return a tuple with the state of the server's guest, or an empty tuple if libvirtd does not
-    answer."""
+    """Return a tuple with the state of the server's guest.
+
+    The tuple is empty if libvirtd does not answer.
+    """
     try:
         return (rig.state(server),)
     except errors.NoAnswer:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts that every virt driver stores about a server, from which adopt creates the server's
-record.
+"""The facts that every virt driver stores about a server.
 
-The tests run on a host in memory, libvirt's mock-up and real QEMU. The guests do not need to boot.
+From these facts adopt creates the server's record. The tests run on a host in memory, libvirt's
+mock-up and real QEMU. The guests do not need to boot.
 """
 
 from __future__ import annotations

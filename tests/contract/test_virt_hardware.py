@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inventory of a host, and the hardware that a flavor and an image request, on a host in
-memory, libvirt's mock-up and real QEMU guests.
+"""The inventory of a host, and the hardware that a flavor and an image request.
 
-The mock-up accepts every definition and runs no program. Real guests report their hardware.
+The tests run on a host in memory, libvirt's mock-up and real QEMU guests. The mock-up accepts every
+definition and runs no program. Real guests report their hardware.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ def read_domain(rig: Rig, server: str) -> Element:
 
 
 def read_value(domain: Element, where: str) -> str | None:
-    """Return the text of an element, or an attribute of the element for a path with
-    ``@attribute``."""
+    """Return the text of an element, or an attribute for a path with ``@attribute``."""
     path, attribute = where.rsplit("@", 1) if "@" in where.rsplit("]", 1)[-1] else (where, "")
     element = domain.find(path)
     return None if element is None else element.get(attribute) if attribute else element.text

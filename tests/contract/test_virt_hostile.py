@@ -126,8 +126,10 @@ def receive(rig: Rig, driver: Driver, hostile: Hostile, spec: GuestSpec) -> obje
 
 
 def receive_disk(rig: Rig, driver: Driver, hostile: Hostile, spec: GuestSpec) -> object:
-    """Receive the server's own disk. This disk has no backing file and is always qcow2, even if
-    another format is declared."""
+    """Receive the server's own disk.
+
+    This disk has no backing file and is always qcow2, even if another format is declared.
+    """
     return driver.receive(
         rig.spec(image=None), Peer("", b"", hostile.content), create_reader(b""), QUIET
     )
@@ -221,7 +223,9 @@ def test_image_header_written_by_guest_is_treated_as_data(
     rig: Rig, canary: Path, kind: str, tmp_path: Path
 ) -> None:
     """The disk is uploaded by a snapshot, grows in a resize, and a server boots from the snapshot.
-    Backups and shelve use the same upload."""
+
+    Backups and shelve use the same upload.
+    """
     spec = rig.boot(paused=True)
     rig.driver.ensure_stopped(spec.server, 1, 0, QUIET)
     (tmp_path / "written").write_bytes(GUEST_WRITES[kind](canary)[: 64 << 10])

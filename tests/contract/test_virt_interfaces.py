@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Network interfaces of guests, at start, while running and while off, on a host in memory,
-libvirt's mock-up and real QEMU guests.
+"""Network interfaces of guests, at start, while running and while off.
 
-A real guest lists its interfaces in order. The bridges have no uplink.
+The tests run on a host in memory, libvirt's mock-up and real QEMU guests. A real guest lists its
+interfaces in order. The bridges have no uplink.
 """
 
 from __future__ import annotations

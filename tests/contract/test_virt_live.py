@@ -456,8 +456,10 @@ def test_live_migration_moves_hotplugged_nic_and_waits_for_its_bridge(
 def test_live_migration_adapts_spice_console_to_destination(
     machines: Machines, bootable: Path
 ) -> None:
-    """An open SPICE session does not prevent the move. A destination without SPICE removes the
-    SPICE screen."""
+    """An open SPICE session does not prevent the move.
+
+    A destination without SPICE removes the SPICE screen.
+    """
     traveller = Traveller(machines, bootable, options=lambda at: {"spice": True})
     try:
         with traveller.here.driver.console(traveller.server, SPICE) as screen:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requirements of every virt driver for live migrations, with aborts, cancellations and
-repetitions.
+"""The requirements of every virt driver for live migrations.
 
-The tests run on pairs of hosts in memory and with real QEMU guests, with local and with shared
-storage. A counter in the guest's memory shows that the guest never stopped.
+The tests include aborts, cancellations and repetitions. The tests run on pairs of hosts in memory
+and with real QEMU guests, with local and with shared storage. A counter in the guest's memory shows
+that the guest never stopped.
 """
 
 from __future__ import annotations

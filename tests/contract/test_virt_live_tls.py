@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live migrations over TLS between hosts with certificates of one authority. Without valid
-certificates no guest moves."""
+"""Live migrations over TLS between hosts with certificates of one authority.
+
+Without valid certificates no guest moves.
+"""
 
 from __future__ import annotations
 

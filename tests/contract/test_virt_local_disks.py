@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ephemeral disks and swap of servers: their creation, and the actions that keep, enlarge, copy or
-replace them.
+"""Ephemeral disks and swap of servers.
 
-The tests run on a host in memory, libvirt's mock-up and real QEMU guests. A canary on a disk shows
-that the disk is still the same.
+The tests cover their creation, and the actions that keep, enlarge, copy or replace them. The tests
+run on a host in memory, libvirt's mock-up and real QEMU guests. A canary on a disk shows that the
+disk is still the same.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of guests and the times at which they are mounted, on a host in memory and libvirt's
-mock-up. One real QEMU guest uses a share."""
+"""Shares of guests and the times at which they are mounted.
+
+The tests run on a host in memory and libvirt's mock-up. One real QEMU guest uses a share.
+"""
 
 from __future__ import annotations
 
@@ -118,8 +120,10 @@ def test_rescue_and_unrescue_keep_shares_mounted(rig: Rig, host: LocalMounts) ->
 def test_start_reboot_or_rescue_drops_shares_detached_during_outage(
     rig: Rig, host: LocalMounts, verb: str
 ) -> None:
-    """The host was unreachable during the detach. The command for the start contains the server's
-    current shares."""
+    """The host was unreachable during the detach.
+
+    The command for the start contains the server's current shares.
+    """
     spec, first, second = rig.boot(), new_share(), new_share("more")
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     for attached in (first, second):
@@ -207,8 +211,10 @@ def test_ensure_absent_unmounts_busy_share_lazily_and_keeps_its_files(
 
 
 def build_user_data() -> str:
-    """Return user data that prints a file of the share "data" and writes another file. The user
-    data contains the virtiofs module, because the image does not."""
+    """Return user data that prints a file of the share "data" and writes another file.
+
+    The user data contains the virtiofs module, because the image does not.
+    """
     folder = boot_disk.modules_of(boot_disk.newest_kernel()) / "kernel/fs/fuse"
     modules = [folder / f"{name}.ko" for name in ("fuse", "virtiofs")]
     load = "".join(

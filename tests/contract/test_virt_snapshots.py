@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of a server's disk, and the guest agent, which freezes file systems and sets passwords,
-on the hypervisors of test_virt_driver.py.
+"""Snapshots of a server's disk, and the guest agent.
 
-A canary on the guest's disk shows whether a copy is complete.
+The guest agent freezes file systems and sets passwords. The hypervisors are those of
+test_virt_driver.py. A canary on the guest's disk shows whether a copy is complete.
 """
 
 from __future__ import annotations
@@ -199,8 +199,10 @@ def can_set_password(rig: Rig, server: str) -> bool:
 
 
 def is_unknown_user_refused(rig: Rig, server: str) -> bool:
-    """True if the agent refuses a user without showing the password. False while the agent is too
-    slow."""
+    """True if the agent refuses a user without showing the password.
+
+    False while the agent is too slow.
+    """
     with pytest.raises(VerbFailed) as caught:
         rig.driver.set_password(server, "nobody", "s3cret")
     assert "s3cret" not in f"{caught.value} {caught.value.details} {caught.value.__cause__}"

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's element in a domain's metadata, read in the same way as Ceilometer's discovery, and by
-Ceilometer itself."""
+"""Nova's element in a domain's metadata.
+
+The tests read the element in the same way as Ceilometer's discovery, and with Ceilometer itself.
+"""
 
 from __future__ import annotations
 

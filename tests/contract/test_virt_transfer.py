@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cold migrations of libvirt's guests over the real transfer service: the source of the base image,
-and refused disks.
+"""Cold migrations of libvirt's guests over the real transfer service.
 
-For the requirements of every driver see test_virt_moves.py. These tests are about faults of files
-on disks.
+The tests cover the source of the base image, and refused disks. For the requirements of every
+driver see test_virt_moves.py. These tests are about faults of files on disks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of a volume to another place while a guest uses the volume, and the switch to the copy, on
-a host in memory and real QEMU guests."""
+"""Copies of a volume to another place while a guest uses the volume, and the switch to the copy.
+
+The tests run on a host in memory and real QEMU guests.
+"""
 
 from __future__ import annotations
 
@@ -183,8 +185,10 @@ def test_copy_and_switch_volume_work_with_block_device_as_target(rig: Rig) -> No
 
 @pytest.mark.parametrize("rig", [QEMU], indirect=True)
 def test_switch_volume_of_stopped_guest_needs_complete_copy(rig: Rig) -> None:
-    """The first copy is complete when the guest stops. After the second stop the guest writes to
-    the old place, so the copy is not complete."""
+    """The first copy is complete when the guest stops.
+
+    After the second stop the guest writes to the old place, so the copy is not complete.
+    """
     server = rig.boot().server
     source = attach_marked_volume(rig, server)
     target = create_target(rig, source)
@@ -257,9 +261,11 @@ def read_last_block(attached_volume: AttachedVolume) -> int:
 def test_volume_copies_lose_no_writes_when_agent_dies_at_any_call(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent dies after each call in turn, while the guest writes. The volume contains all
-    writes that the guest reports. After the switch the old place is not written to any more. At the
-    end the guest sees that the volume has grown."""
+    """The agent dies after each call in turn, while the guest writes.
+
+    The volume contains all writes that the guest reports. After the switch the old place is not
+    written to any more. At the end the guest sees that the volume has grown.
+    """
     server, source = rig.boot(user_data=WRITE_BLOCKS, ready=True).server, create_volume(rig)
     rig.driver.attach_volume(server, 2, source, QUIET)
     await_more_writes(rig, server)

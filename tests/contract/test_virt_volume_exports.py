@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes that another machine exports over NBD with TLS, and a guest that writes to a volume
-during attach, live migration and detach. Every write that the guest reports must be in the volume.
+"""Volumes that another machine exports over NBD with TLS.
+
+A guest writes to a volume during attach, live migration and detach. Every write that the guest
+reports must be in the volume.
 """
 
 from __future__ import annotations
@@ -209,8 +211,10 @@ def test_paused_guest_with_nbd_volume_moves_and_continues_to_write(world: Servin
 
 
 def test_copy_and_switch_volume_between_nbd_exports_lose_no_data(world: ServingWorld) -> None:
-    """The volume is migrated during the writes. Every write that the guest reports is in the new
-    place."""
+    """The volume is migrated during the writes.
+
+    Every write that the guest reports is in the new place.
+    """
     guest = world.guest
     old, since = world.serve_volume(), world.count_written(guest.here)
     guest.here.driver.attach_volume(guest.server, guest.spec.fence, old, QUIET)

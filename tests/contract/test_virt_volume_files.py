@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes in files of an NFS export, and a guest that writes to a volume during snapshots, merges
-and a live migration. Every write that the guest reports must be in the volume. A folder that both
-hosts see acts as the export."""
+"""Volumes in files of an NFS export.
+
+A guest writes to a volume during snapshots, merges and a live migration. Every write that the guest
+reports must be in the volume. A folder that both hosts see acts as the export.
+"""
 
 from __future__ import annotations
 

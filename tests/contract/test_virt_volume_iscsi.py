@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of an iSCSI target that QEMU connects itself, and a guest that writes to a volume during
-attach, live migration and detach. Every write that the guest reports must be in the volume."""
+"""Volumes of an iSCSI target that QEMU connects itself.
+
+A guest writes to a volume during attach, live migration and detach. Every write that the guest
+reports must be in the volume.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of guests, and the volumes that the host has connected, on a host in memory, libvirt's
-mock-up and real QEMU guests."""
+"""Volumes of guests, and the volumes that the host has connected.
+
+The tests run on a host in memory, libvirt's mock-up and real QEMU guests.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +80,10 @@ def hotplug_rig(rig: Rig) -> Rig:
 
 
 def attached_ids(rig: Rig, server: str) -> set[str]:
-    """Return the ids of the guest's volumes, which are the same in the running and in the stored
-    domain."""
+    """Return the ids of the guest's volumes.
+
+    They are the same in the running and in the stored domain.
+    """
     if isinstance(rig.driver, MemoryDriver):
         return {attached.volume_id for attached in rig.driver.host.guests[server].volumes}
     stored, running = (
@@ -228,8 +232,10 @@ def test_detach_volume_from_paused_or_suspended_guest_is_refused(hotplug_rig: Ri
 def test_start_removes_volumes_detached_while_host_was_unreachable(
     hotplug_rig: Rig, verb: str
 ) -> None:
-    """The host was unreachable during the detach. Another guest may have the volume now, or it was
-    deleted."""
+    """The host was unreachable during the detach.
+
+    Another guest may have the volume now, or it was deleted.
+    """
     server, detached, remaining = (
         hotplug_rig.ready().server,
         create_volume(hotplug_rig),

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kilonova's client of the block storage service against the embedded service. tests/cinder runs
-the same tests against Cinder."""
+"""Kilonova's client of the block storage service, against the embedded service.
+
+tests/cinder runs the same tests against Cinder.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,10 @@ ELSEWHERE = CONNECTOR | {
 
 
 class Service:
-    """A block storage service of a cloud, with a token of its administrator and a token of another
-    project."""
+    """A block storage service of a cloud, with two tokens.
+
+    One is the administrator's, and one is of another project.
+    """
 
     def __init__(self, url: str, cloud: Cloud, copies_images: bool = True) -> None:
         self.url, self.cloud, self.copies_images = url, cloud, copies_images

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers with volumes at a running block storage service, with the conductor's real workflows and
-client, and guests in memory. A call that the service refuses fails the test.
+"""Servers with volumes at a running block storage service.
 
-tests/cinder runs the same tests against Cinder.
+The conductor's workflows and client are the real parts, and the guests are in memory. A call that
+the service refuses fails the test. tests/cinder runs the same tests against Cinder.
 """
 
 from __future__ import annotations

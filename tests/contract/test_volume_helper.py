@@ -37,8 +37,10 @@ WWN = "36001405abcdef"
 
 
 class Machine:
-    """The programs and the /sys files that os-brick uses. Commands that contain the word
-    ``refuses`` fail."""
+    """The programs and the /sys files that os-brick uses.
+
+    Commands that contain the word ``refuses`` fail.
+    """
 
     def __init__(self, device: Path) -> None:
         self.device, self.commands = device, []  # type: Path, list[list[str]]

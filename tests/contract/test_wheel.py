@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completeness of the wheel and the source distribution. The wheel is built from the source
-distribution and installed into an empty environment, and every command runs from there.
+"""Completeness of the wheel and the source distribution.
 
-No package is downloaded. The locked dependencies come from the environment of the tests.
+The wheel is built from the source distribution and installed into an empty environment, and every
+command runs from there. No package is downloaded. The locked dependencies come from the environment
+of the tests.
 """
 
 from __future__ import annotations

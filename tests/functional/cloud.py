@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud in one process: conductors, schedulers and agents with their threads, a real broker and
-database, and memory hypervisors.
+"""A cloud in one process, with a real broker and database.
 
-The transports count messages and can lose them (``messages``). SQL statements are counted for each
-part of each process. In place of the API, ``Cloud`` calls ``Creator`` and ``actions.begin``, and
-sends the wakeup message.
+Conductors, schedulers and agents run with their threads, and the hypervisors are in memory. The
+transports count messages and can lose them (``messages``). SQL statements are counted for each part
+of each process. In place of the API, ``Cloud`` calls ``Creator`` and ``actions.begin``, and sends
+the wakeup message.
 """
 
 from __future__ import annotations
@@ -170,8 +170,9 @@ class Cloud:
     def start_conductor(
         self, name: str = "c1", notification_transport: NotificationTransport | None = None
     ) -> Conductor:
-        """Start a conductor. With ``notification_transport``, send notifications in both formats
-        there.
+        """Start a conductor.
+
+        With ``notification_transport``, send notifications in both formats there.
         """
         owner = f"{name}/1"
         store, transport = self._store("conductor"), self._transport()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consoles of dashboards in Chromium with noVNC: in a frame, in a window of their own, and after a
-reload.
+"""Consoles of dashboards in Chromium with noVNC.
 
-The screen is that of a QEMU process without a machine, which serves VNC. As in a deployment, a
-proxy in front of the console service ends TLS. All names resolve to this machine.
+The console is in a frame or in a window of its own, or is reloaded. The screen is that of a QEMU
+process without a machine, which serves VNC. As in a deployment, a proxy in front of the console
+service ends TLS. All names resolve to this machine.
 """
 
 from __future__ import annotations

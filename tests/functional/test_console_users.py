@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user and the browser of a console: the session ends with the user's token, and a console
-token is bound to one browser.
+"""The user and the browser of a console.
+
+The session ends with the user's token, and a console token is bound to one browser.
 """
 
 from __future__ import annotations

@@ -224,8 +224,10 @@ def test_hard_group_and_dedicated_cpus_add_bounded_cost_to_create(
 def test_idle_hosts_cost_same_statements_for_any_number_of_hosts(
     new_cloud: Callable[..., Cloud], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Idle hosts cost two statements a second, one statement every five seconds for the keys, and
-    two messages for each heartbeat.
+    """Check the cost of idle hosts.
+
+    They cost two statements a second, one statement every five seconds for the keys, and two
+    messages for each heartbeat.
     """
     monkeypatch.setattr(service, "EXCHANGE_PERIOD_SECONDS", (0.2, 0.3))
     # On a busy machine, a lost answer would cause a sync.

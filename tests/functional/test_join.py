@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host add``, ``kilonova join`` and ``kilonova host remove`` with RabbitMQ and its
-users, a database, and the messages of a conductor.
+"""``kilonova host add``, ``kilonova join`` and ``kilonova host remove``.
+
+The tests use RabbitMQ and its users, a database, and the messages of a conductor.
 """
 
 from __future__ import annotations

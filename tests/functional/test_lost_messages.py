@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The delay that a lost message causes: at most 2 seconds for a wakeup message, 7 for a command,
-and 2 for a report.
+"""The delay that a lost message causes.
+
+This is at most 2 seconds for a wakeup message, 7 for a command, and 2 for a report.
 """
 
 from __future__ import annotations

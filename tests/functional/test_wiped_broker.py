@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RabbitMQ loses its queues and messages during actions. These are delayed, and neither lost nor
-repeated.
+"""RabbitMQ loses its queues and messages during actions.
+
+These are delayed, and neither lost nor repeated.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ INDENT = "    "
 
 
 def commands(page: Path, heading: str) -> str:
-    """Return the indented blocks below a heading, up to the next heading of the same or a higher
-    level.
+    """Return the indented blocks below a heading.
+
+    The section ends at the next heading of the same or a higher level.
 
     Raises:
         LookupError: The page has no such heading, or no block is below the heading.

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keystone, Glance and Neutron from Debian packages on one machine: the external services of an
-operator before Kilonova is installed.
+"""Keystone, Glance and Neutron from Debian packages on one machine.
 
-Networks are vxlan networks of Neutron's Linux bridge agents, which need no special kernel. ``join``
-installs an agent on a host. Every service has one worker, because all machines share two
-processors.
+These are the external services of an operator before Kilonova is installed. Networks are vxlan
+networks of Neutron's Linux bridge agents, which need no special kernel. ``join`` installs an agent
+on a host. Every service has one worker, because all machines share two processors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud after the commands of docs/install.md on booted Debian machines, beside Keystone, Glance
-and Neutron from Debian packages.
+"""A cloud after the commands of docs/install.md on booted Debian machines.
 
-Unlike on the page, Keystone's URL is plain HTTP, so the configuration allows plain text.
+Keystone, Glance and Neutron are from Debian packages. Unlike on the page, Keystone's URL is plain
+HTTP, so the configuration allows plain text.
 """
 
 from __future__ import annotations
@@ -244,8 +244,9 @@ def test_host_prove_with_image_of_glance_succeeds(
 def test_server_with_port_of_neutron_answers_ssh(
     cloud: Machine, controller: Machine, second: Machine, nodes: list[Machine]
 ) -> None:
-    """Kilonova creates the bridge. Neutron adds the tunnel, and its DHCP server on another machine
-    provides the address.
+    """Kilonova creates the bridge.
+
+    Neutron adds the tunnel, and its DHCP server on another machine provides the address.
     """
     network = run_client_for_json(controller, "network create inside")["id"]
     run_client(controller, "subnet create inside --network inside --subnet-range 10.9.0.0/24")

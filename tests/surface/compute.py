@@ -127,7 +127,7 @@ class Compute:
         services.agents, services.images = Hosts(), Images(projects)
         self.images: Images = services.images
         self.images.add(IMAGE, None)
-        entry = authentication.authenticated(
+        entry = authentication.authenticate(
             app.create(services, default_policy()), identity.options(), compute_faults.body
         )
         self.ids: dict[str, dict[str, str]] = {"own": {}, "foreign": {}}
@@ -144,7 +144,7 @@ class Compute:
         self.ids["own"] |= self._create_cloud_records()
         self.placement = Site(
             "placement",
-            authentication.authenticated(
+            authentication.authenticate(
                 add_content_type(placement.create(services.store)), identity.options(), faults.body
             ),
             identity.tokens,

@@ -127,6 +127,7 @@ def on_host(flavor: Flavor, image: JsonMapping | None) -> Flavor:
     """Return a server's flavor as far as it occupies the host.
 
     Args:
+        flavor: The flavor of the server.
         image: The frozen image in the server's row. If it has ``ON_VOLUME``, the server boots from
             a volume and has no root disk on the host.
     """

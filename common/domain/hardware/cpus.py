@@ -190,6 +190,7 @@ def numa_nodes(requested: HardwareSpecs, needed: bool, page: int) -> tuple[NumaN
     """Return the guest's NUMA nodes.
 
     Args:
+        requested: The flavor's extra specs and the image's properties.
         needed: The guest needs at least one NUMA node.
         page: The page size, as in ``Hardware.page_kb``.
 

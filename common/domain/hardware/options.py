@@ -287,6 +287,7 @@ def with_aliases(flavor: Flavor, aliases: Mapping[str, Sequence[tuple[str, str]]
     """Return the flavor for freezing into a server, with its PCI aliases resolved.
 
     Args:
+        flavor: The flavor, as defined or as stored in a server.
         aliases: Name -> the (vendor, product) kinds of devices of the alias.
 
     Raises:

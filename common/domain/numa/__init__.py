@@ -34,6 +34,8 @@ def fit(
     """Assign parts of a host with these NUMA nodes and devices to the guest.
 
     Args:
+        numa_nodes: The NUMA nodes of the host.
+        devices: The PCI devices of the host.
         held: The assignments of other guests on the host.
         wanted: The hardware that the guest requests.
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 
 def match(options: Sequence[Sequence[int]]) -> list[int] | None:
-    """Return one option for each request, earlier options preferred, or None if there is no
-    matching.
+    """Return one option for each request, or None if there is no matching.
+
+    Earlier options are preferred.
     """
     holder: dict[int, int] = {}
     for request in range(len(options)):

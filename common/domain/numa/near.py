@@ -38,8 +38,9 @@ def choose(
     numa_nodes: Collection[int],
     policy: str,
 ) -> list[str] | None:
-    """Return the addresses of the devices for a guest on these NUMA nodes, or None if there are too
-    few.
+    """Return the addresses of the devices for a guest on these NUMA nodes.
+
+    None: there are too few devices.
 
     An empty ``numa_nodes`` means that the guest has none.
     """

@@ -46,8 +46,9 @@ def cores(numa_node: NumaNode, free: set[int]) -> list[Core]:
 
 
 def choose(cores: Sequence[Core], count: int, policy: str) -> tuple[list[int], list[int]] | None:
-    """Return the guest's ``count`` CPUs and the CPUs that stay idle for it, or None if there are
-    too few.
+    """Return the guest's ``count`` CPUs and the CPUs that stay idle for the guest.
+
+    None: there are too few CPUs.
     """
     if count > sum(len(core.free) for core in cores):
         return None

@@ -99,6 +99,11 @@ def update(
     """Rename an aggregate, or change its metadata. The value None removes a key.
 
     Args:
+        tx: The transaction.
+        number: Id of the aggregate.
+        default_zone: The zone of hosts in no aggregate with a zone.
+        name: The new name, or None to keep the name.
+        meta: Changes of the metadata, or None for no change.
         what: Name of the object in error messages.
 
     Raises:

@@ -41,6 +41,9 @@ def ask(
     """Request that these hosts cache these images. Existing requests start again.
 
     Args:
+        tx: The transaction.
+        hosts: The hosts.
+        images: The images.
         mark: Data stored with each image, for ``cached_images``.
     """
     wanted = [image.id for image in images]

@@ -217,7 +217,7 @@ def note_guests(tx: Connection, name: str, server_ids: Iterable[str]) -> list[st
     return sorted(set(unclaimed) - set(before))
 
 
-def unclaimed(tx: Connection) -> list[tuple[str, str]]:
+def read_unclaimed(tx: Connection) -> list[tuple[str, str]]:
     """Return (server, host) of reported guests that have no record now."""
     found = [
         (server, row.name)
@@ -360,9 +360,13 @@ def list_all(
     and ``failures`` (failed builds in a row) with ``failed_at``.
 
     Args:
-        name, service_id, provider_uuid: Only this host.
+        tx: The transaction.
+        name: Only the host with this name.
+        service_id: Only the host with this service id.
+        provider_uuid: Only the host with this resource provider.
         pattern: Part of the hypervisor's hostname.
-        after, limit: A page: at most ``limit`` hosts after this service id.
+        after: The service id after which the page begins. None: the first page.
+        limit: The size of the page. None: all hosts.
     """
     both = sa.and_(services_table.c.host == hosts.c.name, services_table.c.binary == Binary.COMPUTE)
     beats = sa.and_(heartbeats.c.host == hosts.c.name, heartbeats.c.binary == Binary.COMPUTE)

@@ -280,6 +280,8 @@ def are_dead(tx: Connection, host: str, *, locked: bool = False) -> bool:
     """Return True if the host's guests are proved dead, by fencing or by an admin.
 
     Args:
+        tx: The transaction.
+        host: Name of the host.
         locked: Prevent a change until the end of the transaction.
     """
     query = sa.select(services.c.forced_down).where(

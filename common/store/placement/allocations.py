@@ -518,7 +518,10 @@ def put(tx: Connection, holder: Mapping[str, str], host: str, amounts: Mapping[s
     Why: the consumer's guest exists on the host.
 
     Args:
+        tx: The transaction.
         holder: id, type, project_id and user_id of the consumer.
+        host: Name of the host.
+        amounts: Resource class -> amount.
 
     Raises:
         Conflict: The host has no provider.

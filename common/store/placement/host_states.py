@@ -298,6 +298,7 @@ def aggregates_with(
     """Return all aggregates (id, name, meta), and the hosts of new or changed aggregates.
 
     Args:
+        tx: The transaction.
         known: Ids of aggregates that the caller has read already.
         since: Time of that read in µs.
     """

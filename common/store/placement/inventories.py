@@ -179,6 +179,9 @@ def put(
     keeps it.
 
     Args:
+        tx: The transaction.
+        provider: The resource provider.
+        wanted: Resource class -> inventory.
         whole: Remove all classes that are not in ``wanted``.
 
     Raises:

@@ -178,6 +178,9 @@ def move(tx: Connection, row: ProviderRow, parent: str | None, may_leave: bool) 
     The caller has locked the provider.
 
     Args:
+        tx: The transaction.
+        row: The provider.
+        parent: Uuid of the new parent, or None for the root.
         may_leave: True if the provider may leave its present parent.
 
     Raises:

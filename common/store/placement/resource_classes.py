@@ -29,6 +29,8 @@ def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[st
     """Return the names that are no class, in at most one statement.
 
     Args:
+        tx: The transaction.
+        names: The names to check.
         lock: Keep the other classes from being deleted in this transaction.
     """
     wanted = set(names) - set(STANDARD)

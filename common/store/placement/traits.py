@@ -31,6 +31,7 @@ def list_all(tx: Connection, associated: bool | None = None) -> list[str]:
     """Return all traits, sorted, in one or two statements.
 
     Args:
+        tx: The transaction.
         associated: True: only traits of a provider. False: only unused traits.
     """
     used = set(tx.scalars(sa.select(provider_traits.c.trait).distinct()))
@@ -44,6 +45,8 @@ def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[st
     """Return the names that are no trait, in at most two statements.
 
     Args:
+        tx: The transaction.
+        names: The names to check.
         lock: Keep the other traits from being deleted in this transaction.
     """
     wanted = set(names) - standard()
@@ -95,9 +98,8 @@ def delete(tx: Connection, name: str) -> None:
     """
     if name in standard():
         raise errors.BadRequest(f"Cannot delete standard trait {name}.")
-    gone = tx.execute(
-        sa.delete(traits).where(traits.c.name == name)
-    ).rowcount  # nobody can take it meanwhile
+    # Delete first: no provider can receive the trait between the deletion and the check below.
+    gone = tx.execute(sa.delete(traits).where(traits.c.name == name)).rowcount
     if (
         tx.scalar(
             sa.select(provider_traits.c.trait).where(provider_traits.c.trait == name).limit(1)

@@ -25,6 +25,7 @@ def hosts(
     """Return host -> zone. Hosts without a zone are left out.
 
     Args:
+        tx: The transaction.
         names: Only these hosts.
         but: Ignore this aggregate.
     """
@@ -45,6 +46,8 @@ def is_open(tx: Connection, zone: str, default: str) -> bool:
     Two statements, the second of which stops at the first such host.
 
     Args:
+        tx: The transaction.
+        zone: Name of the zone.
         default: The zone of hosts in no aggregate with a zone.
     """
     by_zone: dict[str, list[int]] = {}

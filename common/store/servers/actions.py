@@ -65,8 +65,12 @@ def begin(
     The fence is raised. A row that supersedes ends the running action without its undo.
 
     Args:
+        tx: The transaction.
         rows: The row of the action. Of several rows, the first that permits the server's vm_state
             applies.
+        server_id: Id of the server.
+        context: The caller's request.
+        args: Arguments of the action.
         project_id: Project of the server. None: any project.
         secrets: Sealed secrets of the action.
         changes: Columns of the server to be written in the same transaction.
@@ -182,8 +186,8 @@ def check(
         raise errors.Conflict(
             f"Cannot '{row.name}' instance {server_id} while it has shares; detach them first."
         )
-    # An action without task_state, for example an attach, is not one that hangs. Only a row that
-    # permits every task_state may end such an action.
+    # An action without task_state, for example an attach, never counts as hung. Only a row
+    # that permits every task_state may end such an action.
     may_end = row.supersedes and (row.task == states.ANY or server.task_state is not None)
     if server.action and not may_end and row.immediate is None:
         raise errors.Busy(
@@ -198,6 +202,8 @@ def insert(tx: Connection, rows: Sequence[Values], was: ServerState | None = Non
     """Write new actions that are due at once.
 
     Args:
+        tx: The transaction.
+        rows: The columns of each action.
         was: The server before the action, if ``rows`` has one row.
     """
     base = {
@@ -269,7 +275,10 @@ def take(
     lease.
 
     Args:
+        tx: The transaction.
+        owner: Id of the conductor that takes the lease.
         workflows: Name -> highest version that this conductor supports. Other actions are left out.
+        limit: Most actions to lease.
         only: If not empty, only actions at these steps.
         but: Otherwise, all actions except those at these steps.
         lease: Duration of the lease in µs.
@@ -371,7 +380,7 @@ def lock_servers(tx: Connection, server_ids: Iterable[str]) -> dict[str, PlacedS
     return {row.id: row for row in tx.execute(_SERVERS_LOCKED, {"ids": sorted(set(server_ids))})}
 
 
-def unlocked(tx: Connection, server_ids: Iterable[str]) -> set[str]:
+def find_unlocked(tx: Connection, server_ids: Iterable[str]) -> set[str]:
     """Return the servers that are deleted or not locked by another transaction, without waiting."""
     names = set(server_ids)
     query = sa.select(servers.c.id).where(servers.c.id.in_(sorted(names)))
@@ -605,7 +614,12 @@ def list_for(
     """Return a page of a server's actions, newest first.
 
     Args:
+        tx: The transaction.
+        server_id: Id of the server.
+        limit: Most actions to return.
         marker: Request id of the last action of the previous page.
+        changed_since: Only actions that changed at this time or later, in µs.
+        changed_before: Only actions that changed at this time or earlier, in µs.
 
     Raises:
         BadRequest: The server has no action with the marker's request id.

@@ -30,6 +30,7 @@ def select_credible(tx: Connection, reported: Mapping[tuple[str, str], int]) -> 
     is. Other reports are ignored.
 
     Args:
+        tx: The transaction.
         reported: (server, host) -> fence.
     """
     if not reported:
@@ -63,7 +64,8 @@ def rise_above(tx: Connection, reported_fences: Mapping[str, int]) -> bool:
     A server with a higher or equal fence keeps its own.
 
     Args:
-        known: Server -> highest fence that a host knows.
+        tx: The transaction.
+        reported_fences: Server -> highest fence that a host reports.
 
     Returns:
         True if the database has lost commits.

@@ -102,6 +102,9 @@ def add_debt(
     """Turn the guests of a server into pending cleanups.
 
     Args:
+        tx: The transaction.
+        server_id: Id of the server.
+        fence: The fence of the pending cleanups.
         host: Only the guest on this host. None: all guests.
         may_run: False if no domain of these guests runs.
         keeps_files: True if another guest uses the files, on shared storage. Needs ``host``.
@@ -146,6 +149,9 @@ def discard(
     that and the cleanup's fence is raised.
 
     Args:
+        tx: The transaction.
+        server_id: Id of the server.
+        host: The host of the guest.
         elsewhere: The server's host, if the server exists on another one and has no action.
         keeps_files: True if the guest there uses the same files.
 

@@ -376,7 +376,7 @@ def _reading(steps: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
     ).limit(sa.bindparam("most", type_=sa.Integer))
 
 
-def unconfirmed(tx: Connection, older_than: int, limit: int) -> list[ServerKey]:
+def find_unconfirmed(tx: Connection, older_than: int, limit: int) -> list[ServerKey]:
     """Return idle servers with a finished move that was not confirmed for ``older_than`` µs.
 
     Servers on hosts that are down are left out, because the kept guest at the source may be the
@@ -440,8 +440,14 @@ def page(
     """Return migrations, newest first, in one statement, or two with a marker.
 
     Args:
+        tx: The transaction.
+        limit: Most migrations to return. None: all.
+        marker: Uuid of the last migration of the previous page.
+        changed_since: Only migrations that changed at this time or later, in µs.
+        changed_before: Only migrations that changed at this time or earlier, in µs.
         host: Source or destination.
-        source, dest: Only this source or destination.
+        source: Only migrations from this host.
+        dest: Only migrations to this host.
         equal: Values of the columns status, type, server_id, user_id or project_id.
 
     Raises:

@@ -152,6 +152,8 @@ def page(
     """Return one page of servers.
 
     Args:
+        tx: The transaction.
+        filters: Filters, sort order and page of the list.
         heavy: Include the long columns.
         names_only: Return only id and name.
 
@@ -292,6 +294,8 @@ def show(
     """Return a server.
 
     Args:
+        tx: The transaction.
+        server_id: Id of the server.
         project_id: Project of the server. None: any.
         deleted: Return deleted servers too.
 

@@ -84,6 +84,11 @@ def attach(
     """Let the action that attaches a share take the server, and return the action's id.
 
     Args:
+        tx: The transaction.
+        row: The row of the action in the table of actions.
+        server_id: Id of the server.
+        context: The caller's request.
+        project_id: Project of the server. None: any project.
         share: share_id, tag, protocol and export_location. The action's arguments get them, with
             the mapping's uuid and the host's address.
 

@@ -175,6 +175,8 @@ def local_names(
 
     Args:
         flavor: Column of the server, as are disks and image.
+        disks: The server's choice of local disks, or None.
+        image: The server's frozen image, or None.
         root: The server's root_device_name.
     """
     bus = (image or {}).get("properties", {}).get("hw_disk_bus")
@@ -271,6 +273,12 @@ def assist(
     The block storage service delegates this. Returns the action's id.
 
     Args:
+        tx: The transaction.
+        row: The row of the action in the table of actions.
+        server_id: Id of the server.
+        context: The caller's request.
+        project_id: Project of the server. None: any project.
+        volume_id: Id of the volume.
         details: Further arguments of the action.
 
     Raises:

@@ -59,9 +59,16 @@ def page(
     """Return one page of flavors.
 
     Args:
+        tx: The transaction.
         project_id: Only flavors visible to this project. None: all, for admins.
         is_public: None: public and private flavors.
+        min_ram: Only flavors with at least this memory, in MiB.
+        min_disk: Only flavors with at least this root disk, in GiB.
+        name: Regular expression for the name. None: any name.
+        sort_key: The column that sorts the list.
+        descending: Reverse the order.
         marker: The flavorid after which the page starts.
+        limit: Most flavors to return.
 
     Raises:
         BadRequest: The marker is not a flavorid, or ``name`` is no regular expression.
@@ -90,6 +97,8 @@ def show(tx: Connection, flavorid: str, project_id: str | None = None) -> Flavor
     """Return the flavor with this id in the API.
 
     Args:
+        tx: The transaction.
+        flavorid: Id of the flavor in the API.
         project_id: The flavor must be visible to this project. None: an admin.
 
     Raises:

@@ -71,6 +71,8 @@ def create(tx: Connection, values: Values, imported: bool = True) -> KeypairRow:
     """Insert user_id, name, type, fingerprint and public_key.
 
     Args:
+        tx: The transaction.
+        values: The columns of the key pair.
         imported: False if Kilonova has created the key.
 
     Raises:

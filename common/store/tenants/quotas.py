@@ -58,12 +58,12 @@ class Numbers(Protocol):
         """Return True if the user has an own limit below the project's."""
 
     def name(self, resource: str) -> str:
-        """Return the key of the API's resource in ``counted`` and ``used``."""
+        """Return the key of the API's resource in ``count`` and ``read_usage``."""
 
-    def counted(self, size: Size) -> dict[str, int]:
-        """Return resource -> amount, with the resources of ``used``."""
+    def count(self, size: Size) -> dict[str, int]:
+        """Return resource -> amount, with the resources of ``read_usage``."""
 
-    def used(self, tx: Connection, project_id: str) -> Mapping[str, Mapping[str, int]]:
+    def read_usage(self, tx: Connection, project_id: str) -> Mapping[str, Mapping[str, int]]:
         """Return the usage of the project (key "") and of each user with limits, by resource."""
 
 
@@ -94,11 +94,11 @@ class QuotaLimits:
     def name(self, resource: str) -> str:
         return resource
 
-    def counted(self, size: Size) -> dict[str, int]:
+    def count(self, size: Size) -> dict[str, int]:
         """Return the number of servers, CPUs and memory."""
         return {"instances": size.servers, "cores": size.vcpus, "ram": size.memory_mb}
 
-    def used(self, tx: Connection, project_id: str) -> dict[str, dict[str, int]]:
+    def read_usage(self, tx: Connection, project_id: str) -> dict[str, dict[str, int]]:
         """Return the usage by user, and of the project under ""."""
         return {
             user: {name: getattr(found, name) for name in COUNTED}
@@ -126,7 +126,7 @@ class Account:
     def __init__(self, tx: Connection, project_id: str, limits: Numbers) -> None:
         self.limits = limits
         self._used: dict[str, Counter[str]] = {
-            user: Counter(found) for user, found in limits.used(tx, project_id).items()
+            user: Counter(found) for user, found in limits.read_usage(tx, project_id).items()
         }
 
     def room(self, user_id: str, size: Size, least: int = 1, most: int = 1) -> int:
@@ -138,7 +138,7 @@ class Account:
         over = {}
         for user in ("", user_id):
             used = self._used.get(user, Counter())
-            for resource, need in self.limits.counted(size).items():
+            for resource, need in self.limits.count(size).items():
                 limit = self.limits.of(resource, user)
                 if limit < 0 or not need or (user and not self.limits.has_own(user, resource)):
                     continue
@@ -154,7 +154,7 @@ class Account:
         """Add this many servers to the usage."""
         for user in ("", user_id):
             used = self._used.setdefault(user, Counter())
-            for resource, need in self.limits.counted(size).items():
+            for resource, need in self.limits.count(size).items():
                 used[resource] += count * need
 
 
@@ -199,7 +199,7 @@ def usage(tx: Connection, project_id: str) -> dict[str, Usage]:
     return found
 
 
-def held(tx: Connection, project_id: str) -> Counter[str]:
+def count_resources(tx: Connection, project_id: str) -> Counter[str]:
     """Return the number of the project's servers (key "") and their resources by class.
 
     A server that is being resized counts with the larger of both flavors.

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from common.domain import errors
 from common.store.engine import Connection, Store
-from common.store.version import needed, remedy
+from common.store.version import find_needed, remedy
 
 
 def upgrade(store: Store) -> tuple[str | None, str]:
@@ -56,7 +56,7 @@ def _is_absent(file: str | None) -> bool:
 
 def newest() -> str:
     """Return the version that this code needs."""
-    return needed()
+    return find_needed()
 
 
 def check(store: Store) -> None:

@@ -70,7 +70,7 @@ def read(tx: Connection) -> Iterator[Sample]:
         number, oldest = tx.execute(query).one()
         yield name, (), number
         yield f"{name}_oldest_seconds", (), age(oldest)
-    yield "guests_without_record", (), len(hosts.unclaimed(tx))
+    yield "guests_without_record", (), len(hosts.read_unclaimed(tx))
     for row in tx.execute(_CLEANUPS):
         yield "cleanups", (row.kind,), row.number
         yield "cleanups_oldest_seconds", (row.kind,), age(row.oldest)

@@ -40,6 +40,9 @@ def note(
     """Store the servers of which a host has only files, and return the new unexplained ones.
 
     Args:
+        tx: The transaction.
+        host: Name of the host.
+        server_ids: Ids of the servers of which the host has files.
         between: The range of a page: after the first id, up to the second, which is "" at the end.
             The ids are all files of the range. None: the ids are all files of the host.
     """

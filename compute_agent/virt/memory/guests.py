@@ -63,7 +63,7 @@ def rebuild(
 def _replace(
     host: MemoryHost, spec: GuestSpec, disk: dict[str, str], keep_ephemeral: bool
 ) -> MemoryGuest:
-    """Replace the guest by a new one that is off. The console output continues."""
+    """Replace the guest by a new, powered-off guest. The console output continues."""
     old = host.guests.get(spec.server)
     guest = make_guest(spec, disk, host.spice)
     if old is not None and keep_ephemeral:

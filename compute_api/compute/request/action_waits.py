@@ -56,6 +56,8 @@ def in_turn(services: Services, server_id: str, begin: Callable[[], T], *, waits
     """Begin an action of a server as soon as earlier actions have ended.
 
     Args:
+        services: The services.
+        server_id: Id of the server.
         begin: Begins the action, or raises Busy.
         waits: Whether the request has a slot. Without a slot there is no wait.
 

@@ -38,6 +38,9 @@ class HostAgents(Protocol):
         """Send a query to a host, and return the answer.
 
         Args:
+            host: Name of the host.
+            verb: Name of the query.
+            arguments: Arguments of the query.
             timeout: Seconds to wait for the answer.
 
         Raises:

@@ -56,7 +56,9 @@ def query_hosts(
     Hosts that got no query before ``TOTAL_TIMEOUT_SECONDS`` are left out.
 
     Args:
+        request: The API request.
         hosts: Names of hosts, which should be up.
+        verb: Name of the query.
 
     Raises:
         Unavailable: Too many requests are waiting for hosts.

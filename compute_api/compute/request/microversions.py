@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from common.domain import errors
-from compute_api.http.microversions import is_version, number, parsed, requested
+from compute_api.http.microversions import find_version, is_version, number, parse
 
 HISTORY: tuple[tuple[str, str], ...] = (
     ("2.1", "strict validation: unknown keys are refused"),
@@ -147,7 +147,7 @@ def chosen(headers: Mapping[str, str]) -> int:
         BadRequest: The header is not a version.
         NotAcceptable: The version is not supported.
     """
-    header = requested(headers, "compute", OLDER_HEADER)
+    header = find_version(headers, "compute", OLDER_HEADER)
     if header is None:
         return MIN
     if header == "latest":
@@ -157,7 +157,7 @@ def chosen(headers: Mapping[str, str]) -> int:
             f"API Version String {header[:40]} is of invalid format. Must be of format "
             "MajorNum.MinorNum."
         )
-    major, minor = parsed(header) or (0, 0)
+    major, minor = parse(header) or (0, 0)
     if major != 2 or not MIN <= minor <= MAX:
         raise errors.NotAcceptable(
             f"Version {header[:40]} is not supported by the API. Minimum is {text(MIN)} and "
@@ -174,7 +174,7 @@ def check_extension(headers: Mapping[str, str]) -> None:
     Raises:
         NotAcceptable: The headers choose an unsupported version.
     """
-    header = requested(headers, EXTENSION)
+    header = find_version(headers, EXTENSION)
     if header not in (None, "latest", EXTENSION_VERSION):
         raise errors.NotAcceptable(
             f"Version {str(header)[:40]} of {EXTENSION} is not supported by the API. Minimum "

@@ -75,6 +75,7 @@ class UnifiedLimits:
 
         Args:
             resource: Name of the limit in this API or in Keystone.
+            user_id: Ignored, because Keystone has no limits of users.
         """
         name = self.name(resource)
         if name not in self.numbers and not name.startswith(CLASS) and name not in NAMES.values():
@@ -89,16 +90,16 @@ class UnifiedLimits:
         """Return False, because Keystone has no limits for single users."""
         return False
 
-    def counted(self, size: quotas.Size) -> dict[str, int]:
+    def count(self, size: quotas.Size) -> dict[str, int]:
         """Return the amounts of a request by Keystone's names of limits."""
         return {
             "servers": size.servers,
             **{CLASS + name: amount for name, amount in size.classes.items()},
         }
 
-    def used(self, tx: Connection, project_id: str) -> dict[str, dict[str, int]]:
+    def read_usage(self, tx: Connection, project_id: str) -> dict[str, dict[str, int]]:
         """Return the project's usage by Keystone's names, under the key "" for all users."""
-        held = quotas.held(tx, project_id)
+        held = quotas.count_resources(tx, project_id)
         return {
             "": {
                 "servers": held.pop("", 0),

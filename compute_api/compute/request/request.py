@@ -75,6 +75,8 @@ class Request(ApiRequest):
         """Check early that the server's state allows the action, before requests to other services.
 
         Args:
+            action: The action.
+            server: The server.
             waits: Whether the request waits for a running action, which then is no error.
 
         Raises:
@@ -99,6 +101,7 @@ class Request(ApiRequest):
         Args:
             begin: ``actions.begin``, or a function with the same parameters.
             rows: The action, or several rows of which the server's vm_state selects one.
+            server_id: Id of the server.
             named: Further arguments of ``begin``.
         """
         is_begun: Callable[[Connection, str], bool] = partial(actions.is_begun, server_id=server_id)
@@ -159,6 +162,7 @@ class Request(ApiRequest):
         Args:
             name: Key of the items in the body.
             path: Path of the list below the versioned root.
+            items: The items of this page.
             marker: Id of the last item, or None if there are no items.
         """
         body: JsonObject = {name: items}

@@ -68,7 +68,7 @@ def _count_usage(
     If users cannot have separate limits, the result is the usage of the project.
     """
     user = user_id if limits.by_user else ""
-    used = limits.used(tx, project_id).get(user, {})
+    used = limits.read_usage(tx, project_id).get(user, {})
     counted = {name: used.get(limits.name(name), 0) for name in quotas.COUNTED}
     return {
         **counted,

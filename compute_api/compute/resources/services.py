@@ -67,6 +67,7 @@ def update_by_host(request: Request, service_id: str) -> JsonObject:
     """Change a service by host and binary, before 2.53.
 
     Args:
+        request: The request. The body has host and binary.
         service_id: enable, disable, disable-log-reason or force-down.
     """
     body = request.body

@@ -57,6 +57,10 @@ def _build_page(
     """Build the body of a page.
 
     Args:
+        request: The request.
+        name: Key of the content in the body.
+        path: Path of the list below the versioned root.
+        content: The content of the page.
         marker: Id of the last server of a full page. None means that no page follows.
     """
     body = {name: content}

@@ -118,6 +118,8 @@ def address(public_url: str, kind: str, token: str) -> str:
 
     Args:
         public_url: URL of the console service, option ``console_url``.
+        kind: Kind of the console. "serial" is the serial console.
+        token: The console token.
     """
     base = urlsplit(public_url.rstrip("/"))
     if kind == "serial":

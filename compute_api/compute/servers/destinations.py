@@ -37,6 +37,7 @@ def parse(text: str | None, default_zone: str | None = None) -> Destination:
     """Parse ZONE, ZONE:HOST, ZONE:HOST:NODE or ZONE::NODE, the forms of availability_zone.
 
     Args:
+        text: The text of the request, or None.
         default_zone: Zone for a text that names none.
 
     Raises:
@@ -57,6 +58,8 @@ def resolve(tx: Connection, where: Destination, default_zone: str) -> Destinatio
     The zone beside a forced host is not checked. The result has the zone of that host instead.
 
     Args:
+        tx: The transaction.
+        where: The destination of the request.
         default_zone: Zone of hosts outside all zone aggregates.
 
     Raises:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parse and check the fields that requests for new and for existing servers share.
 
-These functions are pure. Their errors name the field."""
+These functions are pure. Their errors name the field.
+"""
 
 from __future__ import annotations
 

@@ -80,6 +80,9 @@ def _change(
     """Change the metadata in a transaction that locks the server's row, and return all items.
 
     Args:
+        request: The request.
+        server: The server.
+        change: Returns the new metadata for the present metadata.
         adds: Whether the change may add items, so that the limit of items is checked.
 
     Raises:

@@ -74,6 +74,9 @@ def visible_fields(
     """Return the fields that are visible at a version to a caller that passes these rules.
 
     Args:
+        fields: All fields of the object.
+        version: Number of the microversion.
+        allowed: Names of the policy rules that the caller passes.
         change: Whether the response is that of an update.
     """
     shown = [

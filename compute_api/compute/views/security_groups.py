@@ -19,6 +19,7 @@ def group(record: JsonMapping, groups: Iterable[JsonMapping]) -> JsonObject:
     """Return the body of a group.
 
     Args:
+        record: The record of the network service.
         groups: Groups that the rules may refer to as sources.
     """
     by_id = {item["id"]: item for item in groups}
@@ -39,6 +40,7 @@ def rule(record: JsonMapping, by_id: Mapping[str, JsonMapping]) -> JsonObject:
     """Return the body of a rule. The source is a group or a range of addresses.
 
     Args:
+        record: The record of the network service.
         by_id: Groups by id, for the name of the source group.
     """
     protocol, least, most = (

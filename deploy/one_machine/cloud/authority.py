@@ -60,11 +60,10 @@ class Authority:
             _write(self.path, unsigned.sign(key, hashes.SHA256()))
 
     def issue(self, name: str, *reached_at: str, valid: datetime.timedelta = YEARS) -> Tls:
-        """Return a certificate for these names and addresses, and issue one if the present one does
-        not fit.
+        """Return a certificate for these names and addresses.
 
-        A certificate that expires within ``RENEW`` is replaced. Servers and clients can use the
-        certificate.
+        A new certificate is issued if the present certificate is missing, is for other names or
+        addresses, or expires within ``RENEW``. Servers and clients can use the certificate.
 
         Args:
             name: The subject, and the name of the files.

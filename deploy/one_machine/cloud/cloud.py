@@ -211,8 +211,9 @@ class Cloud:
         return str(self.underlay.address(number)) if self.is_joined else "127.0.0.1"
 
     def namespace(self, number: int) -> Path | None:
-        """Return the file of a host's network namespace, or None for a host in the machine's
-        namespace.
+        """Return the file of a host's network namespace.
+
+        None: the host is in the machine's own namespace.
         """
         name = self.underlay.namespace(number) if self.is_joined else None
         return NAMESPACES / name if name else None
@@ -256,8 +257,9 @@ class Cloud:
         return self.home / numbered("libvirt", number)
 
     def network_folder(self, number: int) -> Path:
-        """Return the folder with the state of a host's network agent. Number 0 is the gateway of a
-        lab.
+        """Return the folder with the state of a host's network agent.
+
+        Number 0 is the gateway of a lab.
         """
         return self.home / numbered("network-host", number)
 

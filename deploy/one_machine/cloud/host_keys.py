@@ -22,7 +22,7 @@ def make(cloud: Cloud) -> None:
 
     conf = config.load(str(cloud.config()))
     broker = None if cloud.broker_url else Broker.of(cloud)
-    store = Store.opened(conf)
+    store = Store.open(conf)
     try:
         for host in cloud.hosts:
             store.write(partial(host_keys.ensure, host=host))

@@ -79,6 +79,7 @@ def launch(
     look again.
 
     Args:
+        cloud: The cloud.
         programs: The programs to run, or None for ``processes.programs``.
         broker_seconds: How long to wait for the broker.
 

@@ -89,8 +89,9 @@ def is_on(cloud: Cloud, number: int) -> bool:
 
 
 def sweep(cloud: Cloud, number: int) -> None:
-    """Remove from the kernel the objects of a host without processes. Number 0 is the gateway of a
-    lab.
+    """Remove from the kernel the objects of a host without processes.
+
+    Number 0 is the gateway of a lab.
     """
     if number == 0 or cloud.underlay.namespace(number) is None:
         run(

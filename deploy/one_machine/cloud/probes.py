@@ -39,6 +39,7 @@ def http_answers(url: str, ca_file: str | None = None) -> bool:
     """True if a service answers at the URL without a server error. The request uses no proxy.
 
     Args:
+        url: The URL.
         ca_file: The certificate of the authority that signed the service's certificate.
     """
     # A default context would load all authorities of this machine for each request.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded services for one machine: identity (Keystone v3), image (Glance v2), network
-(Neutron v2.0) and volume (Cinder v3).
+"""The embedded services for one machine: identity, image, network and volume.
 
-Kilonova and the clients reach them over HTTP only, as they would reach the real services. Each
-service has a separate SQLite file. docs/one-machine.md lists the routes with their consumers.
+They speak the APIs of Keystone v3, Glance v2, Neutron v2.0 and Cinder v3. Kilonova and the clients
+reach them over HTTP only, as they would reach the real services. Each service has a separate SQLite
+file. docs/one-machine.md lists the routes with their consumers.
 
 The services share a small framework: `resource.py` (list, create, show, change, delete),
 `listing.py` (queries, sorting, pages), `schemas.py` (bodies), `faults.py` (refusals), `quotas.py`

@@ -48,8 +48,9 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """Yield the connection of a transaction that commits if the block succeeds, and else rolls
-        back.
+        """Yield the connection of a transaction.
+
+        The transaction commits if the block succeeds, and else rolls back.
         """
         with self._writer.begin() as connection:
             yield connection

@@ -404,10 +404,11 @@ def compare_reported(queried: Collection[str], tx: Connection) -> list[Finding]:
 
     Args:
         queried: Hosts that were queried now, and are left out.
+        tx: The transaction.
     """
     return [
         _unknown_domain(server, host)
-        for server, host in host_rows.unclaimed(tx)
+        for server, host in host_rows.read_unclaimed(tx)
         if host not in queried
     ]
 

@@ -72,7 +72,7 @@ def doctor(options: argparse.Namespace) -> int:
     """
     conf = config.load(options.config)
     try:
-        with closing(Store.opened(conf, unhurried=True)) as store:
+        with closing(Store.open(conf, unhurried=True)) as store:
             upgrades.check(store)
             return _examine(conf, store, options)
     except errors.Unavailable as problem:
@@ -114,6 +114,7 @@ def status(current: Sequence[Finding], silent: Collection[str]) -> int:
     """Return the exit status for monitoring.
 
     Args:
+        current: The findings of this check.
         silent: Hosts and services that should have answered.
     """
     return 1 if current else NO_ANSWER if silent else 0
@@ -134,6 +135,9 @@ def tell(
     and the hosts and services that did not answer.
 
     Args:
+        store: The database.
+        current: The findings of this check.
+        as_json: Print only the findings, as JSON.
         unseen: Hosts and services that did not answer.
     """
     if as_json:
@@ -194,8 +198,9 @@ def none_missing() -> Collection[str]:
 
 @dataclass(frozen=True)
 class NeighbourAnswers:
-    """The answers of external services at one check. None: the service does not exist or not
-    answer.
+    """The answers of external services at one check.
+
+    None: the service does not exist, or does not answer.
     """
 
     ports: Ports | None
@@ -258,6 +263,8 @@ def of_neighbours(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Neig
     """Return the functions that query the external services of this cloud.
 
     Args:
+        conf: The configuration.
+        store: The database.
         silent: Receives the name of each service that does not answer.
     """
     from common.clients.identity import READ, IdentityClient

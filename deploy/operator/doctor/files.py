@@ -19,6 +19,7 @@ def compare_files(answers: Mapping[str, Collection[str]], tx: Connection) -> lis
 
     Args:
         answers: The answers of the hosts that were queried.
+        tx: The transaction.
     """
     pairs = {(server, host) for host, servers in answers.items() for server in servers}
     pairs |= {

@@ -59,9 +59,11 @@ def fix(
     A name that is not among the current findings needs no repair.
 
     Args:
+        store: The database.
         names: Ids of the findings to repair.
         findings: The current findings.
         look: Checks again, inside the transaction of the repair.
+        commands: The commands that adopt and discard a guest.
     """
     refused = 0
     for name in names:

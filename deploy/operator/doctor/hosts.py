@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The invariants of hosts: complete rows of registered hosts, and heartbeats that are not in the
-future.
+"""The invariants of hosts.
 
-Called by ``doctor.check``. Reads only.
+Registered hosts have complete rows, and heartbeats are not in the future. ``doctor.check`` calls
+this module, which only reads.
 """
 
 from __future__ import annotations

@@ -76,6 +76,7 @@ def check(
     """Yield all findings about placement.
 
     Args:
+        tx: The transaction.
         live: The servers, by id.
         records: The guests.
         moves: The migrations that are open or hold resources.
@@ -229,8 +230,9 @@ def _capacity(tx: Connection) -> Iterator[Finding]:
 def _assignments(
     tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow], flavors: Flavors
 ) -> Iterator[Finding]:
-    """Check that each guest that requests hardware has that hardware, and that no two guests share
-    any.
+    """Check that each guest has the hardware that its flavor and image request.
+
+    No two guests may share hardware.
     """
     by_host: dict[str, list[tuple[str, HardwareAssignment]]] = defaultdict(list)
     for row in records:

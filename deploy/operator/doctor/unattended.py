@@ -82,6 +82,7 @@ def check(
     """Yield all findings.
 
     Args:
+        tx: The transaction.
         live: The servers, by id.
         records: The guests.
     """

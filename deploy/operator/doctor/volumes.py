@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of servers: the records, the attachments in the block storage service, and the disks of
-running guests, compared with each other.
+"""Comparison of servers' volumes in three places.
 
-Servers with a running action are left out, and so are volumes with a pending cleanup.
+These are the records, the attachments in the block storage service, and the disks of running
+guests. Servers with a running action are left out, and so are volumes with a pending cleanup.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def evacuate(options: argparse.Namespace) -> int:
 
 def _command(options: argparse.Namespace, name: Name, args: Arguments) -> int:
     conf = config.load(options.config)
-    store = Store.opened(conf, notifications=NotificationSettings.of(conf))
+    store = Store.open(conf, notifications=NotificationSettings.of(conf))
     upgrades.check(store)
     transport = Transport(conf)
     try:
@@ -214,6 +214,12 @@ def rehearse(
     """Print the destination of each server, and change nothing. Return 0 if all servers can move.
 
     Args:
+        store: The database.
+        select: Requests proposals from a scheduler.
+        host: Name of the host.
+        name: Drain or evacuation.
+        args: Arguments of the host action.
+        say: Prints a line.
         has_hook: A fencing hook is configured.
         silence: Seconds of silence after which a host counts as down.
 

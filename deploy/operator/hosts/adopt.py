@@ -152,7 +152,7 @@ def adopt(options: argparse.Namespace) -> int:
             f"{options.server!r} is no server's id; kilonova doctor shows it"
         ) from problem
     conf = config.load(options.config)
-    with closing(Store.opened(conf, notifications=NotificationSettings.of(conf))) as store:
+    with closing(Store.open(conf, notifications=NotificationSettings.of(conf))) as store:
         upgrades.check(store)
         keystone = _keystone(conf)
         with closing(ControlSide(opener(conf), host_keys.of_all(store, conf))) as link:

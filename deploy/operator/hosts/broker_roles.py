@@ -46,8 +46,9 @@ def remove(options: argparse.Namespace) -> int:
 
 
 def _identity(conf: cfg.ConfigOpts, role: str, password: str) -> Identity:
-    """Return the role's identity, with the exchange and topics of notifications from the
-    configuration.
+    """Return the role's identity.
+
+    The exchange and the topics of notifications come from the configuration.
     """
     exchange, topics = (
         own_exchange(conf),

@@ -86,6 +86,9 @@ class Management:
         """Send a request.
 
         Args:
+            method: The HTTP method.
+            path: The path below ``/api/``.
+            body: The JSON body. None: no body.
             missing: Accept a 404, because the object may be gone already.
 
         Raises:

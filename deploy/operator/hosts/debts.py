@@ -27,7 +27,7 @@ LATE = 60 * SECOND
 
 def debts(options: argparse.Namespace) -> int:
     """Print the guests to remove, oldest first. Return 1 if there are any."""
-    store = Store.opened(config.load(options.config))
+    store = Store.open(config.load(options.config))
     upgrades.check(store)
     try:
         if options.host:

@@ -28,8 +28,9 @@ from deploy.operator.store import adoption
 
 
 def discard(options: argparse.Namespace) -> int:
-    """Request the removal of a guest, or of files without a guest. Without --yes only print the
-    effect.
+    """Request the removal of a guest, or of files without a guest.
+
+    Without --yes only print the effect.
 
     Raises:
         BadRequest: The text is no server's id.
@@ -44,7 +45,7 @@ def discard(options: argparse.Namespace) -> int:
         ) from problem
     conf = config.load(options.config)
     with (
-        closing(Store.opened(conf)) as store,
+        closing(Store.open(conf)) as store,
         closing(ControlSide(opener(conf), host_keys.of_all(store, conf))) as link,
     ):
         upgrades.check(store)

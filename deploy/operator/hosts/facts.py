@@ -49,6 +49,8 @@ def ask_hosts(
     """Return the guests of all hosts.
 
     Args:
+        store: The database.
+        query: Sends a query (host, verb, arguments) to a host, and returns the answer.
         silent: Receives "host NAME" of each host that is down or does not answer.
     """
     answers = {}

@@ -173,7 +173,7 @@ def _open(options: argparse.Namespace) -> tuple[cfg.ConfigOpts, Store]:
             raise errors.ConfigError(
                 f"there is no [host_keys] {name}: run this where a conductor runs, with its file"
             )
-    store = Store.opened(conf)
+    store = Store.open(conf)
     upgrades.check(store)
     return conf, store
 

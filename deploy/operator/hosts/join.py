@@ -58,6 +58,7 @@ class Place:
         """Return the options that agent.conf must have.
 
         Args:
+            address: The host's address for migrations, or empty.
             certificate: Path of the certificate, or empty.
         """
         options: dict[str, dict[str, str]] = {"DEFAULT": {"host": self.token.host}}
@@ -241,8 +242,9 @@ def _use_token(
     text: str,
     certificate: str,
 ) -> None:
-    """Use the token, and write the files. The configuration is last, because no agent starts
-    without it.
+    """Use the token, and write the files.
+
+    The configuration is last, because no agent starts without it.
     """
     key = NewKey()
     identity = _request_identity(client, key.request(place.token.host))

@@ -32,7 +32,7 @@ _FACTS = ("hypervisor_type", "hypervisor_version", "hypervisor_hostname", "cpu_i
 def hosts(options: argparse.Namespace) -> int:
     """Print the hosts. Return 1 if none takes new servers."""
     conf = config.load(options.config)
-    store = Store.opened(conf)
+    store = Store.open(conf)
     upgrades.check(store)
     rows = store.read(
         lambda tx: overview(
@@ -54,6 +54,8 @@ def overview(
     """Return one dictionary per host.
 
     Args:
+        tx: The transaction.
+        default_zone: The zone of hosts in no aggregate with a zone.
         limit: Number of failed builds in a row after which a host is left out.
         pause: Seconds for which the host is left out.
         silence: Seconds of silence after which conductors judge a host.
@@ -192,11 +194,13 @@ def state(row: JsonObject) -> str:
 def silence_of(
     seen_at: int | None, is_up: bool | None, at: int, limit: int, heard: services.HostsHeard
 ) -> str:
-    """Return how long a compute host has been silent that counts as up, and the reason why no
-    conductor has judged it.
+    """Describe the silence of a compute host that counts as up.
+
+    The text says how long the host has been silent, and why no conductor has judged the host.
 
     Args:
         seen_at: The time of the last sign of life.
+        is_up: True if the host counts as up. None: it has no heartbeat.
         at: The time of the database.
         limit: Seconds of silence after which conductors judge a host.
         heard: How many of the compute hosts that are up conductors hear.

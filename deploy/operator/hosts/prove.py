@@ -36,8 +36,9 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Prover:
-    """Clients of compute and image service for Kilonova's own user. ``seconds`` is the limit of
-    each step.
+    """Clients of compute and image service for Kilonova's own user.
+
+    ``seconds`` is the limit of each step.
     """
 
     identity: IdentityClient
@@ -51,7 +52,11 @@ class Prover:
         """Send a request and return the JSON of the answer, or None without any.
 
         Args:
-            fine: Error statuses that are accepted.
+            method: The HTTP method.
+            path: The path. A path below /v2/ goes to the image service, any other to the Compute
+                API.
+            body: The JSON body. None: no body.
+            *accepted: Error statuses that raise no Problem.
 
         Raises:
             Problem: The service refuses. The text is the service's own.
@@ -88,7 +93,7 @@ class Prover:
 def prove(options: argparse.Namespace) -> int:
     """Create, reach and delete a server on the host. Each step is printed with its seconds."""
     conf = config.load(options.config)
-    store = Store.opened(conf)
+    store = Store.open(conf)
     try:
         upgrades.check(store)
         prover = _prover(conf, options.timeout)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host restore``: reverts the effects of a drain, a fencing hook or forced_down on a
-host.
+"""``kilonova host restore``: return a host to service.
+
+This reverts the effects of a drain, a fencing hook or forced_down.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from common.store.views import host_contents
 def restore(options: argparse.Namespace) -> int:
     """Use the host again. Return 0 if the host takes servers now."""
     conf = config.load(options.config)
-    store = Store.opened(conf, notifications=NotificationSettings.of(conf))
+    store = Store.open(conf, notifications=NotificationSettings.of(conf))
     upgrades.check(store)
     try:
         return give_back(store, options.host, print)

@@ -204,7 +204,10 @@ def purge(
     """Delete rows that were old more than ``days`` days ago, and return their numbers by table.
 
     Args:
-         report: Called with the sum so far after each transaction.
+        store: The database.
+        kind: The kind of rows.
+        days: Days since the rows became old.
+        report: Called with the sum so far after each transaction.
 
     Raises:
         NoStore, TooBusy, Unsure: The database does not answer, or the rows are locked. Deleted rows
@@ -237,7 +240,9 @@ def _read_keys(tx: Connection, kind: RowKind, before: int, after: Key | None) ->
 
 
 def _is_after(columns: Sequence[sa.Column[object]], after: Key) -> Condition:
-    """Return the condition on rows after this key. MariaDB uses no index for a comparison of
+    """Return the condition on rows after this key.
+
+    The key's columns are compared one by one, because MariaDB uses no index for a comparison of
     tuples.
     """
     first, rest = columns[0] > after[0], columns[1:]

@@ -94,7 +94,10 @@ def abort(
     The fence is raised, so that a host that still runs a command stops.
 
     Args:
-        may: Raises a Problem if the action cannot be undone.
+        tx: The transaction.
+        action_id: Id of the action.
+        why: The reason, stored in the action.
+        check_undo: Raises a Problem if the action cannot be undone.
 
     Raises:
         NotFound, Conflict: As ``_lock_stuck``.

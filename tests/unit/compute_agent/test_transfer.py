@@ -184,7 +184,7 @@ def test_transfer_resumes_after_service_restart(tmp_path: Path) -> None:
     restarted = service.TransferService(rig.files, "127.0.0.1", rig.port)
     restarted.start()
     received += list(read)
-    assert b"".join(sparse.filled(len(CONTENT), received)) == CONTENT
+    assert b"".join(sparse.fill_holes(len(CONTENT), received)) == CONTENT
     restarted.close()
 
 
@@ -230,7 +230,7 @@ def test_transfer_of_sparse_file_sends_only_data(rig: Rig, tmp_path: Path) -> No
     began = time.monotonic()
     stored = sparse.write(copy, size, rig.peer().read("sparse"))
     assert (
-        sum(piece.length for piece in stored) == part.bytes == list(sparse.proved(copy, stored))[-1]
+        sum(piece.length for piece in stored) == part.bytes == list(sparse.verify(copy, stored))[-1]
     )
     assert time.monotonic() - began < 5
     assert copy.stat().st_size == size and copy.stat().st_blocks * 512 < MEBIBYTE
@@ -240,12 +240,12 @@ def test_transfer_of_sparse_file_sends_only_data(rig: Rig, tmp_path: Path) -> No
 def test_proved_raises_when_bytes_on_disk_differ(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     stored = sparse.write(copy, 3 * MEBIBYTE, iter([(0, b"one"), (2 * MEBIBYTE, b"two")]))
-    assert list(sparse.proved(copy, stored)) == [3, 6]
+    assert list(sparse.verify(copy, stored)) == [3, 6]
     with copy.open("r+b") as file:
         file.seek(2 * MEBIBYTE)
         file.write(b"tow")
     with pytest.raises(ValueError, match=f"3 bytes at {2 * MEBIBYTE} are not what was written"):
-        list(sparse.proved(copy, stored))
+        list(sparse.verify(copy, stored))
 
 
 @pytest.mark.parametrize("readers", [1, 3])

@@ -113,4 +113,4 @@ class Meddler:
 
 
 def read_whole(peer: Peer, name: str, size: int) -> bytes:
-    return b"".join(sparse.filled(size, peer.read(name)))
+    return b"".join(sparse.fill_holes(size, peer.read(name)))

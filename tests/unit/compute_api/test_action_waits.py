@@ -119,8 +119,10 @@ def test_wait_for_step_raises_conflict_when_action_is_superseded(store: Store) -
 
 
 def test_wait_for_step_returns_success_when_action_ends_during_read(store: Store) -> None:
-    """Each statement of a read sees all earlier commits, so the last commit may occur between any
-    two statements."""
+    """The last commit may occur between any two statements of a read.
+
+    Each statement of a read sees all earlier commits.
+    """
     end_calls = []
 
     def end_action(*_: object) -> None:

@@ -57,7 +57,7 @@ def test_hanging_identity_service_leads_to_503_within_ten_seconds(path: str) -> 
         )
         conf: Any = SimpleNamespace(identity=identity, tls=SimpleNamespace(allow_plain_text=False))
         no_application: Any = None
-        application = authentication.authenticated(no_application, conf, faults.body)
+        application = authentication.authenticate(no_application, conf, faults.body)
         start = time.monotonic()
         response = Request.blank("/", headers={"X-Auth-Token": "a"}).get_response(application)
         # This resets the options that the library registered.

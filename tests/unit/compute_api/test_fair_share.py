@@ -15,8 +15,10 @@ class Lines:
         self.resumed: list[str] = []
 
     def request(self, name: str) -> Admission:
-        """Send a request of the project with the name's first letter. Without a free place the
-        request waits."""
+        """Send a request of the project with the name's first letter.
+
+        Without a free place the request waits.
+        """
         admission = Admission(self.lane, lambda: self.resumed.append(name))
         admission.project = name[0]
         if not self.lane.enter(admission):

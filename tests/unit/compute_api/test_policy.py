@@ -10,7 +10,7 @@ import pytest
 from common.domain import errors
 from common.domain.context import RequestContext
 from compute_api.compute.policies import COMPUTE_RULES, RULES
-from compute_api.http.policy import Policy, implied
+from compute_api.http.policy import Policy, add_implied
 
 STOP, LIST_HOSTS, KEYS = (
     "os_compute_api:servers:stop",
@@ -55,9 +55,9 @@ def test_default_policy_rule_allows_or_denies_by_role_and_target(
 
 
 def test_implied_returns_all_implied_roles() -> None:
-    assert implied(("admin",)) == ("admin", "manager", "member", "reader")
-    assert implied(("member", "service")) == ("member", "reader", "service")
-    assert implied(()) == ()
+    assert add_implied(("admin",)) == ("admin", "manager", "member", "reader")
+    assert add_implied(("member", "service")) == ("member", "reader", "service")
+    assert add_implied(()) == ()
 
 
 def test_system_scoped_token_passes_no_project_rule(policy: Policy) -> None:

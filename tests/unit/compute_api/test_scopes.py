@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for the code of handlers. Lookups are limited to the caller's scope, external services are
-called with the caller's token, and the target of a policy rule comes from a row.
+"""Rules for the code of handlers.
 
-Exceptions are listed here with a reason. An exception that is not needed fails a test.
+Lookups are limited to the caller's scope, external services are called with the caller's token, and
+the target of a policy rule comes from a row. Exceptions are listed here with a reason. An exception
+that is not needed fails a test.
 """
 
 from __future__ import annotations
@@ -52,8 +53,10 @@ def relative_name(path: Path) -> str:
 
 @cache
 def find_calls(path: Path) -> tuple[tuple[str, ast.Call], ...]:
-    """Return every call by the last two parts of its name, for example ``flavors.show``. Functions
-    that are passed to ``read`` and ``write`` count as calls, too."""
+    """Return every call by the last two parts of its name, for example ``flavors.show``.
+
+    Functions that are passed to ``read`` and ``write`` count as calls, too.
+    """
     named_calls = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

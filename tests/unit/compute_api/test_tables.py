@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consistency of the API's tables: routes, actions, policy rules, microversions, schemas and
-fields."""
+"""Consistency of the API's tables.
+
+The tables have routes, actions, policy rules, microversions, schemas and fields.
+"""
 
 from __future__ import annotations
 

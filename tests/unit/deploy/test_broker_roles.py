@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova broker add`` and ``remove``: the file of a role, the commands that they print for the
-broker, and the patterns of a role's permissions.
+"""``kilonova broker add`` and ``remove``.
+
+The tests cover the file of a role, the commands that they print for the broker, and the patterns of
+a role's permissions.
 """
 
 from __future__ import annotations

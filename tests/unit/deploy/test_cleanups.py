@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova cleanup list``, ``retry`` and ``drop``, and the pending cleanups in the output of
-``doctor`` and ``status``.
+"""``kilonova cleanup list``, ``retry`` and ``drop``.
+
+The tests include the pending cleanups in the output of ``doctor`` and ``status``.
 """
 
 from __future__ import annotations

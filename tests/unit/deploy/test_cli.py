@@ -235,7 +235,7 @@ def test_doctor_has_an_exit_status_for_each_outcome(
     def raise_no_store(*anything: object, **more: object) -> Store:
         raise errors.NoStore("The database does not answer.")
 
-    monkeypatch.setattr(Store, "opened", raise_no_store)
+    monkeypatch.setattr(Store, "open", raise_no_store)
     assert main(["--config", str(conf), "doctor", "--no-hosts"]) == NO_ANSWER
 
 

@@ -33,8 +33,9 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def complete_lines(script: Path, *lines: str) -> list[list[str]]:
-    """Return the completions of the last word of each line. A line that ends with a space has an
-    empty last word.
+    """Return the completions of the last word of each line.
+
+    A line that ends with a space has an empty last word.
     """
     input_lines = "".join(
         "".join(f"{word}|" for word in ("kilonova", *line.split(" "))) + "\n" for line in lines

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova config check`` and ``show``: the checks of external services, and the source of each
-value.
+"""``kilonova config check`` and ``show``.
+
+The tests cover the checks of external services, and the source of each value.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host debts``: the guests that hosts still have to remove, the resources that they
-hold, and the condition of their removal.
+"""``kilonova host debts``: the guests that hosts still have to remove.
+
+The output includes the resources that the guests hold, and the condition of their removal.
 """
 
 from __future__ import annotations

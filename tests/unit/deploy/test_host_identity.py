@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host add``, ``rotate`` and ``remove``: the join token or key file, the keys that are
-valid afterwards, and the commands that they print for the broker.
+"""``kilonova host add``, ``rotate`` and ``remove``.
+
+The tests cover the join token or key file, the keys that are valid afterwards, and the commands
+that they print for the broker.
 """
 
 from __future__ import annotations

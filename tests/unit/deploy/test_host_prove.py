@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host prove`` with a fake cloud: the created server, the accepted proofs, and
-the removal of the server.
+"""``kilonova host prove`` with a fake cloud.
+
+The tests cover the created server, the accepted proofs, and the removal of the server.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova hosts``: the line of each host and the exit status, and the notes about hosts in
-``status`` and ``doctor``.
+"""``kilonova hosts``: the line of each host and the exit status.
+
+The tests include the notes about hosts in ``status`` and ``doctor``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images of test guests: their disks and archives, the packages that their builds need, and
-the fingerprint that decides about a rebuild.
+"""The images of test guests.
+
+The tests cover their disks and archives, the packages that their builds need, and the fingerprint
+that decides about a rebuild.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that ``pip install`` puts into a virtual environment: all data files that programs
-read at run time.
+"""The files that ``pip install`` puts into a virtual environment.
+
+These include all data files that programs read at run time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova join``: the checks of the machine before it uses the token, the files that it writes,
-and the start of the agent.
+"""``kilonova join``.
+
+The tests cover the checks of the machine before the command uses the token, the files that the
+command writes, and the start of the agent.
 """
 
 from __future__ import annotations

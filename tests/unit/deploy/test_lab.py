@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``deploy/lab`` before any process runs: stored facts, arguments, and the advice after
-mistakes. tests/e2e/test_lab.py tests the running lab.
+"""``deploy/lab`` before any process runs.
+
+The tests cover stored facts, arguments, and the advice after mistakes. tests/e2e/test_lab.py tests
+the running lab.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines that lack an ability, such as network namespaces: the failure of ``up``, and the reason
-with which tests are skipped.
+"""Machines that lack an ability, such as network namespaces.
+
+The tests cover the failure of ``up``, and the reason with which tests are skipped.
 """
 
 from __future__ import annotations

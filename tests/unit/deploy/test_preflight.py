@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of ``up``, ``down`` and ``test`` before they change the machine, the messages of
-failed steps, and the files that ``up`` prepares.
+"""The checks of ``up``, ``down`` and ``test`` before they change the machine.
+
+The tests include the messages of failed steps, and the files that ``up`` prepares.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host restore``, the arguments of ``host drain`` and ``evacuate``, and the refusal of
-evacuations while many hosts are down.
+"""``kilonova host restore``, and the arguments of ``host drain`` and ``evacuate``.
+
+The tests include the refusal of evacuations while many hosts are down.
 """
 
 from __future__ import annotations

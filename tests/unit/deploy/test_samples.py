@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sample configurations deploy/samples/controller.conf and agent.conf: processes accept
-them.
+"""Processes accept the sample configurations.
+
+These are deploy/samples/controller.conf and agent.conf.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration that docs/install.md writes on a controller, with secrets and certificates in
-files of their own: processes accept it, and ``config show`` names the origin of each value.
+"""The configuration that docs/install.md writes on a controller.
+
+Secrets and certificates are in files of their own. Processes accept the configuration, and ``config
+show`` names the origin of each value.
 """
 
 from __future__ import annotations

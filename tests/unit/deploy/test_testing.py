@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sets and jobs of ./deploy/test: the assignment of tests, the results of jobs, and the end of
-interrupted runs.
+"""The sets and jobs of ./deploy/test.
+
+The tests cover the assignment of tests, the results of jobs, and the end of interrupted runs.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ def test_jobs_results_have_word_status_and_log(tmp_path: Path) -> None:
     assert (
         outcomes["good"].log.read_text() == "I am good\n" and outcomes["bad"].failures() == "no\n"
     )
-    assert (outcomes["bad"].passed, outcomes["bad"].failed) == (0, 1)
+    assert (outcomes["bad"].passed_count, outcomes["bad"].failed_count) == (0, 1)
     assert outcomes["bad"].failed_tests() == [
         FailedTest("bad (status 1: no)", "./deploy/test unit")
     ]
@@ -214,7 +215,11 @@ class TestMany:
 
 def test_report_lists_each_failed_test_with_its_command(tmp_path: Path) -> None:
     mixed = _run_test_file(tmp_path, CASES)
-    assert (mixed.passed, mixed.failed, [case.skipped for case in mixed.skipped]) == (
+    assert (
+        mixed.passed_count,
+        mixed.failed_count,
+        [case.skipped for case in mixed.skipped_cases],
+    ) == (
         1,
         2,
         ["no moon"],

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The underlay: the addresses and names of several clouds on a machine and, as root, the bridges
-and namespaces themselves.
+"""The underlay: the addresses and names of several clouds on a machine.
+
+As root, the tests also cover the bridges and namespaces themselves.
 """
 
 from __future__ import annotations
@@ -263,8 +264,9 @@ def test_underlay_connects_hosts_and_repairs_deleted_namespace(wire: Underlay) -
 def test_preflight_refuses_cloud_with_addresses_of_another_cloud(
     tmp_path: Path, wire: Underlay
 ) -> None:
-    """Clouds with first ports fewer than eight apart can have the same addresses. Their port
-    ranges then overlap, so the check of ports detects this.
+    """Clouds with first ports fewer than eight apart can have the same addresses.
+
+    Their port ranges then overlap, so the check of ports detects this.
     """
     wire.make(2)
     second = Cloud(tmp_path / "second", Ports.from_base(wire.port + NEAR), hosts=("h1", "h2"))

@@ -98,8 +98,10 @@ class Cloud:
         self.ids[name] = key
 
     def claim(self, host: str, server: str, **resources: int) -> None:
-        """Insert allocations, and update the provider's generation and time, as a
-        conductor does."""
+        """Insert allocations as a conductor does.
+
+        The provider's generation and time are updated.
+        """
         with self.store.begin() as tx:
             for resource_class, used in resources.items():
                 tx.execute(
@@ -145,8 +147,10 @@ def cloud() -> Iterator[Cloud]:
 
 
 def columns(size: int, vcpus: int = 8, memory_mb: int = 8192, disk_gb: int = 80) -> Snapshot:
-    """Return a snapshot of this number of equal hosts, which are up and in zone nova. Their names
-    are host0 and so on."""
+    """Return a snapshot of this number of equal hosts, which are up and in zone nova.
+
+    Their names are host0 and so on.
+    """
     names = [f"host{number}" for number in range(size)]
     yes, no = np.ones(size, np.bool_), np.zeros(size, np.bool_)
 
@@ -199,8 +203,10 @@ def conf(**values: object) -> cfg.ConfigOpts:
 
 
 def options(**values: object) -> SelectionOptions:
-    """Return the scheduler's options for this configuration. ``hosts`` replaces [conductor]
-    max_attempts."""
+    """Return the scheduler's options for this configuration.
+
+    ``hosts`` replaces [conductor] max_attempts.
+    """
     hosts = values.pop("hosts", 3)
     return service.options(conf(**values, conductor__max_attempts=hosts))
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The meaning of each filter for one host, in a slow and obvious form that follows Nova's
-documentation.
+"""The meaning of each filter for one host, in a slow and obvious form.
 
-``REFERENCE`` has a plain function for each filter, which returns whether this host may take a
-server of this request. The reference shares no code with ``scheduler.filters``. Only the assignment
-of NUMA nodes and devices comes from ``common.domain.numa`` for both.
+The form follows Nova's documentation. ``REFERENCE`` has a plain function for each filter, which
+returns whether this host may take a server of this request. The reference shares no code with
+``scheduler.filters``. Only the assignment of NUMA nodes and devices comes from
+``common.domain.numa`` for both.
 """
 
 from __future__ import annotations
@@ -321,8 +321,10 @@ def numa_topology(host: Host, spec: RequestSpec, world: World) -> bool:
 
 
 def pci_passthrough(host: Host, spec: RequestSpec, world: World) -> bool:
-    """Each request of the tests has one kind of devices, so the number of free devices is
-    sufficient."""
+    """Compare the number of free devices.
+
+    This is sufficient, because each request of the tests has one kind of devices.
+    """
     requested = requested_hardware(spec)
     for request in requested.devices if requested else ():
         assigned = [address for assignment in host.held for address in assignment.devices]

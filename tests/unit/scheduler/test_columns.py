@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's columns about hosts besides resources, and their update from changes in the
-store."""
+"""The scheduler's columns about hosts besides resources.
+
+The tests update the columns from changes in the store.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explanations of a request: the number of servers with room, and the reasons of rejected hosts. An
-explanation adds no proposal."""
+"""Explanations of a request: the number of servers with room, and the reasons of rejected hosts.
+
+An explanation adds no proposal.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The filters of a configuration: their names, filters of third parties, the checks of each kind of
-request, and the reasons."""
+"""The filters of a configuration.
+
+The tests cover their names, filters of third parties, the checks of each kind of request, and the
+reasons.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +76,10 @@ def collect_reasons(
     world: World | None = None,
     **options: object,
 ) -> dict[str, str]:
-    """Return the reason of each rejected host for admins. The key "" has the reasons of all hosts
-    for tenants."""
+    """Return the reason of each rejected host for admins.
+
+    The key "" has the reasons of all hosts for tenants.
+    """
     snapshot = columns(replace(world, hosts=hosts) if world else World(hosts))
     mask, reasons, texts = np.ones(len(hosts), np.bool_), {}, []
     for check in filters.load(conf(enabled_filters=list(enabled), **options)).checks(

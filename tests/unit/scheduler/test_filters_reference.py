@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The filters over columns give the same result for every host as a plain reference for one host at
-a time."""
+"""The filters over columns give the same result as a plain reference for one host at a time."""
 
 from __future__ import annotations
 
@@ -29,8 +28,10 @@ slow = settings(
 
 
 def checks_of_filter(name: str, snapshot: Snapshot, spec: RequestSpec, world: World) -> list[Check]:
-    """Return the checks of this filter. For checks that are always enabled, return the part with
-    the filter's name in Nova."""
+    """Return the checks of this filter.
+
+    For checks that are always enabled, return the part with the filter's name in Nova.
+    """
     make = filters.BUILT_IN[name].make
     if make is not None:
         return list(make(world.conf)(snapshot, spec))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates of the columns from the store: inventories, usage, flags and zones, and the proposals
-since then."""
+"""Updates of the columns from the store.
+
+The tests cover inventories, usage, flags and zones, and the proposals since then.
+"""
 
 from __future__ import annotations
 
@@ -215,8 +217,10 @@ def test_select_reads_store_again_before_rejecting_all_hosts(cloud: Cloud, fresh
 
 
 def test_refresh_treats_new_host_after_deleted_one_as_another(cloud: Cloud) -> None:
-    """The columns identify hosts by the number of their provider. No number is used twice, not even
-    the highest one on SQLite."""
+    """The columns identify hosts by the number of their provider.
+
+    No number is used twice, not even the highest one on SQLite.
+    """
     cloud.host("a")
     cloud.host("old", vcpus=8)
     hosts = load_hosts(cloud)

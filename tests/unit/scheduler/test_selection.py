@@ -264,8 +264,10 @@ def test_select_never_uses_more_than_free_resources(
 def test_select_of_equal_requests_fills_room_exactly(
     hosts: Snapshot, spec: RequestSpec, number: int, policy: str | None
 ) -> None:
-    """As many servers as possible are placed, and their alternates have room, too. The other
-    servers get a reason."""
+    """As many servers as possible are placed, and their alternates have room, too.
+
+    The other servers get a reason.
+    """
     if policy is not None:
         hosts.groups["g"] = Group(policy, most=2)
         spec = replace(spec, group="g")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The preference of each weigher, multipliers of options and aggregates, and the effect of placed
-servers."""
+"""The preference of each weigher.
+
+The tests cover multipliers of options and aggregates, and the effect of placed servers.
+"""
 
 from __future__ import annotations
 
@@ -94,8 +96,7 @@ def test_soft_group_weigher_orders_hosts_by_members(
 def test_soft_policy_places_servers_of_one_request_together_or_apart(
     make_columns: MakeColumns,
 ) -> None:
-    """The soft affinity has a higher weight here than the weighers that spread servers over equal
-    hosts."""
+    """The soft affinity outweighs the weighers that spread servers over equal hosts."""
     selection_options = options(soft_affinity_weight_multiplier=10.0)
     for policy, number in (("soft-affinity", 1), ("soft-anti-affinity", 4)):
         hosts = make_columns(4)

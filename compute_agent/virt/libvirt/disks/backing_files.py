@@ -62,6 +62,7 @@ def path_for(base: Path, disk: str) -> Path:
 
     Args:
         base: Path with the name of the content.
+        disk: Name of the disk. "disk" is the root disk.
     """
     return base.with_name(f"base.{base.name}" if disk == "disk" else f"{disk}.base.{base.name}")
 

@@ -42,8 +42,10 @@ def make(folder: Path, image: CachedImage | None, root_gb: int, name: str = ROOT
     """Make the server's disk ``name`` if missing.
 
     Args:
+        folder: The server's folder.
         image: The image below the disk, or None for a disk without a backing file.
         root_gb: Size in GiB. 0: the image's size.
+        name: Name of the disk.
 
     Raises:
         VerbFailed: The disk cannot be written, or the existing disk has another backing file.
@@ -190,7 +192,7 @@ def _copy_to_kept(disk: Disk, copy: Path, context: VerbContext) -> None:
             context.phase(CommandPhase.COPYING_DISK, 100 * copied // count)
 
     try:
-        for _ in sparse.proved(part, sparse.write(part, size, pieces())):
+        for _ in sparse.verify(part, sparse.write(part, size, pieces())):
             if context.cancelled():
                 raise Cancelled
         os.replace(part, copy)

@@ -85,7 +85,10 @@ class ImageCache:
         """Return the image, and fetch a missing one.
 
         Args:
+            image: The image.
             max_bytes: Limit of the virtual size. 0: no limit.
+            read_image: Reads the image's data from the image service.
+            context: The calls of the running verb.
 
         Raises:
             VerbFailed: The image cannot be used.

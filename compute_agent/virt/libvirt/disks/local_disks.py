@@ -100,6 +100,8 @@ class LocalDisks:
         Ephemeral disks only grow.
 
         Args:
+            folder: The server's folder.
+            spec: The guest.
             new: Make a missing ephemeral disk.
 
         Raises:
@@ -147,8 +149,8 @@ class LocalDisks:
     def _select_program(self, disk: LocalDisk, spec: GuestSpec) -> tuple[str, ...]:
         """Return the program and options that format the disk.
 
-        If neither the user nor the operator requested a file system, an unsupported one is replaced
-        by one that every OS can read.
+        If neither the user nor the operator requested a file system, an unsupported file system
+        is replaced by vfat, which every OS can read.
         """
         os_type = spec.image.properties.get("os_type", "") if spec.image else ""
         kind = local_disks.format_of(disk, os_type, self.default)

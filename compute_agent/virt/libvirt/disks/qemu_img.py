@@ -77,7 +77,10 @@ def copy(disk: Disk, target: Path, size: int, context: VerbContext) -> None:
     """Copy the content of a disk to a new disk without a backing file, and report progress.
 
     Args:
+        disk: The disk to copy.
+        target: Path of the new disk.
         size: Virtual size of the disk in bytes. The disk must not be in use.
+        context: The calls of the running verb.
 
     Raises:
         VerbFailed: qemu-img failed.
@@ -138,6 +141,7 @@ def size_of_rbd(source: VolumeSource, key: bytes) -> int:
     No helper is used, because qemu-img parses no file here and only needs the cluster's answer.
 
     Args:
+        source: Cluster, pool and image.
         key: The secret of the cluster's user, or b"".
 
     Raises:
@@ -194,6 +198,8 @@ def _run(arguments: list[str], files: Mapping[Path, bool], file: int, work: int 
     """Run qemu-img in a helper.
 
     Args:
+        arguments: Arguments of qemu-img.
+        files: Path -> True if qemu-img may write the file.
         file: Limit of the written file in bytes.
         work: Bytes to read, which determine the time limits.
 

@@ -185,6 +185,7 @@ class Connection:
 
         Args:
             purpose: Completes "The hypervisor could not …" in an error.
+            work: The function. Its argument is libvirt's connection.
         """
         return self._call(purpose, work)
 
@@ -271,6 +272,7 @@ class Connection:
         QEMU passes the connection, because the screen listens on no address.
 
         Args:
+            server: Id of the server.
             number: Index of the graphics device in the domain's XML.
         """
         descriptor = self.on(
@@ -316,6 +318,7 @@ class Connection:
         """Return the domain's XML, or "" without a domain.
 
         Args:
+            server: Id of the server.
             stored: Return the stored definition, even if the domain is active.
             portable: Return the XML in a form for other versions of libvirt, as for a migration.
         """
@@ -389,7 +392,9 @@ class Connection:
         """Call ``work`` with the server's domain.
 
         Args:
+            server: Id of the server.
             purpose: Completes "The hypervisor could not …" in an error.
+            work: The function. Its argument is libvirt's domain.
             ignored: libvirt's error codes that count as success.
 
         Returns:

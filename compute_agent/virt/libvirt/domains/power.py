@@ -61,6 +61,10 @@ def start(
     """Start the domain under this fence. A paused domain is resumed, a saved one restored.
 
     Args:
+        libvirt: The connection to libvirt.
+        server: Id of the server.
+        fence: The fence of the command.
+        context: The calls of the running verb.
         paused: Start with stopped CPUs, and do not resume a paused domain.
 
     Raises:

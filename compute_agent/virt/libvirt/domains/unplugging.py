@@ -33,10 +33,13 @@ def unplug(
     Why: a booting guest may miss a request.
 
     Args:
+        libvirt: The connection to libvirt.
+        server: Id of the server.
         kind: The device in the text of errors, "volume" or "interface".
         changeable: Returns the domain, or raises VerbFailed if changes are not possible.
         alias: Returns libvirt's name of the device in the domain's XML, or None.
         held: Makes the error from the domain and libvirt's last refusal.
+        context: The calls of the running verb.
         seconds: The time limit.
 
     Raises:

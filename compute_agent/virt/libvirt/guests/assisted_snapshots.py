@@ -234,6 +234,7 @@ def is_merged(paths: Sequence[str], merge: VolumeMerge) -> bool:
 
     Args:
         paths: The disk's files, each followed by the next backing file.
+        merge: The requested merge.
     """
     names = [Path(path).name for path in paths]
     if merge.into is None:

@@ -34,6 +34,8 @@ def of(libvirt: Connection, server: str, config_drive: str) -> JsonObject:
     """Return the guest's diagnostics.
 
     Args:
+        libvirt: The connection to libvirt.
+        server: Id of the server.
         config_drive: Path that a config drive of the server would have.
 
     Raises:

@@ -203,6 +203,10 @@ class LibvirtGuests:
         """Replace disks and config drive by new ones, once for this fence, and start if ``runs``.
 
         Args:
+            spec: The guest.
+            read_image: Reads the image's data from the image service.
+            runs: Start the guest afterwards.
+            context: The calls of the running verb.
             keep_ephemeral: Keep the ephemeral disks that exist.
         """
         folder = self.folder(spec.server)
@@ -342,6 +346,7 @@ class LibvirtGuests:
         """Remove domain, saved memory, disks and files, and disconnect the volumes.
 
         Args:
+            server: Id of the server.
             keep_files: Keep the folder, because another host uses the files on shared storage.
         """
         folder = self.folder(server)
@@ -505,8 +510,11 @@ def build_definition(
     """Return the XML of a server's domain on a host.
 
     Args:
+        spec: The guest.
+        home: The folder, and other details of this host.
         disk: The root disk, or None if the server boots from a volume.
         made: Fence under which the disks were made, 0 for the first ones.
+        rescue: The rescue disk, or None if the server is not in rescue.
         addresses: Device addresses to keep, by MAC address or volume id.
     """
     folder = home.folder

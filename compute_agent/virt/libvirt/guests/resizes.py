@@ -63,8 +63,14 @@ def settle(
     """Confirm or revert a resize.
 
     Args:
-        back: False drops the copies. True restores the copies made under the fence ``resized``, and
-            defines the domain by ``spec``. The guest must be off and stays off.
+        libvirt: The connection to libvirt.
+        guests: The guests of this host.
+        spec: The guest.
+        back: Revert instead of confirm. A confirm drops the copies of the disks. A revert restores
+            the copies made under the fence ``resized``, and defines the domain by ``spec``. The
+            guest must be off and stays off.
+        resized: The fence of the resize.
+        context: The calls of the running verb.
     """
     power.find(libvirt, spec.server)
     folder = guests.folder(spec.server)

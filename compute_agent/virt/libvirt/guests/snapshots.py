@@ -55,6 +55,7 @@ def own_disk(described: str, own: Path) -> tuple[str, Disk]:
 
     Args:
         described: The domain's XML.
+        own: Path of the disk.
 
     Raises:
         VerbFailed: The domain has no such disk.

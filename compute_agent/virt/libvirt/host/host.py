@@ -106,6 +106,7 @@ def facts(libvirt: Connection, virt_type: str) -> HostCapabilities:
     """Query libvirt for the capabilities of this host.
 
     Args:
+        libvirt: The connection to libvirt.
         virt_type: Domain type of the guests: kvm, qemu or test.
     """
 

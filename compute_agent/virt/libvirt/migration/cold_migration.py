@@ -198,7 +198,12 @@ def prepare(
     """Check the free space and fetch the backing file of the root disk.
 
     Args:
+        images: The image cache.
+        folder: The server's folder.
+        spec: The guest.
         peer: The source, or None if storage is shared and the files are here.
+        read_image: Reads the image's data from the image service.
+        context: The calls of the running verb.
 
     Raises:
         VerbFailed: There is not enough space, or a file is missing or damaged.
@@ -224,7 +229,13 @@ def receive(
     """Copy the server's files from the source and grow the root disk to the flavor's size.
 
     Args:
+        images: The image cache.
+        folder: The server's folder.
+        spec: The guest.
         peer: The source, or None if storage is shared and the files are here.
+        read_image: Reads the image's data from the image service.
+        context: The calls of the running verb.
+        local: Makes and resizes local disks.
 
     Returns:
         ``{"bytes": number of bytes transferred}``.
@@ -390,7 +401,7 @@ class Copy:
                 )
             ) as pieces:
                 stored = sparse.write(path, size, self._count(pieces))
-            for count in sparse.proved(path, stored):
+            for count in sparse.verify(path, stored):
                 if self.context.cancelled():
                     raise Cancelled
                 self.context.phase(
@@ -406,7 +417,7 @@ class Copy:
 
     def whole(self, name: str) -> Iterator[bytes]:
         """Yield all bytes of a part, with zeros for the holes."""
-        for data in sparse.filled(self._describe_part(name).size, self._peer.read(name)):
+        for data in sparse.fill_holes(self._describe_part(name).size, self._peer.read(name)):
             self.travelled += len(data)
             yield data
 

@@ -129,8 +129,10 @@ def describe_at_destination(
     """Return the domain XML of the running guest for the destination. Called at the source.
 
     Args:
+        spec: The guest.
         to: The result of ``prepare`` at the destination.
         running: The running domain's XML.
+        domain: The running domain.
 
     Raises:
         VerbFailed: The destination uses another hypervisor type, for example qemu instead of kvm.
@@ -273,6 +275,7 @@ def lacks(libvirt: Connection, cpu: JsonObject) -> list[str]:
     """Return the CPU features that this host lacks, sorted.
 
     Args:
+        libvirt: The connection to libvirt.
         cpu: ``cpu_info`` of the source, with the features and the model that the guest may use.
             Features of the model that this host's libvirt does not know are left out. {} requires
             no features.

@@ -30,6 +30,9 @@ def export_size(host: str, port: int, export: str, tls: Tls | None) -> int:
     """Return the size of the export in bytes.
 
     Args:
+        host: Address of the NBD server.
+        port: Port of the NBD server.
+        export: Name of the export.
         tls: This host's certificates and key, or None for plain text.
 
     Raises:

@@ -22,6 +22,7 @@ def element(plug: Plug, address: Mapping[str, str] | None, options: Mapping[str,
     """Return the element of an interface.
 
     Args:
+        plug: The interface.
         address: The PCI address, or None if libvirt assigns one.
         options: Options of the hardware.
     """

@@ -42,7 +42,7 @@ def at_destination(xml: str, running: str, marks: DomainMetadata) -> str:
     For a guest that is live-migrated from another host.
 
     Args:
-        described: The destination's definition.
+        xml: The destination's definition.
         running: The running domain's XML at the source.
         marks: Our metadata at the destination.
     """

@@ -26,6 +26,7 @@ def with_shares(xml: str, folders: Mapping[str, str]) -> str:
     """Return the domain's XML with exactly these shares.
 
     Args:
+        xml: The domain's XML.
         folders: Folders on the host by tag.
     """
     root = ElementTree.fromstring(xml)

@@ -229,6 +229,7 @@ def _is_forced(body: JsonObject, checked: bool) -> bool:
     """Return whether the move skips the operator's filters for the named host.
 
     Args:
+        body: The action's part of the request's body.
         checked: Whether filters apply to named hosts at this microversion.
     """
     if is_true(body.get("force", False)) and not body.get("host"):

@@ -141,6 +141,7 @@ def _list_image_properties(
     """Return the properties of a new image of this server.
 
     Args:
+        server: The server.
         metadata: The caller's metadata, which replaces properties of the server's own image.
         more: Properties that the caller cannot set.
     """

@@ -3,7 +3,8 @@
 
 The result holds the fields that later phases look up, check or convert. Later phases read the other
 fields, such as the description, from the body. An image may also define block devices, so this
-phase reads the image with the caller's token."""
+phase reads the image with the caller's token.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 
 New volumes are created before the commit, with the caller's token, so that the caller owns them and
 a quota of the volume service refuses the request. If the request fails, or the quota allows fewer
-servers, the unused volumes are deleted again."""
+servers, the unused volumes are deleted again.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ requests to external services precede the commit. They only read, except that ne
 created.
 
 A repeated request with the same Idempotency-Key gets the answer of the first request and creates no
-servers. The same key with another body is a 409 (``idempotency``)."""
+servers. The same key with another body is a 409 (``idempotency``).
+"""
 
 from __future__ import annotations
 

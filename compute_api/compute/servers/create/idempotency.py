@@ -2,8 +2,9 @@
 """Idempotency-Keys of creates: how a repeated request is recognized, and its password shown again.
 
 Invariant: neither the password nor a guess of the body can be checked with the contents of the
-database. Both depend on the cloud's secret_key. A cloud without one shows a generated password in
-the first answer only."""
+database. Both depend on the cloud's secret_key. A cloud without a secret_key shows a generated
+password in the first answer only.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +69,7 @@ class IdempotentBody:
         """Return the password of the first answer, or None if the password cannot be derived.
 
         Args:
+            server_id: Id of the created server, as stored with the first request.
             digest: The digest that the first request stored.
         """
         return self._password(server_id, digest)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Create, phase 2: look up the resources that the body names.
 
-The database is read in one transaction, external services with the caller's token."""
+The database is read in one transaction, external services with the caller's token.
+"""
 
 from __future__ import annotations
 

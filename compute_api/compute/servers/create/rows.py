@@ -132,7 +132,11 @@ def build_rows(
     """Build the rows of servers, and of the actions that will create their guests.
 
     Args:
+        request: The request.
+        new_servers: The servers to create.
+        reservation_id: Id of the reservation, which all servers of a request share.
         row_ids: For each server its id and the id of its action.
+        password: The admin password of the servers.
 
     Raises:
         NotImplementedHere: There are files, and this cloud has no key to encrypt them.
@@ -180,6 +184,8 @@ def _make_hostname(name: str, server_id: str, suffix: str) -> str:
     """Make a host name of at most 63 letters, digits and hyphens out of a server's name.
 
     Args:
+        name: Name of the server.
+        server_id: Id of the server, for a name without letters and digits.
         suffix: Distinguishes the servers of one request. Only the text before the suffix is cut.
     """
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
@@ -194,6 +200,8 @@ def build_volume_rows(
     """Build the rows of one server's volumes.
 
     Args:
+        server_volumes: The volumes of the request.
+        server_id: Id of the server.
         new_ids: For each mapping the id of the new volume, or None if the volume existed before.
     """
     rows: list[JsonObject] = []

@@ -48,6 +48,8 @@ def choose_disks(
 
     Args:
         mappings: Mappings of local disks.
+        volumes: Mappings of volumes.
+        flavor: Flavor of the server.
         properties: Properties of the image. ``hw_disk_bus`` is the bus of volumes without a bus.
         max_disks: Local disks that a server may have, including its root disk.
 
@@ -130,6 +132,9 @@ def check_resize(old: Flavor, disks: JsonObject | None, new: Flavor, most: int) 
     """Check that the new flavor has room for the ephemeral disks, which a resize keeps.
 
     Args:
+        old: The flavor before the resize.
+        disks: The server's choice of local disks, or None for the flavor's disks.
+        new: The flavor after the resize.
         most: Local disks that a server may have. A server that already has more may keep that
             number.
 

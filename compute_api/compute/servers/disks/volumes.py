@@ -57,6 +57,8 @@ def look_up(
     """Look up volumes, snapshots, images and volume types that the mappings name.
 
     Args:
+        request: The request.
+        mappings: Mappings of volumes.
         servers: Number of servers that get such volumes.
         boots_image: Whether the request names an image, which then describes the root disk.
 

@@ -98,6 +98,8 @@ def _choose_fixed_address(
     """Return the port and the fixed address for a floating IP.
 
     Args:
+        ports: Ports of the server.
+        server_id: Id of the server, for errors.
         fixed_address: The requested fixed address. None chooses the first IPv4 address.
 
     Raises:

@@ -54,7 +54,9 @@ def one(request: Request, resource: str, record_id: str) -> JsonObject:
     """Return the record with this id.
 
     Args:
+        request: The request.
         resource: Path of the collection, for example ``PORTS``.
+        record_id: Id of the record.
 
     Raises:
         NotFound: The record does not exist for the caller, or the cloud has no network service.

@@ -159,6 +159,8 @@ def look_up_interfaces(
     """Return the requested interfaces, and the interfaces of the caller's own ports among them.
 
     Args:
+        request: The request.
+        project_id: Project of the server.
         items: Entries of the request. If empty, the project's only network is used, if any.
         refusals: The errors that differ between a create and an attachment.
     """

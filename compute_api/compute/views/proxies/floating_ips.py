@@ -19,6 +19,7 @@ def floating_ip(
     """Return the body of one floating IP.
 
     Args:
+        record: The record of the network service.
         pools: Names by the id of the network.
         servers: Ids by the id of the port.
     """

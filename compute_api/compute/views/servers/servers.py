@@ -396,6 +396,9 @@ def one(row: ServerRecord, view: ServerView, version: int, change: bool = False)
     """Return the body of a single server.
 
     Args:
+        row: The server.
+        view: The data that the body needs besides the server.
+        version: Number of the microversion.
         change: Whether the body is a response to PUT or rebuild.
     """
     return {"server": _show_server(visible_fields(ONE, version, view.allowed, change), row, view)}

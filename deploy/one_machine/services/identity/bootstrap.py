@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first rows of an identity service, with which an admin can log in and services find each
-other.
+"""The first rows of an identity service.
 
+With these rows an admin can log in, and services find each other.
 `bootstrap` can be repeated. It adds missing rows, sets the two passwords and the endpoints' URLs,
 and removes the endpoints of services that do not exist any more. All other rows stay.
 """

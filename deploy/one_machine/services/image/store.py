@@ -119,8 +119,9 @@ class ImageStore:
             self.files.remove(deleted_row.upload)
 
     def recover(self) -> None:
-        """Clean up after a crash, before the first request: release unfinished uploads, remove
-        unused files.
+        """Clean up after a crash, before the first request.
+
+        Unfinished uploads are released, and unused files are removed.
         """
         with self.database.write() as connection:
             saving = update(images).where(images.c.status == "saving")

@@ -116,8 +116,9 @@ def _host(name: str) -> DbSelect:
 
 
 def _store_report(change: Change, host: DbRow, report: Body) -> None:
-    """Store a host's report. Other hosts get a new revision if the tunnel address or the gateway
-    changed.
+    """Store a host's report.
+
+    Other hosts get a new revision if the tunnel address or the gateway changed.
     """
     changes = {
         name: report[name]

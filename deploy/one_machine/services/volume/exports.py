@@ -105,7 +105,7 @@ class Exports:
         """End the processes without an export, and start missing processes.
 
         Args:
-            wanted: Id of the attachment -> the export.
+            expected: Id of the attachment -> the export.
         """
         with self.lock:
             for key in self.known():

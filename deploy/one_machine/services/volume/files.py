@@ -40,8 +40,9 @@ class VolumeFiles:
         return self.folder / f"{kind}-{key}"
 
     def part(self, path: Path) -> Path:
-        """Return the path of the unfinished file for `path`, and remove the rest of an earlier
-        attempt.
+        """Return the path of the unfinished file for `path`.
+
+        The rest of an earlier attempt is removed.
         """
         part = path.with_name(f"{path.name}.part")
         part.unlink(missing_ok=True)

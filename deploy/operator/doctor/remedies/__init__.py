@@ -34,8 +34,12 @@ REMEDIES: dict[str, Callable[[Connection, Finding], None]] = {**SERVERS, **COUNT
 
 
 def mend(tx: Connection, finding: Finding, look: Look) -> bool:
-    """Run the remedy of a finding if ``look`` still finds it, and return whether the finding
-    existed.
+    """Run the remedy of a finding, and return whether the finding existed.
+
+    Args:
+        tx: The transaction.
+        finding: The finding.
+        look: Checks again. If the result lacks the finding, no remedy runs.
 
     Raises:
         Conflict: Only an operator can repair the finding, another finding comes first, or the
@@ -72,7 +76,7 @@ def mend(tx: Connection, finding: Finding, look: Look) -> bool:
 
 
 def _lock_server(tx: Connection, finding: Finding) -> ServerRow | None:
-    """Lock and return the server of the finding, or None if there is none."""
+    """Lock and return the server of the finding, or None if it does not exist."""
     names = sorted({finding.subject, *finding.facts})
     ids = tx.scalars(sa.select(servers.c.id).where(servers.c.id.in_(names)).order_by(servers.c.id))
     return next(iter(actions.lock_servers(tx, list(ids)).values()), None)

@@ -48,6 +48,9 @@ def allocate(tx: Connection, row: ServerRow, host: str, holder: str | None = Non
     """Allocate the amounts of the server's flavor and image on this host.
 
     Args:
+        tx: The transaction.
+        row: The server.
+        host: Name of the host.
         holder: The migration that gets the allocation. None: the server.
     """
     move = migrations.open_of(tx, [row.id]).get(row.id)

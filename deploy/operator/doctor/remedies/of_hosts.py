@@ -55,8 +55,9 @@ def _enrol_service(tx: Connection, finding: Finding) -> None:
 
 
 def _register_again(tx: Connection, finding: Finding) -> None:
-    """End the host's session. Then the host registers with its next exchange and reports its
-    inventory.
+    """End the host's session.
+
+    Then the host registers with its next exchange and reports its inventory.
     """
     tx.execute(sa.update(hosts).where(hosts.c.name == finding.subject).values(session=0))
 

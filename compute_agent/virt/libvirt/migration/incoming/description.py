@@ -112,10 +112,13 @@ COOKIE = _make_shape(
 
 
 def domain(own_xml: str, sent: bytes, server: str, fence: int) -> str:
-    """Return this host's domain ``own``, completed with the values of the running guest.
+    """Return this host's domain ``own_xml``, completed with the values of the running guest.
 
     Args:
+        own_xml: The domain XML that this host would use for the guest.
         sent: The domain XML of the other host.
+        server: Id of the server.
+        fence: The fence of the guest.
 
     Raises:
         Unfit: ``sent`` is malformed, too large, or lacks a machine type or devices.

@@ -26,6 +26,9 @@ def has_arrived(host: str, port: int, server: str, tls: Tls | None) -> bool:
     """Return whether the destination has the guest.
 
     Args:
+        host: Address of the destination.
+        port: Port of the destination.
+        server: Id of the server.
         tls: This host's certificates and key, or None for plain text.
 
     Raises:

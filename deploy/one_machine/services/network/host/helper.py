@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The privileged process of a network agent that runs as two processes, with fixed verbs over a
-Unix socket.
+"""The privileged process of a network agent that runs as two processes.
 
+The other process sends fixed verbs over a Unix socket.
 `Helper` may change the kernel's networks and talks to one client only. `HelperClient` is that
 client. The client talks to the network service and to guests, and has no rights. A description is
 parsed in both, so an attacker in the client can choose networks, and no more. Invariant: arguments

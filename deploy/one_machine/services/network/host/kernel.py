@@ -335,8 +335,9 @@ class Kernel:
         self._run_inside(namespace, send)
 
     def disable_checksum_offload(self, namespace: str, device: str) -> None:
-        """Let packets of this device carry full checksums, because DHCP clients read them from raw
-        sockets.
+        """Let packets of this device carry full checksums.
+
+        Why: DHCP clients read the packets from raw sockets.
 
         Raises:
             KernelError, OSError: The device refuses.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata for guests at 169.254.169.254: a listener in each network's namespace that signs and
-forwards requests.
+"""Metadata for guests at 169.254.169.254.
 
+A listener in each network's namespace signs and forwards requests.
 The origin of the packet identifies the guest: the socket belongs to the network, and the rules have
 checked the address. The metadata service accepts X-Instance-ID because of its signature. Such
 headers from a guest are never forwarded. The size of a guest's request, its time, and its number of
