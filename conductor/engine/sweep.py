@@ -190,7 +190,7 @@ def begin_due(engine: WorkflowEngine) -> None:
                 _begin(engine, row, server)
     if engine.resize_confirm_window > 0:
         find_unconfirmed = functools.partial(
-            migrations.unconfirmed,
+            migrations.find_unconfirmed,
             older_than=engine.resize_confirm_window * SECOND,
             limit=engine.batch,
         )
