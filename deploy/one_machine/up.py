@@ -38,12 +38,15 @@ def run_first_steps(cloud: Cloud, *command: str) -> int:
 
     Args:
         cloud: The cloud.
-        command: A module of deploy.one_machine that runs the other steps, and its arguments.
+        command: The module of deploy.one_machine that runs the other steps, and its arguments.
+
+    Raises:
+        Failure: One of the steps 1 to 3 failed.
     """
     log = cloud.log("install")
     steps(
         [
-            ("Look before touching anything", lambda: check(cloud)),
+            ("Checks of this machine", lambda: check(cloud)),
             ("Debian packages", lambda: packages.install(packages.for_up(), log)),
             ("Python environment", lambda: environment.make(environment.RUNTIME, log)),
         ],
@@ -80,7 +83,7 @@ def run_later_steps(cloud: Cloud) -> str:
         ("Networks", connectivity.networks),
         ("Key pair and security rules", connectivity.access),
         ("First server, through the public API", lambda: seed.server(**connectivity.wanted())),
-        ("What the guest says", seed.console),
+        ("Console of the guest", seed.console),
         ("Floating address and ssh", connectivity.login),
     ]
     steps(later_steps, first=4, total=TOTAL)
@@ -88,7 +91,7 @@ def run_later_steps(cloud: Cloud) -> str:
     clouds_yaml, config = shlex.quote(str(cloud.clouds_yaml)), shlex.quote(str(cloud.config()))
     programs = shlex.quote(f"{VENV}/bin")
     return f"""
-It works. How to go on:
+The cloud works. Next steps:
   export OS_CLIENT_CONFIG_FILE={clouds_yaml}
   export PATH=$PATH:{programs} NO_PROXY={cloud.address} OS_CLOUD=kilonova KILONOVA_CONF={config}
   openstack server list
@@ -108,7 +111,7 @@ def upgrade(cloud: Cloud) -> str:
 
     note = run(
         [VENV / "bin/kilonova", "database", "upgrade"],
-        "If an upgrade failed, the database is as before.",
+        "A failed upgrade changes nothing in the database. Correct the problem and run this again.",
         env={"KILONOVA_CONF": str(cloud.config())},
         log=cloud.log("database"),
     ).strip()
@@ -151,7 +154,7 @@ def _launch(cloud: Cloud, seed: Seed) -> str:
         seed.launched = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
     lifecycle.launch(cloud)
     if running:
-        return "run already"
+        return "the processes run already"
     return ", ".join(program.name for program in processes.programs(cloud))
 
 

@@ -111,7 +111,7 @@ def test_second_lab_up_changes_nothing_and_other_lab_is_refused(lab: LiveLab) ->
     done = lab.command("up", "2")
     assert (
         done.returncode == 1
-        and "is another one: 3 hosts" in done.stderr
+        and "has other settings: 3 hosts" in done.stderr
         and "./deploy/lab down" in done.stderr
     )
 

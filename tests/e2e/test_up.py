@@ -196,7 +196,7 @@ def test_up_with_memory_driver_has_networks_only_when_requested(absent_cloud: Li
             assert done.returncode == 0, done
             assert (
                 "[17/17]" in done.stdout
-                and "on paper only" in done.stdout
+                and "exist only in the database" in done.stdout
                 and "ssh -i" not in done.stdout
             )
             assert list_network_names(absent_cloud) == networks
