@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The service object of the identity service's resources, and the caller of a request.
 
-An admin (the role, in any project or domain) may do everything. Other users may only do things that
-concern themselves. Other services validate tokens with the role service, and read limits with the
-role reader in the whole cloud.
+A caller with the role admin, in any project or domain, may do everything. Other users may only read
+and change their own data. Other services validate tokens with the role service, and read limits
+with the role reader in the whole cloud.
 """
 
 from collections.abc import Callable, Iterator
@@ -72,10 +72,10 @@ class TokenAuthentication:
 
 
 def require(allowed: bool) -> None:
-    """Refuse the request unless it is allowed.
+    """Refuse the request if `allowed` is False.
 
     Raises:
-        HTTPForbidden: It is not allowed.
+        HTTPForbidden: `allowed` is False.
     """
     if not allowed:
         raise falcon.HTTPForbidden(
