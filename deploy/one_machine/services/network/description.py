@@ -27,7 +27,7 @@ Addresses = dict[str, list[DbRow]]
 
 
 def describe(connection: Connection, host: DbRow, dns: Sequence[str]) -> Body:
-    """Return the description for a host.
+    """Return the description of a host, with the host's revision.
 
     Args:
         connection: The connection of the read transaction.

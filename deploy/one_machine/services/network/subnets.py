@@ -131,9 +131,10 @@ class SubnetsApi(NetworkResource):
 
 
 def update_dhcp_port(change: Change, network: DbRow) -> None:
-    """Give the network's DHCP port an address in each subnet with DHCP.
+    """Give the network's DHCP port exactly one address in each subnet with DHCP.
 
-    Without such a subnet the port is removed.
+    A missing port is created. Without a subnet with DHCP the port is removed. Subnets whose guests
+    derive their addresses from the MAC address do not count.
     """
     connection = change.connection
     dhcp_subnets = {
@@ -172,7 +173,11 @@ def update_dhcp_port(change: Change, network: DbRow) -> None:
 
 
 def default_pools(net: IPNetwork, gateway: str | None) -> list[dict[str, str]]:
-    """Return pools of all addresses except network, broadcast and gateway."""
+    """Return the default allocation pools of a subnet, at most two.
+
+    They contain all addresses except the gateway and, in subnets of more than two addresses, the
+    first address and the IPv4 broadcast address.
+    """
     first, last = int(net.network_address), int(net.broadcast_address)
     if net.prefixlen < net.max_prefixlen - 1:
         first, last = first + 1, last - (1 if net.version == 4 else 0)
