@@ -53,7 +53,10 @@ class Connectivity:
 
     @property
     def options(self) -> str:
-        """The options of ``openstack server create`` for a reachable server."""
+        """The options of ``openstack server create`` for a reachable server.
+
+        In a cloud without networks they are ``--nic none``.
+        """
         return f"--network {PRIVATE} --key-name {KEY}" if self._cloud.has_networks else "--nic none"
 
     def wanted(self) -> JsonObject:
@@ -69,7 +72,7 @@ class Connectivity:
     def networks(self) -> str:
         """Create the shared network, the external network and the router between them.
 
-        Existing objects stay.
+        Existing objects stay. Return a note for the output.
 
         Raises:
             Failure: The network agents of the hosts are not all alive within 60 s.
@@ -127,7 +130,8 @@ class Connectivity:
     def access(self) -> str:
         """Create demo's key pair, and the rules that let ssh and ping reach demo's guests.
 
-        Existing objects stay, but a key pair with another public key is replaced.
+        Existing objects stay, but a key pair with another public key is replaced. Return a note for
+        the output.
         """
         if not self._cloud.has_networks:
             return WITHOUT
@@ -167,7 +171,7 @@ class Connectivity:
 
     # --- login ---
     def login(self) -> str:
-        """Give the first server a floating address, and wait until ssh answers there.
+        """Give the first server a floating address, wait until ssh answers there, return a note.
 
         Then ``line`` has the ssh command. Without guests there is no wait. A server without a port
         gets no address. In these two cases ``line`` stays empty.

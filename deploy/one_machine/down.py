@@ -14,7 +14,14 @@ from deploy.progress import Failure, main, say
 
 
 def command(arguments: list[str]) -> int:
-    """Stop the cloud of the environment variables, and return the exit status."""
+    """Stop the cloud that the environment variables describe, and return the exit status 0.
+
+    Args:
+        arguments: [], or ["--purge"] to remove the cloud's home too.
+
+    Raises:
+        Failure: The arguments are unknown, the cloud does not stop, or the home cannot be removed.
+    """
     if arguments not in ([], ["--purge"]):
         raise Failure(
             f"Unknown arguments: {' '.join(arguments)}",

@@ -41,7 +41,11 @@ HOST_COMMANDS: dict[str, tuple[Callable[[Lab, str], None], str]] = {
 
 
 def command(arguments: list[str]) -> int:
-    """Run the command of the command line and return the exit status."""
+    """Run the command of ``USAGE`` with these arguments, and return the exit status.
+
+    Raises:
+        Failure: The command is unknown or fails.
+    """
     match arguments:
         case ["up", hosts, *options] if set(options) <= {"--shared", "--volumes", up.CONTINUED}:
             return _up(hosts, set(options))

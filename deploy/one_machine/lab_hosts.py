@@ -73,7 +73,7 @@ class Guest:
 
 
 class Lab:
-    """The lab in one home."""
+    """The lab in one home, with the commands on its hosts."""
 
     def __init__(self, home: Path, facts: Facts) -> None:
         self.facts = facts

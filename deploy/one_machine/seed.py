@@ -115,7 +115,7 @@ class Seed:
         return is_true
 
     def flavors(self) -> str:
-        """Create the missing flavors of ``FLAVORS``."""
+        """Create the missing flavors of ``FLAVORS``, and return a note."""
         names = {flavor.name for flavor in self.admin.compute.flavors(details=False)}
         missing = [name for name in FLAVORS if name not in names]
         for name in missing:
@@ -124,7 +124,7 @@ class Seed:
         return f"{', '.join(missing)} made" if missing else "all are there"
 
     def tenant(self) -> str:
-        """Create the project demo and the user demo with the role member.
+        """Create the project demo and the user demo with the role member, and return a note.
 
         An existing user keeps its password.
         """
@@ -143,7 +143,7 @@ class Seed:
         return "user and project demo"
 
     def image(self) -> str:
-        """Build and upload the tiny image, unless the image service has this file.
+        """Build the tiny image, upload it unless the image service has this file, return a note.
 
         An image of an earlier recipe gets another name and stays, because servers use that image.
         """
@@ -181,7 +181,7 @@ class Seed:
     def server(self, **arguments: object) -> str:
         """Create the first server as the user demo, or start it if it is SHUTOFF.
 
-        Then wait until the server is ACTIVE.
+        Then wait until the server is ACTIVE, and return a note.
 
         Args:
             arguments: More arguments of a new server, for example networks.

@@ -63,7 +63,11 @@ def run_first_steps(cloud: Cloud, *command: str) -> int:
 
 
 def run_later_steps(cloud: Cloud) -> str:
-    """Run steps 4 to 17 and return the final message."""
+    """Run steps 4 to 17 and return the final message.
+
+    Raises:
+        Failure: A step failed.
+    """
     from deploy.one_machine.connectivity import Connectivity
     from deploy.one_machine.seed import Seed
 
@@ -178,7 +182,14 @@ def await_services(cloud: Cloud) -> str:
 
 
 def command(arguments: list[str]) -> int:
-    """Run the steps and return the exit status."""
+    """Run the steps of ./deploy/up and return the exit status.
+
+    Args:
+        arguments: [] for all steps, or [CONTINUED] for the steps in the virtual environment.
+
+    Raises:
+        Failure: The arguments are unknown, or a step failed.
+    """
     if arguments not in ([], [CONTINUED]):
         raise Failure(
             f"./deploy/up takes no arguments: {' '.join(arguments)}",

@@ -33,7 +33,7 @@ RENEW = 30 * DAY
 
 
 class Authority:
-    """A certificate authority. The constructor creates it if the folder contains none.
+    """A certificate authority. The constructor makes a new authority if the folder has none.
 
     Args:
         folder: The folder of the authority and of all issued certificates.

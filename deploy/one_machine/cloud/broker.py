@@ -128,7 +128,8 @@ class Broker:
         """Make the folder and the configuration.
 
         Returns:
-            True if the users changed. A running node then needs ``learn_users``.
+            True if the file with the users changed, also if it is new. A running node then needs
+            ``learn_users``. False without ``hosts``.
 
         Raises:
             Failure: RabbitMQ is not installed.

@@ -57,7 +57,7 @@ def of(cloud: Cloud, name: str) -> Files | None:
 
 
 def section(cloud: Cloud, name: str) -> dict[str, object]:
-    """Return the options of [tls] in a configuration file. On loopback there are no files.
+    """Return the options of [tls] in a configuration file, without files on loopback.
 
     Plain text is permitted if the operator configured an external broker or database.
 
@@ -107,7 +107,7 @@ def make(cloud: Cloud) -> None:
 
 
 def install_qemu_files(folder: Path, authority: Authority, host: str, address: str) -> None:
-    """Issue a certificate for a host's QEMU into the folder.
+    """Issue a certificate for a host's QEMU, and copy its files into the folder.
 
     QEMU cannot use the agent's certificate, because QEMU runs as another user without access to the
     key.
@@ -124,7 +124,7 @@ def install_files(
         folder: The folder, which is created if necessary.
         files: The certificate.
         names: Kind of file, as in ``QEMU`` -> the names of the copies.
-        group: A group that may read the copies.
+        group: A group that may read the copies, or "" if only their owner may.
     """
     folder.mkdir(exist_ok=True)
     if group:

@@ -59,7 +59,7 @@ class Ports:
         return cls(*(base + number for number in (0, 1, 2, 3, 6, 7, 8, 9, 10, 11)))
 
     def taken(self) -> dict[str, int]:
-        """Return purpose -> port for all ports of the cloud, also those without an attribute."""
+        """Return purpose -> port for all ports, including those of the broker's node."""
         return {
             "identity": self.identity,
             "image": self.image,
@@ -185,7 +185,7 @@ class Cloud:
 
     @property
     def has_guests(self) -> bool:
-        """True if the servers run. Servers of the memory driver only exist in the database."""
+        """True if servers have real guests. With the driver memory they have none."""
         return self.driver == "libvirt"
 
     @property
@@ -198,7 +198,7 @@ class Cloud:
 
     @property
     def is_joined(self) -> bool:
-        """True if hosts have network namespaces of their own, which a bridge joins."""
+        """True if a host has a network namespace of its own. A bridge joins these namespaces."""
         return self.has_guests and self.has_networks and (self.apart or len(self.hosts) > 1)
 
     @property

@@ -147,7 +147,7 @@ def _read_identity(space: Path) -> tuple[int, int] | None:
 
 
 def _namespaces(cloud: Cloud, number: int) -> list[Path]:
-    """Return the network namespaces of the host, of routers and of DHCP servers."""
+    """Return the files of the existing namespaces of the host, its routers and DHCP servers."""
     own = cloud.underlay.namespace(number)
     return [
         *NAMESPACES.glob(f"{own}"),

@@ -96,7 +96,7 @@ def restart(cloud: Cloud, name: str) -> int:
 
 
 def explain_failure(cloud: Cloud, name: str) -> str:
-    """Return advice on a failing process: the last lines of its log and the paths of the logs."""
+    """Return advice on a failing process: the last 5 lines of its log and the paths of the logs."""
     log = cloud.log(name)
     lines = (
         log.read_text(errors="replace").strip().splitlines()[-5:] if log.exists() else ["(no log)"]

@@ -265,7 +265,10 @@ def configure(state_dir: Path, address: str = "", certificates: str = "") -> Non
 
 
 def _run_first_process(state_dir: Path, own_network: bool = False) -> int:
-    """Mount the folders, start the daemons, and reap processes until SIGTERM or SIGINT."""
+    """Mount the folders, start the daemons, and reap processes until SIGTERM or SIGINT.
+
+    A daemon that dies is started again.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _mount("--make-rprivate", "/")
     _mount("-t", "proc", "proc", "/proc")
@@ -291,7 +294,11 @@ def _run_first_process(state_dir: Path, own_network: bool = False) -> int:
 
 
 def _give_kvm(node: Path) -> None:
-    """Give guests a /dev/kvm that their group may open, if only root may open the machine's."""
+    """Mount a /dev/kvm that the guests' group may open, unless the group may open the machine's.
+
+    Args:
+        node: The path of the new device file.
+    """
     group = grp.getgrnam(QEMU_GROUP).gr_gid
     if not KVM.exists() or _can_open(KVM.stat(), group):
         return

@@ -125,7 +125,7 @@ def select_page(
 ) -> DbSelect:
     """Return the statement in the order of `keys`, with only the rows after `marker`.
 
-    Without a marker the statement starts at the first row. It has no limit.
+    Without a marker the statement starts at the first row. The caller adds the limit.
     """
 
     def nothing(name: str) -> int | str:

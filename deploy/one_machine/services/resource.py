@@ -40,7 +40,7 @@ AnyService = Any
 
 @dataclass
 class Transaction:
-    """An open transaction."""
+    """An open transaction, with shortcuts for queries."""
 
     connection: Connection
 
@@ -94,7 +94,7 @@ class Handler(Generic[Service]):
 
 
 class ResourceService(Protocol):
-    """The service of a resource."""
+    """The methods of a service object that the falcon resources here call."""
 
     @property
     def database(self) -> Database:
@@ -227,7 +227,7 @@ class Resource:
 
 
 class Collection:
-    """GET and POST of a plural."""
+    """GET and POST of the path of a resource's plural, which list and create objects."""
 
     def __init__(self, service: ResourceService, resource: Resource) -> None:
         self._service, self._resource = service, resource
@@ -277,7 +277,10 @@ class Collection:
 
 
 class BriefCollection(Collection):
-    """GET (brief) and POST of a plural, and GET .../detail."""
+    """GET and POST of the path of a resource's plural, and GET .../detail.
+
+    The first GET lists short forms of the objects, and .../detail lists whole objects.
+    """
 
     def on_get_detail(self, req: falcon.Request, resp: falcon.Response) -> None:
         super().on_get(req, resp)

@@ -110,7 +110,7 @@ TRUTH = {"type": "boolean", "format": "boolean"}
 
 
 class BodySchema:
-    """A compiled schema."""
+    """A compiled JSON schema, which also converts values to their canonical form."""
 
     def __init__(self, document: Document) -> None:
         self._document = document

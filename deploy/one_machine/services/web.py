@@ -67,7 +67,10 @@ class RequestLog:
 
 
 def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
-    """Give an error the body of Keystone's API, which openstacksdk accepts from any service."""
+    """Set the body of an error response in Keystone's form.
+
+    openstacksdk accepts this form from any service.
+    """
     title = HTTPStatus(error.status_code).phrase
     message = error.description or f"{title}."
     answer(resp, {"error": {"code": error.status_code, "title": title, "message": message}})

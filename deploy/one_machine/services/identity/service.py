@@ -22,7 +22,7 @@ from deploy.one_machine.services.resource import Transaction
 
 
 def utc_now() -> datetime:
-    """Return the present time."""
+    """Return the present time in UTC."""
     return datetime.now(UTC)
 
 
@@ -37,7 +37,7 @@ class IdentityService:
 
     @contextmanager
     def change(self) -> Iterator[Transaction]:
-        """Yield a writing transaction."""
+        """Yield a writing transaction, which commits if the block succeeds."""
         with self.database.write() as connection:
             yield Transaction(connection)
 

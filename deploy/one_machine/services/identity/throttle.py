@@ -21,7 +21,7 @@ MAX_BUCKETS = 10_000
 
 
 class Throttle:
-    """The buckets of one process."""
+    """The buckets of one process. See the module's docstring."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic

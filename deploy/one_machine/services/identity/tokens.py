@@ -143,7 +143,7 @@ def scope_of(row: DbRow) -> tuple[str, str]:
 
 
 def roles_of(connection: Connection, user_id: str, scope: str, key: str = "") -> list[Named]:
-    """Return the roles of a user in a scope by name, with the roles that they imply.
+    """Return the roles of a user in a scope, with implied roles, in the order of their names.
 
     Args:
         connection: The database connection.

@@ -124,7 +124,7 @@ def malformed(why: str) -> Fault:
 
 
 def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
-    """Give an error the body that Neutron's clients expect."""
+    """Set the body of an error response in Neutron's form: {"NeutronError": {"type", …}}."""
     kind = error.kind if isinstance(error, Fault) else type(error).__name__
     answer(
         resp,

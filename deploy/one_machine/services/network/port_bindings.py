@@ -168,9 +168,9 @@ def _view(row: DbValues, network_id: str, status: str) -> Body:
 
 
 def _activate(change: Change, port: DbRow, host: str) -> None:
-    """Exchange the active and this inactive binding.
+    """Make the port's inactive binding to `host` active, and its active binding inactive.
 
-    Hosts need no new revision, because both have wired the port.
+    Hosts need no new revision, because both hosts have wired the port.
     """
     row = change.execute(delete(INACTIVE).where(*_conditions(port, host)).returning(INACTIVE)).one()
     if port.host:

@@ -52,7 +52,7 @@ class Exports:
         """Held by threads that change attachments with connections, or the processes."""
 
     def free_port(self, taken: Iterable[int]) -> int | None:
-        """Return a port that neither a row nor another program uses, or None."""
+        """Return a port of the range that is not in `taken` and that no program uses, or None."""
         used = set(taken)
         for port in range(self._ports[0], self._ports[1] + 1):
             if port not in used and _is_free(self.address, port):

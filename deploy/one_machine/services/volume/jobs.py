@@ -194,7 +194,10 @@ def _record_failed_extension(change: VolumeChange, job: VolumeJob) -> None:
 
 
 def _order_events(change: VolumeChange, name: str, job: VolumeJob) -> None:
-    """Add a job that sends the compute service an event for each server with an attachment."""
+    """Add a job that sends the compute service an event for each server with an attachment.
+
+    Without such a server do nothing.
+    """
     rows = change.connection.execute(
         attachments.select().where(
             attachments.c.volume_id == job.target_id, attachments.c.instance.is_not(None)

@@ -86,7 +86,7 @@ def list_matching(
     plural: str,
     rules: Sequence[ColumnElement[bool]],
 ) -> tuple[list[DbRow], Body]:
-    """Do the same as `list_rows` for all rows that meet `rules`, whatever their project."""
+    """Return the same as `list_rows`, but of all rows that meet `rules`, of any project."""
     query = req.params
     limit = min(number_of("limit", value_of(query, "limit", str(MAX_LIMIT))), MAX_LIMIT)
     offset = number_of("offset", value_of(query, "offset", "0"), 2**31)

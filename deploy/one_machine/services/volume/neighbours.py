@@ -30,7 +30,7 @@ class ImageRefused(Exception):
 
 
 class ImageNeighbour(ExternalService):
-    """Glance's API v2."""
+    """The image service (`service.ImageSource`), by Glance's API v2."""
 
     kind = "image"
 
@@ -111,7 +111,7 @@ def _read(file: IO[bytes], check: Check) -> Iterator[bytes]:
 
 
 class ComputeNeighbour(ComputeEvents):
-    """Nova's API."""
+    """The compute service (`service.ComputeSource`), by Nova's API."""
 
     def attachment_of(self, server: str, volume: str) -> str | None:
         if not self._has_compute():

@@ -48,7 +48,7 @@ class VolumeSettings:
 
 
 class ImageSource(Protocol):
-    """The image service."""
+    """The image service, as the volume service uses it."""
 
     def show(self, key: str, token: str) -> Body | None:
         """Return the image, or None if it does not exist for the user of the token.
@@ -91,7 +91,7 @@ class ImageSource(Protocol):
 
 
 class ComputeSource(Protocol):
-    """The compute service."""
+    """The compute service, as the volume service uses it."""
 
     def attachment_of(self, server: str, volume: str) -> str | None:
         """Return the id of the attachment through which a server uses a volume.
@@ -251,7 +251,7 @@ def _find_exported(connection: Connection) -> list[DbRow]:
 
 @dataclass
 class VolumeChange(Transaction):
-    """An open transaction."""
+    """An open transaction, which may add jobs."""
 
     has_jobs: bool = False
 

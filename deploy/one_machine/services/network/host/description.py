@@ -182,7 +182,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A whole description, by ids."""
+    """A whole description, with its objects by id."""
 
     revision: int = 0
     dns: tuple[Address, ...] = ()
@@ -265,7 +265,10 @@ def _take_valid(
     problems: dict[str, str],
     name: str = "list",
 ) -> list[Item]:
-    """Return the valid items of a list, and add a warning for an invalid one."""
+    """Return the valid items of a list, each as ``take`` returns it.
+
+    The last invalid item is added to ``problems`` under ``name``.
+    """
     values = []
     for item in items:
         try:
@@ -287,7 +290,9 @@ def _optional_word(shape: re.Pattern[str], value: JsonValue) -> str:
 
 
 def _require_plain(value: JsonValue) -> str:
-    """Return the text if it has no zone. Python accepts any letters behind a % as a zone.
+    """Return the value if it is a text without an IPv6 zone.
+
+    Why: Python accepts any letters behind a "%" as a zone.
 
     Raises:
         ValueError: The value is no text, or has a zone.

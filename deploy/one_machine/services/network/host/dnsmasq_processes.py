@@ -149,7 +149,10 @@ class DnsmasqProcesses:
         return f"--pid-file={self._path(network, 'pid')}".encode() in _command_line(pid)
 
     def _find_processes(self) -> dict[str, int]:
-        """Return the running processes by network, found without their files."""
+        """Return network -> id of the running dnsmasq process.
+
+        This searches /proc, so lost pid files do not matter.
+        """
         start = f"--pid-file={self._folder}/".encode()
         pids = {
             word[len(start) :].decode(): int(path.name)
@@ -243,6 +246,9 @@ def stale_leases(
     lines: list[str], owners: Mapping[str, str], moved: Container[str]
 ) -> list[DhcpLease]:
     """Return the leases that must not exist any more.
+
+    The address of such a lease has no port any more, another port than before, or a port with
+    another MAC address.
 
     Args:
         lines: The lines of the lease file.

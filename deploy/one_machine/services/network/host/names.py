@@ -56,8 +56,8 @@ class Names:
     def runtime(self) -> Path:
         """The folder for dnsmasq's files.
 
-        It is directly below /run, because dnsmasq reads the files again without root's rights and
-        may not reach other folders.
+        The folder is directly below /run, because dnsmasq reads the files again without root's
+        rights, and might not reach other folders.
         """
         return Path(f"/run/kn-{self.tag}")
 
