@@ -101,7 +101,7 @@ class Connectivity:
         wait(
             self._seed.tolerate_errors(alive),
             60,
-            f"The network service does not count the network agents of all hosts ({', '.join(hosts)}) as alive",
+            f"The network service does not count all network agents as alive (hosts: {', '.join(hosts)})",
             lambda: explain_failure(self._cloud, "network-host"),
         )
 

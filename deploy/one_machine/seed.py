@@ -94,7 +94,7 @@ class Seed:
         wait(
             self.tolerate_errors(up),
             90,
-            f"The agents of all hosts ({', '.join(sorted(hosts))}) do not count as up",
+            f"The compute service does not count all agents as up (hosts: {', '.join(sorted(hosts))})",
             lambda: explain_failure(self.cloud, "agent"),
         )
         return f"{', '.join(sorted(hosts))} up"

@@ -56,7 +56,7 @@ def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
     wait(
         is_dead,
         seconds,
-        f"Processes of {cloud.hosts[number - 1]} do not die",
+        f"Processes of host {cloud.hosts[number - 1]} do not die",
         lambda: (
             f"Their ids are {sorted(find_pids(_namespaces(cloud, number)))}. 'cat /proc/ID/stack' shows the kernel "
             "function in which a process waits. Run this again once the processes have ended."

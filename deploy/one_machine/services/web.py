@@ -80,7 +80,7 @@ def answer_unexpected(
     req: falcon.Request, resp: falcon.Response, error: Exception, params: object
 ) -> None:
     """Log an unexpected exception with its traceback, and answer 500 with the request id only."""
-    LOG.error("%s failed", req.context.id, exc_info=error)
+    LOG.error("request %s failed unexpectedly", req.context.id, exc_info=error)
     raise falcon.HTTPInternalServerError(
         description=f"Unexpected error; see the service's log for request {req.context.id}."
     )

@@ -188,7 +188,7 @@ def test_network_helper_client_runs_each_verb_and_raises_refusals(
             client.namespace_id("other")
         part.tree = None
         client.tree, client._is_sent = {}, False  # the helper refuses the empty tree
-        with pytest.raises(KernelError, match="not understood"):
+        with pytest.raises(KernelError, match="the description is invalid"):
             client.apply()
     assert part.calls == [
         "prepare",

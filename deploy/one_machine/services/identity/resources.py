@@ -77,7 +77,9 @@ class IdentityResource(Resource):
 
     def conflict(self, action: str, error: IntegrityError) -> falcon.HTTPError:
         if action == "delete":
-            return falcon.HTTPConflict(description=f"This {self.name} is in use.")
+            return falcon.HTTPConflict(
+                description=f"This {self.name} is in use and cannot be deleted."
+            )
         if "FOREIGN KEY" in str(error.orig):
             ids = [name for name in self.fields if name.endswith("_id")]
             names = ", ".join(f"'{self.name}.{name}'" for name in ids)

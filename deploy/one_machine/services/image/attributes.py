@@ -109,7 +109,7 @@ def validate(body: object, caller: ImageCaller) -> Body:
     properties = {name: value for name, value in attributes.items() if name not in ATTRIBUTES}
     if len(properties) > MAX_PROPERTIES:
         raise falcon.HTTPContentTooLarge(
-            description=f"An image has at most {MAX_PROPERTIES} properties."
+            description=f"An image may have at most {MAX_PROPERTIES} properties."
         )
     if not all(0 < len(name) <= 255 for name in properties):
         raise falcon.HTTPBadRequest(

@@ -134,7 +134,7 @@ def _set_readonly(request: ActionRequest) -> None:
 def _reset_status(request: ActionRequest) -> None:
     status, attach = request.body.get("status"), request.body.get("attach_status")
     if not status and not attach and "migration_status" not in request.body:
-        raise fault("BadRequest", why="Give status or attach_status.")
+        raise fault("BadRequest", why="os-reset_status needs status or attach_status.")
     if status:
         request.change.set(volumes, request.row.id, {"status": status, "previous_status": None})
     if attach == "detached":

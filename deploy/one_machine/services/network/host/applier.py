@@ -156,7 +156,7 @@ class Applier:
             failed[name] = str(error)
             # The state of the kernel is unknown now.
             self._done.clear()
-            LOG.error("%s: %s", name, error)
+            LOG.error("cannot apply %s: %s", name, error)
             return False
         return True
 

@@ -125,7 +125,7 @@ class Helper:
                 host.save()
             case "apply":
                 if arguments["tree"] is not None and not host.accept(arguments["tree"]):
-                    return {"error": "the description is not understood"}
+                    return {"error": "the description is invalid; see the log of the helper"}
                 failed = host.apply(arguments["full"])
             case "listen":
                 if arguments["space"] not in host.listening:

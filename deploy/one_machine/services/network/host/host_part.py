@@ -82,15 +82,15 @@ class HostPart(ABC):
         try:
             self.description = parse(tree)
         except (ValueError, TypeError, AttributeError) as error:
-            LOG.error("the description is not understood: %s", error)
+            LOG.error("the description is invalid, the former one stays: %s", error)
             return False
         self.tree = tree
         if self.listeners is not None:
             self.listeners.set_ports(self.description.ports)
         for complaint in self.description.warnings:
-            LOG.warning("description: %s", complaint)
+            LOG.warning("an object of the description is left out: %s", complaint)
         for port, reason in self.description.failed.items():
-            LOG.error("port %s: %s", port, reason)
+            LOG.error("port %s is not wired: %s", port, reason)
         return True
 
     def _listen_to_metadata(self, namespaces: Mapping[str, str]) -> bool:
@@ -101,7 +101,7 @@ class HostPart(ABC):
         """
         failed = self.listeners.listen(namespaces) if self.listeners is not None else {}
         for name, reason in failed.items():
-            LOG.error("%s: %s", name, reason)
+            LOG.error("namespace %s: %s", name, reason)
         return not failed
 
 

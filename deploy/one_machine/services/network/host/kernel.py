@@ -116,7 +116,7 @@ class Kernel:
             ) from error
         if result.returncode != 0:
             why = result.stderr.strip()[:600] or result.returncode
-            raise KernelError(f"{' '.join(command)}: {why}")
+            raise KernelError(f"{' '.join(command)} failed: {why}")
         return result.stdout
 
     def nft(self, document: str, namespace: str | None = None) -> None:
@@ -354,7 +354,10 @@ class Kernel:
         try:
             self._run_inside(namespace, disable)
         except EthtoolError as error:
-            raise KernelError(f"{device} in {namespace}: {type(error).__name__}") from error
+            raise KernelError(
+                f"the checksum offload of device {device} in namespace {namespace} cannot be disabled: "
+                f"{type(error).__name__}"
+            ) from error
 
     def _path(self, namespace: str | None) -> Path | None:
         return NAMESPACES / namespace if namespace else self.netns
@@ -367,7 +370,9 @@ class Kernel:
         try:
             return self._run_inside(namespace, talk)
         except NetlinkError as error:
-            raise KernelError(f"{namespace or 'the host'}: {error.args[-1]}") from error
+            raise KernelError(
+                f"a netlink request in the namespace {namespace or 'of the host'} failed: {error.args[-1]}"
+            ) from error
 
     def _run_inside(self, namespace: str | None, act: Callable[[], Result]) -> Result:
         """Run a function in a namespace, in a thread that enters the namespace and ends.

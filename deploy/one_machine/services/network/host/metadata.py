@@ -214,7 +214,12 @@ class MetadataListeners:
             client.out.sendall(self._answer_to(client))
             client.out.flush()
         except OSError as error:
-            LOG.info("%s in %s broke off: %s", _address_of(client), client.tag, error)
+            LOG.info(
+                "the guest at %s in network %s broke off: %s",
+                _address_of(client),
+                client.tag,
+                error,
+            )
         except Exception:
             LOG.exception("a guest's request failed unexpectedly")
         finally:
@@ -233,7 +238,7 @@ class MetadataListeners:
         except (OSError, ParseException):
             return plain_answer(400, "The request body ended early or is badly chunked.")
         if body is None:
-            return plain_answer(413, f"At most {MAX_BODY_BYTES} bytes are accepted.")
+            return plain_answer(413, f"The request body may have at most {MAX_BODY_BYTES} bytes.")
         guest_headers = dict(reversed(request.headers))
         headers = {
             name: guest_headers[name.upper()]
