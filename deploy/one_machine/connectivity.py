@@ -29,7 +29,10 @@ OPEN: tuple[JsonObject, ...] = (
 SSH = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null")
 QUICK = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=3", "-o", "LogLevel=ERROR")
 WITHOUT = "this cloud has no networks"
-PORTLESS = f"{SERVER} has no port, as when it was made without networks; delete it and run this again for one that has"
+PORTLESS = (
+    f"server {SERVER} has no port, as after its creation without networks; to get one with a port, delete the "
+    "server and run ./deploy/up again"
+)
 
 
 class Connectivity:
@@ -50,18 +53,30 @@ class Connectivity:
 
     @property
     def options(self) -> str:
-        """The options of ``openstack server create`` for a reachable server."""
+        """The options of ``openstack server create`` for a reachable server.
+
+        In a cloud without networks they are ``--nic none``.
+        """
         return f"--network {PRIVATE} --key-name {KEY}" if self._cloud.has_networks else "--nic none"
 
     def wanted(self) -> JsonObject:
-        """Return the arguments of the first server that concern networks."""
+        """Return the arguments of the first server for its networks and its key pair.
+
+        The shared network is created if it is missing.
+        """
         if not self._cloud.has_networks:
             return {"networks": "none", "config_drive": True}
         return {"networks": [{"uuid": self._network(PRIVATE, is_shared=True).id}], "key_name": KEY}
 
     # --- networks ---
     def networks(self) -> str:
-        """Create the shared network, the external network and the router between them."""
+        """Create the shared network, the external network and the router between them.
+
+        Existing objects stay. Return a note for the output.
+
+        Raises:
+            Failure: The network agents of the hosts are not all alive within 60 s.
+        """
         if not self._cloud.has_networks:
             return WITHOUT
         self._await_hosts()
@@ -86,7 +101,7 @@ class Connectivity:
         wait(
             self._seed.tolerate_errors(alive),
             60,
-            "A host's part of the network service does not count as alive",
+            f"The network service does not count all network agents as alive (hosts: {', '.join(hosts)})",
             lambda: explain_failure(self._cloud, "network-host"),
         )
 
@@ -113,7 +128,11 @@ class Connectivity:
 
     # --- access ---
     def access(self) -> str:
-        """Create demo's key pair, and the rules that let ssh and ping reach demo's guests."""
+        """Create demo's key pair, and the rules that let ssh and ping reach demo's guests.
+
+        Existing objects stay, but a key pair with another public key is replaced. Return a note for
+        the output.
+        """
         if not self._cloud.has_networks:
             return WITHOUT
         self._key_pair()
@@ -131,7 +150,7 @@ class Connectivity:
                 service.create_security_group_rule(
                     security_group_id=group.id, direction="ingress", ether_type="IPv4", **rule
                 )
-        return f"{self.key}; ssh and ping may come in"
+        return f"private key {self.key}; ssh and ping reach the guests from everywhere"
 
     def _key_pair(self) -> None:
         public = self.key.with_suffix(".pub")
@@ -152,9 +171,13 @@ class Connectivity:
 
     # --- login ---
     def login(self) -> str:
-        """Give the first server a floating address, and wait until ssh answers there.
+        """Give the first server a floating address, wait until ssh answers there, return a note.
 
-        Without guests there is no wait.
+        Then ``line`` has the ssh command. Without guests there is no wait. A server without a port
+        gets no address. In these two cases ``line`` stays empty.
+
+        Raises:
+            Failure: ssh does not answer within 120 s.
         """
         if not self._cloud.has_networks:
             return WITHOUT
@@ -163,7 +186,7 @@ class Connectivity:
             return PORTLESS
         address = self._floating(ports[0].id)
         if not self._cloud.has_guests:
-            return f"{address}, where nobody answers: {PAPER}"
+            return f"{address} does not answer: {PAPER}"
         ssh = ["ssh", "-i", str(self.key), *SSH, f"root@{address}"]
         last_error: list[str] = []
 
@@ -185,7 +208,7 @@ class Connectivity:
             f"ssh to {address} does not answer",
             lambda: "\n".join(
                 [
-                    f"It said: {last_error}",
+                    f"The last error of ssh: {''.join(last_error)}",
                     explain_failure(self._cloud, "network-host"),
                     explain_failure(self._cloud, "metadata"),
                 ]

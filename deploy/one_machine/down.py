@@ -14,9 +14,19 @@ from deploy.progress import Failure, main, say
 
 
 def command(arguments: list[str]) -> int:
-    """Stop the cloud of the environment variables, and return the exit status."""
+    """Stop the cloud that the environment variables describe, and return the exit status 0.
+
+    Args:
+        arguments: [], or ["--purge"] to remove the cloud's home too.
+
+    Raises:
+        Failure: The arguments are unknown, the cloud does not stop, or the home cannot be removed.
+    """
     if arguments not in ([], ["--purge"]):
-        raise Failure(f"Not known: {' '.join(arguments)}", "./deploy/down [--purge]")
+        raise Failure(
+            f"Unknown arguments: {' '.join(arguments)}",
+            "Run ./deploy/down, or ./deploy/down --purge.",
+        )
     cloud = Cloud.from_environment()
     say(f"Stopping the cloud in {cloud.home} …")
     say("stopped" if lifecycle.shut_down(cloud) else "nothing runs")
@@ -24,7 +34,7 @@ def command(arguments: list[str]) -> int:
         lifecycle.purge(cloud)
         say(f"{cloud.home} removed")
     elif cloud.home.exists():
-        say("Its data stay; remove them with ./deploy/down --purge")
+        say(f"The data in {cloud.home} stay. Remove them with ./deploy/down --purge")
     return 0
 
 

@@ -18,17 +18,17 @@ from deploy.progress import Failure, main, say
 
 USAGE = f"""usage: ./deploy/lab COMMAND
   up N [--shared] [--volumes]
-                    make N hosts, or bring them all to life again; --shared: guests' disks are in one folder;
-                    --volumes: with a volume service
-  down              remove the lab with all that is in it
-  status            hosts, their addresses and guests
+                    create a lab of N hosts, or start all hosts of the present lab again; --shared: the guests'
+                    disks are in one folder; --volumes: with a volume service
+  down              remove the lab with all data
+  status            show hosts, their addresses and guests
   kill HOST         power cut: agent, libvirtd and guests die at once
   start HOST        boot a host that was killed or fenced
-  cut HOST          pull its cable: it reaches nobody, its guests run on
-  heal HOST         put its cable in again
-  fence HOST        make sure that nothing of it lives: the lab's fencing hook
-The lab is in {lab_hosts.HOME}, or where KILONOVA_HOME says; its ports begin at {lab_hosts.PORT_BASE}, or at
-KILONOVA_PORT_BASE."""
+  cut HOST          disconnect the host's network cable; the guests continue to run
+  heal HOST         connect the cable again
+  fence HOST        kill a host and check that none of its processes remains: the lab's fencing hook
+The lab is in the folder KILONOVA_HOME, by default {lab_hosts.HOME}. The ports begin at KILONOVA_PORT_BASE, by
+default {lab_hosts.PORT_BASE}."""
 
 #: Command on a host -> the function, and the message after success.
 HOST_COMMANDS: dict[str, tuple[Callable[[Lab, str], None], str]] = {
@@ -41,7 +41,11 @@ HOST_COMMANDS: dict[str, tuple[Callable[[Lab, str], None], str]] = {
 
 
 def command(arguments: list[str]) -> int:
-    """Run the command of the command line and return the exit status."""
+    """Run the command of ``USAGE`` with these arguments, and return the exit status.
+
+    Raises:
+        Failure: The command is unknown or fails.
+    """
     match arguments:
         case ["up", hosts, *options] if set(options) <= {"--shared", "--volumes", up.CONTINUED}:
             return _up(hosts, set(options))
@@ -57,7 +61,7 @@ def command(arguments: list[str]) -> int:
         case ["--help" | "-h" | "help"]:
             say(USAGE)
             return 0
-    raise Failure(f"Not known: {' '.join(arguments) or 'no command'}", USAGE)
+    raise Failure(f"Unknown command: {' '.join(arguments) or 'none given'}", USAGE)
 
 
 def _up(hosts: str, options: set[str]) -> int:
@@ -68,7 +72,7 @@ def _up(hosts: str, options: set[str]) -> int:
         return up.run_first_steps(lab.cloud, "lab", "up", *lab_hosts.arguments(facts).split())
     lab.write_hook()
     say(f"""{up.run_later_steps(lab.cloud)}
-This lab is {lab_hosts.describe(facts)}: {", ".join(lab.cloud.hosts)}. Strike it, and look what becomes of it:
+This lab is {lab_hosts.describe(facts)}: {", ".join(lab.cloud.hosts)}. Commands to cause and observe failures:
   ./deploy/lab status
   ./deploy/lab kill {lab.cloud.hosts[0]}     # and start; cut and heal; fence
   ./deploy/lab down""")
@@ -78,7 +82,7 @@ This lab is {lab_hosts.describe(facts)}: {", ".join(lab.cloud.hosts)}. Strike it
 def _down() -> int:
     home = lab_hosts.home()
     if not home.exists():
-        say(f"there is no lab in {home}")
+        say(f"there is no lab in {home}; nothing is removed")
         return 0
     lab = Lab.open(home)
     _require_root()
@@ -91,7 +95,7 @@ def _down() -> int:
 def _status(lab: Lab) -> int:
     _require_root()
     lab.require_running()
-    say(f"{lab_hosts.describe(lab.facts)}; this machine is {lab.cloud.address} to them")
+    say(f"{lab_hosts.describe(lab.facts)}; the services' address is {lab.cloud.address}")
     for number, host in enumerate(lab.cloud.hosts, 1):
         state = lab.state(host)
         say(f"{host:<6} {state:<4} {lab.cloud.host_address(number)}")
@@ -99,7 +103,7 @@ def _status(lab: Lab) -> int:
         for line in (
             [f"{guest.server} {guest.state}" for guest in guests]
             if guests is not None
-            else [f"its libvirtd does not answer; see {lab.cloud.libvirt_folder(number)}/log"]
+            else [f"libvirtd of {host} does not answer; see {lab.cloud.libvirt_folder(number)}/log"]
         ):
             say(f"         {line}")
     return 0
@@ -107,7 +111,10 @@ def _status(lab: Lab) -> int:
 
 def _require_root() -> None:
     if os.geteuid() != 0:
-        raise Failure("A lab is made of processes and namespaces of root.", "Run this as root.")
+        raise Failure(
+            "./deploy/lab needs root for the processes and namespaces of a lab.",
+            "Run this as root.",
+        )
 
 
 if __name__ == "__main__":

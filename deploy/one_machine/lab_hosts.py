@@ -32,7 +32,7 @@ from deploy.progress import Failure
 
 HOME, PORT_BASE = Path("/var/lib/kilonova-lab"), 15000
 HOOK = """#!/bin/sh
-# Made by deploy/lab: the fencing hook of this lab. Ends with 0 only when nothing of the host lives.
+# Made by deploy/lab: the fencing hook of this lab. Exits with 0 only when no process of the host remains.
 KILONOVA_HOME={home} exec {lab} fence "$1"
 """
 UP = "Make one with: ./deploy/lab up 3"
@@ -73,7 +73,7 @@ class Guest:
 
 
 class Lab:
-    """The lab in one home."""
+    """The lab in one home, with the commands on its hosts."""
 
     def __init__(self, home: Path, facts: Facts) -> None:
         self.facts = facts
@@ -90,16 +90,16 @@ class Lab:
 
     @classmethod
     def open(cls, home: Path) -> Lab:
-        """Return the existing lab.
+        """Return the existing lab of this home, which may be running or stopped.
 
         Raises:
-            Failure: There is no lab, or the file cannot be read.
+            Failure: There is no lab, or lab.json cannot be read.
         """
         try:
             return cls(home, Facts(**json.loads((home / "lab.json").read_text())))
         except FileNotFoundError as problem:
             raise Failure(
-                f"There is no lab in {home}.", f"{UP}; or set KILONOVA_HOME to the home of one."
+                f"There is no lab in {home}.", f"{UP}; or set KILONOVA_HOME to the home of a lab."
             ) from problem
         except PermissionError as problem:
             raise Failure(
@@ -117,13 +117,14 @@ class Lab:
             lab = cls.open(home)
             if lab.facts != facts:
                 raise Failure(
-                    f"The lab in {home} is another one: {describe(lab.facts)}.",
-                    "Take it down with ./deploy/lab down, or set KILONOVA_HOME to another folder.",
+                    f"The lab in {home} has other settings: {describe(lab.facts)}.",
+                    "Remove that lab with ./deploy/lab down, or set KILONOVA_HOME to another folder.",
                 )
             return lab
         if home.exists() and any(home.iterdir()):
             raise Failure(
-                f"{home} is no lab, and not empty.", "Set KILONOVA_HOME to another folder."
+                f"{home} is not empty, and not the home of a lab.",
+                "Set KILONOVA_HOME to another folder.",
             )
         home.mkdir(parents=True, exist_ok=True)
         private_files.replace(home / "lab.json", json.dumps(asdict(facts)) + "\n")
@@ -159,30 +160,50 @@ class Lab:
         return self.cloud.hosts.index(host) + 1
 
     def state(self, host: str) -> str:
-        """Return up, cut or off."""
+        """Return the present state of the host: "up", "cut" (cable disconnected) or "off"."""
         number = self.number(host)
         if not power.is_on(self.cloud, number):
             return "off"
         return "up" if self.cloud.underlay.is_plugged(number) else "cut"
 
     def kill(self, host: str) -> None:
-        """Cut the host's power: agent, libvirtd and guests die, and stay dead until ``start``."""
+        """Cut the host's power: agent, libvirtd and guests die, and stay dead until ``start``.
+
+        A host that is off stays off.
+
+        Raises:
+            Failure: A process still runs after 30 s, or the lab does not run.
+        """
         number = self.number(host)
         with self._lock_hosts():
             power.off(self.cloud, number)
 
     def start(self, host: str) -> None:
-        """Boot a host that is off, with a new boot id and a connected cable."""
+        """Boot a host that is off, with a new boot id and a connected cable.
+
+        A host that is on stays on, and its cable is connected.
+
+        Raises:
+            Failure: A process does not start within 30 s, or the lab does not run.
+        """
         number = self.number(host)
         with self._lock_hosts():
             power.on(self.cloud, number)
 
     def cut(self, host: str) -> None:
-        """Disconnect the host's cable."""
+        """Disconnect the host's cable. The guests continue to run.
+
+        Raises:
+            Failure: The host is off, or the lab does not run.
+        """
         self._plug(host, False)
 
     def heal(self, host: str) -> None:
-        """Connect the host's cable again."""
+        """Connect the host's cable again.
+
+        Raises:
+            Failure: The host is off, or the lab does not run.
+        """
         self._plug(host, True)
 
     def fence(self, host: str) -> None:
@@ -195,10 +216,17 @@ class Lab:
         if self.state(host) != "off" or libvirtd.is_running(
             self.cloud.libvirt_folder(self.number(host))
         ):
-            raise Failure(f"{host} is not dead.", "Run this again; see ./deploy/lab status.")
+            raise Failure(
+                f"Processes of host {host} remain after the kill.",
+                "Run this again; see ./deploy/lab status.",
+            )
 
     def guests(self, host: str) -> list[Guest] | None:
-        """Return the domains of the host, or None if libvirtd does not answer."""
+        """Return the domains of the host by server id, or None if libvirtd does not answer.
+
+        Raises:
+            TimeoutExpired: virsh did not end within 20 s.
+        """
         uri = libvirtd.uri(self.cloud.libvirt_folder(self.number(host)))
         # One call, because a guest that changes its state between two calls would be in neither
         # result.
@@ -237,22 +265,24 @@ class Lab:
         with self._lock_hosts():
             if self.state(host) == "off":
                 raise Failure(
-                    f"{host} is off: it has no cable to pull or put in.",
+                    f"Host {host} is off, so its cable cannot be connected or disconnected.",
                     f"Boot it with: ./deploy/lab start {host}",
                 )
             self.cloud.underlay.plug(number, is_in)
 
     @contextmanager
     def _lock_hosts(self) -> Iterator[None]:
-        """Let one command at a time change hosts.
+        """Hold the lock of the lab, so that one command at a time changes hosts.
 
-        The fencing hook and a person may want the same host.
+        Why: the fencing hook and a person may change the same host.
 
         Raises:
             Failure: The process is not root, or the lab does not run.
         """
         if os.geteuid() != 0:
-            raise Failure("This strikes processes and namespaces of root.", "Run this as root.")
+            raise Failure(
+                "Changes of hosts need root for the processes and namespaces.", "Run this as root."
+            )
         self.require_running()
         with (self.cloud.run / "lab.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -262,12 +292,17 @@ class Lab:
 def facts(hosts: str, shared: bool, volumes: bool = False) -> Facts:
     """Return the facts from the command line and KILONOVA_PORT_BASE.
 
+    Args:
+        hosts: The number of hosts, as text.
+        shared: True with ``--shared``.
+        volumes: True with ``--volumes``.
+
     Raises:
         Failure: A value is invalid.
     """
     if hosts not in map(str, range(1, MOST_HOSTS + 1)):
         raise Failure(
-            f"A lab of {hosts!r} hosts cannot be made.", f"Give a number from 1 to {MOST_HOSTS}."
+            f"The number of hosts is {hosts!r}.", f"Give a number from 1 to {MOST_HOSTS}."
         )
     base = os.environ.get("KILONOVA_PORT_BASE", str(PORT_BASE))
     if not base.isdecimal() or not 1024 <= int(base) <= 65000:
@@ -283,11 +318,14 @@ def describe(facts: Facts) -> str:
 
 
 def arguments(facts: Facts) -> str:
-    """Return the arguments of ``./deploy/lab up`` that make this lab."""
+    """Return the arguments of ``./deploy/lab up`` for this lab.
+
+    The first port is no argument. The command reads it from KILONOVA_PORT_BASE.
+    """
     words = [str(facts.hosts), *(["--shared"] if facts.shared else [])]
     return " ".join([*words, *(["--volumes"] if facts.volumes else [])])
 
 
 def home() -> Path:
-    """Return the home of the lab: KILONOVA_HOME, or a folder beside that of ./deploy/up."""
+    """Return the lab's home: the folder KILONOVA_HOME as an absolute path, by default ``HOME``."""
     return Path(os.environ.get("KILONOVA_HOME", HOME)).resolve()

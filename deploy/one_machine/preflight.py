@@ -2,7 +2,8 @@
 """The checks of the machine before the changes of ./deploy/up.
 
 They concern root, system, kernel, disk, memory, ports, other services and proxies. ``check`` raises
-the first problem, and returns notes about things that stay as they are.
+a Failure at the first problem. Otherwise ``check`` returns notes, which the operator need not act
+on.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from deploy.one_machine.machine import abilities as machine
 from deploy.progress import Failure
 
 DISK_GB, MEMORY_MB, LONGEST_HOME = 4, 1800, 48
-MEMORY = "KILONOVA_DRIVER=memory works here: servers on paper only"
+MEMORY = "KILONOVA_DRIVER=memory works here, with servers that exist only in the database"
 #: The abilities for a cloud with guests, and for a cloud with guests and networks. Beside each,
 #: the settings for a machine without them.
 WITHOUT = (
     (machine.FOR_GUESTS, MEMORY),
-    (machine.FOR_NETWORKS, f"KILONOVA_NETWORKS=no works here: servers without networks; {MEMORY}"),
+    (
+        machine.FOR_NETWORKS,
+        f"KILONOVA_NETWORKS=no works here, with servers without networks; {MEMORY}",
+    ),
 )
 FOREIGN = ((5672, "RabbitMQ"), (16509, "libvirtd"))
 
@@ -48,46 +52,51 @@ def check(cloud: Cloud) -> str:
     check_abilities(cloud)
     external = cloud.underlay.external
     notes = [
-        f"{external} leads into this cloud from now on, instead of: {route}"
+        f"packets to {external} go to this cloud from now on, and no longer over the route: {route}"
         for route in (find_routes(external) if cloud.has_networks and cloud.has_guests else [])
     ]
     if running:
         notes.append("this cloud runs already")
     notes += find_neighbours(cloud)
     if not Path("/run/systemd/system").is_dir():
-        notes.append("no systemd here, which is fine")
+        notes.append("this machine has no systemd, and this cloud needs none")
     if any(
         name.lower() in ("http_proxy", "https_proxy", "all_proxy") and value
         for name, value in os.environ.items()
     ):
-        notes.append("a proxy is set: used for downloads, not for this cloud")
+        notes.append("the proxy of the environment is used for downloads, not for this cloud")
     return "\n        ".join(notes)
 
 
 def check_machine(user: int) -> None:
     if user != 0:
         raise Failure(
-            "This must run as root: it installs packages and drives libvirt.", "Run it with sudo."
+            "./deploy/up must run as root, because it installs packages and starts libvirtd.",
+            "Run it with sudo.",
         )
     if platform.machine() != "x86_64":
-        raise Failure(f"This machine is {platform.machine()}.", "Take an x86_64 machine (amd64).")
+        raise Failure(
+            f"This machine's architecture is {platform.machine()}.",
+            "Use an x86_64 machine (amd64).",
+        )
     if shutil.which("apt-get") is None:
-        raise Failure("There is no apt-get here.", "Use Debian 12 or 13.")
+        raise Failure("This machine has no apt-get.", "Use Debian 12 or 13.")
 
 
 def check_broker(cloud: Cloud) -> None:
     if cloud.is_joined and cloud.broker_url is not None:
         raise Failure(
-            "Several hosts on this machine do not reach a broker of yours from their networks.",
-            "Leave KILONOVA_TRANSPORT_URL away, or KILONOVA_HOSTS.",
+            "Several hosts on this machine cannot reach the broker of KILONOVA_TRANSPORT_URL from their networks.",
+            "Unset KILONOVA_TRANSPORT_URL, or unset KILONOVA_HOSTS.",
         )
 
 
 def check_space(cloud: Cloud) -> None:
     if len(str(cloud.home)) > LONGEST_HOME:
         raise Failure(
-            f"KILONOVA_HOME has {len(str(cloud.home))} letters; sockets below it allow {LONGEST_HOME}.",
-            "Choose a shorter path.",
+            f"The path {cloud.home} has {len(str(cloud.home))} letters; paths of sockets in this folder allow "
+            f"{LONGEST_HOME}.",
+            "Set KILONOVA_HOME to a shorter path.",
         )
     existing_folder = next(
         folder for folder in (cloud.home, *cloud.home.parents) if folder.exists()
@@ -96,7 +105,7 @@ def check_space(cloud: Cloud) -> None:
     if free < DISK_GB:
         raise Failure(
             f"{existing_folder} has {free:.1f} GiB free; {DISK_GB} are needed.",
-            "Make room, or set KILONOVA_HOME to a folder on another disk.",
+            "Free space there, or set KILONOVA_HOME to a folder on another disk.",
         )
     lines = Path("/proc/meminfo").read_text().splitlines()
     memory = (
@@ -105,35 +114,48 @@ def check_space(cloud: Cloud) -> None:
     if memory < MEMORY_MB and find_supervisor(cloud) is None:
         raise Failure(
             f"{memory} MiB of memory are available; {MEMORY_MB} are needed.",
-            "Stop other programs, or take a larger machine.",
+            "Stop other programs, or use a machine with more memory.",
         )
 
 
 def check_settings(cloud: Cloud) -> None:
-    """Refuse other settings for a running cloud."""
+    """Check that a running cloud was started with the present environment variables.
+
+    Raises:
+        Failure: A variable has changed. The message lists the former values.
+    """
     changes = settings.find_changes(cloud)
     if changes:
         raise Failure(
-            f"This cloud runs with other settings than these: {', '.join(changes)}.",
-            "Set them as they were; or stop it with ./deploy/down, which keeps its data, and run this again.",
+            f"This cloud runs with other settings: {', '.join(changes)}.",
+            "Set these variables to their former values; or stop the cloud with ./deploy/down, which keeps the "
+            "data, and run this again.",
         )
 
 
 def check_abilities(cloud: Cloud) -> None:
-    """Try the abilities that the cloud needs. A cloud without guests needs no ability.
+    """Check that this machine has the abilities that the cloud needs.
 
-    For a lab the message proposes no other settings.
+    A cloud without guests needs no ability. The message proposes settings that need fewer
+    abilities, except for a lab.
+
+    Raises:
+        Failure: An ability is missing.
     """
     for abilities, instead in WITHOUT[: 1 + cloud.has_networks] if cloud.has_guests else ():
         lack = machine.lack_of(*abilities)
         if lack is not None:
             raise Failure(
-                lack.what, lack.todo if cloud.apart else f"{lack.todo} Or go without: {instead}."
+                lack.what,
+                lack.todo if cloud.apart else f"{lack.todo} Or change a setting: {instead}.",
             )
 
 
 def find_routes(external: IPv4Network) -> list[str]:
-    """Return the routes of other networks to these addresses."""
+    """Return the lines of ``ip route`` whose networks overlap ``external``.
+
+    A route to ``external`` itself is left out. Without the program ip the list is empty.
+    """
     if shutil.which("ip") is None:
         return []
     result = subprocess.run(
@@ -156,8 +178,8 @@ def check_ports(cloud: Cloud) -> None:
     if taken:
         listed = ", ".join(f"{port} ({name})" for name, port in taken.items())
         raise Failure(
-            f"Other programs listen on ports that are needed: {listed}.",
-            "See who with 'ss -ltnp'; stop it, or set KILONOVA_PORT_BASE to the first of "
+            f"Other programs listen on ports that this cloud needs: {listed}.",
+            "Find the programs with 'ss -ltnp' and stop them, or set KILONOVA_PORT_BASE to the first of "
             f"{cloud.ports.COUNT} free ports.",
         )
 
@@ -168,12 +190,15 @@ def find_neighbours(cloud: Cloud) -> list[str]:
     if os.path.exists("/run/libvirt/libvirt-sock") and _runs("libvirtd"):
         names.append("libvirtd")
     return [
-        f"a {name} of somebody else runs and is left untouched" for name in dict.fromkeys(names)
+        f"another {name} runs on this machine and is not changed" for name in dict.fromkeys(names)
     ]
 
 
 def _runs(program: str) -> bool:
-    """True if a process of this name runs outside of our clouds' mount namespaces."""
+    """True if a process with this program name runs in the mount namespace of this process.
+
+    The libvirtds of clouds have mount namespaces of their own.
+    """
     done = subprocess.run(
         ["pidof", program], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )

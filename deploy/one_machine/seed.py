@@ -2,7 +2,7 @@
 """The first flavors, project, image and server of a cloud, created through the public APIs.
 
 deploy/one_machine/up.py uses this module in the virtual environment. Every function looks first,
-adds only the missing objects, and returns a note, and can be repeated.
+adds only the missing objects, and returns a note. Each can be repeated.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ class Seed:
         self._boots = False
 
     def connect(self, name: str) -> openstack.connection.Connection:
-        """Return a connection as "kilonova" (the user demo) or "kilonova-admin"."""
+        """Return the connection of an entry of clouds.yaml, which is made at the first call.
+
+        Args:
+            name: "kilonova" (the user demo) or "kilonova-admin" (the user admin).
+        """
         if name not in self._connections:
             files = OpenStackConfig(config_files=[str(self.cloud.clouds_yaml)], load_envvars=False)
             self._connections[name] = openstack.connection.Connection(
@@ -70,9 +74,12 @@ class Seed:
         return self.connect("kilonova")
 
     def host(self) -> str:
-        """Wait until every agent has registered since the launch.
+        """Wait until the API shows every agent as up, with an update after ``launched``.
 
         Before that, the API shows the hosts' former state.
+
+        Raises:
+            Failure: An agent is not up within 90 s.
         """
         hosts = set(self.cloud.hosts)
 
@@ -87,14 +94,17 @@ class Seed:
         wait(
             self.tolerate_errors(up),
             90,
-            f"The agent of {', '.join(sorted(hosts))} does not count as up",
+            f"The compute service does not count all agents as up (hosts: {', '.join(sorted(hosts))})",
             lambda: explain_failure(self.cloud, "agent"),
         )
         return f"{', '.join(sorted(hosts))} up"
 
     @staticmethod
     def tolerate_errors(condition: Callable[[], bool]) -> Callable[[], bool]:
-        """Return the condition as False while a starting service refuses calls."""
+        """Return a function that returns ``condition()``, or False after an error of a request.
+
+        A starting service causes such errors.
+        """
 
         def is_true() -> bool:
             try:
@@ -105,7 +115,7 @@ class Seed:
         return is_true
 
     def flavors(self) -> str:
-        """Create the missing flavors of ``FLAVORS``."""
+        """Create the missing flavors of ``FLAVORS``, and return a note."""
         names = {flavor.name for flavor in self.admin.compute.flavors(details=False)}
         missing = [name for name in FLAVORS if name not in names]
         for name in missing:
@@ -114,7 +124,10 @@ class Seed:
         return f"{', '.join(missing)} made" if missing else "all are there"
 
     def tenant(self) -> str:
-        """Create the project demo and the user demo with the role member."""
+        """Create the project demo and the user demo with the role member, and return a note.
+
+        An existing user keeps its password.
+        """
         identity = self.admin.identity
         project = identity.find_project("demo", ignore_missing=True) or identity.create_project(
             name="demo", domain_id="default", description="For trying things out"
@@ -130,14 +143,14 @@ class Seed:
         return "user and project demo"
 
     def image(self) -> str:
-        """Build and upload the tiny image, unless the image service has this file.
+        """Build the tiny image, upload it unless the image service has this file, return a note.
 
         An image of an earlier recipe gets another name and stays, because servers use that image.
         """
         path = self.cloud.home / "tiny" / "tiny.qcow2"
         run(
             [ROOT / "deploy/images/tiny/build", path],
-            "Install the packages named at the top of that file.",
+            "Install the packages named at the top of deploy/images/tiny/build.",
             log=self.cloud.log("image-build"),
         )
         digest = hashlib.sha512(path.read_bytes()).hexdigest()
@@ -166,10 +179,12 @@ class Seed:
         return f"{IMAGE} ({new_image.id}), {path.stat().st_size / 2**20:.0f} MiB"
 
     def server(self, **arguments: object) -> str:
-        """Create or start the first server as the user demo, and wait for ACTIVE.
+        """Create the first server as the user demo, or start it if it is SHUTOFF.
+
+        Then wait until the server is ACTIVE, and return a note.
 
         Args:
-            arguments: More arguments of the server, for example networks.
+            arguments: More arguments of a new server, for example networks.
 
         Raises:
             Failure: The server does not become ACTIVE.
@@ -195,7 +210,7 @@ class Seed:
             server = compute.wait_for_server(server, wait=180, interval=0.5)
         except exceptions.SDKException as problem:
             server = compute.get_server(server)
-            fault = (server.fault or {}).get("message", "it has no fault")
+            fault = (server.fault or {}).get("message", "no fault is recorded")
             raise Failure(
                 f"The server {server.id} is {server.status}: {fault}",
                 f"See {self.cloud.log('conductor')} and {self.cloud.log('agent')}; then delete it with: "
@@ -204,13 +219,14 @@ class Seed:
         return f"{SERVER} ({server.id}) is {server.status}"
 
     def first(self) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
-        """Read the first server from the API."""
+        """Return the server with the name ``SERVER``, read from the API. It must exist."""
         return next(iter(self.demo.compute.servers(name=f"^{SERVER}$")))
 
     def console(self) -> str:
-        """Wait until the guest is ready, and return the console output.
+        """Wait until the guest is ready, and return the last 20 lines of the console output.
 
-        If this object did not start the guest, return the present output without a wait.
+        If this object did not start the guest, return the present lines without a wait. In a cloud
+        without guests return ``PAPER``.
 
         Raises:
             Failure: The guest is not ready within 120 s.
@@ -224,7 +240,7 @@ class Seed:
         while READY not in text:
             if time.monotonic() > deadline:
                 raise Failure(
-                    f"The guest did not say {READY!r} within 120 s. Its console:\n{_tail(text)}",
+                    f"The console of server {SERVER} did not show {READY!r} within 120 s:\n{_tail(text)}",
                     f"See {self.cloud.log('agent')}.",
                 )
             text = self._console_text(server.id)
@@ -239,7 +255,7 @@ class Seed:
 
 
 #: The reason why a cloud without guests has no console.
-PAPER = "servers of the memory driver exist on paper only"
+PAPER = "servers of the memory driver exist only in the database"
 
 
 def _tail(text: str) -> str:

@@ -38,12 +38,15 @@ def run_first_steps(cloud: Cloud, *command: str) -> int:
 
     Args:
         cloud: The cloud.
-        command: A module of deploy.one_machine that runs the other steps, and its arguments.
+        command: The module of deploy.one_machine that runs the other steps, and its arguments.
+
+    Raises:
+        Failure: One of the steps 1 to 3 failed.
     """
     log = cloud.log("install")
     steps(
         [
-            ("Look before touching anything", lambda: check(cloud)),
+            ("Checks of this machine", lambda: check(cloud)),
             ("Debian packages", lambda: packages.install(packages.for_up(), log)),
             ("Python environment", lambda: environment.make(environment.RUNTIME, log)),
         ],
@@ -60,7 +63,11 @@ def run_first_steps(cloud: Cloud, *command: str) -> int:
 
 
 def run_later_steps(cloud: Cloud) -> str:
-    """Run steps 4 to 17 and return the final message."""
+    """Run steps 4 to 17 and return the final message.
+
+    Raises:
+        Failure: A step failed.
+    """
     from deploy.one_machine.connectivity import Connectivity
     from deploy.one_machine.seed import Seed
 
@@ -80,7 +87,7 @@ def run_later_steps(cloud: Cloud) -> str:
         ("Networks", connectivity.networks),
         ("Key pair and security rules", connectivity.access),
         ("First server, through the public API", lambda: seed.server(**connectivity.wanted())),
-        ("What the guest says", seed.console),
+        ("Console of the guest", seed.console),
         ("Floating address and ssh", connectivity.login),
     ]
     steps(later_steps, first=4, total=TOTAL)
@@ -88,7 +95,7 @@ def run_later_steps(cloud: Cloud) -> str:
     clouds_yaml, config = shlex.quote(str(cloud.clouds_yaml)), shlex.quote(str(cloud.config()))
     programs = shlex.quote(f"{VENV}/bin")
     return f"""
-It works. How to go on:
+The cloud works. Next steps:
   export OS_CLIENT_CONFIG_FILE={clouds_yaml}
   export PATH=$PATH:{programs} NO_PROXY={cloud.address} OS_CLOUD=kilonova KILONOVA_CONF={config}
   openstack server list
@@ -108,7 +115,7 @@ def upgrade(cloud: Cloud) -> str:
 
     note = run(
         [VENV / "bin/kilonova", "database", "upgrade"],
-        "If an upgrade failed, the database is as before.",
+        "A failed upgrade changes nothing in the database. Correct the problem and run this again.",
         env={"KILONOVA_CONF": str(cloud.config())},
         log=cloud.log("database"),
     ).strip()
@@ -151,7 +158,7 @@ def _launch(cloud: Cloud, seed: Seed) -> str:
         seed.launched = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
     lifecycle.launch(cloud)
     if running:
-        return "run already"
+        return "the processes run already"
     return ", ".join(program.name for program in processes.programs(cloud))
 
 
@@ -175,7 +182,14 @@ def await_services(cloud: Cloud) -> str:
 
 
 def command(arguments: list[str]) -> int:
-    """Run the steps and return the exit status."""
+    """Run the steps of ./deploy/up and return the exit status.
+
+    Args:
+        arguments: [] for all steps, or [CONTINUED] for the steps in the virtual environment.
+
+    Raises:
+        Failure: The arguments are unknown, or a step failed.
+    """
     if arguments not in ([], [CONTINUED]):
         raise Failure(
             f"./deploy/up takes no arguments: {' '.join(arguments)}",

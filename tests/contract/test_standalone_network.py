@@ -355,7 +355,7 @@ def test_openstacksdk_moves_port_binding_between_hosts(rig: Rig, member: Any) ->
         }
         port_record = admin.get_port(port)
         assert (port_record.binding_host_id, port_record.status) == (second.name, "ACTIVE")
-        with pytest.raises(openstack.exceptions.ConflictException, match="is the active one"):
+        with pytest.raises(openstack.exceptions.ConflictException, match="is active. Activate"):
             admin.delete_port_binding(port, second.name)
         admin.delete_port_binding(port, first.name)
         assert [port_binding.host for port_binding in admin.port_bindings(port)] == [second.name]

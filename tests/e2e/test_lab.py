@@ -111,7 +111,7 @@ def test_second_lab_up_changes_nothing_and_other_lab_is_refused(lab: LiveLab) ->
     result = lab.command("up", "2")
     assert (
         result.returncode == 1
-        and "is another one: 3 hosts" in result.stderr
+        and "has other settings: 3 hosts" in result.stderr
         and "./deploy/lab down" in result.stderr
     )
 

@@ -196,7 +196,7 @@ def test_up_with_memory_driver_has_networks_only_when_requested(absent_cloud: Li
             assert result.returncode == 0, result
             assert (
                 "[17/17]" in result.stdout
-                and "on paper only" in result.stdout
+                and "exist only in the database" in result.stdout
                 and "ssh -i" not in result.stdout
             )
             assert list_network_names(absent_cloud) == networks

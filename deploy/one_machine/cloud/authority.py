@@ -33,7 +33,7 @@ RENEW = 30 * DAY
 
 
 class Authority:
-    """A certificate authority.
+    """A certificate authority. The constructor makes a new authority if the folder has none.
 
     Args:
         folder: The folder of the authority and of all issued certificates.
@@ -60,10 +60,10 @@ class Authority:
             _write(self.path, unsigned.sign(key, hashes.SHA256()))
 
     def issue(self, name: str, *reached_at: str, valid: datetime.timedelta = YEARS) -> Tls:
-        """Return a certificate for these names and addresses.
+        """Return the files of the certificate ``name``, and issue a new certificate if necessary.
 
-        A new certificate is issued if the present certificate is missing, is for other names or
-        addresses, or expires within ``RENEW``. Servers and clients can use the certificate.
+        This is necessary if a file is missing, if the present certificate is for other names and
+        addresses, or if it expires within ``RENEW``. Servers and clients can use the certificate.
 
         Args:
             name: The subject, and the name of the files.

@@ -38,7 +38,7 @@ MAX_MESSAGE_BYTES = 17 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """The facts of one node.
+    """A RabbitMQ node: the folder, the listener and the users.
 
     Attributes:
         folder: The node's folder.
@@ -47,7 +47,7 @@ class Broker:
         password: The password of the user kilonova. Hosts and roles have derived passwords.
         address: The address for AMQP.
         hosts: The hosts that get users of their own. Roles get users only if there are hosts.
-        proof: The certificate. With one, AMQP is available over TLS only.
+        proof: The files of the certificate, for AMQP over TLS only, or None for plain text.
     """
 
     folder: Path
@@ -59,7 +59,7 @@ class Broker:
 
     @classmethod
     def of(cls, cloud: Cloud) -> Broker:
-        """Return the node of a cloud. ``lifecycle.prepare`` makes the password."""
+        """Return the node of a cloud. The password must exist: ``lifecycle.prepare`` makes it."""
         return cls(
             cloud.home / "broker",
             cloud.ports.broker,
@@ -128,7 +128,8 @@ class Broker:
         """Make the folder and the configuration.
 
         Returns:
-            True if the users changed. A running node then needs ``learn_users``.
+            True if the file with the users changed, also if it is new. A running node then needs
+            ``learn_users``. False without ``hosts``.
 
         Raises:
             Failure: RabbitMQ is not installed.
@@ -196,7 +197,11 @@ class Broker:
         return self.folder / "definitions.json"
 
     def learn_users(self) -> None:
-        """Import the users into the running node."""
+        """Import the users and their rights into the running node.
+
+        Raises:
+            Failure: The node does not run, or refuses the import.
+        """
         self.control("import_definitions", str(self._users))
 
     def _write(self, name: str, text: str) -> None:
@@ -228,9 +233,9 @@ class Broker:
             )
 
     def mapper_command(self) -> list[str]:
-        """Return the command of the port mapper in the foreground.
+        """Return the command that runs the port mapper in the foreground.
 
-        It must run before the node.
+        The port mapper must run before the node starts.
         """
         return [
             shutil.which("epmd", path="/usr/bin:/usr/local/bin") or "epmd",
@@ -241,7 +246,7 @@ class Broker:
         ]
 
     def command(self) -> list[str]:
-        """Return the command of the node in the foreground."""
+        """Return the command that runs the node in the foreground."""
         return [str(SCRIPTS / "rabbitmq-server")]
 
     def count_published(self) -> int:
@@ -259,6 +264,7 @@ class Broker:
 
         Raises:
             Failure: The command ends with an error.
+            TimeoutExpired: The command did not end within ``seconds``.
         """
         done = subprocess.run(
             [str(SCRIPTS / "rabbitmqctl"), *arguments],
@@ -273,8 +279,8 @@ class Broker:
         )
         if done.returncode != 0:
             raise Failure(
-                f"rabbitmqctl {arguments[0]}: {(done.stderr or done.stdout).strip()[-500:]}",
-                f"Look into the log of the broker below {self.folder}.",
+                f"rabbitmqctl {arguments[0]} failed: {(done.stderr or done.stdout).strip()[-500:]}",
+                f"See rabbitmq.log, the output of the node in {self.folder}.",
             )
         return done.stdout
 
@@ -282,8 +288,8 @@ class Broker:
 def definitions(broker: Broker) -> str:
     """Return the users and their rights as JSON, which the node loads at the start.
 
-    There is a user with narrow rights for each host and each role, and one with all rights for
-    people.
+    Each host and each role has a user with narrow rights. The user kilonova has all rights, for
+    operators.
     """
     own = identities.Identity("kilonova", broker.password, ".*", ".*", ".*")
     others = [

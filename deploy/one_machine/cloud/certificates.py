@@ -2,8 +2,9 @@
 """The certificates of a cloud whose hosts have addresses of their own.
 
 ``prepare`` in deploy/one_machine/cloud/lifecycle.py uses this module. All certificates are in the
-cloud's home. A cloud on loopback uses plain text. Invariant: only ``make`` imports more than the
-standard library, because ``./deploy/up`` installs the other packages first.
+cloud's home. A cloud on loopback (``Cloud.is_joined`` is False) uses plain text. Invariant: only
+``make`` imports more than the standard library, because ``./deploy/up`` imports this module before
+it installs the other packages.
 """
 
 from __future__ import annotations
@@ -39,7 +40,14 @@ class Files(NamedTuple):
 
 
 def of(cloud: Cloud, name: str) -> Files | None:
-    """Return the files of CONTROL, BROKER or a host, or None on loopback."""
+    """Return the paths of a certificate's files, or None for a cloud on loopback.
+
+    ``make`` creates the files.
+
+    Args:
+        cloud: The cloud.
+        name: CONTROL, BROKER or the name of a host.
+    """
     folder = cloud.home / "tls"
     return (
         Files(*(str(folder / f"{stem}.pem") for stem in (name, f"{name}-key", "ca")))
@@ -49,9 +57,13 @@ def of(cloud: Cloud, name: str) -> Files | None:
 
 
 def section(cloud: Cloud, name: str) -> dict[str, object]:
-    """Return the options of [tls] in a configuration file.
+    """Return the options of [tls] in a configuration file, without files on loopback.
 
     Plain text is permitted if the operator configured an external broker or database.
+
+    Args:
+        cloud: The cloud.
+        name: CONTROL or the name of a host.
     """
     files = of(cloud, name)
     plain = {"allow_plain_text": True} if cloud.broker_url or cloud.database_url else {}
@@ -68,7 +80,10 @@ def of_qemu(cloud: Cloud, host: str) -> Path:
 
 
 def of_volumes(cloud: Cloud) -> Path | None:
-    """Return the folder for the volume service's qemu-nbd, or None on loopback."""
+    """Return the folder with the certificates of the volume service's qemu-nbd.
+
+    For a cloud on loopback return None.
+    """
     return cloud.home / "tls" / "volumes" if cloud.is_joined else None
 
 
@@ -92,7 +107,7 @@ def make(cloud: Cloud) -> None:
 
 
 def install_qemu_files(folder: Path, authority: Authority, host: str, address: str) -> None:
-    """Issue a certificate for a host's QEMU into the folder.
+    """Issue a certificate for a host's QEMU, and copy its files into the folder.
 
     QEMU cannot use the agent's certificate, because QEMU runs as another user without access to the
     key.
@@ -109,7 +124,7 @@ def install_files(
         folder: The folder, which is created if necessary.
         files: The certificate.
         names: Kind of file, as in ``QEMU`` -> the names of the copies.
-        group: A group that may read the copies.
+        group: A group that may read the copies, or "" if only their owner may.
     """
     folder.mkdir(exist_ok=True)
     if group:

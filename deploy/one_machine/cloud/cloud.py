@@ -59,7 +59,7 @@ class Ports:
         return cls(*(base + number for number in (0, 1, 2, 3, 6, 7, 8, 9, 10, 11)))
 
     def taken(self) -> dict[str, int]:
-        """Return all ports by their purpose."""
+        """Return purpose -> port for all ports, including those of the broker's node."""
         return {
             "identity": self.identity,
             "image": self.image,
@@ -92,7 +92,7 @@ class Cloud:
         apart: True if no host is the machine itself, which is then the hosts' gateway, as in a lab.
         shared: True if the disks of all guests are in one folder.
         volumes: True with a volume service.
-        fencing_hook: The path of the fencing hook.
+        fencing_hook: The path of the fencing hook, or "" without one.
         options: (section, option, value) of kilonova.conf that replace or complete the generated
             options.
     """
@@ -185,7 +185,7 @@ class Cloud:
 
     @property
     def has_guests(self) -> bool:
-        """True if the servers run. Servers of the memory driver only exist in the database."""
+        """True if servers have real guests. With the driver memory they have none."""
         return self.driver == "libvirt"
 
     @property
@@ -198,7 +198,7 @@ class Cloud:
 
     @property
     def is_joined(self) -> bool:
-        """True if hosts have network namespaces of their own, which a bridge joins."""
+        """True if a host has a network namespace of its own. A bridge joins these namespaces."""
         return self.has_guests and self.has_networks and (self.apart or len(self.hosts) > 1)
 
     @property
@@ -207,13 +207,13 @@ class Cloud:
         return str(self.underlay.machine) if self.is_joined else "127.0.0.1"
 
     def host_address(self, number: int) -> str:
-        """Return the address of a host."""
+        """Return the address of a host, counted from 1. It is 127.0.0.1 unless ``is_joined``."""
         return str(self.underlay.address(number)) if self.is_joined else "127.0.0.1"
 
     def namespace(self, number: int) -> Path | None:
         """Return the file of a host's network namespace.
 
-        None: the host is in the machine's own namespace.
+        For a host in the machine's own namespace, and for number 0, return None.
         """
         name = self.underlay.namespace(number) if self.is_joined else None
         return NAMESPACES / name if name else None
@@ -221,7 +221,9 @@ class Cloud:
     def config(self, host: str | None = None, role: str = "") -> Path:
         """Return the path of the configuration file of a host's agent or of the control plane.
 
-        The roles with broker users of their own have files of their own.
+        Args:
+            host: The name of the host, or None for the control plane.
+            role: A role of ``configuration.ROLES``, or "" for the file of all other processes.
         """
         return (
             self.home
@@ -230,7 +232,7 @@ class Cloud:
         )
 
     def network_key(self, host: str) -> Path:
-        """Return the path of the key of a host's network agent."""
+        """Return the path of the file with the key of a host's network agent."""
         return self.home / "etc" / f"network-{host}.key"
 
     def log(self, name: str) -> Path:
@@ -241,7 +243,10 @@ class Cloud:
         return self.home / "secrets" / name
 
     def password(self, name: str) -> str:
-        """Return a password from ``PASSWORDS``."""
+        """Return a password from ``PASSWORDS``, read from its file.
+
+        ``lifecycle.prepare`` makes the files.
+        """
         return self.secret(name).read_text().strip()
 
     @property
@@ -278,19 +283,19 @@ def numbered(name: str, number: int) -> str:
 
 
 def _read_choice(name: str, *words: str) -> str | None:
-    """Return the value of an environment variable, or None.
+    """Return the value of an environment variable, or None if the variable is not set.
 
     Raises:
         Failure: The value is not in ``words``.
     """
     value = os.environ.get(name)
     if value not in (None, *words):
-        raise Failure(f"{name} is {value!r}.", f"Say {' or '.join(words)}, or leave it away.")
+        raise Failure(f"{name} is {value!r}.", f"Set {name} to {' or '.join(words)}, or unset it.")
     return value
 
 
 def _read_host_names() -> tuple[str, ...]:
-    """Return the names of the hosts: this machine, and more hosts, up to the number KILONOVA_HOSTS.
+    """Return the names of KILONOVA_HOSTS hosts (default 1). The first is this machine's name.
 
     Raises:
         Failure: KILONOVA_HOSTS is not a number from 1 to ``MOST_HOSTS``.

@@ -19,11 +19,11 @@ from deploy.one_machine.machine.libvirtd import uri
 ROLES = (API, SCHEDULER, CONSOLE)
 #: The port on which a host with a separate address receives live migrations.
 LIVE_MIGRATION_PORT = 16598
-HEAD = "# Made by deploy/up, which writes it again. Every option: deploy/samples/kilonova.conf\n"
+HEAD = "# Made by deploy/up, which overwrites this file at each start. All options: deploy/samples/kilonova.conf\n"
 
 
 def of_control_plane(cloud: Cloud, role: str = "") -> str:
-    """Return the configuration of the control plane's processes.
+    """Return the text of the configuration file of the control plane's processes.
 
     Invariant: no host may know the secrets, and only conductors have the secrets for commands and
     for image tickets.
@@ -85,7 +85,7 @@ def of_control_plane(cloud: Cloud, role: str = "") -> str:
 
 
 def of_host(cloud: Cloud, host: str, number: int) -> str:
-    """Return the configuration of a host's agent.
+    """Return the text of the configuration file of a host's agent.
 
     The URL of the broker is in the host's key file, unless the cloud has an external broker.
 
@@ -142,7 +142,10 @@ def _migration(cloud: Cloud, number: int) -> dict[str, object]:
 
 
 def clouds(cloud: Cloud) -> str:
-    """Return clouds.yaml for the users demo and admin, in JSON, which needs no YAML quoting."""
+    """Return the text of clouds.yaml for the users demo and admin.
+
+    The text is JSON, which is valid YAML and needs no YAML quoting.
+    """
 
     def entry(user: str, project: str) -> dict[str, object]:
         auth = {

@@ -30,8 +30,9 @@ from deploy.progress import Failure, private, run, wait
 def prepare(cloud: Cloud) -> None:
     """Make folders, secrets, certificates and configuration.
 
-    Existing files stay. Only the configuration is written again, because the configuration follows
-    from the facts of the cloud.
+    Existing passwords stay. Certificates stay until they are about to expire. The configuration,
+    the keys of the network agents and the broker's users are written again, because they follow
+    from the facts of the cloud. A running broker imports changed users.
     """
     for name in ("etc", "secrets", "data", "log", "run", "image"):
         (cloud.home / name).mkdir(parents=True, exist_ok=True)
@@ -75,16 +76,18 @@ def launch(
 ) -> None:
     """Start the supervisor with all processes, or bring a running supervisor up to date.
 
-    The broker and libvirt start first. Without them the other processes would wait before they
-    look again.
+    A running supervisor restarts programs with changed commands or environments, and stops programs
+    that are not in the list any more. Stopped processes and hosts without power start again. The
+    broker and libvirt start first, because without them the other processes would fail and wait
+    before they try again.
 
     Args:
-        cloud: The cloud.
+        cloud: The cloud, which ``prepare`` has prepared.
         programs: The programs to run, or None for ``processes.programs``.
-        broker_seconds: How long to wait for the broker.
+        broker_seconds: How long to wait for a new broker.
 
     Raises:
-        Failure: A process does not start.
+        Failure: The supervisor, the broker or a new process does not start in time.
     """
     new_programs = processes.programs(cloud) if programs is None else list(programs)
     if cloud.is_joined:
@@ -105,7 +108,10 @@ def launch(
     supervise.write(cloud.run, new_programs)
     supervisor = find_supervisor(cloud)
     if supervisor is None:
-        raise Failure("The supervisor has ended.", explain_failure(cloud, "supervise"))
+        raise Failure(
+            f"The supervisor of the cloud in {cloud.home} has ended.",
+            explain_failure(cloud, "supervise"),
+        )
     old_pids = {
         program.name: find_process(cloud, program.name)
         for program in new_programs
@@ -115,7 +121,7 @@ def launch(
     wait(
         lambda: all(find_process(cloud, name) not in (None, old) for name, old in old_pids.items()),
         120,
-        f"Not all of these start: {', '.join(old_pids)}",
+        f"Not all of these processes start: {', '.join(old_pids)}",
         lambda: explain_failure(cloud, "supervise"),
     )
 
@@ -152,6 +158,12 @@ def _await_broker(cloud: Cloud, seconds: float) -> None:
 def await_http(cloud: Cloud, name: str, url: str, seconds: float = 60) -> None:
     """Wait until the service answers at the URL without a server error.
 
+    Args:
+        cloud: The cloud.
+        name: The name of the process, for the message and its log.
+        url: The URL to request.
+        seconds: The longest time to wait.
+
     Raises:
         Failure: The service does not answer within this many seconds.
     """
@@ -165,15 +177,15 @@ def await_http(cloud: Cloud, name: str, url: str, seconds: float = 60) -> None:
 
 
 def shut_down(cloud: Cloud, seconds: float = 120) -> bool:
-    """Stop all processes, and remove all that they made in the kernel.
+    """Stop all processes, and remove the namespaces, devices and rules that they made.
 
-    This also cleans up after a cloud that was killed.
+    This also cleans up after a cloud that was killed. The files stay.
 
     Returns:
-        False if the cloud did not run.
+        False if the cloud did not run. The kernel was cleaned up in this case too.
 
     Raises:
-        Failure: Processes still run after this many seconds.
+        Failure: Processes still run after this many seconds, or a command that cleans up fails.
     """
     supervisor = find_supervisor(cloud)
     if supervisor is not None:
@@ -181,8 +193,8 @@ def shut_down(cloud: Cloud, seconds: float = 120) -> bool:
         wait(
             lambda: find_supervisor(cloud) is None,
             seconds,
-            "The processes do not stop",
-            f"See {cloud.log('supervise')}; kill process {supervisor} by hand.",
+            f"The processes of the cloud in {cloud.home} do not stop",
+            f"See {cloud.log('supervise')}; kill the supervisor, process {supervisor}, and run this again.",
         )
     if cloud.volume_folder.exists():
         # Exports outlive the volume service, as guests outlive their agent.
@@ -207,6 +219,6 @@ def purge(cloud: Cloud) -> None:
     if find_supervisor(cloud) is not None or not cloud.secret("broker").exists():
         raise Failure(
             f"{cloud.home} is not the home of a stopped cloud; nothing is removed.",
-            "See whether KILONOVA_HOME is right.",
+            "Check the value of KILONOVA_HOME. Stop a running cloud with ./deploy/down first.",
         )
     shutil.rmtree(cloud.home)

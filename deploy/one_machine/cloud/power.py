@@ -30,6 +30,11 @@ def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
 
     A host that is off stays off.
 
+    Args:
+        cloud: The cloud.
+        number: The number of the host, counted from 1.
+        seconds: How long to wait for the end of the processes.
+
     Raises:
         Failure: A process of the host still runs after this many seconds.
     """
@@ -41,9 +46,9 @@ def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
         part.replace(marker)
 
     def is_dead() -> bool:
-        """Kill the host's processes and return True if there were no processes.
+        """Kill the host's processes, and return True if none was left to kill.
 
-        This repeats, because the supervisor may start a process before reading the markers.
+        Why: the supervisor may start another process before it reads the markers.
         """
         living = _kill(_namespaces(cloud, number))
         return not living and not _is_started(cloud, names)
@@ -51,10 +56,10 @@ def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
     wait(
         is_dead,
         seconds,
-        f"Processes of {cloud.hosts[number - 1]} do not die",
+        f"Processes of host {cloud.hosts[number - 1]} do not die",
         lambda: (
-            f"They are {sorted(find_pids(_namespaces(cloud, number)))}; see what they wait for with "
-            "'cat /proc/NUMBER/stack', then run this again."
+            f"Their ids are {sorted(find_pids(_namespaces(cloud, number)))}. 'cat /proc/ID/stack' shows the kernel "
+            "function in which a process waits. Run this again once the processes have ended."
         ),
         pause=0.02,
     )
@@ -66,7 +71,12 @@ def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
 
 
 def on(cloud: Cloud, number: int, seconds: float = 30) -> None:
-    """Boot the host. A host that is on stays on.
+    """Boot the host. A host that is on stays on, and its cable is connected.
+
+    Args:
+        cloud: The cloud.
+        number: The number of the host, counted from 1.
+        seconds: How long to wait for the processes.
 
     Raises:
         Failure: A process does not start within this many seconds.
@@ -78,20 +88,24 @@ def on(cloud: Cloud, number: int, seconds: float = 30) -> None:
     wait(
         lambda: all(find_process(cloud, name) for name in names),
         seconds,
-        f"Not all of these start: {', '.join(names)}",
+        f"Not all of these processes start: {', '.join(names)}",
         lambda: explain_failure(cloud, "supervise"),
     )
 
 
 def is_on(cloud: Cloud, number: int) -> bool:
-    """True if a part of the host runs."""
+    """True if the host's network namespace exists, or if one of its processes runs."""
     return cloud.underlay.exists(number) or _is_started(cloud, processes.of_host(cloud, number))
 
 
 def sweep(cloud: Cloud, number: int) -> None:
-    """Remove from the kernel the objects of a host without processes.
+    """Remove the namespaces, devices and rules of a host whose programs have ended.
 
-    Number 0 is the gateway of a lab.
+    DHCP servers that the network agent left running are killed.
+
+    Args:
+        cloud: The cloud.
+        number: The number of the host, counted from 1, or 0 for the gateway of a lab.
     """
     if number == 0 or cloud.underlay.namespace(number) is None:
         run(
@@ -112,7 +126,10 @@ def sweep(cloud: Cloud, number: int) -> None:
 
 
 def find_pids(spaces: Iterable[Path]) -> set[int]:
-    """Return the ids of the processes in these network namespaces."""
+    """Return the ids of the processes in these network namespaces.
+
+    A namespace whose file does not exist is ignored.
+    """
     identities = {_read_identity(space) for space in spaces}
     return {
         int(process.name)
@@ -130,7 +147,7 @@ def _read_identity(space: Path) -> tuple[int, int] | None:
 
 
 def _namespaces(cloud: Cloud, number: int) -> list[Path]:
-    """Return the network namespaces of the host, of routers and of DHCP servers."""
+    """Return the files of the existing namespaces of the host, its routers and DHCP servers."""
     own = cloud.underlay.namespace(number)
     return [
         *NAMESPACES.glob(f"{own}"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the ports and URLs of this machine: is a port taken, and does a service answer?"""
+"""Checks of this machine's ports and URLs, for free ports and for services that answer."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ def answers(port: int, address: str = "127.0.0.1") -> bool:
 
 
 def http_answers(url: str, ca_file: str | None = None) -> bool:
-    """True if a service answers at the URL without a server error. The request uses no proxy.
+    """True if a service answers at the URL with a status below 500. The request uses no proxy.
 
     Args:
-        url: The URL.
-        ca_file: The certificate of the authority that signed the service's certificate.
+        url: The URL to request.
+        ca_file: The certificate of the authority that signed the service's certificate. Without
+            this, every https URL counts as silent.
     """
     # A default context would load all authorities of this machine for each request.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

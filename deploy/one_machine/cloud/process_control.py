@@ -19,7 +19,7 @@ from deploy.progress import Failure, wait
 def find_supervisor(cloud: Cloud) -> int | None:
     """Return the process id of the running supervisor, or None.
 
-    A living supervisor holds a lock.
+    A living supervisor holds a lock. None also means that it has not written its id yet.
     """
     try:
         with (cloud.run / "supervise.lock").open("r+") as lock:
@@ -33,7 +33,10 @@ def find_supervisor(cloud: Cloud) -> int | None:
 
 
 def find_process(cloud: Cloud, name: str) -> int | None:
-    """Return the id of the running process, or None."""
+    """Return the process id that the supervisor recorded, or None if the process does not run.
+
+    If the supervisor itself was killed, the id may be that of a process that has ended.
+    """
     try:
         return int((cloud.run / f"{name}.pid").read_text())
     except (FileNotFoundError, ValueError):
@@ -50,7 +53,7 @@ def kill(cloud: Cloud, name: str, number: int = signal.SIGKILL) -> int:
     """
     pid = find_process(cloud, name)
     if pid is None:
-        raise Failure(f"{name} does not run.", f"See {cloud.log('supervise')}.")
+        raise Failure(f"The process {name} does not run.", f"See {cloud.log('supervise')}.")
     os.kill(pid, number)
     return pid
 
@@ -65,13 +68,13 @@ def stop(cloud: Cloud, name: str, seconds: float = 30) -> None:
     wait(
         lambda: find_process(cloud, name) is None,
         seconds,
-        f"{name} does not stop",
+        f"The process {name} does not stop",
         f"See {cloud.log(name)}.",
     )
 
 
 def start(cloud: Cloud, name: str, seconds: float = 30) -> int:
-    """Let a stopped process run again and return the id.
+    """Let a stopped process run again and return the id, or 0 if it has ended again.
 
     Raises:
         Failure: The process does not run after this many seconds.
@@ -80,7 +83,7 @@ def start(cloud: Cloud, name: str, seconds: float = 30) -> int:
     wait(
         lambda: find_process(cloud, name) is not None,
         seconds,
-        f"{name} does not start",
+        f"The process {name} does not start",
         f"See {cloud.log(name)}.",
     )
     return find_process(cloud, name) or 0
@@ -93,15 +96,15 @@ def restart(cloud: Cloud, name: str) -> int:
 
 
 def explain_failure(cloud: Cloud, name: str) -> str:
-    """Return advice on a failing process: the last lines and the paths of the logs."""
+    """Return advice on a failing process: the last 5 lines of its log and the paths of the logs."""
     log = cloud.log(name)
     lines = (
-        log.read_text(errors="replace").strip().splitlines()[-5:] if log.exists() else ["nothing"]
+        log.read_text(errors="replace").strip().splitlines()[-5:] if log.exists() else ["(no log)"]
     )
     return "\n".join(
         [
-            f"The {name} said last:",
+            f"The last lines in the log of {name}:",
             *("  | " + line[:300] for line in lines),
-            f"More in {log} and {cloud.log('supervise')}; then run this again.",
+            f"See {log} and {cloud.log('supervise')}; then run this again.",
         ]
     )

@@ -39,10 +39,16 @@ def programs(cloud: Cloud) -> list[Program]:
 
 
 def make_environment(cloud: Cloud, host: str | None = None, role: str = "") -> dict[str, str]:
-    """Return the environment variables of the processes of a host or of a role.
+    """Return all environment variables of the processes of a host, of a role or of the rest.
 
-    There is no proxy, because the processes call only programs of this machine. The digest changes
-    with the configuration, so that the supervisor restarts processes with a changed configuration.
+    There is no proxy, because the processes call only programs of this machine.
+    KILONOVA_CONF_DIGEST changes with the configuration file, so that the supervisor restarts
+    processes with a changed configuration.
+
+    Args:
+        cloud: The cloud.
+        host: The name of the host, or None for a process of the control plane.
+        role: A role of ``configuration.ROLES``, or "".
     """
     config = cloud.config(host, role)
     digest = hashlib.sha256(config.read_bytes() if config.exists() else b"").hexdigest()[:8]
@@ -195,7 +201,10 @@ def end_exports_command(cloud: Cloud) -> list[str]:
 
 
 def network_parts(cloud: Cloud) -> list[tuple[int, str]]:
-    """Return number and name of each host with a network agent. A lab's gateway has number 0."""
+    """Return number and name of each host with a network agent. A lab's gateway has number 0.
+
+    The list is empty without networks or guests.
+    """
     if not (cloud.has_networks and cloud.has_guests):
         return []
     return [*([(0, GATEWAY)] if cloud.apart else []), *enumerate(cloud.hosts, 1)]
@@ -246,13 +255,16 @@ def _inside_command(cloud: Cloud, number: int) -> list[str]:
 
 
 def of_host(cloud: Cloud, number: int) -> list[str]:
-    """Return the names of the programs that belong to one host alone."""
+    """Return the names of the programs of one host: agent, libvirtd and network agent."""
     own = {numbered(name, number) for name in ("libvirtd", "network-host", "agent")}
     return [program.name for program in programs(cloud) if program.name in own]
 
 
 def clean_command(cloud: Cloud, number: int) -> list[str]:
-    """Return the command that removes the network agent's objects from the machine's kernel."""
+    """Return the command that removes the devices and rules of a stopped network agent.
+
+    They are in the machine's own namespace. Number 0 is the gateway of a lab.
+    """
     return [
         PYTHON,
         "-m",
@@ -266,7 +278,7 @@ def clean_command(cloud: Cloud, number: int) -> list[str]:
 def _module(
     cloud: Cloud, name: str, module: str, *arguments: object, network: Path | None = None
 ) -> Program:
-    """Return the program of an embedded service, in this network namespace."""
+    """Return the program of an embedded service, by default in the machine's own namespace."""
     return _program(
         cloud,
         name,

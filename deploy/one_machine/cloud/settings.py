@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that a running cloud was started with: they may not change during the run.
+"""The settings with which a running cloud was started, and which may not change during the run.
 
 deploy/one_machine/cloud/lifecycle.py writes them at the start of a cloud, and
 deploy/one_machine/preflight.py compares them. Facts that no variable sets may change, and the
@@ -21,9 +21,10 @@ FILE, HIDDEN = "settings.json", "#"
 
 
 def of(cloud: Cloud) -> dict[str, str]:
-    """Return the value of each variable in this cloud.
+    """Return environment variable -> this cloud's value, for all settings.
 
-    Values that may contain passwords are digests.
+    Values that may contain passwords are digests, which begin with ``HIDDEN``, and so is the value
+    of KILONOVA_PORT_BASE.
     """
     return {
         "KILONOVA_NETWORKS": "yes" if cloud.has_networks else "no",
@@ -37,15 +38,15 @@ def of(cloud: Cloud) -> dict[str, str]:
 
 
 def remember(cloud: Cloud) -> None:
-    """Store the settings with which the processes start."""
+    """Write this cloud's settings to the file that ``find_changes`` reads."""
     private_files.replace(cloud.run / FILE, json.dumps(of(cloud)))
 
 
 def find_changes(cloud: Cloud) -> list[str]:
-    """Return the variables that changed since the cloud was started.
+    """Return the variables that changed since the running cloud was started.
 
-    Each comes with the former value if that may be printed. The list is empty if the cloud does not
-    run.
+    An item is ``NAME=former value``, or only ``NAME`` if the value is a digest. The list is empty
+    if the cloud does not run.
     """
     path = cloud.run / FILE
     if find_supervisor(cloud) is None or not path.exists():

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from deploy.one_machine.machine.underlay import find_error
 
 FILTER, TUN = Path("/proc/sys/net/bridge/bridge-nf-call-iptables"), Path("/dev/net/tun")
-PRIVILEGED = "Run this where root may do that (in a container: --privileged)"
+PRIVILEGED = "Run this on a machine where root may do this (a container needs --privileged)"
 
 
 class Ability(Enum):
@@ -56,7 +56,7 @@ TRIED: dict[Ability, tuple[str, ...]] = {
 }
 WORDS = {
     Ability.NAMESPACES: "Namespaces cannot be made here",
-    Ability.MOUNTS: "Nothing can be mounted here",
+    Ability.MOUNTS: "Mounts cannot be made here",
     Ability.BRIDGES: "Networks cannot be made here",
     Ability.TAPS: "Guests' interfaces cannot be made here",
 }
@@ -75,21 +75,25 @@ class Lack(NamedTuple):
 
 
 def lack_of(*abilities: Ability) -> Lack | None:
-    """Return the first of these abilities that the machine lacks, or None."""
+    """Return the first of these abilities that the machine lacks, or None if it has all."""
     return next(filter(None, map(_find_lack, abilities)), None)
 
 
 @functools.cache
 def _find_lack(ability: Ability) -> Lack | None:
     if ability is Ability.ROOT:
-        return None if os.geteuid() == 0 else Lack("This is not root.", "Run it with sudo.")
+        return (
+            None
+            if os.geteuid() == 0
+            else Lack("This process does not run as root.", "Run it with sudo.")
+        )
     if ability is Ability.TAPS and (lack := _find_lack_of_devices()):
         return lack
     for command in TRIED[ability]:
         words = command.split()
         program = words[2] if words[1] == "--net" else words[0]
         if _is_there(program) and (error := find_error(words)):
-            return Lack(f"{WORDS[ability]}: '{command}' says: {error}", f"{PRIVILEGED}.")
+            return Lack(f"{WORDS[ability]}: '{command}' failed: {error}", f"{PRIVILEGED}.")
     return None
 
 
@@ -97,12 +101,12 @@ def _find_lack_of_devices() -> Lack | None:
     if not FILTER.exists() and (error := find_error(["modprobe", "--dry-run", "br_netfilter"])):
         return Lack(
             f"The kernel has no br_netfilter, which security groups need: {error}",
-            "Load it ('modprobe br_netfilter', in a container on its host).",
+            "Load the module with 'modprobe br_netfilter'. For a container, load it on the container's host.",
         )
     if not TUN.exists():
         return Lack(
             f"There is no {TUN}, which guests' interfaces need.",
-            "Load it ('modprobe tun'); give it to a container.",
+            f"Load the module with 'modprobe tun'. Pass {TUN} to a container.",
         )
     return None
 

@@ -43,7 +43,10 @@ def become(network: Path, host: str, boot_id: Path, hidden: list[str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     with network.open("rb") as file:
         _check(libc.setns(file.fileno(), CLONE_NEWNET), f"cannot enter {network}")
-    _check(libc.unshare(CLONE_NEWNS | CLONE_NEWUTS), "no namespace can be made; it takes root")
+    _check(
+        libc.unshare(CLONE_NEWNS | CLONE_NEWUTS),
+        "cannot make namespaces for mounts and host name, which needs root",
+    )
     socket.sethostname(host)
     # Unmounts outside also happen here. Otherwise this process would keep removed namespaces alive.
     subprocess.run(["mount", "--make-rslave", "/"], check=True)
@@ -66,5 +69,7 @@ if __name__ == "__main__":
     try:
         become(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4:end])
     except (OSError, subprocess.CalledProcessError) as problem:
-        sys.exit(f"{sys.argv[2]}: {problem}; run ./deploy/up, or ./deploy/lab up, again")
+        sys.exit(
+            f"A process of host {sys.argv[2]} cannot start: {problem}. Run ./deploy/up, or ./deploy/lab up, again."
+        )
     os.execvp(sys.argv[end + 1], sys.argv[end + 1 :])

@@ -6,8 +6,8 @@ to, and ``stop`` ends libvirtd and the guests.
 
 libvirtd's folders are fixed at compile time, so libvirtd runs in a mount namespace in which they
 are folders of ``state_dir``. The first process of a PID namespace reaps children (libvirt waits for
-QEMU to vanish) and restarts daemons that die. Guests run as Debian's user for QEMU, and libvirt
-gives them their files.
+QEMU to vanish) and restarts daemons that die. Guests run as Debian's user for QEMU. libvirt makes
+this user the owner of a guest's files.
 
 ``serve`` can also make another host of this machine, with a network namespace for the guests'
 devices, a host name, and an address for live migrations. libvirtd itself only listens on a socket
@@ -83,6 +83,8 @@ def start(
 ) -> str:
     """Start libvirtd unless it runs, wait until connections are accepted, and return the URI.
 
+    For a running libvirtd the last three arguments are ignored.
+
     Args:
         state_dir: The folder of this libvirtd.
         seconds: How long to wait.
@@ -96,14 +98,14 @@ def start(
     folder = Path(state_dir).resolve()
     missing = [daemon for daemon in DAEMONS if shutil.which(daemon, path=_path()) is None]
     if missing:
-        raise Failed(f"{', '.join(missing)} not found: install {PACKAGES}")
+        raise Failed(f"the programs {', '.join(missing)} are missing: install {PACKAGES}")
     try:
         pwd.getpwnam(QEMU_USER)
     except KeyError as problem:
         raise Failed(f"there is no user {QEMU_USER} for guests: install {PACKAGES}") from problem
     if len(str(folder)) > LONGEST_STATE_DIR:
         raise Failed(
-            f"{folder} is too long for socket paths: take a folder of at most {LONGEST_STATE_DIR} letters"
+            f"the path {folder} is too long for the sockets there: use a path of at most {LONGEST_STATE_DIR} letters"
         )
     serving = (
         None if is_running(folder) else _serve_in_background(folder, host, [address, certificates])
@@ -116,7 +118,7 @@ def start(
             )
             raise Failed(
                 f"libvirtd does not answer: see {folder}/libvirtd.out, which ends with {last_line}, and "
-                f"{folder}/log. It needs the right to make namespaces (root; in a container --privileged)"
+                f"{folder}/log; libvirtd needs the right to make namespaces (root; in a container --privileged)"
             )
         time.sleep(0.05)
     return uri(folder)
@@ -151,7 +153,9 @@ def stop(state_dir: str | Path, seconds: float = 30) -> None:
     while is_running(folder) or _is_serving(pid):
         left = deadline - time.monotonic()
         if left < -5:
-            raise Failed(f"libvirtd below {folder} does not end: its process is in {folder}/lock")
+            raise Failed(
+                f"libvirtd of {folder} does not end: kill the process whose id is in {folder}/lock"
+            )
         pid = int((folder / "lock").read_text().strip() or 0)
         if is_running(folder) and _is_serving(pid):
             _signal(pid, signal.SIGTERM if left > 0 else signal.SIGKILL)
@@ -261,7 +265,10 @@ def configure(state_dir: Path, address: str = "", certificates: str = "") -> Non
 
 
 def _run_first_process(state_dir: Path, own_network: bool = False) -> int:
-    """Mount the folders, start the daemons, and reap processes until SIGTERM or SIGINT."""
+    """Mount the folders, start the daemons, and reap processes until SIGTERM or SIGINT.
+
+    A daemon that dies is started again.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _mount("--make-rprivate", "/")
     _mount("-t", "proc", "proc", "/proc")
@@ -287,7 +294,11 @@ def _run_first_process(state_dir: Path, own_network: bool = False) -> int:
 
 
 def _give_kvm(node: Path) -> None:
-    """Give guests a /dev/kvm that their group may open, if only root may open the machine's."""
+    """Mount a /dev/kvm that the guests' group may open, unless the group may open the machine's.
+
+    Args:
+        node: The path of the new device file.
+    """
     group = grp.getgrnam(QEMU_GROUP).gr_gid
     if not KVM.exists() or _can_open(KVM.stat(), group):
         return
@@ -321,7 +332,7 @@ def _unshare(flags: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(flags) != 0:
         raise Failed(
-            f"no namespaces: {os.strerror(ctypes.get_errno())}; run as root (in a container: --privileged)"
+            f"namespaces cannot be made: {os.strerror(ctypes.get_errno())}; run as root (in a container: --privileged)"
         )
 
 
@@ -332,7 +343,9 @@ def _enter_host(network: Path, name: str) -> None:
     except FileNotFoundError as problem:
         raise Failed(f"there is no network namespace {network}: run ./deploy/up again") from problem
     if left != 0:
-        raise Failed(f"{network} cannot be entered: {os.strerror(ctypes.get_errno())}; run as root")
+        raise Failed(
+            f"the network namespace {network} cannot be entered: {os.strerror(ctypes.get_errno())}; run as root"
+        )
     _unshare(CLONE_NEWUTS)
     socket.sethostname(name)
 

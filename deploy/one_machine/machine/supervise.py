@@ -59,7 +59,7 @@ class Program:
 
 
 def write(folder: Path, programs: list[Program]) -> None:
-    """Write the list of programs for the supervisor of this folder."""
+    """Write processes.json, which the supervisor reads at its start and after SIGHUP."""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / "processes.json.new"
     part.touch(mode=0o600)
@@ -68,7 +68,7 @@ def write(folder: Path, programs: list[Program]) -> None:
 
 
 def read(folder: Path) -> list[Program]:
-    """Return the list of programs."""
+    """Return the list of programs in processes.json of this folder."""
     return [Program(**item) for item in json.loads((folder / "processes.json").read_text())]
 
 
@@ -100,7 +100,10 @@ class Supervised:
             self._start(moment)
 
     def stop(self) -> None:
-        """Stop the program: SIGTERM, and after the grace SIGKILL to the process group."""
+        """Stop the program: SIGTERM to the process, and at its end SIGKILL to the process group.
+
+        The SIGKILL comes after ``grace`` seconds at the latest.
+        """
         self.ask()
         self.end()
 
@@ -110,7 +113,10 @@ class Supervised:
             self._process.terminate()
 
     def end(self) -> None:
-        """Wait for the end of the process, kill the process group, and remove the pid file."""
+        """Wait for the end of the process, kill the process group, and remove the pid file.
+
+        A process that runs after ``grace`` seconds is killed. Without a process do nothing.
+        """
         if self._process is None:
             return
         try:
@@ -131,7 +137,7 @@ class Supervised:
         )
         self._not_before = moment + self._pause
         say(
-            f"{self.program.name} ended with {self._process.returncode}, again in {self._pause:.1f} s; "
+            f"{self.program.name} ended with {self._process.returncode} and restarts in {self._pause:.1f} s; "
             f"see {self.program.log}"
         )
         self._clear_group()
@@ -171,7 +177,7 @@ class Supervised:
         except OSError as problem:
             self._pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, self._pause * 2))
             self._not_before = moment + self._pause
-            say(f"{program.name} cannot be started: {problem}")
+            say(f"{program.name} cannot be started, next try in {self._pause:.1f} s: {problem}")
             return
         self._pid_file.write_text(f"{self._process.pid}\n")
         say(f"{program.name} started as {self._process.pid}")
@@ -232,7 +238,10 @@ def _reload(processes: list[Supervised], folder: Path) -> list[Supervised]:
 
 
 def main() -> int:
-    """Supervise the folder if no other supervisor holds the lock."""
+    """Supervise the folder of the command line until SIGTERM or SIGINT, and return the exit status.
+
+    The status is 1 if another supervisor holds the lock of the folder.
+    """
     os.umask(UMASK)
     # Signals are blocked before the lock shows other processes that they may send some.
     signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)
@@ -241,7 +250,7 @@ def main() -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"another supervisor has {folder}", file=sys.stderr)
+            print(f"another supervisor runs for {folder}", file=sys.stderr)
             return 1
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")

@@ -44,7 +44,9 @@ table inet {table} {{
 }}
 """
 UP, IFF_UP = "tunnel", 1
-ADVICE = "It takes root and the right to make network namespaces (in a container: --privileged)."
+ADVICE = (
+    "Run this as root, with the right to make network namespaces (in a container: --privileged)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,11 @@ class Underlay:
         return self._network[1]
 
     def address(self, number: int) -> IPv4Address:
-        """Return the address of a host, counted from 1. Tunnels end there."""
+        """Return the address of a host, which is the end of its tunnels.
+
+        Args:
+            number: The number of the host, counted from 1. In a lab, 0 is the gateway.
+        """
         return self._network[number + self.apart]
 
     def namespace(self, number: int) -> str | None:
@@ -103,7 +109,9 @@ class Underlay:
         return self.home / "run" / f"boot-{number}"
 
     def make(self, hosts: int) -> None:
-        """Join this many hosts. Existing objects stay.
+        """Make the bridge, and boot this many hosts and connect their cables.
+
+        Existing objects stay. Without a host with a namespace of its own do nothing.
 
         Raises:
             Failure: The kernel lacks a feature, or the process lacks the rights.
@@ -120,7 +128,10 @@ class Underlay:
             self.join(number)
 
     def join(self, number: int) -> None:
-        """Boot a stopped host: make the namespace and join the host to the bridge."""
+        """Boot a stopped host: make its namespace, boot id and cable, and connect the cable.
+
+        For a host that is on, only missing objects are made, and the cable is connected.
+        """
         name, outside = f"{self.bridge}-{number}", self.cable(number)
         if not self.exists(number):
             if (NAMESPACES / name).exists():
@@ -160,7 +171,7 @@ class Underlay:
             _ip("-netns", name, "link", "set", device, "up")
 
     def exists(self, number: int) -> bool:
-        """True if the host's namespace exists. A file under the name is not enough."""
+        """True if the host's namespace exists. A leftover file in /run/netns does not count."""
         return _succeeds("ip", "-netns", f"{self.bridge}-{number}", "link", "show", "lo")
 
     def plug(self, number: int, is_in: bool) -> None:
@@ -173,7 +184,7 @@ class Underlay:
         return flags.exists() and bool(int(flags.read_text(), 16) & IFF_UP)
 
     def remove_host(self, number: int) -> None:
-        """Remove a host's namespace with the content, if there is a namespace."""
+        """Remove a host's namespace, with all devices in it, and its cable, if they exist."""
         if (NAMESPACES / f"{self.bridge}-{number}").exists():
             _ip("netns", "delete", f"{self.bridge}-{number}")
         # The pair may disappear with the namespace at this moment.
@@ -196,7 +207,10 @@ class Underlay:
         return _part(TUNNELS, self.port)
 
     def _guard(self, device: str, namespace: str | None = None) -> None:
-        """Load the rules that drop foreign packets. This comes before any program can listen."""
+        """Load rules that drop packets to the cloud's addresses from devices other than ``device``.
+
+        Invariant: the rules are loaded before a program can listen at these addresses.
+        """
         rules = GUARD.format(table=self.bridge, device=device, part=self._network)
         run([*(["ip", "netns", "exec", namespace] if namespace else []), "nft", rules], ADVICE)
 

@@ -2,9 +2,9 @@
 """A SQLite file with engine, tables and two kinds of transaction.
 
 Each embedded service opens one `Database` per process, after gunicorn has forked. Invariant: every
-writing transaction begins IMMEDIATE, because a deferred one fails beside another writer. A
-write that was answered is on the disk (synchronous=FULL). Only the owner can read the file, because
-of the password hashes.
+writing transaction begins IMMEDIATE, because a deferred transaction fails when another connection
+writes. A committed write is on the disk (synchronous=FULL). Only the owner can read the file,
+because of the password hashes.
 """
 
 import os
@@ -42,15 +42,15 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """Yield a connection that sees one state of the database."""
+        """Yield a connection for reading, whose queries all see the same state of the database."""
         with self._reader.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """Yield the connection of a transaction.
+        """Yield the connection of a writing transaction.
 
-        The transaction commits if the block succeeds, and else rolls back.
+        The transaction commits if the block succeeds, and otherwise rolls back.
         """
         with self._writer.begin() as connection:
             yield connection

@@ -18,11 +18,16 @@ RETRIED = (403, 423, 425)
 
 
 class Later(Exception):
-    """The other service cannot answer now. The caller must try again later."""
+    """Another service cannot answer a request now. The caller must try again later."""
 
 
 def session_of(identity: DbValues, timeout_seconds: float) -> Session:
-    """Return a session of the service's own user, from the options of `guard.identity_of`."""
+    """Return a session that authenticates as the embedded service's own user.
+
+    Args:
+        identity: The options from `guard.identity_of`.
+        timeout_seconds: The longest wait for a response, for each request.
+    """
     names = ("auth_url", "username", "password", "project_name")
     plugin = v3.Password(
         user_domain_id="default",
@@ -41,10 +46,10 @@ class ExternalService:
         self._session, self._fixed = session, url
 
     def url(self) -> str:
-        """Return the URL, or "" if the catalogue has no URL.
+        """Return the URL without a slash at the end, or "" if the catalogue has no URL.
 
         Raises:
-            ClientException: The identity service does not answer.
+            ClientException: There is no fixed URL, and the identity service does not answer.
         """
         url = self._fixed or self._session.get_endpoint(service_type=self.kind)
         return str(url or "").rstrip("/")
@@ -53,16 +58,18 @@ class ExternalService:
         """Send a request as the service's own user.
 
         Raises:
-            Later: There is no response, or a response that may differ later (401, 408, 429, 5xx).
+            Later: There is no response, or a status that may differ later (401, 408, 429, 5xx).
         """
         try:
             response = self._session.request(
                 f"{self.url()}{path}", method, raise_exc=False, redirect=False, **options
             )
         except (exceptions.ClientException, OSError) as error:
-            raise Later(f"the {self.kind} service: {type(error).__name__}") from error
+            raise Later(
+                f"the {self.kind} service does not answer: {type(error).__name__}"
+            ) from error
         if response.status_code >= 500 or response.status_code in (401, 408, 429):
-            raise Later(f"the {self.kind} service answers {response.status_code}")
+            raise Later(f"the {self.kind} service answers with status {response.status_code}")
         return response
 
 
@@ -86,16 +93,20 @@ class ComputeEvents(ExternalService):
                 headers={"OpenStack-API-Version": "compute 2.93"},
             )
         except Later as error:
-            LOG.warning("Cannot send %d events: %s", len(events), error)
+            LOG.warning(
+                "Cannot send %d events to the compute service, will retry: %s", len(events), error
+            )
             return False
         if response.status_code in RETRIED:
             LOG.warning(
-                "The compute service answered %d to %d events.", response.status_code, len(events)
+                "The compute service answered with status %d to %d events, will retry",
+                response.status_code,
+                len(events),
             )
             return False
         if response.status_code not in (200, 207, 404, 422):
             LOG.error(
-                "The compute service refuses %d events (%d): %s",
+                "The compute service refuses %d events for good (status %d): %s",
                 len(events),
                 response.status_code,
                 response.text[:200],

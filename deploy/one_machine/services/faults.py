@@ -29,11 +29,12 @@ class FaultTable:
         }
 
     def fault(self, kind: str, **words: object) -> Fault:
-        """Return the error of this kind.
+        """Return the error of this kind. The caller raises it.
 
         Args:
-            kind: A key of the table.
-            words: The values for all words in braces of the message.
+            kind: A kind of the table. An unknown kind is a bug.
+            words: The values for all words in braces of the message. They are cut to
+                ``MAX_WORD_LENGTH``.
         """
         status, message = self._faults[kind]
         cut = {name: str(word)[:MAX_WORD_LENGTH] for name, word in words.items()}

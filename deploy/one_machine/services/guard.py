@@ -3,8 +3,8 @@
 
 The middleware validates tokens at the identity service as the user kilonova, and
 `HeaderAuthentication` makes a caller of the result. The password comes from a file or from
-KILONOVA_SERVICE_PASSWORD. The password is never an argument, which every user of the machine can
-read.
+KILONOVA_SERVICE_PASSWORD. The password is never a command-line argument, because every user of the
+machine can read arguments.
 """
 
 import argparse
@@ -40,10 +40,11 @@ def add_identity_options(parser: argparse.ArgumentParser) -> None:
 
 
 def identity_of(options: argparse.Namespace) -> Body:
-    """Return the options for keystonemiddleware.
+    """Return the options for keystonemiddleware, with the password of the service's user.
 
     Raises:
         SystemExit: There is no password.
+        OSError: The password file cannot be read.
     """
     return {
         "auth_type": "password",
@@ -64,6 +65,8 @@ def identity_of(options: argparse.Namespace) -> Body:
 
 def add_authentication(app: App, identity: Body, is_open: Callable[[str], bool]) -> WSGIApplication:
     """Return the app behind keystonemiddleware. Requests to open paths go to the app directly.
+
+    If the identity service does not answer, the response is 503.
 
     Args:
         app: The app.
@@ -109,12 +112,15 @@ class Caller:
 
     @property
     def is_service(self) -> bool:
-        """True for another service, for example the compute service."""
+        """True if a service, for example the compute service, sends the request.
+
+        A service sends a user's token with a service token, or its own token.
+        """
         return self.has_service_token or "service" in self.roles
 
     @property
     def may_write(self) -> bool:
-        """True with a project and a role that may do more than read."""
+        """True if the token has a project and one of the roles ``WRITERS``."""
         return bool(self.project_id and self.roles & self.WRITERS)
 
 

@@ -41,13 +41,13 @@ COMPARISONS: Mapping[str, Callable[[ColumnElement[str], str], ColumnElement[bool
 
 
 def values_of(query: Query, name: str) -> list[str]:
-    """Return all values of a query parameter."""
+    """Return all values of a query parameter. The list is empty if the parameter is missing."""
     values = query.get(name, [])
     return [values] if isinstance(values, str) else list(values)
 
 
 def value_of(query: Query, name: str, default: str = "") -> str:
-    """Return the last value of a query parameter."""
+    """Return the last value of a query parameter, or ``default`` if the parameter is missing."""
     return (values_of(query, name) or [default])[-1]
 
 
@@ -59,7 +59,7 @@ def number_of(name: str, value: str, maximum: int = 2**62) -> int:
     """
     if not (value.isascii() and value.isdigit() and len(value) < 20 and int(value) <= maximum):
         raise falcon.HTTPBadRequest(
-            description=f"Invalid input for '{name}': it must be a number from 0 on."
+            description=f"Invalid input for '{name}': the value must be a number from 0 to {maximum}."
         )
     return int(value)
 
@@ -67,8 +67,10 @@ def number_of(name: str, value: str, maximum: int = 2**62) -> int:
 def sort_words(query: Query) -> list[tuple[str, str]]:
     """Return pairs of name and direction for the order of a list.
 
-    They come from `sort=name:direction,...`, or else from `sort_key` and `sort_dir`. Without these,
-    the newest rows come first. A direction may be "".
+    They come from `sort=name:direction,...`, or else from `sort_key` and `sort_dir`. Without
+    `sort_key`, the name is created_at. If there are fewer directions than names, the last direction
+    applies to the other names. The default is desc. In `sort` a direction may be missing, and is
+    then "". Names and directions are not checked.
     """
     if "sort" in query:
         words = [word for text in values_of(query, "sort") for word in text.split(",")]
@@ -79,13 +81,25 @@ def sort_words(query: Query) -> list[tuple[str, str]]:
 
 
 def compare(column: ColumnElement[str], verb: str, value: str) -> ColumnElement[bool] | None:
-    """Return the condition for a filter such as `gt:value`, or None if the verb is unknown."""
+    """Return the condition for a filter such as `gt:value`, or None if the verb is unknown.
+
+    Args:
+        column: The column to compare.
+        verb: A key of ``COMPARISONS``, for example "gt".
+        value: The value to compare with.
+    """
     operation = COMPARISONS.get(verb)
     return None if operation is None else operation(column, value)
 
 
 def contains(column: ColumnElement[Any], value: str, key: str | None = None) -> ColumnElement[bool]:
-    """Return the condition that a JSON list, or the given key of a JSON object, has this value."""
+    """Return the condition that a JSON column contains this value.
+
+    Args:
+        column: A JSON list or object.
+        value: The value.
+        key: The key of the object that must have the value, or None for any item or key.
+    """
     each = func.json_each(column).table_valued("key", "value")
     keys = select(each.c.key).where(each.c.value == value)
     return (keys if key is None else keys.where(each.c.key == key)).exists()
@@ -109,7 +123,10 @@ def collect(
 def select_page(
     statement: DbSelect, table: Table, keys: SortKeys, marker: DbRow | None
 ) -> DbSelect:
-    """Return the statement in the order of `keys`, with only the rows after `marker`."""
+    """Return the statement in the order of `keys`, with only the rows after `marker`.
+
+    Without a marker the statement starts at the first row. The caller adds the limit.
+    """
 
     def nothing(name: str) -> int | str:
         return 0 if isinstance(table.c[name].type, Integer | Boolean) else ""

@@ -25,15 +25,15 @@ class SetLimits:
     def of(
         self, connection: Connection, project_id: str, defaults: Mapping[str, int]
     ) -> dict[str, int]:
-        """Return all limits of a project.
+        """Return the limit of each resource in `defaults`: the project's own, or the default.
 
-        Resources without a default have no limit and are left out.
+        Stored limits of other resources are left out.
         """
         own = connection.execute(select(self.table).where(self.table.c.project_id == project_id))
         return {**defaults, **{row.resource: row.limit for row in own if row.resource in defaults}}
 
     def change(self, connection: Connection, project_id: str, limits: Mapping[str, int]) -> None:
-        """Set these limits. Other limits stay."""
+        """Store these limits for a project. Its other limits stay."""
         for resource, limit in limits.items():
             row = insert(self.table).values(project_id=project_id, resource=resource, limit=limit)
             connection.execute(

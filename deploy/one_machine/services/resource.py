@@ -40,7 +40,7 @@ AnyService = Any
 
 @dataclass
 class Transaction:
-    """An open transaction."""
+    """An open transaction, with shortcuts for queries."""
 
     connection: Connection
 
@@ -49,7 +49,7 @@ class Transaction:
         return self.first(select(table).where(table.c.id == key))
 
     def get_existing(self, table: Table, key: str) -> DbRow:
-        """Return the row with this id, to which another row refers."""
+        """Return the row with this id, which must exist, because another row refers to it."""
         return self.execute(select(table).where(table.c.id == key)).one()
 
     def remove(self, table: Table, key: str) -> None:
@@ -82,7 +82,7 @@ class Transaction:
 
 
 def moment() -> str:
-    """Return the present time in the format of the image and network APIs."""
+    """Return the present time in the format of the image and network APIs (UTC, in seconds)."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -94,7 +94,7 @@ class Handler(Generic[Service]):
 
 
 class ResourceService(Protocol):
-    """The service of a resource."""
+    """The methods of a service object that the falcon resources here call."""
 
     @property
     def database(self) -> Database:
@@ -132,25 +132,42 @@ class Resource:
         return true()
 
     def admit(self, caller: AnyCaller, action: str, key: str = "") -> None:
-        """Refuse a caller who may not list, create, show, update or delete any row.
+        """Refuse a caller who may not do this action with any row. `admit_to` checks the row later.
+
+        Args:
+            caller: The caller.
+            action: list, create, show, update or delete.
+            key: The id in the path, or "" for list and create.
 
         Raises:
             HTTPForbidden: The caller may not do this. Subclasses raise the error of their service.
         """
 
     def admit_to(self, caller: AnyCaller, action: str, row: DbRow) -> None:
-        """Refuse a caller who may not update or delete this row.
+        """Refuse a caller who may not do this action with this row.
+
+        Args:
+            caller: The caller.
+            action: update or delete.
+            row: The row, which the caller may see.
 
         Raises:
             HTTPForbidden: The caller may not do this. Subclasses raise the error of their service.
         """
 
     def not_found(self, key: str) -> falcon.HTTPError:
-        """Return the 404 error for this id."""
+        """Return the 404 error for this id. The caller of the method raises it."""
         raise NotImplementedError
 
     def conflict(self, action: str, error: IntegrityError) -> falcon.HTTPError:
-        """Return the error for a violated constraint of the database, or raise the given one."""
+        """Return the API's error for a violated constraint of the database.
+
+        By default, raise `error`, which gives a 500.
+
+        Args:
+            action: create, update or delete.
+            error: The database's error.
+        """
         raise error
 
     def validate(self, caller: AnyCaller, body: object, *, new: bool) -> Body:
@@ -168,15 +185,15 @@ class Resource:
         raise NotImplementedError
 
     def show(self, req: falcon.Request, row: DbValues) -> Body:
-        """Return a row as the API shows it."""
+        """Return the object in a response for a row of `select`."""
         raise NotImplementedError
 
     def brief(self, req: falcon.Request, row: DbValues) -> Body:
-        """Return a row as a list without details shows it."""
+        """Return the short form of `show` for a list without details."""
         raise NotImplementedError
 
     def page(self, service: AnyService, req: falcon.Request) -> tuple[list[DbRow], Body]:
-        """Return the rows of a page, and the other fields of the body, for example links.
+        """Return the rows of the requested page, and more fields of the body, for example links.
 
         Raises:
             HTTPBadRequest: A parameter of the query is invalid.
@@ -184,11 +201,11 @@ class Resource:
         raise NotImplementedError
 
     def create(self, change: AnyChange, caller: AnyCaller, body: Body) -> str:
-        """Create an object and return the id."""
+        """Create an object from a body of `validate`, and return the id."""
         raise NotImplementedError
 
     def update(self, change: AnyChange, caller: AnyCaller, row: DbRow, body: Body) -> None:
-        """Change an object."""
+        """Change an object with a body of `validate`."""
         raise NotImplementedError
 
     def delete(self, change: AnyChange, caller: AnyCaller, row: DbRow) -> None:
@@ -210,7 +227,7 @@ class Resource:
 
 
 class Collection:
-    """GET and POST of a plural."""
+    """GET and POST of the path of a resource's plural, which list and create objects."""
 
     def __init__(self, service: ResourceService, resource: Resource) -> None:
         self._service, self._resource = service, resource
@@ -233,7 +250,7 @@ class Collection:
         items = part_of(body, resource.collection) if is_bulk else [part_of(body, resource.name)]
         if not isinstance(items, list) or not 0 < len(items) <= MAX_BULK:
             raise falcon.HTTPBadRequest(
-                description=f"'{resource.collection}' must be a list of 1 to {MAX_BULK}."
+                description=f"'{resource.collection}' must be a list of 1 to {MAX_BULK} objects."
             )
         bodies = [resource.validate(caller, item, new=True) for item in items]
         try:
@@ -260,7 +277,10 @@ class Collection:
 
 
 class BriefCollection(Collection):
-    """GET (brief) and POST of a plural, and GET .../detail."""
+    """GET and POST of the path of a resource's plural, and GET .../detail.
+
+    The first GET lists short forms of the objects, and .../detail lists whole objects.
+    """
 
     def on_get_detail(self, req: falcon.Request, resp: falcon.Response) -> None:
         super().on_get(req, resp)

@@ -4,9 +4,9 @@
 Only this module brings bodies to their canonical form and validates them.
 
 A schema may contain two keys beside the keys of JSON Schema. A `format` of FORMATS converts a value
-to its canonical form before the validation: "TRUE" becomes true, an address becomes the shortest
-spelling. `null_is` replaces null. An invalid body raises a 400 that names the field and never
-repeats the value, which may be a secret. Handlers only get values of the right type.
+to its canonical form before the validation. For example, "TRUE" becomes true, and an address gets
+its shortest spelling. `null_is` replaces null. An invalid body raises a 400 that contains the
+field's name and never the value, which may be a secret. Handlers only get values of the right type.
 """
 
 import copy
@@ -99,7 +99,7 @@ def mapping(properties: Mapping[str, Document], *required: str, others: bool = F
 
 
 def nullable(document: Document) -> Document:
-    """Return the schema extended by null."""
+    """Return the schema that also accepts null."""
     enum = {"enum": [None, *document["enum"]]} if "enum" in document else {}
     return {**document, "type": ["null", document["type"]], **enum}
 
@@ -110,7 +110,7 @@ TRUTH = {"type": "boolean", "format": "boolean"}
 
 
 class BodySchema:
-    """A compiled schema."""
+    """A compiled JSON schema, which also converts values to their canonical form."""
 
     def __init__(self, document: Document) -> None:
         self._document = document

@@ -67,7 +67,10 @@ class RequestLog:
 
 
 def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
-    """Give an error the body of Keystone's API, which openstacksdk accepts from any service."""
+    """Set the body of an error response in Keystone's form.
+
+    openstacksdk accepts this form from any service.
+    """
     title = HTTPStatus(error.status_code).phrase
     message = error.description or f"{title}."
     answer(resp, {"error": {"code": error.status_code, "title": title, "message": message}})
@@ -76,10 +79,10 @@ def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPEr
 def answer_unexpected(
     req: falcon.Request, resp: falcon.Response, error: Exception, params: object
 ) -> None:
-    """Log a bug with its traceback, and answer only with the id of the log line."""
-    LOG.error("%s failed", req.context.id, exc_info=error)
+    """Log an unexpected exception with its traceback, and answer 500 with the request id only."""
+    LOG.error("request %s failed unexpectedly", req.context.id, exc_info=error)
     raise falcon.HTTPInternalServerError(
-        description=f"Unexpected error; the log of {req.context.id} says more."
+        description=f"Unexpected error; see the service's log for request {req.context.id}."
     )
 
 
@@ -91,10 +94,10 @@ def answer(resp: falcon.Response, body: object) -> None:
 
 
 def read_bytes(req: falcon.Request, limit: int) -> bytes:
-    """Read up to `limit` bytes of the body, chunked or not. The end of the body returns b"".
+    """Read up to `limit` bytes of the body, chunked or not. Return b"" at the end of the body.
 
     Raises:
-        HTTPBadRequest: The client broke off.
+        HTTPBadRequest: The client broke off, or sent a malformed chunk.
     """
     try:
         return bytes(req.stream.read(limit))
@@ -124,7 +127,7 @@ def read_json(req: falcon.Request) -> JsonValue:
         ) from error
     if is_too_deep(raw, body):
         raise falcon.HTTPBadRequest(
-            description=f"The request body has more than {MAX_DEPTH} levels."
+            description=f"The request body has more than {MAX_DEPTH} nested levels."
         )
     return body
 
@@ -151,10 +154,13 @@ def part_of(body: object, key: str) -> JsonValue:
 
 
 def secret(path: str | None, variable: str) -> str:
-    """Return a password from the first line of a file, or else from an environment variable.
+    """Return a password from the first line of a file, or from an environment variable.
+
+    The variable is read only without a path.
 
     Raises:
         SystemExit: There is no password. The message contains advice.
+        OSError: The file cannot be read.
     """
     if path:
         with open(path, encoding="utf-8") as file:
@@ -183,9 +189,9 @@ def add_options(parser: argparse.ArgumentParser, bind: str) -> None:
 
 
 def before_sigterm(action: Callable[[], None]) -> None:
-    """Run `action` on SIGTERM before the present handler.
+    """Let SIGTERM run `action` and then the handler that is installed now.
 
-    For example, `action` ends requests that wait and would delay the end of the process.
+    For example, `action` ends waiting requests, which would delay the end of the process.
     """
     handler = signal.getsignal(signal.SIGTERM)
 
@@ -213,15 +219,15 @@ class _Server(BaseApplication):  # type: ignore[misc]
 def serve(
     load: Callable[[], WSGIApplication], options: argparse.Namespace, when_ready: Callable[[], None]
 ) -> None:
-    """Run one worker until SIGTERM, with the options of `add_options`.
+    """Run one gunicorn worker until SIGTERM.
 
-    Half of the threads may be busy with bodies longer than BODY_LIMIT, which are images.
+    At most half of the threads serve bodies longer than BODY_LIMIT, which are images.
 
     Args:
-        load: Builds the app, in the worker.
-        options: The parsed command line.
-        when_ready: Runs once before the first worker, when the address is bound. A service cleans
-            up after a crash here.
+        load: Builds the app, in the worker process.
+        options: The parsed command line, with the options of `add_options`.
+        when_ready: Called once in the parent process after the address is bound, before the worker
+            starts. For example, a service cleans up after a crash here.
     """
     os.umask(UMASK)
     log_to_stdout()

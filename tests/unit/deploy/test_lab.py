@@ -42,7 +42,7 @@ def test_lab_make_and_open_refuse_other_lab_and_foreign_folder(tmp_path: Path) -
     assert "lab down" in failure.value.todo
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").touch()
-    with pytest.raises(Failure, match="is no lab, and not empty"):
+    with pytest.raises(Failure, match="is not empty, and not the home of a lab"):
         Lab.make(tmp_path / "mine", FACTS)
     with pytest.raises(Failure, match="There is no lab in") as failure:
         Lab.open(tmp_path / "mine")

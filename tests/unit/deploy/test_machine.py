@@ -164,7 +164,7 @@ def test_suite_on_unprivileged_machine_skips_with_reason_and_passes(tmp_path: Pa
         "tests.unit.deploy.test_underlay::test_underlay_addresses_of_one_cloud_are_adjacent"
     ]
     assert {tag for tag, _ in skipped.values()} == {"skipped"}
-    reason = "This is not root." if os.geteuid() else "cannot be made here"
+    reason = "This process does not run as root." if os.geteuid() else "cannot be made here"
     assert all(reason in why for _, why in skipped.values()), skipped
     expected_files = {name.split("::")[0].replace("/", ".").removesuffix(".py") for name in NEEDY}
     assert {name.split("::")[0] for name in skipped} == expected_files

@@ -274,7 +274,7 @@ def test_preflight_refuses_cloud_with_addresses_of_another_cloud(
     preflight.check_ports(second)
     with (
         listen(second.address, Ports.from_base(wire.port).metadata),
-        pytest.raises(Failure, match=rf"needed: {second.ports.identity} \(identity\)"),
+        pytest.raises(Failure, match=rf"needs: {second.ports.identity} \(identity\)"),
     ):
         preflight.check_ports(second)
 

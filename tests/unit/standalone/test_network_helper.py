@@ -182,13 +182,13 @@ def test_network_helper_client_runs_each_verb_and_raises_refusals(
         client.save()
         with client.listen("kn-net", "0.0.0.0", 22) as listening:
             assert listening.family == socket.AF_INET
-        with pytest.raises(OSError, match="nothing is to be listened to"):
+        with pytest.raises(OSError, match="needs no metadata listener"):
             client.listen("../../other", "0.0.0.0", 80)
         with pytest.raises(FileNotFoundError):
             client.namespace_id("other")
         part.tree = None
         client.tree, client._is_sent = {}, False  # the helper refuses the empty tree
-        with pytest.raises(KernelError, match="not understood"):
+        with pytest.raises(KernelError, match="the description is invalid"):
             client.apply()
     assert part.calls == [
         "prepare",

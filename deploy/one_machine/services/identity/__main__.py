@@ -2,7 +2,8 @@
 """`python -m deploy.one_machine.services.identity bootstrap|serve`: the identity service's command.
 
 Passwords come from files, or without the option from KILONOVA_ADMIN_PASSWORD and
-KILONOVA_SERVICE_PASSWORD. They are never arguments, which every user of the machine can read.
+KILONOVA_SERVICE_PASSWORD. They are never command-line arguments, because every user of the machine
+can read arguments.
 """
 
 import argparse
@@ -25,7 +26,7 @@ def _endpoint(text: str) -> tuple[str, str]:
     kind, _, url = text.partition("=")
     if not kind or "://" not in url:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not TYPE=URL, as in image=http://127.0.0.1:9292"
+            f"{text!r} is not TYPE=URL, for example image=http://127.0.0.1:9292"
         )
     return kind, url
 
@@ -49,7 +50,11 @@ def main() -> None:
         "--endpoint", type=_endpoint, action="append", default=[], metavar="TYPE=URL"
     )
     bootstrap_parser.add_argument(
-        "--without", action="append", default=[], metavar="TYPE", help="a service that is no more"
+        "--without",
+        action="append",
+        default=[],
+        metavar="TYPE",
+        help="remove the endpoints of this type",
     )
     bootstrap_parser.set_defaults(run=_bootstrap)
     serve_parser = commands.add_parser("serve", help="serve until SIGTERM")
@@ -77,7 +82,9 @@ def _serve(options: argparse.Namespace) -> None:
     database = Database(options.db, METADATA)
     with database.read() as connection:
         if connection.execute(select(users.c.id)).first() is None:
-            raise SystemExit(f"{options.db} has no users yet: run the command bootstrap first.")
+            raise SystemExit(
+                f"The database {options.db} has no users: run the command bootstrap first."
+            )
     database.close()
     lifetime = timedelta(hours=options.token_hours)
     serve(

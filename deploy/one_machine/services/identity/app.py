@@ -13,7 +13,7 @@ from deploy.one_machine.services.web import App, application
 
 
 def build(service: IdentityService) -> App:
-    """Return the WSGI application."""
+    """Return the WSGI application of the identity service, with all routes."""
     app = application([TokenAuthentication(service)])
     versions, own_scopes = IdentityVersions(), OwnScopes(service)
     app.add_route("/", versions)

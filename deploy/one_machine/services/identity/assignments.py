@@ -18,7 +18,11 @@ from deploy.one_machine.services.web import answer
 
 
 class Assignments(Handler[IdentityService]):
-    """The roles of users in one kind of target: projects, domains, or system without a key."""
+    """The roles of users in one kind of target: projects, domains, or the system.
+
+    The methods are PUT, DELETE and GET. The argument `key` is the id of the project or domain, and
+    "" for the system. Only admins may call them.
+    """
 
     def __init__(self, service: IdentityService, targets: str) -> None:
         super().__init__(service)

@@ -50,7 +50,8 @@ class Tokens(Handler[IdentityService]):
         Raises:
             HTTPBadRequest: The header is missing.
             HTTPNotFound: The token is not valid.
-            HTTPForbidden: The caller may not see other users' tokens.
+            HTTPForbidden: The token is another user's or not valid, and the caller is neither an
+                admin nor a service.
         """
         caller: Token = req.context.caller
         if not (secret := req.get_header("X-Subject-Token")):

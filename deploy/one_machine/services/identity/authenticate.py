@@ -54,24 +54,27 @@ AUTH = BodySchema(
 def unauthorized(
     message: str = "The request you have made requires authentication.",
 ) -> falcon.HTTPUnauthorized:
-    """Return the 401 for a failed proof. The text does not show which part failed."""
+    """Return the 401 for a failed authentication. The default text does not show the reason."""
     return falcon.HTTPUnauthorized(description=message, challenges=["Keystone"])
 
 
 def grant_of(database: Database, auth: object, now: datetime, attempts: Attempts) -> Grant:
-    """Verify the `auth` object of a request and return the grant.
+    """Verify the `auth` object of a request and return the grant for `tokens.issue`.
+
+    This does not check whether the user is enabled and has a role in the scope. `tokens.load` does.
 
     Raises:
         HTTPBadRequest: The shape is wrong.
-        HTTPUnauthorized: A proof failed, or the scope does not exist.
-        HTTPTooManyRequests: There were too many failures.
+        HTTPUnauthorized: A method is unknown, its password or token is wrong, the methods are for
+            different users, or the scope does not exist.
+        HTTPTooManyRequests: There were too many wrong passwords.
     """
     body = AUTH.validate(auth, "auth")
     identity, methods = body["identity"], body["identity"]["methods"]
     proofs: dict[str, Grant] = {}
     for method in methods:
         if method not in METHODS:
-            raise unauthorized("Only the methods password and token are offered.")
+            raise unauthorized("Only the methods password and token are supported.")
         if method not in identity:
             raise falcon.HTTPBadRequest(
                 description=f"'auth.identity.{method}' is a required property."
@@ -100,9 +103,14 @@ def _make_grant(
 def _find_scope(
     database: Database, user_id: str, scope: JsonValue
 ) -> tuple[str | None, str | None]:
-    """Return the ids of the requested project and domain.
+    """Return the id of the requested project or domain, as a pair of which one is None.
 
-    Both are None for an unscoped token and for the system.
+    Both are None for an unscoped token and for the system. Without a scope, the project is the
+    user's default project if the user has a role there.
+
+    Raises:
+        HTTPBadRequest: The shape is wrong.
+        HTTPUnauthorized: The project or domain does not exist.
     """
     if scope is None:
         return _default_project(database, user_id), None
@@ -157,7 +165,13 @@ _PROVE = {"password": _prove_password, "token": _prove_token}
 
 
 def _find(database: Database, table: Table, body: JsonValue, where: str) -> DbRow | None:
-    """Return the domain, project or user that `body` names by id, or by name and domain."""
+    """Return the domain, project or user with the id, or the name and domain, in `body`.
+
+    If there is none, return None.
+
+    Raises:
+        HTTPBadRequest: `body` has no id and no name, or its name lacks the domain.
+    """
     query = select(table)
     if "id" in body:
         return database.first(query.filter_by(id=body["id"]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first rows of an identity service.
+"""The first rows of the identity service: an admin, a service user and the catalogue.
 
 With these rows an admin can log in, and services find each other.
 `bootstrap` can be repeated. It adds missing rows, sets the two passwords and the endpoints' URLs,
@@ -29,7 +29,7 @@ SERVICES = {
 USERS = (("admin", "admin", ("admin",)), ("kilonova", "service", ("service", "admin")))
 """(user, project, roles in that project)."""
 IN_SYSTEM = {"admin": "admin", "kilonova": "reader"}
-"""user -> role in the whole cloud; services read limits so."""
+"""User -> role in the whole cloud. Services need the role reader there to read limits."""
 
 
 def bootstrap(
@@ -40,11 +40,13 @@ def bootstrap(
 ) -> None:
     """Create the domain, roles, projects, users, region, services and endpoints that are missing.
 
+    Passwords and URLs of existing rows are set to the new values.
+
     Args:
         database: The service's database.
         user_passwords: Passwords of the users "admin" and "kilonova".
         endpoints: Service type -> the URL of its public, internal and admin endpoint.
-        without: Service types without endpoints, which are removed.
+        without: Service types whose endpoints are removed.
     """
     users = select(schema.users).where(schema.users.c.domain_id == schema.DEFAULT_DOMAIN)
     stored = {row.name: row.password_hash for row in database.rows(users)}
@@ -99,7 +101,7 @@ def _ensure_row(connection: Connection, table: Table, key: Body) -> None:
 
 
 def _ensure(connection: Connection, table: Table, key: Body, rest: Body | None = None) -> str:
-    """Return the id of the row with `key`, and insert the row with `rest` if it is missing."""
+    """Return the id of the row with the columns `key`. A missing row is inserted with `rest`."""
     row_id = connection.scalar(select(table.c.id).filter_by(**key))
     if row_id is None:
         values = {"id": uuid.uuid4().hex, **key, **(rest or {})}

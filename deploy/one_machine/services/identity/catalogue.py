@@ -13,7 +13,11 @@ MEDIA = [{"base": "application/json", "type": "application/vnd.openstack.identit
 
 
 def version(base: str) -> Body:
-    """Return Keystone's v3 document for discovery. `base` is the URL of the request."""
+    """Return Keystone's version document of API v3.
+
+    Args:
+        base: The URL of this service without a path, as in the request.
+    """
     return {
         "id": "v3.14",
         "status": "stable",
@@ -37,7 +41,11 @@ class IdentityVersions:
 
 
 def catalogue_for(connection: Connection, token: Token) -> list[Body]:
-    """Return the enabled services with their enabled endpoints, with ids filled into the URLs."""
+    """Return the catalogue of a token: the enabled services with their enabled endpoints.
+
+    Ids of the token replace placeholders in the URLs. An endpoint whose URL needs an id that the
+    token does not have is left out.
+    """
     rows = connection.execute(
         select(
             services.c.id,
@@ -68,10 +76,12 @@ def catalogue_for(connection: Connection, token: Token) -> list[Body]:
 
 
 def _fill(url: str, token: Token) -> str | None:
-    """Return `url` with ids in place of $(project_id)s and the like.
+    """Return `url` with the token's ids in place of the placeholders.
+
+    Placeholders are $(project_id)s, $(tenant_id)s and $(user_id)s, also with "%" for "$".
 
     Returns:
-        None if the token has no such id.
+        None if the token does not have the id of a placeholder.
     """
     ids = {
         "project_id": token.row.project_id,

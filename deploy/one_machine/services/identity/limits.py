@@ -2,9 +2,10 @@
 """/v3/registered_limits, /v3/limits and /v3/limits/model: limits on the services' resources.
 
 A registered limit is the default for a service's resource, in one region or in all. A limit is
-another number for one project or domain. It belongs to a registered limit, which then cannot be
-changed or removed. The model is "flat": limits are independent. Only admins write. A caller sees
-the limits of their own project, and readers of the whole cloud see all.
+another number for one project or domain. A limit belongs to a registered limit, which then cannot
+be removed, and whose service, region and resource cannot be changed. The model is "flat": limits
+are independent. Only admins write. A caller sees the limits of the project or domain of the token,
+and admins and readers of the whole cloud see all.
 """
 
 import uuid
@@ -74,7 +75,7 @@ class RegisteredLimits(_LimitResource):
 
         Raises:
             HTTPBadRequest: The service or the region does not exist.
-            HTTPConflict: The resource has a registered limit there.
+            HTTPConflict: Another registered limit has the same resource, service and region.
         """
         _require(change, values, service_id=schema.services, region_id=schema.regions)
         registered = _find_registered(change, values)
@@ -166,13 +167,21 @@ class LimitModel:
 
 
 def _find_registered(change: Transaction, key: DbValues) -> DbRow | None:
-    """Return the registered limit of a service's resource in a region, or None."""
+    """Return the registered limit with the service, region and resource in `key`, or None.
+
+    A missing region means the limit for all regions.
+    """
     is_same = [registered_limits.c[name].is_not_distinct_from(key.get(name)) for name in KEY]
     return change.first(select(registered_limits).where(*is_same))
 
 
 def _require(change: Transaction, body: DbValues, **tables: Table) -> None:
     """Check that the rows exist to which the body refers.
+
+    Args:
+        change: The transaction.
+        body: The body. A field without a value is not checked.
+        tables: Field of the body -> the table of the row with this id.
 
     Raises:
         HTTPBadRequest: A row does not exist.

@@ -54,11 +54,11 @@ class IdentityResource(Resource):
         self._changed = BodySchema(mapping(self.fields, others=self.takes_others))
 
     def is_shown_to(self, token: Token) -> bool:
-        """True if the token's user may see all rows."""
+        """True if the token's user may see the list, and each row in it."""
         return token.is_admin
 
     def is_own(self, token: Token, key: str) -> bool:
-        """True if this row concerns the token's user."""
+        """True if the token's user may see the row with this id without seeing the list."""
         return False
 
     def admit(self, caller: Token, action: str, key: str = "") -> None:
@@ -77,12 +77,14 @@ class IdentityResource(Resource):
 
     def conflict(self, action: str, error: IntegrityError) -> falcon.HTTPError:
         if action == "delete":
-            return falcon.HTTPConflict(description=f"This {self.name} is in use.")
+            return falcon.HTTPConflict(
+                description=f"This {self.name} is in use and cannot be deleted."
+            )
         if "FOREIGN KEY" in str(error.orig):
             ids = [name for name in self.fields if name.endswith("_id")]
             names = ", ".join(f"'{self.name}.{name}'" for name in ids)
             return falcon.HTTPBadRequest(
-                description=f"One of {names} names something that does not exist."
+                description=f"One of {names} is the id of an object that does not exist."
             )
         return falcon.HTTPConflict(
             description=f"A {self.name} with this name or id exists already."
@@ -296,7 +298,7 @@ RESOURCES: dict[str, IdentityResource] = {
 
 
 def listing(req: falcon.Request, resource: IdentityResource, rows: Iterable[DbRow]) -> Body:
-    """Return a list as the API shows it."""
+    """Return the response body for a list with these rows."""
     return {resource.plural: [resource.show(req, row._mapping) for row in rows]} | list_links(req)
 
 
@@ -305,7 +307,7 @@ def require_rows(change: Transaction, keys: Mapping[str, str | None]) -> None:
 
     Args:
         change: The transaction.
-        keys: Plural of the resource -> id of the row, or None.
+        keys: Plural of the resource -> id of the row, or None for no check.
 
     Raises:
         HTTPNotFound: A row does not exist.

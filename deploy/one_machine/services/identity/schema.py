@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 METADATA = MetaData()
 IMPLIED = {"admin": "manager", "manager": "member", "member": "reader"}
-"""Who has the role on the left also has the one on the right."""
+"""Role -> the role that its holders also have."""
 
 DEFAULT_DOMAIN = "default"
 
@@ -158,5 +158,10 @@ ROLE_ASSIGNMENTS = {
 
 
 def target_columns(scope: str, key: str) -> dict[str, str]:
-    """Return the columns that select a project or domain in its table of ROLE_ASSIGNMENTS."""
+    """Return column -> value that selects a project or domain in its table of ROLE_ASSIGNMENTS.
+
+    Args:
+        scope: "projects", "domains" or ``SYSTEM``, which needs no column.
+        key: The id of the project or domain.
+    """
     return {} if scope == SYSTEM else {f"{scope[:-1]}_id": key}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The service object of the identity service's resources, and the caller of a request.
 
-An admin (the role, in any project or domain) may do everything. Other users may only do things that
-concern themselves. Other services validate tokens with the role service, and read limits with the
-role reader in the whole cloud.
+A caller with the role admin, in any project or domain, may do everything. Other users may only read
+and change their own data. Other services validate tokens with the role service, and read limits
+with the role reader in the whole cloud.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from deploy.one_machine.services.resource import Transaction
 
 
 def utc_now() -> datetime:
-    """Return the present time."""
+    """Return the present time in UTC."""
     return datetime.now(UTC)
 
 
@@ -37,7 +37,7 @@ class IdentityService:
 
     @contextmanager
     def change(self) -> Iterator[Transaction]:
-        """Yield a writing transaction."""
+        """Yield a writing transaction, which commits if the block succeeds."""
         with self.database.write() as connection:
             yield Transaction(connection)
 
@@ -72,10 +72,10 @@ class TokenAuthentication:
 
 
 def require(allowed: bool) -> None:
-    """Refuse the request unless it is allowed.
+    """Refuse the request if `allowed` is False.
 
     Raises:
-        HTTPForbidden: It is not allowed.
+        HTTPForbidden: `allowed` is False.
     """
     if not allowed:
         raise falcon.HTTPForbidden(

@@ -21,7 +21,7 @@ MAX_BUCKETS = 10_000
 
 
 class Throttle:
-    """The buckets of one process."""
+    """The buckets of one process. See the module's docstring."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -32,16 +32,28 @@ class Throttle:
         return len(self._empty_at)
 
     def attempts(self, address: str) -> "Attempts":
-        """Return the attempts of one request from this address."""
+        """Return the `Attempts` of one request from this address.
+
+        All addresses of an IPv6 /64 network count as one address.
+        """
         return Attempts(self, origin((address, 0)))
 
     def wait(self, key: Hashable, size: int, seconds: float) -> float:
-        """Return the seconds until the bucket has room for a failure. 0 means now."""
+        """Return the seconds until the bucket has room for a failure. 0 means now.
+
+        Args:
+            key: The bucket.
+            size: The capacity in failures.
+            seconds: The time in which one failure leaks.
+        """
         with self._lock:
             return max(0.0, self._empty_at.get(key, 0.0) - self._monotonic() - (size - 1) * seconds)
 
     def failed(self, key: Hashable, seconds: float) -> None:
-        """Add a failure to a bucket."""
+        """Add a failure, which leaks in this many seconds, to a bucket.
+
+        Beyond ``MAX_BUCKETS``, empty buckets are removed first, and then the oldest ones.
+        """
         with self._lock:
             now = self._monotonic()
             if key not in self._empty_at and len(self._empty_at) >= MAX_BUCKETS:
@@ -55,7 +67,7 @@ class Throttle:
             self._empty_at[key] = max(self._empty_at.get(key, 0.0), now) + seconds
 
     def succeeded(self, key: Hashable) -> None:
-        """Empty the bucket after a correct password."""
+        """Empty a bucket, after a correct password."""
         with self._lock:
             self._empty_at.pop(key, None)
 
@@ -67,21 +79,25 @@ class Attempts:
         self._throttle, self._address = throttle, address
 
     def matches(self, who: Hashable, stored: str | None, secret: str) -> bool:
-        """Check a secret as `passwords.matches` does, unless there were too many failures.
+        """Check a password as `passwords.matches` does, and count a failure.
+
+        A wrong password adds a failure to the buckets of the user and of the address. A correct
+        password empties the bucket of the user.
 
         Args:
             who: The user, by the name or id in the request.
-            stored: The stored hash, or None.
+            stored: The stored hash, or None for a missing user.
             secret: The password.
 
         Raises:
-            HTTPTooManyRequests: There were too many failures.
+            HTTPTooManyRequests: A bucket is full. The password is not checked.
         """
         buckets = (((self._address, who), *USER_LIMIT), (self._address, *ADDRESS_LIMIT))
         wait = max(self._throttle.wait(key, size, seconds) for key, size, seconds in buckets)
         if wait > 0:
             raise falcon.HTTPTooManyRequests(
-                description="Too many wrong passwords: try again later.", retry_after=int(wait) + 1
+                description=f"Too many wrong passwords: try again in {int(wait) + 1} seconds.",
+                retry_after=int(wait) + 1,
             )
         if passwords.matches(stored, secret):
             self._throttle.succeeded(buckets[0][0])

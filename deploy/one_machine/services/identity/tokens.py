@@ -38,7 +38,9 @@ Named = dict[str, str]
 class Grant:
     """The properties of a token to issue.
 
-    `expires_at` is set if the token continues another one.
+    `parent_audit_id` and `expires_at` are set if the user proved the identity with another token,
+    whose end the new token inherits. `system` is True for the scope of the whole cloud. Without
+    project, domain and system the token is unscoped.
     """
 
     user_id: str
@@ -84,7 +86,7 @@ def text_of(moment: datetime) -> str:
 
 
 def digest(secret: str) -> str:
-    """Return the digest under which a token is stored."""
+    """Return the SHA-256 of a token's secret, which is the key of its row."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -109,7 +111,10 @@ def issue(connection: Connection, grant: Grant, now: datetime, lifetime: timedel
 
 
 def load(connection: Connection, secret: str, now: datetime) -> Token | None:
-    """Return the token with this secret, or None if it is not valid at `now`."""
+    """Return the token with this secret and its present roles, or None if not valid at `now`.
+
+    The module's docstring lists the reasons for None.
+    """
     row = connection.execute(_FULL_ROW.where(tokens.c.digest == digest(secret))).first()
     if row is None or row.expires_at <= text_of(now) or not _is_enabled(row):
         return None
@@ -119,7 +124,7 @@ def load(connection: Connection, secret: str, now: datetime) -> Token | None:
 
 
 def revoke(connection: Connection, secret: str) -> None:
-    """Delete the token with this secret."""
+    """Delete the token with this secret, if it exists."""
     connection.execute(delete(tokens).where(tokens.c.digest == digest(secret)))
 
 
@@ -138,7 +143,14 @@ def scope_of(row: DbRow) -> tuple[str, str]:
 
 
 def roles_of(connection: Connection, user_id: str, scope: str, key: str = "") -> list[Named]:
-    """Return the roles of a user in a scope (see `scope_of`), with the roles that they imply."""
+    """Return the roles of a user in a scope, with implied roles, in the order of their names.
+
+    Args:
+        connection: The database connection.
+        user_id: The user.
+        scope: The scope as in `scope_of`. For "" the list is empty.
+        key: The id of the project or domain.
+    """
     if not scope:
         return []
     table = schema.ROLE_ASSIGNMENTS[scope]
@@ -164,11 +176,12 @@ def add_implied(names: set[str]) -> set[str]:
 
 
 def view(token: Token, catalogue: list[Body] | None) -> Body:
-    """Return a token as Keystone shows it.
+    """Return the response body for a token, as in Keystone.
 
     Args:
         token: The token.
-        catalogue: The catalogue for a scoped token, or None to leave it out.
+        catalogue: The catalogue, or None to leave it out. A token without roles, which is unscoped,
+            gets none.
     """
     row = token.row
     body: Body = {

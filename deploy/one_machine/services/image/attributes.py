@@ -91,6 +91,8 @@ OPERATIONS = BodySchema(
 def validate(body: object, caller: ImageCaller) -> Body:
     """Return the columns for a new or changed image from the attributes in a request.
 
+    ``properties`` is always among the columns. Other missing attributes are left out.
+
     Args:
         body: The attributes, as in the API.
         caller: The caller.
@@ -107,7 +109,7 @@ def validate(body: object, caller: ImageCaller) -> Body:
     properties = {name: value for name, value in attributes.items() if name not in ATTRIBUTES}
     if len(properties) > MAX_PROPERTIES:
         raise falcon.HTTPContentTooLarge(
-            description=f"An image has at most {MAX_PROPERTIES} properties."
+            description=f"An image may have at most {MAX_PROPERTIES} properties."
         )
     if not all(0 < len(name) <= 255 for name in properties):
         raise falcon.HTTPBadRequest(
@@ -124,7 +126,10 @@ def validate(body: object, caller: ImageCaller) -> Body:
 
 
 def apply_patch(image: DbValues, operations: object, caller: ImageCaller) -> Body:
-    """Return the columns that a list of JSON-patch operations changes.
+    """Return the columns to store after a list of JSON-patch operations.
+
+    The operations change either an attribute or a custom property. ``properties`` is always among
+    the columns.
 
     Args:
         image: The present row.
@@ -132,7 +137,8 @@ def apply_patch(image: DbValues, operations: object, caller: ImageCaller) -> Bod
         caller: The caller.
 
     Raises:
-        HTTPForbidden: An attribute is read-only, reserved for admins, fixed, or cannot be removed.
+        HTTPForbidden: An attribute is read-only or reserved for admins, cannot be removed, or is a
+            format of an image that is not queued any more.
         HTTPConflict: A property to replace or remove does not exist.
         HTTPContentTooLarge: There are too many properties.
         HTTPBadRequest: An operation or a value is invalid.
@@ -154,16 +160,19 @@ def apply_patch(image: DbValues, operations: object, caller: ImageCaller) -> Bod
         else:
             properties[name] = operation["value"]
     if image["status"] != "queued" and {"disk_format", "container_format"} & changes.keys():
-        raise falcon.HTTPForbidden(description="The formats of an image with data are fixed.")
+        raise falcon.HTTPForbidden(
+            description="disk_format and container_format of an image can only be changed before the upload."
+        )
     if changes.get("visibility") == image["visibility"]:
         del changes["visibility"]
     return validate(properties | changes, caller)
 
 
 def convert_operations(operations: object) -> object:
-    """Convert operations of API v2.0, {"add": "/name", "value": …}, into today's form.
+    """Return operations of API v2.0, {"add": "/name", "value": …}, in the form of JSON patch.
 
-    Other values stay as they are, and the schema refuses them later.
+    An operation in another form becomes {}. Values of other types are returned unchanged. The
+    schema refuses both later.
     """
     return (
         [
@@ -184,7 +193,7 @@ def _convert_operation(operation: Body) -> Body:
 
 
 def view(image: DbValues) -> Body:
-    """Return an image as the API shows it."""
+    """Return the object in a response for the row of an image."""
     own = {name: value for name, value in image.items() if name not in ("properties", "upload")}
     path = f"/v2/images/{image['id']}"
     return {

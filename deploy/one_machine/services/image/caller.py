@@ -27,7 +27,10 @@ class ImageCaller(Caller):
     WRITERS = frozenset({"admin", "member"})
 
     def sees(self) -> ColumnElement[bool]:
-        """Return the condition for public images, community images and the project's own."""
+        """Return the condition for the images that the caller may see.
+
+        These are public images, community images and the project's own. Admins see all.
+        """
         if self.is_admin:
             return true()
         return or_(
@@ -54,13 +57,15 @@ class ImageCaller(Caller):
         """
         self.require_writer()
         if not self.is_admin and image.owner != self.project_id:
-            raise falcon.HTTPForbidden(description="Only its owner may change this image.")
+            raise falcon.HTTPForbidden(
+                description=f"Only the project that owns image {image.id} may change the image."
+            )
 
     def require_admin(self, what: str) -> None:
         """Refuse callers that are not admins.
 
         Args:
-            what: The operation, for the message.
+            what: The operation, for the message, for example "make an image public".
 
         Raises:
             HTTPForbidden: The caller is not an admin.

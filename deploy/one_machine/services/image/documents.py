@@ -43,6 +43,8 @@ class ImageSchemas:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, noun: str) -> None:
         if noun not in ("image", "images"):
-            raise falcon.HTTPNotFound(description="The schemas are image and images.")
+            raise falcon.HTTPNotFound(
+                description=f"There is no schema '{noun[:64]}', only 'image' and 'images'."
+            )
         many = {"images": {"type": "array", "items": IMAGE}, "schema": {"type": "string"}}
         answer(resp, IMAGE if noun == "image" else {"name": noun, "properties": many})

@@ -20,12 +20,19 @@ from oslo_utils.imageutils import format_inspector
 LOG = logging.getLogger("standalone.image")
 BLOCK = 1024 * 1024
 LARGEST = 2**63 - 1
-"""The largest size that the database can hold; a header may claim more."""
+"""The largest size that the database can hold. A qcow2 header may contain a larger number."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """The size and the digests of received data."""
+    """The sizes in bytes and the digests of received data.
+
+    Attributes:
+        size: The number of received bytes.
+        checksum: The MD5 digest.
+        os_hash_value: The SHA-512 digest.
+        virtual_size: The size of the disk, or None if it is unknown.
+    """
 
     size: int
     checksum: str
@@ -58,13 +65,14 @@ class ImageFiles:
 
         Args:
             name: The name of the file.
-            disk_format: The image's format. The virtual size is read from the data of qcow2.
+            disk_format: The image's format. The virtual size is known for raw, and for qcow2 with a
+                valid header.
             announced: The size in the request's header, or None.
             read: Reads up to this many bytes of the body.
 
         Raises:
             HTTPContentTooLarge: The image is above the limit, or cannot be written.
-            HTTPBadRequest: The body is shorter than announced.
+            HTTPBadRequest: The body has not the announced size.
         """
         if announced is not None and announced > self._limit:
             raise self._too_large()
@@ -76,9 +84,9 @@ class ImageFiles:
             self._sync_folder()
             return upload
         except OSError as error:
-            LOG.error("Cannot store %s: %s", name, error)
+            LOG.error("Cannot store image file %s: %s", name, error)
             raise falcon.HTTPContentTooLarge(
-                description="The image store cannot take this image: is its disk full?"
+                description="The image service could not write the image; its disk may be full."
             ) from error
         finally:
             part.unlink(missing_ok=True)
@@ -103,7 +111,7 @@ class ImageFiles:
                 inspector.eat_chunk(block)
         if announced is not None and size != announced:
             raise falcon.HTTPBadRequest(
-                description=f"The body ended after {size} of {announced} bytes."
+                description=f"The request body has {size} bytes instead of the announced {announced}."
             )
         file.flush()
         os.fsync(file.fileno())
@@ -113,18 +121,18 @@ class ImageFiles:
         return Upload(size, md5.hexdigest(), sha512.hexdigest(), virtual)
 
     def open(self, name: str) -> BinaryIO:
-        """Open the file of an upload."""
+        """Open the file of a finished upload for reading."""
         return (self._folder / name).open("rb")
 
     def remove(self, name: str) -> None:
-        """Remove the file of an upload. Running downloads continue."""
+        """Remove the file of an upload, if it exists. Running downloads continue."""
         (self._folder / name).unlink(missing_ok=True)
 
     def sweep(self, keep: set[str]) -> None:
-        """Remove all files except those in `keep`. A crash may have left them."""
+        """Remove all files whose names are not in `keep`. A crash may have left them."""
         for path in self._folder.iterdir():
             if path.name not in keep:
-                LOG.info("Removing %s, which no image names", path.name)
+                LOG.info("Removing file %s, which belongs to no image", path.name)
                 path.unlink()
 
     def _sync_folder(self) -> None:
@@ -136,5 +144,5 @@ class ImageFiles:
 
     def _too_large(self) -> falcon.HTTPContentTooLarge:
         return falcon.HTTPContentTooLarge(
-            description=f"An image may have at most {self._limit} bytes here."
+            description=f"An image may have at most {self._limit} bytes in this image service."
         )

@@ -59,7 +59,9 @@ class ImageCollection(Handler[ImageStore]):
 
 
 def _new_id(requested: object) -> str:
-    """Return the id of a new image. A client may choose a UUID, because the id is unique.
+    """Return the id of a new image: the client's choice, or a random UUID for None.
+
+    ``ImageStore.add`` refuses an id that exists.
 
     Raises:
         HTTPBadRequest: The requested id is not a canonical UUID.
@@ -86,7 +88,7 @@ class ImageItem(Handler[ImageStore]):
         form = (req.content_type or "").partition(";")[0].strip()
         if form not in (PATCH_TYPE, OLD_PATCH_TYPE):
             raise falcon.HTTPUnsupportedMediaType(
-                description=f"Send {PATCH_TYPE}.",
+                description=f"The Content-Type of a change must be {PATCH_TYPE}.",
                 headers={"Accept-Patch": f"{PATCH_TYPE}, {OLD_PATCH_TYPE}"},
             )
         operations = read_json(req)
@@ -114,7 +116,7 @@ class ImageItem(Handler[ImageStore]):
     def _change(self, image: DbRow, columns: Body, **expected_state: object) -> None:
         if not self._service.change(image.id, columns, **expected_state):
             raise falcon.HTTPConflict(
-                description="The image was changed or deleted meanwhile: read it and try again."
+                description=f"Image {image.id} was changed or deleted meanwhile: read the image and try again."
             )
 
 
@@ -123,7 +125,9 @@ class ImageFile(Handler[ImageStore]):
 
     def on_put(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         if (req.content_type or "").partition(";")[0].strip() != "application/octet-stream":
-            raise falcon.HTTPUnsupportedMediaType(description="Send application/octet-stream.")
+            raise falcon.HTTPUnsupportedMediaType(
+                description="The Content-Type of image data must be application/octet-stream."
+            )
         image = self._service.find(req.context.caller, key)
         req.context.caller.require_owner(image)
         self._service.upload(image, req.content_length, lambda limit: read_bytes(req, limit))
@@ -148,7 +152,7 @@ class ImageFile(Handler[ImageStore]):
 
 
 def _range(req: falcon.Request, size: int) -> tuple[int, int]:
-    """Return the first and last byte to send.
+    """Return the positions of the first and last byte to send, by default of the whole file.
 
     Raises:
         HTTPRangeNotSatisfiable: The range is outside of the data.

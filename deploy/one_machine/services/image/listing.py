@@ -49,7 +49,9 @@ NOT_FILTERS = ("limit", "marker", "sort", "sort_key", "sort_dir", "member_status
 
 
 def matching(query: Query, caller: ImageCaller) -> list[ColumnElement[bool]]:
-    """Return the conditions of a list.
+    """Return the conditions on the rows of a list: the caller's rights and the query's filters.
+
+    Without a filter for os_hidden, hidden images are left out.
 
     Raises:
         HTTPBadRequest: A value of the query is invalid.
@@ -66,7 +68,9 @@ def matching(query: Query, caller: ImageCaller) -> list[ColumnElement[bool]]:
 def page(
     query: Query, rules: list[ColumnElement[bool]], marker: DbRow | None
 ) -> tuple[DbSelect, int]:
-    """Return the SELECT for one page and its limit. The SELECT returns up to one row more.
+    """Return the SELECT for one page, and the page's limit.
+
+    The SELECT returns up to one row more than the limit, which shows whether there is a next page.
 
     Raises:
         HTTPBadRequest: A value of the query is invalid.
@@ -130,7 +134,7 @@ def _sort_keys(query: Query) -> list[tuple[str, bool]]:
     for name, way in sort_words(query):
         if name not in SORTABLE or way not in ("asc", "desc", ""):
             raise falcon.HTTPBadRequest(
-                description=f"Sort by {', '.join(SORTABLE)}, each asc or desc."
+                description=f"'sort' must use {', '.join(SORTABLE)}, each with asc or desc."
             )
         keys.setdefault(name, way == "asc")
     keys.setdefault("id", False)

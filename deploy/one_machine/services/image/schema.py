@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of the image service.
 
-`upload` names the only upload that may finish an image in the status saving.
+The column `upload` is the name of the image's file. In the status saving, only the upload with this
+name may finish.
 """
 
 from sqlalchemy import (

@@ -57,7 +57,7 @@ class ImageStore:
             ) from error
 
     def change(self, key: str, columns: DbValues, **state: object) -> bool:
-        """Set columns of an image.
+        """Set columns of an image, and the time of the update.
 
         Args:
             key: The image's id.
@@ -65,33 +65,43 @@ class ImageStore:
             state: The expected present values of columns.
 
         Returns:
-            False if the image does not have the expected values.
+            False if the image does not exist or does not have the expected values. Then the row is
+            unchanged.
         """
         query = update(images).where(images.c.id == key).filter_by(**state)
         with self.database.write() as connection:
             return connection.execute(query.values(updated_at=moment(), **columns)).rowcount == 1
 
     def upload(self, image: DbRow, announced: int | None, read: Callable[[int], bytes]) -> None:
-        """Receive the data of a queued image.
+        """Receive the data of a queued image. After an error the image is queued again.
+
+        Args:
+            image: The image's row.
+            announced: The size in the request's header, or None.
+            read: Reads up to this many bytes of the body.
 
         Raises:
-            HTTPBadRequest: The image has no formats, or the body is shorter than announced.
+            HTTPBadRequest: The image has no formats, or the body has not the announced size.
             HTTPConflict: The image is not queued.
-            HTTPContentTooLarge: The data are too large.
+            HTTPContentTooLarge: The data are too large, or cannot be written.
             HTTPGone: The image was deleted during the upload.
         """
         if not (image.disk_format and image.container_format):
             raise falcon.HTTPBadRequest(
-                description="Set disk_format and container_format before uploading."
+                description=f"Set disk_format and container_format of image {image.id} before the upload."
             )
         name = str(uuid.uuid4())
         if not self.change(image.id, {"status": "saving", "upload": name}, status="queued"):
-            raise falcon.HTTPConflict(description="Only an image in the state queued takes data.")
+            raise falcon.HTTPConflict(
+                description=f"Image {image.id} is not queued; data can only be uploaded to a queued image."
+            )
         try:
             received = self.files.receive(name, image.disk_format, announced, read)
             columns = {"status": "active", "os_hash_algo": "sha512"} | vars(received)
             if not self.change(image.id, columns, upload=name):
-                raise falcon.HTTPGone(description="The image was deleted while it was uploaded.")
+                raise falcon.HTTPGone(
+                    description=f"Image {image.id} was deleted during the upload."
+                )
         except BaseException:
             self.files.remove(name)
             self.change(image.id, {"status": "queued", "upload": None}, upload=name)
@@ -112,16 +122,19 @@ class ImageStore:
         with self.database.write() as connection:
             deleted_row = connection.execute(query.returning(images.c.upload)).first()
         if deleted_row is None:
-            raise falcon.HTTPConflict(description="The image was protected or deleted meanwhile.")
+            raise falcon.HTTPConflict(
+                description=f"Image {image.id} was protected or deleted meanwhile."
+            )
         # After the commit. A crash in between leaves an unused file, and never an active image
         # without a file.
         if deleted_row.upload:
             self.files.remove(deleted_row.upload)
 
     def recover(self) -> None:
-        """Clean up after a crash, before the first request.
+        """Clean up after a crash: release unfinished uploads and remove unused files.
 
-        Unfinished uploads are released, and unused files are removed.
+        The service calls this before the first request, because an unfinished upload looks like a
+        running upload.
         """
         with self.database.write() as connection:
             saving = update(images).where(images.c.status == "saving")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small Neutron v2.0 with an agent on each host.
+"""A small Neutron v2.0: networks, ports, security groups, routers, and an agent on each host.
 
 It has networks, ports, security groups and routers.
 `app.py` lists the routes. `python -m deploy.one_machine.services.network serve` runs the service,

@@ -32,7 +32,7 @@ ZONES = array(one_of("nova"), 1)
 
 
 def number(minimum: int, maximum: int) -> Document:
-    """Return the schema of an integer, which may also be a string."""
+    """Return the schema of an integer. A request may also send its digits as a string."""
     return integer(minimum, maximum, format="integer")
 
 
@@ -70,6 +70,8 @@ class Attributes(dict[str, Attribute]):
 
     def validate(self, body: object, name: str, caller: NetworkCaller, *, new: bool) -> Body:
         """Return a body in its canonical form. A new object gets default values.
+
+        `tenant_id` becomes `project_id`.
 
         Args:
             body: The body.

@@ -30,7 +30,10 @@ class EventReceiver(Protocol):
     """The compute service, as external.ComputeEvents."""
 
     def send_events(self, events: Collection[Mapping[str, str]]) -> bool:
-        """Return True if the events were accepted or refused for good, False to send them again."""
+        """Return False if the caller must send the events again later.
+
+        True means that the events were accepted, or refused for good.
+        """
 
 
 class BackgroundThread:
@@ -58,7 +61,7 @@ class BackgroundThread:
                 self._fabric.has_events.clear()
                 is_done = send_events(self._fabric, self._receiver)
             except Exception:
-                LOG.exception("A round of the background thread failed; it tries again.")
+                LOG.exception("A round of the background thread failed; the next round retries.")
                 is_done = False
             if is_done:
                 pause = MIN_PAUSE_SECONDS
@@ -71,10 +74,12 @@ class BackgroundThread:
 def send_events(
     fabric: Fabric, receiver: EventReceiver, now: Callable[[], float] = time.time
 ) -> bool:
-    """Send all events, oldest first.
+    """Send all stored events, oldest first, and delete the sent events.
+
+    Events older than ``KEEP_SECONDS`` are deleted without being sent.
 
     Returns:
-        False if some were not accepted.
+        False if events remain, which must be sent again later.
     """
     while True:
         with fabric.database.read() as connection:

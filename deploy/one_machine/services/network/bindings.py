@@ -21,9 +21,12 @@ UNBOUND: DbValues = {"host": "", "vif_type": "unbound", "status": "DOWN", "bound
 
 
 def bind(change: Change, host: str, is_up: bool = True) -> Body:
-    """Return the columns of a port that this change binds to `host`.
+    """Return the columns to store for a port that this change binds to `host`.
 
-    The request then waits for the host with `Fabric.settle`.
+    The columns are host, vif_type, status and bound_at. The vif_type is "binding_failed" if the
+    host has no living network agent, and otherwise "bridge". The status is DOWN until the host
+    reports the port as wired. Without hosts, the status is ACTIVE at once if `is_up` is True. After
+    the transaction the request waits for the host in `Fabric.settle`.
     """
     if not change.fabric.settings.has_hosts:
         return {
@@ -40,22 +43,28 @@ def bind(change: Change, host: str, is_up: bool = True) -> Body:
 
 
 def bind_to_carrier(change: Change, host: str) -> Body:
-    """Return the columns of a router's port, bound to the host that carries the router.
+    """Return the columns of `bind` for a router's port.
 
-    Without such a host nothing is bound, unless the cloud has no hosts.
+    Args:
+        change: The transaction.
+        host: The host that carries the router. For "" the result is empty, unless the cloud has no
+            hosts.
     """
     return bind(change, host) if host or not change.fabric.settings.has_hosts else {}
 
 
 def view_binding(row: DbValues) -> Body:
-    """Return the fields of a port that only admins and services see."""
+    """Return the fields `binding:vif_type` and `binding:vif_details` of a port.
+
+    Only admins and services see these fields.
+    """
     is_bound = row["vif_type"] == "bridge"
     details = {"port_filter": True, "bridge_name": bridge(row["network_id"])} if is_bound else {}
     return {"binding:vif_type": row["vif_type"], "binding:vif_details": details}
 
 
 def remove_inactive_bindings(change: Change, port_id: str, *rules: ColumnElement[bool]) -> None:
-    """Remove the inactive bindings of a port that meet `rules`."""
+    """Remove the inactive bindings of a port that meet `rules`, and their rows in `arrivals`."""
     inactive, arrivals = schema.inactive_bindings, schema.arrivals
     hosts = change.scalars(
         delete(inactive).where(inactive.c.port_id == port_id, *rules).returning(inactive.c.host)
@@ -74,6 +83,9 @@ def is_of_server(row: DbRow) -> bool:
 
 
 def notify_changed(change: Change, row: DbRow) -> None:
-    """Send the compute service an event, so that it reads the port again."""
+    """Add an event, after which the compute service reads the port again.
+
+    For a port without a server do nothing.
+    """
     if is_of_server(row):
         change.add_event("network-changed", row.device_id, row.id)

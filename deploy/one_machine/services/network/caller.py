@@ -33,11 +33,11 @@ class NetworkCaller(Caller):
         return "service" in self.roles
 
     def owns(self, project_id: str) -> bool:
-        """True if the caller may act as a member of this project."""
+        """True if the caller's token is of this project, or the caller is an admin or service."""
         return self.is_admin or project_id == self.project_id
 
     def require_writer(self, rule: str) -> None:
-        """Refuse a caller without write access.
+        """Refuse a caller without a project or without a role that may write.
 
         Raises:
             Fault: 403, with `rule` in the message.
@@ -46,7 +46,7 @@ class NetworkCaller(Caller):
             raise fault("PolicyNotAuthorized", rule=rule)
 
     def require_owner(self, project_id: str, rule: str) -> None:
-        """Refuse a caller without write access to this project.
+        """Refuse a caller who may not write, or may not change objects of this project.
 
         Raises:
             Fault: 403, with `rule` in the message.

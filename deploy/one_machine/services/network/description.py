@@ -27,7 +27,7 @@ Addresses = dict[str, list[DbRow]]
 
 
 def describe(connection: Connection, host: DbRow, dns: Sequence[str]) -> Body:
-    """Return the description for a host.
+    """Return the description of a host, with the host's revision.
 
     Args:
         connection: The connection of the read transaction.
@@ -91,7 +91,10 @@ def _find_group_ids(connection: Connection, keys: list[str]) -> dict[str, list[s
 def _find_peers(
     connection: Connection, host: DbRow, networks: Sequence[DbRow]
 ) -> dict[str, list[str]]:
-    """Return the tunnel addresses of the other hosts of each network."""
+    """Return network -> the tunnel addresses of the other hosts that wire the network.
+
+    An external network is also wired on hosts that are external gateways.
+    """
     has_tunnel = HOSTS.c.tunnel_address.is_not(None)
     others = connection.execute(select(HOSTS).where(HOSTS.c.name != host.name, has_tunnel)).all()
     rule = PLACES.c.network_id.in_([network.id for network in networks])
@@ -163,7 +166,11 @@ def _port(row: DbRow, port_addresses: Addresses, groups: list[str], arrived: boo
 
 
 def _groups(connection: Connection, local_groups: set[str]) -> Body:
-    """Return the local ports' groups with their rules, and remote groups with their members."""
+    """Return group -> rules and member addresses, for the groups of local ports and their rules.
+
+    A group that only rules refer to has members and no rules. Groups that no rule refers to have
+    no members.
+    """
     rules: dict[str, list[Body]] = defaultdict(list)
     remote_groups: set[str] = set()
     query = select(RULES).where(RULES.c.security_group_id.in_(local_groups)).order_by(RULES.c.id)

@@ -3,8 +3,8 @@
 
 Code that changes rows calls `touch` for the networks, groups and hosts concerned, and `add_event`
 for the compute service. At the end the hosts concerned get a new revision in the same transaction.
-After the commit waiting requests are woken. Invariant: the data for hosts and the compute service
-follow from committed rows.
+After the commit, the waiting requests of these hosts are answered. Invariant: the data for hosts
+and the compute service follow from committed rows.
 """
 
 import threading
@@ -59,9 +59,10 @@ class Fabric:
 
     @contextmanager
     def change(self) -> Iterator["Change"]:
-        """Yield a writing transaction.
+        """Yield a writing transaction, which commits if the block succeeds.
 
-        After the commit the hosts concerned and waiting requests are woken.
+        After the commit, the waiting requests of the concerned hosts are answered, and the thread
+        for events is woken.
         """
         with self.database.write() as connection:
             change = Change(connection, self)
@@ -72,14 +73,23 @@ class Fabric:
             self.has_events.set()
 
     def settle(self, change: "Change") -> None:
-        """Wait a short time until the hosts have wired the ports that `change` bound to them."""
+        """Wait until the hosts have wired the ports that `change` bound, up to `wait_seconds`.
+
+        A timeout is no error. The ports are then still DOWN.
+        """
         if change.bound:
             self.hosts.await_acknowledged(change.bound, self.settings.wait_seconds)
 
 
 @dataclass
 class Change(Transaction):
-    """An open transaction, with its effects on hosts and servers."""
+    """An open transaction, with its effects on hosts and servers.
+
+    Attributes:
+        fabric: The service object.
+        bound: Host -> the revision with which the host has wired the ports bound to it.
+        has_events: True if there are new events for the compute service.
+    """
 
     fabric: Fabric
     bound: dict[str, int] = field(default_factory=dict)
@@ -90,7 +100,10 @@ class Change(Transaction):
     _hosts: set[str] = field(default_factory=set)
 
     def revision(self) -> int:
-        """Return the number of this change. The numbers of changes increase."""
+        """Return the revision of this change, which is higher than those of earlier changes.
+
+        All calls in one transaction return the same number.
+        """
         if not self._revision:
             number = schema.counter.c.revision
             statement = update(schema.counter).values(revision=number + 1)
@@ -118,7 +131,10 @@ class Change(Transaction):
         self.execute(insert(schema.events).values(event | {"created": int(time.time())}))
 
     def finish(self) -> dict[str, int]:
-        """Set the revision of the hosts concerned, and return the revisions by host."""
+        """Store the new revision of the hosts concerned, and return host -> revision.
+
+        The result is empty if no host is concerned, or if the cloud has no hosts.
+        """
         if not self.fabric.settings.has_hosts or not (
             self._networks or self._groups or self._hosts
         ):
@@ -141,7 +157,10 @@ class Change(Transaction):
         return dict.fromkeys(names, self.revision())
 
     def add(self, table: Table, values: DbValues) -> str:
-        """Insert a row and return the id."""
+        """Insert a row of the API and return the id.
+
+        Values override the default id (a random UUID) and the default times (now).
+        """
         now = moment()
         row = {"id": str(uuid.uuid4()), "created_at": now, "updated_at": now} | dict(values)
         self.execute(insert(table).values(row))

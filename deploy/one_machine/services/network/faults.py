@@ -50,7 +50,7 @@ FAULTS: Mapping[int, Mapping[str, str]] = {
         " subnet {subnet}. Therefore, cannot associate Port {port} with a Floating IP.",
         "ExtensionNotFound": "Extension with alias {id} does not exist.",
         "PortBindingNotFound": "Binding for port {id} for host {host} could not be found.",
-        "HostNotFound": "Host {id} has never asked for its description.",
+        "HostNotFound": "Host {id} is unknown. A host becomes known when its network agent sends a request.",
     },
     409: {
         "OverlappingAllocationPools": "Found overlapping allocation pools: {one} {other} for subnet {cidr}.",
@@ -66,8 +66,8 @@ FAULTS: Mapping[int, Mapping[str, str]] = {
         " already has an attached device {device}.",
         "PortBindingAlreadyExists": "Binding for port {id} on host {host} already exists.",
         "PortBindingAlreadyActive": "Binding for port {id} on host {host} is already active.",
-        "PortBindingInUse": "Binding for port {id} on host {host} is the active one: activate"
-        " another before it is deleted, or unbind the port.",
+        "PortBindingInUse": "Binding for port {id} on host {host} is active. Activate another"
+        " binding or unbind the port before you delete this binding.",
         "ServicePortInUse": "Port {id} cannot be deleted directly via the port API: {why}.",
         "AddressPairAndPortSecurityRequired": "Port Security must be enabled in order to have"
         " allowed address pairs on a port.",
@@ -104,12 +104,17 @@ fault = FaultTable(FAULTS).fault
 
 
 def bad_request(what: str, why: str) -> Fault:
-    """Return the 400 error of a request about a router, port or floating IP."""
+    """Return the 400 error of a request about a router, port or floating IP.
+
+    Args:
+        what: The resource: "router", "port" or "floatingip".
+        why: The reason.
+    """
     return fault("BadRequest", what=what, why=why)
 
 
 def invalid(why: str) -> Fault:
-    """Return the 400 error for values that do not fit each other or the present state."""
+    """Return the 400 error for values that contradict each other or the present state."""
     return fault("InvalidInput", why=why)
 
 
@@ -119,7 +124,7 @@ def malformed(why: str) -> Fault:
 
 
 def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
-    """Give an error the body that Neutron's clients expect."""
+    """Set the body of an error response in Neutron's form: {"NeutronError": {"type", …}}."""
     kind = error.kind if isinstance(error, Fault) else type(error).__name__
     answer(
         resp,

@@ -52,7 +52,10 @@ DETAILS = (
 
 
 def by_status(values: list[str]) -> ColumnElement[bool]:
-    """Return the condition for a status. A floating IP is ACTIVE if it has a port."""
+    """Return the condition for any of these statuses, in any case of letters.
+
+    A floating IP with a port is ACTIVE, and otherwise DOWN. Other words match no row.
+    """
     conditions = {"ACTIVE": FLOATING.c.port_id.is_not(None), "DOWN": FLOATING.c.port_id.is_(None)}
     return or_(
         *[conditions[value.upper()] for value in values if value.upper() in conditions],
@@ -170,10 +173,13 @@ class FloatingIpsApi(NetworkResource):
 
 
 def _choose_address(change: Change, network: str, body: Body) -> Body:
-    """Return the fixed_ips entry for a new floating IP, which is always IPv4.
+    """Return the fixed_ips entry for the reserving port of a new floating IP.
+
+    The entry is the requested address, or the requested subnet, or the oldest IPv4 subnet of the
+    network.
 
     Raises:
-        Fault: 400, the network has no IPv4 subnet.
+        Fault: 400, nothing is requested, and the network has no IPv4 subnet.
     """
     if body.get("floating_ip_address"):
         return {"ip_address": body["floating_ip_address"]}
@@ -186,7 +192,10 @@ def _choose_address(change: Change, network: str, body: Body) -> Body:
 
 
 def _disassociate(change: Change, row: DbRow) -> None:
-    """Remove a floating IP from its port, and send an event for the port's server."""
+    """Remove a floating IP from its port, and add an event for the port's server.
+
+    Without a port do nothing.
+    """
     if row.port_id is None:
         return
     change.set(FLOATING, row.id, ports.UNASSOCIATED)
@@ -197,10 +206,15 @@ def _disassociate(change: Change, row: DbRow) -> None:
 
 
 def _find_fixed_address(change: Change, port_id: str, requested: str | None) -> DbRow:
-    """Return the port's IPv4 address for the floating IP.
+    """Return the row of the port's IPv4 address to which the floating IP is translated.
+
+    Args:
+        change: The transaction.
+        port_id: The port.
+        requested: The requested address, or None if the port has only one IPv4 address.
 
     Raises:
-        Fault: 400, the port has no such address, or several without a choice.
+        Fault: 400, the port has no such address, or has several and none is requested.
     """
     rows = change.rows(select(ADDRESSES).where(ADDRESSES.c.port_id == port_id))
     matches = [row for row in rows if "." in row.address and requested in (None, row.address)]
@@ -221,7 +235,10 @@ def _find_fixed_address(change: Change, port_id: str, requested: str | None) -> 
 
 
 def _find_router(change: Change, network: str, subnet: str) -> DbRow | None:
-    """Return the router that joins this subnet and has its gateway in this network, or None."""
+    """Return the oldest router with an interface in the subnet and the gateway in the network.
+
+    If there is none, return None.
+    """
     with_gateway = select(PORTS.c.device_id).filter_by(device_owner=GATEWAY, network_id=network)
     with_interface = select(PORTS.c.device_id).filter_by(device_owner=INTERFACE)
     with_interface = with_interface.join(ADDRESSES).where(ADDRESSES.c.subnet_id == subnet)

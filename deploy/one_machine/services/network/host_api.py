@@ -2,8 +2,9 @@
 """/v2.0/kilonova/hosts: the API for hosts, which get descriptions and report applied revisions.
 
 A host authenticates with a key instead of a token, and only acts for itself. The long poll is the
-heartbeat. The poll waits until the host's revision is another than at the host. A report makes
-the host's ports ACTIVE up to the applied revision, and wakes the requests that wait for them.
+heartbeat. It waits until the host's revision differs from the revision that the host has seen. A
+report makes the host's ports ACTIVE up to the applied revision, and ends the waits of the requests
+that created these ports.
 """
 
 import hmac
@@ -49,7 +50,11 @@ REPORT = Attributes(
 
 
 class HostApi(Handler[Fabric]):
-    """GET /v2.0/kilonova/hosts/{name}/description and PUT /v2.0/kilonova/hosts/{name}."""
+    """GET /v2.0/kilonova/hosts/{name}/description and PUT /v2.0/kilonova/hosts/{name}.
+
+    GET has the parameters `seen`, the host's present revision, and `wait` in seconds. The response
+    is 304 if the revision is still `seen`. PUT reports the revision that the host has applied.
+    """
 
     def on_get_description(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
         self._require_key(req, name)
@@ -90,17 +95,20 @@ class HostApi(Handler[Fabric]):
             wiring_key(host_key(secret, name)).encode(), key.encode()
         ):
             raise falcon.HTTPUnauthorized(
-                description=f"This is not the key of the host {name[:255]!r}."
+                description=f"The header {HEADER} does not have the key of host {name[:255]!r}."
             )
 
     def _register(self, name: str) -> None:
         """Record a contact of the host.
 
         A new host gets a row first, so that ports can be bound to it.
+
+        Raises:
+            Fault: 400, the name of a new host is too long.
         """
         if self._service.hosts.silence(name) is None:
             if len(name) > 255:
-                raise malformed("The name of a host has at most 255 characters")
+                raise malformed("The name of a host must have at most 255 characters")
             with self._service.change() as change:
                 change.execute(
                     insert(HOSTS)
@@ -116,9 +124,9 @@ def _host(name: str) -> DbSelect:
 
 
 def _store_report(change: Change, host: DbRow, report: Body) -> None:
-    """Store a host's report.
+    """Store the tunnel address, the gateway flag and the applied revision of a host's report.
 
-    Other hosts get a new revision if the tunnel address or the gateway changed.
+    If the tunnel address or the gateway flag changed, all hosts of the networks get a new revision.
     """
     changes = {
         name: report[name]
@@ -139,7 +147,7 @@ def _store_report(change: Change, host: DbRow, report: Body) -> None:
 
 
 def _bind_late(change: Change, name: str) -> None:
-    """Bind the ports of which the binding failed because the host was silent."""
+    """Bind the ports on the host whose binding failed because the host was silent."""
     failed_networks = select(PORTS.c.network_id).filter_by(host=name, vif_type="binding_failed")
     if networks := change.scalars(failed_networks):
         statement = update(PORTS).filter_by(host=name, vif_type="binding_failed")
@@ -148,7 +156,14 @@ def _bind_late(change: Change, name: str) -> None:
 
 
 def _update_ports(change: Change, name: str, revision: int, failed: dict[str, str]) -> None:
-    """Set the status of the ports in the applied revision, and send events for their servers."""
+    """Set the status of the ports in the applied revision, and add events for their servers.
+
+    Args:
+        change: The transaction.
+        name: The host.
+        revision: The revision that the host has applied.
+        failed: Port -> the reason why the host could not wire the port.
+    """
     local_ports = update(PORTS).filter_by(host=name, vif_type="bridge").returning(PORTS)
     down_ports = local_ports.where(PORTS.c.status == "DOWN", PORTS.c.admin_state_up)
     applied = down_ports.where(PORTS.c.bound_at <= revision, PORTS.c.id.not_in(failed))

@@ -13,5 +13,8 @@ HEADER = "X-Host-Key"
 
 
 def wiring_key(key: str) -> str:
-    """Return the key for the network service. That key cannot sign metadata requests."""
+    """Return the key for the network service, derived from the host's key.
+
+    The derived key cannot sign metadata requests.
+    """
     return hmac.new(key.encode(), b"wiring", hashlib.sha256).hexdigest()

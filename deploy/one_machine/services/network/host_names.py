@@ -14,5 +14,5 @@ def host_name(dns_name: str, address: object) -> str:
 
 
 def qualify(name: str) -> str:
-    """Return the fully qualified name."""
+    """Return the fully qualified form of a host name, with ``DOMAIN`` and a dot at the end."""
     return f"{name}.{DOMAIN}."

@@ -52,20 +52,29 @@ class HostRegistry:
         return sorted(name for name in list(self._contacts) if self.is_alive(name))
 
     def acknowledge(self, name: str, revision: int) -> None:
-        """Record that the host has applied this revision. The database must already have it."""
+        """Record that the host has applied this revision, and end the waits for it.
+
+        The caller has already stored the revision in the database.
+        """
         with self._changed:
             self._acknowledged[name] = revision
             self._changed.notify_all()
 
     def set_revisions(self, revisions: Mapping[str, int]) -> None:
-        """Record the new revisions of hosts. The database must already have them."""
+        """Record the new revisions of hosts, and end the waits of these hosts.
+
+        The caller has already committed the revisions to the database.
+        """
         if revisions:
             with self._changed:
                 self._revisions.update(revisions)
                 self._changed.notify_all()
 
     def await_other_revision(self, name: str, seen: int, seconds: float) -> None:
-        """Wait until the host's revision differs from `seen`, or the time is up."""
+        """Wait until the host's revision differs from `seen`.
+
+        The wait also ends when the time is up or the service ends.
+        """
         self._await_until(seconds, lambda: self._revisions.get(name) != seen)
 
     def end(self) -> None:
@@ -79,7 +88,7 @@ class HostRegistry:
         """Wait until these hosts have applied these revisions.
 
         Returns:
-            False if the time is up first.
+            False if the time is up first, or the service ends.
         """
         return self._await_until(
             seconds,

@@ -89,7 +89,7 @@ class NetworksApi(NetworkResource):
         values = self.columns(body)
         values["vni"] = values.get("vni") or self._free_vni(change)
         if change.has(select(NETWORKS.c.id).where(NETWORKS.c.vni == values["vni"])):
-            raise invalid(f"segmentation_id {values['vni']} is in use")
+            raise invalid(f"another network has the segmentation_id {values['vni']}")
         return change.add(NETWORKS, {"mtu": change.fabric.settings.mtu} | values)
 
     def update(self, change: Change, caller: NetworkCaller, row: DbRow, body: Body) -> None:

@@ -67,7 +67,7 @@ class PortBindings(Handler[Fabric]):
         answer(resp, {"bindings": [select_fields(req, binding) for binding in bindings]})
 
     def on_post(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        """Create an inactive binding, and wait a short time until the host has wired the port."""
+        """Create an inactive binding, and wait up to `wait_seconds` until the port is wired."""
         body = BINDING.validate(
             read_object(req, "binding"), "binding", req.context.caller, new=True
         )
@@ -137,7 +137,7 @@ def _port(connection: Connection, req: falcon.Request, key: str, verb: str) -> D
     caller.require_admin(f"(rule:{verb}_port_binding)")
     port = PortsApi().find(connection, caller, key)
     if not port.device_owner.startswith("compute:"):
-        why = f"port {port.id} is no server's (compute:...)"
+        why = f"port {port.id} belongs to no server, because its device_owner does not begin with compute:"
         raise bad_request("port", why)
     return port
 
@@ -168,9 +168,9 @@ def _view(row: DbValues, network_id: str, status: str) -> Body:
 
 
 def _activate(change: Change, port: DbRow, host: str) -> None:
-    """Exchange the active and this inactive binding.
+    """Make the port's inactive binding to `host` active, and its active binding inactive.
 
-    Hosts need no new revision, because both have wired the port.
+    Hosts need no new revision, because both hosts have wired the port.
     """
     row = change.execute(delete(INACTIVE).where(*_conditions(port, host)).returning(INACTIVE)).one()
     if port.host:

@@ -98,7 +98,7 @@ def by_fixed_ips(values: list[str]) -> ColumnElement[bool]:
                 rule &= PORTS.c.id.in_(select(ADDRESSES.c.port_id).where(pattern))
             case _:
                 raise malformed(
-                    f"Invalid input for fixed_ips. Reason: '{field[:64]}' is not known."
+                    f"Invalid input for fixed_ips. Reason: '{field[:64]}' is not a field of fixed_ips."
                 )
     return rule & or_(*address_rules) if address_rules else rule
 
@@ -170,7 +170,7 @@ class PortsApi(NetworkResource):
         _check_policy(caller, network, body, "update_port")
         owner = body.get("device_owner", row.device_owner)
         if row.device_owner in ROUTER_OWNERS and owner != row.device_owner:
-            why = "device_owner of a router's port is the router's to change"
+            why = f"device_owner of port {row.id} cannot be changed, because the port belongs to a router"
             raise invalid(why)
         columns = self.columns(body)
         requested, groups = body.get("fixed_ips"), body.get("security_groups")
@@ -211,7 +211,7 @@ class PortsApi(NetworkResource):
 
 
 def add(change: Change, network: DbRow, body: Body, caller: NetworkCaller | None = None) -> str:
-    """Create a port and return the id.
+    """Create a port with its addresses, groups and binding, and return the id.
 
     Args:
         change: The transaction.
@@ -251,7 +251,7 @@ def add(change: Change, network: DbRow, body: Body, caller: NetworkCaller | None
 
 
 def remove(change: Change, row: DbRow) -> None:
-    """Remove a port with all addresses, and remove floating IPs from the port."""
+    """Remove a port with its addresses and bindings, and disassociate its floating IPs."""
     groups = change.scalars(select(GROUPS.c.group_id).where(GROUPS.c.port_id == row.id))
     change.touch(networks=[row.network_id] if row.host else (), groups=groups, hosts=[row.host])
     remove_inactive_bindings(change, row.id)
@@ -260,9 +260,14 @@ def remove(change: Change, row: DbRow) -> None:
 
 
 def disassociate(change: Change, port_id: str, address: str | None = None) -> None:
-    """Remove floating IPs from a port, or from one address of it.
+    """Disassociate the floating IPs of a port, which then have no port.
 
-    The routers' hosts are concerned.
+    The hosts of the floating IPs' routers get a new revision.
+
+    Args:
+        change: The transaction.
+        port_id: The port.
+        address: The port's address whose floating IPs are disassociated, or None for all.
     """
     query = select(FLOATING.c.id, ROUTERS.c.host).outerjoin_from(FLOATING, ROUTERS)
     query = query.where(FLOATING.c.port_id == port_id)
@@ -274,7 +279,9 @@ def disassociate(change: Change, port_id: str, address: str | None = None) -> No
 
 
 def _check_policy(caller: NetworkCaller, network: DbRow, body: Body, rule: str) -> None:
-    """Refuse attributes that only the owner of the network may set.
+    """Refuse attributes that only the owner of the network, or an admin, may set.
+
+    Only an admin may set a device_owner that begins with "network:".
 
     Raises:
         Fault: 403, with the attribute in the message.
@@ -326,9 +333,15 @@ def _add_to_groups(change: Change, key: str, groups: list[str]) -> None:
 
 
 def _rebind(change: Change, row: DbRow, host: str, columns: Body) -> Body:
-    """Return the columns of a port that moves to `host`, and remove its other bindings.
+    """Return the columns of a port that moves to `host`, and remove its inactive bindings.
 
-    The result is empty if the port already is there with a valid binding.
+    The result is empty, and the bindings stay, if the port is already bound to `host`.
+
+    Args:
+        change: The transaction.
+        row: The port's row.
+        host: The new host, or "" to unbind the port.
+        columns: The other new values of the port.
     """
     if host == row.host and row.vif_type in ("bridge", "unbound"):
         return {}

@@ -31,7 +31,9 @@ QUOTAS = schema.quotas
 
 
 def spend(change: Change, project_id: str, resource: str, count: int = 1) -> None:
-    """Check that the project may have `count` more objects.
+    """Check that the project may have `count` more objects. The caller then inserts the objects.
+
+    This stores nothing, because the usage is the number of rows.
 
     Raises:
         Fault: 409 OverQuota, the limit would be exceeded.

@@ -72,7 +72,7 @@ class NetworkResource(Resource):
 
     @classmethod
     def columns(cls, body: Body) -> Body:
-        """Return the values of a body for the columns of this table."""
+        """Return column -> value for the attributes in a body that are columns of this table."""
         values = {cls.attributes[name].column or name: value for name, value in body.items()}
         return {name: value for name, value in values.items() if name in cls.table.c}
 
@@ -80,7 +80,7 @@ class NetworkResource(Resource):
         return select_fields(req, self.view(row, req.context.caller))
 
     def view(self, row: DbValues, caller: NetworkCaller) -> Body:
-        """Return a row as the API shows it to this caller."""
+        """Return the object in a response to this caller. Only admins see hidden attributes."""
         fields = {
             name: row[attribute.column or name]
             for name, attribute in self.attributes.items()
@@ -123,7 +123,7 @@ class NetworkResource(Resource):
         return rows, {f"{self.collection}_links": links} if links else {}
 
     def before_list(self, fabric: Fabric, caller: NetworkCaller) -> None:
-        """Create rows that must exist before this caller lists."""
+        """Create rows that a list for this caller must contain. By default do nothing."""
 
     def _column(self, name: str, caller: NetworkCaller) -> Column[Any] | None:
         name = "project_id" if name == "tenant_id" else name
@@ -161,14 +161,14 @@ class NetworkResource(Resource):
         for name, direction in zip(names, directions or ["asc"] * len(names), strict=True):
             column = self._column(name, caller)
             if column is None or direction not in ("asc", "desc"):
-                why = f"['{name[:64]}'] is invalid attribute for sorting, asc or desc"
+                why = f"['{name[:64]}'] is invalid attribute for sorting, or its direction is not asc or desc"
                 raise malformed(why)
             keys.setdefault(column.name, direction == "asc")
         return keys | {"id": keys.get("id", True)}
 
 
 def standard(row: DbValues) -> Body:
-    """Return the fields that all resources have."""
+    """Return the fields that the objects of all resources have in responses."""
     return {"tenant_id": row["project_id"]} | {
         name: row[name]
         for name in (
@@ -199,7 +199,7 @@ def _equals(name: str, column: Column[Any], values: list[str]) -> ColumnElement[
     if isinstance(column.type, Boolean):
         column_values = [TRUTHS.get(value.lower()) for value in values]
         if None in column_values:
-            why = f"Invalid input for {name}. Reason: it must be true or false."
+            why = f"Invalid input for {name}. Reason: the value must be true or false."
             raise malformed(why)
     elif isinstance(column.type, Integer):
         column_values = [number_of(name, value) for value in values]

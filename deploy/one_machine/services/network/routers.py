@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/routers: routers join subnets and lead to an external network.
+"""/v2.0/routers: routers connect subnets with each other and with an external network.
 
-One host carries each router.
+One host carries each router, which means that the host forwards the router's packets.
 
 A router has ports: network:router_interface in each joined subnet, and network:router_gateway in
 its external network. Both are bound to the host that carries the router, so that all hosts of the
-networks know the place. A router without a living host moves to another host (`place_routers`).
+networks send packets there. A router without a living host moves to another host
+(`place_routers`).
 """
 
 import ipaddress
@@ -111,7 +112,10 @@ class RoutersApi(NetworkResource):
         change.remove(ROUTERS, row.id)
 
     def _set_gateway(self, change: Change, caller: NetworkCaller, key: str, gateway: Body) -> None:
-        """Give the router this gateway, or none. An unchanged network keeps its addresses."""
+        """Give the router this gateway, or remove the gateway if `gateway` is empty.
+
+        Without new addresses, a gateway in the same network keeps its port.
+        """
         router = change.get_existing(ROUTERS, key)
         port = change.first(_ports_of(key, GATEWAY))
         network_id, fixed_ips = gateway.get("network_id"), gateway.get("external_fixed_ips")
@@ -311,16 +315,16 @@ def _check_routes(change: Change, router: str, routes: list[Body]) -> None:
     ]
     for route in routes:
         if len(route) < 2:
-            raise fault("InvalidRoutes", why="a route has a destination and a nexthop")
+            raise fault("InvalidRoutes", why="a route must have a destination and a nexthop")
         if not any(ipaddress.ip_address(route["nexthop"]) in network for network in networks):
-            why = f"the nexthop {route['nexthop']} is not connected with the router"
+            why = f"the nexthop {route['nexthop']} is in no subnet of the router"
             raise fault("InvalidRoutes", why=why)
 
 
 def choose_carrier(change: Change) -> str:
-    """Return the host for a router, or "" if no host is alive.
+    """Return the living host that is to carry a router, or "" if no host is alive.
 
-    Gateways of external networks come first.
+    Hosts that are gateways of external networks come first, then the order of names decides.
     """
     query = select(HOSTS.c.name).where(HOSTS.c.name.in_(change.fabric.hosts.alive()))
     best_first = query.order_by(HOSTS.c.external_gateway.desc(), HOSTS.c.name).limit(1)
@@ -328,7 +332,14 @@ def choose_carrier(change: Change) -> str:
 
 
 def place_router(change: Change, router_id: str, before: str, host: str) -> None:
-    """Move the router to `host`."""
+    """Store `host` as the host of the router, and bind the router's ports to it.
+
+    Args:
+        change: The transaction.
+        router_id: The router.
+        before: The former host, or "".
+        host: The new host, which must be alive.
+    """
     is_router_port = [PORTS.c.device_id == router_id, PORTS.c.device_owner.in_(ROUTER_OWNERS)]
     change.execute(update(ROUTERS).where(ROUTERS.c.id == router_id).values(host=host))
     change.execute(update(PORTS).where(*is_router_port).values(**bind(change, host)))
@@ -337,7 +348,10 @@ def place_router(change: Change, router_id: str, before: str, host: str) -> None
 
 
 def place_routers(fabric: Fabric) -> None:
-    """Move every router without a living host to a living host."""
+    """Move every router without a living host to the host of `choose_carrier`.
+
+    If no host is alive, the routers stay.
+    """
     alive = fabric.hosts.alive()
     if not fabric.settings.has_hosts or not alive:
         return

@@ -35,7 +35,7 @@ METADATA = MetaData()
 
 
 def _resource_table(name: str, *columns: SchemaItem) -> Table:
-    """Return the table of a resource of the API, with the columns that all have."""
+    """Return the table of a resource of the API, with the columns that all resources have."""
     return Table(
         name,
         METADATA,

@@ -103,7 +103,7 @@ class SecurityGroupsApi(NetworkResource):
 
 
 def default_group(change: Change, project_id: str) -> str:
-    """Return the id of the project's default group, and create a missing group."""
+    """Return the id of the project's default group, which is created with its rules if missing."""
     group = {"project_id": project_id, "name": "default", "description": "Default security group"}
     return change.scalar(_default_group_query(project_id)) or _add(change, group, open_inside=True)
 
@@ -111,10 +111,11 @@ def default_group(change: Change, project_id: str) -> str:
 def require_groups(
     change: Change, caller: NetworkCaller, groups: list[str], project_id: str
 ) -> None:
-    """Check the groups of a port.
+    """Check that a caller may use these groups for a port of a project.
 
     Raises:
-        Fault: 404, neither the caller's nor the port's project owns a group.
+        Fault: 404, a group does not exist, or belongs neither to the caller's project nor to the
+            port's. An admin may use all groups.
     """
     query = select(GROUPS.c.id).where(GROUPS.c.id.in_(groups))
     if not caller.is_admin:
@@ -140,11 +141,11 @@ def _add(change: Change, body: Body, *, open_inside: bool) -> str:
 
 def _require_stateful(body: Body) -> None:
     if body.get("stateful") is False:
-        raise invalid("stateless security groups are not served here")
+        raise invalid("stateless security groups are not supported")
 
 
 def normalize_protocol(value: str | int | None) -> str | None:
-    """Return the stored name or number of a protocol, or None for "any" and 0.
+    """Return the name or number of a protocol to store, or None for None, "any" and 0.
 
     Raises:
         Fault: 400, the protocol is unknown.
@@ -213,7 +214,7 @@ class SecurityGroupRulesApi(NetworkResource):
         return change.add(RULES, body)
 
     def update(self, change: Change, caller: NetworkCaller, row: DbRow, body: Body) -> None:
-        why = "A security group rule cannot be changed: delete it and make another"
+        why = f"Security group rule {row.id} cannot be changed: delete the rule and create another"
         raise malformed(why)
 
     def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
@@ -232,15 +233,15 @@ class SecurityGroupRulesApi(NetworkResource):
 
 
 def protocol_number(name: str | None) -> int | None:
-    """Return the number of a protocol, or None for any protocol."""
+    """Return the number of a protocol from `normalize_protocol`, or None for any protocol."""
     return None if name is None else PROTOCOLS[name] if name in PROTOCOLS else int(name)
 
 
 def _check_rule(body: Body) -> None:
-    """Check that the attributes of a rule fit each other.
+    """Check that the attributes of a rule do not contradict each other.
 
     Raises:
-        Fault: 400, they do not.
+        Fault: 400, for example for ports with a protocol that has no ports.
     """
     low, high, kind = (
         body["port_range_min"],

@@ -131,9 +131,10 @@ class SubnetsApi(NetworkResource):
 
 
 def update_dhcp_port(change: Change, network: DbRow) -> None:
-    """Give the network's DHCP port an address in each subnet with DHCP.
+    """Give the network's DHCP port exactly one address in each subnet with DHCP.
 
-    Without such a subnet the port is removed.
+    A missing port is created. Without a subnet with DHCP the port is removed. Subnets whose guests
+    derive their addresses from the MAC address do not count.
     """
     connection = change.connection
     dhcp_subnets = {
@@ -172,7 +173,11 @@ def update_dhcp_port(change: Change, network: DbRow) -> None:
 
 
 def default_pools(net: IPNetwork, gateway: str | None) -> list[dict[str, str]]:
-    """Return pools of all addresses except network, broadcast and gateway."""
+    """Return the default allocation pools of a subnet, at most two.
+
+    They contain all addresses except the gateway and, in subnets of more than two addresses, the
+    first address and the IPv4 broadcast address.
+    """
     first, last = int(net.network_address), int(net.broadcast_address)
     if net.prefixlen < net.max_prefixlen - 1:
         first, last = first + 1, last - (1 if net.version == 4 else 0)
@@ -218,7 +223,7 @@ def _parse_cidr(body: Body) -> IPNetwork:
         raise invalid(f"cidr {net} does not match the ip_version {body['ip_version']}")
     modes = (body["ipv6_ra_mode"], body["ipv6_address_mode"])
     if net.version == 4 and modes != (None, None):
-        raise invalid("ipv6_ra_mode and ipv6_address_mode are for subnets of IPv6")
+        raise invalid("ipv6_ra_mode and ipv6_address_mode are only allowed for IPv6 subnets")
     if None not in modes and modes[0] != modes[1]:
         raise invalid(
             f"ipv6_ra_mode set to '{modes[0]}' with ipv6_address_mode set to '{modes[1]}'"
@@ -229,9 +234,9 @@ def _parse_cidr(body: Body) -> IPNetwork:
             "ipv6_ra_mode or ipv6_address_mode cannot be set when enable_dhcp is set to False"
         )
     if {"slaac", "dhcpv6-stateless"} & set(modes) and net.prefixlen != 64:
-        raise invalid("Invalid CIDR for an IPv6 address mode: it must have a prefix length of 64")
+        raise invalid(f"Invalid CIDR {net} for an IPv6 address mode: the prefix length must be 64")
     if net.prefixlen == 0 or net.is_multicast or net.is_loopback:
-        raise invalid(f"cidr {net} cannot be a subnet")
+        raise invalid(f"cidr {net} contains all addresses, or is multicast or loopback")
     return net
 
 

@@ -44,7 +44,7 @@ def main() -> None:
         "--host",
         default=socket.gethostname(),
         metavar="NAME",
-        help="this machine in connectors: servers here open the volumes' files",
+        help="this machine's name in connectors; servers on it open the volumes' files",
     )
     serve_parser.add_argument(
         "--also-host",
@@ -62,7 +62,7 @@ def main() -> None:
         "--export-address",
         default="",
         metavar="ADDRESS",
-        help="where other hosts reach volumes over NBD; default: nowhere",
+        help="the address at which other hosts reach volumes over NBD; default: no exports",
     )
     serve_parser.add_argument("--export-ports", type=_ports, default=(10900, 11899), metavar="A-B")
     serve_parser.add_argument(
@@ -72,7 +72,9 @@ def main() -> None:
         help="ca-cert.pem, server-cert.pem and server-key.pem, for NBD; default: plain text",
     )
     add_identity_options(serve_parser)
-    end_parser = commands.add_parser("end-exports", help="end what serves volumes to other hosts")
+    end_parser = commands.add_parser(
+        "end-exports", help="end the processes that export volumes to other hosts"
+    )
     end_parser.add_argument("--data", type=Path, required=True)
     options = parser.parse_args()
     if options.command == "end-exports":

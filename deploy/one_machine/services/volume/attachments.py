@@ -121,11 +121,12 @@ class VolumeAttachments:
             answer(resp, {"attachment": detail(_find(connection, req.context.caller, key))})
 
     def _connect(self, caller: VolumeCaller, key: str, connector: Body) -> None:
-        """Wait until no job copies the volume, then give the attachment a connection.
+        """Wait until no job copies or fills the volume, then give the attachment a connection.
 
         Raises:
-            Fault: 404, the attachment is unknown. 409, the volume is copied for too long. 503, the
-                volume cannot be exported.
+            Fault: 404, the attachment is unknown. 400 or 409, as in the function `_connect`. 409,
+                a job still uses the volume after `wait_seconds`. 503, the volume cannot be
+                exported.
         """
         until = time.monotonic() + self._service.settings.wait_seconds
         while True:
@@ -137,7 +138,7 @@ class VolumeAttachments:
                     _connect(change, self._service, volume, row, connector)
                     break
             if time.monotonic() > until:
-                why = f"volume {volume.id} is being copied; try again when that is over"
+                why = f"a job copies or fills volume {volume.id}; try again later"
                 raise fault("Conflict", why=why)
             time.sleep(POLL_SECONDS)
         try:
@@ -152,7 +153,13 @@ class VolumeAttachments:
 
 
 def delete(service: VolumeService, key: str, volume_id: str) -> None:
-    """Delete an attachment and end the connection."""
+    """End the connection of an attachment, delete the attachment and update the volume's status.
+
+    Args:
+        service: The service.
+        key: The id of the attachment.
+        volume_id: The id of the volume.
+    """
     with service.exports.lock:
         service.exports.end(key)
         with service.change() as change:
@@ -161,12 +168,13 @@ def delete(service: VolumeService, key: str, volume_id: str) -> None:
 
 
 def check_deletable(service: VolumeService, caller: VolumeCaller, row: DbRow) -> None:
-    """Refuse a user's request to detach a volume from a server that uses it.
+    """Refuse a user's request to delete an attachment through which a server uses the volume.
 
-    The server's device would stay, and might belong to another volume later (CVE-2023-2088).
+    Services may delete it. Why: the server's device would stay, and might belong to another volume
+    later (CVE-2023-2088).
 
     Raises:
-        Fault: 409, the server uses the volume.
+        Fault: 409, the server uses the volume. 503, the compute service does not answer.
     """
     if caller.is_service or not (row.instance and row.connection_info):
         return
@@ -198,7 +206,13 @@ def _find(connection: Connection, caller: VolumeCaller, key: str) -> DbRow:
 
 
 def _reserve(change: VolumeChange, volume: DbRow, instance: str | None, mode: str | None) -> str:
-    """Create an attachment and return the id.
+    """Create an attachment without a connection, and return its id. The volume becomes reserved.
+
+    Args:
+        change: The transaction.
+        volume: The volume's row.
+        instance: The id of the server, or None.
+        mode: "rw", "ro", or "null" or None for the connector's mode.
 
     Raises:
         Fault: 400, the volume's status or another attachment does not allow this.
@@ -248,14 +262,14 @@ def _is_busy(connection: Connection, service: VolumeService, volume_id: str) -> 
 def _connect(
     change: VolumeChange, service: VolumeService, volume: DbRow, row: DbRow, connector: Body
 ) -> None:
-    """Store the connection of an attachment.
+    """Store the connection of an attachment. The caller then opens the export.
 
     Raises:
-        Fault: 409, the volume has an error or a connection to the same host. 400, the mode is
-            invalid or the volume is not exported to other hosts.
+        Fault: 409, the volume has an error, no file, or a connection to the same host. 400, the
+            mode is invalid, or the volume is not exported to other hosts. 503, no port is free.
     """
     if "error" in volume.status:
-        why = f"the volume's status is {volume.status}"
+        why = f"the status of volume {volume.id} is {volume.status}"
         raise fault("Conflict", why=why)
     host = str(connector.get("host") or "")
     others = change.connection.execute(
@@ -264,11 +278,11 @@ def _connect(
     if not volume.multiattach and any(
         attachment.connection_info and attachment.host == host for attachment in others
     ):
-        why = f"volume {volume.id} has a connection to host {host[:64]} already"
+        why = f"volume {volume.id} already has a connection to host {host[:64]}"
         raise fault("Conflict", why=why)
     mode = "ro" if volume.readonly else row.mode or connector.get("mode") or "rw"
     if mode not in ("rw", "ro"):
-        raise fault("InvalidInput", why="The mode of an attachment is rw or ro.")
+        raise fault("InvalidInput", why="The mode of an attachment must be rw or ro.")
     info = service.connection_info(change, volume, row, host, mode)
     values = {
         "status": "attaching",
@@ -288,7 +302,7 @@ def _connect(
 
 
 def summary(row: DbRow) -> Body:
-    """Return an attachment as a list shows it."""
+    """Return the short form of an attachment, for lists."""
     return {
         "id": row.id,
         "status": row.status,
@@ -298,7 +312,7 @@ def summary(row: DbRow) -> Body:
 
 
 def detail(row: DbRow) -> Body:
-    """Return an attachment with its connection."""
+    """Return the long form of an attachment, with its connection."""
     info: DbValues = row.connection_info or {}
     return summary(row) | {
         "attached_at": row.attached_at or "",

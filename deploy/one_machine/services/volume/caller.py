@@ -26,7 +26,7 @@ class VolumeCaller(Caller):
         return true() if self.is_admin else table.c.project_id == self.project_id
 
     def require_member(self, action: str) -> None:
-        """Refuse a caller without write access.
+        """Refuse a caller without a project or without a role that may write.
 
         Raises:
             Fault: 403, with ``action`` in the message.

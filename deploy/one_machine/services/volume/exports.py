@@ -49,10 +49,10 @@ class Exports:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder, self.address, self._ports, self.tls = folder, address, ports, tls
         self.lock = threading.RLock()
-        """Held while rows and processes are made to agree."""
+        """Held by threads that change attachments with connections, or the processes."""
 
     def free_port(self, taken: Iterable[int]) -> int | None:
-        """Return a port that neither a row nor another program uses, or None."""
+        """Return a port of the range that is not in `taken` and that no program uses, or None."""
         used = set(taken)
         for port in range(self._ports[0], self._ports[1] + 1):
             if port not in used and _is_free(self.address, port):
@@ -81,15 +81,18 @@ class Exports:
                     start_new_session=True,
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
-                LOG.error("qemu-nbd for volume %s: %s", export.volume_id, error)
+                LOG.error("qemu-nbd for volume %s cannot start: %s", export.volume_id, error)
                 return False
             if result.returncode:
                 errors = result.stderr.decode(errors="replace").strip()[:300]
-                LOG.error("qemu-nbd for volume %s: %s", export.volume_id, errors)
+                LOG.error("qemu-nbd for volume %s cannot start: %s", export.volume_id, errors)
             return result.returncode == 0
 
     def end(self, key: str) -> None:
-        """End the process of an attachment, with all connections."""
+        """End the process of an attachment, which closes all connections to it.
+
+        A process that runs ``END_SECONDS`` after SIGTERM is killed. Without a process do nothing.
+        """
         with self.lock:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 pid = self._pid(key)
@@ -102,7 +105,7 @@ class Exports:
             self._file(key).unlink(missing_ok=True)
 
     def settle(self, expected: Mapping[str, Export]) -> None:
-        """End the processes without an export, and start missing processes.
+        """End the processes of other attachments, and start the missing processes.
 
         Args:
             expected: Id of the attachment -> the export.
@@ -113,11 +116,11 @@ class Exports:
                     self.end(key)
             for key, export in expected.items():
                 if self._pid(key) is None:
-                    LOG.warning("volume %s is served again to its host", export.volume_id)
+                    LOG.warning("the export of volume %s is started again", export.volume_id)
                     self.start(export)
 
     def known(self) -> list[str]:
-        """Return the ids of the attachments with a started process."""
+        """Return the ids of the attachments with a pid file, whose process may have died."""
         return [path.stem for path in self.folder.glob("*.pid")]
 
     def _file(self, key: str) -> Path:

@@ -75,7 +75,7 @@ fault = FaultTable(FAULTS).fault
 
 
 def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
-    """Give an error the body that Cinder's clients expect."""
+    """Set the body of an error response in Cinder's form: {name of the status: {"code", …}}."""
     message = error.description or str(error.title or "The server refused the request.")
     name = NAMES.get(error.status_code, "computeFault")
     answer(resp, {name: {"code": error.status_code, "message": message}})

@@ -21,7 +21,7 @@ FICLONE = 0x40049409
 #: Errors of the kernel on file systems that cannot share blocks.
 NO_SHARING = (errno.EOPNOTSUPP, errno.EINVAL, errno.EXDEV, errno.ENOTTY, errno.ENOSYS)
 Check = Callable[[], None]
-"""Raises when the work is not wanted any more."""
+"""Raises an exception when the work should stop."""
 
 
 class VolumeFiles:
@@ -40,16 +40,17 @@ class VolumeFiles:
         return self.folder / f"{kind}-{key}"
 
     def part(self, path: Path) -> Path:
-        """Return the path of the unfinished file for `path`.
+        """Remove the file of an earlier attempt, and return the path of the unfinished file.
 
-        The rest of an earlier attempt is removed.
+        Args:
+            path: The final path.
         """
         part = path.with_name(f"{path.name}.part")
         part.unlink(missing_ok=True)
         return part
 
     def make_blank(self, path: Path, gigabytes: int) -> None:
-        """Create a file of zeros that takes no space."""
+        """Create a sparse file of zeros, which takes no space on the disk."""
         part = self.part(path)
         part.touch(0o600, exist_ok=False)
         self.finish(part, path, gigabytes * GIGABYTE)
@@ -71,7 +72,13 @@ class VolumeFiles:
         self.finish(part, path, gigabytes * GIGABYTE)
 
     def finish(self, part: Path, path: Path, size: int) -> None:
-        """Set the size of a file, sync the file and rename the file to the final name."""
+        """Set the size of an unfinished file, sync the file and rename it to the final name.
+
+        Args:
+            part: The path of the unfinished file.
+            path: The final path. An existing file is replaced.
+            size: The size in bytes.
+        """
         with part.open("r+b") as file:
             os.ftruncate(file.fileno(), size)
             os.fsync(file.fileno())
@@ -86,7 +93,7 @@ class VolumeFiles:
                 os.fsync(file.fileno())
 
     def remove(self, path: Path) -> None:
-        """Remove a file and its unfinished version."""
+        """Remove a file and its unfinished version, if they exist."""
         path.unlink(missing_ok=True)
         self.part(path)
         self._sync()
@@ -143,6 +150,6 @@ def _copy(old: int, new: int, check: Check) -> None:
             check()
             data = os.pread(old, min(BLOCK, hole - position), position)
             if not data:
-                raise OSError(errno.EIO, "the source became shorter while it was copied")
+                raise OSError(errno.EIO, "the source file became shorter during the copy")
             os.pwrite(new, data, position)
             position += len(data)

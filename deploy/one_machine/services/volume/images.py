@@ -27,7 +27,8 @@ def find_image(service: VolumeService, caller: VolumeCaller, reference: str) -> 
     """Return the image that a user refers to by id or URL.
 
     Raises:
-        Fault: 400, the user may not see the image, or no volume can be made from it.
+        Fault: 400, the image does not exist for the user, is not active, or has a format from which
+            no volume can be created. 503, the image service does not answer.
     """
     key = reference.rstrip("/").rsplit("/", 1)[-1]
     if not re.fullmatch(r"[0-9a-fA-F-]{36}", key):
@@ -42,15 +43,16 @@ def find_image(service: VolumeService, caller: VolumeCaller, reference: str) -> 
     if image.get("status") != "active":
         raise fault("ImageUnacceptable", id=key, why="the image is not active")
     if image.get("disk_format") not in READABLE:
-        why = f"no volume can be made of the format {image.get('disk_format')}"
+        why = f"no volume can be created from the disk_format {image.get('disk_format')}"
         raise fault("ImageUnacceptable", id=key, why=why)
     return image
 
 
 def root_snapshot(image: Body) -> str | None:
-    """Return the snapshot of the root disk, for the image of a server that boots from a volume.
+    """Return the id of the volume snapshot that contains an image's root disk, or None.
 
-    Other images have data of their own and return None.
+    Images of servers that boot from a volume have such a snapshot. Other images have data of their
+    own.
     """
     mapping = image.get("block_device_mapping") or "[]"
     try:
@@ -65,7 +67,7 @@ def root_snapshot(image: Body) -> str | None:
 
 
 def check_size(image: Body, gigabytes: int) -> None:
-    """Check that a volume is large enough for the image.
+    """Check that a volume of this size in GiB is large enough for the image.
 
     Raises:
         Fault: 400, the volume is too small.
@@ -81,7 +83,10 @@ def check_size(image: Body, gigabytes: int) -> None:
 
 
 def metadata(image: Body) -> Body:
-    """Return the image's metadata that a volume keeps, all as strings."""
+    """Return the image's metadata that a volume keeps, with all values as strings.
+
+    Attributes without a value are left out.
+    """
     values: Body = {"image_id": image["id"], "image_name": image.get("name")}
     values |= {name: image.get(name) for name in KEPT}
     values |= {name: value for name, value in image.items() if name not in OWN}

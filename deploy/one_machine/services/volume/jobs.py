@@ -42,7 +42,7 @@ class VolumeJob:
     @property
     def size(self) -> int:
         """The size of the target in GiB."""
-        assert self.target is not None, "a kind without a table asks for no size"
+        assert self.target is not None, "a job of a kind without a table has no size"
         return int(self.target.size)
 
 
@@ -52,11 +52,12 @@ class JobKind:
 
     Attributes:
         table: The table of the target, or None.
-        work: Changes files, or calls another service. The last argument raises when the work should
-            stop.
+        work: Changes files, or calls another service. The last argument is a function that raises
+            when the work should stop. Later means that the work is tried again.
         done: Updates the rows after success.
         failed: Updates the rows after a failure.
-        attempts: The number of attempts while an external service is unavailable.
+        attempts: The number of attempts before ``failed``, for example while an external service is
+            unavailable.
         removes: True if the job continues although its target is being deleted.
     """
 
@@ -114,7 +115,9 @@ def _upload(service: VolumeService, job: VolumeJob, check: Check) -> None:
             qemu_img.pack(source, disk_format, part, check)
             source = part
         if not service.images.upload(job.arguments["image_id"], source, check):
-            raise ImageRefused("the image service does not take the data")
+            raise ImageRefused(
+                f"the image service refuses the data of image {job.arguments['image_id']}"
+            )
     finally:
         files.remove(copy_path)
         files.remove(packed_path)
@@ -135,7 +138,7 @@ def _remove(kind: str) -> Callable[[VolumeService, VolumeJob, Check], None]:
 
 def _send_events(service: VolumeService, job: VolumeJob, check: Check) -> None:
     if not service.compute.notify(job.arguments["events"]):
-        raise Later("the compute service does not take events")
+        raise Later("the compute service does not accept events now")
 
 
 # --- rows ---
@@ -144,7 +147,11 @@ def _send_events(service: VolumeService, job: VolumeJob, check: Check) -> None:
 def _set(
     table: Table, before: tuple[str, ...], **values: object
 ) -> Callable[[VolumeChange, VolumeJob], None]:
-    """Return a function that changes the target, unless its status was reset in the meantime."""
+    """Return a function for ``JobKind.done`` or ``failed`` that sets columns of the target.
+
+    The function does nothing if the target's status is not in ``before``, because an admin has
+    reset the status in the meantime.
+    """
 
     def change_row(change: VolumeChange, job: VolumeJob) -> None:
         change.set(table, job.target_id, values, table.c.status.in_(before))
@@ -153,9 +160,10 @@ def _set(
 
 
 def _restore_status(before: str) -> Callable[[VolumeChange, VolumeJob], None]:
-    """Return a function that derives the status from the attachments, unless it was reset.
+    """Return a function for ``JobKind.done`` that sets the volume's status after its attachments.
 
-    Attachments may have ended since the job was created.
+    Attachments may have ended since the job was created. The function does nothing if the status is
+    not ``before``, because an admin has reset the status in the meantime.
     """
 
     def restore(change: VolumeChange, job: VolumeJob) -> None:
@@ -186,7 +194,10 @@ def _record_failed_extension(change: VolumeChange, job: VolumeJob) -> None:
 
 
 def _order_events(change: VolumeChange, name: str, job: VolumeJob) -> None:
-    """Notify the servers that have the volume."""
+    """Add a job that sends the compute service an event for each server with an attachment.
+
+    Without such a server do nothing.
+    """
     rows = change.connection.execute(
         attachments.select().where(
             attachments.c.volume_id == job.target_id, attachments.c.instance.is_not(None)

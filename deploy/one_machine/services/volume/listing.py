@@ -47,7 +47,7 @@ Filter = Callable[[str], ColumnElement[bool]]
 
 
 def all_projects(req: falcon.Request) -> bool:
-    """True if an admin asks for the objects of all projects."""
+    """True if the caller is an admin and the query requests the objects of all projects."""
     word = value_of(req.params, "all_tenants", "0").lower()
     return bool(req.context.caller.is_admin and TRUTHS.get(word, True))
 
@@ -59,7 +59,9 @@ def list_rows(
     filters: Mapping[str, Filter | None],
     plural: str,
 ) -> tuple[list[DbRow], Body]:
-    """Return the rows of a page of objects with owners, and the other fields of the body.
+    """Return the rows of a page of objects that belong to projects, and more fields of the body.
+
+    The rows are of the caller's project. An admin may request the rows of all projects.
 
     Args:
         service: The service.
@@ -84,7 +86,7 @@ def list_matching(
     plural: str,
     rules: Sequence[ColumnElement[bool]],
 ) -> tuple[list[DbRow], Body]:
-    """Return the rows of a page of objects that meet the rules `known`, as `list_rows` does."""
+    """Return the same as `list_rows`, but of all rows that meet `rules`, of any project."""
     query = req.params
     limit = min(number_of("limit", value_of(query, "limit", str(MAX_LIMIT))), MAX_LIMIT)
     offset = number_of("offset", value_of(query, "offset", "0"), 2**31)
@@ -150,7 +152,7 @@ def _equals(table: Table, name: str, value: str) -> ColumnElement[bool]:
     column = table.c[name]
     if isinstance(column.type, Boolean):
         if value.lower() not in TRUTHS:
-            raise fault("InvalidInput", why=f"{name}={value[:64]}")
+            raise fault("InvalidInput", why=f"{name} must be true or false, not {value[:64]}")
         return column.is_(TRUTHS[value.lower()])
     if isinstance(column.type, Integer):
         return column == number_of(name, value)
@@ -170,12 +172,16 @@ def _compare(table: Table, name: str, text: str) -> ColumnElement[bool]:
 
 
 def of_pairs(column: ColumnElement[Any]) -> Filter:
-    """Return a filter by pairs of a JSON object, for example `{'a': 'b'}`, as clients write it."""
+    """Return a filter for a column with a JSON object, by pairs that the object must contain.
+
+    The value of the filter is JSON or a Python literal, for example `{'a': 'b'}`, because clients
+    send both.
+    """
 
     def rule(value: str) -> ColumnElement[bool]:
         pairs = _pairs(value)
         if not isinstance(pairs, dict):
-            raise fault("BadRequest", why="Give the pairs to filter by as {'key': 'value'}.")
+            raise fault("BadRequest", why="The value of the filter must be like {'key': 'value'}.")
         return and_(*(contains(column, str(item), str(key)) for key, item in pairs.items()))
 
     return rule

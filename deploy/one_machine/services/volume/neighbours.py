@@ -26,11 +26,11 @@ COMPUTE_VERSION = "2.89"
 
 
 class ImageRefused(Exception):
-    """The image cannot be used, and another attempt would not help."""
+    """The image or its data cannot be used, and another attempt would not help."""
 
 
 class ImageNeighbour(ExternalService):
-    """Glance's API v2."""
+    """The image service (`service.ImageSource`), by Glance's API v2."""
 
     kind = "image"
 
@@ -40,7 +40,9 @@ class ImageNeighbour(ExternalService):
                 method, path, authenticated=False, headers={"X-Auth-Token": token}, **options
             )
         except Later as error:
-            raise fault("Unavailable", why=f"Cannot ask {error}; try again.") from error
+            raise fault(
+                "Unavailable", why=f"The request needs the image service: {error}; try again."
+            ) from error
 
     def show(self, key: str, token: str) -> Body | None:
         response = self._as_user("GET", f"/v2/images/{key}", token)
@@ -49,7 +51,7 @@ class ImageNeighbour(ExternalService):
     def create(self, body: DbValues, token: str) -> Body:
         response = self._as_user("POST", "/v2/images", token, json=dict(body))
         if response.status_code != 201:
-            why = f"The image service refuses the image ({response.status_code})."
+            why = f"The image service refuses the new image (status {response.status_code})."
             raise fault(
                 "Forbidden" if response.status_code == 403 else "BadRequest", why=why, action=why
             )
@@ -60,14 +62,16 @@ class ImageNeighbour(ExternalService):
         response = self._request("GET", f"/v2/images/{key}/file", stream=True)
         with response:
             if response.status_code != 200:
-                raise ImageRefused(f"image {key} cannot be read ({response.status_code})")
+                raise ImageRefused(f"image {key} cannot be read (status {response.status_code})")
             try:
                 size = _write(response.iter_content(BLOCK), path, limit, check)
             except (requests.RequestException, exceptions.ClientException) as error:
-                raise Later(f"image {key} broke off: {type(error).__name__}") from error
+                raise Later(
+                    f"the download of image {key} broke off: {type(error).__name__}"
+                ) from error
         announced = response.headers.get("Content-Length", "")
         if announced.isdecimal() and announced.lstrip("0") != str(size).lstrip("0"):
-            raise Later(f"image {key} broke off")
+            raise Later(f"the download of image {key} broke off")
 
     def upload(self, key: str, path: Path, check: Check) -> bool:
         headers = {"Content-Type": "application/octet-stream"}
@@ -78,7 +82,7 @@ class ImageNeighbour(ExternalService):
         if response.status_code == 409:
             state = self._request("GET", f"/v2/images/{key}")
             if state.status_code == 200 and state.json()["status"] == "saving":
-                raise Later(f"image {key} still waits for an upload that broke off")
+                raise Later(f"image {key} has the status saving after an upload that broke off")
             return state.status_code == 200 and bool(state.json()["status"] == "active")
         return response.status_code == 204
 
@@ -107,7 +111,7 @@ def _read(file: IO[bytes], check: Check) -> Iterator[bytes]:
 
 
 class ComputeNeighbour(ComputeEvents):
-    """Nova's API."""
+    """The compute service (`service.ComputeSource`), by Nova's API."""
 
     def attachment_of(self, server: str, volume: str) -> str | None:
         if not self._has_compute():
@@ -119,7 +123,7 @@ class ComputeNeighbour(ComputeEvents):
                 headers={"OpenStack-API-Version": f"compute {COMPUTE_VERSION}"},
             )
         except Later as error:
-            why = f"Cannot ask {error}, which may use the volume; try again."
+            why = f"Cannot check whether server {server} uses volume {volume}: {error}; try again."
             raise fault("Unavailable", why=why) from error
         if response.status_code != 200:
             return None
@@ -129,7 +133,7 @@ class ComputeNeighbour(ComputeEvents):
         try:
             return bool(self.url())
         except exceptions.ClientException as error:
-            why = "Cannot ask the identity service for the compute service; try again."
+            why = "Cannot find the compute service, because the identity service does not answer; try again."
             raise fault("Unavailable", why=why) from error
 
     def notify(self, events: Collection[Mapping[str, str]]) -> bool:
@@ -138,6 +142,8 @@ class ComputeNeighbour(ComputeEvents):
                 # Without a compute service there is nothing to notify.
                 return True
         except exceptions.ClientException as error:
-            LOG.warning("Cannot send %d events: %s", len(events), error)
+            LOG.warning(
+                "Cannot send %d events to the compute service, will retry: %s", len(events), error
+            )
             return False
         return self.send_events(events)

@@ -45,23 +45,33 @@ def inspect(path: Path, disk_format: str, limit: int) -> None:
     try:
         detected = format_inspector.detect_file_format(str(path))
         if detected is None or str(detected) not in allowed:
-            raise ImageRefused(f"the image says {disk_format} and is {detected}")
+            raise ImageRefused(
+                f"the image's disk_format is {disk_format}, but its data are {detected}"
+            )
         if str(detected) != "raw":
             detected.safety_check()
         size = path.stat().st_size if disk_format in ("raw", "iso") else detected.virtual_size
     except (format_inspector.ImageFormatError, format_inspector.SafetyCheckFailed) as error:
-        raise ImageRefused(f"the image is not sound: {error}") from error
+        raise ImageRefused(f"the image is damaged or unsafe: {error}") from error
     if size > limit:
-        raise ImageRefused(f"the image has {size} bytes unpacked, the volume {limit}")
+        raise ImageRefused(f"the image has {size} bytes unpacked, but the volume only {limit}")
 
 
 def unpack(source: Path, disk_format: str, target: Path, check: Check) -> None:
-    """Convert an inspected image to a raw file."""
+    """Convert an image that `inspect` has checked to a new raw file.
+
+    Raises:
+        ImageRefused: qemu-img fails, or exceeds its limits.
+    """
     _convert(READABLE[disk_format][1], "raw", source, target, check)
 
 
 def pack(source: Path, disk_format: str, target: Path, check: Check) -> None:
-    """Convert a raw file to an image."""
+    """Convert a raw file to a new image file of this format.
+
+    Raises:
+        ImageRefused: qemu-img fails, or exceeds its limits.
+    """
     _convert("raw", WRITABLE[disk_format], source, target, check)
 
 
@@ -109,5 +119,5 @@ def _await(process: subprocess.Popen[bytes], check: Check) -> None:
             check()
             continue
         if process.returncode:
-            raise ImageRefused(f"qemu-img: {errors.decode(errors='replace').strip()[:300]}")
+            raise ImageRefused(f"qemu-img failed: {errors.decode(errors='replace').strip()[:300]}")
         return

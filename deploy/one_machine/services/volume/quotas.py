@@ -34,14 +34,17 @@ LIMIT = integer(-1, 2**31 - 1, format="integer")
 
 
 def limits(connection: Connection, project_id: str) -> dict[str, int]:
-    """Return all limits of a project."""
+    """Return name -> limit of a project, also for each volume type. -1 means unlimited."""
     names = connection.execute(select(schema.types.c.name).order_by(schema.types.c.name)).scalars()
     defaults = DEFAULTS | {f"{kind}_{name}": -1 for name in names for kind in OF_TYPES}
     return schema.quotas.of(connection, project_id, defaults)
 
 
 def usage(connection: Connection, project_id: str) -> dict[str, int]:
-    """Return a project's usage of everything that has a limit."""
+    """Return name -> usage of a project, for all names of `limits`. Gigabytes are GiB.
+
+    The usage of unsupported objects, for example backups, is 0.
+    """
     used = dict.fromkeys(limits(connection, project_id), 0)
     for table, kind in ((schema.volumes, "volumes"), (schema.snapshots, "snapshots")):
         rows = connection.execute(
@@ -66,7 +69,15 @@ def spend(
     snapshots: int = 0,
     gigabytes: int = 0,
 ) -> None:
-    """Check that the project may use this much more.
+    """Check that the project may have these additional objects. The caller then inserts them.
+
+    Args:
+        connection: The connection of the transaction.
+        project_id: The project.
+        type_id: The volume type, which has limits of its own.
+        volumes: The number of new volumes.
+        snapshots: The number of new snapshots.
+        gigabytes: The additional size in GiB.
 
     Raises:
         Fault: 413, a limit would be exceeded.
@@ -93,7 +104,7 @@ def spend(
 
 
 def check_size(connection: Connection, project_id: str, gigabytes: int) -> None:
-    """Check the size of a new or extended volume.
+    """Check the size in GiB of a new or extended volume against `per_volume_gigabytes`.
 
     Raises:
         Fault: 413, the volume would be too large.
@@ -154,7 +165,9 @@ class VolumeQuotas:
 
 def _validate(body: object, known: dict[str, int]) -> dict[str, int]:
     if not isinstance(body, dict) or not body:
-        raise fault("BadRequest", why="Invalid input for 'quota_set': it must hold a limit.")
+        raise fault(
+            "BadRequest", why="Invalid input for 'quota_set': the object must contain a limit."
+        )
     new_limits = {name: value for name, value in body.items() if name not in NOT_LIMITS}
     form = BodySchema(mapping(dict.fromkeys(known, LIMIT)))
     validated: dict[str, int] = form.validate(new_limits, "quota_set")

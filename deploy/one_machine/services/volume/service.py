@@ -29,7 +29,7 @@ DEFAULT_TYPE = "__DEFAULT__"
 
 
 def moment() -> str:
-    """Return the present time in the format of the API."""
+    """Return the present time in the format of the API (UTC, with microseconds)."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
 
 
@@ -48,13 +48,21 @@ class VolumeSettings:
 
 
 class ImageSource(Protocol):
-    """The image service."""
+    """The image service, as the volume service uses it."""
 
     def show(self, key: str, token: str) -> Body | None:
-        """Return the image, or None if the user's token may not see it."""
+        """Return the image, or None if it does not exist for the user of the token.
+
+        Raises:
+            Fault: 503, the image service does not answer.
+        """
 
     def create(self, body: DbValues, token: str) -> Body:
-        """Create an image without data, with the user's token."""
+        """Create an image without data with the user's token, and return the image.
+
+        Raises:
+            Fault: 400 or 403, the image service refuses. 503, it does not answer.
+        """
 
     def download(self, key: str, path: Path, limit: int, check: Callable[[], None]) -> None:
         """Write the image's data into a new file.
@@ -64,27 +72,42 @@ class ImageSource(Protocol):
             path: The path of the new file.
             limit: The largest permitted size in bytes.
             check: Raises when the download should stop.
+
+        Raises:
+            ImageRefused: The image cannot be read, or is larger than the limit.
+            Later: The image service does not answer, or the download broke off.
         """
 
     def upload(self, key: str, path: Path, check: Callable[[], None]) -> bool:
         """Upload an image's data.
 
         Returns:
-            False if the image does not exist any more, or already has data.
+            True if the image has data now, also those of an earlier upload. False if the image
+            service refuses the data for good, for example because the image was deleted.
+
+        Raises:
+            Later: The image service does not answer, or an earlier upload has not ended.
         """
 
 
 class ComputeSource(Protocol):
-    """The compute service."""
+    """The compute service, as the volume service uses it."""
 
     def attachment_of(self, server: str, volume: str) -> str | None:
-        """Return the id of the attachment with which a server uses a volume, or None."""
+        """Return the id of the attachment through which a server uses a volume.
+
+        The result is "" if the attachment has no id, and None if the server does not use the volume
+        or there is no compute service.
+
+        Raises:
+            Fault: 503, the compute service or the identity service does not answer.
+        """
 
     def notify(self, events: Collection[Mapping[str, str]]) -> bool:
         """Send events.
 
         Returns:
-            False if the events must be sent again.
+            False if the events must be sent again later. True also if there is no compute service.
         """
 
 
@@ -104,7 +127,7 @@ class VolumeService:
         self.images, self.compute, self.exports = images, compute, exports
         self.settings = settings or VolumeSettings()
         self.has_jobs = threading.Event()
-        """Set when there is work."""
+        """Set when there may be jobs for the worker."""
         with database.write() as connection:
             if connection.execute(select(schema.types.c.id).limit(1)).first() is None:
                 connection.execute(
@@ -144,7 +167,7 @@ class VolumeService:
         """
         path = self.files.path("volume", volume.id)
         if not path.exists():
-            raise fault("Conflict", why=f"volume {volume.id} has no content: delete it")
+            raise fault("Conflict", why=f"volume {volume.id} has no file: delete the volume")
         connection = (
             {"driver_volume_type": "local", "device_path": str(path)}
             if host in {self.settings.host, *self.settings.more_hosts}
@@ -164,14 +187,14 @@ class VolumeService:
 
     def _nbd_connection(self, change: "VolumeChange", volume_id: str, key: str) -> Body:
         if not self.exports.address:
-            why = f"The volumes are on host {self.settings.host} and not served to other hosts."
+            why = f"Volume {volume_id} is on host {self.settings.host}, which exports no volumes to other hosts."
             raise fault("InvalidInput", why=why)
         connections = {row.id: row.connection_info for row in _find_exported(change.connection)}
         port = connections.get(key, {}).get("port") or self.exports.free_port(
             info["port"] for info in connections.values()
         )
         if port is None:
-            raise fault("Unavailable", why="No port is free to serve the volume at.")
+            raise fault("Unavailable", why=f"No port is free to export volume {volume_id}.")
         return {
             "driver_volume_type": "nbd",
             "host": self.exports.address,
@@ -198,7 +221,7 @@ class VolumeService:
                     "host": None,
                 }
                 change.set(schema.attachments, key, no_connection)
-        why = "The volume cannot be served to the host; the service's log says why."
+        why = f"The export for attachment {key} did not start; see the log of the volume service."
         raise fault("Unavailable", why=why)
 
     def settle_exports(self) -> None:
@@ -228,12 +251,12 @@ def _find_exported(connection: Connection) -> list[DbRow]:
 
 @dataclass
 class VolumeChange(Transaction):
-    """An open transaction."""
+    """An open transaction, which may add jobs."""
 
     has_jobs: bool = False
 
     def add(self, table: Table, values: DbValues) -> str:
-        """Insert a row and return the id."""
+        """Insert a row and return its id, which is a random UUID by default."""
         key = str(values.get("id") or uuid.uuid4())
         self.connection.execute(
             insert(table).values({"created_at": moment()} | dict(values) | {"id": key})
@@ -241,10 +264,10 @@ class VolumeChange(Transaction):
         return key
 
     def set(self, table: Table, key: str, values: DbValues, *rules: ColumnElement[bool]) -> bool:
-        """Change columns of a row.
+        """Change columns of a row, and set the time of the update.
 
         Returns:
-            False if the row does not exist or does not meet the rules.
+            False if the row does not exist or does not meet the rules. Then nothing changes.
         """
         result = self.connection.execute(
             update(table)
@@ -256,6 +279,14 @@ class VolumeChange(Transaction):
     def order(
         self, kind: str, target: str, source: str | None = None, **arguments: JsonValue
     ) -> None:
+        """Insert a job, which the worker runs after the commit.
+
+        Args:
+            kind: A key of ``jobs.KINDS``.
+            target: The id of the volume or snapshot that the job changes.
+            source: The id of the volume or snapshot that the job reads.
+            arguments: More arguments of the kind.
+        """
         self.has_jobs = True
         self.connection.execute(
             insert(schema.jobs).values(
@@ -265,7 +296,7 @@ class VolumeChange(Transaction):
 
 
 def is_read(connection: Connection, key: str) -> bool:
-    """True if a job copies this volume or snapshot."""
+    """True if a job, running or waiting, reads this volume or snapshot."""
     query = select(schema.jobs.c.id).where(schema.jobs.c.source_id == key).limit(1)
     return connection.execute(query).first() is not None
 
@@ -279,7 +310,7 @@ def find_connected(connection: Connection, volume_id: str) -> list[DbRow]:
 
 
 def default_type(connection: Connection) -> str:
-    """Return the id of the type of volumes that are created without one."""
+    """Return the id of the type that new volumes without a requested type get."""
     is_default = schema.types.c.name == DEFAULT_TYPE
     return str(connection.execute(select(schema.types.c.id).where(is_default)).scalar_one())
 

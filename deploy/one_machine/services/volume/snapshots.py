@@ -86,9 +86,9 @@ class SnapshotsApi(Resource):
         return {name: row[name] for name in names.split()}
 
     def changed(self, req: falcon.Request, row: DbValues) -> Body:
-        """Return a snapshot for the response to a create request.
+        """Return the snapshot in the response to a create request.
 
-        As in Cinder, some fields are only in the response to GET.
+        As in Cinder, the progress and the project are only in the response to GET (`show`).
         """
         version_fields = (
             (14, {"group_snapshot_id": None}),
@@ -138,7 +138,7 @@ class SnapshotsApi(Resource):
 
     def delete(self, change: VolumeChange, caller: VolumeCaller, row: DbRow) -> None:
         if is_read(change.connection, row.id):
-            raise fault("InvalidSnapshot", why=f"snapshot {row.id} is being copied just now")
+            raise fault("InvalidSnapshot", why=f"a job copies snapshot {row.id}; try again later")
         if row.status not in ("available", "error"):
             why = "Snapshot status must be available or error and must not be part of a group."
             raise fault("InvalidSnapshot", why=why)
@@ -194,10 +194,13 @@ class SnapshotItem(Item):
                 form = RESET if name == "os-reset_status" else PROGRESS
                 values = form.validate(arguments, name)
                 if values["status"] not in STATUSES:
-                    raise fault("BadRequest", why=f"The states are {', '.join(STATUSES)}.")
+                    raise fault(
+                        "BadRequest", why=f"The status must be one of {', '.join(STATUSES)}."
+                    )
                 if form is PROGRESS and values["status"] not in REPORTED.get(row.status, ()):
                     why = (
-                        f"A snapshot that is {row.status} cannot be reported as {values['status']}."
+                        f"Snapshot {row.id} has the status {row.status}, which cannot become"
+                        f" {values['status']}."
                     )
                     raise fault("BadRequest", why=why)
                 change.set(

@@ -23,7 +23,7 @@ def derive_status(change: VolumeChange, volume_id: str) -> str:
 
 
 def update_status(change: VolumeChange, volume_id: str, *rules: ColumnElement[bool]) -> None:
-    """Set the status that follows from the attachments.
+    """Set the volume's status that follows from its attachments, if the volume meets the rules.
 
     Args:
         change: The transaction.

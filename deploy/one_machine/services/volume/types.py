@@ -79,7 +79,7 @@ class TypesApi(Resource):
     def conflict(self, action: str, error: IntegrityError) -> falcon.HTTPError:
         if action == "delete":
             return fault("TypeInUse", id="")
-        return fault("Conflict", why="there is a volume type of this name")
+        return fault("Conflict", why="another volume type has this name")
 
     def validate(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
         values: Body = CREATE.validate(body, "volume_type")
@@ -178,6 +178,9 @@ class TypeItem(Item):
 
 
 def read_is_public(req: falcon.Request) -> bool | None:
-    """Return True for public types, False for others, or None for both, as the query asks."""
+    """Return the query parameter is_public: True (the default), False, or None for "none".
+
+    None requests both public types and others.
+    """
     word = value_of(req.params, "is_public", "true").lower()
     return None if word == "none" else TRUTHS.get(word, True)

@@ -99,7 +99,7 @@ class VolumeVersions:
 
 
 def links(req: falcon.Request, plural: str, key: str) -> list[dict[str, str]]:
-    """Return the links to an object."""
+    """Return the links "self" and "bookmark" of an object with this id."""
     bare = req.context.root.replace("/v3", "", 1)
     return [
         {"rel": "self", "href": f"{req.context.root}/{plural}/{key}"},

@@ -53,7 +53,7 @@ NOT_OF_A_COPY = ("image_id", "image_name", "img_signature", "signature_verified"
 
 @dataclass(frozen=True)
 class ActionRequest:
-    """A request for an action."""
+    """A request for an action on a volume, within the action's transaction."""
 
     service: VolumeService
     req: falcon.Request
@@ -102,12 +102,18 @@ def _extend(request: ActionRequest) -> None:
 
 
 def _check_growing(request: ActionRequest) -> None:
-    """Refuse to extend a volume with an NBD connection, because NBD reports a size only once."""
+    """Refuse to extend a volume with an NBD connection.
+
+    Why: an NBD client gets the size of the volume only when it connects.
+
+    Raises:
+        Fault: 400, the volume has such a connection.
+    """
     rows = find_connected(request.change.connection, request.row.id)
     if any(attachment.connection_info["driver_volume_type"] == "nbd" for attachment in rows):
         why = (
-            f"volume {request.row.id} is connected over NBD, which cannot tell a new size; detach"
-            " it first, or move the server to the host of the volumes."
+            f"volume {request.row.id} is connected over NBD, and an NBD client does not notice a new size; detach"
+            " the volume first, or move the server to the host of the volumes."
         )
         raise fault("InvalidVolume", why=why)
 
@@ -128,7 +134,7 @@ def _set_readonly(request: ActionRequest) -> None:
 def _reset_status(request: ActionRequest) -> None:
     status, attach = request.body.get("status"), request.body.get("attach_status")
     if not status and not attach and "migration_status" not in request.body:
-        raise fault("BadRequest", why="Give status or attach_status.")
+        raise fault("BadRequest", why="os-reset_status needs status or attach_status.")
     if status:
         request.change.set(volumes, request.row.id, {"status": status, "previous_status": None})
     if attach == "detached":
@@ -136,7 +142,7 @@ def _reset_status(request: ActionRequest) -> None:
             request.change.connection, attachments, attachments.c.volume_id == request.row.id
         )
         if attachment_count:
-            why = "The volume has attachments: os-force_detach ends them."
+            why = f"Volume {request.row.id} has attachments: delete them with os-force_detach."
             raise fault("InvalidVolume", why=why)
 
 
@@ -196,15 +202,27 @@ def _reimage(request: ActionRequest) -> None:
 
 
 def _check_still(request: ActionRequest) -> None:
-    """Refuse to replace the content of a volume that a host or a job uses."""
+    """Refuse to replace the content of a volume that a host or a job uses.
+
+    Raises:
+        Fault: 409, a host is connected to the volume, or a job reads it.
+    """
     connection, key = request.change.connection, request.row.id
     if find_connected(connection, key) or is_read(connection, key):
-        raise fault("Conflict", why=f"volume {key} is connected to a host, or is being copied")
+        raise fault("Conflict", why=f"volume {key} is connected to a host, or a job copies it")
 
 
 @dataclass(frozen=True)
 class VolumeAction:
-    """The definition of an action."""
+    """The definition of an action.
+
+    Attributes:
+        run: The function of the action. It returns the body of the response, or None without one.
+        form: The schema of the action's body, or None if the body is ignored.
+        minor: The first minor version with the action.
+        is_admins: True if only admins may call the action.
+        status: The status of the response.
+    """
 
     run: Callable[[ActionRequest], Body | None]
     form: Document | None = None
@@ -213,7 +231,7 @@ class VolumeAction:
     status: str = falcon.HTTP_202
 
     def validate(self, name: str, body: object) -> JsonValue:
-        """Return the action's body in its canonical form.
+        """Return the action's body in its canonical form, or None for an action without a form.
 
         Raises:
             HTTPBadRequest: The body does not match the schema.
@@ -298,7 +316,10 @@ class VolumeActions:
             answer(resp, response_body)
 
     def _image(self, caller: VolumeCaller, row: DbRow, name: str, arguments: Body) -> Body | None:
-        """Return the image for an action: an existing one (reimage) or a new one (upload)."""
+        """Return the image of os-reimage, or the new image of os-volume_upload_image, or None.
+
+        The new image is created at the image service.
+        """
         if name == "os-reimage":
             return images.find_image(self._service, caller, arguments["image_id"])
         if name != "os-volume_upload_image":
@@ -332,7 +353,7 @@ class VolumeActions:
     def _end(
         self, req: falcon.Request, resp: falcon.Response, key: str, name: str, action_body: object
     ) -> None:
-        """Delete attachments, unless a server uses the volume through them."""
+        """Delete the attachments of a volume, or the requested one, unless a server uses them."""
         attachment_id = DETACH.validate(action_body, name).get("attachment_id")
         caller: VolumeCaller = req.context.caller
         with self._service.database.read() as connection:
@@ -347,9 +368,11 @@ class VolumeActions:
         for attachment in chosen_rows:
             uses.check_deletable(self._service, caller, attachment)
         if name == "os-terminate_connection":
-            raise fault("BadRequest", why="Connections are ended with their attachments.")
+            raise fault(
+                "BadRequest", why="os-terminate_connection is not supported: delete the attachment."
+            )
         if not chosen_rows:
-            raise fault("InvalidVolume", why="There is no such attachment of the volume.")
+            raise fault("InvalidVolume", why=f"Volume {row.id} has no such attachment.")
         for attachment in chosen_rows:
             uses.delete(self._service, attachment.id, row.id)
         resp.status = falcon.HTTP_202

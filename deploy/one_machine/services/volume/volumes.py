@@ -213,7 +213,7 @@ class VolumeCollection(BriefCollection):
         snapshot = images.root_snapshot(image) if image else None
         if image and snapshot and not body.get("snapshot_id"):
             if not since(req, 46):
-                why = "it has its disk in a snapshot; ask with microversion 3.46 or later"
+                why = "its disk is a volume snapshot; use microversion 3.46 or later"
                 raise fault("ImageUnacceptable", id=image["id"], why=why)
             body, image = {**body, "snapshot_id": snapshot}, None
         with self._volumes.change() as change:
@@ -239,7 +239,7 @@ def _make(
     _check_new(service, body)
     sources = [name for name in ("snapshot_id", "source_volid") if body.get(name)]
     if len(sources) + (image is not None) > 1:
-        why = "Give one of imageRef, snapshot_id and source_volid."
+        why = "Give only one of imageRef, snapshot_id and source_volid."
         raise fault("InvalidInput", why=why)
     source = _source(change.connection, caller, body, sources[0]) if sources else None
     size = body.get("size") or (source.size if source is not None else None)
@@ -247,7 +247,10 @@ def _make(
         why = "Volume size must be specified when creating a volume from an image or blank."
         raise fault("InvalidInput", why=why)
     if source is not None and size < source.size:
-        raise fault("InvalidInput", why=f"The volume must have {source.size} GB at least.")
+        raise fault(
+            "InvalidInput",
+            why=f"The size must be at least {source.size} GB, the size of the source.",
+        )
     if image is not None:
         images.check_size(image, size)
     kind = _type(change.connection, caller, body.get("volume_type"), source)
@@ -298,7 +301,7 @@ def _check_new(service: VolumeService, body: Body) -> None:
         raise fault("BackupNotFound", id=body["backup_id"])
     for name in ("consistencygroup_id", "group_id"):
         if body.get(name):
-            raise fault("BadRequest", why=f"There are no groups of volumes here: leave {name} out.")
+            raise fault("BadRequest", why=f"Groups of volumes are not supported: leave {name} out.")
 
 
 def _source(connection: Connection, caller: VolumeCaller, body: Body, name: str) -> DbRow:
@@ -330,7 +333,7 @@ def check_copied(connection: Connection, service: VolumeService, row: DbRow) -> 
     if not service.files.shares_blocks and find_connected(connection, row.id):
         why = (
             f"volume {row.id} is in use, and the folder of the volumes is on a file system that"
-            " cannot share blocks (XFS and Btrfs can): a copy would not be of one moment."
+            " cannot share blocks (XFS and Btrfs can): a copy would be inconsistent."
             " Detach the volume first."
         )
         raise fault("InvalidVolume", why=why)
@@ -339,7 +342,7 @@ def check_copied(connection: Connection, service: VolumeService, row: DbRow) -> 
 def _type(
     connection: Connection, caller: VolumeCaller, requested_type: str | None, source: DbRow | None
 ) -> DbRow:
-    """Return the type of a new volume: the requested one, the source's, or the default.
+    """Return the type of a new volume: the requested type, that of the source, or the default.
 
     Raises:
         Fault: 404, the requested type is unknown.
@@ -392,16 +395,17 @@ class VolumeItem(Item):
 
 
 def remove(change: VolumeChange, row: DbRow, *, force: bool, cascade: bool = False) -> None:
-    """Begin to delete a volume.
+    """Set a volume to the status deleting, and add the job that deletes the volume.
 
     Args:
         change: The transaction.
         row: The volume.
-        force: Delete the volume in any status.
+        force: Ignore the statuses of the volume and its snapshots.
         cascade: Delete the snapshots too.
 
     Raises:
-        Fault: 400, the volume is in use, or the status or snapshots do not allow this.
+        Fault: 400, the volume has attachments, a job copies it, it has snapshots without
+            ``cascade``, or a status does not allow this.
     """
     connection = change.connection
     has_attachments = count(connection, attachments, attachments.c.volume_id == row.id)
@@ -426,7 +430,7 @@ def remove(change: VolumeChange, row: DbRow, *, force: bool, cascade: bool = Fal
         why = (
             f"Volume status must be {' or '.join(DELETABLE)} and must not be migrating, attached,"
             " belong to a group, have snapshots, awaiting a transfer, or be disassociated from"
-            " snapshots after volume transfer, nor be copied just now."
+            " snapshots after volume transfer, and no job may copy the volume."
         )
         raise fault("InvalidVolume", why=why)
     change.set(volumes, row.id, {"status": "deleting"})

@@ -38,7 +38,7 @@ class JobWorker:
         threading.Thread(target=self._watch, name="exports", daemon=True).start()
 
     def end(self) -> None:
-        """Take no more jobs. The next process repeats unfinished jobs."""
+        """Take no more jobs, and stop the running jobs soon. The next process repeats them."""
         self._ending.set()
         self._service.has_jobs.set()
 
@@ -49,7 +49,7 @@ class JobWorker:
                     self._service.has_jobs.wait(LOOK_SECONDS)
                     self._service.has_jobs.clear()
             except Exception:
-                LOG.exception("A round of the worker failed; it tries again.")
+                LOG.exception("A round of the worker failed; the next round retries.")
                 self._ending.wait(LOOK_SECONDS)
 
     def _watch(self) -> None:
@@ -57,14 +57,16 @@ class JobWorker:
             try:
                 self._service.settle_exports()
             except Exception:
-                LOG.exception("What serves volumes to other hosts cannot be settled.")
+                LOG.exception(
+                    "The exports of volumes to other hosts cannot be updated, will retry."
+                )
             self._ending.wait(LOOK_SECONDS)
 
     def step(self) -> bool:
-        """Run the next job that can run.
+        """Run the next job that can run, or one attempt of it.
 
         Returns:
-            False if there is no such job.
+            False if no job can run now.
         """
         with self._lock:
             row = self._next()
@@ -148,7 +150,7 @@ class JobWorker:
         if self._ending.is_set():
             # The next process runs the job.
             return
-        LOG.warning("%s of %s waits: %s", job.kind, job.target_id, error)
+        LOG.warning("an attempt of %s of %s failed: %s", job.kind, job.target_id, error)
         if attempts >= kind.attempts:
             self._end(job, kind.failed)
             return

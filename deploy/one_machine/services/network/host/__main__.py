@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network agent of a host.
+"""`python -m deploy.one_machine.services.network.host serve|help|clean`: a host's network agent.
 
 Run it with `python -m deploy.one_machine.services.network.host serve|help|clean`.
 An agent runs on each host. `serve` makes the networks of the host's guests until SIGTERM, and
 leaves them in place. This needs root with --state, or any user with --helper. Then `help` runs
 as root and does the privileged part. `clean` removes all objects that an agent with this state
-folder ever made. With --netns they work in that network namespace. Secrets come from files, and
-never from arguments, which every user of the machine can read.
+folder ever made. With --netns the commands work in that network namespace. Secrets come from files,
+and never from command-line arguments, because every user of the machine can read arguments.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from deploy.one_machine.services.network.host.names import Names
 from deploy.one_machine.services.network.host.state import StateFolder
 from deploy.one_machine.services.web import log_to_stdout, secret
 
-STATE_HELP = "the folder of its state"
+STATE_HELP = "the state folder of this network agent"
 
 
 def main() -> None:
@@ -47,7 +47,10 @@ def main() -> None:
     options = _parser().parse_args()
     os.umask(UMASK)
     if os.geteuid() != 0 and options.state is not None:
-        raise SystemExit("The host part makes bridges and rules: run it as root, or with a helper.")
+        raise SystemExit(
+            "With --state the network agent must run as root, because it makes bridges and rules. "
+            "Run it as root, or use --helper."
+        )
     log_to_stdout()
     logging.getLogger("urllib3").setLevel(logging.ERROR)
     if options.state is None:
@@ -63,10 +66,14 @@ def main() -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SystemExit(f"A host part runs with {options.state}: stop it first.") from None
+            raise SystemExit(
+                f"A network agent runs with the state folder {options.state}: stop it first."
+            ) from None
         if options.command == "clean":
             remaining = clean(names, kernel, options.state)
-            raise SystemExit("\n".join(["Left over:", *remaining]) if remaining else 0)
+            raise SystemExit(
+                "\n".join(["These objects could not be removed:", *remaining]) if remaining else 0
+            )
         place = HostPlace(
             names, options.tunnel_address, options.vxlan_port, options.external_gateway
         )
@@ -113,7 +120,7 @@ def _serve(options: argparse.Namespace, host: HostPart) -> None:
     try:
         loop.run()
     except (KernelError, OSError) as error:
-        raise SystemExit(f"The host part cannot work here: {error}") from error
+        raise SystemExit(f"The network agent cannot work on this host: {error}") from error
     # Do not wait for threads that wait for the service or for a guest.
     logging.shutdown()
     os._exit(0)
@@ -130,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     serve_parser.add_argument(
         "--key-file",
         metavar="FILE",
-        help="what the network service's host-key printed for this host",
+        help="the output of the network service's command host-key for this host",
     )
     serve_parser.add_argument("--metadata-url", default="http://127.0.0.1:8775", metavar="URL")
     serve_parser.add_argument(
@@ -140,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
         "--check-seconds",
         type=float,
         default=CHECK_SECONDS,
-        help="between looks whether all is still there",
+        help="seconds between full checks of the kernel",
     )
     access = serve_parser.add_mutually_exclusive_group(required=True)
     access.add_argument("--state", type=Path, metavar="DIR", help=STATE_HELP)
@@ -148,13 +155,16 @@ def _parser() -> argparse.ArgumentParser:
         "--helper",
         type=Path,
         metavar="SOCKET",
-        help="where the helper listens that does what takes root",
+        help="the socket of the helper that does the work of root",
     )
     help_parser = commands.add_parser(
-        "help", help="do for another process what takes root, until SIGTERM"
+        "help", help="do the work of root for another process, until SIGTERM"
     )
     help_parser.add_argument(
-        "--socket", type=Path, metavar="PATH", help="where to listen; none where systemd does"
+        "--socket",
+        type=Path,
+        metavar="PATH",
+        help="the socket to listen on; not needed if systemd passes one",
     )
     help_parser.add_argument(
         "--user", required=True, help="the user of the only process that may call"
@@ -164,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
             "--tunnel-address",
             required=True,
             type=ip_address,
-            help="where other hosts reach this one",
+            help="the address at which other hosts reach this host",
         )
         command.add_argument("--vxlan-port", type=int, default=4789, metavar="UDP")
         command.add_argument(
@@ -172,7 +182,9 @@ def _parser() -> argparse.ArgumentParser:
             action="store_true",
             help="be the gateway of external networks; turns IP forwarding on",
         )
-    clean_parser = commands.add_parser("clean", help="remove everything that was made here")
+    clean_parser = commands.add_parser(
+        "clean", help="remove all objects that an agent with this state folder made"
+    )
     for command in (serve_parser, help_parser, clean_parser):
         command.add_argument(
             "--netns", type=Path, metavar="PATH", help="the network namespace to work in"

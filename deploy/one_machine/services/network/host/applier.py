@@ -59,10 +59,12 @@ class Applier:
 
         Args:
             desired: The desired state.
-            full: Read and check the whole state of the kernel.
+            full: Read and check the whole state of the kernel. Otherwise only differences from the
+                last success are applied.
 
         Returns:
-            The failures: name of a bridge or namespace, or "rules" -> reason.
+            The failures: name of a bridge, namespace, device or network, or "rules" -> reason.
+            After a failure of the rules no device is made.
         """
         if full:
             self._done.clear()
@@ -96,13 +98,17 @@ class Applier:
         for family in ("ip", "ip6"):
             if "policy drop" in self.kernel.nft_listing("chain", family, "filter", "FORWARD"):
                 LOG.warning(
-                    "this machine's own firewall drops what is forwarded (chain FORWARD of %s filter): guests "
-                    "reach nobody until it accepts packets of the bridges brq*",
+                    "this machine's own firewall drops forwarded packets (chain FORWARD of %s filter): guests have "
+                    "no connections until this chain accepts packets of the bridges brq*",
                     family,
                 )
 
     def clean(self) -> list[str]:
-        """Remove all objects that were ever made here, and return the failures."""
+        """Remove all objects of this agent from the kernel, also those of earlier runs.
+
+        Returns:
+            The failures as texts. Without failures the state folder is emptied too.
+        """
         failed: dict[str, str] = {}
         self._dnsmasq.clear()
         self._remove_others(DesiredState((), (), (), (), "", {}), failed)
@@ -133,7 +139,10 @@ class Applier:
         for name, value in self._state.sysctls.items():
             if others:
                 LOG.warning(
-                    "%s stays 1, it was %s: there are still rules of %s", name, value, others
+                    "%s stays 1 (before: %s), because other network agents use it: tables %s",
+                    name,
+                    value,
+                    others,
                 )
             else:
                 self.kernel.sysctl(name, value)
@@ -147,7 +156,7 @@ class Applier:
             failed[name] = str(error)
             # The state of the kernel is unknown now.
             self._done.clear()
-            LOG.error("%s: %s", name, error)
+            LOG.error("cannot apply %s: %s", name, error)
             return False
         return True
 
@@ -215,7 +224,14 @@ class Applier:
         links: dict[str, Link],
         inside: dict[str, Link],
     ) -> bool:
-        """Make or change a veth pair. Returns True if the pair was made anew."""
+        """Make or change a veth pair, and return True if the pair was made anew.
+
+        Args:
+            pair: The desired pair.
+            namespace: The namespace of the inner end, or None for the host's.
+            links: The devices of the host's namespace.
+            inside: The devices of the inner end's namespace.
+        """
         outer, inner = links.get(pair.outer), inside.get(pair.inner)
         is_right = (
             outer is not None

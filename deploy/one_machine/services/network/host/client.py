@@ -48,10 +48,10 @@ class HostApiClient:
         try:
             return answer.json()
         except ValueError as error:
-            raise OSError("the network service sent no JSON") from error
+            raise OSError("the network service sent a description that is not JSON") from error
 
     def acknowledge(self, body: Body) -> None:
-        """Report the applied revision and the failed ports.
+        """Report the applied revision, the failed ports and the host's attributes.
 
         Raises:
             OSError: There is no valid response.
@@ -66,5 +66,7 @@ class HostApiClient:
         except (requests.RequestException, ValueError) as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
         if answer.status_code not in (200, 204, 304):
-            raise OSError(f"the network service answered {answer.status_code}: {answer.text[:300]}")
+            raise OSError(
+                f"the network service answered with status {answer.status_code}: {answer.text[:300]}"
+            )
         return answer

@@ -182,7 +182,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A whole description, by ids."""
+    """A whole description, with its objects by id."""
 
     revision: int = 0
     dns: tuple[Address, ...] = ()
@@ -196,10 +196,14 @@ class Description:
 
 
 def parse(tree: JsonValue) -> Description:
-    """Parse a description.
+    """Parse a description from the network service.
+
+    An invalid object in a part is left out. A port is then in ``failed``, and other objects are in
+    ``warnings``.
 
     Raises:
-        ValueError: The description is no object with a revision, or a part has the wrong type.
+        ValueError: The description is no object with a revision, or one of ``PARTS`` has the wrong
+            type.
     """
     if not isinstance(tree, dict) or not isinstance(tree.get("revision"), int):
         raise ValueError("The description is no object with a revision.")
@@ -207,7 +211,7 @@ def parse(tree: JsonValue) -> Description:
         key for key, kind in PARTS.items() if not isinstance(tree.get(key) or kind(), kind)
     ]:
         raise ValueError(
-            f"The description is no object with {', '.join(wrong_keys)} as they should be."
+            f"The description is no object with valid types of: {', '.join(wrong_keys)}."
         )
     problems: dict[str, str] = {}
     networks = _take_each(tree, "networks", _network, problems)
@@ -217,14 +221,16 @@ def parse(tree: JsonValue) -> Description:
     ports = _take_each(tree, "ports", _port, failed)
     for port in list(ports.values()):
         if port.network not in networks:
-            failed[port.id] = f"its network {port.network} is not there or not understood"
+            failed[port.id] = f"its network {port.network} is missing or invalid in the description"
             del ports[port.id]
     for id_, router in list(routers.items()):
         interfaces = (*router.interfaces, *([router.external] if router.external else []))
         if unknown_networks := [
             interface.network for interface in interfaces if interface.network not in networks
         ]:
-            problems[id_] = f"its network {unknown_networks[0]} is not there or not understood"
+            problems[id_] = (
+                f"its network {unknown_networks[0]} is missing or invalid in the description"
+            )
             del routers[id_]
     return Description(
         tree["revision"],
@@ -246,7 +252,7 @@ def _take_each(
         try:
             record = take(_word(ID, id_), item)
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            problems[str(id_)] = f"not understood: {type(problem).__name__} {problem}"[:300]
+            problems[str(id_)] = f"invalid: {type(problem).__name__} {problem}"[:300]
         else:
             if record is not None:
                 items[id_] = record
@@ -259,7 +265,10 @@ def _take_valid(
     problems: dict[str, str],
     name: str = "list",
 ) -> list[Item]:
-    """Return the valid items of a list, and add a warning for an invalid one."""
+    """Return the valid items of a list, each as ``take`` returns it.
+
+    The last invalid item is added to ``problems`` under ``name``.
+    """
     values = []
     for item in items:
         try:
@@ -281,7 +290,9 @@ def _optional_word(shape: re.Pattern[str], value: JsonValue) -> str:
 
 
 def _require_plain(value: JsonValue) -> str:
-    """Return the text if it has no zone. Python accepts any letters behind a % as a zone.
+    """Return the value if it is a text without an IPv6 zone.
+
+    Why: Python accepts any letters behind a "%" as a zone.
 
     Raises:
         ValueError: The value is no text, or has a zone.
@@ -315,7 +326,7 @@ def _number(value: JsonValue, low: int, high: int) -> int:
 def _mac(value: JsonValue) -> str:
     mac = _word(MAC, str(value).lower())
     if int(mac[:2], 16) & 1:
-        raise ValueError(f"{mac} is the address of a group")
+        raise ValueError(f"{mac} is a multicast address")
     return mac
 
 
@@ -385,15 +396,15 @@ def _group(id_: str, item: JsonValue, problems: dict[str, str]) -> SecurityGroup
 def _rule(item: JsonValue) -> SecurityRule:
     version = item.get("version", 4)
     if item["direction"] not in ("ingress", "egress") or version not in (4, 6):
-        raise ValueError("direction or version")
+        raise ValueError("the direction or the IP version of the rule is unknown")
     protocol = _protocol(item.get("protocol"), version)
     low, high = item.get("port_min"), item.get("port_max")
     if (low, high) != (None, None) and protocol not in (ICMP, ICMP6, *WITH_PORTS):
-        raise ValueError("ports of a protocol that has none")
+        raise ValueError(f"protocol {protocol} of the rule has no ports")
     highest = 255 if protocol in (ICMP, ICMP6) else 65535
     prefix = _prefix(item["remote_prefix"]) if item.get("remote_prefix") else None
     if prefix is not None and prefix.version != version:
-        raise ValueError("a prefix of the other version")
+        raise ValueError(f"the remote prefix {prefix} is not of IP version {version}")
     return SecurityRule(
         item["direction"] == "ingress",
         version,

@@ -69,7 +69,9 @@ class DnsmasqProcesses:
         self._loaded: dict[str, tuple[str, str, str]] = {}
 
     def ensure(self, namespace: str, desired: DnsmasqConfig) -> None:
-        """Let the dnsmasq of a namespace run with this configuration.
+        """Let the dnsmasq of a namespace run with this configuration, without stale leases.
+
+        A running dnsmasq is reloaded, or restarted if that is necessary.
 
         Raises:
             KernelError, OSError: dnsmasq cannot be started or stopped.
@@ -104,7 +106,7 @@ class DnsmasqProcesses:
         LOG.info("dnsmasq of %s started", network)
 
     def networks(self) -> set[str]:
-        """Return the networks that have files here."""
+        """Return the ids of the networks that have files in the runtime folder."""
         return {path.name.split(".")[0] for path in self._folder.glob("*.*")}
 
     def remove(self, network: str) -> None:
@@ -119,7 +121,11 @@ class DnsmasqProcesses:
             path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Remove all dnsmasq processes and the folder."""
+        """End all dnsmasq processes of this agent and remove the runtime folder.
+
+        Raises:
+            KernelError: A dnsmasq does not end.
+        """
         for network in self.networks() | set(self._find_processes()):
             self.remove(network)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -136,14 +142,17 @@ class DnsmasqProcesses:
             os.kill(pid, signal.SIGTERM)
         while pid is not None and self._is_of(pid, network):
             if time.monotonic() > deadline:
-                raise KernelError(f"dnsmasq {pid} of network {network} does not end")
+                raise KernelError(f"the dnsmasq process {pid} of network {network} does not end")
             time.sleep(0.002)
 
     def _is_of(self, pid: int, network: str) -> bool:
         return f"--pid-file={self._path(network, 'pid')}".encode() in _command_line(pid)
 
     def _find_processes(self) -> dict[str, int]:
-        """Return the running processes by network, found without their files."""
+        """Return network -> id of the running dnsmasq process.
+
+        This searches /proc, so lost pid files do not matter.
+        """
         start = f"--pid-file={self._folder}/".encode()
         pids = {
             word[len(start) :].decode(): int(path.name)
@@ -205,7 +214,11 @@ class DnsmasqProcesses:
         while remaining := self._find_stale_leases(wanted):
             if time.monotonic() > deadline:
                 addresses = ", ".join(stale_lease.address for stale_lease in remaining)
-                LOG.warning("dnsmasq of %s does not forget %s", wanted.network, addresses)
+                LOG.warning(
+                    "dnsmasq of %s keeps the stale leases of %s, so it is restarted",
+                    wanted.network,
+                    addresses,
+                )
                 return False
             time.sleep(0.002)
         return True
@@ -233,6 +246,9 @@ def stale_leases(
     lines: list[str], owners: Mapping[str, str], moved: Container[str]
 ) -> list[DhcpLease]:
     """Return the leases that must not exist any more.
+
+    The address of such a lease has no port any more, another port than before, or a port with
+    another MAC address.
 
     Args:
         lines: The lines of the lease file.

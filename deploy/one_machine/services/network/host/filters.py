@@ -265,7 +265,10 @@ class FilterInput:
 
 
 class Source(NamedTuple):
-    """A source from which a device may send. ``device_mac`` is an element of nft's sets."""
+    """A MAC address and a prefix from which a guest's device may send.
+
+    ``device_mac`` has device and MAC address as an element of nft's sets.
+    """
 
     device: str
     mac: str

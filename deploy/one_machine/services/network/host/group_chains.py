@@ -25,16 +25,22 @@ DIRECTIONS = ("egress", "ingress")
 def group_chain(
     direction: str, names: Iterable[str], groups: Mapping[str, SecurityGroup]
 ) -> tuple[str, ...]:
-    """Return the chain for the groups of a port."""
+    """Return the statements of the chain for a port's groups. The last statement is "drop".
+
+    Args:
+        direction: "egress" or "ingress", as seen from the port.
+        names: The ids of the port's groups. Unknown groups permit no traffic.
+        groups: All groups by id.
+    """
     return tuple(dict.fromkeys([*map(_rule, _rules(direction, names, groups)), "drop"]))
 
 
 def midstream_chain(
     direction: str, names: Iterable[str], groups: Mapping[str, SecurityGroup]
 ) -> tuple[str, ...]:
-    """Return the chain for connections with an unknown beginning.
+    """Return the statements of the chain for TCP connections whose beginning is unknown.
 
-    Either end may have begun such a connection.
+    Either end may have begun such a connection, so the rules of both directions count.
     """
     own_rules, other_rules = (
         [_rule(rule) for rule in _rules(side, names, groups) if rule.protocol in (None, TCP)]
@@ -85,12 +91,15 @@ def _rule(rule: SecurityRule) -> str:
 
 
 def group_set(name: str, version: int) -> str:
-    """Return the name of the set with a group's members."""
+    """Return the name of the nft set with a group's members of one IP version."""
     return f"group{version}_{digest(name, 12)}"
 
 
 def group_members(name: str, version: int, group: SecurityGroup | None) -> str:
-    """Return the set of a group's member addresses of one IP version."""
+    """Return the nft text of the set of a group's member addresses of one IP version.
+
+    For None the set is empty.
+    """
     prefixes = [prefix for prefix in (group.members if group else ()) if prefix.version == version]
     if any(prefix.prefixlen != prefix.max_prefixlen for prefix in prefixes):
         return set_of(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The privileged process of a network agent that runs as two processes.
+"""The two processes of a network agent without root's rights: the privileged helper and its client.
+
+The client calls fixed verbs of the helper over a Unix socket.
 
 The other process sends fixed verbs over a Unix socket.
 `Helper` may change the kernel's networks and talks to one client only. `HelperClient` is that
@@ -46,15 +48,15 @@ class InvalidMessage(ValueError):
 
 
 def listening_socket(path: Path | None) -> socket.socket:
-    """Return the socket from systemd, or else a new one at this path.
+    """Return the listening socket that systemd passed, or otherwise a new socket at this path.
 
     Raises:
-        SystemExit: There is neither.
+        SystemExit: systemd passed no socket, and there is no path.
     """
     if os.environ.get("LISTEN_PID") == str(os.getpid()):
         return socket.socket(fileno=SYSTEMD_DESCRIPTOR)
     if path is None:
-        raise SystemExit("There is no socket: systemd gave none, and --socket names none.")
+        raise SystemExit("There is no socket: systemd passed none, and --socket is missing.")
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
@@ -63,7 +65,13 @@ def listening_socket(path: Path | None) -> socket.socket:
 
 
 class Helper:
-    """The privileged process. It serves one caller at a time, as long as the user is ``user``."""
+    """The privileged process. It serves one caller at a time.
+
+    Args:
+        host: The network agent that does the work.
+        kernel: The kernel.
+        user: The id of the only user whose processes may call.
+    """
 
     def __init__(self, host: LocalHostPart, kernel: Kernel, user: int) -> None:
         self._host, self._kernel, self._user = host, kernel, user
@@ -79,7 +87,7 @@ class Helper:
                 try:
                     self.serve_caller(caller)
                 except (OSError, InvalidMessage) as error:
-                    LOG.warning("the caller is cut off: %s", error)
+                    LOG.warning("the connection of the caller is closed: %s", error)
 
     def serve_caller(self, caller: socket.socket) -> None:
         """Serve one caller until the end of the connection.
@@ -92,7 +100,7 @@ class Helper:
             caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         )[1]
         if user != self._user:
-            raise InvalidMessage(f"user {user} may not call, user {self._user} may")
+            raise InvalidMessage(f"user {user} may not call the helper, only user {self._user} may")
         while (message := _receive(caller)) is not None:
             verb, arguments = validate(message)
             descriptors: list[int] = []
@@ -118,12 +126,12 @@ class Helper:
                 host.save()
             case "apply":
                 if arguments["tree"] is not None and not host.accept(arguments["tree"]):
-                    return {"error": "the description is not understood"}
+                    return {"error": "the description is invalid; see the log of the helper"}
                 failed = host.apply(arguments["full"])
             case "listen":
                 if arguments["space"] not in host.listening:
                     raise KernelError(
-                        f"nothing is to be listened to in {arguments['space'][:200]!r}"
+                        f"the namespace {arguments['space'][:200]!r} needs no metadata listener"
                     )
                 descriptors.append(self._kernel.listen(arguments["space"], METADATA, PORT).detach())
         return {"failed": failed, **self._state()}
@@ -139,7 +147,7 @@ class Helper:
 class HelperClient(HostPart):
     """A network agent that leaves the privileged work to a helper.
 
-    OSError and KernelError end the process, and the next one starts anew.
+    An OSError or KernelError of a call ends the agent's process, and the next process starts anew.
     """
 
     def __init__(self, path: Path) -> None:
@@ -174,7 +182,9 @@ class HelperClient(HostPart):
         self._call("keep")
 
     def listen(self, namespace: str, address: str, port: int) -> socket.socket:
-        """Return the listening socket for metadata in a namespace. The helper offers no other.
+        """Return a socket that listens for metadata requests in a namespace.
+
+        ``address`` and ``port`` are ignored, because the helper opens sockets for metadata only.
 
         Raises:
             OSError: The helper refuses.
@@ -191,7 +201,7 @@ class HelperClient(HostPart):
             OSError: There is no such namespace.
         """
         if namespace not in self._namespaces:
-            raise FileNotFoundError(f"there is no namespace {namespace}")
+            raise FileNotFoundError(f"the helper reported no namespace {namespace}")
         return self._namespaces[namespace][1]
 
     def _finish(self, answer: Body) -> dict[str, str]:
@@ -214,26 +224,25 @@ class HelperClient(HostPart):
         descriptors: list[int] = []
         answer = _receive(self._socket, descriptors)
         if not isinstance(answer, dict):
-            raise OSError("the helper has ended")
+            raise OSError("the helper has closed the connection")
         return answer, descriptors
 
 
 def validate(message: object) -> tuple[str, Body]:
     """Return a message's verb and arguments.
 
-    They must be exactly the arguments of the verb, with their types.
-
     Raises:
-        InvalidMessage: They are not.
+        InvalidMessage: The verb is unknown, or the arguments are not exactly those of the verb in
+            ``VERBS``, with their types.
     """
     if not isinstance(message, dict) or not isinstance(message.get("verb"), str):
-        raise InvalidMessage("no verb")
+        raise InvalidMessage("the message has no verb")
     arguments = {name: value for name, value in message.items() if name != "verb"}
     expected = VERBS.get(message["verb"])
     if expected is None or arguments.keys() != expected.keys():
-        raise InvalidMessage(f"no such verb with such arguments: {message['verb'][:20]!r}")
+        raise InvalidMessage(f"the verb {message['verb'][:20]!r} or its arguments are unknown")
     if not all(type(arguments[name]) in types for name, types in expected.items()):
-        raise InvalidMessage(f"an argument of {message['verb']} is of another type")
+        raise InvalidMessage(f"an argument of the verb {message['verb']} has the wrong type")
     return message["verb"], arguments
 
 
@@ -258,14 +267,14 @@ def _receive(connection: socket.socket, descriptors: list[int] | None = None) ->
     if not head:
         return None
     if len(head) < LENGTH.size or not 0 < LENGTH.unpack(head)[0] <= MAX_MESSAGE_BYTES:
-        raise InvalidMessage("no length of a message")
+        raise InvalidMessage("the length of the message is missing or too large")
     data = bytearray()
     while len(data) < LENGTH.unpack(head)[0]:
         piece = connection.recv(min(LENGTH.unpack(head)[0] - len(data), 1 << 20))
         if not piece:
-            raise InvalidMessage("a message that is cut off")
+            raise InvalidMessage("the message is incomplete")
         data += piece
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidMessage(f"no JSON: {type(error).__name__}") from error
+        raise InvalidMessage(f"the message is not JSON: {type(error).__name__}") from error

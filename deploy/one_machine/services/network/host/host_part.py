@@ -55,48 +55,53 @@ class HostPart(ABC):
 
     @abstractmethod
     def restore(self) -> dict[str, str] | None:
-        """Apply the description of the last run.
+        """Apply the description that `save` stored, without a request to the network service.
 
         Returns:
-            The failed ports with their reasons, or None if there is no such description.
+            Failed port -> reason, or None if there is no valid stored description.
         """
 
     @abstractmethod
     def save(self) -> None:
-        """Store the description for a start without the service."""
+        """Store the description for `restore` after the next start."""
 
     @abstractmethod
     def apply(self, full: bool = False) -> dict[str, str]:
-        """Apply the description and return the failed ports with their reasons."""
+        """Apply the accepted description to the kernel, and return failed port -> reason.
+
+        Args:
+            full: True to check the whole state of the kernel.
+        """
 
     def accept(self, tree: JsonValue) -> bool:
-        """Parse a description from the service.
+        """Parse and keep a description from the service. `apply` applies it later.
 
         Returns:
-            False for an invalid description. The former description then stays.
+            False for an invalid description, which is logged. The former description then stays.
         """
         try:
             self.description = parse(tree)
         except (ValueError, TypeError, AttributeError) as error:
-            LOG.error("the description is not understood: %s", error)
+            LOG.error("the description is invalid, the former one stays: %s", error)
             return False
         self.tree = tree
         if self.listeners is not None:
             self.listeners.set_ports(self.description.ports)
         for complaint in self.description.warnings:
-            LOG.warning("description: %s", complaint)
+            LOG.warning("an object of the description is left out: %s", complaint)
         for port, reason in self.description.failed.items():
-            LOG.error("port %s: %s", port, reason)
+            LOG.error("port %s is not wired: %s", port, reason)
         return True
 
     def _listen_to_metadata(self, namespaces: Mapping[str, str]) -> bool:
-        """Open metadata listeners in these namespaces (-> network).
+        """Open metadata listeners in exactly these namespaces, and return True if all are open.
 
-        Returns True if all are open.
+        Args:
+            namespaces: Namespace -> network.
         """
         failed = self.listeners.listen(namespaces) if self.listeners is not None else {}
         for name, reason in failed.items():
-            LOG.error("%s: %s", name, reason)
+            LOG.error("namespace %s: %s", name, reason)
         return not failed
 
 
@@ -157,8 +162,9 @@ class Loop:
 
     Args:
         host: The network agent.
-        poll: Called as ``poll(seen, wait)``, returns a description or None.
-        acknowledge: Called as ``acknowledge(revision, failed)`` to send a report.
+        poll: Called as ``poll(seen, wait)``, as `HostApiClient.description`.
+        acknowledge: Called as ``acknowledge(revision, failed)`` to send a report. It raises OSError
+            if the report must be sent again.
         check_seconds: Seconds between full checks of the kernel.
     """
 
@@ -178,7 +184,7 @@ class Loop:
         """Run until `stop`.
 
         Raises:
-            KernelError: This machine lacks a necessary feature.
+            KernelError, OSError: This machine lacks a necessary feature, or the helper has ended.
         """
         host, tree = self._host, None
         host.prepare()
@@ -244,7 +250,7 @@ class Loop:
                 tree = self._poll(seen, POLL_SECONDS)
             except OSError as error:
                 LOG.warning(
-                    "the network service does not answer, again in %.1f s: %s", pause, error
+                    "the network service does not answer, next try in %.1f s: %s", pause, error
                 )
                 self._stop.wait(pause)
                 pause = min(MAX_PAUSE_SECONDS, pause * 2)
@@ -257,7 +263,10 @@ class Loop:
 
 
 def clean(names: Names, kernel: Kernel, folder: Path) -> list[str]:
-    """Remove all objects of the agent with this state folder, and return the failures."""
+    """Remove all objects of the agent with this state folder, and return the failures as texts.
+
+    No such agent may run.
+    """
     try:
         return LocalHostPart(
             HostPlace(names, NO_ADDRESS), kernel, StateFolder(folder), None

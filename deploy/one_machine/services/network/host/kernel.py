@@ -71,6 +71,9 @@ class Link:
 class Kernel:
     """The kernel as one host sees it.
 
+    The argument ``namespace`` of the methods is the name of a network namespace. Without it they
+    work in the host's namespace.
+
     Args:
         netns: The path of the host's namespace, or None for the process's own.
     """
@@ -113,21 +116,21 @@ class Kernel:
             ) from error
         if result.returncode != 0:
             why = result.stderr.strip()[:600] or result.returncode
-            raise KernelError(f"{' '.join(command)}: {why}")
+            raise KernelError(f"{' '.join(command)} failed: {why}")
         return result.stdout
 
     def nft(self, document: str, namespace: str | None = None) -> None:
         """Apply an nft document in one transaction.
 
         Raises:
-            KernelError: nft refuses the document.
+            KernelError: nft refuses the document, is missing, or takes too long.
         """
         self.run("nft", "-f", "-", text=document, namespace=namespace)
 
     def nft_listing(self, *what: str) -> str:
         """Return the kernel's list of a table's or chain's rules, without the elements of sets.
 
-        Without such a table or chain the result is "".
+        The result is "" if nft fails, for example because there is no such table or chain.
         """
         try:
             return self.run("nft", "-t", "list", *what)
@@ -154,7 +157,7 @@ class Kernel:
         return self._netlink(read, namespace)
 
     def add_link(self, name: str, kind: str, **attributes: object) -> None:
-        """Make a device in the host's namespace.
+        """Make a device in the host's namespace. The device is still down.
 
         Raises:
             KernelError: The kernel refuses.
@@ -162,7 +165,7 @@ class Kernel:
         self._netlink(lambda ip: ip.link("add", ifname=name, kind=kind, **attributes))
 
     def add_pair(self, outer: str, inner: str, mac: str, mtu: int, namespace: str | None) -> None:
-        """Make a veth pair with the end ``inner`` in this namespace.
+        """Make a veth pair: ``outer`` in the host's namespace, ``inner`` in ``namespace``.
 
         Raises:
             KernelError, OSError: The pair cannot be made.
@@ -174,9 +177,10 @@ class Kernel:
     def bring_up(
         self, name: str, namespace: str | None = None, *, master: str = "", **attributes: object
     ) -> None:
-        """Change and bring up a device.
+        """Set attributes of a device, add it to the bridge ``master``, and bring it up.
 
-        Devices of the host's namespace get no link-local address.
+        Without ``master`` the bridge of the device stays. Devices of the host's namespace get no
+        IPv6 link-local address.
 
         Raises:
             KernelError: The kernel refuses.
@@ -196,7 +200,7 @@ class Kernel:
         """Remove a device.
 
         Raises:
-            KernelError: The kernel refuses.
+            KernelError: The device does not exist, or the kernel refuses.
         """
         self._netlink(lambda ip: ip.link("del", index=_index(ip, name)), namespace)
 
@@ -302,7 +306,7 @@ class Kernel:
         return self._run_inside(namespace, access)
 
     def listen(self, namespace: str, address: str, port: int) -> socket.socket:
-        """Return a listening socket in a namespace.
+        """Return a TCP socket that listens at an IPv4 address in a namespace.
 
         Raises:
             OSError: The address cannot be bound.
@@ -318,7 +322,7 @@ class Kernel:
         return self._run_inside(namespace, make)
 
     def announce(self, namespace: str, device: str, mac: str, addresses: Iterable[str]) -> None:
-        """Announce the place of IPv4 addresses to the segment, with gratuitous ARP.
+        """Announce to the segment that a device has these IPv4 addresses, with gratuitous ARP.
 
         Raises:
             OSError: The packet cannot be sent.
@@ -337,7 +341,7 @@ class Kernel:
     def disable_checksum_offload(self, namespace: str, device: str) -> None:
         """Let packets of this device carry full checksums.
 
-        Why: DHCP clients read the packets from raw sockets.
+        Why: DHCP clients read packets from raw sockets, and check the checksums.
 
         Raises:
             KernelError, OSError: The device refuses.
@@ -350,7 +354,10 @@ class Kernel:
         try:
             self._run_inside(namespace, disable)
         except EthtoolError as error:
-            raise KernelError(f"{device} in {namespace}: {type(error).__name__}") from error
+            raise KernelError(
+                f"the checksum offload of device {device} in namespace {namespace} cannot be disabled: "
+                f"{type(error).__name__}"
+            ) from error
 
     def _path(self, namespace: str | None) -> Path | None:
         return NAMESPACES / namespace if namespace else self.netns
@@ -363,7 +370,9 @@ class Kernel:
         try:
             return self._run_inside(namespace, talk)
         except NetlinkError as error:
-            raise KernelError(f"{namespace or 'the host'}: {error.args[-1]}") from error
+            raise KernelError(
+                f"a netlink request in the namespace {namespace or 'of the host'} failed: {error.args[-1]}"
+            ) from error
 
     def _run_inside(self, namespace: str | None, act: Callable[[], Result]) -> Result:
         """Run a function in a namespace, in a thread that enters the namespace and ends.

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metadata for guests at 169.254.169.254.
 
+A listener in each network's namespace signs the requests of guests and forwards them.
+
 A listener in each network's namespace signs and forwards requests.
 The origin of the packet identifies the guest: the socket belongs to the network, and the rules have
 checked the address. The metadata service accepts X-Instance-ID because of its signature. Such
@@ -138,7 +140,10 @@ class MetadataListeners:
         self._thread.start()
 
     def set_ports(self, ports: Mapping[str, GuestPort]) -> None:
-        """Set the ports, which identify guests by address."""
+        """Replace the ports, which identify guests by network and address.
+
+        Requests from addresses of other ports, and of ports without a server, get 404.
+        """
         self._ports = {
             (port.network, str(address)): port
             for port in ports.values()
@@ -147,7 +152,14 @@ class MetadataListeners:
         }
 
     def listen(self, namespaces: Mapping[str, str]) -> dict[str, str]:
-        """Listen in exactly these namespaces (-> network), and return the failures."""
+        """Listen in exactly these namespaces, and close the listeners in all others.
+
+        Args:
+            namespaces: Namespace -> network.
+
+        Returns:
+            The failures: namespace -> reason.
+        """
         failed: dict[str, str] = {}
         for namespace in set(self._sockets) - set(namespaces):
             self._close(namespace)
@@ -171,7 +183,7 @@ class MetadataListeners:
         return failed
 
     def close(self) -> None:
-        """Close all listeners."""
+        """Close all listeners and end the threads, without waiting for running requests."""
         for namespace in list(self._sockets):
             self._close(namespace)
         self._calls.defer(self._stop.set)
@@ -203,7 +215,12 @@ class MetadataListeners:
             client.out.sendall(self._answer_to(client))
             client.out.flush()
         except OSError as error:
-            LOG.info("%s in %s broke off: %s", _address_of(client), client.tag, error)
+            LOG.info(
+                "the guest at %s in network %s broke off: %s",
+                _address_of(client),
+                client.tag,
+                error,
+            )
         except Exception:
             LOG.exception("a guest's request failed unexpectedly")
         finally:
@@ -214,7 +231,7 @@ class MetadataListeners:
         request, address = client.incoming.request, _address_of(client)
         port = self._ports.get((str(client.tag), address))
         if port is None:
-            return plain_answer(404, "No server has this address here.")
+            return plain_answer(404, f"No server of this network has the address {address}.")
         if request.method not in READ_METHODS + WRITE_METHODS:
             return plain_answer(501, "Not implemented.")
         try:
@@ -222,7 +239,7 @@ class MetadataListeners:
         except (OSError, ParseException):
             return plain_answer(400, "The request body ended early or is badly chunked.")
         if body is None:
-            return plain_answer(413, f"At most {MAX_BODY_BYTES} bytes are accepted.")
+            return plain_answer(413, f"The request body may have at most {MAX_BODY_BYTES} bytes.")
         guest_headers = dict(reversed(request.headers))
         headers = {
             name: guest_headers[name.upper()]
@@ -256,7 +273,7 @@ class MetadataListeners:
 
 
 def plain_answer(status: int, text: str) -> bytes:
-    """Return a response of this proxy itself."""
+    """Return a whole HTTP response of this proxy itself, with a line of text as the body."""
     content = f"{text}\n".encode()
     return _response(status, "text/plain; charset=utf-8", str(len(content)), content)
 

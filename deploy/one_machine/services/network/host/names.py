@@ -17,17 +17,17 @@ TABLES = "kn_"
 
 
 def bridge(network: str) -> str:
-    """Return the bridge of a network."""
+    """Return the name of the bridge of a network."""
     return f"brq{network[:11]}"
 
 
 def tap(port: str) -> str:
-    """Return the device of a guest's port, which libvirt makes."""
+    """Return the name of the device of a guest's port. libvirt makes the device."""
     return f"tap{port[:11]}"
 
 
 def digest(text: str, letters: int) -> str:
-    """Return this many hexadecimal digits of a text's hash."""
+    """Return the first ``letters`` hexadecimal digits of a text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:letters]
 
 
@@ -49,42 +49,48 @@ class Names:
 
     @property
     def namespaces(self) -> str:
-        """The prefix of all our namespaces."""
+        """The prefix of the names of all namespaces of this agent."""
         return f"kn-{self.tag}-"
 
     @property
     def runtime(self) -> Path:
         """The folder for dnsmasq's files.
 
-        It is directly below /run, because dnsmasq reads the files again without root's rights and
-        may not reach other folders.
+        The folder is directly below /run, because dnsmasq reads the files again without root's
+        rights, and might not reach other folders.
         """
         return Path(f"/run/kn-{self.tag}")
 
     def network_namespace(self, network: str) -> str:
-        """Return the namespace of a network's dnsmasq."""
+        """Return the name of the namespace of a network's dnsmasq."""
         return f"{self.namespaces}net-{network}"
 
     def router_namespace(self, router: str) -> str:
-        """Return the namespace of a router."""
+        """Return the name of the namespace of a router."""
         return f"{self.namespaces}router-{router}"
 
     def vxlan(self, vni: int) -> str:
-        """Return the tunnel device of a network."""
+        """Return the name of the tunnel device of a network with this vxlan identifier."""
         return f"vx{self.tag}{vni:x}"
 
     def dhcp(self, network: str) -> str:
-        """Return the bridge's end of the pair into the network's namespace."""
+        """Return the name of the bridge's end of the veth pair into the network's namespace."""
         return f"kd{self.tag}{digest(network, 7)}"
 
     def plug(self, router: str, port: str) -> str:
-        """Return the bridge's end of a pair into a router's namespace."""
+        """Return the name of the bridge's end of a veth pair into a router's namespace."""
         return f"kr{self.tag}{digest(router + port, 7)}"
 
     def gateway(self, network: str) -> tuple[str, str]:
-        """Return the bridge's end and the host's end of an external network's gateway pair."""
+        """Return the names of both ends of an external network's gateway pair.
+
+        The first end is on the bridge. The second end has the gateway's address of the host.
+        """
         return f"kp{self.tag}{digest(network, 7)}", f"kg{self.tag}{digest(network, 7)}"
 
     def is_ours(self, device: str) -> bool:
-        """True if we made this device of the host's namespace. For bridges see the state folder."""
+        """True if this agent made the device, which is in the host's namespace.
+
+        False for bridges and taps. The state folder contains the agent's bridges.
+        """
         return device[:2] in ("vx", "kd", "kr", "kp", "kg") and device[2:8] == self.tag

@@ -17,7 +17,11 @@ MAX_NUMBER = 0xFFFE
 
 
 def assign(before: Mapping[str, int], all_names: Iterable[str]) -> dict[str, int]:
-    """Return a number for each name: the present one, or the lowest number that was free before."""
+    """Return name -> number for all names.
+
+    A name keeps its number from ``before``. A new name gets the lowest number that is not in
+    ``before``.
+    """
     names = list(dict.fromkeys(all_names))
     taken = set(before.values())
     free = (number for number in range(1, MAX_NUMBER) if number not in taken)
@@ -36,7 +40,10 @@ class StateFolder:
         self.sysctls: dict[str, str] = numbers.get("sysctls", {})
 
     def number(self, ports: Iterable[str], bridges: Iterable[str]) -> None:
-        """Assign numbers to all ports and bridges. Bridges keep theirs until `forget`."""
+        """Assign and store numbers for all ports and bridges.
+
+        A port that is left out loses its number. A bridge keeps its number until `forget`.
+        """
         former = (dict(self.ports), dict(self.zones))
         self.ports = assign(self.ports, ports)
         self.zones = assign(self.zones, [*self.zones, *bridges])
@@ -44,20 +51,20 @@ class StateFolder:
             self.save()
 
     def forget(self, bridges: Iterable[str]) -> None:
-        """Forget bridges that are removed from the kernel."""
+        """Remove the numbers of bridges that were removed from the kernel, and store the rest."""
         removed = set(bridges) & set(self.zones)
         if removed:
             self.zones = {name: zone for name, zone in self.zones.items() if name not in removed}
             self.save()
 
     def save(self) -> None:
-        """Store the numbers."""
+        """Write the numbers and the former sysctl values to numbers.json."""
         self._write(
             "numbers.json", {"ports": self.ports, "zones": self.zones, "sysctls": self.sysctls}
         )
 
     def description(self) -> JsonValue:
-        """Return the last stored description, or None."""
+        """Return the last stored description, or None if the file is missing or incomplete."""
         return self._read("description.json")
 
     def save_description(self, tree: JsonValue) -> None:
@@ -65,7 +72,7 @@ class StateFolder:
         self._write("description.json", tree, durable=True)
 
     def clear(self) -> None:
-        """Remove all state."""
+        """Delete the files of the state folder, and forget all numbers."""
         for name in ("numbers.json", "description.json"):
             for path in (self.folder / name, self.folder / f"{name}.new"):
                 path.unlink(missing_ok=True)
