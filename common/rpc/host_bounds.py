@@ -54,16 +54,16 @@ class Allowances:
             NotGenuine: The allowance is used up, or the message is too long.
         """
         if self._messages.take(host)[0]:
-            raise NotGenuine(f"it sends more than {MESSAGES_A_SECOND} messages a second")
+            raise NotGenuine(f"the host sends more than {MESSAGES_A_SECOND} messages a second")
         if size > MAX_MESSAGE_BYTES:
-            raise NotGenuine(f"{size} bytes, at most {MAX_MESSAGE_BYTES}")
+            raise NotGenuine(f"it has {size} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
         if self._bytes.take(host, size)[0]:
-            raise NotGenuine(f"it sends more than {BYTES_A_SECOND} bytes a second")
+            raise NotGenuine(f"the host sends more than {BYTES_A_SECOND} bytes a second")
 
 
 @dataclass(slots=True)
 class _Flooder:
-    """The counts of a host that exceeded its allowance."""
+    """The counts of a host that exceeded its allowance. Times are monotonic seconds."""
 
     #: Begin of the period in which ``counted`` messages arrived.
     counted_since: float
@@ -93,7 +93,7 @@ class Quarantine:
             size: Bytes of the message.
 
         Returns:
-            The seconds of the quarantine that begins with this message, or 0.
+            The seconds of the quarantine that begins with this message, or 0 if none begins.
         """
         with self._lock:
             now = self._monotonic()

@@ -15,11 +15,13 @@ log = logging.getLogger(__name__)
 def run_method(
     function: Callable[..., object], arguments: JsonMapping, *passes: type[Exception]
 ) -> JsonObject:
-    """Call a function and return its result or Problem as plain data.
+    """Call a function and return its result or Problem as plain data, for ``result``.
 
     An unexpected exception is logged, and returned as a Problem without details.
 
     Args:
+        function: The function.
+        arguments: Arguments by name.
         passes: Exceptions that are raised to the caller.
     """
     try:

@@ -19,9 +19,12 @@ class SchedulerApi(Protocol):
     """The interface that a scheduler process serves."""
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        """Propose hosts for each request.
+        """Propose hosts for each request, in the order of ``specs``.
+
+        A selection without hosts means that no host fits now.
 
         Args:
+            specs: The requests, one for each server.
             fresh: Use a snapshot that was read after the request arrived.
         """
 

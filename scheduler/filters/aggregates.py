@@ -25,9 +25,9 @@ TENANTS = "filter_tenant_id"
 
 
 def extra_specs(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require that the host's aggregates match each extra spec.
+    """Require that the metadata of the host's aggregates meet each extra spec of the flavor.
 
-    Extra specs in the scope ``aggregate_instance_extra_specs`` and those without a scope count.
+    Only extra specs without a scope, or with the scope ``aggregate_instance_extra_specs``, count.
     """
     for name, requirement in sorted(spec.flavor.extra_specs.items() if spec.flavor else ()):
         scope, colon, rest = name.partition(":")
@@ -35,7 +35,7 @@ def extra_specs(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
             continue
         key = rest if colon else name
         _, matching = _match_metadata(snapshot, partial(eq, key), partial(meets, requirement))
-        yield Check(matching, f"in no aggregate whose {key} is as the flavor wants it")
+        yield Check(matching, f"in no aggregate with the {key} that the flavor requires")
 
 
 def image_properties(conf: cfg.ConfigOpts) -> Filter:

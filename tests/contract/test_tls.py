@@ -223,7 +223,7 @@ def test_remote_broker_without_tls_raises_config_error(
 
 
 def test_transport_url_with_ssl_option_raises_config_error(load) -> None:
-    with pytest.raises(errors.ConfigError, match="transport_url says something of ssl"):
+    with pytest.raises(errors.ConfigError, match="transport_url contains ssl options"):
         Transport(load(), "rabbit://h:x@127.0.0.1:5671/?ssl=0")
 
 

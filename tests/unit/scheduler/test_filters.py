@@ -205,14 +205,14 @@ def test_third_party_filter_with_error_at_load_raises_unknown_filter() -> None:
     ("name", "logged"),
     [
         ("LateFilter", "KeyError: 'rack'"),
-        ("ShortFilter", "must be 2 booleans, one a host, where it says: too short"),
+        ("ShortFilter", "must be 2 booleans, one for each host, in the check: too short"),
     ],
 )
 def test_failing_third_party_filter_rejects_all_hosts_and_is_logged(
     name: str, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert collect_reasons([Host("host0"), Host("host1")], request(), name)[""] == (
-        f"not let in because {name} failed (see the scheduler's log)"
+        f"rejected because the filter {name} failed (see the scheduler's log)"
     )
     assert logged in caplog.text and "take it out of [scheduler] enabled_filters" in caplog.text
 
@@ -310,7 +310,7 @@ def test_rebuild_must_pass_only_filters_about_its_image() -> None:
         (
             {"hw_architecture": "aarch64"},
             "ImagePropertiesFilter",
-            "not made for guests with aarch64",
+            "without support for guests with aarch64",
         ),
         (
             {"os_distro": "windows"},
@@ -373,7 +373,7 @@ def test_affinity_check_of_empty_group_is_settled_by_first_server() -> None:
             "not in zone az2",
         ),
         (Host("host0", servers=51), {}, "NumInstancesFilter", "with 51 servers (at most 50)"),
-        (Host("host0", working=9), {}, "IoOpsFilter", "with 9 servers in work (at most 8)"),
+        (Host("host0", working=9), {}, "IoOpsFilter", "with 9 disk copies (at most 8)"),
         (
             Host(
                 "host0",
@@ -400,13 +400,13 @@ def test_affinity_check_of_empty_group_is_settled_by_first_server() -> None:
             Host("host0"),
             {"flavor": replace(SMALL, extra_specs={"aggregate_instance_extra_specs:ssd": "true"})},
             "AggregateInstanceExtraSpecsFilter",
-            "in no aggregate whose ssd is as the flavor wants it",
+            "in no aggregate with the ssd that the flavor requires",
         ),
         (
             Host("host0", facts=FACTS[0]),
             {"flavor": replace(SMALL, extra_specs={"capabilities:cpu_info:arch": "s== arm"})},
             "ComputeCapabilitiesFilter",
-            "whose cpu_info:arch is not as the flavor wants it",
+            "without the cpu_info:arch that the flavor requires",
         ),
         (
             Host("host0", facts=FACTS[0]),
@@ -542,7 +542,9 @@ def test_room_for_dedicated_cpus_and_devices_is_counted_up_to_limit() -> None:
 
 def test_unsupported_hardware_gives_reason_and_no_error() -> None:
     spec = request(flavor=replace(SMALL, extra_specs={"hw:mem_encryption": "true"}))
-    assert collect_reasons([Host("host0")], spec)[""].startswith("not able to make its hardware: ")
+    assert collect_reasons([Host("host0")], spec)[""].startswith(
+        "not able to give the server its hardware: "
+    )
 
 
 def test_reason_is_short_for_long_image_properties() -> None:
