@@ -195,7 +195,7 @@ def test_broker_nodes_are_each_verified_by_their_own_name(
             {"tls": "allow_plain_text = false"},
             r"Set \[tls\] ca_file, cert_file and key_file; or \[tls\] allow_plain_text",
         ),
-        ({"oslo_messaging_rabbit": "ssl = true"}, "no authority to verify"),
+        ({"oslo_messaging_rabbit": "ssl = true"}, "no CA file is set to verify"),
         (
             {"tls": "ca_file = {ca}", "oslo_messaging_rabbit": "ssl = false"},
             "broker.example is no loopback address and "

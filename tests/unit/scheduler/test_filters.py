@@ -186,12 +186,12 @@ def test_third_party_filter_of_distribution_rejects_hosts() -> None:
 def test_third_party_filter_with_error_at_load_raises_unknown_filter() -> None:
     with pytest.raises(
         filters.UnknownFilter,
-        match=r"BrokenFilter \(example_filters:Broken\) cannot be made: "
+        match=r"BrokenFilter \(example_filters:Broken\) cannot be created: "
         "RuntimeError: no licence",
     ):
         filters.load(conf(enabled_filters=["BrokenFilter"]))
     with pytest.raises(
-        filters.UnknownFilter, match="MissingFilter .* cannot be made: AttributeError"
+        filters.UnknownFilter, match="MissingFilter .* cannot be created: AttributeError"
     ):
         filters.load(conf(enabled_filters=["MissingFilter"]))
     with pytest.raises(

@@ -199,7 +199,7 @@ def test_pci_weigher_step_is_number_of_requested_devices(make_columns: MakeColum
 @pytest.mark.parametrize(
     ("reference", "text"),
     [
-        ("nothing:here", "cannot be made: ModuleNotFoundError"),
+        ("nothing:here", "cannot be created: ModuleNotFoundError"),
         ("builtins:repr", "did not return a Weigher"),
     ],
 )
