@@ -64,7 +64,7 @@ def confine(program: str, files: Iterable[int]) -> None:
 
 
 def _allow(rules: int, path: str, access: int) -> None:
-    """Allow access to a path. A missing path is ignored."""
+    """Add a rule that allows this access to a path and all below it. Ignore a missing path."""
     with suppress(FileNotFoundError):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
