@@ -82,7 +82,7 @@ PeerOpener = Callable[[str, str, str], Peer]
 
 
 def no_peer(address: str, server: str, secret: str) -> Peer:
-    """Raise Unavailable. This replaces the opener of other hosts' files in an agent without it."""
+    """Raise Unavailable. This is the ``PeerOpener`` of an agent without access to other hosts."""
     raise errors.Unavailable(
         "This host cannot read files of other hosts; see [migration] in its configuration."
     )

@@ -39,10 +39,14 @@ def version() -> int:
 
 
 def confine(program: str, files: Iterable[int]) -> None:
-    """Allow this process to open only the program, libraries, and these files.
+    """Allow this process to open only the program, libraries, some devices, and these files.
 
     Files that are open for reading only cannot be opened for writing. The process must have
-    no_new_privs set.
+    no_new_privs set. On a kernel without Landlock this function does nothing.
+
+    Args:
+        program: Path of the program.
+        files: Descriptors of the files.
 
     Raises:
         OSError: The kernel refuses the rules.
