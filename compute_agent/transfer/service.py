@@ -285,7 +285,7 @@ def _failure_payload(problem: Exception) -> dict[str, object]:
         return {"kind": "unavailable", "text": problem.text}
     if isinstance(problem, (TransferCorrupted, errors.Problem, VerbFailed)):
         return {"kind": "refused", "text": str(problem)}
-    return {"kind": "refused", "text": "the source host failed unexpectedly; see its agent's log"}
+    return {"kind": "refused", "text": "the source host failed unexpectedly; see its log"}
 
 
 def _let_read(connection: socket.socket) -> None:
