@@ -400,7 +400,7 @@ class Agent:
     def fences_itself(self) -> bool:
         """True if this host must power off all its guests.
 
-        This is so while a begun fencing has not ended, or when the last answered message is older
+        This is so while a begun fencing has not ended, and when the last answered message is older
         than ``fence_after``, because conductors may then have declared the host dead.
         """
         since = max(self._acknowledged_at, self._alone_since)
@@ -485,7 +485,11 @@ class Agent:
 
     # --- Exchanges ---
     def wants_full_report(self) -> bool:
-        """True if the next exchange must report all domains."""
+        """True if the next exchange must report all domains.
+
+        This is so at the start, a minute after the last full report, and when a conductor did not
+        answer a heartbeat or had work for the host.
+        """
         return (
             self._looked_at is None
             or self._clock.monotonic() - self._looked_at >= FULL_REPORT_SECONDS
@@ -552,7 +556,10 @@ class Agent:
         return self._work
 
     def has_news(self) -> bool:
-        """True if there is something to report before the next periodic exchange."""
+        """True if there is something to report before the next periodic exchange.
+
+        This is a result, the outcome of a prefetch, or a changed domain without a command in hand.
+        """
         return bool(self._results or self._cached or self._select_settled(self._changed.values()))
 
     def needs_registration(self) -> bool:

@@ -97,8 +97,8 @@ def select(
     """Return a choice for each request, in the order of ``specs``.
 
     If no host fits a request now, ``hosts`` of its selection is empty. The chosen servers are
-    counted as placed in ``snapshot``, which is changed. If a filter or weigher raises, only this
-    request gets a choice without hosts, and the exception is logged.
+    counted as placed in ``snapshot``, which is changed. If a filter or weigher raises, the
+    exception is logged, and only this request and equal ones get choices without hosts.
     """
     choices: dict[int, Choice] = {}
     for numbers in _group_equal_requests(specs):
@@ -268,7 +268,12 @@ def best(score: np.ndarray[tuple[int], np.dtype[np.float64]], number: int) -> Nu
 
 
 def _read_hardware(snapshot: Snapshot, spec: RequestSpec) -> Hardware | None:
-    """Return the server's requirements for exclusive hardware, or None if it has none."""
+    """Return the server's requirements for exclusive hardware.
+
+    Returns:
+        None for a server without such requirements, for a rebuild, and if no host has NUMA nodes or
+        devices.
+    """
     if spec.flavor is None or spec.is_rebuild or not snapshot.parts:
         return None
     required = hardware(spec.flavor, spec.image_properties)
@@ -278,7 +283,11 @@ def _read_hardware(snapshot: Snapshot, spec: RequestSpec) -> Hardware | None:
 def _take(
     snapshot: Snapshot, spec: RequestSpec, row: int, needed_hardware: Hardware | None
 ) -> HardwareAssignment | None:
-    """Count the server as placed on the host, and return its hardware assignment."""
+    """Count the server as placed on the host, and return its hardware assignment.
+
+    Returns:
+        None if the server needs no exclusive hardware, or if the host has no fit for it.
+    """
     assignment = None
     if needed_hardware is not None and row in snapshot.parts:
         parts = snapshot.parts[row]

@@ -133,7 +133,11 @@ class TraitMasks(Mapping[str, Mask]):
 
 @dataclass(slots=True)
 class Snapshot:
-    """All hosts, in columns with one row per host. Only ``take`` changes a snapshot."""
+    """All hosts, in columns with one row per host.
+
+    ``scheduler.columns`` fills the base snapshot. A copy is changed only by ``take``, and by
+    ``scheduler.selection.examine``, which sets ``places``.
+    """
 
     #: Host name of each row, and row of each host name.
     names: list[str] = field(default_factory=list)

@@ -47,6 +47,9 @@ class ConductorApi(Protocol):
 
         Returns:
             The answer, and the access to the images of its commands (None if they have no images).
+
+        Raises:
+            Unavailable: The report was not processed. The agent repeats it.
         """
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:

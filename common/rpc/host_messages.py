@@ -115,7 +115,7 @@ def claimed_host(body: bytes) -> str:
 
 
 class Refusals:
-    """Counts refused messages, and logs at most one a minute for each host."""
+    """The numbers of refused messages by host. Thread-safe."""
 
     def __init__(self) -> None:
         self.counted: Counter[str] = Counter()

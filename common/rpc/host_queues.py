@@ -92,7 +92,7 @@ def declare_door(channel: Channel, prefix: str, door: str) -> str:
 
 
 def _ensure_exchange(channel: Channel, name: str) -> None:
-    """Declare the exchange if it is missing, which only conductors may."""
+    """Declare the exchange if it is missing. Only conductors have permission to declare it."""
     with channel.connection.channel() as probe:
         try:
             probe.exchange_declare(name, "topic", passive=True)

@@ -36,9 +36,10 @@ def run_method(
 
 
 def result(answer: JsonObject) -> JsonValue:
-    """Return the result in an answer of ``run_method``, or raise its Problem.
+    """Return the result in an answer of ``run_method``, or raise the Problem in it.
 
-    The raised Problem has the same class and text. Other attributes are lost.
+    Raises:
+        Problem: With the class and text of the original. Other attributes are lost.
     """
     if isinstance(answer, dict) and "problem" in answer:
         raise _rebuild(answer["problem"], answer["text"])

@@ -33,7 +33,13 @@ class SchedulerApi(Protocol):
 
 
 def serve(transport: Transport, name: str, scheduler: SchedulerApi) -> None:
-    """Serve conductors and the API."""
+    """Serve the methods of ``scheduler`` to conductors and the API.
+
+    Args:
+        transport: Receives the requests.
+        name: The name of this scheduler at the broker.
+        scheduler: Answers the requests.
+    """
 
     def select(specs: list[JsonObject], fresh: bool) -> list[Any]:
         return [

@@ -280,7 +280,7 @@ class Helpers:
         self._orders = self._server = None
 
     def close(self) -> None:
-        """End the fork server. Running helpers continue until they are done or their limit."""
+        """End the fork server. Running helpers continue until they are done or time out."""
         with self._lock:
             self._end()
 
@@ -303,9 +303,8 @@ def _follow(
     """Collect the output of a helper until the helper has ended, and return the result.
 
     Args:
-        requester: The socket from which the helper's watcher gets the requester's end, and to which
-            it sends the report. If this function raises, the caller closes it, which ends the
-            helper.
+        requester: The socket to the watcher of the helper, which sends the report there. If this
+            function raises, the caller must close the socket, which ends the helper.
         output: Descriptor of the pipe with the helper's output.
         context: Context of the verb, or None.
         on_output: Called with each piece of the output, or None.

@@ -106,7 +106,7 @@ class _Peer:
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Translate errors of the protocol into errors of a verb."""
+        """Translate TransferInterrupted into Unavailable, and TransferCorrupted into VerbFailed."""
         where = f"{self._host}:{self._port}, server {self._server}"
         try:
             yield
@@ -125,8 +125,13 @@ class _Peer:
     def _frames(self, name: str) -> Generator[Frame, None, None]:
         """Yield the frames of the response, and reconnect after each interruption.
 
+        Args:
+            name: Name of the file, or "" for the list of files.
+
         Raises:
             TransferInterrupted: The host was silent for too long.
+            TransferCorrupted: The data is not valid.
+            VerbFailed: The host refuses.
         """
         at, deadline = 0, time.monotonic() + self._silence_timeout
         while True:

@@ -84,6 +84,7 @@ class Frames:
 
         Raises:
             TransferInterrupted: The connection ended, or the frame took too long.
+            TransferCorrupted: TLS failed, for example because a certificate was refused.
         """
         head = _HEAD.pack(kind, offset, len(data))
         self._digest.update(head)
@@ -123,6 +124,7 @@ def send_request(connection: socket.socket, request: TransferRequest) -> None:
 
     Raises:
         TransferInterrupted: The connection ended, or sending took too long.
+        TransferCorrupted: TLS failed, for example because a certificate was refused.
     """
     payload = json.dumps(asdict(request)).encode()
     _send(

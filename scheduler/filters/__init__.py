@@ -40,7 +40,7 @@ class Entry:
     """A built-in filter.
 
     Attributes:
-        make: The factory, or None for a check that is always applied and cannot be disabled.
+        make: The factory, or None for a check of ``Filters.checks`` that no option disables.
         on_rebuild: True if the filter also applies to rebuilds.
     """
 
