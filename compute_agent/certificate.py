@@ -48,7 +48,7 @@ class CertificateFile:
         """
         if not self.has_key:
             raise ValueError(
-                "its key is in another file ([tls] key_file), and two files cannot be replaced at once"
+                "the private key is in another file ([tls] key_file), and two files cannot be replaced at once"
             )
         if not os.access(self.path.parent, os.W_OK):
             raise ValueError(
@@ -61,7 +61,8 @@ class CertificateFile:
         cert = x509.load_pem_x509_certificate(certificate.encode())
         if cert.not_valid_after_utc <= present.cert.not_valid_after_utc:
             raise ValueError(
-                "the new one would not end later, because the authority itself ends then: replace the authority"
+                "a new certificate would not end later, because the certificate of the authority itself ends "
+                "then: replace the authority"
             )
         private_files.replace(self.path, text)
 

@@ -197,7 +197,7 @@ class Agent:
                         FailureReason.UNKNOWN_VERB,
                     )
                 except Exception as problem:
-                    log.exception("command %s cannot be parsed", command.key)
+                    log.exception("command %s cannot be parsed and is refused", command.key)
                     self._refuse(
                         command,
                         f"its agent cannot understand the command {command.key}.",

@@ -214,7 +214,7 @@ def carry_out(tools: Tools, command: Command, verb: Verb) -> Outcome:
         case Arrived():
             return driver.finish_incoming(verb.guest, context)
         case _:
-            raise TypeError(f"{verb.name} is not carried out by a driver")
+            raise TypeError(f"no method of the driver carries out the verb {verb.name}")
     return None
 
 

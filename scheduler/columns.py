@@ -443,7 +443,7 @@ def _parse_object(text: str | None) -> JsonObject:
     try:
         document = json.loads(text) if text else {}
     except ValueError:
-        log.exception("damaged host document, used as empty: %.200s", text)
+        log.exception("a JSON document about a host is damaged and counts as empty: %.200s", text)
         return {}
     return document if isinstance(document, dict) else {}
 
@@ -456,7 +456,7 @@ def _parse_records(kind: type[T], text: str) -> list[T]:
     try:
         return [from_wire(kind, record) for record in json.loads(text)]
     except (ValueError, TypeError):
-        log.exception("damaged host document, used as empty: %.200s", text)
+        log.exception("a JSON document about a host is damaged and counts as empty: %.200s", text)
         return []
 
 

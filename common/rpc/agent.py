@@ -85,7 +85,11 @@ def commands_of(contents: Iterable[JsonObject]) -> list[Command]:
         try:
             commands.append(from_wire(Command, content))
         except (TypeError, ValueError, AttributeError) as problem:
-            log.error("a faulty command is ignored: %s: %s", type(problem).__name__, problem)
+            log.error(
+                "a faulty command is ignored, and the conductor sends it again: %s: %s",
+                type(problem).__name__,
+                problem,
+            )
     return commands
 
 

@@ -129,7 +129,7 @@ class Listener:
             text = body if isinstance(body, bytes) else str(body).encode()
             take(text, str(message.delivery_info["routing_key"]))
         except Exception:
-            log.exception("%s: a message could not be processed", self._name)
+            log.exception("%s: a message could not be processed and is lost", self._name)
 
 
 class Sender:

@@ -100,7 +100,7 @@ def listen(
 
 def _check_sender(host: str, message: HostMessage) -> HostMessage:
     if message.host != host:
-        raise NotGenuine(f"its content is about host {message.host}")
+        raise NotGenuine(f"the message's content is about host {message.host}")
     return message
 
 
@@ -149,7 +149,7 @@ class ConductorClient:
                 self._link.ask(HEARTBEATS, "heartbeat", {"beat": to_wire(beat)}, timeout),
             )
         except errors.Problem as problem:
-            log.info("a heartbeat was not answered: %s", problem)
+            log.info("a heartbeat was not answered, so a report follows: %s", problem)
             return None
 
 
@@ -184,4 +184,6 @@ class ConductorWakeup:
             try:
                 self._transport.cast(TOPIC, self._method, server=self._server, **arguments)
             except Exception:
-                log.exception("a wake-up message was lost; the next wake-up sends another")
+                log.exception(
+                    "a wake-up message to the conductors was lost; the next wake-up sends another"
+                )

@@ -56,7 +56,9 @@ class Allowances:
         if self._messages.take(host)[0]:
             raise NotGenuine(f"the host sends more than {MESSAGES_A_SECOND} messages a second")
         if size > MAX_MESSAGE_BYTES:
-            raise NotGenuine(f"it has {size} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
+            raise NotGenuine(
+                f"the message has {size} bytes, at most {MAX_MESSAGE_BYTES} are allowed"
+            )
         if self._bytes.take(host, size)[0]:
             raise NotGenuine(f"the host sends more than {BYTES_A_SECOND} bytes a second")
 
@@ -134,14 +136,16 @@ def require_bounded(content: object, place: str = "the message", depth: int = 0)
         NotGenuine: A value is too long, too large, or nested too deeply.
     """
     if depth > MAX_DEPTH:
-        raise NotGenuine(f"{place}: more than {MAX_DEPTH} levels")
+        raise NotGenuine(f"{place} is nested more than {MAX_DEPTH} levels deep")
     match content:
         case str() if len(content) > MAX_TEXT_CHARS:
-            raise NotGenuine(f"{place}: {len(content)} characters, at most {MAX_TEXT_CHARS}")
+            raise NotGenuine(
+                f"{place} has {len(content)} characters, at most {MAX_TEXT_CHARS} are allowed"
+            )
         case int() if abs(content) > MAX_NUMBER:
-            raise NotGenuine(f"{place}: a number beyond 64 bits")
+            raise NotGenuine(f"{place} is a number beyond 64 bits")
         case list() | dict() if len(content) > MAX_ITEMS:
-            raise NotGenuine(f"{place}: {len(content)} entries, at most {MAX_ITEMS}")
+            raise NotGenuine(f"{place} has {len(content)} entries, at most {MAX_ITEMS} are allowed")
         case list():
             for part in content:
                 require_bounded(part, place, depth + 1)

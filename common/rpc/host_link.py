@@ -94,7 +94,7 @@ class _PendingRequests:
             header.generation,
             header.purpose,
         ):
-            raise NotGenuine("it answers a request that was sealed with another key")
+            raise NotGenuine("the message answers a request that was sealed with another key")
         if self._waiting.pop(header.id, None) is not None:
             future.set_result(content)
 
@@ -264,7 +264,7 @@ class HostSide(_Side):
 
     def _remember(self, header: Header) -> None:
         if header.id in self._seen_ids:
-            raise NotGenuine("it repeats the id of an earlier message")
+            raise NotGenuine("the message repeats the id of an earlier message")
         self._seen_ids[header.id] = None
         if len(self._seen_ids) > REMEMBERED:
             self._seen_ids.popitem(last=False)

@@ -54,7 +54,7 @@ class Header:
             header = cls(**json.loads(text[:_HEADER_MOST_BYTES]))
             Purpose(header.purpose)
         except (ValueError, TypeError, RecursionError) as problem:
-            raise NotGenuine("its header is malformed") from problem
+            raise NotGenuine("the message's header is malformed") from problem
         if not (
             isinstance(header.generation, int)
             and all(
@@ -62,7 +62,7 @@ class Header:
                 for part in (header.host, header.method, header.id, header.answer_to)
             )
         ):
-            raise NotGenuine("its header is malformed")
+            raise NotGenuine("the message's header is malformed")
         return header
 
 
@@ -94,15 +94,15 @@ def unpack(keys: Keys, body: bytes) -> tuple[Header, JsonObject]:
     """
     text, _, sealed = body.partition(b"\n")
     if len(body) > MOST_BYTES:
-        raise NotGenuine(f"it has {len(body)} bytes, at most {MOST_BYTES} are allowed")
+        raise NotGenuine(f"the message has {len(body)} bytes, at most {MOST_BYTES} are allowed")
     header = Header.read(text)
     key = keys.find(header.host, header.generation, Purpose(header.purpose))
     try:
         content = json.loads(key.open(sealed, text))
     except (ValueError, RecursionError) as problem:
-        raise NotGenuine("its content is not valid JSON") from problem
+        raise NotGenuine("the message's content is not valid JSON") from problem
     if not isinstance(content, dict):
-        raise NotGenuine("its content is not a JSON object")
+        raise NotGenuine("the message's content is not a JSON object")
     return header, content
 
 

@@ -84,7 +84,10 @@ def _add(rules: int, place: int, access: int) -> None:
 
 def _check(answer: int) -> int:
     if answer < 0:
-        raise OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")
+        raise OSError(
+            ctypes.get_errno(),
+            f"the kernel's Landlock refused a rule: {os.strerror(ctypes.get_errno())}",
+        )
     return answer
 
 

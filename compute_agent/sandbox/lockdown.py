@@ -288,7 +288,7 @@ def _libc() -> ctypes.CDLL:
 def _prctl(option: int, value: int) -> None:
     if _libc().prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))) != 0:
         raise OSError(
-            ctypes.get_errno(), f"prctl option {option}: {os.strerror(ctypes.get_errno())}"
+            ctypes.get_errno(), f"prctl option {option} failed: {os.strerror(ctypes.get_errno())}"
         )
 
 

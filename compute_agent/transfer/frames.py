@@ -187,7 +187,7 @@ def _receive(connection: socket.socket, length: int, deadline: float) -> bytes:
             connection.settimeout(_seconds_until(deadline))
             read = connection.recv_into(left)
             if read == 0:
-                raise TransferInterrupted("the connection ended")
+                raise TransferInterrupted("the connection ended before all data had arrived")
             left = left[read:]
     except OSError as error:
         raise meaning(error) from error

@@ -268,7 +268,7 @@ class TransferRateLimit:
             begin = max(now, self._paid_until)
             self._paid_until = begin + count / self._rate
         if self._closed.wait(begin - now):
-            raise TransferInterrupted("the service was closed")
+            raise TransferInterrupted("this host's transfer service was closed")
 
 
 def _closable(data: Iterator[tuple[int, bytes]]) -> Generator[tuple[int, bytes], None, None]:

@@ -119,7 +119,9 @@ def proved(path: Path, stored: Iterable[Stored]) -> Iterator[int]:
                 hashlib.sha256(os.pread(file.fileno(), piece.length, piece.offset)).digest()
                 != piece.digest
             ):
-                raise ValueError(f"{piece.length} bytes at {piece.offset} are not what was written")
+                raise ValueError(
+                    f"the disk returned other data than was written: {piece.length} bytes at offset {piece.offset}"
+                )
             verified_bytes += piece.length
             yield verified_bytes
 

@@ -64,7 +64,7 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
                 with_key, with_value = _match_metadata(
                     snapshot, partial(eq, name), partial(eq, image[name])
                 )
-                yield Check(~with_key | with_value, f"kept for images with another {name[:64]}")
+                yield Check(~with_key | with_value, f"reserved for images with another {name[:64]}")
 
     return ask
 
@@ -77,7 +77,7 @@ def tenants(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
     restricted, permitted = _match_metadata(
         snapshot, lambda key: key.startswith(TENANTS), partial(eq, spec.project_id)
     )
-    yield Check(~restricted | permitted, "kept for other projects")
+    yield Check(~restricted | permitted, "reserved for other projects")
 
 
 def type_affinity(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
@@ -89,7 +89,7 @@ def type_affinity(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
     restricted, permitted = _match_metadata(
         snapshot, partial(eq, "instance_type"), partial(eq, name)
     )
-    yield Check(~restricted | permitted, "kept for other flavors")
+    yield Check(~restricted | permitted, "reserved for other flavors")
 
 
 def _match_metadata(

@@ -22,7 +22,7 @@ def compute_status(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
     """Require a compute service that is up and not forced down."""
     yield Check(snapshot.served, "without a compute service")
     yield Check(~snapshot.forced_down, "forced down")
-    yield Check(snapshot.up, "not heard from")
+    yield Check(snapshot.up, "without a recent report")
 
 
 def enabled(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:

@@ -137,8 +137,8 @@ def isolated_hosts(conf: cfg.ConfigOpts) -> Filter:
         isolated = np.zeros(len(snapshot.names), np.bool_)
         isolated[[snapshot.rows[name] for name in hosts if name in snapshot.rows]] = True
         if spec.image_id in images:
-            yield Check(isolated, "not kept for this image")
+            yield Check(isolated, "not reserved for this image")
         elif restricted:
-            yield Check(~isolated, "kept for other images")
+            yield Check(~isolated, "reserved for other images")
 
     return ask

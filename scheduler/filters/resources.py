@@ -52,7 +52,7 @@ def alive(snapshot: Snapshot) -> Iterable[Check]:
     """
     yield Check(snapshot.served, "without a compute service")
     yield Check(~snapshot.forced_down, "forced down")
-    yield Check(snapshot.up, "not heard from")
+    yield Check(snapshot.up, "without a recent report")
 
 
 def failing_hosts(snapshot: Snapshot, limit: int) -> Iterable[Check]:

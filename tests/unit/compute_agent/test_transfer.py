@@ -244,7 +244,9 @@ def test_proved_raises_when_bytes_on_disk_differ(tmp_path: Path) -> None:
     with copy.open("r+b") as file:
         file.seek(2 * MEBIBYTE)
         file.write(b"tow")
-    with pytest.raises(ValueError, match=f"3 bytes at {2 * MEBIBYTE} are not what was written"):
+    with pytest.raises(
+        ValueError, match=f"other data than was written: 3 bytes at offset {2 * MEBIBYTE}"
+    ):
         list(sparse.proved(copy, stored))
 
 

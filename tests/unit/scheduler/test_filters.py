@@ -271,7 +271,7 @@ def test_forced_host_skips_enabled_filters_but_not_mandatory_checks() -> None:
     for state, text in (
         ({"served": False}, "without a compute service"),
         ({"forced_down": True}, "forced down"),
-        ({"up": False}, "not heard from"),
+        ({"up": False}, "without a recent report"),
     ):
         assert collect_reasons([replace(hosts[0], **state)], forced)["host0"] == text
 
@@ -315,7 +315,7 @@ def test_rebuild_must_pass_only_filters_about_its_image() -> None:
         (
             {"os_distro": "windows"},
             "AggregateImagePropertiesIsolation",
-            "kept for images with another os_distro",
+            "reserved for images with another os_distro",
         ),
     ):
         assert (
@@ -323,7 +323,7 @@ def test_rebuild_must_pass_only_filters_about_its_image() -> None:
         )
     assert collect_reasons([host], rebuild, "IsolatedHostsFilter", isolated_images=["image1"])[
         "host0"
-    ] == ("not kept for this image")
+    ] == ("not reserved for this image")
 
 
 def test_host_with_failed_builds_is_rejected_then_has_room_for_one() -> None:
@@ -388,13 +388,13 @@ def test_affinity_check_of_empty_group_is_settled_by_first_server() -> None:
             Host("host0", aggregates=[{"filter_tenant_id": "project2"}]),
             {},
             "AggregateMultiTenancyIsolation",
-            "kept for other projects",
+            "reserved for other projects",
         ),
         (
             Host("host0", aggregates=[{"instance_type": "large"}]),
             {},
             "AggregateTypeAffinityFilter",
-            "kept for other flavors",
+            "reserved for other flavors",
         ),
         (
             Host("host0"),
@@ -524,7 +524,7 @@ def test_room_for_dedicated_cpus_and_devices_is_counted_up_to_limit() -> None:
     assert count_room(hosts, dedicated) == [2, 2, 0, 2]
     assert count_room(hosts, dedicated, count=1) == [1, 1, 0, 1]
     assert collect_reasons(hosts, dedicated, "ComputeFilter")[""] == (
-        "not heard from, without a place for a guest with 1 NUMA node with 64 MiB, 2 CPUs of its own"
+        "without a recent report, without a place for a guest with 1 NUMA node with 64 MiB, 2 CPUs of its own"
     )
     cards = [Device(f"0000:81:00.{number}", "10de", "1db4") for number in range(5)]
     cards_held = [HardwareAssignment(devices=[cards[0].address, cards[1].address])]

@@ -75,7 +75,7 @@ def test_select_gives_reason_for_each_status_of_host(make_columns: MakeColumns) 
         "host0": "without a compute service",
         "host1": "disabled",
         "host2": "forced down",
-        "host3": "not heard from",
+        "host3": "without a recent report",
     }
 
 
