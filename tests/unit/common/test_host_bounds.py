@@ -33,10 +33,19 @@ def test_require_bounded_accepts_content_at_its_bound(content: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "refusal"),
     [
-        ({"request": {"domains": [0] * 4097}}, "domains has 4097 entries, at most 4096"),
-        ({"phases": dict.fromkeys(map(str, range(4097)))}, "phases has 4097 entries, at most 4096"),
-        ({"results": [{"error": "x" * 8193}]}, "error has 8193 characters, at most 8192"),
-        ({"x" * 8193: 1}, "the message has 8193 characters, at most 8192"),
+        (
+            {"request": {"domains": [0] * 4097}},
+            "domains has 4097 entries, at most 4096 are allowed",
+        ),
+        (
+            {"phases": dict.fromkeys(map(str, range(4097)))},
+            "phases has 4097 entries, at most 4096 are allowed",
+        ),
+        (
+            {"results": [{"error": "x" * 8193}]},
+            "error has 8193 characters, at most 8192 are allowed",
+        ),
+        ({"x" * 8193: 1}, "the message has 8193 characters, at most 8192 are allowed"),
         ({"fence": 2**63}, "fence is a number beyond 64 bits"),
         ({"cpu_info": nest(33)}, "cpu_info is nested more than 32 levels deep"),
     ],
