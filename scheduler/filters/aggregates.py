@@ -70,10 +70,7 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
 
 
 def tenants(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require that the host's aggregates list the project in a key ``filter_tenant_id*``.
-
-    A host whose aggregates have no such key passes.
-    """
+    """Require that the host's aggregates list the project in ``filter_tenant_id*``, if present."""
     restricted, permitted = _match_metadata(
         snapshot, lambda key: key.startswith(TENANTS), partial(eq, spec.project_id)
     )
@@ -81,10 +78,7 @@ def tenants(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 
 
 def type_affinity(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require that the host's aggregates list the flavor's name in the key ``instance_type``.
-
-    A host whose aggregates do not have the key passes.
-    """
+    """Require that the host's aggregates list the flavor in ``instance_type``, if present."""
     name = spec.flavor.name if spec.flavor else None
     restricted, permitted = _match_metadata(
         snapshot, partial(eq, "instance_type"), partial(eq, name)
