@@ -275,7 +275,9 @@ def parse_request(question: Question) -> tuple[str, str, dict[str, object]]:
         raise NotDone(f"the volume's id {volume!r:.50} is not a UUID")
     shapes = SHAPES.get(str(protocol))
     if shapes is None or not isinstance(data, Mapping):
-        raise NotDone(f"the volume helper does not connect volumes by {protocol!s:.40}")
+        raise NotDone(
+            f"the volume helper does not connect volumes by {protocol!s:.40}, or the connection's data is not an object"
+        )
     permitted_data: dict[str, object] = {}
     for name, shape in shapes.items():
         value = data.get(name)
