@@ -35,7 +35,7 @@ UNUSED_ADDRESSES = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db
 
 
 def make_driver(conf: cfg.ConfigOpts) -> Driver:
-    """Return the driver of ``[agent] driver``. A configuration error ends the process."""
+    """Create the driver that ``[agent] driver`` names. A configuration error ends the process."""
     try:
         if conf.agent.driver == "memory":
             return _memory_driver(conf)
@@ -111,8 +111,9 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
     )
     if migration.port and (reason := migration.plain_text_to(migration.facts)):
         raise errors.ConfigError(
-            f"servers would come here as plain text: {reason}. Set both, or [tls] "
-            "allow_plain_text = true where nobody else reaches that network"
+            f"live migrations to this host would send guests' memory as plain text: {reason}. Set [tls] ca_file "
+            "and [migration] live_migration_with_native_tls, or set [tls] allow_plain_text = true if only the "
+            "cloud's machines reach that network"
         )
     return LibvirtDriver(
         options.libvirt_uri,
@@ -146,9 +147,9 @@ def _cpus(conf: cfg.ConfigOpts, present: Iterable[int]) -> cpu_sets.CpuSets:
 
 
 def make_consoles(conf: cfg.ConfigOpts, driver: Driver) -> Consoles:
-    """Return the listener for consoles, at [agent] console_host or the host's own address.
+    """Create the listener for consoles, at [agent] console_host or at ``own_address``.
 
-    If the address cannot be used, the process ends.
+    The caller starts the listener. If the address cannot be used, the process ends.
     """
     try:
         address = conf.agent.console_host or own_address(conf)
@@ -159,17 +160,20 @@ def make_consoles(conf: cfg.ConfigOpts, driver: Driver) -> Consoles:
         service.refuse("agent", problem)
     except OSError as problem:
         sys.exit(
-            f"kilonova-agent: [agent] console_host {address}: {problem}; give an address of this "
-            "host that the console service reaches"
+            f"kilonova-agent: [agent] console_host {address}: {problem}; set it to an "
+            "address of this host that the console service reaches"
         )
 
 
 def make_transfer(
     conf: cfg.ConfigOpts, driver: Driver
 ) -> tuple[transfer.TransferService, verbs.PeerOpener]:
-    """Return the service that sends files to other hosts, and the function that opens files there.
+    """Create the service that sends files to other hosts, and the client for their files.
 
-    If the address or the port cannot be used, the process ends.
+    The caller starts the service. If the address or the port cannot be used, the process ends.
+
+    Returns:
+        The service, and the function that opens files of other hosts.
     """
     options = conf.migration
     try:
@@ -187,8 +191,8 @@ def make_transfer(
         service.refuse("agent", problem)
     except OSError as problem:
         sys.exit(
-            f"kilonova-agent: [migration] transfer_port {options.transfer_port} at {address}: {problem}; give a "
-            "port that is free, and as live_migration_inbound_addr an address of this host that others reach"
+            f"kilonova-agent: [migration] transfer_port {options.transfer_port} at {address}: {problem}; set "
+            "it to a free port, and live_migration_inbound_addr to an address of this host that other hosts reach"
         )
     return transfer_service, functools.partial(client.peer, tls=proof)
 
@@ -217,8 +221,12 @@ def _open_on_previous_port(
 def _transfer_proof(conf: cfg.ConfigOpts, address: str) -> tls.Tls | None:
     """Return the TLS files of [migration] if they are configured, else those of [tls].
 
+    Returns:
+        None if no TLS files are configured, and plain connections at ``address`` are permitted.
+
     Raises:
-        ConfigError: [migration] names only some of the files, or a file cannot be used.
+        ConfigError: [migration] names only some of the files, a file cannot be used, or plain
+            connections are not permitted.
     """
     options = conf.migration
     files = options.transfer_cert, options.transfer_key, options.transfer_ca
@@ -228,8 +236,8 @@ def _transfer_proof(conf: cfg.ConfigOpts, address: str) -> tls.Tls | None:
         )
     if not all(files):
         raise errors.ConfigError(
-            "[migration] transfer_cert, transfer_key and transfer_ca belong together: set all or "
-            "none"
+            "only some of [migration] transfer_cert, transfer_key and transfer_ca are set: set all "
+            "three or none"
         )
     return tls.load(*files, "[migration] transfer_cert {}, transfer_key {}, transfer_ca {}")
 
@@ -250,9 +258,9 @@ def own_address(conf: cfg.ConfigOpts) -> str:
             probe.connect(unused_address)
             return str(probe.getsockname()[0])
     raise errors.ConfigError(
-        "this host has no default route that would show its address: set [migration] "
-        "live_migration_inbound_addr to the address at which other hosts reach it, or to 127.0.0.1 where "
-        "it is the only one"
+        "the address of this host is unknown, because it has no default route: set [migration] "
+        "live_migration_inbound_addr to the address at which other hosts reach it, or to 127.0.0.1 if the "
+        "cloud has no other host"
     )
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent renews the certificate of the host.
+"""Renewal of the host's certificate by the agent.
 
 Once an hour the agent checks [tls] cert_file. If the certificate ends within 30 days, the agent
 makes a key, conductors sign a certificate for it, and the agent replaces the file with both. New
-connections read the new file, so nothing restarts.
+connections read the new file, so no process needs a restart.
 
-Invariant: the file is whole at any moment, and a private key never leaves the host.
+Invariant: the file is complete at any moment, and a private key never leaves the host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from common.security.certificates import SOON_SECONDS, Certificate, NewKey, ends
 
 log = logging.getLogger(__name__)
 PERIOD_SECONDS = 3600.0
-BY_HAND = "bring one of the cloud's authority by hand (docs/encryption.md)"
+BY_HAND = "install a certificate of the cloud's authority by hand (docs/encryption.md)"
 
 
 @dataclass(frozen=True)
@@ -44,30 +44,40 @@ class CertificateFile:
         Raises:
             Problem: Conductors refuse or do not answer.
             OSError, ValueError: The file cannot be read or written, the key is in another file, or
-                the new certificate does not end later.
+                the new certificate does not end later than the present one.
         """
         if not self.has_key:
-            raise ValueError("its key is in another file, and both cannot be replaced at once")
+            raise ValueError(
+                "the private key is in another file ([tls] key_file), and two files cannot be replaced at once"
+            )
         if not os.access(self.path.parent, os.W_OK):
-            raise ValueError(f"{self.path.parent} cannot be written: move it to state_dir")
+            raise ValueError(
+                f"the agent may not write to {self.path.parent}: move the certificate to state_dir"
+            )
         present, key = Certificate.read(str(self.path)), NewKey()
         request = key.request(self.host)
         certificate = client.renew(pem(present.cert), request, present.proof(self.host, request))
         text = key.file(certificate)
         cert = x509.load_pem_x509_certificate(certificate.encode())
         if cert.not_valid_after_utc <= present.cert.not_valid_after_utc:
-            raise ValueError("the authority itself ends: the cloud needs another")
+            raise ValueError(
+                "a new certificate would not end later, because the certificate of the authority itself ends "
+                "then: replace the authority"
+            )
         private_files.replace(self.path, text)
 
 
 class CertificateKeeper:
-    """Renew the certificate before the end. A thread of the process calls ``look`` each hour."""
+    """Renews a certificate before it ends. A thread of the agent calls ``look`` each hour."""
 
     def __init__(self, file: CertificateFile, client: HostCertificatesClient) -> None:
         self._file, self._client = file, client
 
     def look(self) -> None:
-        """Renew the certificate if it ends soon. A failure is logged, and the next call retries."""
+        """Renew the certificate if it ends within ``SOON_SECONDS``.
+
+        A failure is logged with the remedy, and the next call retries.
+        """
         try:
             if ends_at(str(self._file.path)) - time.time() > SOON_SECONDS:
                 return
@@ -89,9 +99,9 @@ def keeper(conf: cfg.ConfigOpts, client: HostCertificatesClient) -> CertificateK
 
 
 def facts(conf: cfg.ConfigOpts) -> JsonObject:
-    """Return the end of the certificate (seconds since 1970) for the host's inventory.
+    """Return the fact ``certificate_ends`` (seconds since 1970) for the host's inventory.
 
-    The facts are empty without a readable certificate.
+    Without a configured and readable certificate the result is empty.
     """
     try:
         return {"certificate_ends": ends_at(conf.tls.cert_file)} if conf.tls.cert_file else {}

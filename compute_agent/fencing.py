@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Self-fencing: a host without contact to conductors stops all guests ([agent] fence_after).
 
-Fencing has a thread that needs only the clock, the hypervisor and the journal. Because: the thread
-that talks with conductors may hang in the connection that was cut.
+Fencing has a thread that needs only the clock, the hypervisor and the journal. Why: the thread that
+exchanges messages with conductors may hang in a broken connection.
 
-Invariant: the journal is written before the first guest is stopped. So fencing continues after a
-kill, and the host afterwards reports another boot.
+Invariant: the journal is written before the first guest is stopped. So the next agent continues a
+fencing that was interrupted, and after a fencing the host reports another boot id.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def power_off(driver: Driver, server: str) -> bool:
         driver.pull_plug(server)
     except Exception:
         log.exception(
-            "the domain of server %s must not run here and could not be stopped; it is tried again, and "
-            "nothing is started until then",
+            "the domain of server %s must not run here and could not be powered off; the agent retries, and "
+            "starts no guest until then",
             server,
         )
         return False
@@ -40,7 +40,13 @@ def power_off(driver: Driver, server: str) -> bool:
 
 
 class Fencing:
-    """The loop that fences this host. ``lock`` guards the agent."""
+    """The loop that fences this host.
+
+    Args:
+        agent: Decides whether the host must fence itself.
+        driver: Lists the guests and powers them off.
+        lock: The lock of all threads that use ``agent``.
+    """
 
     def __init__(self, agent: Agent, driver: Driver, lock: threading.Lock) -> None:
         self._agent, self._driver, self._lock = agent, driver, lock
@@ -52,16 +58,16 @@ class Fencing:
                 self._fence()
 
     def _fence(self) -> None:
-        """Stop all guests, and end the fencing when all are off.
+        """Power off all guests, and end the fencing when all are off.
 
-        If a guest cannot be stopped, the next check retries. If no guest runs, no fencing is
-        recorded as begun.
+        The begin is journalled only if a guest runs or the hypervisor fails. If guests cannot be
+        listed or powered off, the fencing does not end, and the next check retries.
         """
         try:
             running = self._running()
             if running != []:
                 log.error(
-                    "no conductor was heard for [agent] fence_after seconds: this host stops its guests"
+                    "no conductor has answered for [agent] fence_after seconds: this host powers off its guests"
                 )
                 with self._lock:
                     self._agent.begin_fencing()
@@ -71,7 +77,9 @@ class Fencing:
                 with self._lock:
                     self._agent.end_fencing()
         except Exception:
-            log.exception("the journal cannot be written; it is tried again")
+            log.exception(
+                "the fencing of this host could not be journalled; the next check retries"
+            )
 
     def _running(self) -> list[str] | None:
         """Return the servers with a running or paused guest, or None if the hypervisor fails."""
@@ -82,5 +90,5 @@ class Fencing:
                 if state.power_state in (RUNNING, PAUSED)
             ]
         except Exception:
-            log.exception("the guests of this host cannot be listed; it is tried again")
+            log.exception("the guests of this host cannot be listed; the next check retries")
             return None

@@ -16,7 +16,7 @@ from common.domain.models import Access
 if TYPE_CHECKING:
     from common.clients.image import ImageClient
 
-_OLD_TICKET = "the image gateway does not accept the ticket (any more)"
+_OLD_TICKET = "The image gateway refused the ticket for the image, which may have expired."
 
 
 class ImageGatewayAccess:
@@ -25,9 +25,9 @@ class ImageGatewayAccess:
     A refused ticket raises Unavailable. The conductor then sends the command again with a new
     ticket.
 
-    Attributes:
-        protect: Returns the CA file that verifies the certificate of a URL, or True for the
-            system's. Raises ConfigError for plain HTTP to another machine.
+    Args:
+        protect: Returns the CA file that verifies the certificate of a URL, or True for the CA
+            files of the system. Raises ConfigError for plain HTTP to another machine.
     """
 
     def __init__(self, protect: Callable[[str], bool | str] = lambda url: True) -> None:
@@ -36,8 +36,12 @@ class ImageGatewayAccess:
     def download(self, access: Access, image: str) -> Iterator[bytes]:
         """Yield the data of an image in chunks of at most 1 MiB.
 
+        All errors occur during iteration.
+
         Raises:
-            Problem: The gateway refuses or does not answer. The error occurs during iteration.
+            Unavailable: The gateway does not answer or refuses the ticket, or the URL is plain HTTP
+                to another machine.
+            Problem: The gateway refuses for another reason.
         """
         try:
             yield from self._client(access).download(image, access.token)
@@ -48,7 +52,8 @@ class ImageGatewayAccess:
         """Store the data of an image. An image that is active already counts as stored.
 
         Raises:
-            Problem: The gateway refuses or does not answer.
+            Unavailable: As for ``download``.
+            Problem: The gateway refuses for another reason.
         """
         client = self._client(access)
         try:

@@ -55,12 +55,17 @@ class Journal:
             )
 
     def fences(self) -> dict[str, int]:
-        """Return the highest fence of each server."""
+        """Return the highest fence of each server, as far as ``end`` has recorded it."""
         with self._lock:
             return dict(self._db.execute("SELECT server, fence FROM fences"))
 
     def find(self, key: str) -> Result | None:
-        """Return the recorded result of a command, or None if the command has not ended."""
+        """Return the recorded result of a command.
+
+        Returns:
+            None if the command has no result, or the result was deleted (``forget_running``, or
+            after ``KEEP_DAYS``).
+        """
         with self._lock:
             row = self._db.execute(
                 "SELECT result FROM results WHERE key = ? AND result IS NOT NULL", (key,)
@@ -68,7 +73,7 @@ class Journal:
         return from_wire(Result, json.loads(row[0])) if row else None
 
     def has_begun(self, key: str) -> bool:
-        """True if the command was begun. The result may be missing."""
+        """True if ``begin`` or ``end`` has recorded the command. The result may be missing."""
         with self._lock:
             return (
                 self._db.execute("SELECT 1 FROM results WHERE key = ?", (key,)).fetchone()
@@ -76,9 +81,9 @@ class Journal:
             )
 
     def begin(self, key: str) -> None:
-        """Record the begin of a command before the effect.
+        """Record that a command begins, before it has an effect.
 
-        Only commands that run once, and live migrations, are recorded here.
+        ``verbs.run`` calls this only for commands that run once, and for live migrations.
         """
         with self._lock:
             self._db.execute("INSERT OR IGNORE INTO results (key) VALUES (?)", (key,))
@@ -113,7 +118,10 @@ class Journal:
             )
 
     def fencings(self, boot: str) -> tuple[int, bool]:
-        """Return the number of fencings since that boot, and True if the last is in progress."""
+        """Return the number of fencings since that boot, and True if the last has not ended.
+
+        Without a recorded fencing the result is (0, False).
+        """
         with self._lock:
             row = self._db.execute(
                 "SELECT times, ended FROM fencings WHERE boot = ?", (boot,)
@@ -136,7 +144,7 @@ class Journal:
             self._db.execute("COMMIT")
 
     def end_fencing(self, boot: str) -> None:
-        """Record that all guests are off."""
+        """Record the end of the boot's last fencing: all guests are off."""
         with self._lock:
             self._db.execute("UPDATE fencings SET ended = 1 WHERE boot = ?", (boot,))
 

@@ -23,9 +23,11 @@ Download = Callable[[Access, str], Iterator[bytes]]
 class Prefetch:
     """The queue of images. Thread-safe.
 
-    Attributes:
+    Args:
+        driver: Stores the images on this host.
         download: Yields the data of an image from the image gateway.
         report: Called with the image id and the reason of the failure, which is empty on success.
+            Not called for a download that ``close`` cancels.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Prefetch:
             self._changed.notify()
 
     def close(self) -> None:
-        """Stop the worker, and cancel a running download."""
+        """Let ``work`` end, and cancel a running download. Do not wait for either."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -78,13 +80,13 @@ class Prefetch:
             return None
         except (VerbFailed, errors.Problem) as problem:
             log.warning(
-                "image %s is not fetched ahead: %s %s",
+                "image %s could not be prefetched: %s %s",
                 image.id,
                 problem,
                 getattr(problem, "details", ""),
             )
             return str(problem)
         except Exception:
-            log.exception("image %s is not fetched ahead", image.id)
+            log.exception("image %s could not be prefetched", image.id)
             return "The host failed unexpectedly; its log says more."
         return ""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries of the API that a host answers at once.
+"""Queries of the API to this host, which waits for their answers.
 
 ``service.AgentProcess.query`` passes each query to ``HostQueries.answer``, which has a table of
-them. Queries are not journalled. Only ``quiesce``, ``unquiesce`` and ``console`` have an effect,
-and this effect ends without a further query.
+them. Queries are not journalled. Only ``quiesce``, ``unquiesce`` and ``console`` have an effect.
+Frozen file systems and offered consoles end after a time limit without a further query.
 
 Invariant: console output is at most ``MAX_CONSOLE_BYTES`` long, and an unknown query is refused
 with a remedy.
@@ -29,7 +29,7 @@ Arguments = JsonObject
 
 
 class HostQueries:
-    """The table of queries. ``consoles`` is None on a host that offers no consoles."""
+    """The table of queries. With ``consoles`` None there is no query ``console``."""
 
     def __init__(self, driver: Driver, consoles: Consoles | None) -> None:
         self._driver = driver
@@ -52,6 +52,10 @@ class HostQueries:
 
     def answer(self, verb: str, arguments: Arguments) -> JsonObject:
         """Return the answer to a query.
+
+        Args:
+            verb: Name of the query.
+            arguments: Arguments of the query, for example the id of the server.
 
         Raises:
             NotImplementedHere: The agent does not know the query.
@@ -101,7 +105,11 @@ class HostQueries:
         return {}
 
     def _server_facts(self, arguments: Arguments) -> JsonObject:
-        """Return the facts about a server's guest, with power state and fence."""
+        """Return power state, fence and facts of a server's guest.
+
+        Raises:
+            NotFound: This host has no guest of the server.
+        """
         server = arguments["server"]
         state = next((domain for domain in self._driver.domains() if domain.server == server), None)
         if state is None:

@@ -2,8 +2,8 @@
 """The agent process: the threads around ``sync`` and ``verbs``.
 
 One thread exchanges messages with conductors, every five seconds, and at once when the host has
-something to report. Workers carry out commands. Threads of the messaging library deliver commands
-and queries. All threads share one ``Agent`` behind one lock.
+something to report. Worker threads carry out commands. Threads of the messaging library deliver
+commands and queries. All threads share one ``Agent`` behind one lock.
 """
 
 from __future__ import annotations
@@ -60,9 +60,15 @@ HEARTBEAT_PAUSE_SECONDS = 60.0
 
 
 class AgentProcess:
-    """The operations that the process serves (``common.rpc.agent.AgentApi``) and the loops.
+    """The operations that the process serves (``common.rpc.agent.AgentApi``), and its loops.
 
     Args:
+        agent: The commands, fences and lease of this host.
+        journal: Stores results and fences.
+        driver: The driver of the hypervisor. Its events are recorded from now on.
+        conductor: The client of the conductors.
+        images: The client of the image gateway.
+        consoles: The listener for consoles, or None on a host that offers none.
         ratios: Allocation ratios for the inventory, by resource class.
         monitor: Source of CPU metrics, or None if none are reported.
         peer: Opens a guest's files at another host.
@@ -119,7 +125,7 @@ class AgentProcess:
                 self._exchange_now.set()
 
     def _store_access(self, commands: list[Command], access: Access | None) -> None:
-        """Store the access to images for these commands, and drop that of ended commands."""
+        """Store the access to images for these commands, and drop the access of ended commands."""
         if access is not None:
             self._access |= {str(command.key): access for command in commands}
         self._access = {
@@ -141,8 +147,8 @@ class AgentProcess:
     def _record_event(self, server: str) -> None:
         """Record an event of the driver, so that the next exchange reports the domain's state.
 
-        The exchange takes place at once. If a command for the server runs, the exchange takes place
-        at the end of the command, because the command may have caused the event.
+        The exchange is requested at once. While a command for the server runs, it is not requested,
+        because the end of the command requests one, and the command may have caused the event.
         """
         with self._lock:
             self._servers_with_event.add(server)
@@ -151,9 +157,10 @@ class AgentProcess:
 
     # --- Loops ---
     def carry_out(self) -> None:
-        """Run a worker: power off guests that must not run here, then carry out commands.
+        """Loop of a worker: power off guests that must not run here, then carry out commands.
 
-        The loop ends when another worker has replaced this one.
+        Commands that wait for their guest get a thread of their own. The loop ends with the
+        process, or when another worker has replaced this one because its command hung.
         """
         replaced = False
         while not self._stop.is_set() and not replaced:
@@ -179,13 +186,17 @@ class AgentProcess:
         self._exchange_now.set()
 
     def _replace_workers(self) -> None:
-        """Start a new worker for each worker whose command hangs. The hanging thread remains."""
+        """Log commands that have begun to hang, and start a new worker for each of their workers.
+
+        The hanging thread remains, and ends when its command ends.
+        """
         with self._lock:
             hanging_work = self._agent.take_hanging()
         for work in hanging_work:
             log.error(
-                "%s of server %s gives no sign of life (%s): the hypervisor or its storage hangs; see libvirt's "
-                "log, virsh domjobinfo and the disks of this host. Other servers go on, this one waits for it.",
+                "%s of server %s gives no sign of life (%s): the hypervisor or its storage hangs. See libvirt's "
+                "log, virsh domjobinfo and the disks of this host. Commands of other servers continue, further "
+                "commands of this server wait.",
                 work.command.verb,
                 work.command.server,
                 work.progress,
@@ -194,13 +205,13 @@ class AgentProcess:
                 self._begin("worker-more", self.carry_out)
 
     def _pull_plug(self, server: str) -> None:
-        """Power off a guest that must not run here.
+        """Power off the domain of a server from ``Agent.take_stop``, and record the result.
 
-        Until this succeeds, the agent starts no guest on this host.
+        Until this succeeds, the agent starts no guest on this host, and a worker tries again.
         """
         is_off = power_off(self._driver, server)
         if is_off:
-            log.info("the domain of server %s must not run here: it is off", server)
+            log.info("the domain of server %s, which must not run here, is off", server)
         else:
             self._stop.wait(1.0)
         with self._work:
@@ -209,7 +220,7 @@ class AgentProcess:
         self._exchange_now.set()
 
     def _carry_out(self, work: Work) -> Result | None:
-        """Carry out a command and log the end.
+        """Carry out a command, and log the result.
 
         Returns:
             The result. None if the command was cancelled, cannot be carried out now, or could not
@@ -221,7 +232,7 @@ class AgentProcess:
             result = verbs.run(self._journal, self._tools(work), work.command, work.verb)
         except Exception:
             log.exception(
-                "%s of server %s could not be journalled; see to the disk of state_dir",
+                "%s of server %s could not be journalled; check the disk of state_dir",
                 work.command.verb,
                 work.command.server,
             )
@@ -241,7 +252,7 @@ class AgentProcess:
 
         def access() -> Access:
             if (image_access := self._access.get(work.key)) is None:
-                raise errors.Unavailable("no ticket for the image came with the command")
+                raise errors.Unavailable("the command came without a ticket for its image")
             return image_access
 
         def read_image(image: str) -> Iterator[bytes]:
@@ -266,12 +277,12 @@ class AgentProcess:
         return verbs.Tools(self._driver, read_image, write_image, context, self._peer)
 
     def talk(self) -> None:
-        """Exchange messages with conductors until the process ends.
+        """Loop: exchange messages with conductors until the process ends.
 
         An exchange takes place at once if there is something to report, else every five seconds.
         Without an answer the agent retries within a second, with timeouts of 1, 2 and 4 seconds.
-        The periodic exchange requests missing commands. A busy host needs this too, because
-        commands to this host may have been lost.
+        The periodic exchange also requests commands that the host lacks. A host that often has
+        something to report needs this too, because commands to the host may have been lost.
         """
         failures, next_request_at = 0, 0.0
         while not self._stop.is_set():
@@ -299,17 +310,20 @@ class AgentProcess:
                     next_request_at = time.monotonic() + random.uniform(*EXCHANGE_PERIOD_SECONDS)  # noqa: S311 - needs no cryptography
             except errors.Problem as problem:
                 failures += 1
-                log.warning("no exchange with a conductor (%d in a row): %s", failures, problem)
+                log.warning(
+                    "the exchange with a conductor failed (%d in a row): %s", failures, problem
+                )
                 self._stop.wait(min(failures, 3) * random.uniform(0.1, 0.3))  # noqa: S311 - needs no cryptography
             except Exception:
                 failures += 1
-                log.exception("the exchange with the conductor failed")
+                log.exception("the exchange with a conductor failed unexpectedly")
                 self._stop.wait(1.0)
 
     def _is_idle(self) -> bool:
-        """Send a heartbeat if this host is idle. True if no exchange is needed.
+        """Send a heartbeat if the host has nothing to report. True if no exchange is needed.
 
-        False if the host has something to report, the conductor has work for it, or no answer came.
+        False if the host has something to report, the conductor has work for the host, or no answer
+        came. After a heartbeat without an answer, none is sent for ``HEARTBEAT_PAUSE_SECONDS``.
         """
         if time.monotonic() < self._no_heartbeat_before:
             return False
@@ -324,7 +338,7 @@ class AgentProcess:
         try:
             answer = self._conductor.heartbeat(heartbeat, ANSWER_TIMEOUTS_SECONDS[0])
         except Exception:
-            log.exception("a heartbeat failed; the host syncs in its place")
+            log.exception("a heartbeat failed; the agent sends a full report in its place")
             answer = None
         with self._lock:
             self._agent.record_heartbeat_answer(answer)
@@ -333,7 +347,7 @@ class AgentProcess:
         return answer is not None and answer.nothing
 
     def _read_host(self) -> None:
-        """Read domains, inventory, metrics and files, as for a full report."""
+        """Read domains, inventory, metrics and files from the driver, and record them."""
         domains, inventory, metrics = self._driver.domains(), self._inventory(), self._metrics()
         files = self._driver.files_alone()
         with self._lock:
@@ -341,13 +355,17 @@ class AgentProcess:
             self._agent.record_domains(domains)
 
     def _exchange(self, ask: bool, timeout: float) -> None:
-        """Send a request to a conductor and take the answer.
+        """Send a report to a conductor, and process the answer.
 
-        If the exchange fails, the events are reported with the next exchange.
+        If the exchange fails, events of the driver are reported with the next exchange.
 
         Args:
             ask: True to request the commands that this host lacks.
             timeout: Seconds to wait for the answer.
+
+        Raises:
+            Problem: No answer came in time, or the answer is this error.
+            Exception: The driver failed.
         """
         registration = self._agent.needs_registration()
         with self._lock:
@@ -394,7 +412,7 @@ class AgentProcess:
     def guard(self) -> None:
         """Start the fencing thread, which needs no broker.
 
-        A host may lose the connection before the agent has begun to listen.
+        Call this before the agent connects: the broker may be unreachable from the start.
         """
         self._begin("fencing", Fencing(self._agent, self._driver, self._lock).watch, self._stop)
 
@@ -423,10 +441,13 @@ class AgentProcess:
             self._threads = [started for started in self._threads if started.is_alive()] + [thread]
 
     def close(self) -> list[threading.Thread]:
-        """Cancel the commands in hand. Conductors send them again to the next agent.
+        """End all threads, and cancel the commands in hand, except live migrations.
+
+        Conductors send the commands again to the next agent, which joins running migrations.
 
         Returns:
-            The threads that did not end within the timeout, because their commands hang.
+            The threads that did not end within ``CLOSE_TIMEOUT_SECONDS``, for example because their
+            commands hang.
         """
         self._stop.set()
         self._exchange_now.set()
@@ -442,8 +463,8 @@ class AgentProcess:
 def _log_command(command: Command, result: Result | None, seconds: float) -> None:
     """Write the log line, the span and the metrics of a command that has ended.
 
-    The event ``again`` means that there is no result. The conductor then sends the command again if
-    it is still valid.
+    Without a result the event is ``again``: the conductor sends the command again if it is still
+    valid.
     """
     parts: JsonObject = {
         "action": command.key.owner if command.key.is_of_action else None,
@@ -484,8 +505,14 @@ def _facts(conf: cfg.ConfigOpts, more: JsonObject) -> JsonObject:
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open journal, driver and broker, and start all threads.
 
+    An unreachable broker is no error. The link connects later.
+
     Returns:
-        The function that closes them.
+        The function that ends the threads and closes everything.
+
+    Raises:
+        ConfigError: The configuration cannot be used.
+        SystemExit: Another agent uses ``state_dir``, or a part of the agent cannot be created.
     """
     process_lock = service.only_one(conf.state_dir, "agent")
     driver = assembly.make_driver(conf)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's side of the exchange with conductors, and the rules for accepting commands.
 
-``Agent`` is a state machine without threads. It accepts commands (``accept``), hands out one at a
-time for each server (``take``), records their results (``record_result``), builds the next request
-to a conductor (``request``), and processes the answer (``record_answer``). While there is nothing
-to report, heartbeats replace exchanges (``heartbeat``, ``record_heartbeat_answer``).
+``Agent`` is a state machine without threads. It accepts commands (``accept``), returns one at a
+time for each server to a worker (``take``), records their results (``record_result``), builds the
+next report to a conductor (``request``), and processes the answer (``record_answer``). While there
+is nothing to report, heartbeats replace exchanges (``heartbeat``, ``record_heartbeat_answer``).
 ``compute_agent.service`` calls these methods from several threads under one lock. Tests call them
 directly.
 """
@@ -68,7 +68,7 @@ class Pool(Enum):
 
 @dataclass
 class Work:
-    """A command in hand, and the progress."""
+    """A command in hand: accepted, and without a result yet. With the progress of its verb."""
 
     command: Command
     verb: Verb
@@ -90,7 +90,7 @@ class Work:
 
     @property
     def key(self) -> str:
-        """The text of the command's key."""
+        """The command's key as text."""
         return str(self.command.key)
 
     @property
@@ -167,14 +167,18 @@ class Agent:
 
     # --- Commands ---
     def accept(self, commands: Iterable[Command]) -> None:
-        """Take commands in hand, and repeat the results of those that were carried out before.
+        """Queue commands for ``take``, and report again the results that the journal contains.
 
-        Commands of another session are dropped. Unknown and malformed commands are refused.
+        A command that is in hand or has an unacknowledged result is ignored. Commands of another
+        session are dropped. Commands that are unknown, malformed, or have an older fence are
+        refused, which the next exchange reports.
         """
         for command in commands:
             if command.session != self.session:
                 log.info(
-                    "a command for session %d is dropped in session %d",
+                    "%s of server %s is dropped: the command is for session %d, and this is session %d",
+                    command.verb,
+                    command.server,
                     command.session,
                     self.session,
                 )
@@ -193,7 +197,7 @@ class Agent:
                         FailureReason.UNKNOWN_VERB,
                     )
                 except Exception as problem:
-                    log.exception("command %s cannot be understood", command.key)
+                    log.exception("command %s cannot be parsed and is refused", command.key)
                     self._refuse(
                         command,
                         f"its agent cannot understand the command {command.key}.",
@@ -208,7 +212,17 @@ class Agent:
         known_fence: int | None = None,
         details: str = "",
     ) -> None:
-        """Record a refusal. The conductor repeats the command until the action is stuck."""
+        """Record a refusal as the result of a command, for the next exchange.
+
+        The conductor repeats the command, and after several refusals the action is stuck.
+
+        Args:
+            command: The refused command.
+            error: The reason. The conductor shows it after "Host h1 refuses it: ".
+            reason: The kind of the reason.
+            known_fence: The server's higher fence on this host, for a command with an older fence.
+            details: Text for the operator.
+        """
         self._results[str(command.key)] = Result(
             str(command.key),
             str(command.server),
@@ -238,16 +252,18 @@ class Agent:
             self._work[key] = Work(command, verb, begun=begun)
 
     def _raise_fence(self, server: str, fence: int) -> None:
-        """Store a new fence of a server, and cancel the server's commands with a lower fence."""
+        """Set a new fence of a server, and cancel the server's commands with a lower fence."""
         self._fences[server] = fence
         for work in self._work.values():
             if work.command.server == server and work.command.fence < fence:
                 work.cancelled = True
 
     def _control(self, command: Command, verb: ControlMigration) -> None:
-        """Apply a control to a live migration in hand.
+        """Apply a control to a live migration, and record the result of the control.
 
-        A requested abort is final. An abort ends a migration that has not begun at once.
+        The result says whether the migration is in hand. If it is not, nothing else happens. After
+        an abort, further controls have no effect. An abort of a migration that has not begun ends
+        it at once.
         """
         work = self._work.get(str(verb.migration))
         if work is not None and work.requested is not Control.ABORT:
@@ -294,14 +310,15 @@ class Agent:
         return None
 
     def is_alive(self, work: Work) -> None:
-        """Record a sign of life: the verb reported progress or checked for a cancellation."""
+        """Record a sign of life of a running verb: a progress report or check for cancellation."""
         work.alive_at = self._clock.monotonic()
 
     def take_hanging(self) -> list[Work]:
-        """Return the commands that have begun to hang, in the hypervisor or in storage.
+        """Return the running commands that have begun to hang, and mark them as replaced.
 
-        Each command is returned once. The places in the pools become free. Further commands of the
-        same server still wait.
+        Each command is returned once. The caller must start another worker in place of its worker.
+        A replaced command no longer counts in its pools. Further commands of the same server still
+        wait.
         """
         hanging_work = [
             work for work in self._work.values() if not work.replaced and self._hangs(work)
@@ -323,7 +340,8 @@ class Agent:
     def take_stop(self) -> str | None:
         """Return a server whose domain must be powered off now, or None.
 
-        A running command that starts a guest of this server ends first.
+        The caller must call ``record_stop`` afterwards. A server with a running command that starts
+        its guest is not returned before the command has ended.
         """
         starting = {
             work.command.server
@@ -336,25 +354,35 @@ class Agent:
         return server
 
     def record_stop(self, server: str, is_off: bool) -> None:
-        """Record whether a server's domain is off. If not, ``take_stop`` returns it again."""
+        """Record whether a server's domain is off. If not, ``take_stop`` returns the server again.
+
+        Journalled results that report the guest as running are deleted.
+        """
         self._stopping.discard(server)
         if is_off:
             self._journal.forget_running(server)
             self._must_be_off.discard(server)
 
     def has_lease(self) -> bool:
-        """True if a conductor answered within the lease. Without a lease no guest is started."""
+        """True if a conductor answered a message of the last ``LEASE_SECONDS``.
+
+        Without a lease no guest is started.
+        """
         return self._clock.monotonic() - self._acknowledged_at < LEASE_SECONDS
 
     def silence(self) -> float:
-        """Return the seconds since a conductor's last answer, or -1 without a session."""
+        """Return the seconds since the last message that a conductor answered.
+
+        Returns:
+            -1 without a session, for example before the first answer.
+        """
         return self._clock.monotonic() - self._acknowledged_at if self.session else -1.0
 
     def may_start(self, work: Work) -> bool:
         """True if the verb may start the CPUs of a guest now.
 
-        The command must not be cancelled. The lease under which it was sent must last longer than
-        the start of a guest takes.
+        The command must not be cancelled, and the lease under which it was sent must last for
+        ``START_MARGIN_SECONDS`` more.
         """
         return not work.cancelled and self._is_valid(work, START_MARGIN_SECONDS)
 
@@ -370,18 +398,18 @@ class Agent:
         )
 
     def fences_itself(self) -> bool:
-        """True if this host must stop all guests.
+        """True if this host must power off all its guests.
 
-        The last contact is older than ``fence_after``, so conductors may have declared the host
-        dead, or a begun fencing has not ended.
+        This is so while a begun fencing has not ended, and when the last answered message is older
+        than ``fence_after``, because conductors may then have declared the host dead.
         """
         since = max(self._acknowledged_at, self._alone_since)
         return self._is_fencing or 0 < self._fence_after <= self._clock.monotonic() - since
 
     def begin_fencing(self) -> None:
-        """Journal the begin of a fencing, and end the session.
+        """Journal the begin of a fencing, and end the session. A begun fencing is not begun again.
 
-        From now on the host reports another boot, so that conductors start the guests again.
+        From now on the host reports another boot id, so that conductors start the guests again.
         """
         if not self._is_fencing:
             self._journal.begin_fencing(self.boot_id)
@@ -389,20 +417,20 @@ class Agent:
             self.session = 0
 
     def end_fencing(self) -> None:
-        """Record that all guests are off."""
+        """Record the end of the fencing: all guests are off. ``fence_after`` counts from now."""
         self._journal.end_fencing(self.boot_id)
         self._is_fencing, self._alone_since = False, self._clock.monotonic()
 
     def record_result(self, work: Work, result: Result | None) -> None:
-        """Record the end of a command. Without a result the conductor has to send it again."""
+        """Record the end of a command. ``result`` is None if the conductor has to send it again."""
         self._work.pop(work.key, None)
         if result is not None:
             self._results[result.key] = result
 
     def record_changes(self, states: Iterable[DomainState]) -> None:
-        """Record the states of domains for which the driver reported an event.
+        """Record the states of domains for which the driver reported an event, for the next report.
 
-        A state that a waiting result already contains is left out.
+        A state that an unacknowledged result already contains is left out.
         """
         reported = {
             (result.server, result.fence, power_state(result)) for result in self._results.values()
@@ -422,8 +450,8 @@ class Agent:
         """Record inventory, metrics, and the servers of which the host has files and no domain.
 
         Inventory and files are reported if they differ from those that a conductor has acknowledged
-        last. Metrics are reported once. Files of servers with a command in hand or an
-        unacknowledged result count as in use and are left out.
+        last. Metrics are reported with the next exchange only. Files of servers with a command in
+        hand or an unacknowledged result count as in use and are left out.
 
         Args:
             inventory: The present inventory.
@@ -436,7 +464,11 @@ class Agent:
             self._files = self._select_page(sorted(set(files) - self._find_busy_servers()))
 
     def _select_page(self, files: list[str]) -> _Files:
-        """Return the files to report next, and the bounds of the page if there are several."""
+        """Return the servers to report next, and the bounds of this page as in ``Sync``.
+
+        The bounds are None if all servers fit into one report. The next page follows once a
+        conductor has acknowledged this one.
+        """
         if len(files) <= MOST_FILES:
             return files, None
         after, through = self._files[1] or ("", "")
@@ -448,19 +480,26 @@ class Agent:
         return page, [after, ""]
 
     def record_prefetch(self, image: str, problem: str) -> None:
-        """Record the outcome of a prefetched image. ``problem`` is empty if the image is here."""
+        """Record the outcome of a prefetch. ``problem`` is empty if the image is on this host."""
         self._cached[image] = problem
 
     # --- Exchanges ---
     def wants_full_report(self) -> bool:
-        """True if the next exchange must report all domains."""
+        """True if the next exchange must report all domains.
+
+        This is so at the start, a minute after the last full report, and when a conductor did not
+        answer a heartbeat or had work for the host.
+        """
         return (
             self._looked_at is None
             or self._clock.monotonic() - self._looked_at >= FULL_REPORT_SECONDS
         )
 
     def is_look_due(self) -> bool:
-        """True if all domains must be read again for the digest of the heartbeat."""
+        """True if domains must be read again before the next heartbeat, for its digest.
+
+        False if the next exchange reports all domains anyway.
+        """
         return (
             self._looked_at is not None
             and self.wants_full_report()
@@ -468,7 +507,7 @@ class Agent:
         )
 
     def record_domains(self, domains: list[DomainState]) -> None:
-        """Store the digest of all domains for the heartbeat."""
+        """Store the digest of all domains of this host for the heartbeats."""
         self._looked_at, self._domains = (
             self._clock.monotonic(),
             _digest(self._select_settled(domains)),
@@ -509,7 +548,7 @@ class Agent:
             self._looked_at = None
 
     def is_working_on(self, server: str) -> bool:
-        """True if a command for this server runs. The result will report the domain."""
+        """True if a command for this server runs, whose result will report the domain's state."""
         return any(work.running and work.command.server == server for work in self._work.values())
 
     def in_hand(self) -> Mapping[str, Work]:
@@ -517,7 +556,10 @@ class Agent:
         return self._work
 
     def has_news(self) -> bool:
-        """True if there is something to report before the next periodic exchange."""
+        """True if there is something to report before the next periodic exchange.
+
+        This is a result, the outcome of a prefetch, or a changed domain without a command in hand.
+        """
         return bool(self._results or self._cached or self._select_settled(self._changed.values()))
 
     def needs_registration(self) -> bool:
@@ -527,7 +569,7 @@ class Agent:
     def request(
         self, ask: bool, domains: list[DomainState] | None, inventory: HostInventory | None
     ) -> Sync:
-        """Build the next request to a conductor.
+        """Build the next report to a conductor. Pass its answer to ``record_answer``.
 
         Args:
             ask: True to request the commands that this host lacks.
@@ -598,7 +640,11 @@ class Agent:
         }
 
     def record_answer(self, request: Sync, answer: SyncAnswer) -> None:
-        """Process a conductor's answer to a request."""
+        """Process a conductor's answer to a request: renew the lease, and accept its commands.
+
+        If the answer has no session, or a fencing has begun since the request, the agent must
+        register again, and the rest of the answer is ignored.
+        """
         self._cookie = answer.cookie
         if answer.session == 0 or request.boot_id != self._reported_boot_id():
             self.session = 0
@@ -640,6 +686,6 @@ class Agent:
 
 
 def _digest(domains: Iterable[DomainState]) -> str:
-    """Return a digest of domains and their states that does not depend on the order."""
+    """Return a digest of the states of domains, which does not depend on their order."""
     reported = sorted((state.server, state.power_state, state.fence) for state in domains)
     return hashlib.blake2b(repr(reported).encode(), digest_size=8).hexdigest()

@@ -21,7 +21,7 @@ MAX_ERROR_CHARS, MAX_DETAILS_CHARS = 1000, 2000
 
 
 class VerbFailed(Exception):
-    """A definite failure: the verb had no effect, and the guest that it was to start does not run.
+    """A definite failure: the verb had no effect, and a guest that it should start does not run.
 
     Attributes:
         details: Text for the operator. ``str()`` is the text for the tenant.
@@ -52,14 +52,17 @@ class MigrationAborted(VerbFailed):
 
 
 class Cancelled(Exception):
-    """A higher fence arrived while the verb ran. The verb stops within five seconds."""
+    """The verb was cancelled: a later action has begun, or the agent ends.
+
+    A running verb raises this within five seconds.
+    """
 
 
 @contextmanager
 def before_guest_is_touched() -> Iterator[None]:
-    """Mark failures in this block as failures that left the guest unchanged.
+    """Give failures in this block the reason UNTOUCHED: the guest is unchanged.
 
-    An OSError becomes a VerbFailed too.
+    An OSError becomes a VerbFailed with this reason.
     """
     try:
         yield
@@ -118,8 +121,8 @@ class VerbContext:
         """
         if not self.may_start():
             raise errors.Unavailable(
-                "The host has not heard a conductor lately, which may have its guests started "
-                "elsewhere: nothing is started until it has."
+                "The guest is not started: this host has no valid lease, or the command is not valid "
+                "any more. The conductor repeats a valid command."
             )
 
 

@@ -82,15 +82,23 @@ PeerOpener = Callable[[str, str, str], Peer]
 
 
 def no_peer(address: str, server: str, secret: str) -> Peer:
-    """Refuse to open a guest's files, on a host without a way to other hosts."""
+    """Raise Unavailable. This is the ``PeerOpener`` of an agent without access to other hosts."""
     raise errors.Unavailable(
-        "This host does not reach others; see [migration] of its configuration."
+        "This host cannot read files of other hosts; see [migration] in its configuration."
     )
 
 
 @dataclass(frozen=True)
 class Tools:
-    """The resources that a verb uses: the driver, images, the context, and files of other hosts."""
+    """The resources that a verb uses.
+
+    Attributes:
+        driver: The driver of the hypervisor.
+        read_image: Opens an image of the image service for reading.
+        write_image: Returns the writer of an image, by the image's id.
+        context: The calls that the verb may make to the agent.
+        peer: Opens a guest's files at another host.
+    """
 
     driver: Driver
     read_image: ImageReader
@@ -106,9 +114,14 @@ CarryOut = Callable[[Tools, Command, Verb], Outcome]
 def carry_out(tools: Tools, command: Command, verb: Verb) -> Outcome:
     """Call the method of the driver for this verb.
 
+    Returns:
+        The data for the result, or None if the verb has none.
+
     Raises:
         VerbFailed: The verb failed definitely.
-        Unavailable: The hypervisor or the image service does not answer.
+        Unavailable: The hypervisor, the image service or another host does not answer, or this host
+            may not start guests now.
+        Cancelled: The verb was cancelled.
     """
     driver, read_image, context = tools.driver, tools.read_image, tools.context
     server, fence = command.server, command.fence
@@ -201,17 +214,17 @@ def carry_out(tools: Tools, command: Command, verb: Verb) -> Outcome:
         case Arrived():
             return driver.finish_incoming(verb.guest, context)
         case _:
-            raise TypeError(f"{verb.name} is not carried out by a driver")
+            raise TypeError(f"no method of the driver carries out the verb {verb.name}")
     return None
 
 
 def _peer(tools: Tools, server: str, verb: Prepare | Receive) -> Peer | None:
-    """Return the files at the source, or None on shared storage."""
+    """Return the guest's files at the source, or None if both hosts share the storage."""
     return None if verb.source is None else tools.peer(verb.source, server, verb.secret)
 
 
 def nothing(verb: str, step: str, where: str) -> None:
-    """Do nothing. Fault points of ordinary operation call this."""
+    """Do nothing. This is the fault point of ``run`` outside of tests."""
 
 
 def run(
@@ -224,14 +237,33 @@ def run(
 ) -> Result | None:
     """Carry out a command and journal the result.
 
+    If a verb with ``runs_once`` was begun before, it is not repeated, and the result has the status
+    "unknown".
+
+    Args:
+        journal: Stores the begin of some commands and the result.
+        tools: The resources that the verb uses.
+        command: The command.
+        verb: The parsed verb of the command.
+        fault_point: Called before and after the effect, for tests.
+        carry_out: The function that calls the driver.
+
     Returns:
-        None if the command was cancelled or cannot be carried out now. Then nothing is reported,
-        and the conductor sends the command again if it is still valid.
+        The result. None if the command was cancelled, cannot be carried out now, or must be
+        repeated until it succeeds. The conductor then sends the command again if it is still valid.
+
+    Raises:
+        sqlite3.Error: The journal cannot be written.
     """
     key = str(command.key)
     if verb.runs_once and journal.has_begun(key):
         return _store_result(
-            journal, _build_result(command, "unknown", error="It was begun before a crash.")
+            journal,
+            _build_result(
+                command,
+                "unknown",
+                error="The agent stopped while the command ran, so its outcome is unknown.",
+            ),
         )
     if verb.runs_once or verb.migrates:
         journal.begin(key)
@@ -239,7 +271,7 @@ def run(
     try:
         result = _build_result(command, "done", _data_of(carry_out(tools, command, verb)))
     except Cancelled:
-        log.info("%s of server %s was cancelled by a later action", command.verb, command.server)
+        log.info("%s of server %s was cancelled", command.verb, command.server)
         return None
     except errors.Unavailable as problem:
         log.warning(WAITS, command.verb, command.server, problem)
@@ -249,7 +281,9 @@ def run(
             verb.is_authoritative and not isinstance(problem, VerbFailed)
         ):
             log.exception(
-                "%s of server %s did not succeed; it is tried again", command.verb, command.server
+                "%s of server %s failed; the conductor repeats the command",
+                command.verb,
+                command.server,
             )
             return None
         result = _build_failure(command, problem)
@@ -260,7 +294,7 @@ def run(
 def _build_failure(command: Command, problem: Exception) -> Result:
     """Build the result of a failed verb and log the failure.
 
-    Unexpected exceptions are reported without details to the tenant.
+    The tenant's text of an unexpected exception contains no details, and the result is retryable.
     """
     if isinstance(problem, VerbFailed):
         log.warning(
@@ -296,7 +330,7 @@ def _data_of(outcome: Outcome) -> JsonObject:
 
 
 def abort_before_begin(journal: Journal, command: Command) -> Result:
-    """Journal and return the result of a live migration that was aborted before the begin."""
+    """Journal and return the result of a live migration that was aborted before it began."""
     return _store_result(journal, _build_failure(command, MigrationAborted()))
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert the rows that were read of hosts to the columns of a snapshot.
+"""Convert database rows about hosts to the columns of a snapshot.
 
-``scheduler.hosts`` decides which rows are read, and passes them to ``Columns``. The rows of a
-snapshot are ordered by the providers' ids, so that a host is found by binary search. Adding or
-removing hosts moves the rows of others.
+``scheduler.hosts`` decides which database rows are read, and passes them to ``Columns``. The rows
+of a snapshot are ordered by the providers' ids, so that a host is found by binary search. Adding or
+removing hosts moves the rows of other hosts.
 
 Facts, trait sets, NUMA nodes and devices are texts. Each distinct text is parsed once and replaced
 by a number in a column.
@@ -129,7 +129,7 @@ class Columns:
             failed_at, and the numbers of traits, NUMA nodes and devices (``gear``).
         held: Hardware that the guests of a host hold, by host name.
         images: Number of servers by provider id and image id.
-        images_moved: True if ``images`` changed since the last ``fill_images``.
+        images_moved: True if ``images`` may have changed since the last ``fill_images``.
     """
 
     def __init__(self) -> None:
@@ -150,7 +150,10 @@ class Columns:
         self.images_moved = True
 
     def positions(self, ids: Sequence[int] | Numbers) -> tuple[Numbers, NDArray[np.bool_]]:
-        """Return the row of each provider, and a mask of the providers that have a row."""
+        """Return the row of each provider, and a mask of the providers that have a row.
+
+        The row of a provider outside the mask is arbitrary.
+        """
         provider_ids = np.asarray(ids, np.int64)
         if not self.ids.size:
             return np.zeros(provider_ids.size, np.int64), np.zeros(provider_ids.size, np.bool_)
@@ -179,7 +182,11 @@ class Columns:
         return ids[~is_current].tolist()  # type: ignore[no-any-return]
 
     def update_hosts(self, rows: HostRows) -> bool:
-        """Replace the data of the hosts that were read, and return True if rows moved."""
+        """Replace the data of the hosts that were read.
+
+        Returns:
+            True if there were new hosts, so that the rows of other hosts have moved.
+        """
         if not rows.providers:
             return False
         ids = np.array([row.id for row in rows.providers], np.int64)
@@ -203,7 +210,7 @@ class Columns:
         return not has_row.all()
 
     def drop(self, removed_ids: Sequence[int]) -> None:
-        """Remove the hosts of these providers."""
+        """Remove the hosts of these providers, which moves the rows of other hosts."""
         remaining = dict(zip(self.ids.tolist(), self.base.names, strict=True))
         for provider in removed_ids:
             self.held.pop(remaining.pop(provider, ""), None)
@@ -361,7 +368,7 @@ class Columns:
             base.zones[aggregate.members] = base.zone_numbers[zone]
 
     def fill_working(self, numbers: Mapping[str, int]) -> None:
-        """Replace the number of running actions of each host."""
+        """Replace ``Snapshot.working``. Hosts that are not in ``numbers`` get 0."""
         base = self.base
         base.working = np.zeros(len(base.names), np.int64)
         for host, number in numbers.items():
@@ -371,7 +378,7 @@ class Columns:
     def fill_metrics(self, rows: Rows) -> None:
         """Update metrics from rows of (host, {name: value}).
 
-        Values that are not numbers are ignored.
+        Values that are not numbers are ignored. Metrics that are missing in a row keep their value.
         """
         base = self.base
         for host, metrics in rows:
@@ -436,7 +443,7 @@ def _parse_object(text: str | None) -> JsonObject:
     try:
         document = json.loads(text) if text else {}
     except ValueError:
-        log.exception("damaged host document, used as empty: %.200s", text)
+        log.exception("a JSON document about a host is damaged and counts as empty: %.200s", text)
         return {}
     return document if isinstance(document, dict) else {}
 
@@ -449,7 +456,7 @@ def _parse_records(kind: type[T], text: str) -> list[T]:
     try:
         return [from_wire(kind, record) for record in json.loads(text)]
     except (ValueError, TypeError):
-        log.exception("damaged host document, used as empty: %.200s", text)
+        log.exception("a JSON document about a host is damaged and counts as empty: %.200s", text)
         return []
 
 

@@ -68,8 +68,8 @@ class RequestFacts:
     """Data that were read for particular requests.
 
     Attributes:
-        groups: The server groups, by id.
-        places: Project id -> server id -> host, for the servers in hints.
+        groups: The server groups of the requests, by id.
+        places: Project id -> server id -> host, for the servers in the requests' hints.
     """
 
     groups: dict[str, GroupRow]
@@ -106,7 +106,10 @@ class Hosts:
 
     # --- Reading ---
     def refresh(self, at_once: bool = False) -> bool:
-        """Read changes, unless the last read is younger than 50 ms and ``at_once`` is false.
+        """Read changes from the store, unless the last read is less than 50 ms old.
+
+        Args:
+            at_once: Read in any case, and check for removed hosts.
 
         Returns:
             True if the store was read.
@@ -152,7 +155,7 @@ class Hosts:
         self._marks = replace(marks, changed=())
 
     def _read_hosts(self, tx: Connection, ids: Sequence[int]) -> bool:
-        """Read all data about these providers, and return True if rows moved."""
+        """Read all data about these providers. True if ``Columns`` has moved rows for new hosts."""
         rows_moved = False
         for start in range(0, len(ids), BATCH_SIZE):
             rows_moved |= self._columns.update_hosts(
@@ -161,9 +164,10 @@ class Hosts:
         return rows_moved
 
     def _choose_next(self, moment: float) -> list[int]:
-        """Return the providers to read again although no change was reported.
+        """Return the ids of the next providers to read again although no change was reported.
 
-        Their share of all providers is the elapsed share of ``ROUND_SECONDS``.
+        Their share of all providers is the share of ``ROUND_SECONDS`` since the last read. After
+        the last provider, the next call begins with the first.
         """
         columns = self._columns
         share = (
@@ -181,9 +185,9 @@ class Hosts:
         return next_ids.tolist()  # type: ignore[no-any-return]
 
     def _drop_removed(self, tx: Connection) -> bool:
-        """Drop removed hosts, and return True if there were any.
+        """Drop hosts that are not in the store any more. True if there were any.
 
-        The ids are only read if the number of hosts differs from the last read.
+        The ids are only read if the store has another number of hosts than this copy.
         """
         columns = self._columns
         if host_states.count(tx) == columns.ids.size:
@@ -209,7 +213,9 @@ class Hosts:
             columns.fill_images(self._properties)
 
     def read_request_facts(self, specs: Sequence[RequestSpec]) -> RequestFacts:
-        """Read the groups of these requests and the hosts of the servers in their hints.
+        """Read the groups of these requests, and the hosts of the servers in their hints.
+
+        Without groups and hints the store is not read, and the result is empty.
 
         Raises:
             Unavailable: The database does not answer.
@@ -249,7 +255,7 @@ class Hosts:
 
         Args:
             facts: Data of the requests, or None for a snapshot without groups and hints.
-            proposals: Subtract the current proposals.
+            proposals: True to count the servers of current proposals as placed.
         """
         copy = self._columns.base.copy()
         copy.pause = self._wants.pause
@@ -281,7 +287,13 @@ class Hosts:
     def propose(
         self, spec: RequestSpec, host: str, assignment: HardwareAssignment | None = None
     ) -> None:
-        """Record the proposal of the host for the server."""
+        """Record the proposal of a host for the server, so that later snapshots count it as placed.
+
+        Args:
+            spec: The request of the server.
+            host: Name of a host of the last snapshot.
+            assignment: Hardware that the server would use alone, or None.
+        """
         columns = self._columns
         generation = int(columns.own["generations"][columns.base.rows[host]])
         self._proposals[spec.server] = _Proposal(
@@ -289,7 +301,7 @@ class Hosts:
         )
 
     def withdraw(self, servers: Iterable[str]) -> None:
-        """Drop the proposals for these servers. A repeated request means that the claim failed."""
+        """Drop the proposals for these servers, because a repeated request means a failed claim."""
         for server in servers:
             self._proposals.pop(server, None)
 

@@ -28,9 +28,12 @@ class Proposals:
     def select(self, specs: Sequence[RequestSpec], fresh: bool = False) -> list[Selection]:
         """Propose hosts for each server, in the order of ``specs``.
 
+        The first host of each selection is recorded as a proposal. If no host fits a request, its
+        selection has no hosts, and contains the reason.
+
         Args:
             specs: The requests.
-            fresh: Read the database first, even if the snapshot is recent.
+            fresh: Read the database first, whatever the age of the last read.
 
         Raises:
             Unavailable: The database does not answer.
@@ -64,8 +67,8 @@ class Proposals:
     ) -> list[Choice]:
         """Select again for the servers without a host, and return the completed choices.
 
-        This selection ignores proposals to earlier requests. Only the choices of this call count as
-        placed.
+        This selection ignores the proposals of earlier calls. Only servers of this call that have a
+        host in ``choices`` count as placed.
         """
         snapshot = self._hosts.snapshot(facts, proposals=False)
         missing = []

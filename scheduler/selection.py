@@ -96,7 +96,9 @@ def select(
 ) -> list[Choice]:
     """Return a choice for each request, in the order of ``specs``.
 
-    If no host fits a request now, ``hosts`` of its selection is empty. ``snapshot`` is changed.
+    If no host fits a request now, ``hosts`` of its selection is empty. The chosen servers are
+    counted as placed in ``snapshot``, which is changed. If a filter or weigher raises, the
+    exception is logged, and only this request and equal ones get choices without hosts.
     """
     choices: dict[int, Choice] = {}
     for numbers in _group_equal_requests(specs):
@@ -107,14 +109,14 @@ def select(
                 batch_choices = _choose(snapshot, batch, options)
             # A defect in a filter or weigher must not fail the other requests of this call.
             except Exception as problem:
-                log.exception("the request for server %s cannot be decided", batch[0].server)
+                log.exception("the selection of a host for server %s failed", batch[0].server)
                 batch_choices = [
                     Choice(
                         Selection(
                             spec.server,
                             [],
-                            f"The scheduler could not decide ({type(problem).__name__}); "
-                            "its log says more.",
+                            f"The scheduler failed on this request ({type(problem).__name__}); see the "
+                            "scheduler's log.",
                         )
                     )
                     for spec in batch
@@ -195,7 +197,7 @@ def _check_metrics(snapshot: Snapshot, metrics: Iterable[str]) -> Iterator[Check
         values = snapshot.metrics.get(name)
         yield Check(
             np.zeros(len(snapshot.names), np.bool_) if values is None else ~np.isnan(values),
-            f"not telling the metric {name}",
+            f"without the metric {name}",
         )
 
 
@@ -206,7 +208,9 @@ def _place(
     rows: Numbers,
     options: SelectionOptions,
 ) -> list[Choice]:
-    """Give each server in turn the best host with room, and the next hosts as alternates.
+    """Return a choice for each server: the best host with room, and the next hosts as alternates.
+
+    If the room ends, the last servers get no choice, and the result is shorter than ``batch``.
 
     Only the best ``len(batch) + options.hosts`` hosts can be chosen, because each placement changes
     the score and the room of one host.
@@ -264,7 +268,12 @@ def best(score: np.ndarray[tuple[int], np.dtype[np.float64]], number: int) -> Nu
 
 
 def _read_hardware(snapshot: Snapshot, spec: RequestSpec) -> Hardware | None:
-    """Return the server's requirements for exclusive hardware, or None if it has none."""
+    """Return the server's requirements for exclusive hardware.
+
+    Returns:
+        None for a server without such requirements, for a rebuild, and if no host has NUMA nodes or
+        devices.
+    """
     if spec.flavor is None or spec.is_rebuild or not snapshot.parts:
         return None
     required = hardware(spec.flavor, spec.image_properties)
@@ -274,7 +283,11 @@ def _read_hardware(snapshot: Snapshot, spec: RequestSpec) -> Hardware | None:
 def _take(
     snapshot: Snapshot, spec: RequestSpec, row: int, needed_hardware: Hardware | None
 ) -> HardwareAssignment | None:
-    """Count the server as placed on the host, and return its hardware assignment."""
+    """Count the server as placed on the host, and return its hardware assignment.
+
+    Returns:
+        None if the server needs no exclusive hardware, or if the host has no fit for it.
+    """
     assignment = None
     if needed_hardware is not None and row in snapshot.parts:
         parts = snapshot.parts[row]
@@ -321,10 +334,10 @@ def describe_rejections(snapshot: Snapshot, examination: Examination) -> dict[st
 def explain(snapshot: Snapshot, spec: RequestSpec, options: SelectionOptions) -> Explanation:
     """Explain how the scheduler would answer the request now, without placing a server.
 
-    In ``room`` a host counts as one server if no check limits the number of servers there. If the
-    first server of an affinity group decides the host for the others, the room of a zone is that of
-    its roomiest host. Fits of NUMA nodes and PCI devices are counted up to
-    ``MAX_EXPLAINED_SERVERS``.
+    In ``room``, the number of servers that fit in each zone, a host counts as one server if no
+    check limits the number of servers there. If the first server of an affinity group decides the
+    host for the others, the room of a zone is that of its roomiest host. Fits of NUMA nodes and PCI
+    devices are counted up to ``MAX_EXPLAINED_SERVERS``.
     """
     examination = examine(snapshot, spec, options, MAX_EXPLAINED_SERVERS)
     rows = np.flatnonzero(examination.passing)
@@ -348,7 +361,10 @@ def explain(snapshot: Snapshot, spec: RequestSpec, options: SelectionOptions) ->
 
 
 def _count_room_by_zone(snapshot: Snapshot, examination: Examination) -> dict[str, int]:
-    """Return how many such servers fit in each zone, including zones without a passing host."""
+    """Return how many such servers fit in each zone, as in ``explain``.
+
+    Zones without a passing host are included, with 0.
+    """
     room = examination.passing.astype(np.int64)
     if examination.room is not None:
         room = np.where(

@@ -63,7 +63,7 @@ class OneAtATime:
         self._turn = threading.Lock()
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        """Call ``Proposals.select`` and record the metrics."""
+        """Call ``Proposals.select``, and record its duration and results as metrics."""
         began = time.monotonic()
         with self._turn:
             selections = self._proposals.select(specs, fresh)
@@ -102,7 +102,7 @@ def options(conf: cfg.ConfigOpts) -> SelectionOptions:
 
 
 def read_options(conf: cfg.ConfigOpts) -> ReadOptions:
-    """Return which optional data about hosts the enabled options need."""
+    """Return the ``ReadOptions`` that the configured filters and weighers need."""
     return ReadOptions(
         conf.scheduler.default_availability_zone,
         conf.scheduler.build_failure_pause,
@@ -117,13 +117,21 @@ def read_options(conf: cfg.ConfigOpts) -> ReadOptions:
 def _apply_options(proposals: OneAtATime, current: ReadOptions, conf: cfg.ConfigOpts) -> None:
     """Apply the changed options to the running scheduler.
 
+    Args:
+        proposals: The running scheduler.
+        current: The ``ReadOptions`` since the start of the process.
+        conf: The changed configuration.
+
     Raises:
         ConfigError: A filter or weigher is unknown, or the change needs other data about hosts,
             which is only read after a restart.
     """
     new_options = options(conf)
     if read_options(conf) != current:
-        raise ConfigError("the change needs other data about hosts, which takes a restart")
+        raise ConfigError(
+            "the changed [metrics] or [scheduler] options need other data about hosts: restart "
+            "kilonova-scheduler"
+        )
     proposals.set_options(new_options)
 
 
@@ -163,7 +171,9 @@ def _send_heartbeats(store: Store, host: str, stop: threading.Event) -> None:
         try:
             store.write(lambda tx: services.beat(tx, [host], Binary.SCHEDULER))
         except errors.Unavailable as problem:
-            log.warning("heartbeat failed, trying again: %s", problem)
+            log.warning(
+                "the heartbeat of this scheduler was not stored, and is repeated: %s", problem
+            )
         stop.wait(HEARTBEAT_SECONDS)
 
 

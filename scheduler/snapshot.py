@@ -28,12 +28,12 @@ Floats = NDArray[np.float64]
 
 
 def no_mask() -> Mask:
-    """Return the mask of a snapshot without hosts."""
+    """Return an empty mask, for a snapshot without hosts."""
     return np.zeros(0, np.bool_)
 
 
 def no_numbers() -> Numbers:
-    """Return a column of a snapshot without hosts."""
+    """Return an empty column, for a snapshot without hosts."""
     return np.zeros(0, np.int64)
 
 
@@ -107,7 +107,7 @@ class ImageOnHosts:
 
 
 class TraitMasks(Mapping[str, Mask]):
-    """The mask of hosts for each trait.
+    """The mask of hosts for each trait. A trait that no set contains raises KeyError.
 
     Because many hosts share few sets of traits, a mask is computed from the sets at its first use.
     """
@@ -133,7 +133,11 @@ class TraitMasks(Mapping[str, Mask]):
 
 @dataclass(slots=True)
 class Snapshot:
-    """All hosts, in columns with one row per host. Only ``take`` changes a snapshot."""
+    """All hosts, in columns with one row per host.
+
+    ``scheduler.columns`` fills the base snapshot. A copy is changed only by ``take``, and by
+    ``scheduler.selection.examine``, which sets ``places``.
+    """
 
     #: Host name of each row, and row of each host name.
     names: list[str] = field(default_factory=list)
@@ -153,7 +157,7 @@ class Snapshot:
     traits: Mapping[str, Mask] = field(default_factory=dict)
     #: Guests on the host, in any state.
     servers: Numbers = field(default_factory=no_numbers)
-    #: Running actions that load the host's disk and network.
+    #: Running commands that copy whole disks, and servers that ``take`` has placed.
     working: Numbers = field(default_factory=no_numbers)
     #: Consecutive failed builds.
     failures: Numbers = field(default_factory=no_numbers)

@@ -14,9 +14,10 @@ def find_entry_points(
     built_in: Collection[str],
     unknown: type[ValueError],
 ) -> dict[str, metadata.EntryPoint]:
-    """Return the entry points for the names that are not built in, by name.
+    """Return all entry points of the group that are not built in, by name.
 
-    The installed distributions are only read if there is such a name, because that takes 40 ms.
+    If all ``names`` are built in, the installed distributions are not read, because that takes 40
+    ms, and the result is empty.
 
     Args:
         option: The option of [scheduler] with the names.
@@ -46,5 +47,5 @@ def find_entry_points(
 
 
 def refusal(option: str, point: metadata.EntryPoint, problem: Exception) -> str:
-    """Return the message for a failed factory of an entry point."""
-    return f"[scheduler] {option}: {point.name} ({point.value}) cannot be made: {type(problem).__name__}: {problem}"
+    """Return the message for an entry point whose factory failed."""
+    return f"[scheduler] {option}: {point.name} ({point.value}) cannot be created: {type(problem).__name__}: {problem}"

@@ -45,7 +45,7 @@ class UnknownWeigher(ValueError):
 
 
 def _no_step(snapshot: Snapshot, spec: RequestSpec) -> float:
-    """Return the step of a weigher whose numbers placements do not change."""
+    """Return 0, the step of a weigher whose numbers do not change when a server is placed."""
     return 0.0
 
 
@@ -55,7 +55,8 @@ class Weigher:
 
     Attributes:
         key: Name of the multiplier.
-        weigh: Returns the numbers of the hosts in the given rows, or None if all are equal.
+        weigh: Returns the numbers of the hosts in the given rows, or None if the weigher does not
+            distinguish hosts for this request.
         step: Returns the change of a host's number when the server is placed there.
         multiplier: Weight of this weigher if no aggregate overrides it.
     """
@@ -92,12 +93,12 @@ def _weigh_column(
 
 
 def _without_options(weigher: Weigher) -> Factory:
-    """Return a factory for a weigher with no option except the multiplier."""
+    """Return a factory that takes only the multiplier of the weigher from the configuration."""
     return lambda conf: replace(weigher, multiplier=conf.scheduler[weigher.key])
 
 
 def _weigh_devices(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats | None:
-    """Prefer hosts with few free PCI devices.
+    """Return the negative number of free PCI devices, so that hosts with few are preferred.
 
     Hosts with many free devices are kept for servers that need many.
     """
@@ -113,7 +114,15 @@ def _step_devices(snapshot: Snapshot, spec: RequestSpec) -> float:
 
 
 def _weigh_members(policy: str, sign: int, key: str) -> Factory:
-    """Return the weigher by members of the request's group, if the group has this policy."""
+    """Return a weigher by the number of the group's servers on the host.
+
+    It has no effect on requests without a group, or with a group of another policy.
+
+    Args:
+        policy: The policy of the group.
+        sign: 1 to prefer hosts with many servers of the group, -1 for the opposite.
+        key: Name of the multiplier.
+    """
 
     def weigh(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats | None:
         group = snapshot.groups.get(spec.group or "")
@@ -131,7 +140,10 @@ def _weigh_members(policy: str, sign: int, key: str) -> Factory:
 
 
 def _weigh_metrics(conf: cfg.ConfigOpts) -> Weigher:
-    """Return the weigher by metrics of agents, each multiplied by its ratio."""
+    """Return the weigher by metrics of agents, each multiplied by its ratio.
+
+    A host that lacks one of the metrics gets [metrics] weight_of_unavailable instead of the sum.
+    """
     ratios = pairs("[metrics] weight_setting", conf.metrics.weight_setting)
     missing_weight = conf.metrics.weight_of_unavailable
 
@@ -148,9 +160,10 @@ def _weigh_metrics(conf: cfg.ConfigOpts) -> Weigher:
 
 
 def _weigh_image_properties(conf: cfg.ConfigOpts) -> Weigher:
-    """Return the weigher by servers whose image has properties in common with the request's.
+    """Return the weigher by image properties that the request shares with servers on the host.
 
-    Each common property counts with its ratio.
+    For each server on the host, the properties that its image has in common with the request's
+    image are added up, each with its ratio. Without configured ratios each counts as 1.
     """
     ratios = pairs(
         "[scheduler] image_props_weight_setting", conf.scheduler.image_props_weight_setting
@@ -235,13 +248,17 @@ def _load_entry_point(point: metadata.EntryPoint, conf: cfg.ConfigOpts) -> Weigh
         raise UnknownWeigher(third_parties.refusal("enabled_weighers", point, problem)) from problem
     if not isinstance(weigher, Weigher):
         raise UnknownWeigher(
-            f"[scheduler] enabled_weighers: {point.name} ({point.value}) makes no Weigher"
+            f"[scheduler] enabled_weighers: {point.name} ({point.value}) did not return a Weigher"
         )
     return weigher
 
 
 def pairs(option: str, texts: Sequence[str]) -> dict[str, float]:
-    """Parse texts of the form ``name=ratio``.
+    """Parse texts of the form ``name=ratio``, and return the ratio by name.
+
+    Args:
+        option: Name of the option with these texts, for the error.
+        texts: The texts.
 
     Raises:
         UnknownWeigher: A text has no name, or no finite number.
@@ -308,7 +325,7 @@ def scores(
 
 
 class _Steps:
-    """A sum that remains a single number as long as all its parts are single numbers."""
+    """A sum of numbers and columns. It becomes a column with the first column that is added."""
 
     def __init__(self) -> None:
         self.total: Floats | float = 0.0
@@ -318,10 +335,13 @@ class _Steps:
 
 
 def _read_multipliers(snapshot: Snapshot, weighers: Sequence[Weigher]) -> dict[str, Floats]:
-    """Return the multipliers that aggregates set, as a column by name.
+    """Return the multipliers that metadata of aggregates set, as a column by name.
 
-    The smallest value applies if a host has several, and the option's value if it has none. If one
-    value of a host is not a number, all its values are ignored and the option applies.
+    If aggregates of a host set several values, the smallest applies. If they set none, or one that
+    is not a number, the option's value applies. Infinite values and NaN are ignored.
+
+    Returns:
+        Only multipliers that an aggregate sets have a column.
     """
     multipliers: dict[str, Floats] = {}
     invalid: dict[str, list[int]] = {}

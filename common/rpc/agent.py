@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of agents: commands (``do``), images to fetch ahead, and queries by the API.
+"""The interface of agents: commands (``do``), images to prefetch, and queries by the API.
 
 ``do`` and ``cache_images`` are casts, and only conductors have the keys for them. The API waits for
 the answer to a ``query``.
@@ -26,26 +26,34 @@ class AgentApi(Protocol):
     """The interface that an agent process serves."""
 
     def do(self, commands: list[Command], access: Access | None) -> None:
-        """Accept commands.
+        """Accept commands, which worker threads of the agent carry out later.
 
         Args:
-            commands: The commands.
+            commands: Commands of conductors, in any order. Repeated commands are harmless.
             access: Access to the images of the commands, or None if they have no images.
         """
 
     def cache_images(self, images: list[ImageRef], access: Access) -> None:
-        """Fetch images into the host's image cache, one after the other.
+        """Queue images for the host's image cache. A thread of the agent fetches one at a time.
 
         Images that are cached or being fetched are not fetched again. The agent reports the outcome
         of each image in ``Sync.cached``, also for cached images.
         """
 
     def query(self, verb: str, arguments: JsonObject) -> JsonObject:
-        """Return the answer to a query about a guest or the host at once."""
+        """Return the answer to a query about a guest or the host.
+
+        Raises:
+            Problem: The query failed. The link passes this error to the caller.
+        """
 
 
 def serve(link: HostSide, agent: AgentApi) -> None:
-    """Serve conductors and the API."""
+    """Serve the methods of ``agent`` to conductors and the API.
+
+    Requests to ``do`` and ``cache_images`` need the host's command key, requests to ``query`` the
+    query key.
+    """
 
     def do(commands: list[JsonObject], access: JsonObject | None) -> None:
         agent.do(commands_of(commands), from_wire(Access, access) if access else None)
@@ -68,17 +76,20 @@ def serve(link: HostSide, agent: AgentApi) -> None:
 
 
 def commands_of(contents: Iterable[JsonObject]) -> list[Command]:
-    """Parse commands, and leave out faulty commands.
+    """Parse commands. Leave out commands that cannot be parsed, and log the error.
 
-    A faulty command thus delays no other. The conductor repeats the command, and the agent's log
-    names the error.
+    A faulty command thus delays no other. The conductor repeats the command.
     """
     commands = []
     for content in contents:
         try:
             commands.append(from_wire(Command, content))
         except (TypeError, ValueError, AttributeError) as problem:
-            log.error("a faulty command is ignored: %s: %s", type(problem).__name__, problem)
+            log.error(
+                "a faulty command is ignored, and the conductor sends it again: %s: %s",
+                type(problem).__name__,
+                problem,
+            )
     return commands
 
 
@@ -92,18 +103,19 @@ class AgentClient:
         """Send commands to a host.
 
         Returns:
-            False if the message was lost. The answer to the host's next report contains the
-            commands.
+            False if the message was lost, or if the host has no key. The answer to the host's next
+            report contains the commands.
         """
         return self._cast(
             host, "do", {"commands": to_wire(list(commands)), "access": to_wire(access)}
         )
 
     def cache_images(self, host: str, images: Sequence[ImageRef], access: Access) -> bool:
-        """Send images to fetch ahead to a host.
+        """Request a host to prefetch images.
 
         Returns:
-            False if the message was lost. The conductor's sweep repeats the message.
+            False if the message was lost, or if the host has no key. The conductor's sweep repeats
+            the message.
         """
         return self._cast(
             host, "cache_images", {"images": to_wire(list(images)), "access": to_wire(access)}
@@ -120,8 +132,15 @@ class AgentClient:
 
         The text of a Problem is one printable line, even if a host sends more.
 
+        Args:
+            host: Name of the host.
+            verb: Name of the query, a key of ``compute_agent.queries.HostQueries``.
+            arguments: Arguments of the query.
+            timeout: Seconds to wait for the answer.
+
         Raises:
-            NoAnswer: The host did not answer in time.
+            NoAnswer: The host did not answer in time, or is in quarantine.
+            Unavailable: The host has no key, or the database does not answer.
             Problem: The host's answer is this error.
         """
         try:

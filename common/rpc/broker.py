@@ -70,8 +70,8 @@ LOST_MESSAGES = metrics.Metric(
 class BrokerTransport(AmqpTransport):
     """Opens a connection to one node of the broker, for both stacks.
 
-    It verifies each node under the node's own name. kombu alone would hold all nodes of a cluster
-    to the name of the first one.
+    With TLS, each node's certificate must contain the node's own name. kombu alone would expect the
+    first node's name in the certificates of all nodes of a cluster.
     """
 
     def establish_connection(self) -> Connection:
@@ -95,7 +95,9 @@ TRANSPORT_ALIASES["amqp"] = f"{__name__}:{BrokerTransport.__name__}"
 
 @dataclass(frozen=True)
 class Connect:
-    """Returns connections to one broker. They open when first used, to its nodes in random order.
+    """Creates connections to one broker, which may be a cluster of several nodes.
+
+    A connection opens when first used. It tries the nodes in random order, each once.
 
     Args:
         urls: One URL for each node.
@@ -110,9 +112,12 @@ class Connect:
     retry_seconds: float
 
     def __call__(self, heartbeat: float | None = None, **options: object) -> Connection:
-        """Return a connection with these options of amqp. Without ``heartbeat``, use the default.
+        """Return a connection that is not open yet.
 
-        A ``heartbeat`` of 0 disables heartbeats.
+        Args:
+            heartbeat: Seconds between heartbeats. None means the default of this object, 0 disables
+                heartbeats.
+            options: Further transport options of kombu's amqp transport.
         """
         return cast(Any, KombuConnection)(
             random.sample(self.urls, len(self.urls)),
@@ -130,7 +135,9 @@ class Connect:
 
 
 def opener(conf: cfg.ConfigOpts, url: str | None = None) -> Connect:
-    """Return the function that connects to the configured broker, or to the broker at ``url``.
+    """Return a ``Connect`` for the configured broker, or for the broker at ``url``.
+
+    No connection is opened yet.
 
     Raises:
         ConfigError: ``configure`` refuses the configuration.
@@ -155,7 +162,7 @@ def require_answer(connect: Callable[..., Connection]) -> None:
         _try(connect(heartbeat=0))
     except BROKEN as problem:
         raise errors.Unavailable(
-            "The broker does not answer, or refuses the user of transport_url."
+            "The broker does not answer, or refuses the name, password or virtual host in transport_url."
         ) from problem
 
 
@@ -164,11 +171,12 @@ def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transpo
 
     Args:
         conf: The configuration.
-        url: URL of the broker. None: the URL in the configuration.
+        url: The broker's URL. None: the configured broker.
         option: The name of the option that has the URL, for the texts of errors.
 
     Raises:
-        ConfigError: The broker refuses the name, the password or the virtual host.
+        ConfigError: The broker refuses the name, the password or the virtual host, or ``configure``
+            refuses the configuration.
         Unavailable: The broker does not answer, or the URL names no broker.
     """
     connect = opener(conf, url)
@@ -186,8 +194,8 @@ def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transpo
             raise errors.Unavailable(f"The broker does not answer: {problem}") from problem
         text = " ".join(str(refusal).split())
         raise ConfigError(
-            f"{option}: the broker refuses {connection.userid}: {text}. Set a name, password "
-            "and virtual host that the broker has, or create them there"
+            f"{option}: the broker refuses {connection.userid}: {text}. Correct the name, password and "
+            "virtual host in the URL, or create them at the broker"
         ) from problem
 
 
@@ -200,7 +208,11 @@ def _try(connection: Connection) -> None:
 
 
 def _refusal(problem: BaseException | None) -> BaseException | None:
-    """Return the cause in which AMQP refuses a name, password (403) or virtual host (530)."""
+    """Return the refusal of a user (403) or virtual host (530) among ``problem`` and its causes.
+
+    Returns:
+        The exception with this reply code of AMQP, or None if there is no such exception.
+    """
     while problem is not None and getattr(problem, "reply_code", None) not in (403, 530):
         problem = problem.__cause__ or problem.__context__
     return problem
@@ -224,22 +236,22 @@ class BrokerAddress(Protocol):
 
 
 def configure(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
-    """Set the defaults of both stacks: [tls], heartbeats and reconnection.
+    """Set the defaults of both stacks in ``conf``: TLS from [tls], heartbeats and reconnection.
 
-    The operator's own values in [oslo_messaging_rabbit] override them.
+    The operator's own values in [oslo_messaging_rabbit] override them. No connection is opened.
 
     Returns:
         The nodes of the configured broker, or of the broker at ``url``.
 
     Raises:
-        ConfigError: Plain text would travel to another machine, or certificates would not be
-            verified.
+        ConfigError: Plain text would travel to another machine, certificates would not be
+            verified, or the URL contains options for TLS.
     """
     address, files, options = address_of(conf, url), tls.of(conf), conf[RABBIT]
     if any(name.startswith("ssl") for name in address.query):
         raise ConfigError(
-            "transport_url says something of ssl, which only oslo.messaging would heed: set [tls] or "
-            "[oslo_messaging_rabbit] in its place"
+            "transport_url contains ssl options, which only oslo.messaging would read: remove them, and set "
+            "[tls] or [oslo_messaging_rabbit]"
         )
     from_tls = {
         "ssl": files is not None,
@@ -251,8 +263,8 @@ def configure(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
         conf.set_default(name, value, group=RABBIT)
     if options.ssl and not options.ssl_ca_file:
         raise ConfigError(
-            "[oslo_messaging_rabbit] ssl is true, and there is no authority to verify the broker's "
-            "certificate with: set [tls] ca_file"
+            "[oslo_messaging_rabbit] ssl is true, but no CA file is set to verify the broker's certificate: "
+            "set [tls] ca_file"
         )
     if not options.ssl_enforce_hostname_verification:
         raise ConfigError(
@@ -273,9 +285,9 @@ def address_of(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
 
 
 def own_exchange(conf: cfg.ConfigOpts) -> str:
-    """Return [DEFAULT] control_exchange, or an empty text if the option is not set.
+    """Return [DEFAULT] control_exchange if the operator has set the option, else an empty text.
 
-    An exchange that the operator sets carries calls and notifications.
+    The exchange of this option is used for calls and for notifications.
     """
     address_of(conf)
     where = conf.get_location("control_exchange")
@@ -290,9 +302,9 @@ def url_as(
 
     Args:
         conf: The configuration.
-        user: Name of the user.
+        user: Name of the user at the broker.
         password: Password of the user.
-        url: URL of the broker. None: the URL in the configuration.
+        url: The broker's URL. None: the configured broker.
         at: Addresses of the nodes that replace the addresses in the URL, each HOST or HOST:PORT.
 
     Raises:
@@ -314,7 +326,7 @@ def _user_at(address: str) -> BrokerUser:
             return user
     except ValueError:
         pass  # The port is not a number.
-    raise ConfigError(f"{address!r} is no address of a broker: give HOST or HOST:PORT")
+    raise ConfigError(f"{address!r} is not an address of a broker: give HOST or HOST:PORT")
 
 
 def _tls_files(options: cfg.ConfigOpts.GroupAttr) -> JsonObject:

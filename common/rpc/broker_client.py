@@ -27,19 +27,23 @@ log = logging.getLogger(__name__)
 SEND_SECONDS = 2.0
 #: Maximum seconds between two checks of a connection's heartbeats.
 IDLE = 1.0
-#: Takes in a message: its body, and its routing key.
+#: Processes a message: its body, and its routing key.
 Take = Callable[[bytes, str], None]
 
 
 class Listener:
-    """A thread that reads queues, and passes on one message after the other.
+    """A thread that reads queues, and passes each message to a function, one after the other.
+
+    After a failure of the connection the thread opens a new connection, until ``close``.
 
     Why not kombu's ConsumerMixin: ConsumerMixin sends no heartbeat while messages arrive, so
     RabbitMQ would close a busy connection. A stop or a reconnect would also be noticed late.
 
     Args:
-        declare: Called with the channel of each new connection. Returns the queues, and the
-            function that takes in the messages of each.
+        connect: Opens connections to the broker.
+        name: Name of the thread, which log lines contain.
+        declare: Called with the channel of each new connection. Returns the names of the queues to
+            read, and for each queue the function that gets its messages.
     """
 
     def __init__(
@@ -76,7 +80,7 @@ class Listener:
                         self._serve(connection)
                 except BROKEN as problem:
                     log.warning(
-                        "%s: the connection to the broker is gone and will be made again: %s",
+                        "%s: the connection to the broker failed and is opened again: %s",
                         self._name,
                         problem,
                     )
@@ -119,24 +123,26 @@ class Listener:
         return broker.fileno() in readable
 
     def _take(self, take: Take, message: Any) -> None:  # noqa: ANN401 - kombu declares no types
-        """Pass a message on. A message that fails is lost, and no other."""
+        """Call ``take`` with the message. If that raises, the message is logged and lost."""
         body = message.body
         try:
             text = body if isinstance(body, bytes) else str(body).encode()
             take(text, str(message.delivery_info["routing_key"]))
         except Exception:
-            log.exception("%s: a message could not be processed", self._name)
+            log.exception("%s: a message could not be processed and is lost", self._name)
 
 
 class Sender:
     """Sends messages from any thread over one connection.
 
-    kombu opens the connection again when it breaks. After a failure messages are lost at once for
-    ``retry_seconds``, so that many callers do not wait one after the other. The connection has no
-    heartbeat, because the sender reads only while it sends.
+    kombu opens the connection again when it breaks. After a failure, ``send`` and ``run`` return
+    False at once during ``retry_seconds`` of ``connect``, so that many callers do not wait one
+    after the other. The connection has no heartbeat, because the sender reads only while it sends.
 
     Args:
-        confirms: Wait until the broker has put each message into a queue.
+        connect: Opens connections to the broker.
+        confirms: Wait until the broker has put each message into a queue. Without this, a message
+            to a missing queue counts as sent.
     """
 
     def __init__(self, connect: Connect, confirms: bool = False) -> None:
@@ -152,10 +158,17 @@ class Sender:
         self._rests_until = 0.0
 
     def send(self, exchange: str, key: str, body: bytes, seconds: float) -> bool:
-        """Send a message. The broker drops an unread message after ``seconds``.
+        """Send a message.
+
+        Args:
+            exchange: Name of the exchange. "" is the default exchange, whose keys are queue names.
+            key: The routing key.
+            body: The message.
+            seconds: Seconds after which the broker drops the message if it is still unread.
 
         Returns:
-            False if the broker is unreachable or, with confirms, if no queue takes the message.
+            False if the broker is unreachable, during the pause after a failure, or, with confirms,
+            if no queue takes the message.
         """
 
         def publish() -> bool:
@@ -182,11 +195,14 @@ class Sender:
         return is_sent
 
     def run(self, what: str, work: Callable[[Connection], None]) -> bool:
-        """Call ``work`` with the connection, and return False if the broker is unreachable.
+        """Call ``work`` with the connection, and once more with a new one if the first is broken.
 
         Args:
             what: The name of the work in the log.
-            work: The function. Its argument is the connection.
+            work: The function to call. Its other exceptions are raised to the caller.
+
+        Returns:
+            False if the broker is unreachable, or during the pause after a failure.
         """
 
         def run() -> bool:
@@ -196,7 +212,7 @@ class Sender:
         return self._run(what, run)
 
     def _run(self, what: str, work: Callable[[], bool]) -> bool:
-        """Call ``work``, and repeat the call over a new connection if the first is broken."""
+        """Call ``work``, and once more over a new connection if the first is broken."""
 
         def attempt() -> bool:
             try:

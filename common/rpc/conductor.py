@@ -33,28 +33,35 @@ class ConductorApi(Protocol):
     """The interface that a conductor process serves."""
 
     def wake(self, neighbours: bool = False) -> None:
-        """Look for due actions.
+        """Wake the threads that carry out due actions.
 
         Args:
-            neighbours: Look also for actions before a call to an external service.
+            neighbours: True to wake also the threads whose steps call external services.
         """
 
     def loop_back(self) -> None:
-        """Note that a conductor's message to itself came back through the broker."""
+        """Note that a message of this conductor to itself arrived, so the broker works."""
 
     def sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
         """Process an agent's report.
 
         Returns:
             The answer, and the access to the images of its commands (None if they have no images).
+
+        Raises:
+            Unavailable: The report was not processed. The agent repeats it.
         """
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
-        """Answer whether the host is idle. A host that is not idle then reports all its domains."""
+        """Answer a heartbeat, and renew the host's lease if there is no work for the host.
+
+        Returns:
+            The answer. If its ``nothing`` is False, the host must send a report of all its domains.
+        """
 
 
 def serve(transport: Transport, name: str, conductor: ConductorApi) -> None:
-    """Serve wake-up messages."""
+    """Serve ``wake`` and ``loop_back``. ``name`` is this conductor's name at the broker."""
     transport.serve(TOPIC, name, {"wake": conductor.wake, "loop_back": conductor.loop_back})
 
 
@@ -64,14 +71,14 @@ def listen(
     joins: host_credentials.HostJoinsApi | None = None,
     certificates: host_credentials.HostCertificatesApi | None = None,
 ) -> None:
-    """Serve agents.
+    """Serve agents, and machines that join the cloud.
 
     Invariant: a host can only change its own state. A message that names another host than the
     owner of its key is refused.
 
     Args:
-        link: The connection to the hosts.
-        conductor: Serves the reports and heartbeats of agents.
+        link: The conductor's end of the link to hosts.
+        conductor: Processes reports and heartbeats.
         joins: Serves machines that join the cloud. None: joins are refused.
         certificates: Serves hosts whose certificate ends soon. None: renewals are refused.
     """
@@ -93,12 +100,12 @@ def listen(
 
 def _check_sender(host: str, message: HostMessage) -> HostMessage:
     if message.host != host:
-        raise NotGenuine(f"it speaks of host {message.host}")
+        raise NotGenuine(f"the message's content is about host {message.host}")
     return message
 
 
 def read_answer(content: dict[str, object]) -> SyncAnswer:
-    """Return a conductor's answer, without commands that cannot be parsed."""
+    """Parse a conductor's answer. Commands that cannot be parsed are logged and left out."""
     answer = from_wire(SyncAnswer, {**content, "commands": []})
     return replace(
         answer, commands=commands_of(cast("list[JsonObject]", content.get("commands", [])))
@@ -112,7 +119,7 @@ class ConductorClient:
         self._link = link
 
     def sync(self, request: Sync, timeout: float) -> tuple[SyncAnswer, Access | None]:
-        """Send a report and return the answer.
+        """Send a report and return the answer, with access to images as in ``ConductorApi.sync``.
 
         Args:
             request: The report.
@@ -120,25 +127,40 @@ class ConductorClient:
 
         Raises:
             NoAnswer: No conductor answered in time.
+            Problem: The answer is this error, for example because the conductor ends.
         """
         reply = self._link.ask(REPORTS, "sync", {"request": to_wire(request)}, timeout)
         access = reply["access"]
         return read_answer(reply["answer"]), from_wire(Access, access) if access else None
 
     def heartbeat(self, beat: Heartbeat, timeout: float) -> HeartbeatAnswer | None:
-        """Send a heartbeat and return the answer, or None if no answer came."""
+        """Send a heartbeat and return the answer.
+
+        Args:
+            beat: The heartbeat.
+            timeout: Seconds to wait for the answer.
+
+        Returns:
+            None if no answer came in time, or if the answer is an error. Both are logged.
+        """
         try:
             return from_wire(
                 HeartbeatAnswer,
                 self._link.ask(HEARTBEATS, "heartbeat", {"beat": to_wire(beat)}, timeout),
             )
         except errors.Problem as problem:
-            log.info("a heartbeat was not answered: %s", problem)
+            log.info("a heartbeat was not answered, so a report follows: %s", problem)
             return None
 
 
 class ConductorWakeup:
-    """Wakes any conductor, or the one named ``server``, without blocking the caller."""
+    """Wakes a conductor without blocking the caller.
+
+    Args:
+        transport: Sends the messages.
+        server: Name of the conductor. None: any conductor.
+        method: The method to call, ``wake`` or ``loop_back``.
+    """
 
     def __init__(
         self, transport: Transport, server: str | None = None, method: str = "wake"
@@ -148,7 +170,7 @@ class ConductorWakeup:
         threading.Thread(target=self._run, name="conductor-wakeup", daemon=True).start()
 
     def wake(self, neighbours: bool = False) -> None:
-        """Let the background thread send a wake-up."""
+        """Request a wake-up, which the background thread sends. See ``ConductorApi.wake``."""
         if neighbours:
             self._neighbours.set()
         self._woken.set()
@@ -162,4 +184,6 @@ class ConductorWakeup:
             try:
                 self._transport.cast(TOPIC, self._method, server=self._server, **arguments)
             except Exception:
-                log.exception("a wake-up message was lost; the next wake-up sends another")
+                log.exception(
+                    "a wake-up message to the conductors was lost; the next wake-up sends another"
+                )

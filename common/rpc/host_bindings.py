@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bindings that let hosts' messages into the conductors' queues.
+"""The bindings at the broker that route hosts' messages into the conductors' queues.
 
-By default one binding of each queue lets every host's messages in. While a host is in quarantine,
-the queues have a binding for each other host instead. So the broker drops the messages of the
-flooding host, and no conductor spends time on them.
+By default each queue has one binding, which matches the messages of every host. While a host is in
+quarantine, the queues have a binding for each other host instead. So the broker drops the messages
+of the flooding host, and no conductor spends time on them.
 
 The bindings of single hosts stay at the broker afterwards, where they change nothing. Each
-conductor restores the default once a minute unless it has a host in quarantine. So the death of
-the conductor that ended the default leaves no new host unheard for longer.
+conductor restores the default binding once a minute unless it has a host in quarantine. So if the
+conductor that removed the default binding dies, messages of new hosts are lost for at most a
+minute.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ RESTORE_SECONDS = 60.0
 
 
 class HostBindings:
-    """A thread that keeps the bindings as the quarantine demands.
+    """A thread that changes the bindings when the set of hosts in quarantine changes.
 
     Args:
-        connect: opens a connection to the broker.
-        prefix: begins every name at the broker.
-        doors: begin the routing keys, and end the names of the queues.
-        hosts: reads the names of all hosts that may speak.
-        quarantined: the hosts in quarantine.
+        connect: Opens a connection to the broker.
+        prefix: Prefix of every name at the broker.
+        doors: The conductors' queues: REPORTS and HEARTBEATS. Each is the first part of the routing
+            keys, and the last part of the queue's name.
+        hosts: Returns the names of all hosts with a key, or raises Unavailable.
+        quarantined: Returns the names of the hosts in quarantine.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class HostBindings:
         self._thread.start()
 
     def wake(self) -> None:
-        """Change the bindings now, because a quarantine begins."""
+        """Let the thread change the bindings now, because a quarantine begins."""
         self._wakes.set()
 
     def close(self) -> None:
@@ -75,9 +77,9 @@ class HostBindings:
                     self._apply(connection.default_channel, quarantined)
             except (*BROKEN, errors.Unavailable) as problem:
                 log.warning(
-                    "The bindings of hosts at the broker could not be changed, and are tried again "
-                    "in %g s. If the broker refuses it, give it the conductor's permissions again "
-                    "(kilonova broker add conductor): %s",
+                    "The bindings of hosts at the broker could not be changed. The next try is in %g s. "
+                    "If the broker refuses the change, run: kilonova broker add conductor. The error: "
+                    "%s",
                     seconds,
                     problem,
                 )
@@ -87,7 +89,7 @@ class HostBindings:
             self._bind(channel, [ALL])
             channel.close()  # Wait until the broker has bound the queues.
             return
-        # In this order, so that no other host goes unheard in between.
+        # In this order, so that no message of another host is lost in between.
         self._bind(channel, [host for host in self._hosts() if host not in quarantined])
         for door in self._doors:
             for host in (ALL, *quarantined):

@@ -55,16 +55,18 @@ class Allowances:
             NotGenuine: The allowance is used up, or the message is too long.
         """
         if self._messages.take(host)[0]:
-            raise NotGenuine(f"it sends more than {MESSAGES_A_SECOND} messages a second")
+            raise NotGenuine(f"the host sends more than {MESSAGES_A_SECOND} messages a second")
         if size > MAX_MESSAGE_BYTES:
-            raise NotGenuine(f"{size} bytes, at most {MAX_MESSAGE_BYTES}")
+            raise NotGenuine(
+                f"the message has {size} bytes, at most {MAX_MESSAGE_BYTES} are allowed"
+            )
         if self._bytes.take(host, size)[0]:
-            raise NotGenuine(f"it sends more than {BYTES_A_SECOND} bytes a second")
+            raise NotGenuine(f"the host sends more than {BYTES_A_SECOND} bytes a second")
 
 
 @dataclass(slots=True)
 class _Flooder:
-    """The counts of a host that exceeded its allowance."""
+    """The counts of a host that exceeded its allowance. Times are monotonic seconds."""
 
     #: Begin of the period in which ``counted`` messages arrived.
     counted_since: float
@@ -95,7 +97,7 @@ class Quarantine:
             size: Bytes of the message.
 
         Returns:
-            The seconds of the quarantine that begins with this message, or 0.
+            The seconds of the quarantine that begins with this message, or 0 if none begins.
         """
         with self._lock:
             now = self._monotonic()
@@ -136,14 +138,16 @@ def require_bounded(content: object, place: str = "the message", depth: int = 0)
         NotGenuine: A value is too long, too large, or nested too deeply.
     """
     if depth > MAX_DEPTH:
-        raise NotGenuine(f"{place}: more than {MAX_DEPTH} levels")
+        raise NotGenuine(f"{place} is nested more than {MAX_DEPTH} levels deep")
     match content:
         case str() if len(content) > MAX_TEXT_CHARS:
-            raise NotGenuine(f"{place}: {len(content)} characters, at most {MAX_TEXT_CHARS}")
+            raise NotGenuine(
+                f"{place} has {len(content)} characters, at most {MAX_TEXT_CHARS} are allowed"
+            )
         case int() if abs(content) > MAX_NUMBER:
-            raise NotGenuine(f"{place}: a number beyond 64 bits")
+            raise NotGenuine(f"{place} is a number beyond 64 bits")
         case list() | dict() if len(content) > MAX_ITEMS:
-            raise NotGenuine(f"{place}: {len(content)} entries, at most {MAX_ITEMS}")
+            raise NotGenuine(f"{place} has {len(content)} entries, at most {MAX_ITEMS} are allowed")
         case list():
             for part in content:
                 require_bounded(part, place, depth + 1)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of conductors about credentials of hosts: token states, identities, certificates.
 
-The requests of ``kilonova join`` are sealed with the token's key, which opens nothing else. The
-request for the next certificate is sealed with the host's own key, and proved with the key of its
-present certificate. So neither a removed host nor a stolen key file gets a certificate.
+The requests of ``kilonova join`` are sealed with the key of the join token, which is valid for no
+other request. The request for the next certificate is sealed with the host's own key, and proved
+with the key of its present certificate. So neither a removed host nor a stolen key file gets a
+certificate.
 """
 
 from __future__ import annotations
@@ -54,14 +55,20 @@ class HostJoinsApi(Protocol):
     """The answers of a conductor to ``kilonova join``."""
 
     def look(self, host: str, generation: int) -> TokenState:
-        """Return the state of the token with this generation.
+        """Return the state of a host's token, which ``generation`` identifies.
 
         Raises:
-            NotFound: A newer token replaced this one.
+            NotFound: The host has no token of this generation, because a newer one replaced it.
         """
 
     def join(self, host: str, generation: int, public: str, request: str) -> JsonObject:
-        """Use the token, and return the Identity, sealed for the envelope with this public key.
+        """Use the token, and return the ``Identity`` as JSON, sealed for ``public``.
+
+        Args:
+            host: Name of the host.
+            generation: Generation of the token's key.
+            public: Public key of the machine's ``Envelope``. The same key may use the token again.
+            request: Request for a certificate (PEM), or "" for no certificate.
 
         Raises:
             Conflict: Another machine has used the token, or the token has expired.
@@ -69,7 +76,7 @@ class HostJoinsApi(Protocol):
 
 
 def join_methods(joins: HostJoinsApi) -> dict[str, Method]:
-    """Return the methods for ``ControlSide.serve`` that a token's key opens."""
+    """Return the methods for ``ControlSide.serve`` that requests with a token's key may call."""
     return {
         "join_look": lambda host, generation: to_wire(joins.look(host, generation)),
         "join": joins.join,
@@ -77,17 +84,25 @@ def join_methods(joins: HostJoinsApi) -> dict[str, Method]:
 
 
 class HostJoinsClient:
-    """The requests of ``kilonova join``."""
+    """Sends the requests of ``kilonova join`` to the conductors."""
 
     def __init__(self, link: HostSide) -> None:
         self._link, self._own = link, Envelope()
 
     def look(self) -> TokenState:
-        """Return the state of the token. Raise NoAnswer, or NotFound for a replaced token."""
+        """Return the state of the token.
+
+        Raises:
+            NoAnswer: No conductor answered in time.
+            NotFound: A newer token replaced this one.
+        """
         return from_wire(TokenState, self._link.ask(REPORTS, "join_look", {}, ANSWER_SECONDS))
 
     def join(self, request: str = "") -> Identity:
         """Use the token, and return the identity. Safe to repeat if the answer was lost.
+
+        Args:
+            request: Request for a certificate (PEM), or "" for no certificate.
 
         Raises:
             Unavailable: No answer. The token may have been used.
@@ -104,26 +119,37 @@ class HostCertificatesApi(Protocol):
     """The answer of a conductor to a host whose certificate ends soon."""
 
     def renew(self, host: str, certificate: str, request: str, proof: str) -> str:
-        """Return the next certificate, for the addresses of the present one (all PEM).
+        """Return the next certificate (PEM), for the addresses of the present one.
+
+        Args:
+            host: Name of the host.
+            certificate: The present certificate (PEM).
+            request: Request for the next certificate (PEM), with the new key.
+            proof: Signature with the key of the present certificate (``Certificate.proof``).
 
         Raises:
             Conflict: This conductor signs no certificates.
-            BadRequest: ``Signer.renew`` refuses.
+            BadRequest: The present certificate, the request or the proof is not valid.
         """
 
 
 def certificate_methods(certificates: HostCertificatesApi) -> dict[str, Method]:
-    """Return the methods for ``ControlSide.serve`` that a host's key opens."""
+    """Return the methods for ``ControlSide.serve`` that requests with a host's key may call."""
     return {"renew_certificate": certificates.renew}
 
 
 class HostCertificatesClient:
-    """The request of an agent whose certificate ends soon."""
+    """Sends the request of an agent whose certificate ends soon to the conductors."""
 
     def __init__(self, link: HostSide) -> None:
         self._link = link
 
     def renew(self, certificate: str, request: str, proof: str) -> str:
-        """Return the next certificate (PEM), or raise a Problem with the reason for a refusal."""
+        """Return the next certificate (PEM). See ``HostCertificatesApi.renew``.
+
+        Raises:
+            NoAnswer: No conductor answered in time.
+            Conflict, BadRequest: The conductor refuses. The text contains the reason.
+        """
         content = {"certificate": certificate, "request": request, "proof": proof}
         return str(self._link.ask(REPORTS, "renew_certificate", content, ANSWER_SECONDS))

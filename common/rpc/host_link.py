@@ -81,10 +81,10 @@ class _PendingRequests:
         self._waiting.pop(header.id, None)
 
     def complete(self, header: Header, content: JsonObject) -> None:
-        """Pass an answer to its request.
+        """Pass an answer to the thread that waits for it. An unknown or late answer is ignored.
 
         Raises:
-            NotGenuine: The answer is not from the host of the request, under the request's key.
+            NotGenuine: The answer is sealed with another key than the request.
         """
         request, future = self._waiting.get(header.id, (None, None))
         if request is None or future is None:
@@ -94,7 +94,7 @@ class _PendingRequests:
             header.generation,
             header.purpose,
         ):
-            raise NotGenuine("it answers what another host was asked")
+            raise NotGenuine("the message answers a request that was sealed with another key")
         if self._waiting.pop(header.id, None) is not None:
             future.set_result(content)
 
@@ -123,7 +123,7 @@ class _Side(ABC):
             return self._listener
 
     def wait_until_ready(self, timeout: float) -> bool:
-        """Start listening, and return True once the queues are declared and read.
+        """Start listening if necessary, and return True once the queues are declared and read.
 
         Args:
             timeout: Seconds to wait. After that the method returns False.
@@ -139,10 +139,10 @@ class _Side(ABC):
             who: The name of the other end, for the error.
             message: Header and bytes of the request.
             timeout: Seconds to wait for the answer.
-            send: Sends the bytes and returns True if the broker has accepted them.
+            send: Sends the bytes. Returns False if they could not be sent.
 
         Raises:
-            NoAnswer: No answer came in time.
+            NoAnswer: No answer came in time, or the request could not be sent.
             Problem: The answer is this error.
         """
         until, (header, body) = time.monotonic() + timeout, message
@@ -162,11 +162,14 @@ class _Side(ABC):
 
 
 class HostSide(_Side):
-    """An agent's end of the link.
+    """A host's end of the link: that of an agent, or of a machine that joins the cloud.
 
     Args:
+        connect: Opens connections to the broker.
+        keys: The keys of the host.
+        host: Name of the host.
         prefix: Prefix of every name at the broker.
-        purpose: JOIN for a machine that joins as this host.
+        purpose: The key for requests to conductors: COMMAND, or JOIN for a machine that joins.
     """
 
     def __init__(
@@ -189,7 +192,11 @@ class HostSide(_Side):
         self._sender = Sender(connect)
 
     def serve(self, methods: Mapping[str, tuple[Purpose, Method]]) -> None:
-        """Serve methods, each under a key of the given purpose."""
+        """Serve methods by name, and start listening.
+
+        Args:
+            methods: For each name the purpose of the key that a request needs, and the function.
+        """
         self._methods.update(methods)
         self._start_listener()
 
@@ -203,7 +210,7 @@ class HostSide(_Side):
             timeout: Seconds to wait for the answer.
 
         Raises:
-            NoAnswer: No conductor answered in time.
+            NoAnswer: No conductor answered in time, or the request could not be sent.
             Problem: The answer is this error.
         """
         message = pack(self._keys.newest(self._host, self._purpose), method, content)
@@ -247,7 +254,7 @@ class HostSide(_Side):
             purpose, method = self._methods.get(header.method, (None, None))
             if method is None or purpose != header.purpose:
                 raise NotGenuine(
-                    f"nobody may ask {header.method} with a key of purpose {header.purpose}"
+                    f"no method {header.method} may be called with a key of purpose {header.purpose}"
                 )
             self._remember(header)
         except NotGenuine as problem:
@@ -257,15 +264,16 @@ class HostSide(_Side):
 
     def _remember(self, header: Header) -> None:
         if header.id in self._seen_ids:
-            raise NotGenuine("it has come before")
+            raise NotGenuine("the message repeats the id of an earlier message")
         self._seen_ids[header.id] = None
         if len(self._seen_ids) > REMEMBERED:
             self._seen_ids.popitem(last=False)
 
     def _answer(self, header: Header, method: Method, content: JsonObject, came_at: float) -> None:
-        """Run a method and send its answer.
+        """Run a method, and send its result if the request wants an answer.
 
-        A request that waited here for too long is dropped, because its sender has given up.
+        A request that waited for a thread of the pool longer than ``SECONDS_FOR_ANSWERS`` is
+        dropped, because its sender has given up.
         """
         if time.monotonic() - came_at > SECONDS_FOR_ANSWERS:
             return
@@ -287,7 +295,16 @@ class HostSide(_Side):
 
 
 class ControlSide(_Side):
-    """The end of a conductor, which serves hosts, or of the API, which only calls hosts."""
+    """The control plane's end of the link: that of a conductor, or of the API.
+
+    A conductor calls ``serve``. The API only calls hosts.
+
+    Args:
+        connect: Opens connections to the broker.
+        keys: The keys of all hosts.
+        prefix: Prefix of every name at the broker.
+        role: The broker user of this process, a part of the name of its queue for answers.
+    """
 
     def __init__(
         self, connect: Connect, keys: AllKeys, prefix: str = PREFIX, role: str = CONDUCTOR
@@ -309,12 +326,13 @@ class ControlSide(_Side):
         heartbeats: Mapping[str, Method],
         joins: Mapping[str, Method] | None = None,
     ) -> None:
-        """Serve hosts. Each method gets the host's name as an argument.
+        """Serve hosts, and start listening. Each method gets the host's name as argument ``host``.
 
         Args:
             reports: Methods for requests in the queue of reports.
             heartbeats: Methods that one thread runs, one after the other.
-            joins: Methods for keys of tokens. They get the generation of the key too.
+            joins: Methods for requests with the key of a join token. They also get the generation
+                of the key as argument ``generation``. None: such requests are refused.
         """
         self._doors = {REPORTS: dict(reports), HEARTBEATS: dict(heartbeats)}
         self._joins = dict(joins or {})
@@ -324,10 +342,19 @@ class ControlSide(_Side):
         self._start_listener()
 
     def cast(self, host: str, method: str, purpose: Purpose, content: JsonObject) -> bool:
-        """Send a message to a host without waiting for an answer.
+        """Call a method of a host without waiting for an answer.
+
+        Args:
+            host: Name of the host.
+            method: Name of the method.
+            purpose: The key with which the message is sealed.
+            content: Arguments of the method.
 
         Returns:
             False if the broker is unreachable, or the host's queue does not exist.
+
+        Raises:
+            Unavailable: The host has no key, or the database does not answer.
         """
         return self._asking.send(
             "",
@@ -342,20 +369,21 @@ class ControlSide(_Side):
         """Call a method of a host and return its result.
 
         Args:
-            host: The host.
+            host: Name of the host.
             method: Name of the method.
-            purpose: Purpose of the key that seals the message.
+            purpose: The key with which the message is sealed.
             content: Arguments of the method.
             timeout: Seconds to wait for the answer.
 
         Raises:
-            NoAnswer: The host did not answer in time, or is in quarantine.
+            NoAnswer: The host did not answer in time, cannot be reached, or is in quarantine.
+            Unavailable: The host has no key, or the database does not answer.
             Problem: The answer is this error.
         """
         if host in self._quarantine.hosts():
             raise errors.NoAnswer(
-                f"Host {host} is not asked {method}: it sent far more messages than it may, and is "
-                "in quarantine."
+                f"{method} was not sent to host {host}: the host sent too many messages and is in "
+                "quarantine."
             )
         message = pack(self._keys.newest(host, purpose), method, content, answer_to=self._name)
         return self._call(
@@ -383,7 +411,7 @@ class ControlSide(_Side):
         self._start_listener().reconnect()
 
     def _may_send(self, sender: str, size: int, escape: Callable[[], None]) -> bool:
-        """True if a message is within the allowance of its sender.
+        """Count a message, and return True if it is within the allowance of its sender.
 
         Args:
             sender: The host in the routing key. The broker enforces that this is the sender.
@@ -421,7 +449,10 @@ class ControlSide(_Side):
                 return
             method = self._methods_at(door, purpose).get(header.method)
             if method is None:
-                raise NotGenuine(f"{header.method} is not asked there")
+                raise NotGenuine(
+                    f"no method {header.method} may be called in the queue {door} with a key of purpose "
+                    f"{header.purpose}"
+                )
             if door == HEARTBEATS:
                 self._answer(header, method, content, time.monotonic())
             else:
@@ -430,7 +461,7 @@ class ControlSide(_Side):
         self._process(body, take)
 
     def _methods_at(self, door: str, purpose: Purpose) -> dict[str, Method]:
-        """Return the methods of a queue for a key of this purpose."""
+        """Return the methods that messages in this queue may call with a key of this purpose."""
         if purpose == Purpose.JOIN:
             return self._joins if door == REPORTS else {}
         return self._doors[door] if purpose == Purpose.COMMAND else {}
@@ -441,12 +472,13 @@ class ControlSide(_Side):
         except NotGenuine as problem:
             self.refusals.count(claimed_host(body), problem)
         except errors.Problem as problem:
-            log.warning("a message of host %.80s waits: %s", claimed_host(body), problem)
+            log.warning("a message of host %.80s is dropped: %s", claimed_host(body), problem)
 
     def _declare_queue_of(self, header: Header, came_at: float) -> None:
-        """Declare the queue of a host.
+        """Declare the queue of the host that requested it with the message of this header.
 
-        If this conductor is too late, the host requests the queue again.
+        A request that waited longer than ``STALE_SECONDS`` is dropped, because the host has sent
+        another.
         """
         queue = host_queues.name_of(self._prefix, header.host, Purpose(header.purpose))
         if time.monotonic() - came_at > STALE_SECONDS:
@@ -459,9 +491,8 @@ class ControlSide(_Side):
                 if getattr(problem, "reply_code", None) != host_queues.ACCESS_REFUSED:
                     raise
                 log.warning(
-                    "the broker does not let the conductors declare the queue %s, so the host "
-                    "cannot be reached; run: kilonova broker add conductor. The broker answered: "
-                    "%s",
+                    "the conductors have no permission to declare the queue %s, so its host cannot "
+                    "be reached; run: kilonova broker add conductor. The broker answered: %s",
                     queue,
                     problem,
                 )
@@ -469,11 +500,12 @@ class ControlSide(_Side):
         self._declaring.run(f"the declaration of {queue}", declare)
 
     def _answer(self, header: Header, method: Method, content: JsonObject, came_at: float) -> None:
-        """Run a method and send its answer.
+        """Run a method and send its result to the host.
 
-        A refused request is logged and gets no answer, because honest hosts are never refused. A
-        request that waited here for long is dropped, for example while the database was
-        unreachable. The host has given up, and repeats the request.
+        If the method raises NotGenuine, or the key is not valid any more, the request is logged and
+        gets no answer, because honest hosts are never refused. A request that waited longer than
+        ``STALE_SECONDS`` is dropped, for example because the database was unreachable. The host has
+        given up, and repeats the request.
         """
         if time.monotonic() - came_at > STALE_SECONDS:
             return

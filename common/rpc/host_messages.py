@@ -54,7 +54,7 @@ class Header:
             header = cls(**json.loads(text[:_HEADER_MOST_BYTES]))
             Purpose(header.purpose)
         except (ValueError, TypeError, RecursionError) as problem:
-            raise NotGenuine("its header cannot be read") from problem
+            raise NotGenuine("the message's header is malformed") from problem
         if not (
             isinstance(header.generation, int)
             and all(
@@ -62,7 +62,7 @@ class Header:
                 for part in (header.host, header.method, header.id, header.answer_to)
             )
         ):
-            raise NotGenuine("its header cannot be read")
+            raise NotGenuine("the message's header is malformed")
         return header
 
 
@@ -72,9 +72,9 @@ def pack(
     """Return a sealed message as its header and its bytes.
 
     Args:
-        key: The key that seals the message.
-        method: Name of the method.
-        content: The body, which is sent as JSON.
+        key: The key that seals the message. The header names its host, generation and purpose.
+        method: The method to call, or ``host_link.ANSWER``.
+        content: A JSON value: the arguments, or the answer.
         number: The id of the request that this message answers. Empty: a new id.
         answer_to: The name to which the host sends its answer. Empty: no answer is expected.
     """
@@ -89,24 +89,25 @@ def unpack(keys: Keys, body: bytes) -> tuple[Header, JsonObject]:
     """Open a sealed message.
 
     Raises:
-        NotGenuine: The message was not sealed with a valid key, or is malformed.
+        NotGenuine: The message was not sealed with a valid key, is malformed, or is too long.
+        Unavailable: The keys cannot be checked, for example while the database is unreachable.
     """
     text, _, sealed = body.partition(b"\n")
     if len(body) > MOST_BYTES:
-        raise NotGenuine("it is too long")
+        raise NotGenuine(f"the message has {len(body)} bytes, at most {MOST_BYTES} are allowed")
     header = Header.read(text)
     key = keys.find(header.host, header.generation, Purpose(header.purpose))
     try:
         content = json.loads(key.open(sealed, text))
     except (ValueError, RecursionError) as problem:
-        raise NotGenuine("what it says cannot be read") from problem
+        raise NotGenuine("the message's content is not valid JSON") from problem
     if not isinstance(content, dict):
-        raise NotGenuine("it is no object")
+        raise NotGenuine("the message's content is not a JSON object")
     return header, content
 
 
 def claimed_host(body: bytes) -> str:
-    """Return the host that an unverified message names."""
+    """Return the host that an unverified message names, or "(nobody)" for a malformed header."""
     try:
         return Header.read(body.partition(b"\n")[0]).host
     except NotGenuine:
@@ -114,7 +115,7 @@ def claimed_host(body: bytes) -> str:
 
 
 class Refusals:
-    """Counts refused messages, and logs at most one a minute for each host."""
+    """The numbers of refused messages by host. Thread-safe."""
 
     def __init__(self) -> None:
         self.counted: Counter[str] = Counter()
@@ -143,7 +144,7 @@ class Refusals:
         )
 
     def take(self) -> Counter[str]:
-        """Return the numbers of refused messages since the last call, by host."""
+        """Return the numbers of refused messages by host since the last call, and reset them."""
         with self._lock:
             counts, self._new = self._new, Counter()
         return counts

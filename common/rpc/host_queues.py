@@ -28,12 +28,16 @@ ACCESS_REFUSED, PRECONDITION_FAILED = 403, 406
 
 
 def name_of(prefix: str, host: str, purpose: Purpose) -> str:
-    """Return the queue for messages that are sealed with a host's key of this purpose."""
+    """Return the name of the queue for messages that are sealed with this key of a host."""
     return join_queue(prefix, host) if purpose == Purpose.JOIN else host_queue(prefix, host)
 
 
 def declare(connection: Connection, queue: str) -> None:
-    """Declare the queue of a host. A queue of that name with other arguments is deleted first."""
+    """Declare the queue of a host. An existing queue with other arguments is deleted first.
+
+    Raises:
+        AmqpTransport.channel_errors: The broker refuses.
+    """
     for deletes in (True, False):
         with connection.channel() as channel:
             try:
@@ -44,13 +48,13 @@ def declare(connection: Connection, queue: str) -> None:
             except AmqpTransport.channel_errors as problem:
                 if not deletes or getattr(problem, "reply_code", None) != PRECONDITION_FAILED:
                     raise
-        log.warning("the queue %s has wrong arguments, and is deleted", queue)
+        log.warning("the queue %s has wrong arguments, and is deleted and declared again", queue)
         with connection.channel() as channel:
             channel.queue_delete(queue)
 
 
 def exists(connection: Connection, queue: str) -> bool:
-    """Return True if the broker has the queue."""
+    """Return True if the broker has the queue, and this user may see it."""
     with connection.channel() as channel:
         try:
             channel.queue_declare(queue, passive=True)
@@ -60,17 +64,17 @@ def exists(connection: Connection, queue: str) -> bool:
 
 
 def declare_answers(channel: Channel, prefix: str, role: str, name: str) -> str:
-    """Declare the queue for hosts' answers to a process, and return the queue.
+    """Declare the queue for hosts' answers to a process, and return the queue's name.
 
     RabbitMQ 4 deprecates transient queues that are not exclusive. Each connection has its own
     queue, because the broker keeps an exclusive one locked until it notices that its connection is
     gone.
 
     Args:
-        channel: An open channel.
-        prefix: Prefix of the exchange and the queues.
-        role: Role of the process, a part of the queue's name.
-        name: The name to which hosts answer.
+        channel: Channel of the connection that reads the queue.
+        prefix: Prefix of every name at the broker.
+        role: The broker user of the process.
+        name: The name to which hosts answer, ``Header.answer_to`` of the requests.
     """
     _ensure_exchange(channel, exchange(prefix))
     queue = answers_queue(prefix, role, uuid.uuid4().hex)
@@ -80,7 +84,7 @@ def declare_answers(channel: Channel, prefix: str, role: str, name: str) -> str:
 
 
 def declare_door(channel: Channel, prefix: str, door: str) -> str:
-    """Declare the conductors' queue for reports or heartbeats, and return the queue."""
+    """Declare the conductors' queue ``door`` (REPORTS or HEARTBEATS), and return its name."""
     queue = f"{prefix}-{door}"
     channel.queue_declare(queue, durable=True, auto_delete=False)
     channel.queue_bind(queue, exchange(prefix), f"{door}.#")
@@ -88,7 +92,7 @@ def declare_door(channel: Channel, prefix: str, door: str) -> str:
 
 
 def _ensure_exchange(channel: Channel, name: str) -> None:
-    """Declare the exchange if it is missing, which only conductors may."""
+    """Declare the exchange if it is missing. Only conductors have permission to declare it."""
     with channel.connection.channel() as probe:
         try:
             probe.exchange_declare(name, "topic", passive=True)

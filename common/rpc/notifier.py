@@ -80,7 +80,7 @@ class Notifier:
             raise self._problem
         if self._problem is not None:
             raise errors.Unavailable(
-                f"The broker takes no notifications: {self._problem}"
+                f"The broker did not accept the notification: {self._problem}"
             ) from self._problem
 
     def close(self) -> None:

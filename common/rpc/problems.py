@@ -15,13 +15,13 @@ log = logging.getLogger(__name__)
 def run_method(
     function: Callable[..., object], arguments: JsonMapping, *passes: type[Exception]
 ) -> JsonObject:
-    """Call a function and return its result or Problem as plain data.
+    """Call a function and return its result or Problem as plain data, for ``result``.
 
     An unexpected exception is logged, and returned as a Problem without details.
 
     Args:
         function: The function.
-        arguments: Keyword arguments of the function.
+        arguments: Arguments by name.
         passes: Exceptions that are raised to the caller.
     """
     try:
@@ -36,9 +36,10 @@ def run_method(
 
 
 def result(answer: JsonObject) -> JsonValue:
-    """Return the result in an answer of ``run_method``, or raise its Problem.
+    """Return the result in an answer of ``run_method``, or raise the Problem in it.
 
-    The raised Problem has the same class and text. Other attributes are lost.
+    Raises:
+        Problem: With the class and text of the original. Other attributes are lost.
     """
     if isinstance(answer, dict) and "problem" in answer:
         raise _rebuild(answer["problem"], answer["text"])

@@ -19,7 +19,9 @@ class SchedulerApi(Protocol):
     """The interface that a scheduler process serves."""
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        """Propose hosts for each request.
+        """Propose hosts for each request, in the order of ``specs``.
+
+        A selection without hosts means that no host fits now.
 
         Args:
             specs: The requests, one for each server.
@@ -31,7 +33,13 @@ class SchedulerApi(Protocol):
 
 
 def serve(transport: Transport, name: str, scheduler: SchedulerApi) -> None:
-    """Serve conductors and the API."""
+    """Serve the methods of ``scheduler`` to conductors and the API.
+
+    Args:
+        transport: Receives the requests.
+        name: The name of this scheduler at the broker.
+        scheduler: Answers the requests.
+    """
 
     def select(specs: list[JsonObject], fresh: bool) -> list[Any]:
         return [

@@ -64,6 +64,7 @@ class Transport:
     """A process's connection to the broker, created after the process has forked.
 
     Args:
+        conf: The configuration.
         url: The broker's URL. None: the configured broker.
         role: The broker user of this process. Names of its reply queues begin with the role,
             because the broker's permissions depend on queue names.
@@ -86,7 +87,13 @@ class Transport:
         self._mends_after = 0.0
 
     def cast(self, topic: str, method: str, server: str | None = None, **arguments: object) -> bool:
-        """Send a message without waiting for an answer.
+        """Call a method of another process without waiting for an answer.
+
+        Args:
+            topic: The topic that the process serves.
+            method: Name of the method.
+            server: The process. None: any process that serves the topic.
+            arguments: Arguments of the method.
 
         Returns:
             False if the broker is unreachable or the queue does not exist.
@@ -112,11 +119,11 @@ class Transport:
         """Call a method of another process and return its result.
 
         Args:
-            topic: Topic of the processes, for example "scheduler".
+            topic: The topic that the process serves.
             method: Name of the method.
             server: The process. None: any process that serves the topic.
             timeout: Seconds to wait for the answer.
-            **arguments: Arguments of the method.
+            arguments: Arguments of the method.
 
         Raises:
             NoAnswer: No answer came in time. The call may still be executed.
@@ -140,7 +147,7 @@ class Transport:
         return result(answer)
 
     def _await_replies(self, timeout: float) -> bool:
-        """Wait until this process can receive replies. False if the time is over.
+        """Wait until this process can receive replies. Return False after ``timeout`` seconds.
 
         The library opens the reply queue during the first call, and then waits for the broker
         without a time limit. So a thread makes a first call to a topic without a server.
@@ -185,7 +192,13 @@ class Transport:
         )
 
     def serve(self, topic: str, server: str, methods: Mapping[str, Callable[..., object]]) -> None:
-        """Serve these methods on the topic, in threads of the library's pool."""
+        """Serve these methods on the topic, in threads of the library's pool.
+
+        Args:
+            topic: The topic of the messages.
+            server: Name of this process, for messages to this process alone.
+            methods: The function of each method name. Messages carry the arguments by name.
+        """
         endpoint = type(
             "Endpoint", (), {name: _expose(function) for name, function in methods.items()}
         )()
@@ -219,7 +232,7 @@ def _has_dead_channel(problem: BaseException | None) -> bool:
 
 
 def _expose(function: Callable[..., object]) -> Callable[..., object]:
-    """Return an endpoint method that returns Problems as plain data."""
+    """Return an endpoint method for oslo.messaging that answers as ``run_method`` does."""
 
     def method(self: object, context: JsonObject, **arguments: object) -> JsonObject:
         return run_method(function, arguments)

@@ -62,10 +62,10 @@ class Session:
     peer: Side | None = None
 
     def end(self) -> None:
-        """Shut down both connections.
+        """Shut down the connections to guest and client.
 
-        The threads that read them close the sockets. If no thread reads yet, this method closes the
-        connection to the guest.
+        The threads that relay an open session then close the sockets. Of a session that was only
+        offered, this method closes the connection to the guest.
         """
         for side in (self.guest, self.peer):
             if side is not None:
@@ -127,14 +127,19 @@ class Consoles:
             self._direct.close()
 
     def offer(self, server: str, kind: str) -> JsonObject:
-        """Offer a console, and return the address.
+        """Open a guest's console, and return the address to which a client may connect.
+
+        Args:
+            server: Id of the server.
+            kind: An entry of ``KINDS``, or ``DIRECT``.
 
         Returns:
-            host, port and the secret for one connection. For a direct console host, port and
-            tls_port.
+            host, port and the secret for one connection, valid for ``OFFER_SECONDS``. For a direct
+            console host, port and tls_port, as from ``DirectConsoles.offer``.
 
         Raises:
-            BadRequest: This host does not offer consoles of this kind.
+            BadRequest: This host does not offer consoles of this kind, or ``DIRECT`` without
+                configured proxies.
             Conflict: The guest does not run, or has no such console.
             Unavailable: Too many consoles are open.
         """
@@ -142,7 +147,7 @@ class Consoles:
             return self._direct.offer(server)
         if kind not in KINDS:
             raise errors.BadRequest(
-                f"This host knows no console {kind!r}; it has {', '.join(KINDS)}."
+                f"This host has no consoles of the kind {kind!r}, only {', '.join(KINDS)}."
             )
         self._make_room(server, kind)
         try:
@@ -157,7 +162,7 @@ class Consoles:
         return {"host": self._host, "port": self._port, "secret": session.secret}
 
     def _make_room(self, server: str, kind: str) -> None:
-        """End expired offers, and any session of the same serial port.
+        """End expired offers, and the session of the same serial port if ``kind`` is SERIAL.
 
         Raises:
             Unavailable: Too many consoles are open.
@@ -189,7 +194,7 @@ class Consoles:
             except OSError as error:
                 # For example, the process has no free file descriptor. This may be temporary.
                 if not self._closed.wait(0.1):
-                    log.warning("no console connection could be accepted: %s", error)
+                    log.warning("a console connection could not be accepted: %s", error)
                 continue
             number = self._unproved.add(peer, address)
             threading.Thread(
@@ -209,15 +214,16 @@ class Consoles:
             session.end()
 
     def _open_session(self, peer: Side, number: int) -> None:
-        """Read the secret, then copy the client's bytes to the guest. Runs in a thread.
+        """Read the client's secret, then relay the session of this secret until it ends.
 
-        A second thread copies the bytes of the guest.
+        Runs in a thread of its own. A client without a valid secret is disconnected without an
+        answer.
         """
         try:
             secret = _read_secret(peer := self._accept_tls(peer))
             session = self._claim_session(peer, secret)
         except (OSError, ValueError) as problem:
-            log.warning("the console service is not proved: %s", problem)
+            log.warning("a console connection failed before its session began: %s", problem)
             session = None
         finally:
             self._unproved.remove(number)
@@ -267,7 +273,11 @@ class Consoles:
 
 
 def _read_secret(peer: Side) -> bytes:
-    """Return the first bytes of a client. There may be fewer than ``SECRET_BYTES`` in time."""
+    """Return the first ``SECRET_BYTES`` bytes of a client.
+
+    The result is shorter if the client ends or does not send them within
+    ``SECRET_TIMEOUT_SECONDS``.
+    """
     secret, deadline = b"", time.monotonic() + SECRET_TIMEOUT_SECONDS
     try:
         while len(secret) < SECRET_BYTES and (left := deadline - time.monotonic()) > 0:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """SPICE consoles for the operator's own proxies (spice-direct).
 
-Each console has a separate port, which accepts only the addresses of these proxies.
-``Consoles.offer`` requests a port. The proxy speaks SPICE from the first byte, with one connection
-for each channel, and sends no secret, because Nova's answer to the proxy has no field for a secret.
-So the address identifies the proxy, and ports are short-lived.
+Each console has a separate port, which accepts connections only from the addresses of these
+proxies. ``Consoles.offer`` requests a port. The proxy speaks SPICE from the first byte, with one
+connection for each channel. It sends no secret, because Nova's answer to the proxy has no field for
+a secret. So the address identifies the proxy, and ports are short-lived.
 
 Invariant: a port belongs to one guest. The port closes when unused for ``OFFER_SECONDS``, or when
 the guest cannot be reached. Connections from other addresses get no answer.
@@ -40,7 +40,7 @@ OpenConsole = Callable[[str, str], socket.socket]
 
 
 class DirectConsoles:
-    """The open ports. Thread-safe.
+    """The open ports of this host's direct consoles. Thread-safe.
 
     Args:
         open_console: Opens a console, as ``Driver.console``.
@@ -78,8 +78,8 @@ class DirectConsoles:
         """
         if not self._proxies:
             raise errors.BadRequest(
-                "This host has no spice-direct consoles: set [spice] direct_proxies there to the addresses "
-                "of the proxy."
+                "This host has no spice-direct consoles: set [spice] direct_proxies in its configuration to "
+                "the addresses of the proxies."
             )
         try:
             self._open_console(server, SPICE).close()
@@ -88,7 +88,9 @@ class DirectConsoles:
         with self._lock:
             self._ports = [port for port in self._ports if not port.is_closed]
             if len(self._ports) >= MAX_PORTS:
-                raise errors.Unavailable("Too many direct consoles are open on this host.")
+                raise errors.Unavailable(
+                    "Too many direct consoles are open on this host; close some and try again."
+                )
             new_port = _Port(
                 lambda: self._open_console(server, SPICE),
                 self._host,
@@ -167,7 +169,7 @@ class _Port:
             except OSError as error:
                 # For example, the process has no free file descriptor. This may be temporary.
                 if not self._closed.wait(0.1):
-                    log.warning("no direct console connection could be accepted: %s", error)
+                    log.warning("a direct console connection could not be accepted: %s", error)
                 continue
             with self._lock:
                 is_accepted = (
@@ -176,7 +178,12 @@ class _Port:
                 if is_accepted:
                     self._peers.append(peer)
             if not is_accepted:
-                log.warning("a direct console was refused to %s", address)
+                log.warning(
+                    "a direct console connection from %s was refused: the address is not in [spice] "
+                    "direct_proxies, or the port has %d connections",
+                    address,
+                    MAX_CONNECTIONS,
+                )
                 peer.close()
                 continue
             threading.Thread(
@@ -196,7 +203,7 @@ class _Port:
                 relay.stay_alive(peer)
                 relay.join(peer, guest, "direct-channel-back")
         except VerbFailed as problem:
-            log.info("a direct console ends: %s", problem)
+            log.info("the port of a direct console is closed: %s", problem)
             self.close()
         except (OSError, ValueError) as problem:
             log.warning("a direct console's connection failed: %s", problem)

@@ -20,10 +20,10 @@ Side = socket.socket | TlsSocket
 
 
 def join(peer: Side, guest: socket.socket, name: str) -> None:
-    """Relay bytes in both directions until both sides have ended. The caller closes the sockets.
+    """Relay bytes in both directions until one side ends. The caller then closes both sockets.
 
     This thread copies from ``peer`` to ``guest``. A second thread called ``name`` copies from
-    ``guest`` to ``peer``.
+    ``guest`` to ``peer``. When one direction ends, both connections are shut down.
     """
     back = threading.Thread(target=_copy, args=(guest, peer), name=name, daemon=True)
     back.start()

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper that makes bridges of networks, and the client in the agent.
+"""The helper that creates bridges for networks, and its client in the agent.
 
     python -m compute_agent.privileged.bridges  # kilonova-bridges.service; systemd opens the socket
 
-Like Neutron's Linux bridge agents, a network agent may leave bridges to the compute service. The
-agent may not make bridges, so this process with the one right does.
+A network agent such as Neutron's Linux bridge agent may leave the creation of bridges to the
+compute service. Kilonova's agent has no right to create them. This process has this one right.
 
 A request is the name of a bridge, which is derived from the network's id. Other names are
-refused. A bridge that is up stays unchanged. A bridge that is down is half made: the helper was
-killed, or the network agent is making it now. Both take the same steps, so the helper completes the
-bridge. The helper deletes no bridge, because the network agent does so with the network, and may
-have devices in the bridge.
+refused. A bridge that is up stays unchanged. A bridge that is down is incomplete: the helper was
+killed, or the network agent is creating the bridge now. Both take the same steps, so the helper
+completes the bridge. The helper never deletes a bridge. The network agent deletes the bridge with
+the network, and may have devices in it.
 
 This module imports no other part of the project, so that it stays small.
 """
@@ -41,7 +41,7 @@ MOST_BYTES, CALL_SECONDS, STEP_SECONDS = 64, 5.0, 20.0
 
 
 class NotMade(Exception):
-    """The bridge does not exist and was not made. The text contains the reason."""
+    """The bridge could not be created or set up. The text contains the reason."""
 
 
 class BridgeHelper:
@@ -51,9 +51,10 @@ class BridgeHelper:
         self._path = path
 
     def ensure(self, names: Iterable[str]) -> None:
-        """Make the bridges of networks among ``names``, if this host has a helper.
+        """Let the helper create and set up those of ``names`` that are bridges of networks.
 
-        A failure is logged here. A guest that needs the bridge then fails to start.
+        Other names are ignored. Without a helper on this host nothing happens. A failure is only
+        logged. A guest that needs the bridge then fails to start.
         """
         for name in sorted({name for name in names if NAME.fullmatch(name)}):
             try:
@@ -77,7 +78,10 @@ class BridgeHelper:
 
 
 def serve(where: socket.socket) -> None:
-    """Answer the callers one after the other until the process ends."""
+    """Answer callers at the listening socket, one after the other, until the process ends.
+
+    The answer is empty on success, else the reason of the failure.
+    """
     while True:
         caller, _ = where.accept()
         with caller, contextlib.suppress(OSError):
@@ -90,29 +94,30 @@ def serve(where: socket.socket) -> None:
 
 
 def make(name: str) -> None:
-    """Make a bridge and set it up, unless it is up already.
+    """Create a bridge if it does not exist, and set it up if it is down.
 
     Raises:
-        NotMade: The name is not that of a network's bridge, or a step failed.
+        NotMade: The name is not that of a network's bridge, another device has the name, or a step
+            failed.
     """
     if not NAME.fullmatch(name):
-        raise NotMade(f"{name!r} is no name of a network's bridge")
+        raise NotMade(f"{name!r} is not the name of a network's bridge")
     device = DEVICES / name
     if not device.exists():
         # As in Neutron: no spanning tree, and a port forwards packets as soon as it is up.
         refusal = _ip("link", "add", name, "type", "bridge", "stp_state", "0", "forward_delay", "0")
         if refusal and not device.exists():
-            raise NotMade(f"the bridge {name} cannot be made: {refusal}")
+            raise NotMade(f"the bridge {name} cannot be created: {refusal}")
     elif int((device / "flags").read_text(), 16) & IFF_UP:
         return
     if not (device / "bridge").is_dir():
-        raise NotMade(f"{name} is there, and is no bridge; remove it: ip link delete {name}")
+        raise NotMade(f"the device {name} is not a bridge; delete it: ip link delete {name}")
     # The host itself must not be reachable on a tenant's network. A kernel without IPv6 lacks the
     # file.
     with contextlib.suppress(FileNotFoundError):
         (IPV6 / name / "disable_ipv6").write_text("1")
     if refusal := _ip("link", "set", name, "up"):
-        raise NotMade(f"the bridge {name} does not come up: {refusal}")
+        raise NotMade(f"the bridge {name} cannot be set up: {refusal}")
 
 
 def _ip(*arguments: str) -> str:
@@ -128,7 +133,7 @@ def _ip(*arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return (
-        (process.stderr.decode(errors="replace").strip() or "no reason")
+        (process.stderr.decode(errors="replace").strip() or "ip gave no reason")
         if process.returncode
         else ""
     )
@@ -146,7 +151,9 @@ def main() -> int:
     """Serve the socket that systemd passes."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
-        sys.exit("There is no socket: start it by kilonova-bridges.socket.")
+        sys.exit(
+            "systemd passed no socket to this process: run systemctl start kilonova-bridges.socket"
+        )
     serve(socket.socket(fileno=SYSTEMD_DESCRIPTOR))
     return 0
 

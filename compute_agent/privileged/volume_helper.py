@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper that connects volumes which the host's kernel reaches, and the client in the agent.
+"""The helper that connects volumes to the host's kernel, and its client in the agent.
 
     python -m compute_agent.privileged.volume_helper  # kilonova-volumes.service; systemd opens the
     socket
@@ -107,7 +107,7 @@ class VolumeHelper:
         self._path = path
 
     def ask(self, question: Question) -> dict[str, object]:
-        """Send a request to the helper and return the response.
+        """Send a request to the helper and return the response. ``Brick`` has the verbs.
 
         Raises:
             NotDone: The helper refuses, fails, or ends before the response is complete.
@@ -121,7 +121,7 @@ class VolumeHelper:
             try:
                 response = dict(json.loads(_read(helper)))
             except ValueError as problem:
-                raise NotDone("it ended before it answered") from problem
+                raise NotDone("the helper ended before it had answered; see its log") from problem
         if "error" in response:
             raise NotDone(str(response["error"]))
         return response
@@ -159,6 +159,10 @@ class Brick:
     def answer(self, question: Question) -> dict[str, object]:
         """Carry out a request and return the response.
 
+        Returns:
+            For ``host`` the connector properties, for ``connect`` size_bytes and serial, for
+            ``disconnect`` nothing.
+
         Raises:
             NotDone: The request is invalid, or os-brick failed. The text contains no password.
         """
@@ -167,7 +171,7 @@ class Brick:
             if verb == "host":
                 return self._host(question)
             if verb not in ("connect", "disconnect"):
-                raise NotDone(f"there is no verb {verb!s:.20}")
+                raise NotDone(f"the volume helper has no verb {verb!s:.20}")
             volume, protocol, data = parse_request(question)
             with self._lock_of(volume):
                 if verb == "connect":
@@ -260,27 +264,30 @@ class Brick:
 
 
 def parse_request(question: Question) -> tuple[str, str, dict[str, object]]:
-    """Return volume, protocol, and the permitted part of the connection's data.
+    """Return the volume's id, the protocol, and the keys of the data that ``SHAPES`` permits.
 
     Raises:
-        NotDone: The request is invalid.
+        NotDone: Id or protocol are invalid, a value does not match its pattern, or no permitted key
+            has a value.
     """
     volume, protocol, data = (question.get(name) for name in ("volume", "protocol", "data"))
     if not isinstance(volume, str) or not ID.fullmatch(volume):
-        raise NotDone("the volume's id is not a UUID")
+        raise NotDone(f"the volume's id {volume!r:.50} is not a UUID")
     shapes = SHAPES.get(str(protocol))
     if shapes is None or not isinstance(data, Mapping):
-        raise NotDone(f"volumes are not reached by {protocol!s:.40} here")
+        raise NotDone(
+            f"the volume helper does not connect volumes by {protocol!s:.40}, or the connection's data is not an object"
+        )
     permitted_data: dict[str, object] = {}
     for name, shape in shapes.items():
         value = data.get(name)
         if value is None:
             continue
         if not all(re.fullmatch(shape, text, re.ASCII) for text in _texts(value)):
-            raise NotDone(f"{name} is not what it is in {protocol}")
+            raise NotDone(f"the value of {name} is not valid for {protocol}")
         permitted_data[name] = value
     if not permitted_data:
-        raise NotDone("the connection names nothing")
+        raise NotDone(f"the connection contains no data that {protocol} needs")
     return volume, str(protocol), permitted_data
 
 
@@ -308,7 +315,7 @@ def _size(path: str) -> int:
 
 
 def _serial(info: Mapping[str, Any]) -> str:
-    """Return the device's worldwide name, or "" without one."""
+    """Return the device's worldwide name, or "" if it has none or assigned the name itself."""
     serial = str(info.get("scsi_wwn") or "")
     if not serial:
         name = os.path.basename(os.path.realpath(str(info["path"])))
@@ -318,7 +325,7 @@ def _serial(info: Mapping[str, Any]) -> str:
 
 
 def serve(where: socket.socket, brick: Brick) -> None:
-    """Answer each caller in its own thread until the process ends."""
+    """Answer callers at the listening socket, each in a thread, until the process ends."""
     while True:
         caller, _ = where.accept()
         threading.Thread(target=_serve_one, args=(caller, brick), daemon=True).start()
@@ -348,7 +355,9 @@ def main() -> int:
     """Serve the socket that systemd passes."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
-        sys.exit("There is no socket: start it by kilonova-volumes.socket.")
+        sys.exit(
+            "systemd passed no socket to this process: run systemctl start kilonova-volumes.socket"
+        )
     serve(socket.socket(fileno=SYSTEMD_DESCRIPTOR), Brick())
     return 0
 

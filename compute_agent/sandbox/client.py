@@ -2,10 +2,11 @@
 """Run functions and programs on files in locked-down helper processes.
 
 ``virt.libvirt.disks`` uses this. Each process has one fork server, which starts on the first
-request, and again after a crash. Helpers run as a separate user if this process may change users. A
-file that only its owner may open belongs to that user while a helper works on it.
+request, and again after a crash. Helpers run as a separate user if this process may change users.
+While a helper works on a file that only its owner may open, that user owns the file.
 
-Invariant: a helper ends when the requester leaves. A helper that crashes is a definite result.
+Invariant: a helper ends when the requester closes its socket or dies. The crash of a helper is a
+result like any other, and the request is not repeated.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class HelperResult:
 
     Attributes:
         status: Exit status. 0 means success. Negative values are signals.
-        why: "time" if the helper took too long, "lost" if the end is unknown, else "".
+        why: "time" if the helper took too long and was killed, "lost" if the end is unknown, else
+            "".
         output: The end of the output.
         cpu: Seconds of processor time used.
         memory: Maximum of memory used, in bytes.
@@ -121,10 +123,17 @@ class Helpers:
         context: VerbContext | None = None,
         **arguments: object,
     ) -> HelperResult:
-        """Call a function ``module:name`` with these open files in a helper.
+        """Call a function in a helper, with the numbers of its open files and ``arguments``.
+
+        Args:
+            function: The function as ``module:name``, from a module of ``MODULES``.
+            files: Descriptors of the files.
+            limits: Limits of the helper.
+            context: Context of the verb, whose cancellation ends the helper. None: no verb.
+            arguments: Further arguments by name, as JSON values.
 
         Returns:
-            The result. The output is the function's return value as JSON.
+            The result. If the status is 0, the output is the function's return value as JSON.
 
         Raises:
             Cancelled: The verb was cancelled.
@@ -171,7 +180,7 @@ class Helpers:
                 ownership.enter_context(_lend_file(file, user[0])) for file in descriptors
             ):
                 log.warning(
-                    "files of %s cannot change hands, so %s runs as this process's user",
+                    "the owner of files in %s cannot be changed, so %s runs as this process's user",
                     next(iter(files)).parent,
                     program[0],
                 )
@@ -193,10 +202,10 @@ class Helpers:
         context: VerbContext | None,
         on_output: Callable[[bytes], None] | None = None,
     ) -> HelperResult:
-        """Run a request, and repeat it once if the end is unknown.
+        """Run a request, and repeat it once if the end of the helper is unknown.
 
-        The end is unknown if the process that watches the helper was killed. Every request can be
-        repeated.
+        The end is unknown if the process that watches the helper was killed. If it is unknown
+        twice, the result has ``why`` "lost". Every request can be repeated.
         """
         for _ in range(2):
             result = self._try(order, files, user, limits, context, on_output)
@@ -238,7 +247,8 @@ class Helpers:
                     # The fork server was killed. The next attempt starts another.
                     self._end()
         raise OSError(
-            errno.EPIPE, "the fork server of helpers ends as soon as it is started; see this log"
+            errno.EPIPE,
+            "the fork server of helpers ends as soon as it is started; see the agent's log",
         )
 
     def _start(self) -> socket.socket:
@@ -270,7 +280,7 @@ class Helpers:
         self._orders = self._server = None
 
     def close(self) -> None:
-        """End the fork server. Running helpers end by themselves."""
+        """End the fork server. Running helpers continue until they are done or time out."""
         with self._lock:
             self._end()
 
@@ -290,9 +300,17 @@ def _follow(
     context: VerbContext | None,
     on_output: Callable[[bytes], None] | None,
 ) -> HelperResult:
-    """Collect the output of a helper until the helper has ended.
+    """Collect the output of a helper until the helper has ended, and return the result.
 
-    If this function raises, the caller closes ``requester``, and the helper ends.
+    Args:
+        requester: The socket to the watcher of the helper, which sends the report there. If this
+            function raises, the caller must close the socket, which ends the helper.
+        output: Descriptor of the pipe with the helper's output.
+        context: Context of the verb, or None.
+        on_output: Called with each piece of the output, or None.
+
+    Raises:
+        Cancelled: The verb was cancelled.
     """
     collected, waiting = bytearray(), {requester.fileno(), output}
     report: JsonObject = {"status": -1, "why": "lost", "cpu": 0.0, "memory": 0}
@@ -324,12 +342,12 @@ def _open_file(path: Path, write: bool) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _lend_file(file: int, user: int) -> Iterator[bool]:
-    """Give a file to ``user`` during the block, so that a program can open it by name.
+    """Make ``user`` the owner of an open file during the block, so that a program can open it.
 
-    A file that all may read and that is opened for reading stays as it is.
+    The owner of a file that everybody may read, and that is open for reading only, does not change.
 
     Yields:
-        False if this process may not change the owner.
+        False if this process may not change the owner. The owner is then unchanged.
     """
     status = os.fstat(file)
     if (
@@ -363,14 +381,17 @@ def _choose_user(user: str) -> tuple[int, int] | None:
         (candidate for candidate in map(_find_user, [user] if user else USERS) if candidate), None
     )
     if entry is None:
-        raise ValueError(f"there is no user {user or ' or '.join(USERS)}")
+        raise ValueError(
+            f"there is no user {user or ' or '.join(USERS)} for helper processes: create it, or set [agent] "
+            "image_user"
+        )
     if _capabilities() & NEEDED_CAPABILITIES != NEEDED_CAPABILITIES:
         log.warning(
-            "this process may not change its user: helpers that read images run as its own, without "
+            "this process may not change its user: helpers that read images run as the same user, without "
             "capabilities and network%s",
             ""
             if landlock.version()
-            else "; this kernel has no Landlock, which would keep them from the files of that user",
+            else "; this kernel has no Landlock, so helpers that run programs can open the files of this user",
         )
         return None
     return entry.pw_uid, entry.pw_gid
@@ -395,6 +416,8 @@ _lock = threading.Lock()
 def configure(settings: SandboxSettings) -> None:
     """Set the settings for the helpers of this process, and end the previous fork server.
 
+    The new fork server starts with the first request.
+
     Raises:
         ValueError: The configured user does not exist.
     """
@@ -416,7 +439,9 @@ def helpers() -> Helpers:
 
 
 def take_back(path: Path) -> None:
-    """Make this process's user the owner of a file again that a killed agent had lent.
+    """Make this process's user the owner of a file again, if the helpers' user owns it.
+
+    Such a file was lent to a helper by an agent that was killed. Other files are not changed.
 
     Raises:
         OSError: The file does not exist, or its owner cannot be changed.

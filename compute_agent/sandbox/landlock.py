@@ -39,10 +39,14 @@ def version() -> int:
 
 
 def confine(program: str, files: Iterable[int]) -> None:
-    """Allow this process to open only the program, libraries, and these files.
+    """Allow this process to open only the program, libraries, some devices, and these files.
 
     Files that are open for reading only cannot be opened for writing. The process must have
-    no_new_privs set.
+    no_new_privs set. On a kernel without Landlock this function does nothing.
+
+    Args:
+        program: Path of the program.
+        files: Descriptors of the files.
 
     Raises:
         OSError: The kernel refuses the rules.
@@ -64,7 +68,7 @@ def confine(program: str, files: Iterable[int]) -> None:
 
 
 def _allow(rules: int, path: str, access: int) -> None:
-    """Allow access to a path. A missing path is ignored."""
+    """Add a rule that allows this access to a path and all below it. Ignore a missing path."""
     with suppress(FileNotFoundError):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
@@ -80,7 +84,10 @@ def _add(rules: int, place: int, access: int) -> None:
 
 def _check(answer: int) -> int:
     if answer < 0:
-        raise OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")
+        raise OSError(
+            ctypes.get_errno(),
+            f"the kernel's Landlock refused a rule: {os.strerror(ctypes.get_errno())}",
+        )
     return answer
 
 

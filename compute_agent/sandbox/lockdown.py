@@ -198,7 +198,9 @@ def lock_down(
 
 @functools.cache
 def build_filter(alone: bool) -> ctypes.c_void_p:
-    """Return the filter of system calls, cached so that forked processes have it ready.
+    """Return the filter of system calls for a helper. ``lock_down`` loads it.
+
+    The result is cached, so that forked processes have it ready.
 
     Args:
         alone: True for a helper that runs no program.
@@ -209,7 +211,7 @@ def build_filter(alone: bool) -> ctypes.c_void_p:
     library = _seccomp()
     system_call_filter = ctypes.c_void_p(library.seccomp_init(ALLOW))
     if not system_call_filter:
-        raise OSError(errno.ENOMEM, "seccomp_init")
+        raise OSError(errno.ENOMEM, "libseccomp could not create a filter (seccomp_init)")
     for name in (*FORBIDDEN, *(FORBIDDEN_ALONE if alone else ())):
         number = library.seccomp_syscall_resolve_name(name.encode())
         # A negative number means that the processor or this libseccomp lacks the system call.
@@ -285,7 +287,9 @@ def _libc() -> ctypes.CDLL:
 
 def _prctl(option: int, value: int) -> None:
     if _libc().prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl {option}")
+        raise OSError(
+            ctypes.get_errno(), f"prctl option {option} failed: {os.strerror(ctypes.get_errno())}"
+        )
 
 
 def _drop_capabilities() -> None:
@@ -295,9 +299,12 @@ def _drop_capabilities() -> None:
     """
     head = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0)
     if _libc().capset(head, (ctypes.c_uint32 * 6)()) != 0:
-        raise OSError(ctypes.get_errno(), "capset")
+        raise OSError(
+            ctypes.get_errno(),
+            f"capabilities cannot be dropped: {os.strerror(ctypes.get_errno())}",
+        )
 
 
 def _check(answer: int, what: str) -> None:
     if answer < 0:
-        raise OSError(-answer, f"{what}: {os.strerror(-answer)}")
+        raise OSError(-answer, f"libseccomp refused the filter at {what}: {os.strerror(-answer)}")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fork server: a process without threads that forks a helper for each request.
 
-``sandbox.client`` starts the server, which has loaded the modules of helpers and ends with the
-client's socket (an empty request). Each request gets two processes: the helper, and a watcher that
-ends the helper after a timeout or when the requester has left, and reports the end.
+``sandbox.client`` starts the server. The server loads the modules of helpers once, and ends when
+the client closes the socket. Each request gets two processes: the helper, and a watcher. The
+watcher kills the helper after a timeout or when the requester has closed its socket, and reports
+the end of the helper to the requester.
 
 Invariant: a helper is locked down before it reads a byte of the files. Server and watcher read no
 files.
@@ -37,7 +38,7 @@ DIED_STATUS = 70
 
 
 def main(descriptor: int, modules: Sequence[str]) -> None:
-    """Serve requests from the socket until it ends.
+    """Serve requests from the socket until the client closes it.
 
     Args:
         descriptor: Descriptor of the socket.
@@ -75,7 +76,10 @@ def _run_and_exit(work: Callable[[], object]) -> None:
 
 
 def _watch(message: bytes, files: list[int]) -> None:
-    """Start the helper of a request, end it in time, and report to the requester."""
+    """Start the helper of a request, kill it if necessary, and report its end to the requester.
+
+    There is no report if the requester has closed its socket.
+    """
     order = json.loads(message)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     requester = socket.socket(fileno=files[0])
@@ -105,7 +109,8 @@ def _await_end(helper: int, requester: socket.socket, until: float) -> str:
     """Wait for the end of a helper.
 
     Returns:
-        "" if the helper has ended, "time" after the timeout, or "left" if the requester has left.
+        "" if the helper has ended, "time" after the timeout, or "left" if the requester has closed
+        its socket.
     """
     poller = select.poll()
     poller.register(helper, select.POLLIN)
@@ -117,9 +122,10 @@ def _await_end(helper: int, requester: socket.socket, until: float) -> str:
 
 
 def _help(order: JsonObject, output: int, files: list[int]) -> None:
-    """Run the request in the helper process.
+    """Lock down this process, which is the helper, and run the request in it.
 
-    The files get the descriptors 3, 4 and so on. Output goes to 1 and 2.
+    The files get the descriptors 3, 4 and so on. Output goes to 1 and 2. A program replaces this
+    process. The return value of a function is written to 1 as JSON.
     """
     descriptors = [
         fcntl.fcntl(file, fcntl.F_DUPFD, FIRST_FREE_FILE)

@@ -3,9 +3,9 @@
 
 ``assembly.make_transfer`` binds the TLS files to ``peer``, and verbs call ``peer(address, server,
 secret)``. The address comes from the other host's ``facts["transfer"]``. No connection is made
-before the first ``parts`` or ``read``. A broken connection is made again and the transfer resumes
-at the last offset. If no frame has arrived for ``SILENCE_TIMEOUT_SECONDS``, an interruption results
-in Unavailable.
+before the first ``parts`` or ``read``. A broken connection is opened again, and the transfer
+resumes at the last offset. If no frame has arrived for ``SILENCE_TIMEOUT_SECONDS``, the next broken
+connection results in Unavailable.
 
 Invariant: ``read`` yields only data with the checksum of the sender. With TLS the client reads only
 from a host with a valid certificate.
@@ -55,7 +55,15 @@ def peer(
     silence_timeout: float = SILENCE_TIMEOUT_SECONDS,
     frame_seconds: float = FRAME_TIMEOUT_SECONDS,
 ) -> Peer:
-    """Return the server's files at ``address``, which is "ip:port".
+    """Return the server's files at another host. No connection is made yet.
+
+    Args:
+        address: Address of the host's transfer service, "ip:port".
+        server: Id of the server.
+        secret: Secret under which the host offers the files.
+        tls: TLS files of this host, or None for plain connections.
+        silence_timeout: Seconds without a frame after which a broken connection is final.
+        frame_seconds: Time limit for each frame.
 
     Raises:
         VerbFailed: The address is empty or malformed, because the host serves no files.
@@ -63,9 +71,10 @@ def peer(
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdecimal():
         raise VerbFailed(
-            "The host that has the server's files does not give them to others.",
+            "The source host does not serve the server's files to other hosts.",
             retryable=True,
-            details=f"its address for transfers is {address!r}; see its agent's [migration] transfer_port",
+            details=f"the source host's address for transfers is {address!r}; see [migration] transfer_port of "
+            "its agent",
         )
     return _Peer(host.strip("[]"), int(port), server, secret, tls, silence_timeout, frame_seconds)
 
@@ -97,7 +106,7 @@ class _Peer:
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Translate errors of the protocol into errors of a verb."""
+        """Translate TransferInterrupted into Unavailable, and TransferCorrupted into VerbFailed."""
         where = f"{self._host}:{self._port}, server {self._server}"
         try:
             yield
@@ -107,17 +116,22 @@ class _Peer:
             ) from problem
         except TransferCorrupted as problem:
             raise VerbFailed(
-                "The server's files could not be taken safely from the other host.",
+                "The server's files could not be copied intact from the source host.",
                 retryable=True,
-                details=f"{where}: {problem}; see whether both agents have the same version, and both or "
-                "neither [migration] transfer_cert",
+                details=f"{where}: {problem}; check that both agents have the same version, and that both or "
+                "neither have [migration] transfer_cert",
             ) from problem
 
     def _frames(self, name: str) -> Generator[Frame, None, None]:
         """Yield the frames of the response, and reconnect after each interruption.
 
+        Args:
+            name: Name of the file, or "" for the list of files.
+
         Raises:
             TransferInterrupted: The host was silent for too long.
+            TransferCorrupted: The data is not valid.
+            VerbFailed: The host refuses.
         """
         at, deadline = 0, time.monotonic() + self._silence_timeout
         while True:
@@ -128,7 +142,9 @@ class _Peer:
                     for frame in frames:
                         if frame.kind == DATA and frame.data:
                             if frame.offset < at:
-                                raise TransferCorrupted("the data is not in its order")
+                                raise TransferCorrupted(
+                                    f"data at offset {frame.offset} came after data up to {at}"
+                                )
                             at = frame.offset + len(frame.data)
                         yield frame
                         deadline = time.monotonic() + self._silence_timeout
@@ -137,8 +153,8 @@ class _Peer:
                 if time.monotonic() > deadline:
                     raise
                 log.info(
-                    "%s of server %s at %s:%d goes on from byte %d: %s",
-                    name or "the list",
+                    "the transfer of %s of server %s from %s:%d resumes at byte %d: %s",
+                    name or "the list of files",
                     self._server,
                     self._host,
                     self._port,
@@ -164,7 +180,9 @@ class _Peer:
                 if frame.kind == FAILURE:
                     raise _failure_of(frame)
                 if frame.kind not in (expected, last):
-                    raise TransferCorrupted("another kind of answer than was asked for")
+                    raise TransferCorrupted(
+                        f"a frame of kind {frame.kind!r} came, and {expected!r} was requested"
+                    )
                 yield frame
                 if frame.kind == last:
                     return
@@ -174,7 +192,7 @@ class _Peer:
             context = self._tls.for_client() if self._tls else None
         except (OSError, ValueError) as problem:
             raise VerbFailed(
-                "This host cannot prove itself to the one that has the server's files.",
+                "This host cannot prove itself to the source host, because its TLS files cannot be used.",
                 retryable=True,
                 details=f"[migration] transfer_cert, transfer_key, transfer_ca: {problem}",
             ) from problem
@@ -198,9 +216,9 @@ def _failure_of(frame: Frame) -> Exception:
     if payload.get("kind") == "unavailable":
         return TransferInterrupted(text)
     return VerbFailed(
-        "The host that has the server's files does not give them away.",
+        "The source host refused to send the server's files.",
         retryable=True,
-        details=f"it says: {text}",
+        details=f"the source host answered: {text}",
     )
 
 
@@ -208,7 +226,7 @@ def _parts(frame: Frame) -> list[Part]:
     try:
         parts = [Part(**payload) for payload in _json(frame, list)]
     except TypeError as error:
-        raise TransferCorrupted("this is no list of files") from error
+        raise TransferCorrupted("the list of files is malformed") from error
     if not all(
         isinstance(part.name, str)
         and type(part.size) is int
@@ -216,7 +234,7 @@ def _parts(frame: Frame) -> list[Part]:
         and min(part.bytes, part.size) >= 0
         for part in parts
     ):
-        raise TransferCorrupted("this is no list of files")
+        raise TransferCorrupted("the list of files is malformed")
     return parts
 
 
@@ -224,7 +242,7 @@ def _json(frame: Frame, kind: type[Kind]) -> Kind:
     try:
         payload = json.loads(frame.data)
     except (ValueError, RecursionError) as error:
-        raise TransferCorrupted("this cannot be read") from error
+        raise TransferCorrupted("a frame of the response is not JSON") from error
     if not isinstance(payload, kind):
-        raise TransferCorrupted("this is not what was asked for")
+        raise TransferCorrupted(f"a frame of the response is not a JSON {kind.__name__}")
     return payload

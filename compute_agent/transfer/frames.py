@@ -68,7 +68,12 @@ class Frame:
 
 
 class Frames:
-    """The frames of one connection in one direction. Each frame has ``seconds`` to pass."""
+    """The frames of one connection in one direction, with the running SHA-256.
+
+    Args:
+        connection: The connection.
+        seconds: Time limit for sending or receiving each frame.
+    """
 
     def __init__(self, connection: socket.socket, seconds: float = FRAME_TIMEOUT_SECONDS) -> None:
         self._connection, self._seconds = connection, seconds
@@ -79,6 +84,7 @@ class Frames:
 
         Raises:
             TransferInterrupted: The connection ended, or the frame took too long.
+            TransferCorrupted: TLS failed, for example because a certificate was refused.
         """
         head = _HEAD.pack(kind, offset, len(data))
         self._digest.update(head)
@@ -98,16 +104,18 @@ class Frames:
         kind = _receive(self._connection, 1, deadline)
         # Check the kind first: a TLS alert, for example, is shorter than a head.
         if kind not in (DATA, END, LIST, FAILURE):
-            raise TransferCorrupted("the other side does not speak this protocol")
+            raise TransferCorrupted("the other side does not use the protocol of file transfers")
         payload = kind + _receive(self._connection, _HEAD.size - 1 + _DIGEST, deadline)
         _, offset, length = _HEAD.unpack_from(payload)
         if length > MAX_FRAME_BYTES:
-            raise TransferCorrupted("the other side does not speak as it should")
+            raise TransferCorrupted(
+                f"a frame has {length} bytes, at most {MAX_FRAME_BYTES} are allowed"
+            )
         data = _receive(self._connection, length, deadline)
         self._digest.update(payload[: _HEAD.size])
         self._digest.update(data)
         if self._digest.digest() != payload[_HEAD.size :]:
-            raise TransferCorrupted("the checksum differs")
+            raise TransferCorrupted("the checksum of a frame differs")
         return Frame(kind, offset, data)
 
 
@@ -116,6 +124,7 @@ def send_request(connection: socket.socket, request: TransferRequest) -> None:
 
     Raises:
         TransferInterrupted: The connection ended, or sending took too long.
+        TransferCorrupted: TLS failed, for example because a certificate was refused.
     """
     payload = json.dumps(asdict(request)).encode()
     _send(
@@ -135,12 +144,14 @@ def receive_request(
     deadline = time.monotonic() + seconds
     (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size, deadline))
     if length > MAX_REQUEST_BYTES:
-        raise TransferCorrupted("the request is too long")
+        raise TransferCorrupted(
+            f"the request has {length} bytes, at most {MAX_REQUEST_BYTES} are allowed"
+        )
     try:
         payload = json.loads(_receive(connection, length, deadline))
         request = TransferRequest(**payload)
     except (ValueError, TypeError, RecursionError) as error:
-        raise TransferCorrupted("the request is not one of this protocol") from error
+        raise TransferCorrupted("the request is malformed") from error
     texts = (request.server, request.secret, request.name)
     if (
         request.version != VERSION
@@ -149,7 +160,7 @@ def receive_request(
         or request.start < 0
     ):
         raise TransferCorrupted(
-            "the request is not one of this version of the protocol; upgrade both agents"
+            "the request is malformed or of another version of the protocol; upgrade both agents"
         )
     return request
 
@@ -176,7 +187,7 @@ def _receive(connection: socket.socket, length: int, deadline: float) -> bytes:
             connection.settimeout(_seconds_until(deadline))
             read = connection.recv_into(left)
             if read == 0:
-                raise TransferInterrupted("the connection ended")
+                raise TransferInterrupted("the connection ended before all data had arrived")
             left = left[read:]
     except OSError as error:
         raise meaning(error) from error
@@ -184,9 +195,11 @@ def _receive(connection: socket.socket, length: int, deadline: float) -> bytes:
 
 
 def meaning(error: OSError) -> Exception:
-    """Return the transfer's error for an error of the connection.
+    """Return the exception of this module that replaces an error of the connection.
 
-    TransferCorrupted stands for refused certificates and data that was changed on its way.
+    Returns:
+        TransferCorrupted for an error of TLS, for example a refused certificate or data that was
+        changed on its way. TransferInterrupted for all others.
     """
     if isinstance(error, ssl.SSLError) and not isinstance(
         error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -198,5 +211,5 @@ def meaning(error: OSError) -> Exception:
 def _seconds_until(deadline: float) -> float:
     seconds = deadline - time.monotonic()
     if seconds <= 0:
-        raise TimeoutError("it took too long")
+        raise TimeoutError("the request or frame took too long")
     return seconds

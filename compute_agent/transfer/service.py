@@ -54,7 +54,7 @@ DRAIN_TIMEOUT_SECONDS = 1.0
 
 
 class OfferedFiles(Protocol):
-    """The methods of a driver that the service uses."""
+    """The methods of a driver that the service uses. ``Driver`` describes them."""
 
     def parts(self, server: str, secret: str) -> list[Part]: ...
     def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]: ...
@@ -111,7 +111,7 @@ class TransferService:
         return self._address
 
     def close(self) -> None:
-        """Close all connections. Readers resume at the next service."""
+        """Stop listening and close all connections. Readers resume when the next agent listens."""
         self._closed.set()
         # Wakes the thread that accepts connections.
         _shut(self._listener)
@@ -130,7 +130,7 @@ class TransferService:
             except OSError as error:
                 # For example, the process has no free file descriptor. This may be temporary.
                 if not self._closed.wait(0.1):
-                    log.warning("no connection for a transfer could be accepted: %s", error)
+                    log.warning("a connection for a file transfer could not be accepted: %s", error)
                 continue
             number = self._unproved.add(connection, peer)
             threading.Thread(
@@ -162,9 +162,9 @@ class TransferService:
                 connection.close()
 
     def _wrap_tls(self, connection: socket.socket) -> socket.socket:
-        """Wrap the connection for TLS, before the handshake. Refuse a client that does not use TLS.
+        """Wrap the connection for TLS. The caller makes the handshake.
 
-        Without TLS the connection is returned unchanged.
+        If this service has no TLS files, the connection is returned unchanged.
 
         Raises:
             TransferInterrupted: The client does not use TLS.
@@ -176,18 +176,24 @@ class TransferService:
             Frames(connection).send(
                 FAILURE,
                 data=json.dumps(
-                    _failure_payload(TransferCorrupted("files are given over TLS only"))
+                    _failure_payload(TransferCorrupted("this host sends files over TLS only"))
                 ).encode(),
             )
-            raise TransferInterrupted("it does not speak TLS")
+            raise TransferInterrupted("the client does not use TLS")
         return self._tls.for_server().wrap_socket(
             connection, server_side=True, do_handshake_on_connect=False
         )
 
     def _answer(self, connection: socket.socket, peer: str, is_known: Callable[[], None]) -> None:
-        """Read and answer the request. A failure is sent as a frame.
+        """Read the request and send the response. A failure is sent as a frame, and logged.
 
-        ``is_known`` is called once the secret is valid.
+        Args:
+            connection: The connection, after the TLS handshake.
+            peer: Address of the client, for the log.
+            is_known: Called once the secret of the request has been accepted.
+
+        Raises:
+            TransferInterrupted: The connection ended, or the client was too slow.
         """
         frames = Frames(connection, self._frame_seconds)
         try:
@@ -195,7 +201,7 @@ class TransferService:
             parts = self._driver.parts(request.server, request.secret)
             is_known()
             if request.name:
-                log.info("%r of server %s goes to %s", request.name, request.server, peer)
+                log.info("sending %r of server %s to %s", request.name, request.server, peer)
             with self._turn():
                 self._give(frames, request, parts)
         except TransferInterrupted:
@@ -215,7 +221,9 @@ class TransferService:
             return
         sizes = {part.name: part.size for part in parts}
         if request.name not in sizes:
-            raise errors.NotFound("The server has no such file.")
+            raise errors.NotFound(
+                f"Server {request.server} offers no file {request.name[:80]!r} on this host."
+            )
         sent_at = time.monotonic()
         data = self._driver.read_part(request.server, request.secret, request.name)
         with contextlib.closing(_closable(data)) as pieces:
@@ -230,7 +238,9 @@ class TransferService:
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         if not self._readers.acquire(blocking=False):
-            raise errors.Unavailable("too many files are read from the other host; wait")
+            raise errors.Unavailable(
+                "too many transfers from the source host are running; this one is tried again"
+            )
         try:
             yield
         finally:
@@ -258,7 +268,7 @@ class TransferRateLimit:
             begin = max(now, self._paid_until)
             self._paid_until = begin + count / self._rate
         if self._closed.wait(begin - now):
-            raise TransferInterrupted("the service was closed")
+            raise TransferInterrupted("this host's transfer service was closed")
 
 
 def _closable(data: Iterator[tuple[int, bytes]]) -> Generator[tuple[int, bytes], None, None]:
@@ -267,12 +277,15 @@ def _closable(data: Iterator[tuple[int, bytes]]) -> Generator[tuple[int, bytes],
 
 
 def _failure_payload(problem: Exception) -> dict[str, object]:
-    """Encode a failure for the client: the kind, and the text if public."""
+    """Return a failure as JSON for the client: its kind, and its text.
+
+    The text of an unexpected exception is replaced, because it may contain details of this host.
+    """
     if isinstance(problem, errors.Unavailable):
         return {"kind": "unavailable", "text": problem.text}
     if isinstance(problem, (TransferCorrupted, errors.Problem, VerbFailed)):
         return {"kind": "refused", "text": str(problem)}
-    return {"kind": "refused", "text": "the other host failed unexpectedly; its log says more"}
+    return {"kind": "refused", "text": "the source host failed unexpectedly; see its log"}
 
 
 def _let_read(connection: socket.socket) -> None:

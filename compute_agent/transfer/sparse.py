@@ -21,6 +21,9 @@ SYNC_BYTES = 128 * MEBIBYTE
 def pieces(path: Path, size: int) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, data) of the first ``size`` bytes, in rising order, at most 1 MiB each.
 
+    Gaps between the pieces are holes. If the file is truncated meanwhile, the pieces end early
+    without an error.
+
     Raises:
         OSError: The file cannot be read.
     """
@@ -36,7 +39,7 @@ def pieces(path: Path, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 def data_bytes(path: Path) -> int:
-    """Return the number of bytes of data in a file.
+    """Return the number of bytes of data in a file, without its holes.
 
     Raises:
         OSError: The file cannot be read.
@@ -79,7 +82,9 @@ def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> list[Stor
         os.ftruncate(file.fileno(), size)
         for offset, piece in data:
             if offset < 0 or offset + len(piece) > size:
-                raise ValueError(f"{len(piece)} bytes at {offset} lie outside of {size}")
+                raise ValueError(
+                    f"{len(piece)} bytes at offset {offset} exceed the file's size of {size} bytes"
+                )
             stored.append(Stored(offset, len(piece), hashlib.sha256(piece).digest()))
             view = memoryview(piece)
             while view:
@@ -93,8 +98,10 @@ def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> list[Stor
     return stored
 
 
-def verify(path: Path, stored: Iterable[Stored]) -> Iterator[int]:
-    """Read written pieces back from the disk and compare their digests.
+def proved(path: Path, stored: Iterable[Stored]) -> Iterator[int]:
+    """Read written pieces back from the disk and compare their digests with those of ``write``.
+
+    Nothing is verified unless the caller iterates to the end.
 
     Yields:
         The number of bytes verified so far, after each piece.
@@ -112,7 +119,9 @@ def verify(path: Path, stored: Iterable[Stored]) -> Iterator[int]:
                 hashlib.sha256(os.pread(file.fileno(), piece.length, piece.offset)).digest()
                 != piece.digest
             ):
-                raise ValueError(f"{piece.length} bytes at {piece.offset} are not what was written")
+                raise ValueError(
+                    f"the disk returned other data than was written: {piece.length} bytes at offset {piece.offset}"
+                )
             verified_bytes += piece.length
             yield verified_bytes
 

@@ -40,8 +40,8 @@ class Entry:
     """A built-in filter.
 
     Attributes:
-        make: The factory, or None if the check is part of every request.
-        on_rebuild: The filter also applies to rebuilds.
+        make: The factory, or None for a check of ``Filters.checks`` that no option disables.
+        on_rebuild: True if the filter also applies to rebuilds.
     """
 
     make: Factory | None = None
@@ -104,8 +104,9 @@ class Filters:
         Args:
             snapshot: The hosts.
             spec: The request.
-            passing: The hosts that passed so far. The caller clears rejected hosts in this mask
-                between two checks, because expensive checks only examine passing hosts.
+            passing: The hosts that passed so far. The caller must clear rejected hosts in this mask
+                before it requests the next check, because expensive checks only examine passing
+                hosts.
             count: Number of equal servers. The room of a host is not counted beyond this.
         """
         yield from resources.named_hosts(snapshot, spec)
@@ -174,7 +175,7 @@ def _guard(name: str, apply_filter: Filter) -> Filter:
             ]
             if malformed:
                 raise ValueError(
-                    f"passes must be {size} booleans, one a host, where it says: {malformed[0].text}"
+                    f"passes must be {size} booleans, one for each host, in the check: {malformed[0].text}"
                 )
         except Exception:
             log.exception(
@@ -184,7 +185,7 @@ def _guard(name: str, apply_filter: Filter) -> Filter:
             return [
                 Check(
                     np.zeros(size, np.bool_),
-                    f"not let in because {name} failed (see the scheduler's log)",
+                    f"rejected because the filter {name} failed (see the scheduler's log)",
                 )
             ]
         return checks

@@ -25,9 +25,9 @@ TENANTS = "filter_tenant_id"
 
 
 def extra_specs(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require that the host's aggregates match each extra spec.
+    """Require that the metadata of the host's aggregates meet each extra spec of the flavor.
 
-    Extra specs in the scope ``aggregate_instance_extra_specs`` and those without a scope count.
+    Only extra specs without a scope, or with the scope ``aggregate_instance_extra_specs``, count.
     """
     for name, requirement in sorted(spec.flavor.extra_specs.items() if spec.flavor else ()):
         scope, colon, rest = name.partition(":")
@@ -35,7 +35,7 @@ def extra_specs(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
             continue
         key = rest if colon else name
         _, matching = _match_metadata(snapshot, partial(eq, key), partial(meets, requirement))
-        yield Check(matching, f"in no aggregate whose {key} is as the flavor wants it")
+        yield Check(matching, f"in no aggregate with the {key} that the flavor requires")
 
 
 def image_properties(conf: cfg.ConfigOpts) -> Filter:
@@ -64,26 +64,26 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
                 with_key, with_value = _match_metadata(
                     snapshot, partial(eq, name), partial(eq, image[name])
                 )
-                yield Check(~with_key | with_value, f"kept for images with another {name[:64]}")
+                yield Check(~with_key | with_value, f"reserved for images with another {name[:64]}")
 
     return ask
 
 
 def tenants(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require that ``filter_tenant_id*`` of the aggregates, if set, lists the project."""
+    """Require that the host's aggregates list the project in ``filter_tenant_id*``, if present."""
     restricted, permitted = _match_metadata(
         snapshot, lambda key: key.startswith(TENANTS), partial(eq, spec.project_id)
     )
-    yield Check(~restricted | permitted, "kept for other projects")
+    yield Check(~restricted | permitted, "reserved for other projects")
 
 
 def type_affinity(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require that ``instance_type`` of the aggregates, if set, lists the flavor's name."""
+    """Require that the host's aggregates list the flavor in ``instance_type``, if present."""
     name = spec.flavor.name if spec.flavor else None
     restricted, permitted = _match_metadata(
         snapshot, partial(eq, "instance_type"), partial(eq, name)
     )
-    yield Check(~restricted | permitted, "kept for other flavors")
+    yield Check(~restricted | permitted, "reserved for other flavors")
 
 
 def _match_metadata(

@@ -27,7 +27,10 @@ SCOPE = "capabilities"
 def _build_column(
     resource_class: str, read_stock: Callable[[Stock], Numbers]
 ) -> Callable[[Snapshot], Numbers]:
-    """Return a function that reads a number of the inventory, 0 if no host has one."""
+    """Return a function that reads a column of the resource class from a snapshot.
+
+    If no host has an inventory of the class, the column contains zeros.
+    """
     return lambda snapshot: (
         read_stock(snapshot.stock[resource_class])
         if resource_class in snapshot.stock
@@ -61,7 +64,7 @@ def compute_capabilities(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Chec
     for path, requirement, is_scoped in _parse_extra_specs(
         spec.flavor.extra_specs if spec.flavor else {}
     ):
-        text = f"whose {':'.join(path)} is not as the flavor wants it"
+        text = f"without the {':'.join(path)} that the flavor requires"
         if path[0] in COLUMNS:
             yield Check(_match_column(snapshot, path, requirement), text)
         else:
@@ -71,7 +74,10 @@ def compute_capabilities(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Chec
 
 
 def _parse_extra_specs(extra_specs: Mapping[str, str]) -> Iterator[tuple[list[str], str, bool]]:
-    """Yield the path to each fact, its requirement, and whether the key has the scope."""
+    """Yield the path to each fact, its requirement, and True if the key is in ``SCOPE``.
+
+    Keys in other scopes are left out, except ``hw:maxphysaddr_bits``.
+    """
     for key, requirement in sorted(extra_specs.items()):
         scope, *path = key.split(":")
         if key == "hw:maxphysaddr_bits":

@@ -17,13 +17,13 @@ from scheduler.snapshot import Mask, Snapshot
 
 
 def different_host(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require a host without the servers in the hint."""
+    """Require a host that has none of the project's servers in the hint. No hint: no check."""
     if servers := _read_hint(spec, "different_host"):
         yield Check(~_find_hosts(snapshot, servers), "with a server that different_host names")
 
 
 def same_host(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require a host with at least one of the servers in the hint."""
+    """Require a host with at least one of the project's servers in the hint. No hint: no check."""
     if servers := _read_hint(spec, "same_host"):
         yield Check(_find_hosts(snapshot, servers), "without a server that same_host names")
 

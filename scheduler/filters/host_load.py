@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that limit the number of servers or running actions per host.
+"""Filters that limit the number of servers or of running disk copies per host.
 
 The limit is an option. In the Aggregate filters, metadata of the host's aggregates overrides the
 option, and the smallest value applies. If one value of a host is not a number, all its values are
@@ -22,7 +22,12 @@ Column = Callable[[Snapshot], Numbers]
 
 
 def num_instances(conf: cfg.ConfigOpts, by_aggregate: bool = False) -> Filter:
-    """Require fewer servers on the host than ``max_instances_per_host``."""
+    """Require fewer servers on the host than ``max_instances_per_host``.
+
+    Args:
+        conf: The configuration.
+        by_aggregate: True if metadata of the host's aggregates override the option.
+    """
     return partial(
         _check_number,
         lambda snapshot: snapshot.servers,
@@ -33,14 +38,19 @@ def num_instances(conf: cfg.ConfigOpts, by_aggregate: bool = False) -> Filter:
 
 
 def io_ops(conf: cfg.ConfigOpts, by_aggregate: bool = False) -> Filter:
-    """Require fewer servers in work on the host than ``max_io_ops_per_host``.
+    """Require fewer running disk copies on the host than ``max_io_ops_per_host``.
 
-    A server is in work while it is built, copied or moved.
+    A disk copy is a command that copies whole disks, for example a build, a snapshot or a cold
+    migration.
+
+    Args:
+        conf: The configuration.
+        by_aggregate: True if metadata of the host's aggregates override the option.
     """
     return partial(
         _check_number,
         lambda snapshot: snapshot.working,
-        "servers in work",
+        "disk copies",
         conf.scheduler.max_io_ops_per_host,
         "max_io_ops_per_host" if by_aggregate else "",
     )

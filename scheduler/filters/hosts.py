@@ -22,19 +22,20 @@ def compute_status(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
     """Require a compute service that is up and not forced down."""
     yield Check(snapshot.served, "without a compute service")
     yield Check(~snapshot.forced_down, "forced down")
-    yield Check(snapshot.up, "not heard from")
+    yield Check(snapshot.up, "without a recent report")
 
 
 def enabled(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
     """Require a host that is not disabled.
 
-    This check is always applied, because the claim also rejects disabled hosts.
+    No option disables this check, because the claim also rejects disabled hosts. Requests with
+    ``force_host`` and rebuilds do not have this check.
     """
     yield Check(~snapshot.disabled, "disabled")
 
 
 def known_aggregates(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require that the metadata of the host's aggregates are readable.
+    """Require that the metadata of all aggregates of the host are readable.
 
     Why: damaged metadata may have reserved the host for certain projects, images or flavors.
     """
@@ -49,7 +50,7 @@ def known_aggregates(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 
 
 def availability_zone(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require a host in the requested zone, if the request has one."""
+    """Require a host in the requested availability zone. A request without a zone has no check."""
     if spec.availability_zone is not None:
         number = snapshot.zone_numbers.get(spec.availability_zone, -1)
         yield Check(snapshot.zones == number, f"not in zone {spec.availability_zone}")

@@ -65,8 +65,8 @@ def _normalize(name: str, value: object) -> str:
 def image_properties(conf: cfg.ConfigOpts) -> Filter:
     """Require support for the image's architecture, hypervisor type and VM mode.
 
-    If the image sets any of these, a required hypervisor version and address width are compared
-    too.
+    If any of these is set, a required hypervisor version and address width are compared too. An
+    image without an architecture gets ``image_properties_default_architecture``, if configured.
     """
     architecture = conf.scheduler.image_properties_default_architecture
 
@@ -80,7 +80,7 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
             return
         yield Check(
             of_facts(snapshot, lambda facts: _supports(facts, required)),
-            f"not made for guests with {', '.join(required)[:200]}",
+            f"without support for guests with {', '.join(required)[:200]}",
         )
         version, bits = image.get("img_hv_requested_version"), image.get("hw_maxphysaddr_bits")
         if version:
@@ -98,7 +98,7 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
 
 
 def _supports(facts: JsonMapping, required: list[str]) -> bool:
-    """True if a single supported instance has all these values."""
+    """True if one entry of the fact ``supported_instances`` has all these values."""
     return any(
         set(required) <= {str(word).lower() for word in supported}
         for supported in facts.get("supported_instances") or ()
@@ -137,8 +137,8 @@ def isolated_hosts(conf: cfg.ConfigOpts) -> Filter:
         isolated = np.zeros(len(snapshot.names), np.bool_)
         isolated[[snapshot.rows[name] for name in hosts if name in snapshot.rows]] = True
         if spec.image_id in images:
-            yield Check(isolated, "not kept for this image")
+            yield Check(isolated, "not reserved for this image")
         elif restricted:
-            yield Check(~isolated, "kept for other images")
+            yield Check(~isolated, "reserved for other images")
 
     return ask

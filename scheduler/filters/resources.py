@@ -27,7 +27,7 @@ from scheduler.snapshot import Mask, Parts, Snapshot
 
 
 def named_hosts(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require the host that the request names, and reject excluded hosts."""
+    """Require ``force_host`` and ``requested_host`` if set, and reject ``excluded`` hosts."""
     for name in {spec.force_host, spec.requested_host} - {None}:
         is_named = np.zeros(len(snapshot.names), np.bool_)
         if name in snapshot.rows:
@@ -35,8 +35,8 @@ def named_hosts(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
         yield Check(is_named, "not the requested host")
     with_cleanup = set(spec.debts)
     for text, excluded in (
-        ("where it is or was tried", set(spec.excluded) - with_cleanup),
-        ("where an old guest of it is still to be removed", with_cleanup),
+        ("where the server is or was tried", set(spec.excluded) - with_cleanup),
+        ("where an old guest of the server is not deleted yet", with_cleanup),
     ):
         if excluded:
             is_other = np.ones(len(snapshot.names), np.bool_)
@@ -45,19 +45,20 @@ def named_hosts(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 
 
 def alive(snapshot: Snapshot) -> Iterable[Check]:
-    """Require a compute service that is up.
+    """Require a compute service that is up and not forced down.
 
-    This replaces the enabled filters for a forced host, which may be disabled.
+    For a request with ``force_host`` this check replaces the enabled filters. The forced host may
+    be disabled.
     """
     yield Check(snapshot.served, "without a compute service")
     yield Check(~snapshot.forced_down, "forced down")
-    yield Check(snapshot.up, "not heard from")
+    yield Check(snapshot.up, "without a recent report")
 
 
 def failing_hosts(snapshot: Snapshot, limit: int) -> Iterable[Check]:
-    """Reject hosts with consecutive failed builds during their pause.
+    """Reject hosts with at least ``limit`` consecutive failed builds during their pause.
 
-    After the pause such a host is tried with one server.
+    After the pause such a host is tried with one server. A limit of 0 disables the check.
     """
     if not limit or not (snapshot.failures >= limit).any():
         return
@@ -78,7 +79,11 @@ def failing_hosts(snapshot: Snapshot, limit: int) -> Iterable[Check]:
 
 
 def promises(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -> Iterator[Check]:
-    """Yield the checks that the claim repeats. See ``Filters.checks`` for the arguments."""
+    """Yield the checks that the claim repeats: traits, resources, server group, NUMA and devices.
+
+    For a rebuild only the traits of the new image are checked. See ``Filters.checks`` for the
+    arguments.
+    """
     # The server keeps its resources, so only the traits of the new image matter.
     if spec.is_rebuild:
         yield from traits(snapshot, *_read_image_traits(spec))
@@ -107,7 +112,10 @@ def traits(
 
 
 def resources(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require the free amount of every resource class of the request."""
+    """Require the free amount of every resource class of the request.
+
+    On ``holds_on``, the resources that the server holds there already count as free.
+    """
     for name, amount in sorted(spec.resources.items()):
         if amount <= 0:
             continue
@@ -163,6 +171,9 @@ def group(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 def parts(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -> Iterable[Check]:
     """Require the NUMA nodes, and then the devices, for the guest.
 
+    A server that needs neither gets no check. If the hardware options of flavor and image are
+    invalid, no host passes.
+
     Args:
         snapshot: The hosts.
         spec: The request.
@@ -177,7 +188,7 @@ def parts(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -> I
     except errors.BadRequest as problem:
         yield Check(
             np.zeros(len(snapshot.names), np.bool_),
-            f"not able to make its hardware: {problem.text}",
+            f"not able to give the server its hardware: {problem.text}",
         )
         return
     if not needed.needs_assignment:

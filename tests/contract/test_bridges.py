@@ -99,7 +99,7 @@ def test_bridge_helper_refuses_and_keeps_device_of_other_type(
 ) -> None:
     ip("link", "add", name, "type", "ifb")
     caplog.set_level(logging.WARNING, bridges.__name__)
-    with pytest.raises(NotMade, match=f"is no bridge; remove it: ip link delete {name}"):
+    with pytest.raises(NotMade, match=f"is not a bridge; delete it: ip link delete {name}"):
         bridges.make(name)
     helper.ensure([name])
     assert f"did not make the bridge {name}" in caplog.text

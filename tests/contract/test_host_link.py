@@ -326,7 +326,7 @@ def test_host_link_logs_connection_failure_once_a_minute(
     caplog.set_level("INFO")
     host = world.host("h1", f"rabbit://nobody:none@127.0.0.1:{free_ports(1)}/")
     assert not host.wait_until_ready(3)
-    records = [record for record in caplog.records if "will be made again" in record.message]
+    records = [record for record in caplog.records if "is opened again" in record.message]
     assert len(records) > 1
     repeats = Repeats()
     lines = [line for record in records for line in repeats.news(without_traceback(record))]
@@ -349,7 +349,7 @@ def test_busy_host_link_listener_keeps_its_connection(
     while time.monotonic() < until:
         assert client.heartbeat(Heartbeat("h1", 3), 5) == HeartbeatAnswer(True)
         time.sleep(0.2)  # Messages arrive more often than an idle listener polls.
-    assert "will be made again" not in caplog.text
+    assert "is opened again" not in caplog.text
 
 
 @pytest.mark.parametrize("cut", ["the host's", "the conductor's"])

@@ -36,7 +36,7 @@ STARTS: dict[str, Callable[[Rig, GuestSpec, VerbContext], object]] = {
 def test_start_verb_without_lease_leaves_guest_off(rig: Rig, verb: str) -> None:
     spec = rig.off_with_canary()
     spec = replace(spec, fence=2)
-    with pytest.raises(errors.Unavailable, match="nothing is started until"):
+    with pytest.raises(errors.Unavailable, match="has no valid lease"):
         STARTS[verb](rig, spec, EXPIRED)
     assert rig.state(spec.server) is not None and (rig.state(spec.server) or ())[0] == SHUTDOWN
     STARTS[verb](rig, spec, QUIET)

@@ -261,13 +261,13 @@ def test_host_properties_come_from_os_brick_of_helper(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"target_iqn": "iqn.x/../../etc"}, "target_iqn is not what it is"),
-        ({"target_portal": "--logoutall=all"}, "target_portal is not what it is"),
-        ({"target_portals": [PORTAL, "-x:1"]}, "target_portals is not what it is"),
-        ({"target_lun": "1 -"}, "target_lun is not what it is"),
-        ({"auth_username": "-n"}, "auth_username is not what it is"),
-        ({"auth_password": "-n"}, "auth_password is not what it is"),
-        ({"auth_method": "None"}, "auth_method is not what it is"),
+        ({"target_iqn": "iqn.x/../../etc"}, "the value of target_iqn is not valid"),
+        ({"target_portal": "--logoutall=all"}, "the value of target_portal is not valid"),
+        ({"target_portals": [PORTAL, "-x:1"]}, "the value of target_portals is not valid"),
+        ({"target_lun": "1 -"}, "the value of target_lun is not valid"),
+        ({"auth_username": "-n"}, "the value of auth_username is not valid"),
+        ({"auth_password": "-n"}, "the value of auth_password is not valid"),
+        ({"auth_method": "None"}, "the value of auth_method is not valid"),
     ],
 )
 def test_connect_with_invalid_connection_data_runs_no_program(
@@ -301,6 +301,8 @@ def test_volume_helper_refuses_invalid_requests_before_any_action(
     machine: Machine, helper: VolumeHelper, tmp_path: Path, request_body: dict[str, Any]
 ) -> None:
     """The helper runs no program and writes no file for them."""
-    with pytest.raises(NotDone, match="no verb|not a UUID|not reached by|names nothing"):
+    with pytest.raises(
+        NotDone, match="no verb|not a UUID|does not connect volumes by|contains no data"
+    ):
         helper.ask(request_body)
     assert machine.commands == [] and list((tmp_path / "state").iterdir()) == []

@@ -33,12 +33,21 @@ def test_require_bounded_accepts_content_at_its_bound(content: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "refusal"),
     [
-        ({"request": {"domains": [0] * 4097}}, "domains: 4097 entries, at most 4096"),
-        ({"phases": dict.fromkeys(map(str, range(4097)))}, "phases: 4097 entries, at most 4096"),
-        ({"results": [{"error": "x" * 8193}]}, "error: 8193 characters, at most 8192"),
-        ({"x" * 8193: 1}, "the message: 8193 characters, at most 8192"),
-        ({"fence": 2**63}, "fence: a number beyond 64 bits"),
-        ({"cpu_info": nest(33)}, "cpu_info: more than 32 levels"),
+        (
+            {"request": {"domains": [0] * 4097}},
+            "domains has 4097 entries, at most 4096 are allowed",
+        ),
+        (
+            {"phases": dict.fromkeys(map(str, range(4097)))},
+            "phases has 4097 entries, at most 4096 are allowed",
+        ),
+        (
+            {"results": [{"error": "x" * 8193}]},
+            "error has 8193 characters, at most 8192 are allowed",
+        ),
+        ({"x" * 8193: 1}, "the message has 8193 characters, at most 8192 are allowed"),
+        ({"fence": 2**63}, "fence is a number beyond 64 bits"),
+        ({"cpu_info": nest(33)}, "cpu_info is nested more than 32 levels deep"),
     ],
 )
 def test_require_bounded_refuses_content_beyond_a_bound_with_its_field(

@@ -153,7 +153,7 @@ def test_own_address_is_detected_when_not_configured(load) -> None:
             ("live_migration_inbound_addr = 192.0.2.1", "[tls]", "allow_plain_text = true"),
             "transfer_port 16599 at 192.0.2.1",
         ),
-        ((HERE, "transfer_cert = /nowhere/cert.pem"), "set all or none"),
+        ((HERE, "transfer_cert = /nowhere/cert.pem"), "set all three or none"),
         (
             (HERE, "transfer_cert = /n/c", "transfer_key = /n/k", "transfer_ca = /n/a"),
             "give PEM files",

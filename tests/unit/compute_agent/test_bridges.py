@@ -41,7 +41,7 @@ def test_make_bridge_refuses_invalid_name_without_running_ip(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bridges, "_ip", lambda *arguments: pytest.fail(f"ip {arguments}"))
-    with pytest.raises(NotMade, match="no name of a network's bridge"):
+    with pytest.raises(NotMade, match="not the name of a network's bridge"):
         bridges.make(name)
 
 

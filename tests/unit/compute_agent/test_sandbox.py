@@ -122,7 +122,7 @@ def test_sandbox_without_setuid_capability_keeps_user_and_logs_it(tmp_path: Path
     assert {process_status[f"Cap{kind}"] for kind in ("Eff", "Prm", "Inh", "Amb")} == {
         "0" * 16
     } and process_status["NoNewPrivs"] == "1"
-    assert process.stderr.count("run as its own") == 1
+    assert process.stderr.count("run as the same user") == 1
 
 
 @is_root

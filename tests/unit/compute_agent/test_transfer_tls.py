@@ -79,13 +79,13 @@ def test_transfer_tls_refuses_reader_of_other_authority(
     rig: Rig, ours: Authority, tmp_path: Path
 ) -> None:
     others = Authority(tmp_path, "others").tls("destination")
-    with pytest.raises(VerbFailed, match="safely"):
+    with pytest.raises(VerbFailed, match="copied intact"):
         rig.peer(tls=replace(others, ca=str(ours.path))).parts()
     assert rig.files.reads == []
 
 
 def test_transfer_tls_refuses_reader_with_expired_certificate(rig: Rig, ours: Authority) -> None:
-    with pytest.raises(VerbFailed, match="safely"):
+    with pytest.raises(VerbFailed, match="copied intact"):
         rig.peer(tls=ours.tls("destination", valid=-DAY)).parts()
     assert rig.files.reads == []
 

@@ -202,7 +202,7 @@ def test_host_add_with_broker_on_loopback_requires_broker_option(
         assert add_host(operator, *words).transport_url.endswith(url_end)
     for wrong in ("a:b", "", "user@a", "a:99999", "a/b"):
         assert operator.run_host("add", "h1", "--broker", wrong) == 1
-        assert "is no address of a broker" in operator.error_output
+        assert "is not an address of a broker" in operator.error_output
 
 
 def test_host_add_token_contains_authority_of_cloud_with_certificates(

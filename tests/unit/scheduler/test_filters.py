@@ -191,12 +191,12 @@ def test_third_party_filter_of_distribution_rejects_hosts() -> None:
 def test_third_party_filter_with_error_at_load_raises_unknown_filter() -> None:
     with pytest.raises(
         filters.UnknownFilter,
-        match=r"BrokenFilter \(example_filters:Broken\) cannot be made: "
+        match=r"BrokenFilter \(example_filters:Broken\) cannot be created: "
         "RuntimeError: no licence",
     ):
         filters.load(conf(enabled_filters=["BrokenFilter"]))
     with pytest.raises(
-        filters.UnknownFilter, match="MissingFilter .* cannot be made: AttributeError"
+        filters.UnknownFilter, match="MissingFilter .* cannot be created: AttributeError"
     ):
         filters.load(conf(enabled_filters=["MissingFilter"]))
     with pytest.raises(
@@ -210,14 +210,14 @@ def test_third_party_filter_with_error_at_load_raises_unknown_filter() -> None:
     ("name", "logged"),
     [
         ("LateFilter", "KeyError: 'rack'"),
-        ("ShortFilter", "must be 2 booleans, one a host, where it says: too short"),
+        ("ShortFilter", "must be 2 booleans, one for each host, in the check: too short"),
     ],
 )
 def test_failing_third_party_filter_rejects_all_hosts_and_is_logged(
     name: str, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert collect_reasons([Host("host0"), Host("host1")], request(), name)[""] == (
-        f"not let in because {name} failed (see the scheduler's log)"
+        f"rejected because the filter {name} failed (see the scheduler's log)"
     )
     assert logged in caplog.text and "take it out of [scheduler] enabled_filters" in caplog.text
 
@@ -276,7 +276,7 @@ def test_forced_host_skips_enabled_filters_but_not_mandatory_checks() -> None:
     for state, text in (
         ({"served": False}, "without a compute service"),
         ({"forced_down": True}, "forced down"),
-        ({"up": False}, "not heard from"),
+        ({"up": False}, "without a recent report"),
     ):
         assert collect_reasons([replace(hosts[0], **state)], forced)["host0"] == text
 
@@ -315,12 +315,12 @@ def test_rebuild_must_pass_only_filters_about_its_image() -> None:
         (
             {"hw_architecture": "aarch64"},
             "ImagePropertiesFilter",
-            "not made for guests with aarch64",
+            "without support for guests with aarch64",
         ),
         (
             {"os_distro": "windows"},
             "AggregateImagePropertiesIsolation",
-            "kept for images with another os_distro",
+            "reserved for images with another os_distro",
         ),
     ):
         assert (
@@ -328,7 +328,7 @@ def test_rebuild_must_pass_only_filters_about_its_image() -> None:
         )
     assert collect_reasons([host], rebuild, "IsolatedHostsFilter", isolated_images=["image1"])[
         "host0"
-    ] == ("not kept for this image")
+    ] == ("not reserved for this image")
 
 
 def test_host_with_failed_builds_is_rejected_then_has_room_for_one() -> None:
@@ -378,7 +378,7 @@ def test_affinity_check_of_empty_group_is_settled_by_first_server() -> None:
             "not in zone az2",
         ),
         (Host("host0", servers=51), {}, "NumInstancesFilter", "with 51 servers (at most 50)"),
-        (Host("host0", working=9), {}, "IoOpsFilter", "with 9 servers in work (at most 8)"),
+        (Host("host0", working=9), {}, "IoOpsFilter", "with 9 disk copies (at most 8)"),
         (
             Host(
                 "host0",
@@ -393,25 +393,25 @@ def test_affinity_check_of_empty_group_is_settled_by_first_server() -> None:
             Host("host0", aggregates=[{"filter_tenant_id": "project2"}]),
             {},
             "AggregateMultiTenancyIsolation",
-            "kept for other projects",
+            "reserved for other projects",
         ),
         (
             Host("host0", aggregates=[{"instance_type": "large"}]),
             {},
             "AggregateTypeAffinityFilter",
-            "kept for other flavors",
+            "reserved for other flavors",
         ),
         (
             Host("host0"),
             {"flavor": replace(SMALL, extra_specs={"aggregate_instance_extra_specs:ssd": "true"})},
             "AggregateInstanceExtraSpecsFilter",
-            "in no aggregate whose ssd is as the flavor wants it",
+            "in no aggregate with the ssd that the flavor requires",
         ),
         (
             Host("host0", facts=FACTS[0]),
             {"flavor": replace(SMALL, extra_specs={"capabilities:cpu_info:arch": "s== arm"})},
             "ComputeCapabilitiesFilter",
-            "whose cpu_info:arch is not as the flavor wants it",
+            "without the cpu_info:arch that the flavor requires",
         ),
         (
             Host("host0", facts=FACTS[0]),
@@ -529,7 +529,7 @@ def test_room_for_dedicated_cpus_and_devices_is_counted_up_to_limit() -> None:
     assert count_room(hosts, dedicated) == [2, 2, 0, 2]
     assert count_room(hosts, dedicated, count=1) == [1, 1, 0, 1]
     assert collect_reasons(hosts, dedicated, "ComputeFilter")[""] == (
-        "not heard from, without a place for a guest with 1 NUMA node with 64 MiB, 2 CPUs of its own"
+        "without a recent report, without a place for a guest with 1 NUMA node with 64 MiB, 2 CPUs of its own"
     )
     cards = [Device(f"0000:81:00.{number}", "10de", "1db4") for number in range(5)]
     cards_held = [HardwareAssignment(devices=[cards[0].address, cards[1].address])]
@@ -547,7 +547,9 @@ def test_room_for_dedicated_cpus_and_devices_is_counted_up_to_limit() -> None:
 
 def test_unsupported_hardware_gives_reason_and_no_error() -> None:
     spec = request(flavor=replace(SMALL, extra_specs={"hw:mem_encryption": "true"}))
-    assert collect_reasons([Host("host0")], spec)[""].startswith("not able to make its hardware: ")
+    assert collect_reasons([Host("host0")], spec)[""].startswith(
+        "not able to give the server its hardware: "
+    )
 
 
 def test_reason_is_short_for_long_image_properties() -> None:

@@ -75,7 +75,7 @@ def test_select_gives_reason_for_each_status_of_host(make_columns: MakeColumns) 
         "host0": "without a compute service",
         "host1": "disabled",
         "host2": "forced down",
-        "host3": "not heard from",
+        "host3": "without a recent report",
     }
 
 
@@ -117,9 +117,9 @@ def test_select_reason_names_host_with_pending_guest_removal(make_columns: MakeC
     )
     assert answer.hosts == []
     assert answer.reason == (
-        "3 hosts: 2 where it is or was tried, 1 where an old guest of it is still to be removed"
+        "3 hosts: 2 where the server is or was tried, 1 where an old guest of the server is not deleted yet"
     )
-    assert answer.by_host["host1"] == "where an old guest of it is still to be removed"
+    assert answer.by_host["host1"] == "where an old guest of the server is not deleted yet"
 
 
 def test_select_rejects_wrong_step_and_unknown_resource_class(make_columns: MakeColumns) -> None:
@@ -356,7 +356,7 @@ def test_failing_filter_rejects_only_its_own_request(make_columns: MakeColumns) 
     assert first.hosts and third.hosts
     assert (second.hosts, second.reason) == (
         [],
-        "The scheduler could not decide (ZeroDivisionError); its log says more.",
+        "The scheduler failed on this request (ZeroDivisionError); see the scheduler's log.",
     )
 
 

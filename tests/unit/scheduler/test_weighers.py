@@ -119,7 +119,7 @@ def test_metrics_weigher_orders_hosts_and_handles_missing_metric(make_columns: M
         **values,
     ) == ["host1", "host0", "host2"]
     choices = select(hosts, [request(excluded=["host0", "host1"])], options(**values))
-    assert choices[0].selection.by_host["host2"] == "not telling the metric cpu"
+    assert choices[0].selection.by_host["host2"] == "without the metric cpu"
     assert order(hosts, "MetricsWeigher", **values) == ["host1", "host0"]
 
 
@@ -200,8 +200,8 @@ def test_pci_weigher_step_is_number_of_requested_devices(make_columns: MakeColum
 @pytest.mark.parametrize(
     ("reference", "text"),
     [
-        ("nothing:here", "cannot be made: ModuleNotFoundError"),
-        ("builtins:repr", "makes no Weigher"),
+        ("nothing:here", "cannot be created: ModuleNotFoundError"),
+        ("builtins:repr", "did not return a Weigher"),
     ],
 )
 def test_third_party_weigher_with_error_raises_unknown_weigher(
