@@ -221,7 +221,7 @@ def test_prepare_refuses_too_large_disk_and_unclaimed_dedicated_cpus(pair: Pair)
     spec = pair.off_with_canary()
     refused_specs = {
         "GiB": replace(spec, flavor=Flavor("9", "huge", 1, 128, 10_000_000)),
-        "CPUs, memory or devices of its own": replace(
+        "dedicated CPUs, memory or devices of the host": replace(
             spec, flavor=Flavor("8", "own", 1, 128, 1, extra_specs={"hw:cpu_policy": "dedicated"})
         ),
     }
