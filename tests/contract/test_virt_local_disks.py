@@ -406,9 +406,9 @@ def test_ephemeral_disk_with_backing_file_prevents_copy_and_start(pair: Pair) ->
         ],
         check=True,
     )
-    with pytest.raises(VerbFailed, match="not one that this host may open"):
+    with pytest.raises(VerbFailed, match="this host does not open"):
         pair.received(replace(spec, fence=2))
-    with pytest.raises(VerbFailed, match="not one that this host may open"):
+    with pytest.raises(VerbFailed, match="this host does not open"):
         rig.driver.ensure_running(spec.server, 2, QUIET)
     assert read_disks(pair.destination, spec.server) == {}
 

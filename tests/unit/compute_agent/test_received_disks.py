@@ -116,16 +116,16 @@ def test_received_disk_without_image_has_no_backing_file(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("backing", "backing_format", "reason"),
     [
-        ("/etc/shadow", "raw", "stands on"),
-        ("/other/instances/another/BASE", "raw", "stands on"),
-        (f"/other/instances/server/{CONTENT}", "raw", "stands on"),
-        ("/other/instances/server/rescue.base", "raw", "stands on"),
-        ("nbd://somewhere/BASE", "raw", "stands on"),
-        ('json:{"file": "/etc/shadow"}', "raw", "stands on"),
-        ("/x/server/base.", "raw", "stands on"),
-        ("/other/instances/server/base", "raw", "stands on"),
-        ("", "", "stands on"),
-        ("/other/instances/server/BASE", "qcow2", "said to be"),
+        ("/etc/shadow", "raw", "has the backing file"),
+        ("/other/instances/another/BASE", "raw", "has the backing file"),
+        (f"/other/instances/server/{CONTENT}", "raw", "has the backing file"),
+        ("/other/instances/server/rescue.base", "raw", "has the backing file"),
+        ("nbd://somewhere/BASE", "raw", "has the backing file"),
+        ('json:{"file": "/etc/shadow"}', "raw", "has the backing file"),
+        ("/x/server/base.", "raw", "has the backing file"),
+        ("/other/instances/server/base", "raw", "has the backing file"),
+        ("", "", "has the backing file"),
+        ("/other/instances/server/BASE", "qcow2", "format of the backing file"),
     ],
 )
 def test_received_disk_with_hostile_backing_file_is_refused_unopened(
