@@ -169,7 +169,7 @@ def test_rebuild_with_impossible_local_disk_changes_nothing(rig: Rig) -> None:
     spec = boot_and_stop_with_canaries(rig)
     files = sorted(rig.files(spec.server))
     impossible = replace(spec, fence=2, disks=[EPHEMERAL, LocalDisk("swap", 0, "swap")])
-    with pytest.raises(VerbFailed, match="could not make the disk"):
+    with pytest.raises(VerbFailed, match="could not make a disk"):
         rig.driver.rebuild(impossible, rig.read_image, True, QUIET)
     assert disks_with_canary(rig, spec.server) == {"ephemeral0", "swap"}
     assert sorted(rig.files(spec.server)) == files
