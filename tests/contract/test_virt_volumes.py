@@ -209,7 +209,7 @@ def test_detach_volume_from_paused_or_suspended_guest_is_refused(hotplug_rig: Ri
     )
     hotplug_rig.driver.attach_volume(server, 2, first, QUIET)
     hotplug_rig.driver.ensure_paused(server, 3, QUIET)
-    with pytest.raises(VerbFailed, match="paused; resume it first"):
+    with pytest.raises(VerbFailed, match="paused; resume the server"):
         hotplug_rig.driver.detach_volume(server, 4, first, QUIET)
     assert attached_ids(hotplug_rig, server) == {first.volume_id}
     hotplug_rig.driver.attach_volume(server, 5, second, QUIET)
