@@ -376,7 +376,7 @@ def test_lost_ephemeral_disk_prevents_copy_and_start(pair: Pair) -> None:
     rig, spec = pair.source, boot_and_stop_with_canaries(pair.source)
     rig.driver.offer(spec.server, 1, SECRET, QUIET)
     (instance_folder(rig, spec.server) / "ephemeral0").unlink()
-    with pytest.raises(VerbFailed, match="not on its host's storage any more"):
+    with pytest.raises(VerbFailed, match="has lost the disk ephemeral0"):
         pair.received(replace(spec, fence=3))
     assert read_disks(pair.destination, spec.server) == {}
     for start in (
