@@ -42,7 +42,7 @@ def prepare(
     cold_migration.refuse_impossible(host, spec)
     if missing_features := _lacking(host.size.cpu_info, cpu):
         raise VerbFailed(
-            f"The host's CPU lacks {', '.join(missing_features)}, which the server may use.",
+            f"The destination's CPU lacks {', '.join(missing_features)}, which the server may use.",
             retryable=True,
         )
     peer.parts()
