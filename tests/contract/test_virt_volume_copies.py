@@ -199,7 +199,7 @@ def test_switch_volume_of_stopped_guest_needs_complete_copy(rig: Rig) -> None:
     # The guest writes to the old place.
     rig.driver.ensure_running(server, 7, QUIET)
     rig.driver.ensure_stopped(server, 8, 0, QUIET)
-    with pytest.raises(VerbFailed, match="went off before the copy"):
+    with pytest.raises(VerbFailed, match="was stopped before the copy"):
         rig.driver.switch_volume(server, 9, second_target, QUIET)
     assert read_places(rig, server) == {target.name_id}
     rig.driver.ensure_running(server, 10, QUIET)

@@ -418,7 +418,7 @@ def test_start_fails_when_device_of_volume_has_another_size(rig: Rig) -> None:
     with volume_path(attached).open("r+b") as file:
         file.truncate(GIBIBYTE - 1)
     with pytest.raises(
-        VerbFailed, match=f"found as volume {attached.volume_id} is not that volume"
+        VerbFailed, match=f"found for volume {attached.volume_id} is not that volume"
     ):
         rig.driver.ensure_running(server, 4, QUIET)
     assert rig.state(server) == (SHUTDOWN, 3)
