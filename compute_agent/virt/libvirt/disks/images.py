@@ -161,7 +161,7 @@ class ImageCache:
             backing_files.verify(path, context)
         except VerbFailed as error:
             log.error(
-                "an image in the cache is not what was fetched and is fetched again: %s",
+                "an image in the cache has changed since it was fetched, and is fetched again: %s",
                 error.details,
             )
             path.unlink()
