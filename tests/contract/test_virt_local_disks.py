@@ -200,7 +200,7 @@ def test_stable_rescue_attaches_all_disks(rig: Rig) -> None:
 def test_stable_rescue_without_room_on_bus_changes_nothing(rig: Rig) -> None:
     image = replace(rig.image, properties={"hw_disk_bus": "ide"})
     spec = rig.boot(image=image, flavor=FLAVOR, disks=[EPHEMERAL, SWAP])
-    with pytest.raises(VerbFailed, match="cannot make the server's hardware"):
+    with pytest.raises(VerbFailed, match="does not support the hardware of the server"):
         rig.driver.rescue(
             replace(spec, fence=2),
             replace(another(rig), properties={"hw_rescue_bus": "ide"}),

@@ -267,7 +267,7 @@ def test_install_fails_on_active_guest_and_offer_on_suspended_guest(pair: Pair) 
         assert pair.source.state(spec.server) == before
     driver.ensure_running(spec.server, 1, QUIET)
     driver.ensure_suspended(spec.server, 1, QUIET)
-    with pytest.raises(VerbFailed, match="is suspended, and its memory cannot move"):
+    with pytest.raises(VerbFailed, match="is suspended, and its saved memory cannot move"):
         driver.offer(spec.server, 2, SECRET, QUIET)
 
 
