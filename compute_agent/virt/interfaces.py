@@ -87,7 +87,11 @@ def plug(interface: Interface) -> Plug:
 
 
 def plugs(interfaces: Iterable[Interface]) -> tuple[Plug, ...]:
-    """Return the plugs of all interfaces, in the same order."""
+    """Return the ``Plug`` of each interface, in the same order.
+
+    Raises:
+        VerbFailed: This host does not support the binding of an interface.
+    """
     return tuple(plug(interface) for interface in interfaces)
 
 

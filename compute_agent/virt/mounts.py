@@ -138,7 +138,7 @@ class Mounts:
             folder.rmdir()
 
     def mounted(self) -> set[Path]:
-        """Return all mount points."""
+        """Return all mount points of this host, from the kernel's table."""
         return {Path(_unescape(line.split(" ")[4])) for line in self.table.read_text().splitlines()}
 
 

@@ -344,7 +344,7 @@ def test_disconnect_volumes_needs_stopped_guest_and_is_repeatable(hotplug_rig: R
     )
     for attached in (first, second):
         hotplug_rig.driver.attach_volume(server, 2, attached, QUIET)
-    with pytest.raises(VerbFailed, match="stop it"):
+    with pytest.raises(VerbFailed, match="stop the server"):
         hotplug_rig.driver.disconnect_volumes(server, 3)
     assert connected_ids(hotplug_rig, server) == {first.volume_id, second.volume_id}
     hotplug_rig.driver.ensure_stopped(server, 3, 0, QUIET)

@@ -217,6 +217,9 @@ class Connection:
     def start(self, server: str, paused: bool = False) -> None:
         """Start the domain, unless already active. With ``paused`` the CPUs stay stopped.
 
+        Missing bridges are made first, if this host makes bridges. Without a domain nothing
+        happens.
+
         Raises:
             NoBridge: A bridge of the domain does not exist.
         """

@@ -57,7 +57,7 @@ def refuse_active(libvirt: Connection, server: str) -> None:
     domain = libvirt.find(server)
     if domain and domain.active:
         raise VerbFailed(
-            "The server runs on this host; stop it first.",
+            "The server runs on this host; stop the server first.",
             details=f"power state {domain.power_state}, fence {domain.fence}",
         )
 

@@ -42,7 +42,7 @@ PROGRAM_TIMEOUT_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class ConfigDrives:
-    """How this host builds config drives.
+    """Builds config drives on this host, in the configured format.
 
     Attributes:
         format: ``ISO9660`` or ``VFAT``.

@@ -243,7 +243,10 @@ def controllers(devices: Element, options: Options, buses: set[str]) -> None:
 
 
 def screen(devices: Element, options: Options) -> None:
-    """Add the graphics adapter, with 16 MiB of video memory unless requested otherwise."""
+    """Add the graphics adapter.
+
+    A model in ``VIDEO_WITH_RAM`` gets 16 MiB of video memory, unless requested otherwise.
+    """
     model = options.get("video_model", "vga")
     element = SubElement(SubElement(devices, "video"), "model", type=model)
     if model in VIDEO_WITH_RAM:

@@ -286,7 +286,7 @@ class MemoryHost:
             self.write(FILES + server, None)
 
     def keep_files(self, server: str, guest: MemoryGuest) -> None:
-        """Store files without a domain."""
+        """Store the guest's files without a domain, in place of earlier files of the server."""
         self.files[server] = guest
         self.write(FILES + server, guest)
 
