@@ -143,7 +143,7 @@ def _inspect(
         os.close(file)
     if result.status < 0 or result.why:
         raise VerbFailed(
-            f"The inspection of the image took too much time or memory. {NEXT_STEP}",
+            f"The inspection of the image exceeded its limits or crashed. {NEXT_STEP}",
             details=f"{path}: the inspector {result.reason}",
         )
     try:
