@@ -30,7 +30,10 @@ class CpuSets:
     dedicated: frozenset[int] = frozenset()
 
     def split(self, cpus: Iterable[int]) -> tuple[list[int], list[int]]:
-        """Return the shared and the dedicated ones of the host's CPUs, each in rising order."""
+        """Split the host's CPUs into the shared and the dedicated CPUs, each in rising order.
+
+        Host CPUs of neither set are left out.
+        """
         present_cpus = sorted(cpus)
         if self.shared is None:
             shared = [] if self.dedicated else present_cpus
@@ -40,12 +43,12 @@ class CpuSets:
 
 
 def read_cpu_sets(shared: str, dedicated: str, present: Iterable[int] | None = None) -> CpuSets:
-    """Return the sets of these two options.
+    """Return the CPU sets that these two options define.
 
     Args:
         shared: Value of [agent] cpu_shared_set, for example "0-7,^3,12". May be empty.
-        dedicated: Value of [agent] cpu_dedicated_set.
-        present: The CPUs of the host, or None if they are not known.
+        dedicated: Value of [agent] cpu_dedicated_set. May be empty.
+        present: The CPUs of the host, or None to skip the check for missing CPUs.
 
     Raises:
         ConfigError: A value is malformed, names a missing CPU, or both values name the same CPU.
@@ -57,7 +60,7 @@ def read_cpu_sets(shared: str, dedicated: str, present: Iterable[int] | None = N
     named = (sets.shared or frozenset()) | sets.dedicated
     if common_cpus := sorted((sets.shared or frozenset()) & sets.dedicated):
         raise ConfigError(
-            f"[agent] cpu_shared_set and cpu_dedicated_set both name {listed(common_cpus)}; a CPU can be in one"
+            f"[agent] cpu_shared_set and cpu_dedicated_set both name {listed(common_cpus)}; remove them from one"
         )
     if present is not None and (missing := sorted(named - set(present))):
         raise ConfigError(
@@ -70,7 +73,7 @@ def parse(text: str, option: str) -> frozenset[int]:
     """Return the CPUs of a list like "0-7,^3,12", in which ^ excludes a CPU or a range.
 
     Raises:
-        ConfigError: The list is malformed or empty. ``option`` is named in the message.
+        ConfigError: The list is malformed or leaves no CPU. The message names ``option``.
     """
     included: set[int] = set()
     excluded: set[int] = set()
@@ -78,7 +81,7 @@ def parse(text: str, option: str) -> frozenset[int]:
         match = PART.fullmatch(part.strip())
         if match is None or int(match[3] or match[2]) < int(match[2]):
             raise ConfigError(
-                f"[agent] {option}: {part.strip()!r} names no CPUs; write them as 0-7,^3,12"
+                f"[agent] {option}: {part.strip()!r} is not a CPU or a range; write, for example, 0-7,^3,12"
             )
         (excluded if match[1] else included).update(
             range(int(match[2]), int(match[3] or match[2]) + 1)

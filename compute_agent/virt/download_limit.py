@@ -18,14 +18,18 @@ MAX_DOWNLOADS, LOOK_SECONDS = 2, 0.5
 
 
 class DownloadLimit:
-    """A limit of simultaneous downloads. 0 means no limit. Thread-safe."""
+    """A limit of simultaneous downloads. Thread-safe.
+
+    Args:
+        most: Number of downloads that may run at the same time. 0 means no limit.
+    """
 
     def __init__(self, most: int = MAX_DOWNLOADS) -> None:
         self._free = threading.Semaphore(most) if most else None
 
     @contextmanager
     def one(self, context: VerbContext) -> Iterator[None]:
-        """Wait for a free place, and keep the place during a download.
+        """Wait until fewer downloads than the limit run, and count one download in this context.
 
         Raises:
             Cancelled: The command was cancelled while waiting.

@@ -11,10 +11,12 @@ again after a crash at any line, the method leads to the same state.
 Invariant: every verb that defines or starts a domain writes the fence into the metadata, and
 ``domains`` reports this fence.
 
-Invariant: no CPUs of a guest are started without ``VerbContext.require_lease`` right before.
+Invariant: no CPUs of a guest are started without ``VerbContext.require_lease`` right before. The
+only exception is a guest that a failed live migration left paused at the source.
 
-All methods raise ``errors.Unavailable`` if the hypervisor or an image service does not answer. Then
-the outcome is unknown, and the verb is repeated. ``VerbFailed`` is a definite failure.
+All methods raise ``errors.Unavailable`` if the hypervisor or an image service does not answer, or
+if this host may not start guests now. Then the outcome is unknown, and the verb is repeated.
+``VerbFailed`` is a definite failure.
 """
 
 from __future__ import annotations
@@ -57,11 +59,14 @@ VNC, SERIAL, SPICE = "vnc", "serial", "spice"
 
 @dataclass(frozen=True, slots=True)
 class VolumeMerge:
-    """A merge of files of a volume, given by name. Each file is an overlay of the next lower file.
+    """A merge of files in the backing chain of a volume. The fields are names of files.
 
-    With ``into``, the data of ``file`` is merged into ``into``, the file directly below. Without
-    ``into``, all files between ``file`` and the guest's active file are merged into the active
-    file, which then has ``file`` as backing file. ``file`` None stands for no backing file.
+    The guest writes to the active file, the top of the chain. Each file has the next lower file as
+    backing file.
+
+    With ``into``, the data of ``file`` is merged into ``into``, the file directly below. With
+    ``into`` None, all files between ``file`` and the active file are merged into the active file,
+    which then has ``file`` as backing file, or no backing file if ``file`` is None.
     """
 
     file: str | None
@@ -78,40 +83,50 @@ class Driver(Protocol):
         """Return a text that differs for every boot of the host."""
 
     def domains(self) -> list[DomainState]:
-        """Return the states of all domains with Kilonova's metadata. This call is cheap."""
+        """Return the states of all domains with Kilonova's metadata. This call is cheap.
+
+        A guest that is still arriving by live migration is left out.
+        """
 
     def guests_volumes(self) -> dict[str, list[str]]:
         """Return the ids of the volumes of each running or paused guest, by server.
 
-        The ids come from the hypervisor's live state, and not from stored definitions or records.
+        Guests that are off, also suspended guests, are left out. The ids come from the hypervisor's
+        live state, and not from stored definitions or records.
         """
 
     def files_alone(self) -> list[str]:
-        """Return the servers of which this host has files and no domain. This call is cheap.
+        """Return the ids of the servers of which this host has files and no domain.
 
-        On shared storage the result also contains servers whose domains are on other hosts.
+        This call is cheap. On shared storage the result also contains servers whose domains are on
+        other hosts.
         """
 
     def server_facts(self, server: str) -> HostedServer:
         """Return the facts about a server from the metadata of the domain.
 
-        They date from the last verb that defined the domain, and include interfaces that were
-        attached or detached since.
+        The facts date from the last verb that defined the domain, and include interfaces that were
+        attached or detached since. The volumes and whether the server is suspended or rescued are
+        the present ones.
 
         Raises:
             VerbFailed: There is no domain.
         """
 
     def ensure_image(self, image: ImageRef, read_image: ImageReader, context: VerbContext) -> None:
-        """Fetch an image to this host for later guests."""
+        """Fetch an image to this host for later guests.
+
+        Raises:
+            VerbFailed: The image does not exist or cannot be used.
+        """
 
     def ensure_guest(
         self, spec: GuestSpec, read_image: ImageReader, context: VerbContext
     ) -> DomainState:
         """Fetch the image, make disks and config drive, and define and start the domain.
 
-        With ``spec.paused`` the CPUs stay stopped until ``ensure_running``. After VerbFailed the
-        guest does not run.
+        Existing disks are kept. With ``spec.paused`` the CPUs stay stopped until
+        ``ensure_running``. After VerbFailed the guest does not run, and its disks may be deleted.
         """
 
     def ensure_running(
@@ -132,20 +147,26 @@ class Driver(Protocol):
         Raises:
             VerbFailed: The domain does not exist, lacks a needed volume that cannot be attached, or
                 is paused or suspended with a volume that is not in ``has``.
+            errors.Unavailable: This host may not start guests now.
         """
 
     def ensure_stopped(
         self, server: str, fence: int, timeout: float, context: VerbContext
     ) -> DomainState:
-        """Shut the guest down, and destroy the domain after ``timeout`` seconds.
+        """Shut the guest down by ACPI, and destroy the domain if it runs after ``timeout`` seconds.
 
-        With 0 the domain is destroyed at once.
+        With ``timeout`` 0, or if the guest is paused, the domain is destroyed at once. The saved
+        memory of a suspended guest is deleted.
+
+        Raises:
+            VerbFailed: The domain does not exist.
         """
 
     def pull_plug(self, server: str) -> None:
-        """Destroy the domain and delete the saved memory. Fence and files remain.
+        """Destroy the domain and delete the saved memory. Definition, fence and files remain.
 
-        Conductors decide that a guest must not run here. Without a domain nothing happens.
+        The agent calls this for guests that must not run on this host. Without a domain nothing
+        happens.
         """
 
     def reboot(
@@ -159,20 +180,25 @@ class Driver(Protocol):
         """Restart the domain once for this fence: by ACPI, or hard after ``timeout`` seconds.
 
         A running domain with this fence has been rebooted already, and stays as it is. A domain
-        that is off is started. For ``has`` see ``ensure_running``.
+        that is off is started. A suspended domain loses its saved memory. For ``has`` and the
+        exceptions see ``ensure_running``. Without a lease, a running domain is not stopped.
         """
 
     def ensure_paused(self, server: str, fence: int, context: VerbContext) -> DomainState:
-        """Stop the CPUs of the domain, whose memory remains.
+        """Stop the CPUs of the domain, whose memory remains. A paused domain stays paused.
 
         Raises:
-            VerbFailed: The domain does not run.
+            VerbFailed: The domain is off or does not exist.
         """
 
     def ensure_suspended(self, server: str, fence: int, context: VerbContext) -> DomainState:
         """Save the memory of the domain to disk and stop the domain.
 
-        ``ensure_running`` restores the memory. An interrupted save leaves the guest unchanged.
+        ``ensure_running`` restores the memory. A cancelled save leaves the guest unchanged. A
+        suspended domain is reported with the power state SHUTDOWN.
+
+        Raises:
+            VerbFailed: The domain is off without saved memory, or does not exist.
         """
 
     def rebuild(
@@ -185,7 +211,8 @@ class Driver(Protocol):
     ) -> DomainState:
         """Replace the disks by new ones from ``spec.image``, once for this fence.
 
-        The old disks are kept until the new image is on this host and verified.
+        If the disks were already replaced under this fence, the method only starts the guest if
+        ``runs``. The old disks are kept until the new image is on this host and verified.
 
         Args:
             spec: The guest with the new image.
@@ -200,27 +227,42 @@ class Driver(Protocol):
     ) -> DomainState:
         """Boot from a disk made from ``image``, with the root disk as the second disk.
 
-        ``spec`` is the guest without the rescue. The root disk is not changed.
+        If the image has the property hw_rescue_device or hw_rescue_bus, all disks keep their places
+        and the rescue disk is added. The root disk is not changed. ``spec`` is the guest without
+        the rescue.
+
+        Raises:
+            VerbFailed: With the reason UNTOUCHED if the guest is unchanged.
         """
 
     def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:
-        """Boot from the root disk again and delete the rescue disk."""
+        """Boot from the root disk again and delete the rescue disk.
+
+        A guest that is not rescued keeps its state, and is started if off.
+        """
 
     def attach_interface(
         self, server: str, fence: int, interface: Interface, context: VerbContext
     ) -> DomainState:
-        """Attach an interface to the running domain and to the stored definition.
+        """Attach an interface to the stored definition, and to the domain if active.
 
-        The MAC address identifies the interface.
+        The MAC address identifies the interface. An interface that is present is not attached
+        again.
+
+        Raises:
+            VerbFailed: The server is suspended, or the bridge does not appear in time.
         """
 
     def detach_interface(
         self, server: str, fence: int, interface: Interface, context: VerbContext
     ) -> DomainState:
-        """Detach an interface from the running domain and from the stored definition.
+        """Detach an interface from the domain if active, and from the stored definition.
+
+        A missing interface is ignored.
 
         Raises:
-            VerbFailed: The guest does not release the interface within 20 seconds. Both keep it.
+            VerbFailed: The server is suspended, or the guest is paused or does not release the
+                interface within 160 seconds. The interface stays in the domain and the definition.
         """
 
     def attach_share(
@@ -229,6 +271,9 @@ class Driver(Protocol):
         """Add a share, under its tag, to a guest that is off.
 
         The host mounts the share while the guest runs.
+
+        Raises:
+            VerbFailed: The guest is active or does not exist.
         """
 
     def detach_share(
@@ -237,46 +282,55 @@ class Driver(Protocol):
         """Remove a share from a guest that is off, and unmount it. A missing guest is ignored.
 
         Raises:
-            VerbFailed: The guest runs.
+            VerbFailed: The guest is active.
         """
 
     def attach_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState:
-        """Connect a volume, verify the identity, and attach the volume to the domain.
+        """Connect a volume, verify its identity, and attach it to the guest.
 
-        Both the running domain and the stored definition get the volume.
+        The stored definition gets the volume, and the domain if active.
 
         Raises:
-            VerbFailed: The volume cannot be connected or is another one. The host disconnects it
-                again.
+            VerbFailed: The volume cannot be connected or is another volume, the bus of an active
+                guest does not support hot plug, or the server is suspended. The host disconnects
+                the volume again.
         """
 
     def detach_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState | None:
-        """Detach a volume from the running domain and the stored definition, and disconnect it.
+        """Detach a volume from the domain if active and the stored definition, and disconnect it.
 
         Returns:
-            The state of the domain. None if the guest is not on this host. The volume is
+            The state of the domain, or None if the guest is not on this host. The volume is
             disconnected in both cases.
 
         Raises:
-            VerbFailed: The guest does not release the volume within 20 seconds. Both keep it.
+            VerbFailed: The guest is paused or does not release the volume within 160 seconds, its
+                bus does not support hot plug, or the server is suspended. The volume stays
+                attached.
         """
 
     def disconnect_volumes(self, server: str, fence: int) -> None:
-        """Disconnect and forget all volumes of a guest that is off and leaves this host.
+        """Disconnect all volumes of a guest that is off, and remove them from its definition.
+
+        Called before the guest leaves this host. Without a guest the remaining connections are
+        closed.
 
         Raises:
-            VerbFailed: The guest runs.
+            VerbFailed: The guest is active.
         """
 
     def extend_volume(self, server: str, volume: AttachedVolume, context: VerbContext) -> None:
         """Make the new size of a volume, ``volume.size_gb``, visible to the guest.
 
+        A guest that is off sees the size at its next start.
+
         Raises:
-            VerbFailed: The guest does not have the volume, or the host does not see the new size.
+            VerbFailed: The guest does not have the volume or is suspended, or the host does not see
+                the new size.
         """
 
     def copy_volume(
@@ -289,7 +343,8 @@ class Driver(Protocol):
         before the guest gets the confirmation. ``context.phase`` reports the percentage.
 
         Raises:
-            VerbFailed: The guest is unchanged.
+            VerbFailed: The guest is off or suspended, the sizes differ, or the copy failed. The
+                guest is unchanged.
         """
 
     def switch_volume(
@@ -297,10 +352,14 @@ class Driver(Protocol):
     ) -> DomainState | None:
         """Switch the guest to the copy made by ``copy_volume``, and disconnect the old location.
 
-        If the copy has ended meanwhile, the method copies again.
+        If the copy of an active guest has ended meanwhile, the method copies again. A guest that is
+        off is switched if the copy was complete.
 
         Returns:
             The state of the domain, or None if the guest is not on this host.
+
+        Raises:
+            VerbFailed: The guest is off and the copy was not complete, or the guest is suspended.
         """
 
     def keep_volume(
@@ -317,12 +376,14 @@ class Driver(Protocol):
     ) -> DomainState:
         """Make a snapshot of a volume: the guest continues in the new file that ``volume`` names.
 
-        The file exists, is empty, and has the guest's present file as backing file. The present
-        file does not change any more. If the guest's agent can, it freezes the file systems for
-        this moment.
+        The volume service has made the new file, which is empty and has the guest's present file as
+        backing file. The present file does not change any more. If the guest's agent can, it
+        freezes the file systems for this moment. For a guest that is off, only the definition
+        changes.
 
         Raises:
-            VerbFailed: The guest is unchanged.
+            VerbFailed: The guest lacks the volume or is suspended, the volume is not a file, or the
+                new file does not fit. The guest is unchanged.
         """
 
     def merge_volume(
@@ -333,39 +394,48 @@ class Driver(Protocol):
         merge: VolumeMerge,
         context: VerbContext,
     ) -> DomainState:
-        """Merge files of a volume while the guest is active and continues in the active file.
+        """Merge files of an active guest's volume, as deleting a snapshot requires.
 
-        ``context.phase`` reports the percentage.
+        The guest continues in its active file. ``context.phase`` reports the percentage. If the
+        files are merged already, only the fence is recorded.
 
         Raises:
-            VerbFailed: The files are unchanged or partly copied. The guest reads the same data in
-                both cases.
+            VerbFailed: The guest is off or lacks the volume, or the merge failed. The files are
+                unchanged or partly copied. The guest reads the same data in both cases.
         """
 
     def snapshot(
         self, server: str, fence: int, write_image: ImageWriter, context: VerbContext
     ) -> int:
-        """Write the guest's disk of one moment to ``write_image``, as a qcow2 without backing file.
+        """Write the root disk as of one moment to ``write_image``, as qcow2 without a backing file.
 
         The guest continues. If the guest's agent can, it freezes the file systems for this moment.
         No file remains on the host. ``context.phase`` reports the phases of copy and upload.
 
         Returns:
             The number of bytes written.
+
+        Raises:
+            VerbFailed: The server has no root disk here, the copy failed, the image service refuses
+                the image, or the image requires a freeze (os_require_quiesce), which failed.
         """
 
     def inject_nmi(self, server: str) -> None:
-        """Inject an NMI, which makes the guest's kernel write a dump. Never repeated.
+        """Inject an NMI, which makes the guest's kernel write a dump.
+
+        The driver makes one attempt only, because a second NMI would have a second effect.
 
         Raises:
-            VerbFailed: The guest does not run.
+            VerbFailed: The guest is off or does not exist.
         """
 
     def set_password(self, server: str, user: str, password: str) -> None:
-        """Set the password of a user inside the guest, through the guest agent. Never repeated.
+        """Set the password of a user inside the guest, through the guest agent.
+
+        The driver makes one attempt only.
 
         Raises:
-            VerbFailed: There is no agent, or it refuses.
+            VerbFailed: The guest does not run, has no agent that answers, or the agent refuses.
         """
 
     def diagnostics(self, server: str) -> JsonObject:
@@ -375,25 +445,29 @@ class Driver(Protocol):
         num_disks, num_nics, memory_details, cpu_details, disk_details and nic_details.
 
         Raises:
-            VerbFailed: The guest does not run.
+            VerbFailed: The guest is off or does not exist.
         """
 
     def ensure_absent(self, server: str, fence: int, keep_files: bool = False) -> None:
         """Destroy and undefine the domain if it exists, and delete its disks and files.
 
-        With ``keep_files`` the files remain, because the guest on another host uses them on shared
-        storage.
+        Its volumes are disconnected. With ``keep_files`` the files remain, because the guest on
+        another host uses them on shared storage.
         """
 
     # --- Moves of a guest that is off ---
     def offer(self, server: str, fence: int, secret: str, context: VerbContext) -> JsonObject:
-        """Let other hosts with the secret read the guest's files.
+        """Permit other hosts that have the secret to read the guest's files.
 
-        The offer ends when the files are offered with another secret, or the guest is started or
-        removed. Of a running guest only files that the guest cannot change are offered.
+        The offer ends when the files are offered with another secret, or when a later command
+        starts or removes the guest. Of an active guest, only files that the guest cannot change are
+        offered.
 
         Returns:
-            {"bytes": number of bytes of data}.
+            {"bytes": number of bytes of data in these files}.
+
+        Raises:
+            VerbFailed: The server is suspended or has no guest here.
         """
 
     def parts(self, server: str, secret: str) -> list[Part]:
@@ -404,10 +478,11 @@ class Driver(Protocol):
         """
 
     def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
-        """Yield the data of one of ``parts``, as in ``Peer.read``.
+        """Yield the data of the part ``name`` of ``parts``, as in ``Peer.read``.
 
         Raises:
             errors.NotFound: There is no such part.
+            errors.Forbidden: No files are offered under this secret, or the offer ended meanwhile.
         """
 
     def prepare(
@@ -415,15 +490,17 @@ class Driver(Protocol):
     ) -> JsonObject:
         """Check, before the guest stops at the source, that this host can receive it.
 
-        The check covers ``receive`` and ``install``.
-
-        The backing file of the guest's disk is fetched. No guest is made.
+        The check covers the later ``receive`` and ``install``. The libvirt driver also fetches the
+        backing file of the guest's disk. No guest is made.
 
         Args:
             spec: The guest as it will be on this host.
             peer: The source, which names the backing file. None if the disk is on shared storage.
             read_image: Opens an image.
             context: Context of the verb.
+
+        Returns:
+            {}.
 
         Raises:
             VerbFailed: The host lacks hardware or space, for example.
@@ -443,47 +520,61 @@ class Driver(Protocol):
             context: Context of the verb.
 
         Returns:
-            {"bytes": number of bytes copied}.
+            {"bytes": number of bytes copied}. 0 if the files are on shared storage.
+
+        Raises:
+            VerbFailed: The guest is active on this host, space is missing, or a file is missing or
+                damaged.
         """
 
     def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
         """Define the domain of ``spec`` with the files on this host, and start it if ``runs``.
 
-        With ``spec.paused`` the CPUs stay stopped. After VerbFailed the guest does not run.
+        With ``spec.paused`` the CPUs stay stopped.
+
+        Raises:
+            VerbFailed: The guest does not run. Exception: a guest that is active with another fence
+                is not changed.
         """
 
     # --- Snapshots of a guest's volumes ---
     def quiesce(self, server: str, seconds: float) -> None:
         """Flush and freeze the guest's file systems until ``unquiesce``, for at most ``seconds``.
 
-        The limit holds even if the agent restarts meanwhile.
+        If the agent restarts meanwhile, the file systems are thawed at the restart.
 
         Raises:
             VerbFailed: The guest does not run, or the guest's agent cannot freeze file systems.
         """
 
     def unquiesce(self, server: str) -> None:
-        """Thaw the guest's file systems. Without a ``quiesce`` before, nothing happens."""
+        """End the freeze of ``quiesce``. Without a ``quiesce`` before, nothing happens."""
 
     # --- Resize on the same host ---
     def resize_here(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
         """Resize a guest that is off to ``spec``, once for this fence.
 
-        Copies of the disks are kept. The root disk grows, the domain is defined anew, and is
-        started if ``runs``. After VerbFailed the guest does not run.
+        Copies of the disks before the resize are kept until ``settle_resize``. The root disk grows,
+        the domain is defined anew, and is started if ``runs``.
+
+        Raises:
+            VerbFailed: The guest is active with another fence and is not changed, or the resize
+                failed and the guest does not run.
         """
 
     def settle_resize(
         self, spec: GuestSpec, back: bool, resized: int, context: VerbContext
     ) -> DomainState:
-        """Complete or revert a ``resize_here`` that ran under the fence ``resized``.
+        """Confirm or revert a ``resize_here`` that ran under the fence ``resized``.
 
-        With ``back`` False the kept disks are deleted, and the guest stays as it is. With ``back``
-        True the guest is off: the kept disks are restored, the domain is defined by ``spec``, and
-        it stays off.
+        With ``back`` False the copies of the old disks are deleted, and the guest is not changed.
 
-        If no disks are kept under that fence, the present disks are right. Disks that an older
-        resize has kept are never restored, and the next resize deletes them.
+        With ``back`` True the guest must be off and stays off. The copies made under the fence
+        ``resized`` replace the disks, and the domain is defined by ``spec``. If that resize made no
+        copies, the disks are not changed. Copies of another resize are deleted and never restored.
+
+        Raises:
+            VerbFailed: The guest does not exist, or is active and ``back`` is True.
         """
 
     # --- Live migration ---
@@ -509,7 +600,7 @@ class Driver(Protocol):
             cpu: ``cpu_info`` of the CPU that the guest runs on.
             read_image: Opens an image.
             context: Context of the verb.
-            source: Address of the only host that may send the guest.
+            source: Address of the only host that may send the guest, as in its certificate.
 
         Returns:
             The details of this host that ``live_migrate`` needs.
@@ -523,8 +614,9 @@ class Driver(Protocol):
     ) -> JsonObject:
         """Migrate a running or paused guest away from this host, the source.
 
-        A migration that was begun before a crash is joined. The method obeys
-        ``context.requested_control``. When cancelled, the method aborts the job.
+        A migration that was begun under this fence before a crash of the agent is joined. The
+        method obeys ``context.requested_control``. If the verb is cancelled, the method aborts the
+        migration, and may raise Cancelled before the abort is complete.
 
         Args:
             spec: The guest as it will be at the destination.
@@ -537,12 +629,14 @@ class Driver(Protocol):
 
         Raises:
             VerbFailed: The guest is still on this host and unchanged.
+            MigrationAborted: As VerbFailed, because a user aborted the migration.
+            errors.Unavailable: It is not known which host has the guest.
         """
 
     def finish_incoming(self, spec: GuestSpec, context: VerbContext) -> DomainState:
-        """Define the guest that has arrived here by ``spec``, with the new fence.
+        """Complete the arrival of a guest: define its domain by ``spec``, with the new fence.
 
-        The guest runs or is paused.
+        The guest runs or is paused, as at the source.
 
         Raises:
             VerbFailed: The guest is not on this host and does not run here.
@@ -558,10 +652,10 @@ class Driver(Protocol):
         """
 
     def console_kinds(self, server: str) -> list[str]:
-        """Return the kinds of consoles of a running guest.
+        """Return the kinds of consoles of an active guest: VNC, SPICE if present, and SERIAL.
 
         Raises:
-            VerbFailed: The guest does not run.
+            VerbFailed: The guest is off or does not exist.
         """
 
     def console(self, server: str, kind: str) -> socket.socket:
@@ -573,11 +667,14 @@ class Driver(Protocol):
                 SERIAL for the first serial port, which has one reader at a time.
 
         Raises:
-            VerbFailed: The guest does not run, or has no such console.
+            VerbFailed: The guest is off, or has no such console.
         """
 
     def watch(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed(server)`` from a thread of the driver when a domain changes state."""
+        """Call ``changed(server)`` from a thread of the driver when a domain changes state.
+
+        Calls without a change are possible.
+        """
 
     def close(self) -> None:
         """Close the connection to the hypervisor. Guests continue to run."""
@@ -586,8 +683,8 @@ class Driver(Protocol):
 def required_hardware(spec: GuestSpec) -> Hardware:
     """Return the hardware requirements of a guest, from flavor and image.
 
-    Called before the verb makes or deletes anything. A guest with dedicated parts of the host runs
-    on the parts that the claim holds, or not at all.
+    Verbs call this before they make or delete anything. A guest that needs dedicated parts of the
+    host runs only on the parts that its claim assigned.
 
     Raises:
         VerbFailed: The requirements are invalid, or the guest needs dedicated parts and the command
@@ -599,16 +696,16 @@ def required_hardware(spec: GuestSpec) -> Hardware:
         raise VerbFailed(refused.text) from refused
     if requirements.needs_assignment and spec.assignment is None:
         raise VerbFailed(
-            "The server needs CPUs, memory or devices of its own, and none are claimed for it here; "
-            "rebuild or move it.",
+            "The server needs dedicated CPUs, memory or devices of the host, and no claim assigns them; "
+            "rebuild or move the server.",
             details=f"no assignment in the command for {spec.server}",
         )
     return requirements
 
 
 def quiesce_failed() -> VerbFailed:
-    """Return the failure of a snapshot without frozen file systems that the image requires."""
+    """Return the failure of a snapshot whose image requires frozen file systems."""
     return VerbFailed(
-        "The guest's file systems could not be frozen, and its image requires that "
-        "(os_require_quiesce); see whether qemu-guest-agent runs in it."
+        "The guest's file systems could not be frozen for the snapshot, which its image requires "
+        "(os_require_quiesce); check that qemu-guest-agent runs in the guest."
     )

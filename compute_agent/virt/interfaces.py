@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server's interfaces on a host, for both drivers.
 
-``plug`` returns how a port is connected on this host. ``when_bridged`` waits for a bridge, which
-the network agent of the host makes seconds after a port was bound. Mostly this is before the guest
-starts.
+``plug`` returns how a port is connected on this host. The network agent of the host makes the
+bridge of a port seconds after the port was bound. ``when_bridged`` waits for this bridge.
 
 Invariant: a port that cannot be plugged is refused before anything of the guest is made or deleted.
 """
@@ -30,14 +29,20 @@ BRIDGE_TIMEOUT_SECONDS, RETRY_SECONDS = 30.0, 0.5
 
 
 class NoBridge(VerbFailed):
-    """A bridge is missing. The network agent may still make the bridge."""
+    """The bridge of an interface is missing. The host's network agent may still make the bridge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plug:
     """The connection of an interface on this host.
 
-    ``mtu`` is 0 if unknown. ``ovs`` is True for a bridge of Open vSwitch.
+    Attributes:
+        port: Id of the port.
+        mac: MAC address in lower case.
+        bridge: Name of the bridge.
+        device: Name of the interface's device on the host.
+        mtu: MTU in bytes, or 0 if unknown.
+        ovs: True for a bridge of Open vSwitch.
     """
 
     port: str
@@ -49,7 +54,9 @@ class Plug:
 
 
 def plug(interface: Interface) -> Plug:
-    """Return how the interface is connected on this host.
+    """Return how the interface is connected on this host. The host itself is not examined.
+
+    Names of bridge and device that the network service left out are derived from the ids.
 
     Raises:
         VerbFailed: The binding failed, or has a type that this host does not support.
@@ -57,14 +64,14 @@ def plug(interface: Interface) -> Plug:
     port, kind = interface.port, interface.vif_type
     if kind == BINDING_FAILED:
         raise VerbFailed(
-            f"The network service could not wire port {port} on this host (binding_failed).",
-            details="see whether the network's agent runs on this host",
+            f"The network service could not bind port {port} on this host (binding_failed).",
+            details="check that the network agent runs on this host",
             retryable=True,
         )
     if kind not in (BRIDGE, OVS):
         raise VerbFailed(
-            f"Port {port} is bound as {kind or 'nothing'}, which this host cannot plug a guest into; it "
-            f"needs {BRIDGE} or {OVS}."
+            f"Port {port} has the vif_type {kind or 'unbound'}, which this host does not support; bind it as "
+            f"{BRIDGE} or {OVS}."
         )
     bridge = interface.bridge or (
         OVS_BRIDGE if kind == OVS else f"brq{interface.network[:DEVICE_ID_CHARS]}"
@@ -80,18 +87,24 @@ def plug(interface: Interface) -> Plug:
 
 
 def plugs(interfaces: Iterable[Interface]) -> tuple[Plug, ...]:
-    """Return the plugs of all interfaces, in the same order."""
+    """Return the ``Plug`` of each interface, in the same order.
+
+    Raises:
+        VerbFailed: This host does not support the binding of an interface.
+    """
     return tuple(plug(interface) for interface in interfaces)
 
 
 def when_bridged(
     context: VerbContext, work: Callable[[], Answer], seconds: float = BRIDGE_TIMEOUT_SECONDS
 ) -> Answer:
-    """Call ``work``, and repeat it for at most ``seconds`` while it raises NoBridge.
+    """Call ``work`` until it does not raise NoBridge, for at most ``seconds``. Return the result.
+
+    Other exceptions of ``work`` are raised at once.
 
     Raises:
-        Cancelled: The command was cancelled while waiting.
-        NoBridge: The time is over.
+        Cancelled: The command was cancelled between two calls.
+        NoBridge: The bridge is still missing after ``seconds``.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -107,9 +120,9 @@ def when_bridged(
 
 
 def no_bridge(details: str) -> NoBridge:
-    """Return the failure of a guest whose bridge is missing."""
+    """Return the failure of a verb whose guest needs a bridge that this host lacks."""
     return NoBridge(
-        "The server's network is not there on this host; see whether the network's agent runs on it.",
+        "This host lacks the bridge of a network of the server; check that the network agent runs on the host.",
         details=details,
         retryable=True,
     )

@@ -28,7 +28,7 @@ ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 def uptime(now: datetime, root: Path = ROOT) -> str:
     """Return the uptime in the format of the command ``uptime``.
 
-    For example " 14:03:12 up 3 days,  2:15,  1 user,  load average: 0.10, 0.20, 0.30".
+    For example, " 14:03:12 up 3 days,  2:15,  1 user,  load average: 0.10, 0.20, 0.30".
 
     Args:
         now: Time on this host's clock.
@@ -51,7 +51,7 @@ def _lasting(minutes: int) -> str:
 
 
 def _users(utmp: Path) -> int:
-    """Count the sessions of users. Without a record file the count is 0."""
+    """Count the sessions of users in a utmp file. Without this file the count is 0."""
     records = utmp.read_bytes() if utmp.exists() else b""
     return sum(
         struct.unpack_from("=h", records, at)[0] == USER_PROCESS
@@ -60,9 +60,10 @@ def _users(utmp: Path) -> int:
 
 
 class Monitor:
-    """The CPU load since the last call, under the names of Nova's monitor cpu.virt_driver.
+    """Measures the host's CPU load, under the names of Nova's monitor cpu.virt_driver.
 
-    The first call covers the time since the boot.
+    Each call of ``read`` covers the time since the last call, and the first call the time since the
+    boot.
     """
 
     def __init__(self, root: Path = ROOT) -> None:
@@ -70,7 +71,10 @@ class Monitor:
         self._last = [0] * 8
 
     def read(self) -> dict[str, float]:
-        """Return the metrics by name. Percentages (0 to 100) cover all CPUs together."""
+        """Return the metrics by name: percentages (0 to 100) of all CPUs, and the frequency in MHz.
+
+        The frequency is left out if the kernel does not report it.
+        """
         line = (self._root / "proc/stat").read_text().split("\n", 1)[0]
         now = [int(number) for number in line.split()[1:9]]
         spent = [max(0, new - old) for new, old in zip(now, self._last, strict=True)]
@@ -89,7 +93,7 @@ class Monitor:
         return {**percents, "cpu.percent": round(100 * busy / whole, 2), **self._frequency()}
 
     def _frequency(self) -> dict[str, float]:
-        """Return the mean frequency of the CPUs in MHz, if the kernel reports frequencies."""
+        """Return the mean frequency of the CPUs in MHz, or {} if the kernel reports none."""
         frequencies = [
             float(number)
             for number in re.findall(
@@ -104,17 +108,22 @@ class Monitor:
 
 
 def cpus(root: Path = ROOT) -> list[int]:
-    """Return the kernel's numbers of the host's CPUs."""
+    """Return the kernel's numbers of the host's CPUs, in rising order."""
     return sorted(parse((root / "sys/devices/system/cpu/present").read_text().strip(), "present"))
 
 
 def most_cpu_shares(root: Path = ROOT) -> int:
-    """Return the largest CPU weight that the kernel accepts, which is lower with cgroups v2."""
+    """Return the largest value of cpu_shares that the kernel accepts.
+
+    This is 10,000 with cgroups v2 and 262,144 with cgroups v1.
+    """
     return 10_000 if (root / "sys/fs/cgroup/cgroup.controllers").exists() else 262_144
 
 
 def devices(addresses: Iterable[str], root: Path = ROOT) -> list[Device]:
-    """Return the PCI devices at these addresses, ordered by address.
+    """Return the PCI devices at these addresses, ordered by address, without duplicates.
+
+    The NUMA node of a device is -1 if unknown.
 
     Raises:
         ConfigError: An address is malformed, or the device does not exist.
@@ -127,9 +136,13 @@ def devices(addresses: Iterable[str], root: Path = ROOT) -> list[Device]:
 
 def _device(address: str, folder: Path) -> Device:
     if not ADDRESS.fullmatch(address):
-        raise ConfigError(f"[agent] pci_devices: {address} is no address; write it as 0000:81:00.1")
+        raise ConfigError(
+            f"[agent] pci_devices: {address} is not a PCI address; write, for example, 0000:81:00.1"
+        )
     if not folder.exists():
-        raise ConfigError(f"[agent] pci_devices: this host has no device {address}; see lspci -D")
+        raise ConfigError(
+            f"[agent] pci_devices: this host has no device {address}; for the addresses, see lspci -D"
+        )
     vendor, product = (int((folder / name).read_text(), 16) for name in ("vendor", "device"))
     numa_file = folder / "numa_node"
     return Device(

@@ -3,8 +3,8 @@
 
 The libvirt driver uses this. On a host with systemd, systemd mounts the file system, because the
 agent has no such right, and guests do not see mounts in the agent's own namespace. Other hosts use
-mount(8). Programs run without a shell. The list of mounts comes from the kernel, because a look
-into the folder would block if the file server is dead.
+mount(8). Programs run without a shell. The list of mounts comes from the kernel, because access to
+the folder would block if the file server is dead.
 
 Invariant: this module deletes no file. A folder that is not empty remains.
 """
@@ -32,10 +32,10 @@ Program = Callable[[Sequence[str]], None]
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run a program and wait for the end.
+    """Run a mount program and wait for its end, for at most ``PROGRAM_TIMEOUT_SECONDS``.
 
     Raises:
-        VerbFailed: The program fails, cannot be started, or runs for more than a minute.
+        VerbFailed: The program fails, cannot be started, or takes too long.
     """
     try:
         process = subprocess.run(
@@ -60,12 +60,12 @@ def run(arguments: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Mounts:
-    """The mounts of this host.
+    """Mounts and unmounts shared file systems on this host.
 
     Attributes:
-        by_systemd: True if systemd mounts the file systems.
+        by_systemd: True if systemd mounts the file systems, False for mount(8).
         run: Runs a program. Tests replace this.
-        table: The kernel's table of mounts. Tests replace this.
+        table: Path of the kernel's table of mounts. Tests replace this.
     """
 
     by_systemd: bool = False
@@ -75,16 +75,25 @@ class Mounts:
     def mount(self, protocol: str, location: str, folder: Path) -> None:
         """Mount a share at ``folder``, unless the folder is a mount point already.
 
+        A missing folder is made.
+
+        Args:
+            protocol: Protocol of the share, a key of ``TYPES``.
+            location: Export location, for example "10.0.0.5:/shares/7".
+            folder: The mount point.
+
         Raises:
             VerbFailed: The protocol or the location is not supported, or the mount fails.
         """
         kind = TYPES.get(protocol)
         if kind is None:
-            raise VerbFailed(f"This host mounts no shares of protocol {protocol}.")
+            raise VerbFailed(
+                f"Hosts cannot mount shares of protocol {protocol}, only of {', '.join(TYPES)}."
+            )
         if not LOCATION.fullmatch(location):
             raise VerbFailed(
-                "The share's export location is none that a host could mount.",
-                details=location[:200],
+                "The share's export location is not valid; it must have the form HOST:/PATH.",
+                details=f"export location {location[:200]!r}",
             )
         folder.mkdir(parents=True, exist_ok=True)
         if folder in self.mounted():
@@ -106,7 +115,15 @@ class Mounts:
             self.run(["mount", "-t", kind, "-o", OPTIONS, "--", location, str(folder)])
 
     def unmount(self, folder: Path) -> None:
-        """Unmount and remove ``folder``. A busy mount ends with the last user."""
+        """Unmount and remove ``folder``. A folder that is no mount point is only removed.
+
+        A busy file system is detached from the folder at once, and unmounted when its last user
+        ends. A missing folder is ignored.
+
+        Raises:
+            VerbFailed: The file system cannot be unmounted.
+            OSError: The folder is not empty.
+        """
         if folder in self.mounted():
             try:
                 self.run(
@@ -121,12 +138,12 @@ class Mounts:
             folder.rmdir()
 
     def mounted(self) -> set[Path]:
-        """Return all mount points."""
+        """Return all mount points of this host, from the kernel's table."""
         return {Path(_unescape(line.split(" ")[4])) for line in self.table.read_text().splitlines()}
 
 
 def host_mounts() -> Mounts:
-    """Return the mounts of this host."""
+    """Return a ``Mounts`` for this host, which uses systemd if systemd runs here."""
     return Mounts(by_systemd=SYSTEMD.is_dir())
 
 

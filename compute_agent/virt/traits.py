@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The capabilities of a host as traits of os-traits, for both drivers.
+"""The capabilities of a host as traits of os-traits, for both drivers (libvirt and memory).
 
 A feature of the processor becomes a trait if os-traits has a name for it. This is nearly always the
 name of the feature. ``OTHER_NAMES`` contains the exceptions.
@@ -64,7 +64,13 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 
 
 def of_processor(features: Iterable[str]) -> set[str]:
-    """Return the traits of a processor with these features, which have libvirt's names."""
+    """Return the traits of a processor with these features.
+
+    Features without a trait in os-traits are left out.
+
+    Args:
+        features: Features by libvirt's names, for example "aes".
+    """
     names = _names()
     traits: set[str] = set()
     for feature in features:

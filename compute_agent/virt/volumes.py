@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server's volumes on a host, for both drivers.
 
-``link`` returns how a host reaches a volume, from the connection that the volume service gave to
-the conductor. Other data of the service is not trusted: ids must be UUIDs, and an unknown protocol
-is refused.
+``link`` returns how a host reaches a volume, from the connection data that the conductor got from
+the volume service. This data is not trusted: ids must be UUIDs, and an unknown protocol is refused.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ ISCSI, FIBRE_CHANNEL, NVMEOF, NFS = "iscsi", "fibre_channel", "nvmeof", "nfs"
 #: All protocols that this project supports.
 EVERY_PROTOCOL = frozenset({LOCAL, NBD, RBD, ISCSI, FIBRE_CHANNEL, NVMEOF, NFS})
 #: Remedies for a host that does not support a protocol.
-BY_QEMU = "Name it in [agent] qemu_volume_protocols of the host's configuration."
-BY_HOST = "Name it in [agent] host_volume_protocols of the host's configuration."
+BY_QEMU = "Add the protocol to [agent] qemu_volume_protocols in the host's configuration."
+BY_HOST = "Add the protocol to [agent] host_volume_protocols in the host's configuration."
 REMEDIES = {
-    LOCAL: "Name its folder in [agent] volume_folders of the host's configuration.",
+    LOCAL: "Add the volume's folder to [agent] volume_folders in the host's configuration.",
     RBD: BY_QEMU,
-    ISCSI: "Name it in [agent] qemu_volume_protocols or host_volume_protocols of the host's configuration.",
+    ISCSI: "Add the protocol to [agent] qemu_volume_protocols or host_volume_protocols in the host's configuration.",
     **dict.fromkeys((FIBRE_CHANNEL, NVMEOF, NFS), BY_HOST),
 }
 #: Buses of a disk, and those on which a running guest can gain and lose a disk.
@@ -42,9 +41,11 @@ PROTOCOL_KEYS = ("driver_volume_type", "data")
 
 @dataclass(frozen=True, slots=True)
 class VolumeLink:
-    """The way in which a host reaches a volume.
+    """The protocol and parameters by which a host reaches a volume.
 
-    ``data`` contains the parameters of the protocol, and may contain passwords.
+    Attributes:
+        protocol: The volume service's name of the protocol, for example "iscsi".
+        data: Parameters of the protocol, which may contain passwords.
     """
 
     protocol: str
@@ -52,7 +53,13 @@ class VolumeLink:
 
 
 def link(volume: AttachedVolume, protocols: Collection[str]) -> VolumeLink:
-    """Return how this host reaches the volume.
+    """Return the protocol and parameters by which this host reaches the volume.
+
+    The volume itself is not accessed.
+
+    Args:
+        volume: The volume with the volume service's connection for this host.
+        protocols: Protocols that this host supports.
 
     Raises:
         VerbFailed: The host cannot reach the volume, or a guest cannot have it as a disk.
@@ -62,13 +69,13 @@ def link(volume: AttachedVolume, protocols: Collection[str]) -> VolumeLink:
     protocol = volume.connection.get("driver_volume_type")
     if not protocol:
         raise VerbFailed(
-            f"Volume {volume.volume_id} is not connected to this host; attach it again.",
-            details="the volume service gave no connection",
+            f"Volume {volume.volume_id} is not connected to this host; detach the volume and attach it again.",
+            details="the attachment at the volume service has no driver_volume_type",
         )
     if protocol not in protocols:
         raise VerbFailed(
-            f"This host cannot connect volume {volume.volume_id}: it is served by {protocol!s:.40}, and the "
-            f"host knows {', '.join(sorted(protocols))}. {REMEDIES.get(str(protocol), '')}".rstrip(),
+            f"This host cannot connect volume {volume.volume_id}, which is served by {protocol!s:.40}. The host "
+            f"supports {', '.join(sorted(protocols))}. {REMEDIES.get(str(protocol), '')}".rstrip(),
             retryable=True,
         )
     # In the service's attachments the data is beside the protocol. In os-brick's format the data
@@ -81,28 +88,30 @@ def link(volume: AttachedVolume, protocols: Collection[str]) -> VolumeLink:
         raise unreadable(volume.volume_id, "the connection has no data")
     if data.get("encrypted"):
         raise VerbFailed(
-            f"Volume {volume.stored_id} is encrypted, which no host of this cloud can open; retype it to a "
-            "type without encryption while no server has it, or take another one."
+            f"Volume {volume.stored_id} is encrypted, and hosts cannot open encrypted volumes. Detach the volume and "
+            "retype it to a volume type without encryption, or use another volume."
         )
     if volume.bus not in BUSES or volume.device_type != DISK:
         raise VerbFailed(
-            f"A volume cannot be a {volume.device_type} on {volume.bus} here; it can be a disk on one of "
+            f"Volume {volume.volume_id} cannot be a {volume.device_type} on {volume.bus}; volumes can be disks on "
             f"{', '.join(BUSES)}."
         )
     return VolumeLink(str(protocol), data)
 
 
 def unreadable(volume_id: str, details: str) -> VerbFailed:
-    """Return the failure of a volume with an incomplete or forbidden connection."""
+    """Return the failure of a volume whose connection data is incomplete or not permitted."""
     return VerbFailed(
-        f"What the volume service says of volume {volume_id} cannot be used on this host; attach it again, "
-        "or see the host's log.",
+        f"The volume service's connection data for volume {volume_id} cannot be used on this host. Attach the "
+        "volume again, or see the host's log.",
         details=details,
     )
 
 
 def links(volumes: Iterable[AttachedVolume], protocols: Collection[str]) -> list[VolumeLink]:
-    """Return the links of all volumes. Called before anything of a guest is made or deleted.
+    """Return the links of all volumes, in the same order.
+
+    Verbs call this before they make or delete anything of a guest.
 
     Raises:
         VerbFailed: The host cannot reach one of the volumes.
@@ -121,11 +130,11 @@ def check_id(volume_id: str) -> None:
             return
     except ValueError:
         pass
-    raise VerbFailed("The volume's id is not a UUID.", details=f"id {volume_id[:80]!r}")
+    raise VerbFailed("A volume's id is not a UUID.", details=f"id {volume_id[:80]!r}")
 
 
 def boots_from_volume(volumes: Iterable[AttachedVolume]) -> bool:
-    """True if a volume takes the place of the root disk."""
+    """True if the guest has no root disk, because a volume with boot index 0 takes its place."""
     return any(volume.boot_index == 0 for volume in volumes)
 
 
@@ -135,7 +144,7 @@ def image_of(spec: GuestSpec) -> ImageRef | None:
 
 
 def grown(volume: AttachedVolume, size_gb: int) -> AttachedVolume:
-    """Return the volume with a size of at least ``size_gb``."""
+    """Return the volume with the size ``size_gb`` in GiB, unless it is recorded as larger."""
     return replace(volume, size_gb=max(volume.size_gb, size_gb))
 
 
@@ -147,47 +156,54 @@ def refuse_cold_bus(volume: AttachedVolume, power_state: int) -> None:
     """
     if power_state in (RUNNING, PAUSED) and volume.bus not in HOT_BUSES:
         raise VerbFailed(
-            f"A volume on {volume.bus} comes and goes only while the server is off; stop it first."
+            f"Volume {volume.volume_id} is on {volume.bus}, which does not support hot plug. Stop the server before "
+            "you attach or detach the volume."
         )
 
 
 def suspended() -> VerbFailed:
-    """Return the failure of a volume change of a suspended guest.
+    """Return the failure of a verb that changes the volumes of a suspended guest.
 
     Why: saved memory requires the disks that the guest had when it was saved.
     """
-    return VerbFailed("The server is suspended; resume it before its volumes are changed.")
+    return VerbFailed("The server is suspended; resume the server before you change its volumes.")
 
 
 def held(volume_id: str, power_state: int, details: str = "") -> VerbFailed:
-    """Return the failure of a detach that the guest did not complete."""
+    """Return the failure of a detach because the guest still holds the volume."""
     why = (
-        "it is paused; resume it first"
+        "The guest is paused; resume the server and try again"
         if power_state == PAUSED
-        else "unmount it there, and try again when it has booted"
+        else "Unmount the volume in the guest, and try again when the guest has booted"
     )
     return VerbFailed(
-        f"The guest did not let go of volume {volume_id}: {why}. The volume stays.", details=details
+        f"The guest did not release volume {volume_id}, which stays attached. {why}.",
+        details=details,
     )
 
 
 def foreign(volume_ids: Iterable[str]) -> VerbFailed:
-    """Return the failure of a guest that would resume with volumes detached meanwhile.
+    """Return the failure of resuming a paused or suspended guest whose volumes were detached.
 
     Why: data in the guest's memory must not be written to these volumes.
     """
     named = ", ".join(sorted(volume_ids))
     return VerbFailed(
-        f"The guest rests with volume {named}, which is not the server's any more: it does not go on with "
-        "it. Reboot the server (hard): its memory is lost, its disks stay.",
-        details="it was detached while the host was away",
+        f"The paused or suspended guest still has volume {named}, which was detached from the server, and is not "
+        "resumed. Hard reboot the server. The guest's memory is lost, and its disks are kept.",
+        details="the volume was detached while the host did not answer",
     )
 
 
 def copyable(
     volume: AttachedVolume, guest_volumes: Iterable[AttachedVolume], power_state: int
 ) -> AttachedVolume:
-    """Return the guest's present volume, which is to be copied to the location in ``volume``.
+    """Return the guest's present volume, after checks whether it can be copied.
+
+    Args:
+        volume: The id of the present volume, with the connection of the new location.
+        guest_volumes: The volumes of the guest.
+        power_state: Power state of the guest.
 
     Raises:
         VerbFailed: The guest lacks the volume or is off, or the two sizes differ.
@@ -204,21 +220,22 @@ def copyable(
         raise unknown(volume.volume_id)
     if power_state not in (RUNNING, PAUSED):
         raise VerbFailed(
-            f"The server is off, and volume {volume.volume_id} is copied only while it runs; start it, or "
-            "detach the volume and migrate it then."
+            f"The server is off, and its host can copy volume {volume.volume_id} only while the server runs. Start "
+            "the server and try again, or detach the volume and migrate the detached volume."
         )
     if volume.size_gb != present_volume.size_gb:
         raise another_size(
-            volume.volume_id, f"{present_volume.size_gb} GiB, and {volume.size_gb} there"
+            volume.volume_id,
+            f"{present_volume.size_gb} GiB, and the new volume {volume.size_gb} GiB",
         )
     return present_volume
 
 
 def snapshotted(volume: AttachedVolume, guest_volumes: Iterable[AttachedVolume]) -> AttachedVolume:
-    """Return the guest's present volume, of which a snapshot is to be made.
+    """Return the guest's present volume, after a check that hosts can take snapshots of it.
 
     Raises:
-        VerbFailed: The guest lacks the volume, or hosts cannot make snapshots of it.
+        VerbFailed: The guest lacks the volume, or the volume is not a file.
     """
     present_volume = next(
         (
@@ -235,9 +252,9 @@ def snapshotted(volume: AttachedVolume, guest_volumes: Iterable[AttachedVolume])
 
 
 def refuse_no_file(volume: AttachedVolume) -> None:
-    """Refuse a snapshot on the host of a volume that is not a file on NFS.
+    """Refuse a volume that is not a file on NFS.
 
-    Why: the volume service makes snapshots of all other volumes itself.
+    Hosts take snapshots of files only. The volume service takes the snapshots of all other volumes.
 
     Raises:
         VerbFailed: The volume is not a file.
@@ -245,15 +262,15 @@ def refuse_no_file(volume: AttachedVolume) -> None:
     protocol = volume.connection.get("driver_volume_type")
     if protocol != NFS:
         raise VerbFailed(
-            f"Volume {volume.volume_id} is no file: it is served by {protocol!s:.40}. Hosts take snapshots of "
-            f"volumes that are files ({NFS}) alone; its own service takes those of the others."
+            f"Volume {volume.volume_id} is connected over {protocol!s:.40}. Hosts take snapshots only of volumes that "
+            f"are files ({NFS}). The volume service takes the snapshots of other volumes."
         )
 
 
 def mergeable(
     volume: AttachedVolume, guest_volumes: Iterable[AttachedVolume], power_state: int
 ) -> None:
-    """Check that files of the guest's volume can be merged now.
+    """Check that the host can merge files of the guest's volume now.
 
     Raises:
         VerbFailed: The guest lacks the volume or is off, or the volume is not a file.
@@ -261,20 +278,20 @@ def mergeable(
     snapshotted(volume, guest_volumes)
     if power_state not in (RUNNING, PAUSED):
         raise VerbFailed(
-            f"The server is off, and files of volume {volume.volume_id} are merged only while it runs; start "
-            "it, or detach the volume, and delete the snapshot then."
+            f"The server is off, and its host can merge files of volume {volume.volume_id} only while the server "
+            "runs. Start the server or detach the volume, and delete the snapshot again."
         )
 
 
 def another_size(volume_id: str, details: str) -> VerbFailed:
-    """Return the failure of a copy to a volume of another size while the guest runs."""
+    """Return the failure of a copy to a volume of another size while the guest is active."""
     return VerbFailed(
-        f"Volume {volume_id} is copied while its server runs only into one of exactly its size; detach it, and "
-        "migrate it then.",
+        f"The target of volume {volume_id} has another size. While the server runs, its host can copy a volume only "
+        "to a target of the same size. Detach the volume, and migrate the detached volume.",
         details=details,
     )
 
 
 def unknown(volume_id: str) -> VerbFailed:
-    """Return the failure of a verb for a volume that the guest does not have."""
+    """Return the failure of a verb whose volume the guest on this host does not have."""
     return VerbFailed(f"The server does not have volume {volume_id} on this host.")

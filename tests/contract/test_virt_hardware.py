@@ -211,7 +211,10 @@ def test_guest_without_extra_specs_has_no_optional_hardware(rig: Rig) -> None:
 def test_ensure_guest_refuses_unsupported_hardware_and_leaves_no_files(rig: Rig) -> None:
     for spec, message in (
         (rig.spec(image=image(rig, hw_firmware_type="uefi")), "hw_firmware_type"),
-        (rig.spec(flavor=flavor(extra_specs={"hw:cpu_policy": "dedicated"})), "none are claimed"),
+        (
+            rig.spec(flavor=flavor(extra_specs={"hw:cpu_policy": "dedicated"})),
+            "no claim assigns them",
+        ),
     ):
         with pytest.raises(VerbFailed, match=message):
             rig.driver.ensure_guest(spec, rig.read_image, QUIET)

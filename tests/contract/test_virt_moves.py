@@ -221,7 +221,7 @@ def test_prepare_refuses_too_large_disk_and_unclaimed_dedicated_cpus(pair: Pair)
     spec = pair.off_with_canary()
     refused_specs = {
         "GiB": replace(spec, flavor=Flavor("9", "huge", 1, 128, 10_000_000)),
-        "CPUs, memory or devices of its own": replace(
+        "dedicated CPUs, memory or devices of the host": replace(
             spec, flavor=Flavor("8", "own", 1, 128, 1, extra_specs={"hw:cpu_policy": "dedicated"})
         ),
     }
@@ -267,7 +267,7 @@ def test_install_fails_on_active_guest_and_offer_on_suspended_guest(pair: Pair) 
         assert pair.source.state(spec.server) == before
     driver.ensure_running(spec.server, 1, QUIET)
     driver.ensure_suspended(spec.server, 1, QUIET)
-    with pytest.raises(VerbFailed, match="is suspended, and its memory cannot move"):
+    with pytest.raises(VerbFailed, match="is suspended, and its saved memory cannot move"):
         driver.offer(spec.server, 2, SECRET, QUIET)
 
 

@@ -93,7 +93,7 @@ def test_attach_and_detach_share_need_stopped_guest(rig: Rig, host: LocalMounts)
         rig.driver.attach_share(server, 3, attached, QUIET)
     rig.driver.ensure_running(server, 4, QUIET)
     for change in (rig.driver.attach_share, rig.driver.detach_share):
-        with pytest.raises(VerbFailed, match="stop it"):
+        with pytest.raises(VerbFailed, match="stop the server"):
             change(server, 5, first, QUIET)
     rig.driver.ensure_stopped(server, 5, 0, QUIET)
     for _ in range(2):

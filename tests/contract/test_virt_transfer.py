@@ -148,7 +148,7 @@ def test_receive_refuses_disk_with_foreign_backing_file(pair: Pair, options: lis
         ],
         check=True,
     )
-    with serve_files(pair, spec) as peer, pytest.raises(VerbFailed, match="may open"):
+    with serve_files(pair, spec) as peer, pytest.raises(VerbFailed, match="does not open"):
         pair.destination.driver.receive(spec, peer, pair.destination.read_image, QUIET)
     assert names(instance_folder(pair, spec)) == []
     with pytest.raises(VerbFailed, match="files"):

@@ -123,7 +123,7 @@ def test_impossible_copy_volume_is_refused_with_reason(rig: Rig) -> None:
     source = attach_marked_volume(rig, server)
     target = create_target(rig, source)
     for bad, message in (
-        (replace(target, size_gb=2), "only into one of exactly its size"),
+        (replace(target, size_gb=2), "only to a target of the same size"),
         (replace(target, connection={}), "not connected to this host"),
         (replace(target, name_id="../x"), "not a UUID"),
     ):
@@ -132,7 +132,7 @@ def test_impossible_copy_volume_is_refused_with_reason(rig: Rig) -> None:
     if not isinstance(rig.driver, MemoryDriver):
         with volume_path(target).open("r+b") as file:
             file.truncate(GIBIBYTE + 512)
-        with pytest.raises(VerbFailed, match="only into one of exactly its size"):
+        with pytest.raises(VerbFailed, match="only to a target of the same size"):
             rig.driver.copy_volume(server, 3, target, QUIET)
         with volume_path(target).open("r+b") as file:
             file.truncate(GIBIBYTE - 512)
@@ -203,7 +203,7 @@ def test_switch_volume_of_stopped_guest_needs_complete_copy(rig: Rig) -> None:
     # The guest writes to the old place.
     rig.driver.ensure_running(server, 7, QUIET)
     rig.driver.ensure_stopped(server, 8, 0, QUIET)
-    with pytest.raises(VerbFailed, match="went off before the copy"):
+    with pytest.raises(VerbFailed, match="was stopped before the copy"):
         rig.driver.switch_volume(server, 9, second_target, QUIET)
     assert read_places(rig, server) == {target.name_id}
     rig.driver.ensure_running(server, 10, QUIET)

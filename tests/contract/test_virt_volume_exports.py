@@ -244,7 +244,7 @@ def test_attach_nbd_volume_without_tls_of_own_authority_is_refused(world: Servin
     with pytest.raises(VerbFailed, match="does not answer this host"):
         guest.here.driver.attach_volume(guest.server, guest.spec.fence, bad, QUIET)
     plain = replace(bad, connection={**bad.connection, "tls": False})
-    with pytest.raises(VerbFailed, match="would travel as plain text"):
+    with pytest.raises(VerbFailed, match="would be transferred as plain text"):
         guest.here.driver.attach_volume(guest.server, guest.spec.fence, plain, QUIET)
     assert bad.volume_id not in volume_xml.find_disks(guest.here.describe(guest.server))
     world.end_export(bad)

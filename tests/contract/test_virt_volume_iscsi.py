@@ -101,9 +101,9 @@ def test_writing_guest_with_iscsi_volume_loses_no_data_when_it_moves(world: Iscs
 def test_attach_iscsi_volume_with_wrong_password_or_target_is_refused(world: IscsiWorld) -> None:
     guest, volume = world.guest, world.serve_volume()
     for changed, message in (
-        ({"auth_password": "another"}, "does not give it to this host"),
-        ({"target_iqn": f"{volume.connection['target_iqn']}0"}, "does not give it to this host"),
-        ({"target_lun": 7}, "does not give it to this host"),
+        ({"auth_password": "another"}, "refuses this host"),
+        ({"target_iqn": f"{volume.connection['target_iqn']}0"}, "refuses this host"),
+        ({"target_lun": 7}, "refuses this host"),
         ({"target_portal": f"{world.address}:1"}, "does not find volume"),
     ):
         bad = replace(volume, connection={**volume.connection, **changed})

@@ -146,7 +146,7 @@ def test_damaged_image_fault_names_remedy_and_blames_no_host(
     for _ in range(2):
         server = demo.create(image=image, flavor=cloud.flavor())
         fault = demo.await_status(server, "ERROR")["fault"]["message"]
-        assert "qemu-img convert -O qcow2" in fault and "upload it again" in fault
+        assert "qemu-img convert -O qcow2" in fault and "upload the new image" in fault
         assert "No valid host" not in fault, "no other host was tried"
         cloud.await_removed(server, 30)
     lines = cloud.kilonova("hosts").stdout.splitlines()

@@ -86,7 +86,8 @@ class LibvirtDriver(VolumeVerbs):
             files below.
         virt_type: ``kvm``, ``qemu``, or ``test`` for libvirt's ``test:///``. ``auto`` selects kvm
             if a probe guest runs under KVM, else qemu.
-        about: Options of the host's inventory and of the placement of guests.
+        about: Options of the host's inventory and of the placement of guests, or None for the
+            defaults. The same holds for the other options without a value.
         image_ttl: Seconds for which an unused image stays in the cache.
         image_fetches: Number of images that are downloaded at the same time.
         libvirt_timeout: Seconds for which a verb waits for a libvirtd that does not answer.
@@ -157,10 +158,10 @@ class LibvirtDriver(VolumeVerbs):
 
     @functools.cached_property
     def virt_type(self) -> str:
-        """Return ``kvm``, ``qemu`` or ``test``.
+        """The domain type of guests: ``kvm``, ``qemu`` or ``test``.
 
-        With ``auto`` the first call starts a probe guest, which may take
-        ``host.PROBE_TIMEOUT_SECONDS``.
+        With ``auto`` the first call after a boot starts a probe guest, which may take
+        ``host.PROBE_TIMEOUT_SECONDS``. Later calls return the stored result.
         """
         if self._configured_virt_type != "auto":
             return self._configured_virt_type
@@ -363,7 +364,7 @@ class LibvirtDriver(VolumeVerbs):
 
     def inject_nmi(self, server: str) -> None:
         self._require_active(server)
-        self._libvirt.on(server, "interrupt the guest", lambda domain: domain.injectNMI(0))
+        self._libvirt.on(server, "inject an NMI into the guest", lambda domain: domain.injectNMI(0))
 
     def set_password(self, server: str, user: str, password: str) -> None:
         self._require_active(server)
@@ -512,38 +513,42 @@ class LibvirtDriver(VolumeVerbs):
         self._libvirt.close()
 
     def _withdraw_arrival(self, server: str) -> None:
-        """Stop expecting the guest, and stop the proxy after the last expected guest."""
+        """Stop admitting the incoming guest, and stop the proxy if no other guest is expected."""
         self._incoming.withdraw(server)
         self._update_proxy()
 
     def _update_proxy(self) -> None:
-        """Start or stop the proxy for incoming migrations as the records require.
+        """Start the proxy for incoming migrations if a guest is expected, else stop the proxy.
 
-        Because the proxy may have ended by itself, or with the previous agent, every report of the
-        domains calls this. A failure is logged and not raised.
+        ``domains`` calls this for every report, because the proxy may have ended by itself or with
+        the previous agent. A failure is logged and not raised.
         """
         try:
             self._incoming.keep()
         except (VerbFailed, OSError) as error:
             LOG.error(
-                "the proxy for incoming live migrations does not run: %s %s",
+                "the proxy for incoming live migrations does not run, and no guest can arrive: %s %s",
                 error,
                 getattr(error, "details", ""),
             )
 
     def _require_active(self, server: str) -> None:
-        """Raise VerbFailed unless the guest runs, and wait until libvirtd answers.
+        """Wait until libvirtd answers, and raise VerbFailed unless the guest is active.
 
-        For verbs that run at most once: they do not repeat themselves if libvirtd goes away.
+        Verbs that must run at most once call this first, and then call libvirt without ``_retry``.
         """
         self._guests.folder(server)
         self._retry(QUIET, lambda: power.find_active(self._libvirt, server))
 
     def _retry(self, context: VerbContext, work: Callable[[], Answer]) -> Answer:
-        """Call ``work`` until libvirtd answers, for at most ``libvirt_timeout`` seconds.
+        """Call ``work`` until libvirtd answers, and return the result.
 
         ``work`` must check the present state first, because a call without an answer may have
         succeeded.
+
+        Raises:
+            NoAnswer: libvirtd did not answer within ``libvirt_timeout`` seconds.
+            Cancelled: The verb was cancelled while libvirtd did not answer.
         """
         deadline = time.monotonic() + self._libvirt_timeout
         while True:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves of guests in memory that are off. Their files are read through a peer.
+"""Cold migration of guests in memory. The destination reads their files through a ``Peer``.
 
 A guest's files are the record, the root disk and the ephemeral disks, one part each.
 ``MemoryHost.files`` contains files without a domain.
@@ -39,7 +39,7 @@ def offer(host: MemoryHost, server: str, secret: str, context: VerbContext) -> J
         guest = host.guest(server)
         if guest.saved:
             raise VerbFailed(
-                "The server is suspended, and its memory cannot move with its files; resume it first."
+                "The server is suspended, and its saved memory cannot move with its files; resume the server first."
             )
         guest.offered = _hash(secret)
         host.write(server, guest)
@@ -58,19 +58,19 @@ def read_part(host: MemoryHost, server: str, secret: str, name: str) -> Iterator
     with host.lock:
         content = _contents(_require_offer(host, server, secret)).get(name)
     if content is None:
-        raise errors.NotFound("There is no such part.")
+        raise errors.NotFound(f"Server {server} has no file {name[:100]!r} to copy.")
     return ((at, content[at : at + CHUNK_BYTES]) for at in range(0, len(content), CHUNK_BYTES))
 
 
 def _require_offer(host: MemoryHost, server: str, secret: str) -> MemoryGuest:
     guest = host.guests.get(server)
     if guest is None or not hmac.compare_digest(guest.offered, _hash(secret)):
-        raise errors.Forbidden("The server's files are not offered under this secret.")
+        raise errors.Forbidden(f"No files of server {server} are offered under this secret.")
     return guest
 
 
 def _contents(guest: MemoryGuest) -> dict[str, bytes]:
-    """Return the parts of a guest by name. An active guest has only the record."""
+    """Return the content of a guest's parts by name. An active guest has only the record."""
     bare = {name: {**disk, "files": {}} for name, disk in guest.local.items()}
     record = json.dumps(
         asdict(replace(guest, disk={}, local=bare, offered="", volumes=[], connected=[]))
@@ -94,16 +94,16 @@ def prepare(host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbC
 
 
 def refuse_impossible(host: MemoryHost, spec: GuestSpec) -> None:
-    """Check that the guest fits on this host.
+    """Check that this host can have the guest.
 
     Raises:
-        VerbFailed: The host lacks hardware, network bindings or disk space for the guest.
+        VerbFailed: The hardware or an interface is not supported, or the disks do not fit.
     """
     required_hardware(spec)
     plugs(spec.interfaces)
     if spec.local_gb > host.size.disk_gb:
         raise VerbFailed(
-            f"The disk of {spec.local_gb} GiB does not fit on this host.",
+            f"The server's disks of {spec.local_gb} GiB do not fit on this host.",
             retryable=True,
             details=f"{host.size.disk_gb} GiB in all",
         )
@@ -130,7 +130,14 @@ def receive(
 def _fetch_guest(
     host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbContext
 ) -> tuple[MemoryGuest, int]:
-    """Read the guest from the files, and return the guest with the number of bytes copied."""
+    """Read the guest from the source's files, or without ``peer`` from this host's storage.
+
+    Returns:
+        The guest, and the number of bytes copied.
+
+    Raises:
+        VerbFailed: The files are incomplete, or do not contain a guest.
+    """
     if peer is None:
         with host.lock:
             return _on_storage(host, spec.server), 0
@@ -142,7 +149,9 @@ def _fetch_guest(
             disk["files"] = json.loads(contents[name])
     except (ValueError, KeyError, TypeError) as problem:
         raise VerbFailed(
-            "What came of the server's files is not a guest.", details=repr(problem), retryable=True
+            "The server's files from the source do not contain a guest.",
+            details=repr(problem),
+            retryable=True,
         ) from problem
     return guest, sum(map(len, contents.values()))
 
@@ -161,7 +170,7 @@ def _read(peer: Peer, part: Part, context: VerbContext) -> bytes:
         count += len(chunk)
     if (len(content), count) != (part.size, part.bytes):
         raise VerbFailed(
-            "What came of the server's files is not what was sent.",
+            "A file of the server arrived incomplete from the source; try again.",
             retryable=True,
             details=f"{part.name}: {count} of {part.bytes} bytes",
         )
@@ -177,7 +186,8 @@ def lay_down(host: MemoryHost, spec: GuestSpec, guest: MemoryGuest) -> None:
     old = host.guests.get(spec.server)
     if old is not None and old.is_active:
         raise VerbFailed(
-            "The server runs on this host already.", details="files for a guest that is not off"
+            "The server's guest runs on this host, so its files cannot be replaced; stop the guest first.",
+            details=f"power state {old.power_state}",
         )
     host.drop_domain(spec.server)
     guest.dress(spec, host.spice)
@@ -190,8 +200,8 @@ def install(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext)
         guest = host.guests.get(spec.server) or _own(host, spec.server)
         if guest.is_active and guest.fence != spec.fence:
             raise VerbFailed(
-                "The server's guest was started on this host meanwhile; stop it first.",
-                details=f"its fence is {guest.fence}",
+                "The server's guest was started on this host meanwhile; stop the guest first.",
+                details=f"the guest has fence {guest.fence}, not {spec.fence}",
             )
         if not guest.is_active:
             guest.saved = False
@@ -203,18 +213,22 @@ def install(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext)
 
 
 def _own(host: MemoryHost, server: str) -> MemoryGuest:
-    """Return the guest of the files on this host, or of the storage.
+    """Return the guest from the files on this host, else from the storage.
 
     Files of a guest that has left by live migration are not used.
+
+    Raises:
+        VerbFailed: Neither has the guest.
     """
     guest = host.files.get(server)
     return guest if guest is not None and not guest.left else _on_storage(host, server)
 
 
 def _on_storage(host: MemoryHost, server: str) -> MemoryGuest:
-    """Return the guest with a disk on this host's storage, as a new record of the same disk.
+    """Return a new record of the guest whose disk is on this host's storage.
 
-    Any host may have made the disk.
+    The new record has the same disk, which any host with this storage may have made. The guest is
+    off, without volumes.
 
     Raises:
         VerbFailed: The storage has no such disk.

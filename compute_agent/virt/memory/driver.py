@@ -43,7 +43,11 @@ from compute_agent.virt.memory.state.host import MemoryHost, state_of
 
 
 class MemoryDriver:
-    """``Driver`` for one host in memory."""
+    """Implements ``virt.driver.Driver`` for one host in memory.
+
+    Args:
+        host: The host, or None for a new host with default values.
+    """
 
     def __init__(self, host: MemoryHost | None = None) -> None:
         self.host = host or MemoryHost()
@@ -339,7 +343,7 @@ class MemoryDriver:
     def console(self, server: str, kind: str) -> socket.socket:
         with self.host.call("console", server), self.host.lock:
             if kind == SPICE and not self.host.active_guest(server).spice:
-                raise VerbFailed("The server's guest has no spice console.")
+                raise VerbFailed(f"The server's guest has no {kind} console.")
             self.host.active_guest(server)
             return self.host.consoles.open(server, kind)
 

@@ -27,6 +27,6 @@ def _require_agent(host: MemoryHost, server: str) -> MemoryGuest:
     guest = host.active_guest(server)
     if not guest.has_agent or guest.power_state != RUNNING:
         raise VerbFailed(
-            "The guest has no agent that answers; install and start qemu-guest-agent in it."
+            "The agent in the guest does not answer; install and start qemu-guest-agent in the guest."
         )
     return guest

@@ -18,7 +18,11 @@ from compute_agent.virt.volumes import EVERY_PROTOCOL, image_of, links
 def make(
     host: MemoryHost, spec: GuestSpec, read_image: ImageReader, context: VerbContext
 ) -> DomainState:
-    """Make the server's guest, unless it exists, and start it."""
+    """Make the server's guest and start it. An existing guest keeps its disks.
+
+    Raises:
+        VerbFailed: The image cannot be used, or a volume or an interface is not supported.
+    """
     links(spec.volumes, EVERY_PROTOCOL)
     disk = images.fetch(host, image_of(spec), read_image, context)
     context.phase(CommandPhase.STARTING)
@@ -40,7 +44,7 @@ def rebuild(
     context: VerbContext,
     keep_ephemeral: bool,
 ) -> DomainState:
-    """Make new disks, once for this fence, and start the guest if ``runs``."""
+    """Replace the guest by one with new disks, once for this fence, and start it if ``runs``."""
     guest = host.guests.get(spec.server)
     if guest is None or guest.made != spec.fence:
         plugs(spec.interfaces)
@@ -63,7 +67,10 @@ def rebuild(
 def _replace(
     host: MemoryHost, spec: GuestSpec, disk: dict[str, str], keep_ephemeral: bool
 ) -> MemoryGuest:
-    """Replace the guest by a new, powered-off guest. The console output continues."""
+    """Replace the guest by a new guest with this disk that is off, and return the new guest.
+
+    The console output continues. With ``keep_ephemeral`` the ephemeral disks are kept.
+    """
     old = host.guests.get(spec.server)
     guest = make_guest(spec, disk, host.spice)
     if old is not None and keep_ephemeral:
@@ -86,7 +93,11 @@ def rescue(
     read_image: ImageReader,
     context: VerbContext,
 ) -> DomainState:
-    """Boot the guest from a disk made from ``image``."""
+    """Boot the guest from a disk made from ``image``, once for this fence.
+
+    Raises:
+        VerbFailed: With the reason UNTOUCHED if the guest is unchanged.
+    """
     guest = host.guest(spec.server)
     if guest.rescue != spec.fence:
         with before_guest_is_touched():
@@ -101,7 +112,7 @@ def rescue(
 
 
 def unrescue(host: MemoryHost, spec: GuestSpec, context: VerbContext) -> DomainState:
-    """Boot the guest from the root disk again."""
+    """Boot the guest from the root disk again. A guest that is not rescued is only started."""
     with host.lock:
         guest = host.guest(spec.server)
         if guest.rescue:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images on a host in memory, as the verified files of a disk."""
+"""Images on a host in memory. An image is downloaded, verified, and read as the files of a disk."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ MAX_KEPT_BYTES = 1 << 20
 def fetch(
     host: MemoryHost, image: ImageRef | None, read_image: ImageReader, context: VerbContext
 ) -> dict[str, str]:
-    """Download an image and return the files of a disk made from it.
+    """Download an image and return the files of a disk made from it, by name.
 
-    The result is empty without an image, and on a host that reads no images.
+    The result is empty without an image, on a host that reads no images, and for an image that no
+    host in memory made.
 
     Raises:
         VerbFailed: The image does not exist, or the checksum differs.
@@ -49,5 +50,7 @@ def _read(image: ImageRef, read_image: ImageReader, context: VerbContext) -> byt
     except errors.NotFound as gone:
         raise VerbFailed(gone.text, details=f"image {image.id}") from gone
     if digest and digest.hexdigest() != image.hash_value:
-        raise VerbFailed("The image does not have the checksum that the image service gave for it.")
+        raise VerbFailed(
+            "The image does not have the checksum that the image service reports; upload the image again."
+        )
     return content

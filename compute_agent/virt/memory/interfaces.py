@@ -38,7 +38,7 @@ def detach(
         )
         if holds and remaining != guest.interfaces:
             raise VerbFailed(
-                f"The guest did not let go of the interface {_mac(interface)}. The interface stays."
+                f"The guest did not release the interface {_mac(interface)}, which stays attached."
             )
         guest.interfaces = remaining
         return _store_change(host, server, guest, fence)
@@ -46,7 +46,9 @@ def detach(
 
 def _refuse_suspended(host: MemoryHost, server: str) -> None:
     if host.guest(server).saved:
-        raise VerbFailed("The server is suspended; resume it before its interfaces are changed.")
+        raise VerbFailed(
+            "The server is suspended; resume the server before you change its interfaces."
+        )
 
 
 def _store_change(host: MemoryHost, server: str, guest: MemoryGuest, fence: int) -> DomainState:

@@ -2,8 +2,8 @@
 """Live migration of guests in memory.
 
 A prepared destination has an empty record under the server's id in ``MemoryHost.incoming``. The
-source releases the guest and writes it into the record. Before the next call the destination takes
-the guest over.
+source releases the guest and writes the guest into the record. At its next call the destination
+adds the guest to its own guests.
 
 Invariant: at most one host has the guest active, and a released guest is handed over, even if calls
 are repeated and either process is killed.
@@ -42,7 +42,7 @@ def prepare(
     cold_migration.refuse_impossible(host, spec)
     if missing_features := _lacking(host.size.cpu_info, cpu):
         raise VerbFailed(
-            f"The host's CPU lacks {', '.join(missing_features)}, which the server may use.",
+            f"The destination's CPU lacks {', '.join(missing_features)}, which the server may use.",
             retryable=True,
         )
     peer.parts()
@@ -65,14 +65,17 @@ def prepare(
 
 
 def _lacking(ours: JsonObject, cpu: JsonObject) -> list[str]:
-    """Return the architecture or the features of ``cpu`` that this host's CPU lacks."""
+    """Return the features of ``cpu`` that ``ours`` lacks, sorted.
+
+    If the architectures differ, the result is only, for example, ["the architecture aarch64"].
+    """
     if "arch" in cpu and cpu["arch"] != ours.get("arch"):
         return [f"the architecture {cpu['arch']}"]
     return sorted(set(cpu.get("features", ())) - set(ours.get("features", ())))
 
 
 def finish(host: MemoryHost, spec: GuestSpec) -> DomainState:
-    """Define the guest that has arrived by ``spec``.
+    """Change the guest that has arrived to the hardware and fence of ``spec``.
 
     Raises:
         VerbFailed: No guest has arrived.
@@ -98,7 +101,7 @@ def migrate(
     context: VerbContext,
     pass_by: Callable[[float, VerbContext], None],
 ) -> int:
-    """Hand the guest over, unless a call before has done so.
+    """Hand the guest over to the destination, unless an earlier call has done so.
 
     Args:
         host: The source.
@@ -110,6 +113,11 @@ def migrate(
 
     Returns:
         The number of bytes of memory, and of the disk unless ``shared``.
+
+    Raises:
+        VerbFailed: The guest is off, or the destination is not prepared. The guest is unchanged.
+        MigrationAborted: A user aborted the migration.
+        errors.Unavailable: The guest was released, and the destination cannot be reached.
     """
     with host.lock:
         left_files = host.files.get(spec.server)
@@ -126,9 +134,10 @@ def migrate(
 
 
 def progress(host: MemoryHost, server: str, shared: bool) -> Callable[[float, VerbContext], None]:
-    """Return the function that waits while the guest migrates.
+    """Return the function ``pass_by(seconds, context)``, which waits while the guest migrates.
 
-    It reports the progress, and obeys a request to abort or to complete.
+    The function reports the progress. It raises MigrationAborted on a request to abort, and returns
+    early on a request to complete.
     """
     guest = host.guests.get(server)
     totals = {
@@ -164,13 +173,15 @@ def progress(host: MemoryHost, server: str, shared: bool) -> Callable[[float, Ve
 def _hand_over(
     host: MemoryHost, spec: GuestSpec, guest: MemoryGuest, uri: str, shared: bool
 ) -> None:
-    """Release the guest and write the record, unless a call before has done so."""
+    """Release the guest and write it to the destination, unless an earlier call has done so."""
     destination = host.reachable.get(uri)
     incoming = destination.incoming if destination is not None else folder_at(uri)
     if spec.server in host.guests:
         if incoming is None:
             raise VerbFailed(
-                "The destination cannot be reached.", details=f"no host at {uri}", retryable=True
+                "The destination of the migration cannot be reached.",
+                details=f"no host at {uri}",
+                retryable=True,
             )
         if spec.server not in incoming:
             raise VerbFailed(
@@ -181,7 +192,7 @@ def _hand_over(
         host.release_guest(spec.server, guest, uri)
     if incoming is None:
         raise errors.Unavailable(
-            f"The destination of server {spec.server}, {uri}, cannot be reached just now."
+            f"The destination {uri} of server {spec.server} cannot be reached; the command is repeated."
         )
     if incoming.get(spec.server) == EMPTY:
         record = asdict(replace(guest, left="", offered="", volumes=[], connected=[]))

@@ -20,9 +20,13 @@ from compute_agent.virt.memory.state.script import wait
 def require_start(
     host: MemoryHost, server: str, interfaces: Iterable[Interface], context: VerbContext
 ) -> None:
-    """Check the conditions of a start.
+    """Check the conditions of a start, and wait for missing bridges.
 
     A guest that is off needs the bridges. If the CPUs do not run, the host needs a lease.
+
+    Raises:
+        NoBridge: A bridge is still missing after the timeout.
+        Unavailable: This host may not start guests now.
     """
     guest = host.guests.get(server)
     if guest is None or not guest.is_active:
@@ -51,9 +55,10 @@ def await_bridges(host: MemoryHost, interfaces: Iterable[Interface], context: Ve
 def boot(
     host: MemoryHost, server: str, guest: MemoryGuest, fence: int, paused: bool = False
 ) -> DomainState:
-    """Start the guest. A paused or suspended guest resumes.
+    """Start the guest under this fence. A paused or suspended guest is resumed.
 
-    With ``paused`` the CPUs of a guest that was off stay stopped.
+    With ``paused`` a guest that is off starts with stopped CPUs, and a paused guest stays paused.
+    The caller has checked the conditions with ``require_start``.
     """
     guest.fence = fence
     stays_paused = paused and not guest.saved and guest.power_state != RUNNING
@@ -75,9 +80,9 @@ def start(
     context: VerbContext,
     has: Belongings | None = None,
 ) -> DomainState:
-    """Start the server's guest, once the bridges and the lease allow.
+    """Start the server's guest, after the checks of ``require_start``.
 
-    ``has`` is as in ``Driver.ensure_running``.
+    For ``has`` see ``Driver.ensure_running``.
     """
     require_start(host, server, host.guest(server).interfaces, context)
     with host.lock:
@@ -113,7 +118,7 @@ def await_shutdown(host: MemoryHost, server: str, timeout: float, context: VerbC
 def stop(
     host: MemoryHost, server: str, fence: int, timeout: float, context: VerbContext
 ) -> DomainState:
-    """Power the guest off and drop the saved memory."""
+    """Power the guest off, drop the saved memory, and record the fence."""
     await_shutdown(host, server, timeout, context)
     with host.lock:
         guest = host.guest(server)
@@ -122,7 +127,10 @@ def stop(
 
 
 def pull_plug(host: MemoryHost, server: str) -> None:
-    """Power an existing guest off at once. The fence stays."""
+    """Power the guest off at once and drop the saved memory. The fence stays.
+
+    Without a guest nothing happens.
+    """
     with host.lock:
         if (guest := host.guests.get(server)) is not None:
             guest.saved = False
@@ -137,7 +145,7 @@ def reboot(
     context: VerbContext,
     has: Belongings | None = None,
 ) -> DomainState:
-    """Restart the guest once for this fence."""
+    """Restart the guest once for this fence. A running guest with this fence is not changed."""
     guest = host.guest(server)
     if (guest.power_state, guest.fence) != (RUNNING, fence):
         await_shutdown(host, server, timeout, context)
@@ -168,16 +176,17 @@ def suspend(host: MemoryHost, server: str, fence: int, context: VerbContext) -> 
 
 
 def refuse_active(guest: MemoryGuest, before: str) -> None:
-    """Refuse a change of a running guest.
+    """Refuse a change of an active guest.
 
     Args:
         guest: The guest.
-        before: Clause that completes the message "stop it before ...".
+        before: Clause that completes the message "stop the server before ...".
 
     Raises:
         VerbFailed: The guest is active.
     """
     if guest.is_active:
         raise VerbFailed(
-            f"The server runs; stop it before {before}.", details=f"power state {guest.power_state}"
+            f"The server runs; stop the server before {before}.",
+            details=f"power state {guest.power_state}",
         )

@@ -24,7 +24,11 @@ def attach(host: MemoryHost, server: str, fence: int, share: AttachedShare) -> D
 
 
 def detach(host: MemoryHost, server: str, fence: int, share: AttachedShare) -> None:
-    """Detach a share. A missing guest is ignored."""
+    """Detach a share from a guest that is off. A missing guest is ignored.
+
+    Raises:
+        VerbFailed: The guest is active.
+    """
     with host.lock:
         if server not in host.guests:
             return

@@ -14,7 +14,12 @@ from compute_agent.virt.memory.state.script import wait
 
 
 def snapshot(host: MemoryHost, server: str, write_image: ImageWriter, context: VerbContext) -> int:
-    """Write the root disk to ``write_image``, and return the size in bytes."""
+    """Write the root disk as an image to ``write_image``, and return the size in bytes.
+
+    Raises:
+        VerbFailed: The image requires frozen file systems, which this guest cannot have, or the
+            image service refuses the image.
+    """
     with host.lock:
         guest = host.guest(server)
         if guest.is_active and not guest.can_be_still:

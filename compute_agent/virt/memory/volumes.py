@@ -35,7 +35,12 @@ def attach(
 def detach(
     host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
 ) -> DomainState | None:
-    """Detach a volume. A missing guest is ignored."""
+    """Detach a volume. Return the state of the guest, or None without a guest.
+
+    Raises:
+        VerbFailed: The guest holds the volume or is suspended, or the bus does not support hot
+            plug.
+    """
     volumes.check_id(volume.volume_id)
     context.phase(CommandPhase.DETACHING_VOLUME)
     with host.lock:
@@ -58,7 +63,7 @@ def detach(
 
 
 def disconnect(host: MemoryHost, server: str, fence: int) -> None:
-    """Disconnect all volumes of a guest that is off. A missing guest is ignored."""
+    """Detach and disconnect all volumes of a guest that is off. A missing guest is ignored."""
     with host.lock:
         if server in host.guests:
             guest = host.guest(server)
@@ -84,7 +89,7 @@ def extend(host: MemoryHost, server: str, volume: AttachedVolume) -> None:
 def copy(
     host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
 ) -> DomainState:
-    """Record the new location of the volume, whose data counts as copied."""
+    """Record the new location of the volume. No data is copied, because volumes have no data."""
     volumes.link(volume, volumes.EVERY_PROTOCOL)
     context.phase(CommandPhase.COPYING_VOLUME, 0)
     with host.lock:

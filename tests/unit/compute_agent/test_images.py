@@ -176,7 +176,7 @@ HOSTILE = {
     "path-as-checksum": (
         replace(ref(GOOD), hash_value="../../etc/passwd"),
         GOOD,
-        "not a hexadecimal",
+        "must be a hexadecimal",
     ),
     "path-as-id": (replace(ref(GOOD), hash_value="", id="../../etc/passwd"), GOOD, "not a UUID"),
 }
@@ -396,7 +396,7 @@ def test_image_upload_is_cancelled_while_writer_hangs(tmp_path: Path) -> None:
             errors.Unavailable,
             "does not answer",
         ),
-        (OSError("broken"), VerbFailed, "did not take the image"),
+        (OSError("broken"), VerbFailed, "did not accept the image"),
     ],
 )
 def test_image_upload_failure_is_definite_unless_service_is_unavailable(

@@ -315,7 +315,7 @@ def test_proxy_without_tls_identifies_source_by_address(rig: Rig) -> None:
 # --- the question ---
 @pytest.mark.parametrize(
     ("state", "answer"),
-    [(HERE, True), (ABSENT, False), (ARRIVING, "still waits"), (b"perhaps", "answer is not valid")],
+    [(HERE, True), (ABSENT, False), (ARRIVING, "still waits"), (b"perhaps", "invalid answer")],
 )
 def test_has_arrived_returns_answer_of_destination(
     rig: Rig, state: bytes, answer: bool | str
@@ -345,7 +345,7 @@ def test_has_arrived_is_answered_only_for_guest_of_caller(rig: Rig) -> None:
 def test_arrival_records_ignore_unreadable_files(tmp_path: Path) -> None:
     arrivals = Records(tmp_path / "arrivals")
     assert (arrivals.all(), arrivals.find(SERVER), arrivals.find("../x")) == ([], None, None)
-    with pytest.raises(ValueError, match="no id"):
+    with pytest.raises(ValueError, match="not a UUID"):
         arrivals.write(new_arrival(server="../x"))
     arrivals.write(new_arrival())
     assert (tmp_path / "arrivals").stat().st_mode & 0o777 == 0o700

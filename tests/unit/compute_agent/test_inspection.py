@@ -38,5 +38,5 @@ def test_inspection_report_is_refused_when_malformed(changes: dict[str, object])
 def test_require_sound_refuses_malformed_disk(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "disk"
     path.write_bytes(content)
-    with pytest.raises(VerbFailed, match="not one that this host may open"):
+    with pytest.raises(VerbFailed, match="this host does not open"):
         inspection.require_sound(path)

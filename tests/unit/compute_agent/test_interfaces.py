@@ -71,7 +71,7 @@ def test_when_bridged_ends_after_timeout_or_cancel() -> None:
         raise no_bridge("no brq1")
 
     began = time.monotonic()
-    with pytest.raises(NoBridge, match="network is not there on this host") as failed:
+    with pytest.raises(NoBridge, match="This host lacks the bridge of a network") as failed:
         when_bridged(QUIET, missing, seconds=0.1)
     assert failed.value.retryable and failed.value.details == "no brq1"
     with pytest.raises(Cancelled):

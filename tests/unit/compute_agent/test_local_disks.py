@@ -107,7 +107,7 @@ def test_local_disk_fails_when_mkfs_of_chosen_file_system_is_missing(
 
 
 def test_make_local_disks_leaves_no_file_when_program_fails(tmp_path: Path) -> None:
-    with pytest.raises(VerbFailed, match="could not make the disk") as failed:
+    with pytest.raises(VerbFailed, match="could not make a disk") as failed:
         LocalDisks().make(
             tmp_path, spec(LocalDisk("ephemeral0", 1024, "ext2"), LocalDisk("swap", 0, "swap"))
         )

@@ -122,7 +122,7 @@ def test_unmount_keeps_folder_with_files_when_not_mounted(tmp_path: Path) -> Non
 )
 def test_mount_refuses_malformed_location(tmp_path: Path, location: str) -> None:
     host = LocalMounts(tmp_path / "table")
-    with pytest.raises(VerbFailed, match="export location is none"):
+    with pytest.raises(VerbFailed, match="export location is not valid"):
         host.mounts.mount("NFS", location, tmp_path / "s")
     assert host.commands == [] and not (tmp_path / "s").exists()
 

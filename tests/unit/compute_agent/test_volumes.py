@@ -188,7 +188,7 @@ def test_nbd_volume_with_malformed_connection_is_refused(data: dict[str, Any]) -
 
 def test_nbd_volume_requires_tls_unless_local_or_plain_text_allowed() -> None:
     far, near = {"port": 1, "export": KEY, "host": "192.0.2.9"}, {"host": "127.0.0.1"}
-    with pytest.raises(VerbFailed, match="would travel as plain text"):
+    with pytest.raises(VerbFailed, match="would be transferred as plain text"):
         host(tls=TLS).source(volume(**far, tls=False))
     assert not host(plain_text=True).source(volume(**far)).tls
     assert not host().source(volume(**far | near)).tls
@@ -240,8 +240,8 @@ def test_nbd_volume_has_size_reported_by_server() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (GREETING + reply(1 << 31 | 6, b"no such export"), "is not served where"),
-        (GREETING + reply(nbd.ACK), "is not served where"),
+        (GREETING + reply(1 << 31 | 6, b"no such export"), "does not serve volume"),
+        (GREETING + reply(nbd.ACK), "does not serve volume"),
         (b"220 mail server, ready and willing", "does not answer this host"),
         (GREETING + reply(nbd.ACK, about=7), "does not answer this host"),
         (GREETING + struct.pack(">QIII", nbd.REPLY_MAGIC, 6, 3, 1 << 30), "does not answer"),
@@ -262,7 +262,7 @@ def test_connect_nbd_volume_fails_when_port_is_closed() -> None:
 def test_nbd_server_without_tls_is_refused_when_tls_is_required() -> None:
     with (
         serve(GREETING + reply(1 << 31 | 1, about=nbd.STARTTLS)) as port,
-        pytest.raises(VerbFailed, match="speaks no TLS"),
+        pytest.raises(VerbFailed, match="does not support TLS"),
     ):
         nbd.export_size("127.0.0.1", port, KEY, TLS)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads from a network in a thread, so that the verb can be cancelled meanwhile.
 
-Called by ``images`` and ``cold_migration``. Because a read may hang, and a cancelled verb must not
+Called by ``images`` and ``cold_migration``. Why: a read may hang, and a cancelled verb must not
 wait for the network.
 """
 
@@ -22,12 +22,17 @@ LOOK_SECONDS, MAX_WAITING_ITEMS = 0.5, 4
 def read_in_background(
     name: str, read: Callable[[], Iterator[Item]], context: VerbContext
 ) -> Generator[Item, None, None]:
-    """Yield the items of ``read()``, and raise the exceptions of ``read()``.
+    """Call ``read()`` in a thread, yield its items in order, and raise its exceptions.
 
-    If the caller stops early, the thread ends at the next item.
+    If the caller closes the generator early, the thread ends at the next item.
+
+    Args:
+        name: Name of the thread.
+        read: Called once. Returns the items.
+        context: Context of the verb, for the cancellation.
 
     Raises:
-        Cancelled: Within a second of the cancel, even if ``read()`` hangs.
+        Cancelled: The verb was cancelled. Raised within a second, even if ``read()`` hangs.
     """
     box: queue.Queue[tuple[Item] | Exception | None] = queue.Queue(maxsize=MAX_WAITING_ITEMS)
     has_ended = threading.Event()
@@ -66,7 +71,7 @@ def _put(
     item: tuple[Item] | Exception | None,
     has_ended: threading.Event,
 ) -> bool:
-    """Put the item into the queue. Return False if the verb has ended meanwhile."""
+    """Put the item into the queue. Return False if ``has_ended`` is set before there is room."""
     while not has_ended.is_set():
         try:
             box.put(item, timeout=LOOK_SECONDS)

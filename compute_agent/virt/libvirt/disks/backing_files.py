@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backing files of disks. The name of a backing file has the checksum of its content.
+"""Backing files of disks. The name of a backing file contains the checksum of its content.
 
 Called by ``images``, ``disks`` and ``cold_migration``. For example, a disk's header names
 ``base.sha512-….qcow2``. So every disk records the content of the backing file, also after a move to
 another host, and no host has to resolve an image a second time.
 
-Invariant: a backing file is never changed. No guest starts on a backing file with a false name.
+Invariant: a backing file is never changed. No guest starts on a backing file whose content does not
+have the checksum in the name.
 """
 
 from __future__ import annotations
@@ -31,25 +32,31 @@ VERIFIED = "user.kilonova.verified"
 
 
 def content_name(image: ImageRef) -> str:
-    """Return the name for an image's content.
+    """Return the name for an image's content: algorithm, checksum and format.
+
+    For example, ``sha512-….qcow2``.
 
     Raises:
         VerbFailed: The algorithm is not one of ``HASHES``, or the checksum is malformed.
     """
     if image.hash_algo not in HASHES:
         raise VerbFailed(
-            f"The image's checksum is of kind {image.hash_algo!r}; use one of {', '.join(HASHES)}."
+            f"The image's checksum has the algorithm {image.hash_algo!r}; use one of {', '.join(HASHES)}."
         )
     name = f"{image.hash_algo}-{image.hash_value.lower()}.{image.disk_format}"
     if not CONTENT.fullmatch(name):
         raise VerbFailed(
-            "The image's checksum is not a hexadecimal number.", details=repr(image.hash_value)
+            "The image's checksum or format is not valid: the checksum must be a hexadecimal number.",
+            details=f"checksum {image.hash_value!r}, format {image.disk_format!r}",
         )
     return name
 
 
 def image_of(name: str) -> ImageRef | None:
-    """Return the content that the name of a backing file or cached image describes, or None."""
+    """Return format and checksum from the name of a backing file or cached image.
+
+    The result has no image id. None if the name contains no checksum.
+    """
     match = CONTENT.fullmatch(name.rpartition("base.")[2])
     if match is None:
         return None
@@ -58,17 +65,17 @@ def image_of(name: str) -> ImageRef | None:
 
 
 def path_for(base: Path, disk: str) -> Path:
-    """Return the path of the backing file for a disk of this name.
+    """Return the path of a disk's backing file, in the folder of ``base``.
 
     Args:
-        base: Path with the name of the content.
-        disk: Name of the disk. "disk" is the root disk.
+        base: Path whose name is a ``content_name``.
+        disk: Name of the disk, for example "disk" for the root disk.
     """
     return base.with_name(f"base.{base.name}" if disk == "disk" else f"{disk}.base.{base.name}")
 
 
 def belongs(base: Path, disk: str) -> bool:
-    """True if the path has the name of a backing file of this disk."""
+    """True if ``base`` has a name that ``path_for`` makes for the disk named ``disk``."""
     prefix = "base." if disk == "disk" else f"{disk}.base."
     return base.name.startswith(prefix) and image_of(base.name) is not None
 
@@ -83,11 +90,14 @@ def same_content(one: ImageRef, other: ImageRef) -> bool:
 
 
 def verify(base: Path, context: VerbContext) -> None:
-    """Check that the content fits the name. A file that has not changed is not read again.
+    """Check that the content of a backing file has the checksum in the file's name.
+
+    A file that has not changed since its last verification is not read again. A name without a
+    checksum is not checked.
 
     Raises:
-        VerbFailed: The content differs, or the file cannot be read.
-        Cancelled: While the file was read.
+        VerbFailed: The content has another checksum, or the file is missing or cannot be read.
+        Cancelled: The verb was cancelled while the file was read.
     """
     expected = image_of(base.name)
     try:
@@ -98,21 +108,22 @@ def verify(base: Path, context: VerbContext) -> None:
         digest = _compute_digest(base, expected.hash_algo, context)
     except OSError as error:
         raise VerbFailed(
-            "What lies under the server's disk cannot be read; the server is not started.",
+            "The backing file of the server's disk cannot be read, so the server is not started.",
             details=f"{base}: {error}",
         ) from error
     if digest != expected.hash_value:
         raise VerbFailed(
-            "What lies under the server's disk is not what the disk was made on; the server is not "
-            "started.",
-            details=f"{base} has the {expected.hash_algo} checksum {digest}; put the file "
-            "with the checksum of its name back, then start the server again",
+            "The backing file of the server's disk has changed, so the server is not started.",
+            details=f"{base} has the {expected.hash_algo} checksum {digest}; restore the file with the "
+            "checksum in its name, then start the server again",
         )
     _write_stamp(base, stamp)
 
 
 def is_verified(base: Path) -> bool:
-    """True if the file was verified and has not changed since.
+    """True if the file was verified, and size and modification time have not changed since.
+
+    False on file systems without extended attributes.
 
     Raises:
         OSError: The file does not exist.
@@ -126,12 +137,15 @@ def is_verified(base: Path) -> bool:
 
 
 def mark_verified(base: Path) -> None:
-    """Record that the file was verified while it was written."""
+    """Record that this process verified the file while it wrote the file."""
     _write_stamp(base, _read_stamp(base))
 
 
 def _write_stamp(base: Path, stamp: bytes) -> None:
-    """Record the verification. Without support for attributes the file is read again next time."""
+    """Record the verification in an extended attribute.
+
+    If the file system does not support attributes, ``verify`` reads the file again next time.
+    """
     with contextlib.suppress(OSError):
         os.setxattr(base, VERIFIED, stamp)
 

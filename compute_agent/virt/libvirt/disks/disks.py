@@ -6,10 +6,11 @@ The disks of ``local_disks`` have no backing file.
 
 The server's folder contains a hard link to the cached image, named by its content (see
 ``backing_files``), and the overlay ``disk``. The overlay's header names the link. A new disk is
-made as ``disk.part`` by ``qemu_img`` and renamed when complete.
+made as ``disk.part`` by ``qemu_img`` and renamed when complete. The name with ``.part`` is called
+the temporary name.
 
-Invariant: a file named ``disk`` is complete, and only a rebuild replaces this file. The header
-names the backing file, and requests cannot change that.
+Invariant: a file named ``disk`` is complete, and only a rebuild, the revert of a resize or a move
+replaces this file. The header names the backing file, and requests cannot change that.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ PART = ".part"
 
 
 def make(folder: Path, image: CachedImage | None, root_gb: int, name: str = ROOT_DISK) -> Disk:
-    """Make the server's disk ``name`` if missing.
+    """Make the server's disk ``name`` if missing, and return the new or existing disk.
 
     Args:
-        folder: The server's folder.
+        folder: Folder of the server.
         image: The image below the disk, or None for a disk without a backing file.
         root_gb: Size in GiB. 0: the image's size.
         name: Name of the disk.
@@ -59,74 +60,96 @@ def make(folder: Path, image: CachedImage | None, root_gb: int, name: str = ROOT
     existing_disk = existing(folder, name)
     if existing_disk != disk:
         raise VerbFailed(
-            "The host has another disk of the server already.",
+            "This host already has another disk of the server.",
             retryable=True,
-            details=f"{existing_disk.path} stands on {existing_disk.base}; it is not removed, see what it holds",
+            details=f"{existing_disk.path} has the backing file {existing_disk.base}, not {disk.base}; the disk is "
+            "kept, check its content",
         )
     return existing_disk
 
 
 def plan(folder: Path, image: CachedImage | None, name: str = ROOT_DISK) -> Disk:
-    """Return the disk that ``prepare`` would make from the image."""
+    """Return path and backing file of the disk that ``prepare`` would make from the image.
+
+    No file is accessed.
+    """
     if image is None:
         return Disk(folder / name)
     return Disk(folder / name, backing_files.path_for(folder / image.path.name, name), image.format)
 
 
 def existing(folder: Path, name: str = ROOT_DISK) -> Disk:
-    """Return the disk of this name, with the backing file from the disk's header.
+    """Return the disk of this name in a server's folder, with the backing file from its header.
 
     Raises:
         VerbFailed: The disk or its backing file does not exist, or the header is not acceptable.
     """
     path = folder / name
     if not path.exists():
-        raise VerbFailed("The server's files are not on this host's storage.", details=f"no {path}")
+        raise VerbFailed(
+            "The server's files are not on this host's storage.", details=f"no file {path}"
+        )
     header = _inspect_header(path)
     base = folder / Path(header.backing).name if header.backing else None
     if base and not base.exists():
-        raise VerbFailed("The server's files are not on this host's storage.", details=f"no {base}")
+        raise VerbFailed(
+            "The server's files are not on this host's storage.", details=f"no file {base}"
+        )
     return Disk(path, base, header.backing_format or "qcow2")
 
 
 def verify(disk: Disk, context: VerbContext) -> None:
-    """Check that the disk's header names this backing file, and verify the content of the file.
+    """Check a disk before its guest starts.
+
+    The disk's header must name the backing file of ``disk``, and the content of the backing file
+    must have the checksum in its name.
 
     Raises:
-        VerbFailed: The check failed.
+        VerbFailed: The check failed, or a file is missing.
+        Cancelled: The verb was cancelled while the backing file was read.
     """
     with contextlib.suppress(FileNotFoundError):
         client.take_back(disk.path)
     disk_on_storage = existing(disk.path.parent, disk.path.name)
     if disk_on_storage != disk:
         raise VerbFailed(
-            "What lies under the server's disk is not what the disk was made on; the server is not "
-            "started.",
-            details=f"{disk.path} stands on {disk_on_storage.base} ({disk_on_storage.base_format}), not on "
+            "The server's disk names another backing file than the server's domain, so the server is not started.",
+            details=f"{disk.path} has the backing file {disk_on_storage.base} ({disk_on_storage.base_format}), not "
             f"{disk.base} ({disk.base_format}); rebuild the server, or define its "
-            "domain as the disk says",
+            "domain with the backing file of the disk",
         )
     if disk.base:
         backing_files.verify(disk.base, context)
 
 
 def prepare(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
-    """Make the disk as ``.part``, and the backing file. Repeatable.
+    """Make the disk under its temporary name, and link or copy its backing file. Repeatable.
 
-    An existing disk of this name is not changed.
+    An existing disk of this name is not changed. ``adopt`` puts the new disk in its place, and
+    ``abandon`` removes it.
+
+    Args:
+        disk: The disk from ``plan``.
+        image: The image below the disk, or None for a disk without a backing file.
+        root_gb: Size in GiB. 0: the image's size.
+
+    Raises:
+        VerbFailed: The disk cannot be written, or has neither an image nor a size.
     """
     size = root_gb * GIBIBYTE or (image.virtual_size if image else 0)
     if size == 0:
-        raise VerbFailed("A server without an image needs a flavor with a root disk.")
+        raise VerbFailed(
+            "A server without an image needs a flavor with a root disk; take another flavor."
+        )
     _link_base(disk, image)
     _create(disk.path, disk.base, disk.base_format, size)
 
 
 def take_in(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
-    """Turn the received file ``.part`` into a disk on this host's backing file. Repeatable.
+    """Check a disk received under its temporary name, and put it on this host's backing file.
 
     The header is inspected before any program opens the file. Then the disk is grown to ``root_gb``
-    GiB.
+    GiB, unless larger already. The disk keeps its temporary name until ``adopt``. Repeatable.
 
     Raises:
         VerbFailed: The header is malformed or names another backing file.
@@ -139,9 +162,9 @@ def take_in(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
         disk.base and header.backing_format != disk.base_format
     ):
         raise VerbFailed(
-            "The server's disk is not one that this host may open.",
-            details=f"{part} stands on {header.backing!r} ({header.backing_format}), not on {disk.base} "
-            f"({disk.base_format}); see what wrote it",
+            inspection.UNSAFE_DISK,
+            details=f"{part} has the backing file {header.backing!r} ({header.backing_format}), not {disk.base} "
+            f"({disk.base_format}); find out which program wrote the disk",
         )
     if disk.base and header.backing != str(disk.base):
         qemu_img.rebase(part, disk.base, disk.base_format)
@@ -152,12 +175,12 @@ def take_in(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
 def require_space(folder: Path, count: int) -> None:
     """Raise VerbFailed unless the folder's file system has ``count`` bytes free.
 
-    The folder need not exist.
+    If the folder does not exist, the file system of its parent counts.
     """
     free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
     if free < count:
         raise VerbFailed(
-            f"The host has {free / GIBIBYTE:.1f} GiB of disk free and the server's files may take "
+            f"The host has {free / GIBIBYTE:.1f} GiB of disk free, and the server's files may take up to "
             f"{count / GIBIBYTE:.1f} GiB.",
             retryable=True,
             details=f"free space in {folder.parent}",
@@ -165,9 +188,18 @@ def require_space(folder: Path, count: int) -> None:
 
 
 def keep(disk: Disk, name: str, context: VerbContext) -> None:
-    """Copy the disk, which must not be in use, and keep the copy under this name.
+    """Copy the disk, which must not be in use, and keep the copy beside the disk.
 
-    An existing copy of this name stays. Copies under other names are removed.
+    An existing copy of this name is kept as it is. Copies under other names are removed.
+
+    Args:
+        disk: The disk.
+        name: Distinguishes copies. Callers use the fence of the resize.
+        context: Context of the verb.
+
+    Raises:
+        VerbFailed: There is not enough space, or the copy cannot be written.
+        Cancelled: The verb was cancelled during the copy.
     """
     copy = _kept_path(disk, name)
     for path in _list_kept(disk):
@@ -198,7 +230,7 @@ def _copy_to_kept(disk: Disk, copy: Path, context: VerbContext) -> None:
         os.replace(part, copy)
     except (OSError, ValueError) as error:
         raise VerbFailed(
-            "The host could not keep the server's disk as it was.",
+            "The host could not copy the server's disk before the resize.",
             retryable=True,
             details=f"{copy}: {error}",
         ) from error
@@ -208,9 +240,9 @@ def _copy_to_kept(disk: Disk, copy: Path, context: VerbContext) -> None:
 
 
 def take_back(disk: Disk, name: str) -> None:
-    """Replace the disk, which must not be in use, by the copy kept under this name, if any.
+    """Replace the disk, which must not be in use, by the copy that ``keep`` made under this name.
 
-    All copies are removed.
+    Without this copy the disk is not changed. All copies of the disk are removed afterwards.
     """
     if _kept_path(disk, name).exists():
         os.replace(_kept_path(disk, name), disk.path)
@@ -219,7 +251,7 @@ def take_back(disk: Disk, name: str) -> None:
 
 
 def forget(disk: Disk) -> None:
-    """Remove all copies of the disk."""
+    """Remove all copies of the disk that ``keep`` made. The disk itself stays."""
     for path in _list_kept(disk):
         path.unlink()
 
@@ -261,20 +293,25 @@ def _inspect_header(path: Path) -> qcow2.Qcow2Header:
             and base.parent.name == path.parent.name
             and backing_files.belongs(base, name)
         ):
-            raise ValueError(f"it stands on {header.backing!r}")
+            raise ValueError(f"the disk has the backing file {header.backing!r}")
         content = backing_files.image_of(base.name)
         if content and header.backing_format != content.disk_format:
-            raise ValueError(f"its base is said to be {header.backing_format!r}")
+            raise ValueError(
+                f"the header gives the format of the backing file as {header.backing_format!r}"
+            )
     except ValueError as problem:
         raise VerbFailed(
-            "The server's disk is not one that this host may open.",
-            details=f"{path}: {problem}; see what wrote it",
+            inspection.UNSAFE_DISK,
+            details=f"{path}: {problem}; find out which program wrote the disk",
         ) from problem
     return header
 
 
 def _link_base(disk: Disk, image: CachedImage | None) -> None:
-    """Link the image as the disk's backing file. No other content can have the same name."""
+    """Link the image as the disk's backing file, or copy it to another file system.
+
+    An existing backing file that was verified is kept, because its name determines the content.
+    """
     if image is None or disk.base is None:
         return
     if disk.base.exists() and (
@@ -298,9 +335,10 @@ def _link_base(disk: Disk, image: CachedImage | None) -> None:
 
 
 def adopt(disk: Disk) -> None:
-    """Rename the disk made by ``prepare``.
+    """Rename a complete disk from its temporary name to its final name.
 
-    An existing disk of this name is replaced, and the old backing file removed.
+    An existing disk of this name is replaced, and its backing file removed unless the new disk has
+    the same.
     """
     os.replace(aside(disk.path), disk.path)
     _sync(disk.path.parent)
@@ -308,7 +346,10 @@ def adopt(disk: Disk) -> None:
 
 
 def abandon(folder: Path, name: str = ROOT_DISK) -> None:
-    """Remove a disk made by ``prepare`` and not adopted."""
+    """Remove a disk that was made under its temporary name and not adopted.
+
+    The disk ``name`` and its backing file stay. Other backing files of this name are removed.
+    """
     path = folder / name
     aside(path).unlink(missing_ok=True)
     try:
@@ -322,7 +363,7 @@ def abandon(folder: Path, name: str = ROOT_DISK) -> None:
 
 
 def discard(folder: Path, name: str) -> None:
-    """Remove this disk, the backing file, and unfinished files of both."""
+    """Remove this disk, its backing files, and unfinished files of both. Copies are kept."""
     aside(folder / name).unlink(missing_ok=True)
     (folder / name).unlink(missing_ok=True)
     _drop_bases(folder / name, None)
@@ -338,14 +379,19 @@ def _drop_bases(path: Path, keep: Path | None) -> None:
 
 
 def blank(disk: Disk, size: int) -> None:
-    """Make an empty disk of ``size`` bytes without a backing file, as ``.part``. Repeatable."""
+    """Make an empty disk without a backing file under its temporary name. Repeatable.
+
+    Args:
+        disk: The disk.
+        size: Virtual size in bytes.
+    """
     _create(disk.path, None, disk.base_format, size)
 
 
 def fill(disk: Disk, raw: Path) -> None:
-    """Make a disk with the content of a raw file, as ``.part``. Repeatable.
+    """Make a disk with the content of a raw file, under its temporary name. Repeatable.
 
-    The raw file must have been written by this host.
+    The raw file must have been written by this host, because it is not inspected.
     """
     part = aside(disk.path)
     qemu_img.fill(part, raw)
@@ -360,18 +406,18 @@ def size(disk: Disk) -> int:
 def convert(disk: Disk, target: Path, context: VerbContext) -> None:
     """Copy the content of the disk to ``target``, a qcow2 file without a backing file.
 
-    The disk must not be in use.
+    The disk must not be in use. After a failure ``target`` may be incomplete.
 
     Raises:
         VerbFailed: The disk cannot be read, or the copy failed.
-        Cancelled: While the disk was copied.
+        Cancelled: The verb was cancelled during the copy.
     """
     try:
         # Only the size is taken from this header.
         virtual_size = qcow2.read(disk.path).virtual_size
     except (OSError, ValueError) as problem:
         raise VerbFailed(
-            "The host could not copy the disk.", details=f"{disk.path}: {problem}"
+            "The host could not copy the server's disk.", details=f"{disk.path}: {problem}"
         ) from problem
     qemu_img.copy(disk, target, virtual_size, context)
 
@@ -383,12 +429,14 @@ def _copy_image(source: Path, target: Path) -> None:
         _sync(target)
     except OSError as error:
         raise VerbFailed(
-            "The host could not store the image.", retryable=True, details=f"{target}: {error}"
+            "The host could not store the server's image.",
+            retryable=True,
+            details=f"{target}: {error}",
         ) from error
 
 
 def aside(path: Path) -> Path:
-    """Return the temporary path of a file that is being made."""
+    """Return the path with ``.part`` appended: the temporary name of a file that is being made."""
     return path.with_name(f"{path.name}{PART}")
 
 
@@ -416,11 +464,13 @@ def run_bounded(program: str, *arguments: str) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise VerbFailed(
-            "The host could not make the disk.", details=f"{program}: {error}", retryable=True
+            "The host could not make a disk of the server.",
+            details=f"{program}: {error}",
+            retryable=True,
         ) from error
     if result.returncode != 0:
         raise VerbFailed(
-            "The host could not make the disk.",
+            "The host could not make a disk of the server.",
             retryable=True,
             details=(
                 f"{program} {arguments[0]} ended with {result.returncode}: {result.stderr.strip()[:1000]}"

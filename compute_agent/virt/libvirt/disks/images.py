@@ -2,9 +2,9 @@
 """The image cache: each image is fetched once, verified, inspected, and named by checksum.
 
 Called by ``virt.libvirt.driver``. An image is untrusted input. The received bytes are counted and
-hashed. Helpers inspect the beginning and then the whole (``inspection``). Only if all checks
-succeed is the file renamed to a name with the checksum (``backing_files``). No other program opens
-the file before that.
+hashed. Helper processes inspect the beginning and then the complete file (``inspection``). If all
+checks succeed, the file is renamed to a name with the checksum (``backing_files``). No other
+program opens the file before that.
 
 A server's folder has a hard link to the server's image. An image with a single link is therefore
 unused and may be evicted. The access time of the file records the last request.
@@ -82,23 +82,24 @@ class ImageCache:
     def fetch(
         self, image: ImageRef, max_bytes: int, read_image: ImageReader, context: VerbContext
     ) -> CachedImage:
-        """Return the image, and fetch a missing one.
+        """Return the verified image from the cache. A missing image is fetched first.
 
         Args:
             image: The image.
-            max_bytes: Limit of the virtual size. 0: no limit.
-            read_image: Reads the image's data from the image service.
-            context: The calls of the running verb.
+            max_bytes: Limit of the virtual size in bytes. 0: no limit.
+            read_image: Opens the image at the image service, or at another host.
+            context: Context of the verb.
 
         Raises:
-            VerbFailed: The image cannot be used.
+            ImageMissing: The image service does not have the image, or refuses access.
+            VerbFailed: The image cannot be used, or cannot be stored here.
             Cancelled: Within five seconds of the cancel, even if no byte arrives.
             Unavailable: The image service does not answer.
         """
         if image.disk_format not in inspection.FORMATS:
             raise VerbFailed(
-                f"Images of format {image.disk_format!r} are not supported here; "
-                f"convert it to one of {', '.join(inspection.FORMATS)}."
+                f"Images of format {image.disk_format!r} are not supported; "
+                f"convert the image to one of {', '.join(inspection.FORMATS)}."
             )
         name = _cache_name(image)
         lock = self._locks[name]
@@ -118,6 +119,11 @@ class ImageCache:
 
     def evict(self, now: float | None = None) -> list[str]:
         """Remove images that no server uses and that were not requested for ``ttl`` seconds.
+
+        An image stays for at least ``UNUSED_SECONDS``, and while a verb fetches it.
+
+        Args:
+            now: Time in seconds since the epoch. None: the present time.
 
         Returns:
             The names of the removed files.
@@ -141,7 +147,11 @@ class ImageCache:
         return evicted
 
     def _find_cached(self, name: str, context: VerbContext) -> Path | None:
-        """Return the file of this name, or of this image id, or None. A changed file is removed."""
+        """Return the verified file of this cache name, or None if the cache has no such file.
+
+        The name of an image id is a link, which is followed. A file that has changed is removed and
+        counts as missing.
+        """
         path = self._folder / name
         if path.is_symlink():
             path = self._folder / os.readlink(path)
@@ -151,7 +161,7 @@ class ImageCache:
             backing_files.verify(path, context)
         except VerbFailed as error:
             log.error(
-                "an image in the cache is not what was fetched and is fetched again: %s",
+                "an image in the cache has changed since it was fetched, and is fetched again: %s",
                 error.details,
             )
             path.unlink()
@@ -215,7 +225,13 @@ class ImageCache:
 def _inspect_once(
     path: Path, content: str, declared: str, max_bytes: int, context: VerbContext
 ) -> int:
-    """Return the virtual size of the content, which is inspected once in this process."""
+    """Return the virtual size of the content in bytes.
+
+    Each content is inspected only once in this process.
+
+    Raises:
+        VerbFailed: The image cannot be used, or is larger than ``max_bytes``.
+    """
     recorded_size = INSPECTIONS.get(content)
     size = (
         inspection.inspect_whole(path, declared, context)
@@ -230,7 +246,7 @@ def _inspect_once(
 
 
 def _link_id(name: Path, content: str) -> None:
-    """Link the name of an image without a known checksum to the content."""
+    """Make ``name`` a symbolic link to the content, for an image without a known checksum."""
     part = name.with_name(f"{name.name}.part")
     part.unlink(missing_ok=True)
     part.symlink_to(content)
@@ -238,7 +254,10 @@ def _link_id(name: Path, content: str) -> None:
 
 
 def _check_length(image: ImageRef, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the chunks. Raise VerbFailed if the image is longer or shorter than announced."""
+    """Yield the chunks. Raise VerbFailed if the image is longer or shorter than ``image.size``.
+
+    With size 0 the length is not checked.
+    """
     size = 0
     for chunk in chunks:
         size += len(chunk)
@@ -248,15 +267,17 @@ def _check_length(image: ImageRef, chunks: Iterator[bytes]) -> Iterator[bytes]:
             )
         yield chunk
     if image.size and size != image.size:
-        raise VerbFailed(f"The image ended after {size} of {image.size} bytes.", retryable=True)
+        raise VerbFailed(
+            f"The download of the image ended after {size} of {image.size} bytes.", retryable=True
+        )
 
 
 def _check_digest(image: ImageRef, digest: str) -> None:
     if image.hash_value and digest != image.hash_value.lower():
         raise VerbFailed(
-            f"The image does not have the {image.hash_algo} checksum that the image service gave for it; "
-            "upload it again.",
-            details=f"found {digest}, expected {image.hash_value}",
+            f"The image does not have the {image.hash_algo} checksum that the image service reports; "
+            "upload the image again.",
+            details=f"image {image.id}: checksum {digest}, expected {image.hash_value}",
         )
 
 
@@ -264,14 +285,17 @@ def _check_virtual_size(virtual_size: int, max_bytes: int) -> None:
     if max_bytes and virtual_size > max_bytes:
         raise VerbFailed(
             f"The image's disk of {virtual_size / GIBIBYTE:.2f} GiB does not fit into the flavor's root "
-            f"disk of {max_bytes / GIBIBYTE:.0f} GiB; take a larger flavor."
+            f"disk of {max_bytes / GIBIBYTE:.0f} GiB; use a larger flavor."
         )
 
 
 def _read_image(
     image_id: str, read_image: ImageReader, context: VerbContext
 ) -> Generator[bytes, None, None]:
-    """Yield the reader's chunks, and turn the reader's errors into errors of a verb."""
+    """Yield the chunks of ``read_image``, and turn its errors into VerbFailed or ImageMissing.
+
+    Unavailable and Cancelled are raised unchanged.
+    """
     try:
         with closing(
             read_in_background(f"fetch-{image_id}", lambda: read_image(image_id), context)
@@ -317,8 +341,8 @@ def upload(path: Path, write_image: ImageWriter, context: VerbContext) -> int:
     hangs.
 
     Raises:
-        VerbFailed: The image service refuses the image.
-        Cancelled: While the image was sent.
+        VerbFailed: The image service refuses the image, or the upload failed.
+        Cancelled: The verb was cancelled. The thread stops at the next chunk.
         Unavailable: The image service does not answer.
     """
     box: queue.Queue[Exception | None] = queue.Queue()
@@ -362,6 +386,6 @@ def upload(path: Path, write_image: ImageWriter, context: VerbContext) -> int:
     text = (
         error.text
         if isinstance(error, errors.Problem)
-        else "The image service did not take the image."
+        else "The image service did not accept the image of the server."
     )
     raise VerbFailed(text, details=f"{type(error).__name__}: {error}") from error

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks images, and disks from other hosts, before any program opens them.
+"""Checks images, and disks received from other hosts, before any program opens them.
 
 Called by ``images`` and ``disks``. A helper process reads the bytes (``inspector``). Then QEMU
 itself opens a qcow2 image once, in another helper, because a guest could not start from an image
 that QEMU cannot open. The answers of helpers are limited and checked.
 
-Invariant: a refusal is the fault of the image, so the conductor does not try another host.
+Invariant: a failed check is the fault of the image and not retryable, so the conductor does not try
+another host. Only a failure of the inspector itself is retryable.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ FORMATS = {"qcow2": {"qcow2"}, "raw": {"raw", "gpt"}}
 MAX_REASON_CHARS, MAX_VIRTUAL_BYTES = 500, 1 << 62
 INSPECTION_TIMEOUT_SECONDS = 120.0
 #: Advice for the user.
-NEXT_STEP = "make it anew with: qemu-img convert -O qcow2"
+NEXT_STEP = "Make a new image with qemu-img convert -O qcow2, and upload the new image."
+#: The refusal of a server's disk whose header is malformed or names an unexpected backing file.
+UNSAFE_DISK = "The server's disk is malformed or has an unexpected backing file, so this host does not open the disk."
 
 
 class InspectionCache:
-    """Virtual sizes of accepted images, by the name of their content, which has the checksum."""
+    """Virtual sizes in bytes of accepted images, by the name of their content.
+
+    The name contains the checksum. The cache keeps the last ``most`` sizes.
+    """
 
     def __init__(self, most: int = 1024) -> None:
         self._most = most
@@ -52,7 +58,7 @@ def inspect_beginning(part: Path, declared: str, context: VerbContext) -> int | 
         The virtual size in bytes, or None if more data is needed.
 
     Raises:
-        VerbFailed: The image cannot be used.
+        VerbFailed: The image cannot be used, or the inspection failed.
     """
     report = _inspect("image", part, context, whole=False)
     return _check_size(report, declared) if report["formats"] else None
@@ -62,17 +68,19 @@ def inspect_whole(path: Path, declared: str, context: VerbContext) -> int:
     """Inspect a complete image, and return the virtual size in bytes.
 
     Raises:
-        VerbFailed: The image cannot be used.
+        VerbFailed: The image cannot be used, or the inspection failed.
     """
     return _check_size(_inspect("image", path, context, whole=True), declared)
 
 
 def require_sound(disk: Path, context: VerbContext | None = None) -> None:
-    """Raise VerbFailed if a server's disk from another host is malformed."""
+    """Raise VerbFailed if a server's disk from another host is malformed or refers to other files.
+
+    A backing file is permitted. The caller checks its name.
+    """
     if reason := _inspect("disk", disk, context)["unsafe"]:
         raise VerbFailed(
-            "The server's disk is not one that this host may open.",
-            details=f"{disk}: {reason}; see what wrote it",
+            UNSAFE_DISK, details=f"{disk}: {reason}; find out which program wrote the disk"
         )
 
 
@@ -85,17 +93,19 @@ def _check_size(report: JsonMapping, declared: str) -> int:
     names = report["formats"]
     if len(names) != 1 or names[0] not in FORMATS[declared]:
         raise VerbFailed(
-            f"The image is declared as {declared} but its content is {' and '.join(names) or 'unknown'}."
+            f"The image is declared as {declared} but its content is {' and '.join(names) or 'unknown'}. Upload the "
+            "image again with its real format."
         )
     if report["unsafe"]:
-        raise VerbFailed(
-            f"The image is not safe to use: {report['unsafe']}; {NEXT_STEP}, and upload it again."
-        )
+        raise VerbFailed(f"The image is not safe to use: {report['unsafe']}. {NEXT_STEP}")
     return int(report["virtual_size"])
 
 
 def require_opens(path: Path, declared: str, context: VerbContext) -> None:
-    """Raise VerbFailed if QEMU cannot open the image. QEMU checks more than the inspector."""
+    """Raise VerbFailed if QEMU cannot open the image. QEMU checks more than the inspector.
+
+    A raw image is not checked. Without qemu-img the check is skipped.
+    """
     if declared == "raw":
         return
     try:
@@ -105,7 +115,7 @@ def require_opens(path: Path, declared: str, context: VerbContext) -> None:
         return
     if result.status != 0:
         raise VerbFailed(
-            f"The image is damaged: no guest could start from it; {NEXT_STEP}, and upload it again.",
+            f"The image is damaged, and QEMU cannot open it. {NEXT_STEP}",
             details=f"{path}: qemu-img {result.reason}",
         )
 
@@ -113,10 +123,11 @@ def require_opens(path: Path, declared: str, context: VerbContext) -> None:
 def _inspect(
     function: str, path: Path, context: VerbContext | None, **arguments: bool
 ) -> JsonObject:
-    """Call the inspector in a helper, and return the checked report.
+    """Call a function of ``inspector`` in a helper process, and return the checked report.
 
     Raises:
         VerbFailed: The helper exceeded a limit, failed, or returned an invalid report.
+        OSError: The file cannot be opened.
     """
     helpers = client.helpers()
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -132,7 +143,7 @@ def _inspect(
         os.close(file)
     if result.status < 0 or result.why:
         raise VerbFailed(
-            f"The image could not be inspected within its limits; {NEXT_STEP}, and upload it again.",
+            f"The inspection of the image exceeded its limits or crashed. {NEXT_STEP}",
             details=f"{path}: the inspector {result.reason}",
         )
     try:
@@ -141,12 +152,19 @@ def _inspect(
         return check_report(json.loads(result.output))
     except (ValueError, TypeError, KeyError) as problem:
         raise VerbFailed(
-            "The image could not be inspected.", details=f"{path}: {problem}", retryable=True
+            "The host could not inspect the image.", details=f"{path}: {problem}", retryable=True
         ) from problem
 
 
 def check_report(report: JsonObject) -> JsonObject:
-    """Return the inspector's report without control characters, or raise ValueError."""
+    """Check the inspector's report, and return it without control characters.
+
+    Missing formats and a missing size become [] and 0. The reason is cut to ``MAX_REASON_CHARS``.
+
+    Raises:
+        ValueError: A value is not valid.
+        KeyError: ``unsafe`` is missing.
+    """
     formats, reason, size = (
         report.get("formats", []),
         report["unsafe"],
@@ -159,7 +177,7 @@ def check_report(report: JsonObject) -> JsonObject:
         and isinstance(formats, list)
         and all(isinstance(name, str) and name.isalnum() and len(name) < 16 for name in formats)
     ):
-        raise ValueError("the inspector's answer is not one")
+        raise ValueError("the inspector's report is not valid")
     printable_reason = "".join(
         letter if letter.isprintable() else "?" for letter in reason[:MAX_REASON_CHARS]
     )

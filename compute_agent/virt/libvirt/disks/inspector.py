@@ -20,7 +20,6 @@ from compute_agent.virt.libvirt.disks import qcow2
 FIRST_BYTES, PIECE_BYTES = 64 << 10, 1 << 20
 #: Text of a VMDK descriptor, which can name other files. The library's inspector does not recognize
 #: a descriptor that is padded with zeros.
-#: zeros.
 DESCRIPTOR = re.compile(rb"disk descriptorfile|createtype\s*=", re.IGNORECASE)
 
 
@@ -29,11 +28,12 @@ def image(file: int, whole: bool) -> JsonObject:
 
     Args:
         file: Descriptor of the open file.
-        whole: The file is complete. Otherwise only the beginning of an image is inspected.
+        whole: True if the file is complete, False to inspect only the beginning of an image.
 
     Returns:
         ``formats``: possible formats, sorted, or [] if more data is needed. ``unsafe``: the reason
-        not to use the image, or "". ``virtual_size``: bytes that a guest would see.
+        not to use the image, or "". ``virtual_size``: bytes that a guest would see, 0 for an unsafe
+        qcow2 image.
     """
     inspectors = format_inspector.InspectWrapper(cast("IO[bytes]", _read_pieces(file)))
     size, head = 0, b""
@@ -60,7 +60,10 @@ def image(file: int, whole: bool) -> JsonObject:
 
 
 def disk(file: int) -> JsonObject:
-    """Inspect a server's disk that another host sent.
+    """Inspect a server's complete qcow2 disk that another host sent.
+
+    Args:
+        file: Descriptor of the open file.
 
     Returns:
         ``unsafe``: the reason why QEMU may not open the disk, or "".
@@ -69,7 +72,7 @@ def disk(file: int) -> JsonObject:
 
 
 def _read_pieces(file: int) -> Iterator[bytes]:
-    """Yield the file's bytes, beginning with a piece that suffices for most formats."""
+    """Yield the file's bytes. The first piece suffices to recognize most formats."""
     at, length = 0, FIRST_BYTES
     while piece := os.pread(file, length, at):
         yield piece

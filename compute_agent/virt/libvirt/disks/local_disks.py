@@ -43,18 +43,21 @@ def is_ephemeral(name: str) -> bool:
 
 
 def room(spec: GuestSpec) -> int:
-    """Return the bytes that all disks of the server may occupy."""
+    """Return the bytes that the root disk and all local disks of the server may occupy.
+
+    Volumes, also as root disks, are not counted.
+    """
     root_gb = 0 if boots_from_volume(spec.volumes) else spec.flavor.root_gb
     return root_gb * GIBIBYTE + sum(disk.size_mb for disk in spec.disks) * MEBIBYTE
 
 
 def present(folder: Path) -> list[Disk]:
-    """Return the ephemeral and swap disks in a server's folder."""
+    """Return the ephemeral and swap disks in a server's folder, ordered by name."""
     return [Disk(path) for path in sorted(folder.iterdir()) if NAME.fullmatch(path.name)]
 
 
 def drop_others(folder: Path, spec: GuestSpec) -> None:
-    """Remove ephemeral and swap disks that the server no longer has."""
+    """Remove the ephemeral and swap disks in the folder that ``spec`` does not contain."""
     names = {disk.name for disk in spec.disks}
     for disk in present(folder):
         if disk.path.name not in names:
@@ -62,13 +65,16 @@ def drop_others(folder: Path, spec: GuestSpec) -> None:
 
 
 def abandon(folder: Path, spec: GuestSpec) -> None:
-    """Remove disks that were made and not adopted."""
+    """Remove local disks that ``LocalDisks.prepare`` made and that were not adopted."""
     for disk in spec.disks:
         disks.abandon(folder, disk.name)
 
 
 def lay_out(folder: Path, spec: GuestSpec) -> None:
-    """Make empty disks of the right sizes for a migration. Existing disks are replaced."""
+    """Make empty local disks of the sizes in ``spec``, into which a live migration copies the data.
+
+    Existing disks are replaced. The new disks have no file system.
+    """
     for disk in spec.disks:
         new_disk = Disk(folder / disk.name)
         disks.blank(new_disk, disk.size_mb * MEBIBYTE)
@@ -79,7 +85,9 @@ def lay_out(folder: Path, spec: GuestSpec) -> None:
 class LocalDisks:
     """Makes local disks on this host.
 
-    ``default`` is the file system for disks without a requested one. "" selects by the image's OS.
+    Attributes:
+        default: File system of disks for which the user requests none. "" selects the file system
+            by the OS of the image.
     """
 
     default: str = ""
@@ -91,18 +99,26 @@ class LocalDisks:
     def prepare(
         self, folder: Path, spec: GuestSpec, requested_disks: Sequence[LocalDisk]
     ) -> list[Disk]:
-        """Make these disks as ``.part``, even if disks of their names exist. Repeatable."""
+        """Make these disks under temporary names, and return them. ``disks.adopt`` renames them.
+
+        Existing disks are not changed. Repeatable.
+
+        Raises:
+            VerbFailed: A disk cannot be made, or the host lacks the program for a requested file
+                system.
+        """
         return [self._prepare(folder, disk, spec) for disk in requested_disks]
 
     def fit(self, folder: Path, spec: GuestSpec, new: bool = False) -> None:
         """Change the local disks of a guest that is off to the sizes in ``spec``. Repeatable.
 
-        Ephemeral disks only grow.
+        Ephemeral disks only grow. A swap disk that is missing or has another size is made anew.
+        Disks that ``spec`` does not contain stay.
 
         Args:
-            folder: The server's folder.
-            spec: The guest.
-            new: Make a missing ephemeral disk.
+            folder: Folder of the server.
+            spec: The guest with the new disks.
+            new: True to make a missing ephemeral disk.
 
         Raises:
             VerbFailed: An ephemeral disk is missing and ``new`` is False.
@@ -140,17 +156,22 @@ class LocalDisks:
             disks.fill(new_disk, raw)
         except OSError as error:
             raise VerbFailed(
-                "The host could not make the disk.", details=f"{raw}: {error}", retryable=True
+                "The host could not make a disk of the server.",
+                details=f"{raw}: {error}",
+                retryable=True,
             ) from error
         finally:
             raw.unlink(missing_ok=True)
         return new_disk
 
     def _select_program(self, disk: LocalDisk, spec: GuestSpec) -> tuple[str, ...]:
-        """Return the program and options that format the disk.
+        """Return the program that formats the disk, with its options.
 
-        If neither the user nor the operator requested a file system, an unsupported file system
-        is replaced by vfat, which every OS can read.
+        If neither the user nor the operator requested a file system, and the host cannot make the
+        file system for the image's OS, the result is the program for ``local_disks.OTHERWISE``.
+
+        Raises:
+            VerbFailed: The host lacks the program for a requested file system.
         """
         os_type = spec.image.properties.get("os_type", "") if spec.image else ""
         kind = local_disks.format_of(disk, os_type, self.default)
@@ -158,8 +179,8 @@ class LocalDisks:
             return PROGRAMS[kind]
         if disk.format or self.default:
             raise VerbFailed(
-                f"The host cannot make file systems of kind {kind}.",
+                f"The host cannot make file systems of kind {kind}, which a disk of the server needs.",
                 retryable=True,
-                details=f"it has no program mkfs.{kind}; install it",
+                details=f"the host has no program mkfs.{kind}; install it",
             )
         return PROGRAMS[local_disks.OTHERWISE]

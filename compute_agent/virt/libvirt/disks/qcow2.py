@@ -61,7 +61,8 @@ PIECE_BYTES, MAX_OFFSET = 1 << 20, 1 << 62
 class Qcow2Header:
     """Values of a qcow2 header.
 
-    ``virtual_size`` is in bytes. ``backing`` is "" without a backing file.
+    ``virtual_size`` is in bytes. ``backing`` is "" without a backing file. ``backing_format`` is ""
+    if the header does not record the format.
     """
 
     virtual_size: int
@@ -81,7 +82,7 @@ def read(path: Path) -> Qcow2Header:
     """Read and parse the header of a file.
 
     Raises:
-        ValueError: The header is not acceptable.
+        ValueError: The header is malformed, or uses a feature that is not permitted.
         OSError: The file cannot be read.
     """
     with path.open("rb") as file:
@@ -92,7 +93,7 @@ def header(head: bytes) -> Qcow2Header:
     """Parse a header from the first bytes of a file.
 
     Raises:
-        ValueError: The header is not acceptable.
+        ValueError: The header is malformed, or uses a feature that is not permitted.
     """
     return _parse(head).header
 
@@ -144,7 +145,7 @@ def _parse(head: bytes) -> _Parsed:
     try:
         return _parse_header(head)
     except struct.error as error:
-        raise ValueError("it ends within its header") from error
+        raise ValueError("the file ends within its header") from error
 
 
 def _parse_header(head: bytes) -> _Parsed:
@@ -152,10 +153,10 @@ def _parse_header(head: bytes) -> _Parsed:
     TABLES.unpack_from(head, TABLES_AT)
     if magic != MAGIC or version not in VERSIONS or cluster_bits not in CLUSTER_BITS:
         raise ValueError(
-            f"it is not qcow2 that is known here: version {version}, cluster_bits {cluster_bits}"
+            f"the file is not qcow2 of a supported version: version {version}, cluster_bits {cluster_bits}"
         )
     if encryption:
-        raise ValueError(f"it is encrypted: crypt_method {encryption}")
+        raise ValueError(f"the file is encrypted: crypt_method {encryption}")
     length, features = V2_LENGTH, 0
     if version == max(VERSIONS):
         features, length = _parse_features(head, cluster_bits)
@@ -166,11 +167,11 @@ def _parse_header(head: bytes) -> _Parsed:
             or not 0 < name_length <= LONGEST_NAME
         ):
             raise ValueError(
-                "the name of its backing file is not in its header: backing_file_offset"
+                "the name of the backing file is not inside the header: backing_file_offset"
             )
         backing = head[name_at : name_at + name_length]
         if len(backing) != name_length or b"\0" in backing:
-            raise ValueError("the name of its backing file is cut off: backing_file_size")
+            raise ValueError("the name of the backing file is cut off: backing_file_size")
     extensions = _parse_extensions(head, length, name_at or min(len(head), 1 << cluster_bits))
     values = Qcow2Header(
         size,
@@ -185,19 +186,19 @@ def _parse_features(head: bytes, cluster_bits: int) -> tuple[int, int]:
     features, _, autoclear, refcount_order, length = FEATURES.unpack_from(head, FEATURES_AT)
     if features & ~KNOWN_FEATURES:
         raise ValueError(
-            f"it has incompatible_features {features:#x}, some of which are not known here"
+            f"the file has unknown incompatible features: incompatible_features {features:#x}"
         )
     if autoclear & RAW_DATA_FILE:
-        raise ValueError(f"its data is in another file: autoclear_features {autoclear:#x}")
+        raise ValueError(f"the data is in another file: autoclear_features {autoclear:#x}")
     if not V3_LENGTH <= length <= min(HEADER_BYTES, 1 << cluster_bits) or length % 8:
-        raise ValueError(f"its header is {length} bytes long: header_length")
+        raise ValueError(f"the header has an invalid length of {length} bytes: header_length")
     if refcount_order > MAX_REFCOUNT_ORDER:
-        raise ValueError(f"refcount_order is {refcount_order}")
+        raise ValueError(f"refcount_order is {refcount_order}, more than {MAX_REFCOUNT_ORDER}")
     if features & EXTENDED_L2 and cluster_bits < EXTENDED_CLUSTER_BITS:
         raise ValueError(f"cluster_bits {cluster_bits} are too few for extended L2 entries")
     kind = head[COMPRESSION_AT] if length > COMPRESSION_AT else 0
     if kind != (ZSTD if features & COMPRESSION else 0):
-        raise ValueError(f"compression_type is {kind}")
+        raise ValueError(f"compression_type is {kind}, which does not fit incompatible_features")
     return features, length
 
 
@@ -209,24 +210,24 @@ def _parse_extensions(head: bytes, at: int, end: int) -> dict[int, bytes]:
         if kind == END_OF_EXTENSIONS:
             return extensions
         if kind == DATA_FILE:
-            raise ValueError("its data is in another file")
+            raise ValueError("the data is in another file: header extension")
         if kind == ENCRYPTION:
-            raise ValueError("it is encrypted: a header extension says so")
+            raise ValueError("the file is encrypted: header extension")
         if (
             kind in extensions
             or at + length > end
             or (kind == BACKING_FORMAT and length > MAX_FORMAT_BYTES)
         ):
-            raise ValueError(f"its header's extensions cannot be read: {kind:#x} of {length} bytes")
+            raise ValueError(f"the header extension {kind:#x} of {length} bytes is not valid")
         extensions[kind] = head[at : at + length]
         at += (length + 7) & ~7
     return extensions
 
 
 def _check_table(name: str, at: int, size: int, max_bytes: int, cluster: int, length: int) -> None:
-    """Check that a table is aligned to a cluster, inside the file, and not too large."""
+    """Raise ValueError unless the table is aligned to a cluster, in the file, and not too large."""
     if size > max_bytes:
-        raise ValueError(f"{name}: its table has {size} bytes")
+        raise ValueError(f"{name}: the table of {size} bytes is larger than {max_bytes} bytes")
     if at % cluster or at > MAX_OFFSET or (size and not cluster <= at <= length - size):
         raise ValueError(f"{name} {at:#x} is not in the file, or not at the beginning of a cluster")
 
@@ -234,7 +235,7 @@ def _check_table(name: str, at: int, size: int, max_bytes: int, cluster: int, le
 def _check_entries(
     file: int, name: str, at: int, count: int, reserved: int, cluster: int, length: int
 ) -> None:
-    """Check that each entry of a table is empty or points into the file."""
+    """Raise ValueError unless each entry of a table is empty or points to a cluster of the file."""
     for start in range(0, count * 8, PIECE_BYTES):
         piece = os.pread(file, min(PIECE_BYTES, count * 8 - start), at + start)
         for number, (entry,) in enumerate(
@@ -250,7 +251,7 @@ def _check_entries(
 
 def _check_snapshots(file: int, count: int, at: int, cluster: int, length: int) -> None:
     if count > MAX_SNAPSHOTS:
-        raise ValueError(f"nb_snapshots is {count}")
+        raise ValueError(f"nb_snapshots is {count}, more than {MAX_SNAPSHOTS}")
     _check_table("snapshots_offset", at, count * SNAPSHOT.size, LARGEST_SNAPSHOTS, cluster, length)
     end = min(length, at + LARGEST_SNAPSHOTS)
     for number in range(count):
@@ -259,7 +260,9 @@ def _check_snapshots(file: int, count: int, at: int, cluster: int, length: int) 
             raise ValueError(f"snapshot {number} is not in the file")
         l1_at, l1_size, id_length, name_length, _, _, _, _, extra = SNAPSHOT.unpack(entry)
         if extra > MAX_EXTRA_BYTES:
-            raise ValueError(f"snapshot {number}: extra_data_size is {extra}")
+            raise ValueError(
+                f"snapshot {number}: extra_data_size is {extra}, more than {MAX_EXTRA_BYTES}"
+            )
         _check_table(
             f"snapshot {number}: l1_table_offset", l1_at, l1_size * 8, LARGEST_L1, cluster, length
         )
@@ -273,5 +276,5 @@ def _check_bitmaps(extension: bytes, cluster: int, length: int) -> None:
         raise ValueError(f"the header extension of bitmaps has {len(extension)} bytes")
     count, reserved, size, at = BITMAP_DIRECTORY.unpack(extension)
     if not 0 < count <= MAX_BITMAPS or reserved:
-        raise ValueError(f"nb_bitmaps is {count}")
+        raise ValueError(f"nb_bitmaps is {count}, or reserved bits of the bitmap extension are set")
     _check_table("bitmap_directory_offset", at, size, LARGEST_BITMAPS, cluster, length)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs qemu-img, always with the format of every file that it opens.
+"""Runs qemu-img. Every call gives the format of every file that qemu-img opens.
 
 Called by ``disks`` and ``inspection``. No other module runs qemu-img. Except for Ceph images,
 qemu-img runs in a helper process (``compute_agent.sandbox``), gets open descriptors of the files,
@@ -34,7 +34,7 @@ MIN_COPY_BYTES_PER_SECOND, MIN_CPU_BYTES_PER_SECOND = 4 * MEBIBYTE, 64 * MEBIBYT
 
 
 def create(target: Path, size: int, base: Path | None, base_format: str) -> None:
-    """Make a new disk of ``size`` bytes. The backing file, if any, is not opened."""
+    """Make a new qcow2 disk of ``size`` bytes. The backing file, if any, is not opened."""
     backing = ["-u", "-b", str(base), "-F", base_format] if base else []
     _run(
         ["create", "-q", "-f", "qcow2", *backing, client.name(0), str(size)],
@@ -63,7 +63,7 @@ def resize(disk: Disk, size: int) -> None:
 
 
 def fill(target: Path, raw: Path) -> None:
-    """Make a new disk with the content of a raw file."""
+    """Make a new qcow2 disk with the content of a raw file."""
     size = raw.stat().st_size
     _run(
         ["convert", "-f", "raw", "-O", "qcow2", client.name(1), client.name(0)],
@@ -77,14 +77,14 @@ def copy(disk: Disk, target: Path, size: int, context: VerbContext) -> None:
     """Copy the content of a disk to a new disk without a backing file, and report progress.
 
     Args:
-        disk: The disk to copy.
-        target: Path of the new disk.
-        size: Virtual size of the disk in bytes. The disk must not be in use.
-        context: The calls of the running verb.
+        disk: The disk, which must not be in use.
+        target: Path of the new qcow2 file. An existing file is replaced.
+        size: Virtual size of the disk in bytes.
+        context: Context of the verb.
 
     Raises:
         VerbFailed: qemu-img failed.
-        Cancelled: While the disk was copied.
+        Cancelled: The verb was cancelled during the copy.
     """
 
     def on_output(output: bytes) -> None:
@@ -115,14 +115,18 @@ def copy(disk: Disk, target: Path, size: int, context: VerbContext) -> None:
         )
     except OSError as error:
         raise VerbFailed(
-            "The host could not copy the disk.", details=f"{target}: {error}"
+            "The host could not copy the server's disk.", details=f"{target}: {error}"
         ) from error
     if result.status != 0:
-        raise VerbFailed("The host could not copy the disk.", details=f"qemu-img {result.reason}")
+        raise VerbFailed(
+            "The host could not copy the server's disk.", details=f"qemu-img {result.reason}"
+        )
 
 
 def opens(path: Path, kind: str, context: VerbContext) -> client.HelperResult:
     """Let qemu-img open a file of this format without the backing file, and return the result.
+
+    ``status`` of the result is 0 if qemu-img can open the file.
 
     Raises:
         OSError: qemu-img is not installed or cannot be run.
@@ -141,8 +145,8 @@ def size_of_rbd(source: VolumeSource, key: bytes) -> int:
     No helper is used, because qemu-img parses no file here and only needs the cluster's answer.
 
     Args:
-        source: Cluster, pool and image.
-        key: The secret of the cluster's user, or b"".
+        source: Monitors, pool and name of the image.
+        key: The secret of the cluster's user, or b"" for a cluster without authentication.
 
     Raises:
         OSError: qemu-img failed, or the cluster does not answer.
@@ -195,11 +199,11 @@ def size_of_rbd(source: VolumeSource, key: bytes) -> int:
 
 
 def _run(arguments: list[str], files: Mapping[Path, bool], file: int, work: int = 0) -> None:
-    """Run qemu-img in a helper.
+    """Run qemu-img in a helper process.
 
     Args:
         arguments: Arguments of qemu-img.
-        files: Path -> True if qemu-img may write the file.
+        files: Files that the helper may open: path -> True to write, False to read.
         file: Limit of the written file in bytes.
         work: Bytes to read, which determine the time limits.
 
@@ -219,11 +223,13 @@ def _run(arguments: list[str], files: Mapping[Path, bool], file: int, work: int 
         )
     except OSError as error:
         raise VerbFailed(
-            "The host could not make the disk.", details=f"qemu-img: {error}", retryable=True
+            "The host could not make a disk of the server.",
+            details=f"qemu-img: {error}",
+            retryable=True,
         ) from error
     if result.status != 0:
         raise VerbFailed(
-            "The host could not make the disk.",
+            "The host could not make a disk of the server.",
             retryable=True,
             details=f"qemu-img {arguments[0]} {result.reason}",
         )
@@ -232,7 +238,7 @@ def _run(arguments: list[str], files: Mapping[Path, bool], file: int, work: int 
 def _find_program() -> str:
     path = shutil.which("qemu-img")
     if path is None:
-        raise FileNotFoundError("there is no qemu-img; install qemu-utils")
+        raise FileNotFoundError("this host has no qemu-img; install qemu-utils")
     # The helper may be unable to follow links in private folders.
     return os.path.realpath(path)
 
@@ -243,7 +249,7 @@ def _max_length(size: int) -> int:
 
 
 def _create_empty(path: Path) -> Path:
-    """Make a new file for a helper to fill, which only the owner may open."""
+    """Replace the file by an empty file for a helper to fill, which only the owner may open."""
     path.unlink(missing_ok=True)
     path.touch(0o600, exist_ok=False)
     return path
@@ -259,7 +265,10 @@ def describe_chain(disk: Disk) -> str:
 
 
 def _describe_layer(number: int, kind: str, backing: dict[str, object] | None) -> dict[str, object]:
-    """Return one file of the chain. "backing": None makes QEMU ignore the header's backing file."""
+    """Describe one file of the chain for QEMU.
+
+    Without ``backing``, QEMU ignores the backing file in the header.
+    """
     layer: dict[str, object] = {
         "driver": kind,
         "file": {"driver": "file", "filename": client.name(number)},

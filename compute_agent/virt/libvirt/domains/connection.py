@@ -135,13 +135,16 @@ PARAM_MIGRATE_DISKS, PARAM_BANDWIDTH, PARAM_BANDWIDTH_POSTCOPY = (
 
 @dataclass(frozen=True, slots=True)
 class GuestDomain:
-    """A domain with our metadata.
+    """A domain with Kilonova's metadata.
 
     Attributes:
-        saved: The domain is off, with saved memory.
-        is_incoming: The guest's memory is still arriving from another host, which has the guest.
-        postcopy_failed: The guest runs at another host without part of the memory, which is still
-            here.
+        marks: Kilonova's metadata on the domain.
+        power_state: Power state of the Compute API.
+        saved: True if the domain is off, with saved memory.
+        is_incoming: True if the guest's memory is still arriving from another host. The guest still
+            belongs to that host.
+        postcopy_failed: True if a post-copy migration broke: the guest runs at another host, and
+            part of its memory is still here.
     """
 
     marks: DomainMetadata
@@ -181,25 +184,29 @@ class Connection:
         _start_event_loop()
 
     def ask(self, purpose: str, work: Callable[[Any], Answer]) -> Answer:
-        """Call ``work`` with libvirt's connection.
+        """Call ``work`` with libvirt's connection, and return its result.
 
         Args:
             purpose: Completes "The hypervisor could not …" in an error.
-            work: The function. Its argument is libvirt's connection.
+            work: Makes calls to libvirt.
+
+        Raises:
+            VerbFailed: libvirt refused a call.
+            NoAnswer: libvirtd does not answer, or this connection was closed.
         """
         return self._call(purpose, work)
 
     def domains(self) -> list[GuestDomain]:
-        """Return all domains with our metadata."""
+        """Return all domains with Kilonova's metadata, also incoming domains."""
         guests = self._call(
-            "list its guests",
+            "list the guests",
             lambda connection: [_read_domain(d) for d in connection.listAllDomains()],
         )
         return [domain for domain in guests if domain]
 
     def find(self, server: str) -> GuestDomain | None:
-        """Return the server's domain, or None."""
-        return self.on(server, "look for the guest", _read_domain)
+        """Return the server's domain, or None without a domain with Kilonova's metadata."""
+        return self.on(server, "return the state of the guest", _read_domain)
 
     def define(self, xml: str) -> None:
         self._call(
@@ -209,6 +216,9 @@ class Connection:
 
     def start(self, server: str, paused: bool = False) -> None:
         """Start the domain, unless already active. With ``paused`` the CPUs stay stopped.
+
+        Missing bridges are made first, if this host makes bridges. Without a domain nothing
+        happens.
 
         Raises:
             NoBridge: A bridge of the domain does not exist.
@@ -227,7 +237,14 @@ class Connection:
     def move(self, server: str, uri: str, parameters: JsonObject, flags: int) -> None:
         """Migrate the guest to the libvirtd at ``uri``, and return when the migration has ended.
 
+        Args:
+            server: Id of the server.
+            uri: URI by which this host's libvirtd calls the destination's.
+            parameters: Parameters of libvirt's migrateToURI3, with ``PARAM_DEST_XML``.
+            flags: Flags of the migration.
+
         Raises:
+            VerbFailed: libvirt could not migrate the guest.
             NoBridge: A bridge does not exist at the destination.
         """
 
@@ -235,18 +252,26 @@ class Connection:
             with _translate_missing_bridge(parameters[PARAM_DEST_XML]):
                 domain.migrateToURI3(uri, parameters, flags)
 
-        self.on(server, "move the guest", migrate)
+        self.on(server, "migrate the guest", migrate)
 
     def ensure_bridges(self, names: Iterable[str]) -> None:
-        """Make missing bridges, if the compute service is responsible for them."""
+        """Make missing bridges through ``kilonova-bridges``. See ``BridgeHelper.ensure``."""
         self._bridges.ensure(names)
 
     def take_ended_job(self, server: str) -> JobStats:
-        """Return and forget the final statistics of the guest's last migration, or {}."""
+        """Return the final statistics of the guest's last outgoing migration, or {} if unknown.
+
+        A second call returns {}, until the next migration ends.
+        """
         return self._ended_jobs.pop(server, {})
 
     def attach(self, server: str, interface: str, flags: int) -> None:
-        """Attach an interface to the running domain, the stored definition, or both, by ``flags``.
+        """Attach an interface to the running domain, the stored definition, or both.
+
+        Args:
+            server: Id of the server.
+            interface: libvirt's XML of the interface.
+            flags: ``AFFECT_LIVE``, ``AFFECT_CONFIG``, or both.
 
         Raises:
             NoBridge: The interface's bridge does not exist.
@@ -257,30 +282,33 @@ class Connection:
             with _translate_missing_bridge(interface):
                 domain.attachDeviceFlags(interface, flags)
 
-        self.on(server, "plug in the interface", plug)
+        self.on(server, "attach the interface", plug)
 
     def pause(self, server: str) -> None:
-        """Stop the domain's CPUs, and keep the memory."""
+        """Stop the domain's CPUs, and keep the memory. A domain that does not run is ignored."""
         self.on(server, "pause the guest", lambda domain: domain.suspend(), STATE_CHANGED_ERRORS)
 
     def resume(self, server: str) -> None:
         self.on(server, "resume the guest", lambda domain: domain.resume(), STATE_CHANGED_ERRORS)
 
     def open_screen(self, server: str, number: int = 0) -> socket.socket:
-        """Return a connection to a graphics server of the guest.
+        """Return a connection to a screen of the guest.
 
         QEMU passes the connection, because the screen listens on no address.
 
         Args:
             server: Id of the server.
             number: Index of the graphics device in the domain's XML.
+
+        Raises:
+            VerbFailed: The domain does not exist, is off, or has no such screen.
         """
         descriptor = self.on(
             server, "open the guest's screen", lambda domain: domain.openGraphicsFD(number)
         )
         if descriptor is None:
             raise VerbFailed(
-                "The server has no guest on this host.", details=f"libvirt knows no domain {server}"
+                "The server has no guest on this host.", details=f"libvirt has no domain {server}"
             )
         return socket.socket(fileno=descriptor)
 
@@ -288,7 +316,7 @@ class Connection:
         """Request a shutdown by ACPI, which the guest may delay or ignore."""
         self.on(
             server,
-            "ask the guest to power off",
+            "request the shutdown of the guest",
             lambda domain: domain.shutdown(),
             STATE_CHANGED_ERRORS,
         )
@@ -307,7 +335,7 @@ class Connection:
         self.on(server, "remove the guest", _undefine)
 
     def drop_saved(self, server: str) -> None:
-        """Remove the saved memory, if there is any."""
+        """Remove the domain's saved memory, if there is any."""
         self.on(
             server,
             "remove the guest's saved memory",
@@ -319,18 +347,27 @@ class Connection:
 
         Args:
             server: Id of the server.
-            stored: Return the stored definition, even if the domain is active.
-            portable: Return the XML in a form for other versions of libvirt, as for a migration.
+            stored: True for the stored definition, even if the domain is active. False for the live
+                state of an active domain.
+            portable: True for XML that other versions of libvirt accept, for a migration.
         """
         flags = (libvirt.VIR_DOMAIN_XML_INACTIVE * stored) | (
             libvirt.VIR_DOMAIN_XML_MIGRATABLE * portable
         )
         return (
-            self.on(server, "describe the guest", lambda domain: str(domain.XMLDesc(flags))) or ""
+            self.on(
+                server,
+                "return the definition of the guest",
+                lambda domain: str(domain.XMLDesc(flags)),
+            )
+            or ""
         )
 
     def mark(self, server: str, **changed: Any) -> None:  # noqa: ANN401 - fields of DomainMetadata
-        """Change our metadata in the stored definition and in the running domain."""
+        """Change fields of Kilonova's metadata in the stored definition and in the active domain.
+
+        Without a domain nothing happens.
+        """
 
         def write(domain: Domain) -> None:
             marks = read_metadata(
@@ -346,10 +383,13 @@ class Connection:
                 flags,
             )
 
-        self.on(server, "mark the guest", write)
+        self.on(server, "write Kilonova's metadata of the guest", write)
 
     def change_metadata(self, server: str, changed: Callable[[str], str]) -> None:
-        """Change Nova's metadata in the stored definition and in the running domain."""
+        """Replace Nova's metadata in the stored definition and in the active domain.
+
+        ``changed`` gets the present metadata element as text and returns the new element.
+        """
 
         def write(domain: Domain) -> None:
             kind = libvirt.VIR_DOMAIN_METADATA_ELEMENT
@@ -358,12 +398,12 @@ class Connection:
             flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE if domain.isActive() else 0
             domain.setMetadata(kind, text, nova_xml.PREFIX, nova_xml.NAMESPACE, flags)
 
-        self.on(server, "describe the guest", write)
+        self.on(server, "write Nova's metadata of the guest", write)
 
     def watch(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed(server)`` for each change of a domain's state.
+        """Call ``changed(server)`` in a thread for each change of a domain's state.
 
-        After a reconnect, call ``changed`` for all domains.
+        At the beginning and after each reconnect, ``changed`` is called for all domains.
         """
         self._watchers.append(changed)
         if len(self._watchers) == 1:
@@ -389,16 +429,20 @@ class Connection:
         work: Callable[[Any], Answer],
         ignored: tuple[int, ...] = (),
     ) -> Answer | None:
-        """Call ``work`` with the server's domain.
+        """Call ``work`` with the server's domain, which need not have Kilonova's metadata.
 
         Args:
             server: Id of the server.
             purpose: Completes "The hypervisor could not …" in an error.
-            work: The function. Its argument is libvirt's domain.
+            work: Makes calls to libvirt.
             ignored: libvirt's error codes that count as success.
 
         Returns:
             The result of ``work``. None if there is no domain, or after an ignored error.
+
+        Raises:
+            VerbFailed: libvirt refused a call.
+            NoAnswer: libvirtd does not answer, or this connection was closed.
         """
 
         def find_and_work(connection: LibvirtConnection) -> Answer | None:
@@ -425,7 +469,7 @@ class Connection:
             if not _is_alive(connection):
                 self._handle_loss(connection)
                 raise errors.NoAnswer(
-                    f"libvirt went away while it was asked to {purpose}."
+                    f"libvirt at {self._uri} did not answer the request to {purpose}; check that libvirtd runs."
                 ) from error
             raise VerbFailed(
                 f"The hypervisor could not {purpose}; try again.",
@@ -436,13 +480,16 @@ class Connection:
     def _connect(self) -> LibvirtConnection:
         with self._lock:
             if self._closed:
-                raise errors.NoAnswer("The connection to libvirt was closed.")
+                raise errors.NoAnswer(
+                    "The agent is stopping and has closed its connection to libvirt. The command is repeated after "
+                    "the next start of the agent."
+                )
             if self._open is None:
                 try:
                     self._open = self._open_connection()
                 except libvirt.libvirtError as error:
                     raise errors.NoAnswer(
-                        f"libvirt at {self._uri} does not answer; see whether libvirtd runs."
+                        f"libvirt at {self._uri} does not answer; check that libvirtd runs."
                     ) from error
             return self._open
 
@@ -485,7 +532,7 @@ class Connection:
             self._ended_jobs[domain.UUIDString()] = stats
 
     def _notify_watchers(self) -> None:
-        """Call the watchers for each event, in a thread.
+        """Call the watchers for each event until ``close``. Runs in a thread.
 
         After a lost connection, reconnect and call them for all domains.
         """
@@ -506,7 +553,7 @@ class Connection:
 
 
 def _read_domain(domain: Domain) -> GuestDomain | None:
-    """Return the domain with our metadata, or None for a foreign or ended domain."""
+    """Return the domain, or None if it has ended or has no valid metadata of Kilonova."""
     try:
         state, reason = domain.state()
         marks = read_metadata(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE, 0))

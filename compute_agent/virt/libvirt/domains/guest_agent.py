@@ -28,7 +28,7 @@ from compute_agent.virt.libvirt.xml.domain_xml import AGENT_CHANNEL
 
 LOG = logging.getLogger(__name__)
 ANSWER_TIMEOUT_SECONDS = 5
-ABSENT = "The guest has no agent that answers; install and start qemu-guest-agent in it."
+ABSENT = "The agent in the guest does not answer; install and start qemu-guest-agent in the guest."
 
 
 def set_password(libvirt: Connection, server: str, user: str, password: str) -> None:
@@ -37,7 +37,7 @@ def set_password(libvirt: Connection, server: str, user: str, password: str) -> 
     The agent's error text may contain the password and is dropped.
 
     Raises:
-        VerbFailed: There is no agent, or the agent refuses.
+        VerbFailed: The guest does not run, no agent answers, or the agent refuses.
     """
     if power.find_active(libvirt, server).power_state != RUNNING or not is_there(libvirt, server):
         raise VerbFailed(ABSENT)
@@ -51,8 +51,8 @@ def set_password(libvirt: Connection, server: str, user: str, password: str) -> 
         )
     except VerbFailed:
         raise VerbFailed(
-            "The guest's agent did not set the password; see whether the user exists in the guest.",
-            details="what the agent said is not kept: it might be the password",
+            "The guest's agent did not set the password; check that the user exists in the guest.",
+            details="the agent's error text is not logged, because it may contain the password",
         ) from None
     if not is_set:
         raise VerbFailed(ABSENT)
@@ -63,7 +63,8 @@ def frozen(libvirt: Connection, server: str) -> Iterator[bool]:
     """Freeze the guest's file systems for the duration of the context.
 
     Yields:
-        False if the guest's agent cannot freeze them.
+        True if the file systems are frozen. False if the guest does not run or its agent cannot
+        freeze them.
     """
     is_frozen = freeze(libvirt, server)
     try:
@@ -74,7 +75,15 @@ def frozen(libvirt: Connection, server: str) -> Iterator[bool]:
 
 
 def freeze(libvirt: Connection, server: str) -> bool:
-    """Flush and freeze the guest's file systems until ``thaw``. Return False if that fails."""
+    """Flush and freeze the guest's file systems until ``thaw``.
+
+    Returns:
+        True if they are frozen. False if the guest does not run, no agent answers, or the freeze
+        failed. Then the file systems are not frozen.
+
+    Raises:
+        VerbFailed: The server has no domain.
+    """
     if power.find(libvirt, server).power_state != RUNNING or not is_there(libvirt, server):
         return False
     _limit_response_time(libvirt, server)
@@ -92,13 +101,14 @@ def freeze(libvirt: Connection, server: str) -> bool:
 
 
 def thaw(libvirt: Connection, server: str) -> bool:
+    """Thaw the guest's file systems. Return False, and log the reason, if the agent fails."""
     return _call_agent(
         libvirt, server, "thaw the guest's file systems", lambda domain: domain.fsThaw()
     )
 
 
 def is_there(libvirt: Connection, server: str) -> bool:
-    """True if a program in the guest listens on the agent's channel."""
+    """True if a program in the guest has opened the agent's channel. False without a domain."""
     xml = libvirt.describe(server)
     if not xml:
         return False
@@ -110,7 +120,7 @@ def is_there(libvirt: Connection, server: str) -> bool:
 def _limit_response_time(libvirt: Connection, server: str) -> None:
     libvirt.on(
         server,
-        "limit the agent's time",
+        "limit the response time of the guest's agent",
         lambda domain: domain.agentSetResponseTimeout(ANSWER_TIMEOUT_SECONDS),
         NO_SUPPORT_ERRORS,
     )

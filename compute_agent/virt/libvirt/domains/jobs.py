@@ -5,8 +5,8 @@ Called by ``power`` and ``snapshots``. Both jobs report progress. A cancel ends 
 and leaves the guest as before. A job of an agent that died is aborted first. ``live_migration``
 uses ``stats_of``, ``request_abort`` and ``BackgroundCall`` for migrations.
 
-Invariant: when a function here has returned or raised, no job of ours runs on the domain. The
-exception is ``errors.NoAnswer``, after which one may still run.
+Invariant: when ``save``, ``backup`` or ``abort`` has returned or raised, no job of Kilonova runs on
+the domain. After ``errors.NoAnswer`` or a VerbFailed of ``abort``, the job may still run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ LOOK_SECONDS, ABORT_TIMEOUT_SECONDS = 0.1, 5.0
 def save(libvirt: Connection, server: str, context: VerbContext) -> None:
     """Save the memory of the running or paused domain, and stop the domain.
 
-    After a restore the domain's CPUs run.
+    An earlier job of the domain is aborted first. When the memory is restored, the CPUs run even if
+    the domain was paused. A cancel that comes too late has no effect.
 
     Raises:
         VerbFailed: The memory could not be saved.
@@ -62,11 +63,11 @@ def save(libvirt: Connection, server: str, context: VerbContext) -> None:
 
 
 def backup(libvirt: Connection, server: str, context: VerbContext) -> None:
-    """Block until the running backup job has ended.
+    """Block until the running backup job of the domain has ended, and report its progress.
 
     Raises:
-        VerbFailed: The backup failed.
-        Cancelled: The job was aborted.
+        VerbFailed: The backup failed. The copy is incomplete.
+        Cancelled: The verb was cancelled, and the job was aborted.
     """
     try:
         while copying := stats_of(libvirt, server):
@@ -83,7 +84,7 @@ def backup(libvirt: Connection, server: str, context: VerbContext) -> None:
     ended = stats_of(libvirt, server, JOB_STATS_COMPLETED)
     if not ended.get("success"):
         raise VerbFailed(
-            "The guest's disk could not be copied to its end; try again.",
+            "The host could not complete the copy of the guest's disk; try again.",
             retryable=True,
             details=str(ended.get("errmsg") or "libvirt reports no reason"),
         )
@@ -93,7 +94,7 @@ def abort(libvirt: Connection, server: str) -> None:
     """Abort the domain's job, if there is one, and wait until no job runs.
 
     Raises:
-        VerbFailed: The job does not end.
+        VerbFailed: The job does not end within ``ABORT_TIMEOUT_SECONDS``.
     """
     deadline = time.monotonic() + ABORT_TIMEOUT_SECONDS
     while stats := stats_of(libvirt, server):
@@ -107,7 +108,7 @@ def abort(libvirt: Connection, server: str) -> None:
 
 
 def request_abort(libvirt: Connection, server: str, stats: JobStats) -> None:
-    """Request once the abort of the job with these statistics, if ``is_abortable``."""
+    """Request the abort of the job with these statistics, if ``is_abortable``. Do not wait."""
     if is_abortable(stats):
         libvirt.on(
             server,
@@ -118,10 +119,11 @@ def request_abort(libvirt: Connection, server: str, stats: JobStats) -> None:
 
 
 def is_abortable(stats: JobStats) -> bool:
-    """False while QEMU sets up a migration to a host or a file.
+    """True if the job with these statistics may be aborted now.
 
-    Why: libvirt 9 misses the end of a migration that is aborted in that phase. The phase is between
-    the copies of the disks and of the memory. The statistics of the disks stay meanwhile.
+    False while QEMU sets up a migration to a host or a file. Why: libvirt 9 misses the end of a
+    migration that is aborted in that phase. The phase is between the copies of the disks and of the
+    memory. The statistics of the disks stay meanwhile.
     """
     if stats.get("operation") not in (JOB_OPERATION_MIGRATION_OUT, JOB_OPERATION_SAVE):
         return True
@@ -129,7 +131,11 @@ def is_abortable(stats: JobStats) -> bool:
 
 
 def stats_of(libvirt: Connection, server: str, flags: int = 0) -> JobStats:
-    """Return the statistics of the domain's job by libvirt's names, or {} without a job."""
+    """Return the statistics of the domain's job by libvirt's names.
+
+    The result is {} without a job, without a domain, and if the hypervisor reports no jobs. With
+    the flag ``JOB_STATS_COMPLETED`` the statistics are those of the last job that ended.
+    """
     stats: JobStats = (
         libvirt.on(
             server,
@@ -143,7 +149,10 @@ def stats_of(libvirt: Connection, server: str, flags: int = 0) -> JobStats:
 
 
 class BackgroundCall:
-    """A call to libvirt in a thread. ``error`` is the exception of a failed call."""
+    """A call to libvirt in a thread, which starts at once.
+
+    ``error`` is the exception of a failed call, and None while the call runs or if it succeeded.
+    """
 
     def __init__(self, name: str, work: Callable[[], object]) -> None:
         self.error: Exception | None = None
@@ -152,7 +161,7 @@ class BackgroundCall:
         self._thread.start()
 
     def lasts(self, seconds: float) -> bool:
-        """True if the call still runs after at most ``seconds``."""
+        """Wait for the end of the call, for at most ``seconds``. Return True if it still runs."""
         self._thread.join(seconds)
         return self._thread.is_alive()
 

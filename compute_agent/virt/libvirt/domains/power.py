@@ -32,16 +32,23 @@ def find(libvirt: Connection, server: str) -> GuestDomain:
     domain = libvirt.find(server)
     if domain is None:
         raise VerbFailed(
-            "The server has no guest on this host.", details=f"libvirt knows no domain {server}"
+            "The server has no guest on this host.", details=f"libvirt has no domain {server}"
         )
     return domain
 
 
 def find_active(libvirt: Connection, server: str) -> GuestDomain:
-    """Return the server's domain if active, else raise VerbFailed."""
+    """Return the server's domain if ``GuestDomain.active``, for example paused.
+
+    Raises:
+        VerbFailed: The domain is off or does not exist.
+    """
     domain = find(libvirt, server)
     if not domain.active:
-        raise VerbFailed("The server does not run.", details=f"power state {domain.power_state}")
+        raise VerbFailed(
+            "The server does not run; start the server first.",
+            details=f"power state {domain.power_state}",
+        )
     return domain
 
 
@@ -50,7 +57,7 @@ def refuse_active(libvirt: Connection, server: str) -> None:
     domain = libvirt.find(server)
     if domain and domain.active:
         raise VerbFailed(
-            "The server runs on this host; stop it first.",
+            "The server runs on this host; stop the server first.",
             details=f"power state {domain.power_state}, fence {domain.fence}",
         )
 
@@ -60,17 +67,14 @@ def start(
 ) -> DomainState:
     """Start the domain under this fence. A paused domain is resumed, a saved one restored.
 
-    Args:
-        libvirt: The connection to libvirt.
-        server: Id of the server.
-        fence: The fence of the command.
-        context: The calls of the running verb.
-        paused: Start with stopped CPUs, and do not resume a paused domain.
+    The disks of a domain that is off are verified before the start. An active domain only gets the
+    fence. With ``paused`` a domain that is off starts with stopped CPUs, and a paused domain is not
+    resumed. The CPUs of a restored domain run, even with ``paused``.
 
     Raises:
         VerbFailed: There is no domain, a disk is damaged, or a bridge does not appear in time.
-        Unavailable: The host has no lease.
-        Cancelled: Before anything was changed.
+        Unavailable: This host may not start guests now.
+        Cancelled: The verb was cancelled before the start.
     """
     context.phase(CommandPhase.STARTING)
     domain = find(libvirt, server)
@@ -101,6 +105,11 @@ def start(
 
 
 def pause(libvirt: Connection, server: str, fence: int) -> DomainState:
+    """Stop the CPUs of an active domain and record the fence. A paused domain stays paused.
+
+    Raises:
+        VerbFailed: The domain is off or does not exist.
+    """
     if find_active(libvirt, server).power_state != PAUSED:
         libvirt.pause(server)
     libvirt.mark(server, fence=fence)
@@ -108,6 +117,14 @@ def pause(libvirt: Connection, server: str, fence: int) -> DomainState:
 
 
 def suspend(libvirt: Connection, server: str, fence: int, context: VerbContext) -> DomainState:
+    """Save the memory of an active domain, stop the domain, and record the fence.
+
+    A domain with saved memory only gets the fence.
+
+    Raises:
+        VerbFailed: The domain is off without saved memory, or does not exist.
+        Cancelled: The guest is as before.
+    """
     if not find(libvirt, server).saved:
         find_active(libvirt, server)
         context.phase(CommandPhase.SAVING_MEMORY, 0)
@@ -119,9 +136,13 @@ def suspend(libvirt: Connection, server: str, fence: int, context: VerbContext) 
 
 
 def off(libvirt: Connection, server: str, timeout: float, context: VerbContext) -> None:
-    """Shut the domain down by ACPI, and destroy a remaining domain after ``timeout`` seconds.
+    """Shut the domain down by ACPI, and destroy the domain if it runs after ``timeout`` seconds.
 
     A domain whose CPUs do not run is destroyed at once. Saved memory is dropped.
+
+    Raises:
+        VerbFailed: There is no domain.
+        Cancelled: The verb was cancelled. The guest may have received the ACPI request.
     """
     deadline, press_at = time.monotonic() + timeout, 0.0
     while (now := time.monotonic()) < deadline and find(libvirt, server).power_state == RUNNING:
@@ -137,7 +158,7 @@ def off(libvirt: Connection, server: str, timeout: float, context: VerbContext) 
 
 
 def pull_plug(libvirt: Connection, server: str) -> None:
-    """Destroy the domain, and drop the saved memory."""
+    """Destroy the domain, and drop the saved memory. Raise VerbFailed without a domain."""
     domain = find(libvirt, server)
     if domain.power_state != SHUTDOWN:
         libvirt.destroy(server)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Freezes the file systems of guests while the volume service takes snapshots of their volumes.
 
+A still guest is a guest whose file systems are frozen.
+
 Invariant: each guest is thawed after a time limit. A timer ensures this. If the process dies, the
 mark file in the guest's folder makes the next process thaw the guest.
 """
@@ -26,9 +28,14 @@ RETRY_SECONDS = 5.0
 
 
 class StillGuests:
-    """The frozen guests of this host. Thaws guests that an earlier process left frozen.
+    """The guests of this host with frozen file systems.
 
-    ``timer`` makes a timer that calls a function after a number of seconds.
+    The constructor schedules the thaw of guests that an earlier process left frozen.
+
+    Args:
+        libvirt: Connection to libvirtd.
+        instances: Folder of the guests' folders.
+        timer: Makes a timer that calls a function after a number of seconds.
     """
 
     def __init__(
@@ -46,11 +53,15 @@ class StillGuests:
     def hold(self, server: str, seconds: float) -> None:
         """Freeze the guest's file systems until ``let_go``, for at most ``seconds``.
 
+        While libvirtd does not answer, the thaw is retried and the freeze may last longer.
+
         Raises:
             VerbFailed: The guest does not run, or the agent cannot freeze the file systems.
         """
         if power.find(self._libvirt, server).power_state != RUNNING:
-            raise VerbFailed("The guest does not run, so its file systems cannot be frozen.")
+            raise VerbFailed(
+                "The guest does not run, so its file systems cannot be frozen; start the server first."
+            )
         mark = self._instances / server / MARK
         mark.touch()
         self._schedule_thaw(server, seconds)
@@ -59,7 +70,10 @@ class StillGuests:
             raise VerbFailed(guest_agent.ABSENT)
 
     def let_go(self, server: str) -> None:
-        """Thaw the guest's file systems, if they are frozen."""
+        """Thaw the guest's file systems, if ``hold`` has frozen them.
+
+        While libvirtd does not answer, the thaw is scheduled again and this method returns.
+        """
         mark = self._instances / server / MARK
         if not mark.exists():
             return

@@ -14,7 +14,7 @@ from compute_agent.virt.driver import PAUSED
 from compute_agent.virt.libvirt.domains.connection import AFFECT_LIVE, Connection, GuestDomain
 
 #: Seconds in which a guest must release a device, between two requests, and between two polls. A
-#: booting guest answers only when the kernel runs. Nova waits as long.
+#: booting guest answers only when the kernel runs. Nova has the same time limit.
 RELEASE_SECONDS, REQUEST_SECONDS, LOOK_SECONDS = 160.0, 4.0, 0.2
 
 
@@ -28,23 +28,24 @@ def unplug(
     context: VerbContext,
     seconds: float = RELEASE_SECONDS,
 ) -> None:
-    """Request a device from the running guest, repeatedly until the guest has released it.
+    """Request the release of a device from the active guest until the guest has released it.
 
-    Why: a booting guest may miss a request.
+    Return at once if the guest is off or does not have the device. The request is repeated, because
+    a booting guest may miss a request. The stored definition is not changed.
 
     Args:
-        libvirt: The connection to libvirt.
+        libvirt: Connection to libvirtd.
         server: Id of the server.
         kind: The device in the text of errors, "volume" or "interface".
         changeable: Returns the domain, or raises VerbFailed if changes are not possible.
-        alias: Returns libvirt's name of the device in the domain's XML, or None.
+        alias: Returns libvirt's name of the device in the domain's XML, or None without the device.
         held: Makes the error from the domain and libvirt's last refusal.
-        context: The calls of the running verb.
+        context: Context of the verb.
         seconds: The time limit.
 
     Raises:
         VerbFailed: The error from ``held``. The guest is paused or did not release the device.
-        Cancelled: While waiting.
+        Cancelled: The verb was cancelled while waiting.
     """
     deadline, request_at, refusal = time.monotonic() + seconds, 0.0, ""
     while True:
@@ -71,6 +72,6 @@ def unplug(
 def _request(libvirt: Connection, server: str, kind: str, device: str) -> None:
     libvirt.on(
         server,
-        f"pull out the {kind}",
+        f"request the release of the {kind}",
         lambda domain: domain.detachDeviceAlias(device, AFFECT_LIVE),
     )

@@ -5,14 +5,14 @@ Called by ``virt.libvirt.guests.volume_verbs`` for a volume that a guest has, fo
 
 To take a snapshot, the volume service makes a new, empty file whose backing file is the present
 file of the guest. Until the guest writes, both files show the same data. Therefore the stored
-definition and the record in the guest's folder name the new file first. Whatever is killed in
-between, a guest that starts has all data.
+definition and the record in the guest's folder name the new file before the active guest switches
+to this file. After a crash in between, a guest that starts has all data.
 
 To delete a snapshot, QEMU merges files in a block job that outlives this agent. A repeated command
 joins the running job.
 
-Invariant: QEMU writes to a file that another file is based on only to merge those two. Only files
-of the volume are opened, never a path from a header.
+Invariant: QEMU writes to a backing file only to merge the file above into this file. Only files of
+the volume are opened, never a path from a header.
 """
 
 from __future__ import annotations
@@ -50,9 +50,12 @@ MERGE_SECONDS = 7200.0
 
 @dataclass(frozen=True)
 class AssistedSnapshots:
-    """The snapshots of the volumes of one guest.
+    """Takes and merges snapshots of the volumes of one guest.
 
-    ``kept`` records which volumes each guest has.
+    Attributes:
+        libvirt: Connection to libvirtd.
+        kept: Records which volumes each guest has.
+        server: Id of the guest's server.
     """
 
     libvirt: Connection
@@ -62,10 +65,12 @@ class AssistedSnapshots:
     def take(self, fence: int, volume: AttachedVolume, context: VerbContext) -> DomainState:
         """Switch the guest to the new file that ``volume`` names.
 
+        For a guest that is off, only the definition changes.
+
         Raises:
-            VerbFailed: The guest does not have the volume, or the new file is not based on the
-                present file. The guest is as before.
-            Cancelled: Before anything was changed.
+            VerbFailed: The guest is suspended or does not have the volume, the volume is not a
+                file, or the new file is not based on the present file. The guest is as before.
+            Cancelled: The verb was cancelled before anything was changed.
         """
         context.phase(CommandPhase.SNAPSHOTTING_VOLUME)
         domain = changeable(self.libvirt, self.server)
@@ -88,9 +93,9 @@ class AssistedSnapshots:
         return power.state(power.find(self.libvirt, self.server))
 
     def _check_new_file(self, volume: AttachedVolume, old: VolumeSource, new: VolumeSource) -> None:
-        """Raise VerbFailed unless the new file is based on the guest's file and records the format.
+        """Raise VerbFailed unless the new file is based on the guest's file and records its format.
 
-        Because QEMU would otherwise detect the format from data that the guest wrote.
+        Why: without a recorded format, QEMU would detect the format from data that the guest wrote.
         """
         self.kept.connectors.connect(volume)
         try:
@@ -100,7 +105,7 @@ class AssistedSnapshots:
         if (header.backing, header.backing_format) != (Path(old.path).name, old.format):
             raise _unusable_file(
                 volume.volume_id,
-                f"{new.path} is made upon {header.backing[:200]!r} of format "
+                f"{new.path} has the backing file {header.backing[:200]!r} of format "
                 f"{header.backing_format!r}, and the guest has {old.path} of format {old.format}",
             )
 
@@ -123,12 +128,15 @@ class AssistedSnapshots:
     def merge(
         self, fence: int, volume: AttachedVolume, merge: VolumeMerge, context: VerbContext
     ) -> DomainState:
-        """Merge files of the volume. The guest's present file stays in use.
+        """Merge files of the volume of an active guest, and wait for the end of the block job.
+
+        The guest's active file stays in use. A running job on this disk is joined. If the files are
+        merged already, only the fence is recorded.
 
         Raises:
-            VerbFailed: The files are as before, or partly copied, which does not change the guest's
-                data.
-            Cancelled: The block job was ended.
+            VerbFailed: The guest is off or suspended, the files do not fit ``merge``, or the merge
+                failed. The files are as before or partly copied. The guest's data is the same.
+            Cancelled: The verb was cancelled, and the block job was aborted.
         """
         context.phase(CommandPhase.MERGING_VOLUME, 0)
         domain = changeable(self.libvirt, self.server)
@@ -165,7 +173,12 @@ class AssistedSnapshots:
         )
 
     def _await_job(self, name: str, context: VerbContext) -> None:
-        """Block until QEMU has no job on the disk, and report progress."""
+        """Block until QEMU has no job on the disk ``name``, and report progress.
+
+        Raises:
+            VerbFailed: The job ran longer than ``MERGE_SECONDS`` and was aborted.
+            Cancelled: The verb was cancelled, and the job was aborted.
+        """
         deadline = time.monotonic() + MERGE_SECONDS
         while (job := self._read_job(name)) is not None:
             end = int(job.get("end") or 0)
@@ -177,19 +190,22 @@ class AssistedSnapshots:
                 if not is_late:
                     raise Cancelled
                 raise VerbFailed(
-                    f"The volume's files were not merged within {MERGE_SECONDS:.0f} seconds; see the host's "
-                    "storage, and delete the snapshot again."
+                    f"The host did not merge the files of disk {name} of the server in {MERGE_SECONDS:.0f} seconds; "
+                    "check the storage of the host, and delete the snapshot again."
                 )
             time.sleep(LOOK_SECONDS)
 
     def _abort_job(self, name: str) -> None:
-        """Abort the block job.
+        """Abort the block job on the disk, and wait for its end.
 
-        Data copied so far does not change what the guest reads.
+        Data copied so far does not change the guest's data.
+
+        Raises:
+            VerbFailed: The job does not end within ``END_SECONDS``.
         """
         self.libvirt.on(
             self.server,
-            "end the merge of the volume's files",
+            "abort the merge of the volume's files",
             lambda domain: domain.blockJobAbort(name, 0),
             STATE_CHANGED_ERRORS,
         )
@@ -197,22 +213,25 @@ class AssistedSnapshots:
         while self._read_job(name) is not None:
             if time.monotonic() > deadline:
                 raise VerbFailed(
-                    "The merge of the volume's files does not end; see the host's log, virsh blockjob and its "
-                    "storage."
+                    f"The host could not abort the merge of files of disk {name} of the server; see the log of the "
+                    "host, its storage, and virsh blockjob."
                 )
             time.sleep(LOOK_SECONDS)
 
     def _await_merged(self, volume_id: str, merge: VolumeMerge) -> None:
         """Block until libvirt reports the merged files.
 
-        Because libvirt updates the list of files a moment after the job has ended.
+        Why: libvirt updates the list of files a moment after the job has ended.
+
+        Raises:
+            VerbFailed: The files are not merged ``END_SECONDS`` after the end of the job.
         """
         deadline = time.monotonic() + END_SECONDS
         while not is_merged(volume_xml.files(disk_of(self.libvirt, self.server, volume_id)), merge):
             if time.monotonic() > deadline:
                 raise VerbFailed(
-                    f"The files of volume {volume_id} could not be merged; see the host's log and its storage, "
-                    "and delete the snapshot again. The server has the volume as before.",
+                    f"The files of volume {volume_id} could not be merged. The server has the volume as before. See "
+                    "the log and the storage of the host, and delete the snapshot again.",
                     retryable=True,
                     details="the block job has ended",
                 )
@@ -233,7 +252,7 @@ def is_merged(paths: Sequence[str], merge: VolumeMerge) -> bool:
     """True if the merge has been done.
 
     Args:
-        paths: The disk's files, each followed by the next backing file.
+        paths: The disk's files, from the active file down to the last backing file.
         merge: The requested merge.
     """
     names = [Path(path).name for path in paths]
@@ -243,7 +262,11 @@ def is_merged(paths: Sequence[str], merge: VolumeMerge) -> bool:
 
 
 def refuse_merge(volume_id: str, paths: Sequence[str], merge: VolumeMerge) -> None:
-    """Raise VerbFailed unless ``merge`` names backing files in the required order."""
+    """Raise VerbFailed unless ``merge`` is possible with the disk's files.
+
+    Without ``merge.into``, ``merge.file`` must be a backing file or None. Otherwise ``merge.into``
+    must be the file directly below the backing file ``merge.file``.
+    """
     names = [Path(path).name for path in paths]
     backing_names = names[1:]
     if merge.into is None:
@@ -253,15 +276,15 @@ def refuse_merge(volume_id: str, paths: Sequence[str], merge: VolumeMerge) -> No
         is_possible = (merge.file, merge.into) in list(itertools.pairwise(backing_names))
     if not is_possible:
         raise VerbFailed(
-            f"The files of volume {volume_id} are not such that they could be merged so; see the volume "
-            "service. The server has the volume as before.",
-            details=f"{merge} of {', '.join(names)[:1000]}",
+            f"The requested merge does not fit the files of volume {volume_id}. The server has the volume as before. "
+            "Compare the snapshots at the volume service.",
+            details=f"requested {merge}, files {', '.join(names)[:1000]}",
         )
 
 
 def _unusable_file(volume_id: str, details: str) -> VerbFailed:
     return VerbFailed(
-        f"The file in which volume {volume_id} was to go on is not one for its snapshot; see the volume "
-        "service. The server has the volume as before.",
+        f"The new file for the snapshot of volume {volume_id} is missing or not based on the volume's present file. "
+        "The server has the volume as before. See the log of the volume service.",
         details=details,
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The config drive: a small disk with a guest's metadata.
 
-The virt drivers build one for each server with this option. The files come from
+The libvirt driver builds a config drive for each server with this option. The files come from
 ``common.domain.instance_data``, which also serves the metadata service. This module writes them to
 a disk labelled ``config-2``, in the format that the operator chose: ISO 9660 with Joliet and Rock
 Ridge (a CD-ROM), or VFAT (a disk).
@@ -42,7 +42,7 @@ PROGRAM_TIMEOUT_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class ConfigDrives:
-    """How this host builds config drives.
+    """Builds config drives on this host, in the configured format.
 
     Attributes:
         format: ``ISO9660`` or ``VFAT``.
@@ -60,7 +60,7 @@ class ConfigDrives:
         return self.format == VFAT
 
     def build(self, spec: GuestSpec, path: Path) -> None:
-        """Write the guest's config drive to ``path``.
+        """Write the guest's config drive to ``path``, in place of an older drive.
 
         Raises:
             OSError: The disk is full, a program fails, or a required vendor data service is
@@ -79,7 +79,11 @@ class ConfigDrives:
         os.replace(part, path)
 
     def _dynamic_data(self, spec: GuestSpec) -> JsonObject:
-        """Request the vendor data of the services, once for all versions of the document."""
+        """Return the vendor data from the services, requested once for all versions, or {}.
+
+        Raises:
+            OSError: A required service is unavailable.
+        """
         if self.dynamic is None:
             return {}
         try:
@@ -91,7 +95,12 @@ class ConfigDrives:
 def open_config_drives(
     drive_format: str, vendor: JsonObject | None, dynamic: Dynamic | None = None
 ) -> ConfigDrives:
-    """Return config drives as configured.
+    """Return the ``ConfigDrives`` for these options.
+
+    Args:
+        drive_format: ``ISO9660`` or ``VFAT``.
+        vendor: Static vendor data, or None.
+        dynamic: Services for vendor data of each guest, or None.
 
     Raises:
         ConfigError: A program for VFAT is missing. The text names the package to install.
@@ -162,8 +171,8 @@ def _run_program(*command: str) -> None:
     """Run a program.
 
     Raises:
-        OSError: The program fails or takes longer than ``PROGRAM_TIMEOUT_SECONDS``. The text has
-            the end of the error output.
+        OSError: The program fails or takes longer than ``PROGRAM_TIMEOUT_SECONDS``. The text
+            contains the end of the program's error output.
     """
     try:
         result = subprocess.run(

@@ -26,8 +26,8 @@ def check_length(instances: Path) -> None:
     excess = len(bytes(instances)) + ID_BYTES + max(map(len, SERIAL_SOCKETS)) + 2 - MAX_PATH_BYTES
     if excess > 0:
         raise ValueError(
-            f"state_dir {instances.parent} is too long by {excess} letters: the sockets of guests stand "
-            "below it; take a shorter folder"
+            f"[agent] state_dir {instances.parent} is too long by {excess} bytes for the sockets of guests in this "
+            "folder; use a folder with a shorter path"
         )
 
 
@@ -45,8 +45,8 @@ def screen(described: str, kind: str) -> int:
         return running_domain.screens(described).index(kind)
     except ValueError:
         raise VerbFailed(
-            f"The server's guest has no {kind} console; one that was made before its host had them gets "
-            "it by a rebuild.",
+            f"The server's guest has no {kind} console. If the guest is older than this feature of its host, rebuild "
+            "the server to add the console.",
         ) from None
 
 
@@ -63,8 +63,8 @@ def open_serial(path: str) -> socket.socket:
     except OSError as error:
         connection.close()
         raise VerbFailed(
-            "The server's serial console cannot be reached; a guest that was made before it had one gets "
-            "it by a rebuild.",
+            "The host cannot connect to the server's serial console. If the guest was made without a serial console, "
+            "rebuild the server to add one.",
             details=f"{path or 'no socket'}: {error}",
         ) from error
     connection.settimeout(None)
@@ -73,6 +73,12 @@ def open_serial(path: str) -> socket.socket:
 
 def output(folder: Path, limit: int) -> str:
     """Return the last ``limit`` bytes of the console log, decoded with replacement characters.
+
+    The result continues into the older part of a rotated log.
+
+    Args:
+        folder: Folder of the server.
+        limit: Number of bytes.
 
     Raises:
         VerbFailed: There is no console log on this host.

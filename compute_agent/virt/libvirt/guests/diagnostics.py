@@ -31,15 +31,15 @@ NIC_COUNTERS = (
 
 
 def of(libvirt: Connection, server: str, config_drive: str) -> JsonObject:
-    """Return the guest's diagnostics.
+    """Return the diagnostics of an active guest.
 
     Args:
-        libvirt: The connection to libvirt.
+        libvirt: Connection to libvirtd.
         server: Id of the server.
         config_drive: Path that a config drive of the server would have.
 
     Raises:
-        VerbFailed: The guest does not run.
+        VerbFailed: The guest is off or does not exist.
     """
     guest = power.find_active(libvirt, server)
     counters = libvirt.on(server, "read the guest's counters", _read_counters)

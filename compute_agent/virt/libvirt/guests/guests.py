@@ -78,10 +78,11 @@ class HostDetails:
 
     Attributes:
         folder: The server's folder.
+        virt_type: Domain type: kvm, qemu or test.
         place: CPUs and devices of the host that the guest gets.
         config_drive_is_disk: True if config drives are disks, False for CD-ROMs.
         spice: True if guests get a SPICE screen in addition to VNC.
-        volumes: The guest's volumes and their places on this host.
+        volumes: The guest's volumes, each with the place at which QEMU on this host finds it.
     """
 
     folder: Path
@@ -95,8 +96,18 @@ class HostDetails:
 class LibvirtGuests:
     """The guests in the folder ``instances``. Thread-safe for different servers.
 
-    ``virt_type`` and ``place`` are called when a domain is defined. ``place`` returns the CPUs and
-    devices of the host for an assignment.
+    Args:
+        libvirt: Connection to libvirtd.
+        images: The image cache.
+        instances: Folder of the guests' folders.
+        virt_type: Returns the domain type. Called when a domain is defined.
+        place: Returns the CPUs and devices of the host for an assignment. Called when a domain is
+            defined.
+        config_drives: Builds config drives.
+        local: Makes ephemeral and swap disks.
+        shares: The shares of the guests.
+        volumes: The volumes of the guests.
+        spice: True if guests defined from now on get a SPICE screen in addition to VNC.
     """
 
     def __init__(
@@ -128,7 +139,7 @@ class LibvirtGuests:
         """Return the server's folder, which need not exist.
 
         Raises:
-            VerbFailed: The id is not a UUID. Because of this check an id cannot name another path.
+            VerbFailed: The id is not a UUID. Therefore an id cannot name another path.
         """
         try:
             if str(uuid.UUID(server)) == server:
@@ -142,7 +153,16 @@ class LibvirtGuests:
         return {name for name in os.listdir(self._instances) if _UUID.fullmatch(name)}
 
     def make(self, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
-        """Make and start the server's guest. After VerbFailed the host has no part of the guest."""
+        """Make and start the server's guest. Existing disks are kept.
+
+        A guest that is active or suspended keeps its definition, except for volumes, shares and
+        interfaces that ``spec`` does not contain.
+
+        Raises:
+            VerbFailed: The guest could not be made. Domain and files were removed, unless the
+                hardware of ``spec`` is invalid.
+            NoAnswer: The outcome is unknown.
+        """
         self.folder(spec.server)
         required_hardware(spec)
         with self._make_failure_definite(spec.server, self.remove):
@@ -151,7 +171,10 @@ class LibvirtGuests:
     def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
         """Define the domain with the files that are here, and start the guest if ``runs``.
 
-        After VerbFailed the guest does not run, unless started before with another fence.
+        Raises:
+            VerbFailed: The guest does not run. Exception: a guest that is active with another fence
+                is not changed.
+            NoAnswer: The outcome is unknown.
         """
         required_hardware(spec)
         if (disk := root_disk(self.folder(spec.server), spec)) is not None:
@@ -159,16 +182,17 @@ class LibvirtGuests:
         domain = self._libvirt.find(spec.server)
         if domain and domain.active and domain.fence != spec.fence:
             raise VerbFailed(
-                "The server's guest was started on this host meanwhile; stop it first.",
-                details=f"it runs with fence {domain.fence}, not {spec.fence}",
+                "The server's guest was started on this host meanwhile; stop the guest first.",
+                details=f"the guest has fence {domain.fence}, not {spec.fence}",
             )
         with self._make_failure_definite(spec.server, self._stop):
             return self._install(spec, domain, runs, context)
 
     def check(self, spec: GuestSpec, rescue: Rescue | None = None) -> None:
-        """Raise VerbFailed if this host cannot make the server's hardware. Nothing is changed.
+        """Raise VerbFailed if libvirt cannot make the guest's hardware on this host.
 
-        The check lets libvirt build QEMU's command line from the definition.
+        The check lets libvirt build QEMU's command line from the definition. No domain or file is
+        changed. With libvirt's test driver only the definition is built.
         """
         home = self.home(spec)
         # Secrets of volumes are defined when the volumes are connected, which has not happened yet.
@@ -183,11 +207,12 @@ class LibvirtGuests:
             return
         try:
             self._libvirt.ask(
-                "make the hardware", lambda libvirt: libvirt.domainXMLToNative(COMMAND_LINE, xml, 0)
+                "build the command line of QEMU",
+                lambda libvirt: libvirt.domainXMLToNative(COMMAND_LINE, xml, 0),
             )
         except VerbFailed as error:
             raise VerbFailed(
-                "The host cannot make the server's hardware.",
+                "The host does not support the hardware of the server.",
                 details=error.details,
                 retryable=True,
             ) from error
@@ -202,12 +227,14 @@ class LibvirtGuests:
     ) -> DomainState:
         """Replace disks and config drive by new ones, once for this fence, and start if ``runs``.
 
-        Args:
-            spec: The guest.
-            read_image: Reads the image's data from the image service.
-            runs: Start the guest afterwards.
-            context: The calls of the running verb.
-            keep_ephemeral: Keep the ephemeral disks that exist.
+        A missing guest is made. If the disks were already replaced under this fence, the guest is
+        only started if ``runs``. With ``keep_ephemeral`` the ephemeral disks that exist are kept. A
+        rescue ends.
+
+        Raises:
+            VerbFailed: The image cannot be used, or a disk or the domain cannot be made. The guest
+                keeps the old disks if a new disk could not be made.
+            Cancelled: The verb was cancelled before the guest was stopped.
         """
         folder = self.folder(spec.server)
         domain = self._libvirt.find(spec.server)
@@ -257,7 +284,12 @@ class LibvirtGuests:
         """Boot the guest from a disk made from ``image``, once for this fence.
 
         The root disk becomes the second disk, or stays the first if the image has the property
-        hw_rescue_bus or hw_rescue_device.
+        hw_rescue_bus or hw_rescue_device. If the guest is rescued under this fence already, it is
+        only started if off.
+
+        Raises:
+            VerbFailed: With the reason UNTOUCHED if the guest is unchanged.
+            Cancelled: The verb was cancelled before the guest was stopped.
         """
         folder = self.folder(spec.server)
         marks = power.find(self._libvirt, spec.server).marks
@@ -279,7 +311,10 @@ class LibvirtGuests:
         return power.start(self._libvirt, spec.server, spec.fence, context)
 
     def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:
-        """Boot from the root disk again, and remove the rescue disk."""
+        """Boot from the root disk again, and remove the rescue disk.
+
+        A guest that is not rescued is not stopped, and is started if off.
+        """
         marks = power.find(self._libvirt, spec.server).marks
         if marks.rescue:
             required_hardware(spec)
@@ -295,22 +330,32 @@ class LibvirtGuests:
         return power.start(self._libvirt, spec.server, spec.fence, context)
 
     def keep_only(self, server: str, has: Belongings | None) -> None:
-        """Remove volumes and shares that are not in ``has``, see ``Driver.ensure_running``."""
+        """Remove volumes and shares that are not in ``has``. None: remove none.
+
+        For active and suspended guests see ``Driver.ensure_running``.
+        """
         if has is not None:
             self.volumes.keep_only(self._libvirt, server, has.volumes)
             self.shares.keep_only(self._libvirt, server, has.shares)
 
     def settle(self, server: str, has: Belongings | None, context: VerbContext) -> None:
-        """Remove volumes and shares that are not in ``has``, and attach missing ones.
+        """Remove volumes and shares that are not in ``has``, and attach missing needed volumes.
 
-        Only missing volumes of ``has.needed`` are attached.
+        Called before a start. With ``has`` None nothing is changed. Only volumes of ``has.needed``
+        are attached, and only to a guest that is off.
         """
         self.keep_only(server, has)
         if has is not None and has.needed:
             self.volumes.complete(self._libvirt, server, has.needed, context)
 
     def facts(self, server: str) -> HostedServer:
-        """Return the facts of the server, from the domain's metadata and present state."""
+        """Return the facts about the server from the domain's metadata.
+
+        The volumes and whether the server is suspended or rescued are the present ones.
+
+        Raises:
+            VerbFailed: There is no domain, or the metadata cannot be read.
+        """
         domain = power.find(self._libvirt, server)
         return replace(
             _read_facts(domain.marks.facts),
@@ -337,17 +382,18 @@ class LibvirtGuests:
         )
 
     def pull_plug(self, server: str) -> None:
-        """Destroy the domain, if there is one, and drop the saved memory."""
+        """Destroy the domain, if there is one, drop the saved memory, and unmount the shares."""
         self._libvirt.destroy(server)
         self._libvirt.drop_saved(server)
         self.shares.unmount(server)
 
     def remove(self, server: str, keep_files: bool = False) -> None:
-        """Remove domain, saved memory, disks and files, and disconnect the volumes.
+        """Remove domain, saved memory, disks and files, and disconnect the volumes. Repeatable.
 
-        Args:
-            server: Id of the server.
-            keep_files: Keep the folder, because another host uses the files on shared storage.
+        With ``keep_files`` the folder stays, because another host uses the files on shared storage.
+
+        Raises:
+            VerbFailed: A volume cannot be disconnected, or libvirt refuses.
         """
         folder = self.folder(server)
         self.pull_plug(server)
@@ -402,7 +448,10 @@ class LibvirtGuests:
     def _prepare_root_disks(
         self, spec: GuestSpec, read_image: ImageReader, context: VerbContext
     ) -> list[Disk]:
-        """Prepare the new root disk, or return an empty list if the server boots from a volume."""
+        """Make the new root disk under its temporary name, and return it in a list.
+
+        The list is empty if the server boots from a volume.
+        """
         if boots_from_volume(spec.volumes):
             return []
         return [self._prepare(spec, spec.image, disks.ROOT_DISK, read_image, context)]
@@ -415,9 +464,12 @@ class LibvirtGuests:
         read_image: ImageReader,
         context: VerbContext,
     ) -> Disk:
-        """Fetch the image and make the disk of this name as ``.part``.
+        """Fetch the image and make the disk ``name`` under its temporary name.
 
-        This is the last point at which the caller's verb can be cancelled.
+        The caller renames the disk with ``disks.adopt``.
+
+        Raises:
+            Cancelled: The verb was cancelled. Callers cannot be cancelled later.
         """
         cached = self._fetch_image(spec, image, read_image, context)
         context.phase(CommandPhase.MAKING_DISKS)
@@ -437,7 +489,11 @@ class LibvirtGuests:
         )
 
     def home(self, spec: GuestSpec) -> HostDetails:
-        """Return the host's part of the server's definition."""
+        """Return the host's part of the server's definition. Nothing is changed on the host.
+
+        Raises:
+            VerbFailed: This host does not support the connection of a volume.
+        """
         return HostDetails(
             self.folder(spec.server),
             self._virt_type(),
@@ -477,24 +533,28 @@ class LibvirtGuests:
                 undo(server)
             except (VerbFailed, OSError) as undo_error:
                 raise errors.NoAnswer(
-                    f"{error}; and what was made could not be removed: {undo_error}"
+                    f"The command for the guest of server {server} failed: {error} The undo failed too: {undo_error}"
                 ) from undo_error
             if isinstance(error, VerbFailed):
                 raise
             raise VerbFailed(
-                "The host could not make the server's guest; its log says more.",
+                "The host could not make the server's guest; see the log of the host.",
                 retryable=True,
                 details=f"{type(error).__name__}: {error}",
             ) from error
 
 
 def root_disk(folder: Path, spec: GuestSpec) -> Disk | None:
-    """Return the server's root disk on this host, or None if the server boots from a volume."""
+    """Return the server's root disk on this host, or None if the server boots from a volume.
+
+    Raises:
+        VerbFailed: The disk is missing or its header is not acceptable.
+    """
     return None if boots_from_volume(spec.volumes) else disks.existing(folder)
 
 
 def open_folder(folder: Path) -> None:
-    """Make a server's folder, which QEMU can enter as any user."""
+    """Make a server's folder if missing. All users, so also QEMU's user, can enter the folder."""
     folder.mkdir(exist_ok=True)
     folder.chmod(0o711)
 
@@ -511,11 +571,14 @@ def build_definition(
 
     Args:
         spec: The guest.
-        home: The folder, and other details of this host.
+        home: The host's part of the definition.
         disk: The root disk, or None if the server boots from a volume.
-        made: Fence under which the disks were made, 0 for the first ones.
-        rescue: The rescue disk, or None if the server is not in rescue.
+        made: Fence of the last rebuild, 0 without one.
+        rescue: The disk from which a rescued guest boots, or None.
         addresses: Device addresses to keep, by MAC address or volume id.
+
+    Raises:
+        VerbFailed: The hardware or an interface of ``spec`` is not supported.
     """
     folder = home.folder
     return domain_xml(
@@ -548,7 +611,7 @@ def build_definition(
 def write_facts(facts: HostedServer) -> str:
     """Return the facts as text for the domain's metadata.
 
-    The text is ASCII JSON. Because a tenant may use letters that XML cannot contain.
+    The text is ASCII JSON, because a tenant may use letters that XML cannot contain.
     """
     return json.dumps(to_wire(facts), separators=(",", ":"))
 
@@ -558,13 +621,15 @@ def _read_facts(text: str) -> HostedServer:
         return from_wire(HostedServer, json.loads(text))
     except (ValueError, TypeError, AttributeError) as problem:
         raise VerbFailed(
-            "The facts about the server in the guest's metadata cannot be read.",
+            "The facts about the server in the domain's metadata cannot be read.",
             details=str(problem),
         ) from problem
 
 
 def _rescue_place(image: ImageRef, hardware: Hardware) -> tuple[str, str]:
-    """Return (device, bus) of a rescue disk, or ("disk", "") if the image does not specify them.
+    """Return (device, bus) of a rescue disk, or ("disk", "") if the image specifies neither.
+
+    A value that the image leaves out gets a default for the machine.
 
     Raises:
         VerbFailed: The image's values do not fit the machine.
@@ -581,7 +646,7 @@ def _rescue_place(image: ImageRef, hardware: Hardware) -> tuple[str, str]:
     buses = [bus_name for bus_name in RESCUE_BUSES if bus_name != "ide" or not is_q35]
     if device not in RESCUE_DEVICES or bus not in buses or (device, bus) == ("cdrom", "virtio"):
         raise VerbFailed(
-            f"A rescue disk cannot be a {device} on {bus} here; set the image's hw_rescue_device to one "
+            f"A rescue disk cannot be a {device} on {bus}; set the image's hw_rescue_device to one "
             f"of {', '.join(RESCUE_DEVICES)} and hw_rescue_bus to one of {', '.join(buses)}."
         )
     return device, bus

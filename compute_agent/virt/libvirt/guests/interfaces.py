@@ -31,11 +31,13 @@ from compute_agent.virt.libvirt.xml import interface_xml
 def attach(
     libvirt: Connection, server: str, fence: int, plug: Plug, context: VerbContext
 ) -> DomainState:
-    """Attach the interface: at once to an active domain, and to the stored definition.
+    """Attach the interface to the stored definition, and to the domain if active.
+
+    An interface that is present is not attached again.
 
     Raises:
         VerbFailed: The server is suspended, or the interface's bridge does not appear in time.
-        Cancelled: Before anything was changed.
+        Cancelled: The verb was cancelled before anything was changed.
     """
 
     def work() -> None:
@@ -73,11 +75,14 @@ def detach(
     context: VerbContext,
     seconds: float = RELEASE_SECONDS,
 ) -> DomainState:
-    """Detach the interface from the running domain and from the stored definition.
+    """Detach the interface from the domain if active, and from the stored definition.
+
+    A missing interface is ignored.
 
     Raises:
-        VerbFailed: The server is suspended, or the guest does not release the interface within
-            ``seconds``. The interface stays in both definitions.
+        VerbFailed: The server is suspended, or the guest is paused or does not release the
+            interface within ``seconds``. The interface stays in both definitions.
+        Cancelled: The verb was cancelled while the guest held the interface.
     """
     context.phase(CommandPhase.DETACHING_INTERFACE)
     unplug(
@@ -96,7 +101,7 @@ def detach(
         description = interface_xml.text(interface)
         libvirt.on(
             server,
-            "pull out the interface",
+            "remove the interface from the definition",
             lambda domain: domain.detachDeviceFlags(description, AFFECT_CONFIG),
         )
     libvirt.mark(server, fence=fence)
@@ -106,7 +111,12 @@ def detach(
 def settle(
     libvirt: Connection, server: str, fence: int, plugs: Iterable[Plug], context: VerbContext
 ) -> None:
-    """Attach and detach interfaces until the active domain has exactly ``plugs``."""
+    """Attach and detach interfaces so that active domain and definition have exactly ``plugs``.
+
+    Raises:
+        VerbFailed: An interface cannot be attached or detached.
+        Cancelled: The verb was cancelled. Some interfaces may have been changed.
+    """
     plugs_by_mac = {plug.mac: plug for plug in plugs}
     present_macs = {
         mac
@@ -121,22 +131,24 @@ def settle(
 
 def _not_released(domain: GuestDomain, mac: str, refusal: str) -> VerbFailed:
     advice = (
-        "it is paused; resume it first"
+        "The guest is paused; resume the server and try again"
         if domain.power_state == PAUSED
-        else "try again when it has booted"
+        else "Try again when the guest has booted"
     )
     return VerbFailed(
-        f"The guest did not let go of the interface {mac}: {advice}. The interface stays.",
+        f"The guest did not release the interface {mac}, which stays attached. {advice}.",
         details=refusal,
     )
 
 
 def _find_changeable(libvirt: Connection, server: str) -> GuestDomain:
-    """Return the domain, or raise VerbFailed if suspended.
+    """Return the domain, or raise VerbFailed if suspended or missing.
 
-    Because saved memory can be restored only with the interfaces that were saved.
+    Why: saved memory can be restored only with the interfaces that were saved.
     """
     domain = power.find(libvirt, server)
     if domain.saved:
-        raise VerbFailed("The server is suspended; resume it before its interfaces are changed.")
+        raise VerbFailed(
+            "The server is suspended; resume the server before you change its interfaces."
+        )
     return domain

@@ -23,12 +23,15 @@ from compute_agent.virt.libvirt.xml.domain_xml import Disk
 def resize(
     libvirt: Connection, guests: LibvirtGuests, spec: GuestSpec, runs: bool, context: VerbContext
 ) -> DomainState:
-    """Resize the guest to ``spec``, and start it if ``runs``.
+    """Resize a guest that is off to ``spec``, and start it if ``runs``.
 
-    Nothing is changed if the guest already runs with the fence of ``spec``.
+    The root disk and the ephemeral disks are copied before they grow. The copies have the fence of
+    ``spec`` in their names. A guest that is active with this fence has been resized already, and
+    its disks are not changed.
 
     Raises:
-        VerbFailed: The guest runs with another fence, or the host cannot make the new hardware.
+        VerbFailed: The guest is active with another fence, the host cannot make the new hardware,
+            or there is no space for the copies.
     """
     if power.find(libvirt, spec.server).fence != spec.fence:
         power.refuse_active(libvirt, spec.server)
@@ -44,7 +47,7 @@ def resize(
 
 
 def _list_kept_disks(folder: Path, spec: GuestSpec) -> list[Disk]:
-    """Return the root disk and the ephemeral disks. The content of swap need not be kept."""
+    """Return the disks whose content a resize keeps: root disk and ephemeral disks, not swap."""
     own = root_disk(folder, spec)
     return [
         *([own] if own else []),
@@ -60,17 +63,14 @@ def settle(
     resized: int,
     context: VerbContext,
 ) -> DomainState:
-    """Confirm or revert a resize.
+    """Confirm or revert a resize, as ``Driver.settle_resize``.
 
-    Args:
-        libvirt: The connection to libvirt.
-        guests: The guests of this host.
-        spec: The guest.
-        back: Revert instead of confirm. A confirm drops the copies of the disks. A revert restores
-            the copies made under the fence ``resized``, and defines the domain by ``spec``. The
-            guest must be off and stays off.
-        resized: The fence of the resize.
-        context: The calls of the running verb.
+    With ``back`` False the copies of the disks are removed, and the guest is not changed. With
+    ``back`` True the copies made under the fence ``resized`` replace the disks, all other copies
+    are removed, and the domain is defined by ``spec``. The guest must be off and stays off.
+
+    Raises:
+        VerbFailed: The guest does not exist, or is active and ``back`` is True.
     """
     power.find(libvirt, spec.server)
     folder = guests.folder(spec.server)

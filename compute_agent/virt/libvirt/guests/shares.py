@@ -40,6 +40,7 @@ class GuestShares:
     Attributes:
         instances: Folder of the guests' folders.
         folder: Folder of the mount points.
+        mounts: Mounts and unmounts shares on this host.
     """
 
     instances: Path
@@ -47,7 +48,10 @@ class GuestShares:
     mounts: Mounts = field(default_factory=host_mounts)
 
     def of(self, server: str) -> list[AttachedShare]:
-        """Return the guest's shares, in the order of their attachment."""
+        """Return the guest's recorded shares, in the order of their attachment.
+
+        The list is empty without a record.
+        """
         try:
             return [
                 from_wire(AttachedShare, fields)
@@ -59,7 +63,9 @@ class GuestShares:
     def attach(
         self, libvirt: Connection, server: str, fence: int, share: AttachedShare
     ) -> DomainState:
-        """Add the share to the guest, which must be off.
+        """Add the share to the record and the definition of a guest that is off.
+
+        ``mount`` mounts the share before the guest starts.
 
         Raises:
             VerbFailed: The guest is active or does not exist.
@@ -88,9 +94,12 @@ class GuestShares:
         self._remove_folder(server)
 
     def keep_only(self, libvirt: Connection, server: str, ids: Collection[str]) -> None:
-        """Remove all other shares from a guest that is about to start.
+        """Unmount and remove all shares that are not in ``ids``, before the guest starts.
 
-        An active guest is not changed.
+        Record and definition change. An active guest is not changed.
+
+        Raises:
+            VerbFailed: The guest does not exist.
         """
         domain = power.find(libvirt, server)
         if domain.active or all(share.share_id in ids for share in self.of(server)):
@@ -98,7 +107,10 @@ class GuestShares:
         self._update_guest(libvirt, server, domain.fence, self._drop_others(server, ids))
 
     def keep(self, server: str, ids: Collection[str]) -> None:
-        """Remove all other shares from the record of a guest that is about to be defined anew."""
+        """Unmount all shares that are not in ``ids``, and remove them from the guest's record.
+
+        The caller then defines the guest anew with ``dress``.
+        """
         if any(share.share_id not in ids for share in self.of(server)):
             self._write_record(server, self._drop_others(server, ids))
 
@@ -106,13 +118,13 @@ class GuestShares:
         for share in self.of(server):
             if share.share_id not in ids:
                 log.warning(
-                    "server %s starts without share %s, which it lost", server, share.share_id
+                    "server %s starts without share %s, which was detached", server, share.share_id
                 )
                 self.mounts.unmount(self._mount_point(server, share.share_id))
         return [share for share in self.of(server) if share.share_id in ids]
 
     def dress(self, server: str, xml: str) -> str:
-        """Return the guest's domain XML with the shares added."""
+        """Return ``xml``, a definition of the guest, with exactly the recorded shares."""
         shares = self.of(server)
         if not shares:
             return xml
@@ -121,7 +133,7 @@ class GuestShares:
         )
 
     def mount(self, server: str, context: VerbContext) -> None:
-        """Mount the guest's shares, before the guest starts.
+        """Mount the recorded shares of a guest, before the guest starts. Mounted shares stay.
 
         Raises:
             VerbFailed: A share cannot be mounted.
@@ -134,14 +146,14 @@ class GuestShares:
                 )
             except VerbFailed as error:
                 raise VerbFailed(
-                    f"The host could not mount share {share.share_id} of the server; detach it or try "
-                    "again.",
+                    f"The host could not mount share {share.share_id} of the server; try again, or detach the "
+                    "share.",
                     details=f"{error} {error.details}",
                     retryable=False,
                 ) from error
 
     def unmount(self, server: str) -> None:
-        """Unmount the shares of a guest that is off."""
+        """Unmount all shares of a guest that is off. The record is not changed."""
         for place in self._list_mount_points(server):
             self.mounts.unmount(place)
         self._remove_folder(server)
@@ -163,9 +175,9 @@ class GuestShares:
     def _update_guest(
         self, libvirt: Connection, server: str, fence: int, shares: list[AttachedShare]
     ) -> None:
-        """Record the shares, then update the stored definition.
+        """Record the shares, then update the stored definition and the fence.
 
-        Why: a new definition in between already has the recorded shares.
+        Why this order: after a crash in between, the next definition has the recorded shares.
         """
         self._write_record(server, shares)
         tags = {share.tag: str(self._mount_point(server, share.share_id)) for share in shares}

@@ -27,10 +27,12 @@ from compute_agent.virt.libvirt.xml.domain_xml import Disk
 def copy(libvirt: Connection, server: str, own: Path, target: Path, context: VerbContext) -> None:
     """Copy the server's disk ``own`` to ``target``, replacing the result of an earlier attempt.
 
+    If the guest runs, its file systems are frozen at the start of the copy, if its agent can.
+
     Raises:
-        VerbFailed: The server has no such disk, or the image requires a freeze of the file systems,
-            which failed.
-        Cancelled: Before or during the copy.
+        VerbFailed: The server has no such disk, the copy failed, or the image requires a freeze of
+            the file systems, which failed.
+        Cancelled: The verb was cancelled. The copy is incomplete.
     """
     guest = power.find(libvirt, server)
     jobs.abort(libvirt, server)
@@ -51,7 +53,7 @@ def copy(libvirt: Connection, server: str, own: Path, target: Path, context: Ver
 
 
 def own_disk(described: str, own: Path) -> tuple[str, Disk]:
-    """Return libvirt's name of the disk ``own``, and the disk with the backing file.
+    """Return libvirt's name of the disk ``own``, and the disk with its backing file.
 
     Args:
         described: The domain's XML.
@@ -64,7 +66,8 @@ def own_disk(described: str, own: Path) -> tuple[str, Disk]:
         if disk.path == own:
             return name, disk
     raise VerbFailed(
-        "The server has no disk of its own on this host.", details=f"no disk {own} in its domain"
+        "The server has no root disk on this host, so no image can be made of it.",
+        details=f"the domain has no disk {own}",
     )
 
 

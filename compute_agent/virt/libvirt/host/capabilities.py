@@ -37,7 +37,11 @@ MEBIBYTE = 1 << 20
 
 
 def cpu_info(capabilities: str) -> JsonObject:
-    """Return the host's CPU in the format of the hypervisors API."""
+    """Return the host's CPU in the format of the hypervisors API, or {} if libvirt reports none.
+
+    Args:
+        capabilities: libvirt's XML of the host's capabilities.
+    """
     cpu = ElementTree.fromstring(capabilities).find("host/cpu")
     if cpu is None:
         return {}
@@ -65,7 +69,11 @@ def cpu_info(capabilities: str) -> JsonObject:
 
 
 def cpu_xml(cpu: JsonObject) -> str:
-    """Return libvirt's XML of the CPU's architecture and model, without features."""
+    """Return libvirt's XML of a CPU with architecture and model, without features.
+
+    Args:
+        cpu: A result of ``cpu_info``.
+    """
     root = Element("cpu")
     SubElement(root, "arch").text = cpu.get("arch", "")
     SubElement(root, "model").text = cpu.get("model", "")
@@ -74,17 +82,23 @@ def cpu_xml(cpu: JsonObject) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GuestCpu:
-    """The CPU of guests: one of libvirt's models, with additional and without disabled features."""
+    """The CPU of guests: a model of libvirt with changed features.
+
+    Attributes:
+        model: libvirt's name of the model.
+        more: Features in addition to those of the model.
+        without: Features of the model that are disabled.
+    """
 
     model: str
     more: frozenset[str] = frozenset()
     without: frozenset[str] = frozenset()
 
     def features(self, of_model: str) -> list[str]:
-        """Return all features, sorted.
+        """Return all features of this CPU, sorted.
 
         Args:
-            of_model: The model's XML with all features, from libvirt.
+            of_model: libvirt's XML of the model with all features of the model.
         """
         own = {
             name
@@ -122,7 +136,10 @@ def find_values(domain_capabilities: str, device: str, property_name: str) -> se
 
 
 def memory_sources(domain_capabilities: str) -> set[str]:
-    """Return the types of memory that the emulator supports, for example {"memfd", "file"}."""
+    """Return the types of memory that the emulator supports, for example {"memfd", "file"}.
+
+    Without domain capabilities ("") the result is empty.
+    """
     if not domain_capabilities:
         return set()
     elements = ElementTree.fromstring(domain_capabilities).iterfind(
@@ -132,9 +149,10 @@ def memory_sources(domain_capabilities: str) -> set[str]:
 
 
 def supported_instances(capabilities: str, virt_type: str) -> list[list[str]]:
-    """Return [architecture, hypervisor, mode] of the guests that this host supports.
+    """Return the kinds of guests that this host supports, sorted.
 
-    kvm is included only if ``virt_type`` is kvm.
+    Each is [architecture, hypervisor, mode], for example ["x86_64", "kvm", "hvm"]. kvm is included
+    only if ``virt_type`` is kvm.
     """
     supported_kinds = {kind for kind in KINDS if kind != "kvm" or virt_type == "kvm"}
     instances = set()
@@ -149,7 +167,7 @@ def supported_instances(capabilities: str, virt_type: str) -> list[list[str]]:
 
 
 def guests_user(capabilities: str) -> tuple[int, int] | None:
-    """Return user and group ids of guests' processes, or None if libvirt does not report them.
+    """Return (user id, group id) of guests' processes, or None if libvirt does not report them.
 
     libvirt reports them as text, for example "+64055:+110".
     """
@@ -162,7 +180,12 @@ def guests_user(capabilities: str) -> tuple[int, int] | None:
 
 
 def numa_nodes(capabilities: str, cpus: CpuSets) -> list[NumaNode]:
-    """Return the NUMA nodes, with the CPUs and pages of each."""
+    """Return the host's NUMA nodes, with the CPUs, memory and pages of each.
+
+    Args:
+        capabilities: libvirt's XML of the host's capabilities.
+        cpus: The configured split into shared and dedicated CPUs.
+    """
     host = ElementTree.fromstring(capabilities).find("host")
     return (
         []

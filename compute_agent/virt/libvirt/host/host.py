@@ -72,10 +72,15 @@ class HostCapabilities:
     """The host, as reported by libvirt.
 
     Attributes:
-        memory_mb: In MiB.
+        hypervisor: libvirt's name of the hypervisor, for example "QEMU".
+        version: Version of the hypervisor, as libvirt's number.
+        hostname: Host name that libvirt reports.
+        cpus: Number of the host's CPUs.
+        memory_mb: Memory in MiB.
+        capabilities: libvirt's XML of the host's capabilities.
         domain_capabilities: XML of the emulator's capabilities, or "" with libvirt's test driver.
-        cpu_features: Features of the guests' CPU.
-        serves_folders: The host has a virtiofsd.
+        cpu_features: Features of the guests' CPU by libvirt's names.
+        serves_folders: True if the host has a virtiofsd.
     """
 
     hypervisor: str
@@ -91,7 +96,17 @@ class HostCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class HostOptions:
-    """The operator's configuration of this host."""
+    """The operator's configuration of this host.
+
+    Attributes:
+        hostname: Name of the host as hypervisor, or "" for the name that libvirt reports.
+        host_ip: IP address that the hypervisors API shows.
+        reserved_memory_mb: MiB that guests do not get.
+        reserved_disk_gb: GiB that guests do not get.
+        cpus: The shared and the dedicated CPUs.
+        devices: PCI devices that guests may get.
+        share_address: Address to which shares are exported, or "" if not configured.
+    """
 
     hostname: str = ""
     host_ip: str = "127.0.0.1"
@@ -106,8 +121,12 @@ def facts(libvirt: Connection, virt_type: str) -> HostCapabilities:
     """Query libvirt for the capabilities of this host.
 
     Args:
-        libvirt: The connection to libvirt.
+        libvirt: Connection to libvirtd.
         virt_type: Domain type of the guests: kvm, qemu or test.
+
+    Raises:
+        VerbFailed: libvirt refused a query.
+        NoAnswer: libvirtd does not answer.
     """
 
     def query(connection: LibvirtConnection) -> HostCapabilities:
@@ -140,7 +159,7 @@ def facts(libvirt: Connection, virt_type: str) -> HostCapabilities:
 
 
 def has_virtiofsd(folders: tuple[Path, ...] = VHOST_USER_FOLDERS) -> bool:
-    """True if libvirt finds a virtiofsd on this host that can run."""
+    """True if a file in ``folders`` describes a virtiofsd that the agent may execute."""
     for path in sorted(
         path for folder in folders if folder.is_dir() for path in folder.glob("*.json")
     ):
@@ -156,7 +175,7 @@ def has_virtiofsd(folders: tuple[Path, ...] = VHOST_USER_FOLDERS) -> bool:
 def inventory(
     facts: HostCapabilities, state_dir: Path, virt_type: str, about: HostOptions
 ) -> HostInventory:
-    """Return the host's inventory. The disk is the file system of ``state_dir``."""
+    """Return the host's inventory. Its disk size is that of the file system of ``state_dir``."""
     disk = os.statvfs(state_dir)
     numa_nodes = capabilities.numa_nodes(facts.capabilities, about.cpus)
     shared, dedicated = about.cpus.split(range(facts.cpus))
@@ -185,7 +204,7 @@ def inventory(
 def close_to_others(instances: Path, host_capabilities: str) -> None:
     """Restrict the folder of the guests' folders to the agent and QEMU's group.
 
-    Without a group in libvirt's capabilities the folder is not changed.
+    Without a group in libvirt's capabilities the folder is not changed. A failure is logged.
     """
     user = capabilities.guests_user(host_capabilities)
     if user is None:
@@ -195,7 +214,7 @@ def close_to_others(instances: Path, host_capabilities: str) -> None:
         instances.chmod(FOLDER_MODE)
     except OSError as problem:
         LOG.warning(
-            "other users of this host can go through %s: it cannot be given to QEMU's group: %s",
+            "other users of this host can enter %s, because the group of QEMU cannot be set: %s",
             instances,
             problem,
         )
@@ -203,6 +222,8 @@ def close_to_others(instances: Path, host_capabilities: str) -> None:
 
 def give_to_guest(libvirt: Connection, files: Iterable[Path]) -> None:
     """Make QEMU's user the owner of these files, as libvirt does at the start of a guest.
+
+    If libvirt does not report the user, the files are not changed. A missing right is logged.
 
     Why: after a migration over storage that libvirt does not know to be shared, the source's
     libvirt takes the files back.
@@ -218,13 +239,15 @@ def give_to_guest(libvirt: Connection, files: Iterable[Path]) -> None:
             try:
                 os.chown(file, *user, follow_symlinks=False)
             except PermissionError as problem:
-                LOG.warning("the guest may fail, because QEMU cannot open its file: %s", problem)
+                LOG.warning(
+                    "a guest may fail, because QEMU may not open a file of the guest: %s", problem
+                )
 
 
 def storage_id(instances: Path) -> str:
-    """Return an id of the storage: equal on two hosts exactly if they share the folder.
+    """Return the id of the storage, which is the same on hosts that share this folder.
 
-    The first host writes the id.
+    The id is in a file of the folder. The first host that calls this function writes the file.
     """
     path = instances / STORAGE_ID
     if not path.exists():
@@ -244,7 +267,10 @@ def storage_id(instances: Path) -> str:
 
 
 def place(libvirt: Connection, about: HostOptions, assignment: HardwareAssignment) -> HostPlacement:
-    """Return the CPUs and devices of this host for a guest with this assignment."""
+    """Return the CPUs and devices of this host for a guest with this assignment.
+
+    The host is not changed, and no CPU or device is reserved.
+    """
     shared: dict[int, tuple[int, ...]] = {}
     if assignment.numa_nodes:
         xml = libvirt.ask("describe the host", lambda connection: str(connection.getCapabilities()))
@@ -262,7 +288,12 @@ def place(libvirt: Connection, about: HostOptions, assignment: HardwareAssignmen
 
 
 def traits(facts: HostCapabilities, has_threads: bool) -> list[str]:
-    """Return the traits of the host, sorted."""
+    """Return the traits of the host, sorted.
+
+    Args:
+        facts: The host, as reported by libvirt.
+        has_threads: True if cores of the host have several threads.
+    """
     names = {*COMMON, *VOLUMES, *of_processor(facts.cpu_features)}
     names |= {
         f"COMPUTE_STORAGE_BUS_{bus.upper()}"
@@ -287,20 +318,21 @@ def traits(facts: HostCapabilities, has_threads: bool) -> list[str]:
 
 
 def has_spice(facts: HostCapabilities) -> bool:
-    """True if this host's QEMU supports SPICE. Otherwise the log has the remedy."""
+    """True if this host's QEMU supports SPICE. Otherwise log an error with the remedy."""
     if SPICE in capabilities.find_values(facts.domain_capabilities, "graphics", "type"):
         return True
     LOG.error(
-        "[spice] enabled: the QEMU of this host has no SPICE, so its guests get VNC only; install one that "
-        "has it (Debian's package qemu-system-x86 does), and start the agent again"
+        "[spice] enabled: the QEMU of this host does not support SPICE, so its guests get VNC only; install a "
+        "QEMU with SPICE (for example, Debian's package qemu-system-x86), and restart the agent"
     )
     return False
 
 
 def kvm_works(state_dir: Path) -> bool:
-    """True if guests run under KVM. The probe guest runs once per boot.
+    """True if guests run under KVM on this host.
 
-    The first call after a boot may take ``PROBE_TIMEOUT_SECONDS``.
+    The first call after a boot runs the probe guest, which may take ``PROBE_TIMEOUT_SECONDS``, and
+    stores the result in ``state_dir``. Later calls return the stored result.
     """
     answer_file, boot = state_dir / "kvm.json", boot_id()
     try:
@@ -308,7 +340,7 @@ def kvm_works(state_dir: Path) -> bool:
         if answer["boot_id"] == boot:
             return bool(answer["works"])
     except (FileNotFoundError, ValueError, KeyError) as error:
-        LOG.debug("KVM is not known for this boot: %s", error)
+        LOG.debug("no probe guest has run under KVM since the boot: %s", error)
     works = probe("kvm")
     part = answer_file.with_suffix(".part")
     part.write_text(json.dumps({"boot_id": boot, "works": works}))
@@ -317,7 +349,9 @@ def kvm_works(state_dir: Path) -> bool:
 
 
 def probe(accelerator: str, seconds: float = PROBE_TIMEOUT_SECONDS) -> bool:
-    """Run the probe guest, and return True on success.
+    """Run the probe guest, and return True if it ran to its end within the time limit.
+
+    Without QEMU the result is False.
 
     Args:
         accelerator: QEMU's accelerator, "kvm" or "tcg".
@@ -354,7 +388,7 @@ def probe(accelerator: str, seconds: float = PROBE_TIMEOUT_SECONDS) -> bool:
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            LOG.warning("no probe guest ran under %s: %s", accelerator, error)
+            LOG.warning("the probe guest did not run under %s: %s", accelerator, error)
             return False
     if result.returncode != PROBE_STATUS:
         LOG.info(

@@ -8,8 +8,8 @@ The files are called parts: ``config``, ``disk`` (the overlay only), the ephemer
 overlay's backing file. The name of the backing file identifies the content (see ``backing_files``),
 so the server's image in the API does not matter. Swap is not copied but made anew.
 
-The source permits the reading with a file in the server's folder, the offer. This contains the hash
-of a secret and the fence at the time of the offer.
+The offer, a file in the server's folder at the source, permits other hosts to read the parts. The
+offer contains the hash of a secret and the fence at the time of the offer.
 
 Invariant: a disk is sent only while no QEMU on this host has the disk open. The source checks this
 repeatedly during the transfer.
@@ -54,18 +54,21 @@ MAX_OFFER_BYTES, LOOK_SECONDS = 4096, 1.0
 
 # --- at the source ---
 def offer(libvirt: Connection, folder: Path, server: str, fence: int, secret: str) -> JsonObject:
-    """Permit every holder of the secret to read the guest's files.
+    """Write the offer, which permits hosts with the secret to read the guest's files.
+
+    An earlier offer is replaced.
 
     Returns:
         ``{"bytes": size of the data without holes}``.
 
     Raises:
-        VerbFailed: The server is suspended or does not exist.
+        VerbFailed: The server is suspended or has no guest on this host.
+        Forbidden: A later command has raised the guest's fence.
     """
     domain = power.find(libvirt, server)
     if domain.saved:
         raise VerbFailed(
-            "The server is suspended, and its memory cannot move with its files; resume it first."
+            "The server is suspended, and its saved memory cannot move with its files; resume the server first."
         )
     _write(folder / OFFER, json.dumps({"sha256": _hash(secret), "fence": fence}).encode())
     return {"bytes": sum(part.bytes for part in parts(libvirt, folder, server, secret))}
@@ -77,10 +80,13 @@ def withdraw(folder: Path) -> None:
 
 
 def parts(libvirt: Connection, folder: Path, server: str, secret: str) -> list[Part]:
-    """Return the parts that a holder of the secret may read.
+    """Return the parts that a host with the secret may read.
+
+    Of an active guest these are the config drive and the backing file. A part that is lost has the
+    size 0.
 
     Raises:
-        Forbidden: There is no offer under this secret.
+        Forbidden: There is no valid offer under this secret.
     """
     return [
         _describe_part(name, path)
@@ -89,9 +95,10 @@ def parts(libvirt: Connection, folder: Path, server: str, secret: str) -> list[P
 
 
 def _describe_part(name: str, path: Path) -> Part:
-    """Describe a part. A missing file has size 0.
+    """Return name and size of a part. A missing file has size 0.
 
-    A missing backing file is offered because the destination may have one of this name.
+    A missing backing file is offered, because the destination may have a backing file of this name
+    in its cache.
     """
     return (
         Part(name, path.stat().st_size, sparse.data_bytes(path))
@@ -103,15 +110,18 @@ def _describe_part(name: str, path: Path) -> Part:
 def read_part(
     libvirt: Connection, folder: Path, server: str, secret: str, name: str
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, data) of a part while the offer is valid.
+    """Yield (offset, data) of a part, and check repeatedly that the offer is still valid.
+
+    The reader may use the data only if the iteration ends without an exception.
 
     Raises:
         NotFound: There is no part of this name.
-        Forbidden: There is no offer under this secret, or the guest was started meanwhile.
+        Forbidden: There is no valid offer under this secret, or the guest was started meanwhile.
+        OSError: The part is lost or cannot be read.
     """
     path = _list_offered(libvirt, folder, server, secret).get(name)
     if path is None:
-        raise errors.NotFound("The server has no such file.")
+        raise errors.NotFound(f"Server {server} has no file {name[:100]!r} to copy.")
     checked_at = time.monotonic()
     for piece in sparse.pieces(path, path.stat().st_size):
         if time.monotonic() - checked_at > LOOK_SECONDS:
@@ -125,14 +135,17 @@ def read_part(
 
 def _check_offer(libvirt: Connection, folder: Path, server: str, secret: str, name: str) -> None:
     if name not in _list_offered(libvirt, folder, server, secret):
-        raise errors.Forbidden("The server was started while its disk was read.")
+        raise errors.Forbidden(
+            f"Server {server} was started while its file {name[:100]!r} was read."
+        )
 
 
 def _list_offered(libvirt: Connection, folder: Path, server: str, secret: str) -> dict[str, Path]:
     """Return the offered parts by name. For an active guest, only files that do not change.
 
     Raises:
-        Forbidden: The secret is wrong, or a later command has raised the guest's fence.
+        Forbidden: There is no offer, the secret is wrong, the guest does not exist, or a later
+            command has raised the guest's fence.
     """
     try:
         with (folder / OFFER).open("rb") as file:
@@ -142,7 +155,7 @@ def _list_offered(libvirt: Connection, folder: Path, server: str, secret: str) -
     domain = libvirt.find(server)
     is_secret_right = hmac.compare_digest(offer_record["sha256"], _hash(secret))
     if not is_secret_right or domain is None or domain.fence > offer_record["fence"]:
-        raise errors.Forbidden("Nothing of the server is offered under this secret.")
+        raise errors.Forbidden(f"No files of server {server} are offered under this secret.")
     xml = libvirt.describe(server, stored=True)
     # A guest that boots from a volume has no root disk.
     disk = next(
@@ -195,18 +208,14 @@ def prepare(
     read_image: ImageReader,
     context: VerbContext,
 ) -> None:
-    """Check the free space and fetch the backing file of the root disk.
+    """Check the free space and fetch the backing file of the root disk into the image cache.
 
-    Args:
-        images: The image cache.
-        folder: The server's folder.
-        spec: The guest.
-        peer: The source, or None if storage is shared and the files are here.
-        read_image: Reads the image's data from the image service.
-        context: The calls of the running verb.
+    With ``peer`` None the storage is shared and the files are here. Then the root disk is verified
+    instead.
 
     Raises:
         VerbFailed: There is not enough space, or a file is missing or damaged.
+        Cancelled: The verb was cancelled.
     """
     if peer is None:
         if (own := root_disk(folder, spec)) is not None:
@@ -228,21 +237,15 @@ def receive(
 ) -> JsonObject:
     """Copy the server's files from the source and grow the root disk to the flavor's size.
 
-    Args:
-        images: The image cache.
-        folder: The server's folder.
-        spec: The guest.
-        peer: The source, or None if storage is shared and the files are here.
-        read_image: Reads the image's data from the image service.
-        context: The calls of the running verb.
-        local: Makes and resizes local disks.
+    With ``peer`` None the storage is shared and the files are here. Then nothing is copied, and the
+    disks get the sizes of ``spec``. A swap disk is made anew.
 
     Returns:
         ``{"bytes": number of bytes transferred}``.
 
     Raises:
         VerbFailed: There is not enough space, or a file is missing or damaged.
-        Cancelled: Before any file got the final name.
+        Cancelled: The verb was cancelled before any file got its final name.
     """
     if peer is None:
         if (shared_disk := root_disk(folder, spec)) is not None:
@@ -290,6 +293,9 @@ def _prepare_extra_disks(
     """Prepare the disks other than the root disk, under temporary names.
 
     Ephemeral disks that the source offers are copied. The others, and swap, are made anew.
+
+    Raises:
+        VerbFailed: The source has lost an ephemeral disk, or a disk cannot be made.
     """
     copied_specs = [
         disk_spec
@@ -300,8 +306,9 @@ def _prepare_extra_disks(
         disk = Disk(folder / disk_spec.name)
         if not copy.has(disk_spec.name):
             raise VerbFailed(
-                "A disk of the server is not on its host's storage any more.",
-                details=f"no {disk_spec.name}",
+                f"The source has lost the disk {disk_spec.name} of the server, so the server cannot move; restore the "
+                "disk there.",
+                details=f"the source offers {disk_spec.name} without data",
             )
         copy.fetch(disk_spec.name, disks.aside(disk.path))
         disks.take_in(disk, None, disk_spec.size_mb // 1024)
@@ -316,7 +323,9 @@ def _prepare_extra_disks(
 def fetch_base(
     images: ImageCache, spec: GuestSpec, copy: Copy, read_image: ImageReader
 ) -> CachedImage | None:
-    """Return the backing file of the server's root disk in the cache, or None without one.
+    """Return the backing file of the server's root disk from the image cache.
+
+    The result is None if the root disk has no backing file. A missing file is fetched first.
 
     The content comes from the cache, else from the image service if the server's image has the same
     content, else from the source. In every case the content is verified like an image.
@@ -332,7 +341,11 @@ def fetch_base(
         except (ImageMissing, errors.Unavailable) as problem:
             if not copy.has(name):
                 raise
-            LOG.info("the image of server %s comes from its host: %s", spec.server, problem)
+            LOG.info(
+                "the image of server %s is copied from the source of the move: %s",
+                spec.server,
+                problem,
+            )
     return images.fetch(content, max_bytes, lambda image: copy.whole(name), copy.context)
 
 
@@ -340,12 +353,18 @@ class Copy:
     """A copy of one server's files from another host, with progress.
 
     Args:
+        peer: The source.
+        server: Id of the server.
+        context: Context of the verb.
         names: Parts that the source must offer. The progress counts them.
         others: Parts that the progress counts if the source offers them.
 
     Attributes:
-        left: Bytes of these parts still to copy.
-        travelled: All bytes received so far.
+        left: Bytes of ``names`` and ``others`` still to copy.
+        travelled: Bytes of all parts received so far.
+
+    Raises:
+        VerbFailed: The source does not offer the files, or a part of ``names`` is missing.
     """
 
     def __init__(
@@ -369,18 +388,22 @@ class Copy:
 
     @property
     def base(self) -> tuple[str, ImageRef] | None:
-        """Return name and content of the disk's backing file, or None without one."""
+        """Name and content of the backing file that the source offers, or None without one."""
         for name in self._list_offered:
             if content := backing_files.image_of(name):
                 return name, content
         return None
 
     def offers(self, name: str) -> bool:
-        """True if the source lists the part."""
+        """True if the source lists the part, even if its file is lost."""
         return name in self._list_offered
 
     def has(self, name: str) -> bool:
-        """True if the source has data of the part. A listed part may have been lost."""
+        """True if the source has the part's file.
+
+        Raises:
+            VerbFailed: The source does not list the part.
+        """
         return self._describe_part(name).size > 0
 
     def fetch(self, name: str, path: Path) -> None:
@@ -390,8 +413,8 @@ class Copy:
         byte.
 
         Raises:
-            VerbFailed: The file cannot be written or read.
-            Cancelled: While the file was read back.
+            VerbFailed: The source does not offer the part, or the file cannot be written or read.
+            Cancelled: The verb was cancelled.
         """
         size = self._describe_part(name).size
         try:
@@ -410,14 +433,14 @@ class Copy:
                 )
         except (OSError, ValueError) as error:
             raise VerbFailed(
-                "The host could not store the server's files.",
+                "The destination could not store the server's files.",
                 retryable=True,
                 details=f"{path}: {error}",
             ) from error
 
     def whole(self, name: str) -> Iterator[bytes]:
-        """Yield all bytes of a part, with zeros for the holes."""
-        for data in sparse.fill_holes(self._describe_part(name).size, self._peer.read(name)):
+        """Yield all bytes of a part from the source, with zeros for the holes."""
+        for data in sparse.filled(self._describe_part(name).size, self._peer.read(name)):
             self.travelled += len(data)
             yield data
 
@@ -435,7 +458,7 @@ class Copy:
     def _describe_part(self, name: str) -> Part:
         if name not in self._list_offered:
             raise VerbFailed(
-                "The host that has the server does not offer all of its files.",
-                details=f"no part {name!r} among {', '.join(sorted(self._list_offered)) or 'none'}",
+                f"The source does not offer the file {name} of the server.",
+                details=f"the source offers: {', '.join(sorted(self._list_offered)) or 'no files'}",
             )
         return self._list_offered[name]

@@ -5,7 +5,7 @@ Called by ``virt.libvirt.driver``. ``live_migration`` is the source. Before the 
 this module refuses every guest that cannot arrive, with the reason. Then the files that the
 migration does not transfer are prepared: the backing file, the config drive and empty disks.
 
-Invariant: no guest is started from a disk here, and the files of a running guest are not touched.
+Invariant: no guest is started from a disk here, and the files of a running guest are not changed.
 """
 
 from __future__ import annotations
@@ -66,12 +66,16 @@ def prepare(
 ) -> JsonObject:
     """Check that the guest can come here, and prepare what the migration does not transfer.
 
+    With ``shared`` the disks on the shared storage are verified. Otherwise empty disks are made,
+    and the backing file and the config drive are fetched. The guest's volumes are connected.
+
     Returns:
         The facts about this host that ``live_migrate`` at the source needs.
 
     Raises:
         VerbFailed: The guest cannot come here.
-        Cancelled: Before anything was changed.
+        Unavailable: This host may not start guests now.
+        Cancelled: The verb was cancelled.
     """
     home = guests.home(spec)
     _check_arrival(libvirt, guests, options, spec, cpu)
@@ -129,10 +133,10 @@ def describe_at_destination(
     """Return the domain XML of the running guest for the destination. Called at the source.
 
     Args:
-        spec: The guest.
+        spec: The guest as it will be at the destination.
         to: The result of ``prepare`` at the destination.
         running: The running domain's XML.
-        domain: The running domain.
+        domain: State of the running domain.
 
     Raises:
         VerbFailed: The destination uses another hypervisor type, for example qemu instead of kvm.
@@ -140,8 +144,8 @@ def describe_at_destination(
     kind = running_domain.virt_type(running)
     if kind != to["virt_type"]:
         raise VerbFailed(
-            f"The server runs under {kind} and the destination runs servers under {to['virt_type']}; it "
-            "can be moved without live migration.",
+            f"The server runs under {kind} and the destination runs servers under {to['virt_type']}; use a cold "
+            "migration.",
             retryable=True,
         )
     assignment = spec.assignment or HardwareAssignment()
@@ -177,7 +181,7 @@ def describe_at_destination(
 
 
 def _move_to_folder(disk: Disk, folder: Path) -> Disk:
-    """Return the disk with the paths in the destination's folder."""
+    """Return the disk with its paths changed to ``folder``. No file is moved."""
     base = folder / disk.base.name if disk.base else None
     return replace(disk, path=folder / disk.path.name, base=base)
 
@@ -187,12 +191,15 @@ def finish(
 ) -> GuestDomain:
     """Complete the arrival: resume a guest that ran before, and define the domain by ``spec``.
 
+    A guest that is still arriving is awaited for ``SETTLE_SECONDS``, and then removed from here.
+
     Returns:
         The guest's domain.
 
     Raises:
         VerbFailed: The guest did not arrive. The source has the guest.
-        Cancelled: While the arrival was awaited.
+        Unavailable: This host may not start guests now, and the guest must be resumed.
+        Cancelled: The verb was cancelled while the arrival was awaited.
     """
     domain, deadline = libvirt.find(spec.server), time.monotonic() + SETTLE_SECONDS
     while domain is not None and domain.is_incoming and time.monotonic() < deadline:
@@ -207,7 +214,7 @@ def finish(
     if domain is None:
         raise VerbFailed(
             "The server did not arrive on this host.",
-            details=f"libvirt knows no domain {spec.server}",
+            details=f"libvirt has no domain {spec.server}",
         )
     running = libvirt.describe(spec.server)
     host.give_to_guest(libvirt, [own.path for own in running_domain.disks(running).values()])
@@ -238,18 +245,21 @@ def _check_arrival(
     spec: GuestSpec,
     cpu: JsonObject,
 ) -> None:
-    """Raise VerbFailed for every reason known now for which the migration could not succeed."""
+    """Raise VerbFailed if it is already known that the migration cannot succeed.
+
+    A guest of an earlier attempt that is still arriving is removed first.
+    """
     if not options.port:
         raise VerbFailed(
-            "The host takes no servers in while they run.",
+            "The destination does not accept live migrations.",
             retryable=True,
-            details="set [migration] live_migration_port in its configuration",
+            details="set [migration] live_migration_port in the configuration of this host",
         )
     required_hardware(spec)
     plugs(spec.interfaces)
     if spec.assignment and spec.assignment.devices:
         raise VerbFailed(
-            "The server holds a device of its host and cannot be moved while it runs.",
+            "The server uses a PCI device of its host and cannot be live migrated; use a cold migration.",
             details=", ".join(spec.assignment.devices),
         )
     domain = libvirt.find(spec.server)
@@ -259,23 +269,25 @@ def _check_arrival(
         domain = libvirt.find(spec.server)
     if domain and domain.active:
         raise VerbFailed(
-            "A guest of the server is on the host already.",
+            "A guest of the server is already active on the destination.",
             retryable=True,
             details=f"power state {domain.power_state}, fence {domain.fence}",
         )
     if missing_features := lacks(libvirt, cpu):
         raise VerbFailed(
-            f"The host's CPU lacks {', '.join(missing_features)}, which the server may use.",
+            f"The destination's CPU lacks {', '.join(missing_features)}, which the server may use.",
             retryable=True,
         )
     guests.check(spec)
 
 
 def lacks(libvirt: Connection, cpu: JsonObject) -> list[str]:
-    """Return the CPU features that this host lacks, sorted.
+    """Return the CPU features of the source that this host lacks, sorted.
+
+    If the architectures differ, the result is only, for example, ["the architecture aarch64"].
 
     Args:
-        libvirt: The connection to libvirt.
+        libvirt: Connection to this host's libvirtd.
         cpu: ``cpu_info`` of the source, with the features and the model that the guest may use.
             Features of the model that this host's libvirt does not know are left out. {} requires
             no features.
@@ -291,7 +303,7 @@ def lacks(libvirt: Connection, cpu: JsonObject) -> list[str]:
 
 
 def _list_features(libvirt: Connection, cpu: JsonObject) -> set[str]:
-    """Return the listed features of a CPU and the features of the CPU's model."""
+    """Return the listed features of a CPU, and the features that libvirt gives for its model."""
     named = set(cpu.get("features", ()))
     if not cpu.get("model"):
         return named
@@ -299,7 +311,7 @@ def _list_features(libvirt: Connection, cpu: JsonObject) -> set[str]:
     return named | set(
         capabilities.GuestCpu("").features(
             libvirt.ask(
-                f"spell out the CPU {cpu.get('model')}",
+                f"list the features of the CPU {cpu.get('model')}",
                 lambda connection: connection.baselineCPU([model], BASELINE_CPU_EXPAND_FEATURES),
             )
         )

@@ -84,11 +84,14 @@ class MigrationOptions:
         address: Address of that port, and of the transfer of memory to this host.
         bandwidth: MiB/s, or 0 for no limit.
         completion_timeout: Seconds for each GiB, or 0 for no timeout.
-        timeout_action: ``abort`` or ``force_complete``.
-        native_tls: QEMU encrypts the transfer.
-        plain_text: Guests may travel to other machines without encryption.
-        tls: The hosts' certificates and key, or None.
-        proof: Folder with the files of ``tls`` under libvirt's names.
+        timeout_action: ``abort`` or ``force_complete``, applied when the timeout is over.
+        auto_converge: True to slow the guest's CPUs down if the migration does not converge.
+        post_copy: True to permit that a guest continues at the destination before all memory has
+            arrived.
+        native_tls: True if QEMU encrypts the transfer.
+        plain_text: True if guests may be transferred to other machines without encryption.
+        tls: This host's certificates and key, or None.
+        proof: Folder with the files of ``tls`` under libvirt's names, or "" without TLS.
     """
 
     port: int = 0
@@ -104,20 +107,33 @@ class MigrationOptions:
     proof: str = ""
 
     def plain_text_to(self, to: JsonObject) -> str:
-        """Return why the transfer to that host must be refused as plain text, or "".
+        """Return why a transfer to this destination must be refused as plain text, or "".
 
         A transfer is permitted if encrypted, if ``plain_text`` is set, or within one machine.
+
+        Args:
+            to: The result of ``prepare_incoming`` at the destination.
+
+        Raises:
+            VerbFailed: The destination reports no valid address.
         """
         way = Way.of(to)
         if self.plain_text or (is_loopback(to["address"]) and is_loopback(way.host)):
             return ""
         if not way.encrypted or self.tls is None:
-            return f"[tls] ca_file is not set {'here' if way.encrypted else 'there'}"
-        return "" if self.native_tls else "[migration] live_migration_with_native_tls is false"
+            return f"[tls] ca_file is not set at the {'source' if way.encrypted else 'destination'}"
+        return (
+            ""
+            if self.native_tls
+            else "[migration] live_migration_with_native_tls is false at the source"
+        )
 
     @property
     def facts(self) -> dict[str, str]:
-        """Return the part of the host's facts that other hosts need for live migrations."""
+        """The facts about this host that other hosts need for live migrations to this host.
+
+        Both values are "" if this host accepts no live migrations.
+        """
         uri = f"{TLS if self.tls else PLAIN}://{in_url(self.address)}:{self.port}/system"
         return {"uri": uri if self.port else "", "address": self.address if self.port else ""}
 
@@ -134,7 +150,7 @@ class MigrationOptions:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The address of another host's proxy."""
+    """The way to another host's proxy: host, port, and True if the connection uses TLS."""
 
     host: str
     port: int
@@ -144,9 +160,10 @@ class Way:
     def of(cls, to: JsonObject) -> Way:
         """Parse the URI in the facts of a host.
 
+        Only scheme, host and port are used, because a URI of libvirt can name programs to run.
+
         Raises:
-            VerbFailed: The URI has no plain host name, or an unknown scheme.
-                Because a URI of libvirt can name programs to run, only host and port are used.
+            VerbFailed: The URI is missing, has no plain host name, or has an unknown scheme.
         """
         try:
             parts = urlsplit(to["uri"])
@@ -168,7 +185,7 @@ class Way:
 
 
 def lay_proof(folder: Path, tls: Tls) -> str:
-    """Link the files of ``tls`` in a folder under libvirt's names, and return the folder.
+    """Make links to the files of ``tls`` in a folder, under libvirt's names. Return the folder.
 
     The links are replaced atomically. libvirtd uses new files at the next connection.
     """
@@ -194,9 +211,10 @@ def migrate(
     options: MigrationOptions,
     context: VerbContext,
 ) -> JsonObject:
-    """Move the guest, with its disks unless storage is ``shared``.
+    """Migrate the guest to the destination, with its disks unless storage is ``shared``.
 
-    A migration that an earlier agent began under this fence is joined.
+    A migration that an earlier agent began under this fence is joined. If the guest is not on this
+    host any more, the result counts as success.
 
     Returns:
         ``{"bytes": transferred, "job_seconds": duration}``.
@@ -205,7 +223,7 @@ def migrate(
         VerbFailed: The guest is here, as before.
         MigrationAborted: As VerbFailed, after an abort by request.
         NoAnswer: Which host has the guest is unknown.
-        Cancelled: The abort has been requested, and may still be in progress.
+        Cancelled: The verb was cancelled. The abort may still be in progress.
     """
     migration = _Migration(libvirt, spec, to, shared, options, context)
     domain = libvirt.find(spec.server)
@@ -240,27 +258,30 @@ class _Migration:
         self._is_forced = False
 
     def job(self) -> JobStats:
-        """Return the figures of the running migration job, or {} without one."""
+        """Return libvirt's statistics of the running migration job, or {} without one."""
         stats = jobs.stats_of(self._libvirt, self._server)
         return stats if stats.get("operation") == JOB_OPERATION_MIGRATION_OUT else {}
 
     def await_earlier(self) -> GuestDomain | None:
-        """Abort earlier migrations of the guest and wait for their end.
+        """Abort an earlier migration of the guest and wait for its end.
 
-        An earlier migration has another fence, was given up, and may still be ending.
+        An earlier migration has another fence. Its command was cancelled, and the migration may
+        still run.
 
         Returns:
             The guest, or None if an earlier migration has succeeded.
 
         Raises:
             VerbFailed: The earlier migration does not end.
+            Cancelled: The verb was cancelled.
+            MigrationAborted: A user aborted the new migration.
         """
         deadline = time.monotonic() + EARLIER_MIGRATION_SECONDS
         while stats := self.job():
             self._raise_if_stopped()
             if time.monotonic() > deadline:
                 raise VerbFailed(
-                    "An earlier migration of the server is still being ended; try again.",
+                    "An earlier migration of the server has not ended yet; try again.",
                     retryable=True,
                     details=f"no end within {EARLIER_MIGRATION_SECONDS:.0f} seconds",
                 )
@@ -273,23 +294,29 @@ class _Migration:
         """Raise VerbFailed if the migration cannot begin."""
         if not guest.active:
             raise VerbFailed(
-                "The server does not run; it can be moved without live migration.",
+                "The server does not run, so it cannot be live migrated; use a cold migration.",
                 details=f"power state {guest.power_state}",
             )
         if not self._to.get("uri"):
             raise VerbFailed(
-                "The destination takes no servers in while they run.",
-                details="[migration] live_migration_port is not set there",
+                "The destination does not accept live migrations.",
+                details="[migration] live_migration_port is not set at the destination",
             )
         if reason := self._options.plain_text_to(self._to):
             raise VerbFailed(
-                "The server would travel to its destination as plain text.",
-                details=f"{reason}; where nobody else reaches that network: [tls] allow_plain_text = true",
+                "The memory of the server would be transferred as plain text, which this host does not permit.",
+                details=f"{reason}; set it, or set [tls] allow_plain_text = true on an isolated network",
             )
         self._raise_if_stopped()
 
     def begin(self, guest: GuestDomain, describe: Describe) -> None:
-        """Start the migration and follow the job to the end."""
+        """Start the migration and follow the job to the end.
+
+        Raises:
+            VerbFailed: The migration failed, and the guest is here as before.
+            NoBridge: As VerbFailed, because a bridge is missing at the destination.
+            Cancelled: The verb was cancelled, and the abort is still in progress.
+        """
         self._context.require_lease()
         self._libvirt.mark(
             self._server, moving=self._spec.fence, resumes=int(guest.power_state == RUNNING)
@@ -360,9 +387,9 @@ class _Migration:
                 time.sleep(LOOK_SECONDS)
 
     def conclude(self) -> None:
-        """Decide which host has the guest after the job has ended.
+        """Find out which host has the guest after the job has ended.
 
-        Return if the guest is not here.
+        Returns only if the destination has the guest. A remaining domain is removed from this host.
 
         Raises:
             VerbFailed: The guest is here.
@@ -380,8 +407,8 @@ class _Migration:
         if domain.power_state == RUNNING or not self._is_at_destination():
             self._fail_at_source(
                 VerbFailed(
-                    "The migration ended before its time; the server stays where it is. Try again.",
-                    details="libvirt does not say why; its logs on both hosts may",
+                    "The migration ended early, and the server is still on the source host; try again.",
+                    details="libvirt reports no reason; see the logs of libvirtd on both hosts",
                     retryable=True,
                 )
             )
@@ -389,7 +416,10 @@ class _Migration:
         self._libvirt.undefine(self._server)
 
     def totals(self) -> JsonObject:
-        """Report the final figures, and return the bytes transferred and the duration."""
+        """Report the final statistics, and return the bytes transferred and the duration.
+
+        If libvirt does not report the end, the last statistics during the migration count.
+        """
         stats = self._libvirt.take_ended_job(self._server) or self._stats
         if stats:
             self._context.report_migration(_select_counters(stats))
@@ -431,15 +461,16 @@ class _Migration:
         else:
             self._abort(
                 VerbFailed(
-                    f"The migration did not come to its end within {max_seconds:.0f} seconds and was aborted; "
-                    "try again when the server is less busy, or force it to complete."
+                    f"The migration did not complete within {max_seconds:.0f} seconds and was aborted; try again when "
+                    "the server is less busy, or force the migration to complete."
                 )
             )
 
     def _abort(self, reason: Exception) -> None:
-        """Request the abort of the job.
+        """Request the abort of the job, and keep the reason for the exception at the end.
 
-        The request is repeated at each poll, because libvirt ignores requests in some phases.
+        Called at each poll, because libvirt ignores requests in some phases. The first reason
+        counts.
         """
         if self._abort_reason is None:
             self._abort_reason, self._aborted_at = reason, time.monotonic()
@@ -447,16 +478,16 @@ class _Migration:
         if time.monotonic() > self._aborted_at + ABORT_SECONDS:
             self._aborted_at = time.monotonic()
             LOG.error(
-                "libvirt does not abort the migration of server %s, which still runs on this host. If that lasts: "
-                "systemctl restart libvirtd, which harms no guest and ends it",
+                "libvirt does not abort the migration of server %s, which still runs on this host. If this continues, "
+                "run: systemctl restart libvirtd. This ends the migration, and guests continue to run",
                 self._server,
             )
 
     def _cancel(self, call: jobs.BackgroundCall | None) -> None:
-        """Abort the job, and raise Cancelled if that takes longer than ``CANCEL_SECONDS``.
+        """Abort the job of a cancelled verb, in a thread.
 
-        If QEMU is too busy to answer, a thread continues to abort the job and then resumes the
-        guest.
+        If the thread ends within ``CANCEL_SECONDS``, return, and the caller concludes. Otherwise
+        raise Cancelled, and the thread continues to abort the job and then resumes the guest.
         """
         self._abort_reason, now = Cancelled(), time.monotonic()
         stop_at, give_up_at = now + CANCEL_SECONDS, now + ABORT_SECONDS
@@ -490,10 +521,11 @@ class _Migration:
                 raise Cancelled
 
     def _settle_guest(self, domain: GuestDomain, is_here: bool) -> bool:
-        """Resume a paused guest that belongs to this host, and return whether the state is settled.
+        """Resume the guest if the failed migration left it paused and it belongs to this host.
 
-        libvirt may leave the guest paused if the migration failed during the handover. Returns
-        False while the destination does not answer.
+        Returns:
+            True if nothing more is to do. False if the destination does not answer which host has
+            the guest. Then the caller tries again.
         """
         if domain.power_state != PAUSED or not domain.marks.resumes or domain.postcopy_failed:
             return True
@@ -520,20 +552,22 @@ class _Migration:
             try:
                 self._libvirt.on(
                     self._server,
-                    "let the guest run at its destination",
+                    "switch the migration to post-copy",
                     lambda domain: domain.migrateStartPostCopy(0),
                 )
                 self._is_forced = True
                 return
             except VerbFailed as refused:
                 LOG.info(
-                    "%s is paused to complete its migration: %s", self._server, refused.details
+                    "server %s is paused to complete its migration: %s",
+                    self._server,
+                    refused.details,
                 )
         self._libvirt.pause(self._server)
         self._is_forced = True
 
     def _fail_at_source(self, reason: Exception) -> NoReturn:
-        """Resume a guest that ran before, and raise ``reason`` or the reason of the abort."""
+        """Resume a guest that ran before, and raise the reason of the abort, else ``reason``."""
         domain = power.find(self._libvirt, self._server)
         if domain.postcopy_failed:
             raise _postcopy_failed() from reason
@@ -543,7 +577,7 @@ class _Migration:
         raise self._abort_reason or reason
 
     def _is_at_destination(self) -> bool:
-        """Return whether the destination has the guest.
+        """Return True if the destination has the guest, as its proxy answers.
 
         Raises:
             NoAnswer: The destination does not answer, or still waits for the guest.
@@ -559,14 +593,15 @@ def in_url(address: str) -> str:
 
 
 def _postcopy_failed() -> errors.NoAnswer:
-    """Return the error of a failed post-copy.
+    """Return the error of a broken post-copy migration.
 
     Until the rest of the memory has been transferred, neither host has the whole guest, and the
     guest must not be resumed.
     """
     return errors.NoAnswer(
-        "The server went on at its destination, and the connection broke before all of its memory "
-        "had followed: repair the network, then virsh migrate --postcopy-resume; or delete it."
+        "The connection broke during the post-copy phase of the migration: the server runs at the destination, and "
+        "part of its memory is at the source. Repair the network and run virsh migrate --postcopy-resume, or delete "
+        "the server."
     )
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of a connector: how a host reaches the volumes of one protocol.
 
-``connectors`` has the table of the connectors. A connector returns the place of a volume for QEMU
-without accessing the volume, connects the volume before the first guest, and disconnects the volume
-after the last.
+``connectors`` has the table of the connectors. A connector returns where QEMU finds a volume
+(``VolumeSource``) without accessing the volume, connects the volume before the first guest uses it,
+and disconnects the volume after the last guest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ HOST = re.compile(r"[\w.:-]{1,253}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A connected volume. ``serial`` is the same on every host, or "" without one."""
+    """The size and serial that this host reads from a connected volume.
+
+    ``serial`` identifies the device and is the same on every host. It is "" if the device has none.
+    """
 
     size_bytes: int
     serial: str = ""
@@ -32,7 +35,13 @@ class Secrets(Protocol):
     """A store of credentials for QEMU, so that the definitions of guests contain no passwords."""
 
     def keep(self, key: str, kind: str, value: str) -> None:
-        """Store the secret under this UUID until libvirtd ends."""
+        """Store or replace the secret ``value`` under a UUID until libvirtd ends.
+
+        Args:
+            key: UUID of the secret.
+            kind: libvirt's type of the secret, a value of ``volume_xml.SECRETS``.
+            value: The password.
+        """
 
     def drop(self, key: str) -> None:
         """Remove the secret, if there is one."""
@@ -45,14 +54,14 @@ class Connector(Protocol):
     """Reaches the volumes of one protocol."""
 
     def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
-        """Return the place of the volume for QEMU.
+        """Return where QEMU finds the volume. The volume is not accessed.
 
         Raises:
             VerbFailed: The connection data is not valid or not permitted on this host.
         """
 
     def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
-        """Connect the volume. Repeatable.
+        """Connect the volume to this host, and read its size and serial. Repeatable.
 
         Raises:
             VerbFailed: The volume is not available.
@@ -67,22 +76,26 @@ class Connector(Protocol):
 
 
 class NoSecrets:
-    """The store of a hypervisor without secrets."""
+    """The ``Secrets`` of a hypervisor that cannot store credentials."""
 
     def keep(self, key: str, kind: str, value: str) -> None:
-        raise VerbFailed("This hypervisor keeps no secrets, which the volume needs.")
+        raise VerbFailed(
+            "The volume needs a password, and the hypervisor of this host cannot store passwords."
+        )
 
     def drop(self, key: str) -> None:
         """Return at once, because no secret can exist."""
 
     def read(self, key: str) -> bytes:
-        raise VerbFailed("This hypervisor keeps no secrets, which the volume needs.")
+        raise VerbFailed(
+            "The volume needs a password, and the hypervisor of this host cannot store passwords."
+        )
 
 
 def not_there(volume: AttachedVolume, details: str) -> VerbFailed:
     """Return the error for a volume that this host does not find."""
     return VerbFailed(
-        f"This host does not find volume {volume.volume_id}; see the volume service, and try again.",
+        f"This host does not find volume {volume.volume_id}; check the volume service, and try again.",
         details=details,
         retryable=True,
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connectors of this host, by protocol.
 
-Called by ``volumes``. A connector returns a volume's place for QEMU without accessing the volume,
-and verifies the volume before any use by a guest.
+Called by ``volumes``. A connector returns where QEMU finds a volume without accessing the volume,
+and connects and checks the volume before a guest uses it.
 
 Invariant: connection data of the volume service can never name another file of this host. For
 example, a local path must be in a configured folder and contain the volume's id.
@@ -53,7 +53,7 @@ EXPORT = re.compile(r"[\w.:@/-]{1,255}", re.ASCII)
 
 @dataclass(frozen=True)
 class LocalConnector:
-    """Files and block devices of this host, only in ``folders``."""
+    """Reaches volumes that are files or block devices of this host, only in ``folders``."""
 
     folders: Sequence[Path]
 
@@ -68,7 +68,7 @@ class LocalConnector:
         ):
             raise volumes.unreadable(
                 volume.volume_id,
-                f"device_path {str(path)[:200]!r} does not name it in one of [agent] volume_folders",
+                f"device_path {str(path)[:200]!r} is not in [agent] volume_folders, or does not contain the id",
             )
         is_block = path.is_block_device()
         return VolumeSource(
@@ -97,11 +97,11 @@ class LocalConnector:
 
 @dataclass(frozen=True)
 class NbdConnector:
-    """Exports of NBD servers, which QEMU reaches by itself.
+    """Reaches exports of NBD servers, to which QEMU itself connects.
 
     Attributes:
         tls: This host's certificates and key, or None.
-        plain_text: Data may travel to other machines without TLS.
+        plain_text: True if data may be transferred to other machines without TLS.
     """
 
     tls: Tls | None = None
@@ -124,18 +124,18 @@ class NbdConnector:
         ):
             raise volumes.unreadable(
                 volume.volume_id,
-                f"host {host[:80]!r}, port {str(port)[:20]!r}, export {export[:80]!r} do not name it",
+                f"host {host[:80]!r}, port {str(port)[:20]!r} or export {export[:80]!r} is not valid for this volume",
             )
         if is_encrypted and self.tls is None:
             raise VerbFailed(
-                f"Volume {volume.volume_id} is served over TLS and this host has no certificate; set [tls] "
-                "ca_file, cert_file and key_file.",
+                f"Volume {volume.volume_id} is served over TLS, and this host has no certificate; set [tls] ca_file, "
+                "cert_file and key_file in the configuration of the host.",
                 retryable=True,
             )
         if not is_encrypted and not (self.plain_text or is_loopback(host)):
             raise VerbFailed(
-                f"Volume {volume.volume_id} would travel as plain text; give its service certificates, or "
-                "set [tls] allow_plain_text = true where nobody else reaches that network.",
+                f"Volume {volume.volume_id} would be transferred as plain text; set up TLS at the volume service, or "
+                "set [tls] allow_plain_text = true on an isolated network.",
                 retryable=True,
             )
         return VolumeSource(volume_xml.NETWORK, "", host, port, export, is_encrypted)
@@ -157,6 +157,7 @@ class Connectors:
     """The connectors of this host, by the volume service's names of protocols.
 
     Attributes:
+        table: The connectors by protocol.
         about: This host's connector properties for the volume service.
         secrets: libvirt's store of credentials.
     """
@@ -166,10 +167,12 @@ class Connectors:
     secrets: Secrets = field(default_factory=NoSecrets)
 
     def source(self, volume: AttachedVolume) -> VolumeSource:
-        """Return the volume's place for QEMU, with limits and block sizes.
+        """Return where QEMU finds the volume, with QoS limits and block sizes.
+
+        The volume is not accessed.
 
         Raises:
-            VerbFailed: This host cannot reach the volume.
+            VerbFailed: This host does not support the volume's connection or QoS.
         """
         link = volumes.link(volume, self.table)
         place = self.table[link.protocol].source(volume, link)
@@ -180,7 +183,7 @@ class Connectors:
         )
 
     def connect(self, volume: AttachedVolume) -> Found:
-        """Connect the volume and check the size.
+        """Connect the volume and check the size. Repeatable.
 
         Raises:
             VerbFailed: The volume is not available, or is smaller than recorded in the API.
@@ -189,8 +192,8 @@ class Connectors:
         device = self.table[link.protocol].connect(volume, link, self.secrets)
         if device.size_bytes < volume.size_gb * GIBIBYTE:
             raise VerbFailed(
-                f"What this host found as volume {volume.volume_id} is not that volume: it has "
-                f"{device.size_bytes} bytes, not {volume.size_gb} GiB. The server does not get it.",
+                f"The device that this host found for volume {volume.volume_id} is not that volume: the device has "
+                f"{device.size_bytes} bytes, not {volume.size_gb} GiB. The device is not attached to the server.",
                 details=f"over {link.protocol}",
             )
         return device
@@ -215,8 +218,10 @@ class Protocols:
     Attributes:
         folders: Folders of local volumes.
         by_qemu: Protocols that QEMU speaks, by the volume service's names.
-        by_host: Protocols that the host's kernel speaks.
-        mounts: Folder of the mount points of exports.
+        by_host: Protocols that the host's kernel speaks, by the same names.
+        multipath: True to use all paths of a device.
+        mounts: Folder of the mount points of NFS exports.
+        helper: Client of ``kilonova-volumes``.
     """
 
     folders: Sequence[str] = ()
@@ -230,7 +235,16 @@ class Protocols:
 def of_host(
     allowed: Protocols, tls: Tls | None, plain_text: bool, about: Mapping[str, object]
 ) -> Connectors:
-    """Return this host's connectors for the permitted protocols.
+    """Return this host's connectors for NBD and the permitted protocols.
+
+    If ``kilonova-volumes`` does not report this host's connector properties, a warning is logged
+    and the result has only the properties of ``about``.
+
+    Args:
+        allowed: The protocols that the operator permits.
+        tls: This host's certificates and key, or None.
+        plain_text: True if NBD may be used without TLS.
+        about: This host's connector properties, from ``describe_host``.
 
     Raises:
         ConfigError: A protocol is configured for both QEMU and the host.
@@ -238,7 +252,7 @@ def of_host(
     if duplicates := set(allowed.by_qemu) & set(allowed.by_host):
         raise ConfigError(
             f"[agent] qemu_volume_protocols and host_volume_protocols both name {', '.join(sorted(duplicates))}; "
-            "take one of them out"
+            "remove each protocol from one of the two options"
         )
     table: dict[str, Connector] = {volumes.NBD: NbdConnector(tls, plain_text)}
     if allowed.folders:
@@ -270,12 +284,14 @@ def _add_helper_properties(allowed: Protocols, about: Mapping[str, object]) -> M
 
 
 def initiator_of(name: str) -> str:
-    """Return an iSCSI name for a host without a name from open-iscsi."""
+    """Return an iSCSI name made from the host's name, for a host without a name of open-iscsi."""
     return f"iqn.2026-11.org.kilonova:{re.sub(r'[^a-z0-9.-]', '-', name.lower())}"
 
 
 def describe_host(name: str, address: str) -> dict[str, object]:
     """Return this host's connector properties for the volume service, in os-brick's format.
+
+    The iSCSI name is included if open-iscsi has one.
 
     Args:
         name: The host's name at the volume service.

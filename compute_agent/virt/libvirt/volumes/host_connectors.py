@@ -30,7 +30,7 @@ from compute_agent.virt.mounts import Mounts, host_mounts
 from compute_agent.virt.volumes import VolumeLink
 
 NO_HELPER = (
-    "There is no kilonova-volumes on this host, which connects volumes for the agent: systemctl enable --now "
+    "kilonova-volumes, which connects volumes for the agent, does not run on this host. Run: systemctl enable --now "
     "kilonova-volumes.socket, and try again."
 )
 FILE_NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
@@ -41,7 +41,10 @@ MOST_FILES = 256
 
 @dataclass(frozen=True)
 class DeviceConnector:
-    """Devices that os-brick makes in the host's kernel. ``multipath`` uses all their paths."""
+    """Reaches volumes as devices that os-brick makes in the host's kernel.
+
+    With ``multipath``, all paths of a device are used.
+    """
 
     helper: VolumeHelper = field(default_factory=VolumeHelper)
     multipath: bool = False
@@ -74,7 +77,7 @@ class DeviceConnector:
         except (NotDone, OSError) as problem:
             raise VerbFailed(
                 f"This host could not {verb} volume {volume.volume_id} over {link.protocol}; see the journal of "
-                "kilonova-volumes there, and try again.",
+                "kilonova-volumes on this host, and try again.",
                 details=str(problem),
                 retryable=True,
             ) from problem
@@ -82,9 +85,9 @@ class DeviceConnector:
 
 @dataclass(frozen=True)
 class NfsConnector:
-    """Files of NFS exports, mounted below ``folder``.
+    """Reaches volumes that are files of NFS exports, mounted below ``folder``.
 
-    A mount stays until the host restarts, because other volumes may be there.
+    A mount stays until the host restarts, because other volumes may be on the same export.
     """
 
     folder: Path
@@ -101,8 +104,8 @@ class NfsConnector:
         ):
             raise volumes.unreadable(
                 volume.volume_id,
-                f"export {export[:80]!r}, name {name[:80]!r}, format {disk_format:.20} are no file of "
-                f"{' or '.join(FORMATS)} that it names",
+                f"export {export[:80]!r}, name {name[:80]!r} or format {disk_format:.20} is not valid: the name must "
+                f"contain the id, and the format must be {' or '.join(FORMATS)}",
             )
         return VolumeSource(
             volume_xml.FILE, str(self._mount_point(export) / name), format=disk_format
@@ -117,7 +120,7 @@ class NfsConnector:
         except OSError as problem:
             raise not_there(volume, str(problem)) from problem
         if not stat.S_ISREG(status.st_mode):
-            raise not_there(volume, f"{path} is no file")
+            raise not_there(volume, f"{path} is not a regular file")
         if self.source(volume, link).format == volume_xml.RAW:
             return Found(status.st_size)
         try:
@@ -146,7 +149,7 @@ def check_chain(path: Path, volume_id: str) -> int:
     while len(names) < MOST_FILES:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode) or path.name in names:
-            raise ValueError(f"{path.name} is no file, or lies upon itself")
+            raise ValueError(f"{path.name} is not a regular file, or is its own backing file")
         names.add(path.name)
         header = qcow2.read(path)
         size = size or header.virtual_size
@@ -158,19 +161,19 @@ def check_chain(path: Path, volume_id: str) -> int:
             or header.backing_format not in FORMATS
         ):
             raise ValueError(
-                f"{path.name} is made upon {header.backing[:200]!r} of format "
+                f"{path.name} has the backing file {header.backing[:200]!r} of format "
                 f"{header.backing_format[:20]!r}"
             )
         path = path.with_name(header.backing)
         if header.backing_format == volume_xml.RAW:
             if not stat.S_ISREG(path.lstat().st_mode):
-                raise ValueError(f"{path.name} is no file")
+                raise ValueError(f"{path.name} is not a regular file")
             return size
-    raise ValueError(f"it has more than {MOST_FILES} files")
+    raise ValueError(f"the backing chain has more than {MOST_FILES} files")
 
 
 def describe_by_helper(helper: VolumeHelper, properties: JsonObject, multipath: bool) -> JsonObject:
-    """Return this host's connector properties for the volume service, completed by os-brick.
+    """Return ``properties`` with the connector properties that os-brick reports for this host.
 
     Raises:
         NotDone: The helper failed.

@@ -38,12 +38,22 @@ LONGEST_LUN, FLAT = 1 << 14, 0x4000
 
 
 class UnitRefused(Exception):
-    """The target refuses this host the unit. The text has the reason in terms of iSCSI."""
+    """The target refuses the login or a command. The text has the reason in terms of iSCSI."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitAddress:
-    """A logical unit, and the initiator's identity. ``user`` is "" for a target without CHAP."""
+    """The address of a logical unit, and the identity of this host.
+
+    Attributes:
+        host: Host of the portal.
+        port: Port of the portal.
+        name: iSCSI name of the target.
+        lun: Number of the unit.
+        initiator: This host's iSCSI name.
+        user: User for CHAP, or "" for a target without CHAP.
+        password: Password for CHAP.
+    """
 
     host: str
     port: int
@@ -56,7 +66,7 @@ class UnitAddress:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A logical unit. ``serial`` is the unit's world-wide name, or "" without one."""
+    """Size and serial of a unit. ``serial`` is its world-wide name, or "" without one."""
 
     size_bytes: int
     serial: str
@@ -64,6 +74,8 @@ class Unit:
 
 def look_at(target: UnitAddress) -> Unit:
     """Log in, read size and serial of the unit, and log out.
+
+    Redirections of the target are followed.
 
     Raises:
         UnitRefused: The target refuses the login or a command.
@@ -79,7 +91,7 @@ def look_at(target: UnitAddress) -> Unit:
                 session.log_out()
                 return unit
         host, port = address(other_portal)
-    raise UnitRefused("it sends this host from one portal to the next")
+    raise UnitRefused(f"the target redirects this host more than {MAX_REDIRECTIONS} times")
 
 
 def address(portal: str) -> tuple[str, int]:
@@ -96,7 +108,7 @@ def address(portal: str) -> tuple[str, int]:
         host, _, port = text.partition(":")
     number = int(port or 3260)
     if not host or not 0 < number < 1 << 16:
-        raise ValueError(f"{portal[:80]!r} is no portal")
+        raise ValueError(f"{portal[:80]!r} is not an iSCSI portal")
     return host, number
 
 
@@ -135,7 +147,7 @@ class _Session:
                 }
             else:
                 fields = self._answer_challenge(answer) if stage == SECURITY else {}
-        raise UnitRefused("its login does not end")
+        raise UnitRefused(f"the login does not end within {MAX_LOGIN_STEPS} steps")
 
     def _answer_challenge(self, answer: dict[str, str]) -> dict[str, str]:
         if answer.get("AuthMethod") == "CHAP":
@@ -143,7 +155,7 @@ class _Session:
         if "CHAP_C" not in answer:
             return {}
         if answer.get("CHAP_A") != MD5:
-            raise UnitRefused("its CHAP has no algorithm in common with this host's, which is MD5")
+            raise UnitRefused("the target does not support CHAP with MD5")
         identifier = int(answer["CHAP_I"])
         challenge = _parse_challenge(answer["CHAP_C"])
         # CHAP requires MD5.
@@ -177,7 +189,7 @@ class _Session:
         self._send(head, text)
         head, data = self._receive()
         if head[0] & 0x3F != LOGIN_ANSWER:
-            raise ValueError("it does not speak iSCSI")
+            raise ValueError("the target does not speak iSCSI")
         (status_number,) = struct.unpack(">I", head[24:28])
         self._last_status = (status_number + 1) & 0xFFFFFFFF
         pairs = (line.partition("=") for line in data.decode("utf-8", "replace").split("\0"))
@@ -185,7 +197,7 @@ class _Session:
         kind, detail = head[36], head[37]
         if kind not in (0, ELSEWHERE):
             raise UnitRefused(
-                f"it refuses the login: {_REFUSALS.get((kind, detail), 'status')} "
+                f"the target refuses the login: {_REFUSALS.get((kind, detail), 'status')} "
                 f"({kind:#04x}{detail:02x})"
             )
         return answer, head[1]
@@ -220,7 +232,13 @@ class _Session:
         return world_wide_name(page[4:])
 
     def _send_command(self, command: bytes, max_bytes: int) -> bytes:
-        """Send a command and return the unit's data. A unit that was reset reports that first."""
+        """Send a command and return the unit's data.
+
+        A unit that was reset reports this first. Then the command is sent again.
+
+        Raises:
+            UnitRefused: The unit answers with an error.
+        """
         for _ in range(ATTEMPTS):
             data, status, sense = self._send_command_once(command, max_bytes)
             if status == GOOD:
@@ -229,7 +247,7 @@ class _Session:
             if status != CHECK_CONDITION or key != UNIT_ATTENTION:
                 break
         raise UnitRefused(
-            f"its unit {self._target.lun} answers with status {status:#04x}, sense {key}"
+            f"unit {self._target.lun} of the target answers with status {status:#04x}, sense key {key}"
         )
 
     def _send_command_once(self, command: bytes, max_bytes: int) -> tuple[bytes, int, bytes]:
@@ -257,7 +275,7 @@ class _Session:
             if kind == DATA_IN:
                 data += piece
                 if len(data) > max_bytes:
-                    raise ValueError("it says more than it was asked")
+                    raise ValueError("the target sends more data than requested")
                 if head[1] & HAS_STATUS:
                     self._last_status = (status_number + 1) & 0xFFFFFFFF
                     return data, head[3], b""
@@ -265,7 +283,7 @@ class _Session:
                 self._last_status = (status_number + 1) & 0xFFFFFFFF
                 return data, head[3], piece
             elif kind != PING:
-                raise ValueError(f"it answers with operation {kind:#04x}")
+                raise ValueError(f"the target answers with the unexpected operation {kind:#04x}")
 
     # --- bytes ---
     def _send(self, head: bytes, data: bytes) -> None:
@@ -275,7 +293,7 @@ class _Session:
         head = self._receive_bytes(HEADER)
         length = int.from_bytes(head[5:8], "big")
         if length > MAX_ANSWER_BYTES:
-            raise ValueError("it does not speak iSCSI")
+            raise ValueError("the target does not speak iSCSI")
         self._receive_bytes(head[4] * 4)
         return head, self._receive_bytes(length + -length % 4)[:length]
 
@@ -284,24 +302,24 @@ class _Session:
         while len(data) < count:
             piece = self._connection.recv(count - len(data))
             if not piece:
-                raise ValueError("it ended the connection")
+                raise ValueError("the target closed the connection")
             data += piece
         return data
 
 
 _REFUSALS = {
-    (2, 1): "user or password is not the one",
-    (2, 2): "this initiator may not",
-    (2, 3): "there is no such target",
+    (2, 1): "wrong user or password",
+    (2, 2): "this initiator is not permitted",
+    (2, 3): "the target does not exist",
     (2, 4): "the target was removed",
-    (3, 1): "it is out of service",
+    (3, 1): "the target is out of service",
 }
 
 
 def _encode_lun(number: int) -> int:
     """Return the first two bytes of the unit's address, by the SCSI Architecture Model."""
     if not 0 <= number < LONGEST_LUN:
-        raise ValueError(f"{number} is no number of a unit")
+        raise ValueError(f"{number} is not a valid number of a unit")
     return number if number < 256 else FLAT | number
 
 
@@ -311,11 +329,11 @@ def _parse_challenge(text: str) -> bytes:
         return bytes.fromhex("0" * (len(digits) % 2) + digits)
     if prefix == "0b":
         return base64.b64decode(digits, validate=True)
-    raise ValueError("its challenge is written in no way that iSCSI has")
+    raise ValueError("the CHAP challenge is neither hexadecimal nor base64")
 
 
 def _read_sense_key(data: bytes) -> int:
-    """Return the sense key from sense data of either format, which follow a length."""
+    """Return the sense key from SCSI sense data, which follows its length. Too short data: 0."""
     if len(data) < 5:
         return 0
     return (data[3] if data[2] & 0x7E == 0x72 else data[4]) & 0xF

@@ -30,7 +30,7 @@ def export_size(host: str, port: int, export: str, tls: Tls | None) -> int:
     """Return the size of the export in bytes.
 
     Args:
-        host: Address of the NBD server.
+        host: Host of the NBD server.
         port: Port of the NBD server.
         export: Name of the export.
         tls: This host's certificates and key, or None for plain text.
@@ -47,16 +47,16 @@ def export_size(host: str, port: int, export: str, tls: Tls | None) -> int:
             kind, _ = _send_option(connection, STARTTLS, b"")
             if kind != ACK:
                 raise VerbFailed(
-                    f"The server of the volume at {host}:{port} speaks no TLS, and this host no plain text; "
-                    "give it certificates.",
-                    details=f"it answers {kind:#x}",
+                    f"The server of volume {export} at {host}:{port} does not support TLS, which this host requires; "
+                    "set up TLS at the volume service.",
+                    details=f"the server answers STARTTLS with {kind:#x}",
                 )
             with tls.for_client().wrap_socket(plain, server_hostname=host) as encrypted:
                 return _read_size(encrypted, export)
     # ssl.SSLError is an OSError too.
     except (OSError, ValueError) as problem:
         raise VerbFailed(
-            f"The server of volume {export} at {host}:{port} does not answer this host; see whether it runs, "
+            f"The server of volume {export} at {host}:{port} does not answer this host; check that the server runs, "
             "and try again.",
             details=str(problem),
             retryable=True,
@@ -66,7 +66,7 @@ def export_size(host: str, port: int, export: str, tls: Tls | None) -> int:
 def _negotiate(connection: socket.socket) -> socket.socket:
     magic, option, flags = struct.unpack(">8s8sH", _read(connection, 18))
     if (magic, option) != (MAGIC, OPTION_MAGIC) or not flags & FIXED_NEWSTYLE:
-        raise ValueError("it does not speak NBD")
+        raise ValueError("the server does not speak NBD")
     connection.sendall(struct.pack(">I", flags & (FIXED_NEWSTYLE | NO_ZEROES)))
     return connection
 
@@ -81,7 +81,7 @@ def _read_size(connection: socket.socket, export: str) -> int:
         kind, reply = _read_reply(connection, INFO)
     if kind != ACK or size < 0:
         raise VerbFailed(
-            f"Volume {export} is not served where the volume service says; attach it again.",
+            f"The server that the volume service names does not serve volume {export}; attach the volume again.",
             details=f"the server answers {kind:#x} {reply[:200].decode(errors='replace')}",
         )
     connection.sendall(struct.pack(">8sII", OPTION_MAGIC, ABORT, 0))
@@ -96,7 +96,7 @@ def _send_option(connection: socket.socket, option: int, data: bytes) -> tuple[i
 def _read_reply(connection: socket.socket, option: int) -> tuple[int, bytes]:
     magic, reply_option, kind, length = struct.unpack(">QIII", _read(connection, 20))
     if magic != REPLY_MAGIC or reply_option != option or length > MAX_ANSWER_BYTES:
-        raise ValueError("it does not speak NBD")
+        raise ValueError("the server does not speak NBD")
     return kind, _read(connection, length)
 
 
@@ -105,6 +105,6 @@ def _read(connection: socket.socket, count: int) -> bytes:
     while len(data) < count:
         piece = connection.recv(count - len(data))
         if not piece:
-            raise ValueError("it ended the connection")
+            raise ValueError("the server closed the connection")
         data += piece
     return data

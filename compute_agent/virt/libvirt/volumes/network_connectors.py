@@ -34,7 +34,7 @@ MOST_MONITORS, CEPH_PORT = 16, 6789
 
 @dataclass(frozen=True)
 class IscsiConnector:
-    """Logical units of iSCSI targets. ``initiator`` is this host's iSCSI name."""
+    """Reaches logical units of iSCSI targets. ``initiator`` is this host's iSCSI name."""
 
     initiator: str
 
@@ -57,8 +57,8 @@ class IscsiConnector:
             unit = iscsi.look_at(target)
         except iscsi.UnitRefused as problem:
             raise VerbFailed(
-                f"The target of volume {volume.volume_id} at {target.host}:{target.port} does not give it to this "
-                "host; see the volume service, and attach the volume again.",
+                f"The iSCSI target of volume {volume.volume_id} at {target.host}:{target.port} refuses this host; "
+                "check the volume service, and attach the volume again.",
                 details=str(problem),
                 retryable=True,
             ) from problem
@@ -92,17 +92,17 @@ class IscsiConnector:
         ):
             raise volumes.unreadable(
                 volume.volume_id,
-                f"target_portal {host[:80]!r}, target_iqn {name[:80]!r}, target_lun {lun!s:.20}, auth_username "
-                f"{user[:80]!r} do not name it",
+                f"target_portal {host[:80]!r}, target_iqn {name[:80]!r}, target_lun {lun!s:.20} or auth_username "
+                f"{user[:80]!r} is not valid",
             )
         return iscsi.UnitAddress(host, port, name, lun, self.initiator, user, password)
 
 
 @dataclass(frozen=True)
 class RbdConnector:
-    """Images of a Ceph cluster.
+    """Reaches images of a Ceph cluster.
 
-    The operator gives libvirt the key of the cluster's user as a secret.
+    The operator defines the key of the cluster's user as a secret of libvirt on this host.
     """
 
     def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
@@ -125,8 +125,8 @@ class RbdConnector:
         ):
             raise volumes.unreadable(
                 volume.volume_id,
-                f"name {name[:120]!r}, {len(monitors)} hosts, auth_username {user[:40]!r}, secret_uuid "
-                f"{secret[:40]!r} do not name it",
+                f"name {name[:120]!r}, {len(monitors)} hosts, auth_username {user[:40]!r} or secret_uuid "
+                f"{secret[:40]!r} is not valid for this volume",
             )
         (host, port), *other_monitors = monitors
         place = VolumeSource(volume_xml.NETWORK, "", host, port, name, protocol=volume_xml.RBD)

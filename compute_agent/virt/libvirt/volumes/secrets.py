@@ -32,14 +32,14 @@ class LibvirtSecrets:
         SubElement(usage, USAGES[kind]).text = f"kilonova-{key}"
         xml = ElementTree.tostring(root, encoding="unicode")
         self._libvirt.ask(
-            "keep a secret",
+            "store a secret",
             lambda connection: connection.secretDefineXML(xml, 0).setValue(value.encode(), 0),
         )
 
     def drop(self, key: str) -> None:
         """Remove the secret, if there is one."""
         for secret in self._find(key):
-            self._libvirt.ask("forget a secret", functools.partial(_undefine, secret))
+            self._libvirt.ask("remove a secret", functools.partial(_undefine, secret))
 
     def read(self, key: str) -> bytes:
         """Return the value of a secret that the operator has defined.
@@ -50,8 +50,8 @@ class LibvirtSecrets:
         secrets = self._find(key)
         if not secrets:
             raise VerbFailed(
-                f"libvirt on this host has no secret {key}, which the volume's cluster asks for; define it "
-                "(virsh secret-define, secret-set-value), and try again.",
+                f"libvirt on this host has no secret {key}, which the Ceph cluster of the volume requires; define the "
+                "secret (virsh secret-define, secret-set-value), and try again.",
                 retryable=True,
             )
         return bytes(self._libvirt.ask("read a secret", lambda _: secrets[0].value(0)))

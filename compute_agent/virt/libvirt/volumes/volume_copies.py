@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies a volume that a guest uses to another place, and switches the guest to the copy.
+"""Copies a volume that a guest uses to a new place, and switches the guest to the copy.
+
+A place is where QEMU finds the data of a volume (``VolumeSource``).
 
 Called by ``virt.libvirt.guests.volume_verbs``. A block job of QEMU copies the data, and outlives
 this agent and libvirtd. When source and copy are identical, the job mirrors: a write of the guest
@@ -35,9 +37,12 @@ LOOK_SECONDS, END_SECONDS = 0.25, 20.0
 
 @dataclass(frozen=True)
 class VolumeCopies:
-    """The copies of the volumes of one guest.
+    """Copies volumes of one guest, and switches the guest to the copies.
 
-    ``kept`` records which volumes each guest has.
+    Attributes:
+        libvirt: Connection to libvirtd.
+        kept: Records which volumes each guest has.
+        server: Id of the guest's server.
     """
 
     libvirt: Connection
@@ -45,13 +50,15 @@ class VolumeCopies:
     server: str
 
     def copy(self, fence: int, volume: AttachedVolume, context: VerbContext) -> DomainState:
-        """Copy the volume to the place in ``volume``.
+        """Copy the volume to the place in ``volume``, and return when the copy is complete.
 
-        Source and copy stay identical while the guest is active.
+        Source and copy then stay identical while the guest is active. If the guest uses the new
+        place already, only the fence is recorded.
 
         Raises:
-            VerbFailed: The copy failed and was dropped. The guest is as before.
-            Cancelled: The same, by request.
+            VerbFailed: The guest is off or suspended, or the copy failed. The copy is dropped, and
+                the guest is as before.
+            Cancelled: The verb was cancelled. The copy is dropped, and the guest is as before.
         """
         source = self.kept.connectors.source(volume)
         domain = changeable(self.libvirt, self.server)
@@ -71,11 +78,14 @@ class VolumeCopies:
         """Switch the guest to the new place, and disconnect the old one.
 
         A copy that was interrupted is made again first, because the guest may have written
-        meanwhile. A guest that went off with a complete copy is switched too. Returns None without
-        a guest.
+        meanwhile. A guest that went off with a complete copy is switched too.
+
+        Returns:
+            The state of the domain, or None without a guest.
 
         Raises:
-            VerbFailed: The guest is off and the copy is not complete.
+            VerbFailed: The guest is off and the copy is not complete, or the guest is suspended.
+            Cancelled: The verb was cancelled during the repeated copy.
         """
         if self.libvirt.find(self.server) is None:
             return None
@@ -89,8 +99,8 @@ class VolumeCopies:
             _has_same_place(recorded, volume) for recorded in self._list_recorded(volume.volume_id)
         ):
             raise VerbFailed(
-                f"The server went off before the copy of volume {volume.volume_id} was whole; start it, and "
-                "the copy goes on.",
+                f"The server was stopped before the copy of volume {volume.volume_id} was complete; start the server, "
+                "and the copy continues.",
                 retryable=True,
             )
         self.kept.relocate(self.libvirt, self.server, volume, source)
@@ -101,7 +111,12 @@ class VolumeCopies:
     def keep(self, fence: int | None, volume: AttachedVolume) -> DomainState | None:
         """Drop the copy and disconnect the new place. The guest keeps the present place.
 
-        Returns None without a guest.
+        Args:
+            fence: Fence to record, or None to leave the recorded fence.
+            volume: The volume with the connection of the new place.
+
+        Returns:
+            The state of the domain, or None without a guest.
         """
         volumes.check_id(volume.volume_id)
         if self.libvirt.find(self.server) is None:
@@ -125,7 +140,14 @@ class VolumeCopies:
     def _mirror_volume(
         self, volume: AttachedVolume, source: VolumeSource, context: VerbContext
     ) -> None:
-        """Copy the volume until source and copy are identical, and record the copy."""
+        """Copy the volume until source and copy are identical, and record the complete copy.
+
+        A running block job to the same place is joined. A job to another place is aborted.
+
+        Raises:
+            VerbFailed: The copy failed. The block job may still run.
+            Cancelled: The verb was cancelled. The block job may still run.
+        """
         disk = disk_of(self.libvirt, self.server, volume.volume_id)
         name, mirror = volume_xml.name_of(disk), disk.find("mirror")
         if mirror is not None and not volume_xml.is_at(mirror, source):
@@ -158,14 +180,16 @@ class VolumeCopies:
             self.server, "report the volume's size", lambda domain: domain.blockInfo(name)
         )
         if sizes and sizes[0] != size:
-            raise volumes.another_size(volume.volume_id, f"{sizes[0]} bytes, and {size} there")
+            raise volumes.another_size(
+                volume.volume_id, f"{sizes[0]} bytes, and the new place has {size} bytes"
+            )
 
     def _is_ready(self, volume: AttachedVolume) -> bool:
         mirror = disk_of(self.libvirt, self.server, volume.volume_id).find("mirror")
         if mirror is None:
             raise VerbFailed(
-                f"Volume {volume.volume_id} could not be copied to its end; see the volume service and the "
-                "host's log, and migrate it again. The server has it as before.",
+                f"The copy of volume {volume.volume_id} failed. The server has the volume as before. See the volume "
+                "service and the log of the host, and migrate the volume again.",
                 retryable=True,
                 details="the block job has ended",
             )
@@ -185,7 +209,13 @@ class VolumeCopies:
         return min(99, 100 * int(job.get("cur") or 0) // end) if end else 0
 
     def _end_job(self, name: str, flags: int) -> None:
-        """End the block job. The flag BLOCK_JOB_PIVOT switches the guest to the new place."""
+        """End the block job on the disk ``name``, and wait for the end.
+
+        The flag BLOCK_JOB_PIVOT switches the guest to the new place. With 0 the copy is dropped.
+
+        Raises:
+            VerbFailed: The job does not end within ``END_SECONDS``.
+        """
         self.libvirt.on(
             self.server,
             "end the copy of the volume",
@@ -195,7 +225,8 @@ class VolumeCopies:
         while self._has_mirror(name):
             if time.monotonic() > deadline:
                 raise VerbFailed(
-                    "The copy of the volume does not end; see the host's log, virsh blockjob and its storage.",
+                    f"The block job that copies disk {name} of the server does not end; see the log of the host, its "
+                    "storage, and virsh blockjob.",
                     retryable=True,
                 )
             time.sleep(LOOK_SECONDS)

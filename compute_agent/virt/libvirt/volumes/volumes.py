@@ -2,9 +2,9 @@
 """Records which volumes each guest on this host has, and attaches and detaches them.
 
 Called by ``virt.libvirt.driver`` and ``guests``. The record is a file in the guest's folder with
-the volumes and their connections, which only the agent may read. A volume is recorded before the
-connection, and removed from the record after the disconnection. So whatever is killed in between,
-every connected volume is in a record.
+the volumes and their connections, which only the agent may read. A volume is recorded before it is
+connected, and removed from the record after it is disconnected. So every connected volume is in a
+record, even after a crash.
 
 Invariant: a guest gets only verified volumes. A volume leaves the stored definition only after the
 release by the running guest.
@@ -54,8 +54,12 @@ NO_SERIALS: Mapping[str, str] = {}
 class GuestVolumes:
     """The volumes of all guests.
 
-    ``instances`` is the folder of the guests' folders. If hosts share this folder, each host has a
-    separate record of a guest, because connections differ by host.
+    If hosts share the folder ``instances``, each host has a separate record of a guest, because
+    connections differ by host.
+
+    Attributes:
+        instances: Folder of the guests' folders.
+        connectors: Connect and disconnect volumes.
     """
 
     instances: Path
@@ -65,18 +69,22 @@ class GuestVolumes:
     )
 
     def file(self, server: str, name: str = FILE) -> Path:
-        """Return the path of the guest's record on this host."""
+        """Return the path of the guest's record on this host: ``FILE`` or ``COPIED_FILE``."""
         host = NOT_IN_NAME.sub("_", str(self.connectors.about.get("host", "")))
         return self.instances / server / name.format(f".{host}" if host else "")
 
     def of(self, server: str) -> list[AttachedVolume]:
-        """Return the guest's volumes, in the order of their attachment."""
+        """Return the guest's recorded volumes, in the order of their attachment.
+
+        The list is empty without a record.
+        """
         return [from_wire(AttachedVolume, entry) for entry in _read_entries(self.file(server))]
 
     def copied(self, server: str) -> list[AttachedVolume]:
-        """Return the volume that is being copied, with the connection of the new place.
+        """Return the volume whose copy is complete, with the connection of the new place.
 
-        The list has at most one element. See ``volume_copies``.
+        The list has at most one element, and is empty while a copy is in progress. See
+        ``volume_copies``.
         """
         return [
             from_wire(AttachedVolume, entry)
@@ -84,7 +92,7 @@ class GuestVolumes:
         ]
 
     def keep_copied(self, server: str, copied_volumes: list[AttachedVolume]) -> None:
-        """Record the volume that is being copied. [] records that no copy exists."""
+        """Record the volume whose copy is complete. [] records that no complete copy exists."""
         _write_entries(
             self.file(server, COPIED_FILE), [to_wire(volume) for volume in copied_volumes]
         )
@@ -92,17 +100,20 @@ class GuestVolumes:
     def placed(
         self, requested_volumes: Iterable[AttachedVolume]
     ) -> tuple[tuple[AttachedVolume, VolumeSource], ...]:
-        """Return each volume with the place for QEMU.
+        """Return each volume with the place at which QEMU finds the volume.
+
+        The volumes are not accessed.
 
         Raises:
-            VerbFailed: This host cannot reach a volume.
+            VerbFailed: This host does not support the connection of a volume.
         """
         return tuple((volume, self.connectors.source(volume)) for volume in requested_volumes)
 
     def keep(self, server: str, requested_volumes: Iterable[AttachedVolume]) -> None:
         """Record that the guest has exactly these volumes, and disconnect the others.
 
-        Without the guest's folder this has no effect.
+        A recorded volume with another connection counts as another volume. A volume that another
+        guest of this host uses stays connected. Without the guest's folder this has no effect.
 
         Raises:
             VerbFailed: A volume cannot be disconnected.
@@ -119,7 +130,15 @@ class GuestVolumes:
     def relocate(
         self, libvirt: Connection, server: str, volume: AttachedVolume, source: VolumeSource
     ) -> None:
-        """Change the volume's place in the stored definition, and disconnect the old place.
+        """Change the volume's place in definition and record, and disconnect the old place.
+
+        An active domain is not changed.
+
+        Args:
+            libvirt: Connection to libvirtd.
+            server: Id of the server.
+            volume: The volume with the connection of the new place.
+            source: The new place.
 
         Raises:
             VerbFailed: The old place cannot be disconnected.
@@ -135,9 +154,10 @@ class GuestVolumes:
         )
 
     def keep_only(self, libvirt: Connection, server: str, ids: Collection[str]) -> None:
-        """Remove all other volumes from a guest that is about to start.
+        """Remove all volumes that are not in ``ids`` from a guest that is about to start.
 
-        A running guest is not changed.
+        Definition and record change, and the volumes are disconnected. A running guest is not
+        changed.
 
         Raises:
             VerbFailed: The guest is paused or suspended and has another volume.
@@ -154,7 +174,7 @@ class GuestVolumes:
         if domain.active or domain.saved:
             raise volumes.foreign(others)
         for volume_id in others:
-            log.warning("server %s starts without volume %s, which it lost", server, volume_id)
+            log.warning("server %s starts without volume %s, which was detached", server, volume_id)
             stored = volume_xml.without(stored, volume_id)
         libvirt.define(stored)
         for volume_id in others:
@@ -167,9 +187,10 @@ class GuestVolumes:
         needed: Iterable[AttachedVolume],
         context: VerbContext,
     ) -> None:
-        """Attach the missing volumes of ``needed`` to a guest that is off and about to start.
+        """Attach the missing volumes of ``needed`` to a guest that is off, before its start.
 
-        The boot order of the stored definition is updated too.
+        The boot order of the stored definition is updated too. An active or suspended guest is not
+        changed.
 
         Raises:
             VerbFailed: This host cannot connect a volume.
@@ -183,7 +204,9 @@ class GuestVolumes:
         ]
         self.placed(missing_volumes)
         for volume in missing_volumes:
-            log.warning("server %s lacks volume %s, and gets it", server, volume.volume_id)
+            log.warning(
+                "server %s lacks volume %s, which is attached now", server, volume.volume_id
+            )
             self.attach(libvirt, server, domain.fence, volume, context)
         if boot_volumes := [candidate for candidate in needed if domain_xml.boots(candidate)]:
             stored = libvirt.describe(server, stored=True)
@@ -197,6 +220,7 @@ class GuestVolumes:
 
         Raises:
             VerbFailed: A volume is not available, or is another device than before.
+            Cancelled: The verb was cancelled. Some volumes may be connected.
         """
         self.keep_copied(server, [])
         for volume in self.of(server):
@@ -206,7 +230,7 @@ class GuestVolumes:
             self._connect(server, volume)
 
     def _connect(self, server: str, volume: AttachedVolume) -> int:
-        """Connect the volume and return the size in bytes.
+        """Connect the volume, record its serial, and return the size in bytes.
 
         Raises:
             VerbFailed: The volume is not available, or is another device than before.
@@ -216,9 +240,9 @@ class GuestVolumes:
         recorded_serial = self._read_serials(server).get(volume.volume_id, "")
         if recorded_serial and device.serial and device.serial != recorded_serial:
             raise VerbFailed(
-                f"What this host found as volume {volume.volume_id} is another device than before. The server "
-                "does not get it; see the volume service.",
-                details=f"its serial is {device.serial[:100]!r}, and was {recorded_serial[:100]!r}",
+                f"The device that this host found for volume {volume.volume_id} is another device than before, and is "
+                "not attached to the server; check the volume service.",
+                details=f"the serial is {device.serial[:100]!r}, and was {recorded_serial[:100]!r}",
             )
         if device.serial and not recorded_serial:
             self._write(server, self.of(server), {volume.volume_id: device.serial})
@@ -255,12 +279,12 @@ class GuestVolumes:
         volume: AttachedVolume,
         context: VerbContext,
     ) -> DomainState:
-        """Connect the volume, and attach the disk to the active guest and to the stored definition.
+        """Connect the volume, and attach it to the stored definition, and to the guest if active.
 
         Raises:
-            VerbFailed: The volume is not available or cannot be attached. Unless the guest has the
-                volume, the connection is closed.
-            Cancelled: After the volume was connected.
+            VerbFailed: The volume is not available or cannot be attached, or the guest is
+                suspended. Unless the guest has the volume, it is disconnected again.
+            Cancelled: The verb was cancelled. The volume stays connected and recorded.
         """
         context.phase(CommandPhase.ATTACHING_VOLUME)
         source = self.connectors.source(volume)
@@ -333,11 +357,16 @@ class GuestVolumes:
         context: VerbContext,
         seconds: float = RELEASE_SECONDS,
     ) -> DomainState | None:
-        """Detach the volume from the guest, and disconnect. Returns None without a guest.
+        """Detach the volume from the guest and its definition, and disconnect the volume.
+
+        Returns:
+            The state of the domain, or None without a guest. Then a recorded volume is only
+            disconnected.
 
         Raises:
-            VerbFailed: The guest does not release the volume in time, or is suspended. The volume
-                stays attached.
+            VerbFailed: The guest does not release the volume within ``seconds``, is paused or
+                suspended, or the bus does not support hot plug. The volume stays attached.
+            Cancelled: The verb was cancelled while the guest held the volume.
         """
         volumes.check_id(volume_id)
         context.phase(CommandPhase.DETACHING_VOLUME)
@@ -365,7 +394,11 @@ class GuestVolumes:
         return power.state(power.find(libvirt, server))
 
     def disconnect(self, libvirt: Connection, server: str, fence: int) -> None:
-        """Detach and disconnect all volumes of a guest, which must be off or not on this host."""
+        """Detach and disconnect all volumes of a guest, which must be off or not on this host.
+
+        Raises:
+            VerbFailed: The guest is active, or a volume cannot be disconnected.
+        """
         power.refuse_active(libvirt, server)
         if libvirt.find(server) is not None:
             for volume in self.of(server):
@@ -375,10 +408,11 @@ class GuestVolumes:
         self.keep(server, [])
 
     def extend(self, libvirt: Connection, server: str, volume: AttachedVolume) -> None:
-        """Let the guest see the new size of a volume that has grown.
+        """Record the new size of a volume that has grown, and show the size to an active guest.
 
         Raises:
-            VerbFailed: The guest does not have the volume, or this host does not see the new size.
+            VerbFailed: The guest does not have the volume or is suspended, or this host does not
+                see the new size.
         """
         domain, recorded_volumes = changeable(libvirt, server), self.of(server)
         old_volume = next(
@@ -394,7 +428,7 @@ class GuestVolumes:
             name = volume_xml.name_of(disk)
             libvirt.on(
                 server,
-                "tell the guest the volume's new size",
+                "show the guest the volume's new size",
                 lambda domain: domain.blockResize(name, size, BLOCK_RESIZE_BYTES),
             )
         self._write(
@@ -403,9 +437,10 @@ class GuestVolumes:
         )
 
     def _forget_after_failure(self, server: str, volume_id: str) -> None:
-        """Disconnect the volume and remove the record, and log a failure.
+        """Disconnect a volume that could not be attached, and remove it from the record.
 
-        After a failure the volume stays in the record and is disconnected with the guest.
+        If the disconnection fails, this is logged. The volume stays in the record, and is
+        disconnected when the guest is removed.
         """
         try:
             self._forget(server, volume_id)
@@ -427,7 +462,10 @@ class GuestVolumes:
         new_volumes: list[AttachedVolume],
         serials: Mapping[str, str] = NO_SERIALS,
     ) -> None:
-        """Write the record. ``serials`` are new ones by volume id."""
+        """Write the record with these volumes. ``serials`` are new serials by volume id.
+
+        Recorded serials of unchanged connections are kept.
+        """
         path, all_serials = self.file(server), dict(serials)
         for item in _read_entries(path):
             # The serial is valid only for the same connection, because another may lead to another
@@ -474,7 +512,7 @@ def _connection_key(volume: AttachedVolume) -> str:
 
 
 def changeable(libvirt: Connection, server: str) -> GuestDomain:
-    """Return the domain, or raise VerbFailed if suspended."""
+    """Return the server's domain, or raise VerbFailed if it is suspended or missing."""
     domain = power.find(libvirt, server)
     if domain.saved:
         raise volumes.suspended()
@@ -482,7 +520,10 @@ def changeable(libvirt: Connection, server: str) -> GuestDomain:
 
 
 def disk_of(libvirt: Connection, server: str, volume_id: str) -> Element:
-    """Return the guest's disk element for this volume, or raise VerbFailed."""
+    """Return the element of the volume's disk in the domain's XML, or raise VerbFailed without one.
+
+    For an active domain this is the live XML.
+    """
     disk = volume_xml.find_disks(libvirt.describe(server)).get(volume_id)
     if disk is None:
         raise volumes.unknown(volume_id)
@@ -490,7 +531,7 @@ def disk_of(libvirt: Connection, server: str, volume_id: str) -> Element:
 
 
 def _has_volume(libvirt: Connection, server: str, volume_id: str) -> bool:
-    """True if the running or the stored domain has the volume."""
+    """True if the active domain or the stored definition has the volume."""
     return any(
         volume_id in volume_xml.find_disks(libvirt.describe(server, stored=stored))
         for stored in (False, True)

@@ -64,7 +64,13 @@ ElementTree.register_namespace(PREFIX, NAMESPACE)
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A disk of the server: a qcow2 file with the backing file ``base``, which is only read."""
+    """A qcow2 disk of the server on this host.
+
+    Attributes:
+        path: Path of the disk.
+        base: Path of the backing file, which is only read. None: no backing file.
+        base_format: Format of the backing file.
+    """
 
     path: Path
     base: Path | None = None
@@ -73,9 +79,10 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class DomainMetadata:
-    """Our metadata on a domain.
+    """Kilonova's metadata of a domain.
 
     Attributes:
+        server: Id of the server.
         fence: Fence of the last command.
         made: Fence of the last rebuild, 0 without one.
         rescue: Fence of the present rescue, 0 without one.
@@ -102,7 +109,8 @@ class Rescue:
     """The disk from which a rescued guest boots.
 
     Without ``bus`` this disk becomes the first, and the root disk the second. With ``bus`` the root
-    disk stays the first, and the rescue disk is added there as a ``device`` ("disk" or "cdrom").
+    disk stays the first, and the rescue disk is added on this bus as a ``device`` ("disk" or
+    "cdrom").
     """
 
     disk: Disk
@@ -115,12 +123,27 @@ class Domain:
     """The values in a domain's definition.
 
     Attributes:
+        server: Id of the server.
+        fence: Fence of the command.
+        name: Name of the server for its user.
+        vcpus: Number of the guest's CPUs.
+        memory_mb: Memory in MiB.
         virt_type: kvm, qemu (emulated), or test (libvirt's test driver).
         disk: The root disk, or None if the server boots from a volume.
+        console_log: Path of the serial console's log. The socket is in the same folder.
+        config_drive: Path of the config drive, or None without one.
+        made: Fence of the last rebuild, 0 without one.
+        rescue: The disk from which a rescued guest boots, or None.
+        config_drive_is_disk: True if the config drive is a disk, False for a CD-ROM.
+        interfaces: The interfaces, in the order of the guest.
         addresses: Previous PCI addresses of interfaces and volumes, by MAC address or volume id.
+        hardware: Requirements of flavor and image.
+        place: CPUs, memory and devices of the host for the guest.
         local: Ephemeral and swap disks.
-        spice: A SPICE screen is added to VNC.
-        nova: Nova's metadata element.
+        facts: ``server_facts`` as JSON, "" without them.
+        spice: True to add a SPICE screen to VNC.
+        volumes: The volumes and where QEMU finds them.
+        nova: Nova's metadata element, or None to leave it out.
     """
 
     server: str
@@ -147,7 +170,7 @@ class Domain:
 
     @property
     def orders_disks(self) -> bool:
-        """True if the disk elements need a boot order.
+        """True if the disk elements need a boot order, for a volume or an added rescue disk.
 
         Otherwise the guest boots from the first disk.
         """
@@ -179,7 +202,7 @@ def domain_name(server: str) -> str:
 
 
 def metadata(marks: DomainMetadata) -> str:
-    """Return our metadata element as text. libvirt adds the namespace."""
+    """Return Kilonova's metadata element as text. libvirt adds the namespace."""
     return ElementTree.tostring(_add_marks(Element("server"), marks), encoding="unicode")
 
 
@@ -201,15 +224,15 @@ def _list_attributes(marks: DomainMetadata) -> dict[str, str]:
 
 
 def read_metadata(text: str) -> DomainMetadata:
-    """Parse our metadata element.
+    """Parse Kilonova's metadata element, as libvirt returns it.
 
     Raises:
-        ValueError: The element is not ours.
+        ValueError: The element has no server id or no fence.
     """
     element = ElementTree.fromstring(text)
     server, numbers = element.get("id"), {name: element.get(name, "") for name in NUMBER_FIELDS}
     if not server or not numbers["fence"].isdecimal():
-        raise ValueError(f"not a domain of ours: {text[:200]!r}")
+        raise ValueError(f"the domain has no valid metadata of Kilonova: {text[:200]!r}")
     marks = {name: int(number) for name, number in numbers.items() if number.isdecimal()}
     return DomainMetadata(
         server,
@@ -307,7 +330,7 @@ def _add_consoles(devices: Element, log: Path, *, spice: bool) -> None:
 def _add_disks(devices: Element, domain: Domain) -> set[str]:
     """Add all disks, and return their buses.
 
-    The root disk always has a complete definition, so that a snapshot is possible in every state.
+    The root disk is included also during a rescue, so that a snapshot is possible in every state.
     During a rescue without ``bus`` the local disks are left out.
     """
     options, rescue = domain.options, domain.rescue
@@ -359,14 +382,14 @@ def _add_disks(devices: Element, domain: Domain) -> set[str]:
 
 
 def boots(volume: AttachedVolume) -> bool:
-    """True if the guest may boot from the volume."""
+    """True if the guest may boot from the volume: its boot index is not None and not negative."""
     return volume.boot_index is not None and volume.boot_index >= 0
 
 
 def _add_volume(
     devices: Element, domain: Domain, volume: tuple[AttachedVolume, VolumeSource], taken: set[str]
 ) -> Element:
-    """Add a volume, under the user's device name if that is free."""
+    """Add and return the disk element of a volume, with the name from ``volume_name``."""
     attached_volume, source = volume
     address = domain.addresses.get(attached_volume.volume_id)
     disk = volume_xml.element(attached_volume, source, volume_name(attached_volume, taken), address)
@@ -375,7 +398,10 @@ def _add_volume(
 
 
 def volume_name(volume: AttachedVolume, taken: set[str]) -> str:
-    """Return a device name for the volume that is not in ``taken``, and add the name there."""
+    """Return the requested device name if free, else the first free name on the volume's bus.
+
+    The name is added to ``taken``.
+    """
     name = volume_xml.wanted_name(volume)
     if not name or name in taken:
         return volume_xml.free_name(volume.bus, taken)
@@ -400,7 +426,7 @@ def _add_rescue_disk(
 
 
 def _build_config_drive(domain: Domain, disk_bus: str, taken: set[str]) -> tuple[Element, str]:
-    """Return the config drive and the name of the bus.
+    """Return the disk element of the config drive and the name of its bus.
 
     A disk uses the bus of the other disks, a CD-ROM the bus of the machine's CD-ROM drive.
     """
@@ -448,7 +474,7 @@ def _add_overlay(
 
 
 def replace_unwritable(text: str) -> str:
-    """Return the text with a replacement character for each that XML cannot contain."""
+    """Return the text with U+FFFD in place of each character that XML or a title cannot contain."""
     return NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

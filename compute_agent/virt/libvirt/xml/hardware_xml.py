@@ -50,10 +50,11 @@ class HostPlacement:
     """The CPUs, memory and devices of the host that a guest uses.
 
     Attributes:
-        numa_nodes: The guest's NUMA nodes, each on a NUMA node of the host.
+        numa_nodes: The guest's NUMA nodes, each on a NUMA node of the host. () for a guest without
+            NUMA nodes.
         devices: PCI addresses.
         shared: CPUs that guests share, by NUMA node of the host.
-        cpus: CPUs for a guest without NUMA nodes, () for all.
+        cpus: CPUs of the host for a guest without NUMA nodes, () for all.
         most_shares: The largest CPU weight that the host's kernel accepts.
     """
 
@@ -64,7 +65,11 @@ class HostPlacement:
     most_shares: int = 262144
 
     def runs_on(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield each guest CPU, in order, with the host CPUs on which that CPU may run."""
+        """Yield (guest CPU, host CPUs) in rising order, for a guest with NUMA nodes.
+
+        The guest CPU may run on these host CPUs. () means no restriction. A pinned CPU has one host
+        CPU, and other CPUs the shared CPUs of their NUMA node.
+        """
         for cpu, numa_node in sorted(
             (cpu, number)
             for number, guest_node in enumerate(self.numa_nodes)
@@ -134,7 +139,10 @@ def cpus(root: Element, vcpus: int, options: Options, place: HostPlacement) -> N
 
 
 def topology(root: Element, cpu: Element | None, hardware: Hardware, place: HostPlacement) -> None:
-    """Add sockets, cores, threads and NUMA nodes to ``cpu``. With None, an element is made."""
+    """Add sockets, cores, threads and NUMA nodes to the element ``cpu``.
+
+    With ``cpu`` None a new element is added to ``root``, unless there is nothing to add.
+    """
     if not hardware.sockets and not place.numa_nodes:
         return
     cpu = SubElement(root, "cpu") if cpu is None else cpu
@@ -160,7 +168,7 @@ def topology(root: Element, cpu: Element | None, hardware: Hardware, place: Host
 
 
 def features(element: Element, options: Options, virt_type: str) -> None:
-    """Add features of the platform. The features for Windows need KVM."""
+    """Add the requested features of the platform. Features for Windows are added only for KVM."""
     if options.get("hide_hypervisor") == "yes":
         SubElement(SubElement(element, "kvm"), "hidden", state="on")
     if "pmu" in options:
@@ -176,7 +184,7 @@ def features(element: Element, options: Options, virt_type: str) -> None:
 
 
 def clock(root: Element, options: Options) -> None:
-    """Add the clock. Windows expects the hardware clock in local time."""
+    """Add the clock: in local time for Windows, else in UTC."""
     element = SubElement(
         root, "clock", offset="localtime" if options.get("os_type") == "windows" else "utc"
     )
@@ -185,7 +193,7 @@ def clock(root: Element, options: Options) -> None:
 
 
 def disk_limits(disk: Element, options: Options) -> None:
-    """Add the limits of bytes and requests per second."""
+    """Add the QoS limits of a disk, from the options with the prefix "disk_"."""
     limits = [name for name in VOLUME_LIMITS if f"disk_{name}" in options]
     tuned = SubElement(disk, "iotune") if limits else disk
     for name in limits:
@@ -193,7 +201,7 @@ def disk_limits(disk: Element, options: Options) -> None:
 
 
 def interface(vif: Element, options: Options) -> None:
-    """Add queues and bandwidth to an interface."""
+    """Add the requested queues and bandwidth to an interface's element."""
     if "vif_queues" in options:
         SubElement(vif, "driver", queues=options["vif_queues"])
     bandwidth = Element("bandwidth")
@@ -210,7 +218,10 @@ def interface(vif: Element, options: Options) -> None:
 
 
 def controllers(devices: Element, options: Options, buses: set[str]) -> None:
-    """Add the controllers for the used buses, if the machine lacks them, and disable unused USB."""
+    """Add the controllers for the buses of the guest, and disable USB if the guest does not use it.
+
+    A q35 machine also gets ``PCIE_PORTS`` ports.
+    """
     if options.get("machine_type") == "q35":
         SubElement(devices, "controller", type="pci", index="0", model="pcie-root")
         for number in range(1, PCIE_PORTS + 1):
@@ -232,7 +243,10 @@ def controllers(devices: Element, options: Options, buses: set[str]) -> None:
 
 
 def screen(devices: Element, options: Options) -> None:
-    """Add the graphics adapter."""
+    """Add the graphics adapter.
+
+    A model in ``VIDEO_WITH_RAM`` gets 16 MiB of video memory, unless requested otherwise.
+    """
     model = options.get("video_model", "vga")
     element = SubElement(SubElement(devices, "video"), "model", type=model)
     if model in VIDEO_WITH_RAM:

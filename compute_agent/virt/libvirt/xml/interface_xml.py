@@ -22,9 +22,9 @@ def element(plug: Plug, address: Mapping[str, str] | None, options: Mapping[str,
     """Return the element of an interface.
 
     Args:
-        plug: The interface.
-        address: The PCI address, or None if libvirt assigns one.
-        options: Options of the hardware.
+        plug: The connection of the interface on this host.
+        address: The PCI address, or None if libvirt assigns an address.
+        options: Hardware options of flavor and image.
     """
     root = Element("interface", type="bridge")
     SubElement(root, "mac", address=plug.mac)
@@ -50,13 +50,18 @@ def text(interface: Element) -> str:
 
 
 def alias(interface: Element) -> str:
-    """Return libvirt's name of an interface of a running domain."""
+    """Return libvirt's alias of an interface of an active domain, or "" without one."""
     element = interface.find("alias")
     return "" if element is None else element.get("name", "")
 
 
 def alias_of(xml: str, mac: str) -> str | None:
-    """Return libvirt's name of the interface with this MAC address, or None."""
+    """Return libvirt's alias of the interface with this MAC address, or None without one.
+
+    Args:
+        xml: The active domain's XML.
+        mac: MAC address in lower case.
+    """
     interface = find_interfaces(xml).get(mac)
     return None if interface is None else alias(interface)
 
@@ -71,7 +76,10 @@ def find_interfaces(xml: str) -> dict[str, Element]:
 
 
 def addresses(xml: str) -> dict[str, dict[str, str]]:
-    """Return the PCI addresses of interfaces by MAC address."""
+    """Return the attributes of the interfaces' PCI addresses, by MAC address.
+
+    Interfaces without an address are left out.
+    """
     return {
         mac: dict(address.attrib)
         for mac, interface in find_interfaces(xml).items()
@@ -80,7 +88,7 @@ def addresses(xml: str) -> dict[str, dict[str, str]]:
 
 
 def bridges(xml: str) -> set[str]:
-    """Return the bridges used in the XML of a domain or of an interface."""
+    """Return the names of the bridges in the XML of a domain or of an interface."""
     return {
         source.get("bridge", "")
         for interface in _iterate_interfaces(xml)

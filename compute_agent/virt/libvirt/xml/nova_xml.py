@@ -30,7 +30,7 @@ ElementTree.register_namespace(PREFIX, NAMESPACE)
 
 
 def instance(spec: GuestSpec) -> Element:
-    """Return the element of a server."""
+    """Return Nova's metadata element of a server, without a namespace."""
     element = Element("instance")
     SubElement(element, "package", version=__version__)
     _add_text(element, "name", spec.name)
@@ -54,12 +54,12 @@ def instance(spec: GuestSpec) -> Element:
 
 
 def with_interface(text: str, interface: Interface) -> str:
-    """Return the element from a domain with the port of an interface."""
+    """Return Nova's metadata element ``text`` with the port of the interface added or replaced."""
     return _change_ports(text, interface.port, [_build_port(interface)])
 
 
 def without_interface(text: str, port_id: str) -> str:
-    """Return the element from a domain without this port."""
+    """Return Nova's metadata element ``text`` without this port."""
     return _change_ports(text, port_id, [])
 
 

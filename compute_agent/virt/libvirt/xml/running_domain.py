@@ -30,7 +30,11 @@ SERIAL = "devices/serial[@type='unix']/source"
 
 
 def with_addresses(xml: str, running: str) -> str:
-    """Return the definition with the device addresses of the running guest."""
+    """Return the definition ``xml`` with the device addresses of the running guest.
+
+    Block sizes of disks and controllers that libvirt added are copied too. Devices that have an
+    address keep it.
+    """
     root = ElementTree.fromstring(xml)
     _copy_addresses(root, ElementTree.fromstring(running))
     return ElementTree.tostring(root, encoding="unicode")
@@ -39,12 +43,13 @@ def with_addresses(xml: str, running: str) -> str:
 def at_destination(xml: str, running: str, marks: DomainMetadata) -> str:
     """Return the definition with the machine type, CPU and device addresses of the running guest.
 
-    For a guest that is live-migrated from another host.
+    For a guest that is live-migrated from another host. The serial console's socket gets another
+    name than at the source.
 
     Args:
         xml: The destination's definition.
         running: The running domain's XML at the source.
-        marks: Our metadata at the destination.
+        marks: Kilonova's metadata at the destination.
     """
     root, source_root = ElementTree.fromstring(xml), ElementTree.fromstring(running)
     _copy_addresses(root, source_root)
@@ -76,9 +81,9 @@ def virt_type(xml: str) -> str:
 
 
 def disks(xml: str) -> dict[str, Disk]:
-    """Return the domain's qcow2 disks with their backing files, by libvirt's names.
+    """Return the domain's qcow2 disks with their backing files, by device name, for example "vda".
 
-    Volumes, which have serials, are not included, whatever their format is.
+    Volumes, which have serials, and the config drive are left out. The result is {} for "".
     """
     disks_by_name: dict[str, Disk] = {}
     for element in ElementTree.fromstring(xml).iterfind("devices/disk") if xml else ():
@@ -104,7 +109,10 @@ def serial_socket(xml: str) -> str:
 
 
 def screens(xml: str) -> list[str]:
-    """Return the protocols of the guest's screens, in the order of libvirt's indexes."""
+    """Return the protocols of the guest's screens, for example ["vnc"].
+
+    The position in the list is libvirt's index of the screen.
+    """
     root = ElementTree.fromstring(xml or "<domain/>")
     return [graphics.get("type", "") for graphics in root.iterfind("devices/graphics")]
 
@@ -140,7 +148,10 @@ def _copy_addresses(root: Element, source_root: Element) -> None:
 
 
 def _index_devices(root: Element) -> dict[tuple[str, ...], Element]:
-    """Return the devices by an identity that both definitions share."""
+    """Return the devices by identity, by which a device is found in another definition.
+
+    For example, ("interface", MAC address) or ("disk", device name).
+    """
     devices_by_identity: dict[tuple[str, ...], Element] = {}
     for device in root.iterfind("devices/*"):
         identity = (device.tag, *_identify(device))

@@ -25,14 +25,19 @@ BACKING = {"source": {"type": "memfd"}, "access": {"mode": "shared"}}
 def with_shares(xml: str, folders: Mapping[str, str]) -> str:
     """Return the domain's XML with exactly these shares.
 
+    Without shares, devices and shared memory of earlier shares are removed.
+
     Args:
         xml: The domain's XML.
-        folders: Folders on the host by tag.
+        folders: Folders on the host by tag of the share.
+
+    Raises:
+        ValueError: The XML has no devices.
     """
     root = ElementTree.fromstring(xml)
     devices = root.find("devices")
     if devices is None:
-        raise ValueError("no domain: it has no devices")
+        raise ValueError("the domain's XML has no element <devices>")
     for device in devices.findall("filesystem"):
         driver = device.find("driver")
         if (

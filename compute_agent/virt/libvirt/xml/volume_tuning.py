@@ -22,10 +22,11 @@ MAX, LENGTH, SIZE = "_max", "_max_length", "size_iops_sec"
 
 
 def rates(volume_id: str, link: VolumeLink) -> dict[str, int]:
-    """Return the limits of the volume's QoS, by libvirt's names.
+    """Return the limits of the volume's QoS, by libvirt's names. {} without QoS.
 
     Raises:
-        VerbFailed: A value is not a rate, or QEMU cannot combine the limits.
+        VerbFailed: A value is not a whole number up to ``MAX_RATE``, or QEMU cannot combine the
+            limits.
     """
     specs = link.data.get("qos_specs") or {}
     if not isinstance(specs, Mapping):
@@ -42,7 +43,9 @@ def rates(volume_id: str, link: VolumeLink) -> dict[str, int]:
 
 
 def block_sizes(volume_id: str, link: VolumeLink) -> dict[str, int]:
-    """Return the block sizes that the guest sees, by libvirt's names.
+    """Return the block sizes in bytes that the guest sees, by libvirt's names.
+
+    Sizes that the volume service does not give are left out.
 
     Raises:
         VerbFailed: QEMU does not support these sizes.
@@ -54,7 +57,9 @@ def block_sizes(volume_id: str, link: VolumeLink) -> dict[str, int]:
     }
     for name, number in sizes.items():
         if number < MIN_BLOCK or number & (number - 1):
-            raise _refusal(volume_id, name, f"{number} is no power of two from {MIN_BLOCK} on")
+            raise _refusal(
+                volume_id, name, f"{number} is not a power of two of at least {MIN_BLOCK}"
+            )
     logical, physical = (sizes.get(name, MIN_BLOCK) for name in BLOCK_SIZES)
     if BLOCK_SIZES[1] in sizes and physical < logical:
         raise _refusal(volume_id, BLOCK_SIZES[1], f"{physical} is less than {BLOCK_SIZES[0]}")
@@ -62,7 +67,7 @@ def block_sizes(volume_id: str, link: VolumeLink) -> dict[str, int]:
 
 
 def _check_combination(volume_id: str, name: str, limits: Mapping[str, int]) -> None:
-    """Refuse combinations that QEMU refuses.
+    """Raise VerbFailed for combinations that QEMU refuses.
 
     These are a total limit with a limit for reads or writes, and a burst without an average or
     below the average.
@@ -97,6 +102,6 @@ def _parse_number(volume_id: str, name: str, value: object, max_value: int) -> i
 
 def _refusal(volume_id: str, name: str, why: str) -> VerbFailed:
     return VerbFailed(
-        f"No host can carry out the QoS of volume {volume_id}: {name} {why}. Change the QoS of its "
-        "volume type, or take another volume."
+        f"Hosts cannot apply the QoS of volume {volume_id}: {name} {why}. Change the QoS of the volume's "
+        "type, or use another volume."
     )

@@ -37,14 +37,19 @@ class VolumeSource:
 
     Attributes:
         kind: FILE, BLOCK or NETWORK.
+        path: Path of the file or block device, "" for NETWORK.
+        host: Host of the server.
+        port: Port of the server.
         export: Name of the volume at the server.
-        direct: Bypass the host's page cache.
+        tls: True if QEMU connects over TLS.
+        direct: True to bypass the host's page cache.
         limits: QoS limits by libvirt's names.
         block_sizes: Block sizes that the guest sees, by libvirt's names.
+        protocol: libvirt's name of the protocol, for NETWORK.
         beside: Further servers of the volume, as host:port.
         user: User name at the server.
-        secret: UUID of the secret of libvirt with that user's password.
-        initiator: This host's iSCSI name.
+        secret: UUID of libvirt's secret with that user's password, or "" without a password.
+        initiator: This host's iSCSI name, or "" for other protocols.
         format: Format of a file.
     """
 
@@ -71,7 +76,14 @@ def element(
     name: str,
     address: Mapping[str, str] | None = None,
 ) -> Element:
-    """Return the volume's disk element with the device name ``name``."""
+    """Return the disk element of a volume.
+
+    Args:
+        volume: The volume.
+        source: Where QEMU finds the volume.
+        name: Device name in the guest, for example "vdb".
+        address: The PCI address, or None if libvirt assigns an address.
+    """
     root = Element("disk", type=source.kind, device="disk")
     cache = "none" if source.direct else "writeback"
     SubElement(root, "driver", name="qemu", type=source.format, cache=cache, discard="unmap")
@@ -112,7 +124,7 @@ def _build_source(source: VolumeSource) -> Element:
 
 
 def place(source: VolumeSource) -> Element:
-    """Return a disk element with the place only, for a block copy."""
+    """Return a disk element that has only format and source, for a block copy."""
     root = Element("disk", type=source.kind, device="disk")
     cache = "none" if source.direct else "writeback"
     SubElement(root, "driver", name="qemu", type=source.format, cache=cache, discard="unmap")
@@ -121,7 +133,7 @@ def place(source: VolumeSource) -> Element:
 
 
 def is_at(disk: Element, source: VolumeSource) -> bool:
-    """True if the disk, or the mirror of a disk, is at this place."""
+    """True if the disk element, or the mirror element of a block copy, has this source."""
     present, expected = disk.find("source"), _build_source(source)
     if present is None or disk.get("type") != source.kind:
         return False
@@ -139,7 +151,11 @@ def is_at(disk: Element, source: VolumeSource) -> bool:
 
 
 def files(disk: Element) -> list[str]:
-    """Return the paths of a running disk's file and of its backing files, from top to bottom."""
+    """Return the paths of a disk's active file and of its backing files, from top to bottom.
+
+    Args:
+        disk: The disk element of an active domain.
+    """
     paths: list[str] = []
     layer: Element | None = disk
     while layer is not None and (source := layer.find("source")) is not None:
@@ -171,7 +187,10 @@ def text(disk: Element) -> str:
 
 
 def find_disks(xml: str) -> dict[str, Element]:
-    """Return the disks with a serial in a domain's XML by serial. The XML may be ""."""
+    """Return the volumes' disk elements in a domain's XML, by volume id. {} for "".
+
+    The id is the serial of the disk. Disks without a serial are left out.
+    """
     return {
         serial: disk
         for disk in (ElementTree.fromstring(xml).iterfind("devices/disk") if xml else ())
@@ -180,7 +199,10 @@ def find_disks(xml: str) -> dict[str, Element]:
 
 
 def addresses(xml: str) -> dict[str, dict[str, str]]:
-    """Return the PCI addresses of volumes by id. On other buses the name determines the address."""
+    """Return the attributes of the volumes' PCI addresses, by volume id.
+
+    Volumes on other buses are left out, because their names determine their addresses.
+    """
     return {
         serial: dict(address.attrib)
         for serial, disk in find_disks(xml).items()
@@ -239,9 +261,9 @@ def in_order(xml: str) -> str:
 
 
 def free_name(bus: str, taken: set[str], begin: str = "a") -> str:
-    """Return the first free device name on a bus, and add it to ``taken``.
+    """Return the first free device name on a bus, and add the name to ``taken``.
 
-    Names begin at the letter ``begin``. The name after z is aa.
+    For example, "vda" on virtio. The letters begin at ``begin``, and aa follows z.
     """
     suffixes: list[str] = [
         *ascii_lowercase[ascii_lowercase.index(begin) :],
@@ -263,7 +285,7 @@ def name_of(disk: Element) -> str:
 
 
 def alias(disk: Element) -> str:
-    """Return libvirt's name of a disk of a running domain."""
+    """Return libvirt's alias of a disk of an active domain, or "" without one."""
     element = disk.find("alias")
     return "" if element is None else element.get("name", "")
 
@@ -283,7 +305,7 @@ def with_disk(xml: str, disk: Element, scsi_model: str) -> str:
     root = ElementTree.fromstring(without(xml, disk.findtext("serial") or ""))
     devices = root.find("devices")
     if devices is None:
-        raise ValueError("no domain: it has no devices")
+        raise ValueError("the domain's XML has no element <devices>")
     target = disk.find("target")
     if target is not None and target.get("bus") == "scsi" and root.find(SCSI_CONTROLLER) is None:
         SubElement(devices, "controller", type="scsi", index="0", model=scsi_model)
@@ -295,7 +317,10 @@ def with_disk(xml: str, disk: Element, scsi_model: str) -> str:
 
 
 def with_place(xml: str, volume_id: str, source: VolumeSource) -> str:
-    """Return the domain's XML with this volume at another place. Name and address stay."""
+    """Return the domain's XML with another source of this volume. Name and address stay.
+
+    Without the volume the XML is not changed.
+    """
     root = ElementTree.fromstring(xml)
     for disk in root.iterfind("devices/disk"):
         if disk.findtext("serial") != volume_id:

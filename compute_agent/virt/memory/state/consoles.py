@@ -23,7 +23,10 @@ class EchoConsoles:
         self._open: list[tuple[str, socket.socket]] = []
 
     def open(self, server: str, kind: str) -> socket.socket:
-        """Open a console and return the client's side."""
+        """Open a console of the guest, and return the socket of the client.
+
+        A thread serves the console until the client or the guest ends.
+        """
         near, far = socket.socketpair()
         with self._lock:
             self._open.append((server, far))

@@ -91,7 +91,7 @@ class MemoryGuest:
     root_gb: int = 0
     #: Texts that programs of the guest keep until power-off, by name.
     memory: dict[str, str] = field(default_factory=dict)
-    #: The hash of the secret that opens the files to another host. Empty: they are closed.
+    #: The hash of the secret with which another host may read the files. Empty: no host may.
     offered: str = ""
     #: The fence under which the guest came to this host. 0: made on this host.
     received: int = 0
@@ -121,7 +121,10 @@ class MemoryGuest:
     facts: HostedServer = field(default_factory=HostedServer)
 
     def dress(self, spec: GuestSpec, spice: bool) -> None:
-        """Give the guest the hardware of ``spec`` and the host's screen. Disks never shrink."""
+        """Change the guest to the hardware, disks, interfaces and facts of ``spec``.
+
+        Disks never shrink. ``spice`` adds a SPICE screen. Volumes are not changed.
+        """
         self.spice = spice
         self.vcpus, self.memory_mb = spec.flavor.vcpus, spec.flavor.memory_mb
         if not (spec.volumes and boots_from_volume(spec.volumes)):
@@ -170,12 +173,12 @@ class MemoryGuest:
             self.volumes += missing_volumes
 
     def name_new_volume(self, volume: AttachedVolume) -> None:
-        """Give a volume the first free device name, as Linux does."""
+        """Give an attached volume the first free device name, as Linux does at hot plug."""
         used = {*self._local_names(), *self.names.values()}
         self.names.setdefault(volume.volume_id, device_names.next_free(used, volume.bus))
 
     def name_volumes(self) -> None:
-        """Name all volumes in their order, as Linux does at boot."""
+        """Name all volumes again in the order of their names, as Linux does at boot."""
         volumes = sorted(
             (volume for volume in self.volumes if volume.boot_index != 0),
             key=lambda volume: self.names.get(volume.volume_id, volume.device),
@@ -199,7 +202,7 @@ class MemoryGuest:
         self.connected = [volume.volume_id for volume in self.volumes]
 
     def _fit_disk(self, disk: LocalDisk, spec: GuestSpec) -> JsonObject:
-        """Return a disk with the size of ``spec``: the existing one or a new one.
+        """Return the existing local disk with the requested size, or a new empty disk.
 
         Ephemeral disks never shrink. A swap disk of another size is made anew.
         """
@@ -233,7 +236,10 @@ class MemoryGuest:
 
     @property
     def can_be_still(self) -> bool:
-        """True if a snapshot may be made under the image's property os_require_quiesce."""
+        """True if the image's property os_require_quiesce permits a snapshot now.
+
+        With this property a snapshot needs a running guest with an agent.
+        """
         return self.options.get("require_quiesce") != "yes" or (
             self.has_agent and self.power_state == RUNNING
         )
@@ -293,9 +299,10 @@ class MemoryGuest:
 
 
 def make_guest(spec: GuestSpec, disk: dict[str, str], spice: bool) -> MemoryGuest:
-    """Make a guest that is off.
+    """Return a new guest that is off, with the hardware and volumes of ``spec``.
 
-    The image property hw_qemu_guest_agent "no" means that the guest has no agent.
+    ``disk`` contains the files of the root disk. The image property hw_qemu_guest_agent "no" means
+    that the guest has no agent.
     """
     image = spec.image
     guest = MemoryGuest(
@@ -315,7 +322,10 @@ def _hash(password: str, salt: str) -> str:
 
 
 def read_disk(image: bytes) -> dict[str, str]:
-    """Return the files of a disk made from this image. Only images of ``disk_image`` have files."""
+    """Return the files of a disk made from this image, or {} for an image of another origin.
+
+    Images made by ``disk_image`` contain files.
+    """
     if not image.startswith(HEADER + MARK):
         return {}
     files: dict[str, str] = next(iter(json.loads(image[len(HEADER) :]).values()))
@@ -323,4 +333,4 @@ def read_disk(image: bytes) -> dict[str, str]:
 
 
 class MemoryStorage(dict[str, MemoryGuest]):
-    """A storage that hosts share: server -> the guest that has the disk."""
+    """A storage that hosts share: id of a server -> the guest with the server's disks."""

@@ -59,7 +59,7 @@ class MemoryHost:
         disk_gb: Disk space in GiB.
         state_file: File that keeps the guests, or None.
         script: Verb -> behaviours of the next calls.
-        guests: Guests of another object, which make this the same host after a restart.
+        guests: The guests of another ``MemoryHost``, to simulate a restart of the agent.
         read_images: True to download images and verify their checksums.
         inventory: Replaces the inventory made from the sizes. Tests may change ``size`` at any
             time.
@@ -124,7 +124,7 @@ class MemoryHost:
         self._join(storage or self._host_id)
 
     def _join(self, storage: str) -> None:
-        """Register this host for live migrations, and take the guests' disks from the storage."""
+        """Register this host for live migrations, and use the guests' disks on the storage."""
         self.reachable[self.uri] = self
         self.storage = self.storages.setdefault(storage, MemoryStorage())
         for server, guest in (self.files | self.guests).items():
@@ -156,7 +156,7 @@ class MemoryHost:
 
     # --- Events of a real host, for tests ---
     def power_off(self, server: str) -> None:
-        """Stop the guest, as ``poweroff`` inside the guest does."""
+        """Stop the guest as ``poweroff`` inside the guest does, and notify the watchers."""
         with self.lock:
             self.set_power(server, self.guest(server), SHUTDOWN)
         self.notify_watchers()
@@ -231,7 +231,7 @@ class MemoryHost:
         with self.lock:
             if server not in self.guests:
                 raise VerbFailed(
-                    "The server has no guest on this host.", details=f"no record of {server}"
+                    "The server has no guest on this host.", details=f"no guest of server {server}"
                 )
             return self.guests[server]
 
@@ -243,7 +243,10 @@ class MemoryHost:
         """
         guest = self.guest(server)
         if not guest.is_active:
-            raise VerbFailed("The server does not run.", details=f"power state {guest.power_state}")
+            raise VerbFailed(
+                "The server does not run; start the server first.",
+                details=f"power state {guest.power_state}",
+            )
         return guest
 
     def set_power(self, server: str, guest: MemoryGuest, power_state: int) -> DomainState:
@@ -273,7 +276,7 @@ class MemoryHost:
                 watcher(server)
 
     def keep_guest(self, server: str, guest: MemoryGuest) -> None:
-        """Define a domain for the guest, with these files."""
+        """Define a domain for the guest, whose files become those of the domain."""
         self.incoming.pop(server, None)
         self.guests[server] = self.storage[server] = guest
         if server in self.files:
@@ -283,7 +286,7 @@ class MemoryHost:
             self.write(FILES + server, None)
 
     def keep_files(self, server: str, guest: MemoryGuest) -> None:
-        """Store files without a domain."""
+        """Store the guest's files without a domain, in place of earlier files of the server."""
         self.files[server] = guest
         self.write(FILES + server, guest)
 
@@ -306,7 +309,7 @@ class MemoryHost:
             self.consoles.end(server)
 
     def receive_guests(self) -> None:
-        """Take over the guests that other hosts have handed over to this host."""
+        """Add the guests that other hosts have handed over to the guests of this host."""
         with self.lock:
             records = {
                 server: record for server, record in self.incoming.items() if record != EMPTY
@@ -326,7 +329,7 @@ class MemoryHost:
         self.notify_watchers()
 
     def remove(self, server: str, keep_files: bool) -> None:
-        """Remove domain and files of a server. With ``keep_files`` those on the storage remain."""
+        """Remove domain and files of a server. With ``keep_files`` its storage is not changed."""
         self.incoming.pop(server, None)
         self.drop_domain(server)
         if self.files.pop(server, None) is not None:

@@ -18,9 +18,9 @@ QUIET = VerbContext(report_progress=lambda progress: None, cancelled=lambda: Fal
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """The call takes ``seconds`` longer.
+    """The scripted call takes ``seconds`` longer.
 
-    The time passes before the effect, or with ``after`` between the effect and the return.
+    The call waits before the effect, or with ``after`` between the effect and the return.
     """
 
     seconds: float
@@ -29,7 +29,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The call raises VerbFailed before any effect."""
+    """The scripted call raises VerbFailed with these values, before any effect."""
 
     text: str = "The hypervisor refused."
     retryable: bool = False
@@ -38,7 +38,7 @@ class Fail:
 
 
 def wait(seconds: float, context: VerbContext) -> None:
-    """Wait, or raise Cancelled if the verb is cancelled, even with 0 seconds."""
+    """Wait ``seconds``, or raise Cancelled when the verb is cancelled, even with 0 seconds."""
     deadline = time.monotonic() + seconds
     while not context.cancelled():
         left = deadline - time.monotonic()

@@ -37,7 +37,10 @@ class StateFile:
         self._file: FileIO | None = None
 
     def read(self) -> Iterator[tuple[str, Value]]:
-        """Yield the changes, oldest first. The value None removes the key."""
+        """Yield (key, value) of each change, oldest first. The value None removes the key.
+
+        Without a file nothing is yielded.
+        """
         for line in self._path.read_bytes().splitlines() if self._path.exists() else []:
             key, value = json.loads(line)
             yield key, from_wire(MemoryGuest, value) if isinstance(value, dict) else value

@@ -38,7 +38,7 @@ MARKS = f"metadata/{{{NAMESPACE}}}server"
 
 
 class Unfit(Exception):
-    """The XML cannot be used."""
+    """The XML from the other host is malformed or contains values that are not permitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Shape:
     Attributes:
         attributes: Names of the attributes.
         children: Shapes of the children, by tag.
-        text: The text is copied too.
+        text: True if the text is copied too.
         any: Shape of all children that are not in ``children``, or None to leave them out.
     """
 
@@ -112,13 +112,13 @@ COOKIE = _make_shape(
 
 
 def domain(own_xml: str, sent: bytes, server: str, fence: int) -> str:
-    """Return this host's domain ``own_xml``, completed with the values of the running guest.
+    """Return this host's definition of the guest, completed with values of the running guest.
 
     Args:
-        own_xml: The domain XML that this host would use for the guest.
-        sent: The domain XML of the other host.
+        own_xml: This host's definition of the guest.
+        sent: The domain XML from the other host.
         server: Id of the server.
-        fence: The fence of the guest.
+        fence: Fence for the metadata.
 
     Raises:
         Unfit: ``sent`` is malformed, too large, or lacks a machine type or devices.
@@ -126,9 +126,9 @@ def domain(own_xml: str, sent: bytes, server: str, fence: int) -> str:
     root = _parse(sent, "domain")
     copied = _copy_shape(root, DOMAIN)
     if copied.find("os/type") is None or copied.find("devices") is None:
-        raise Unfit("a domain without a machine or without devices")
+        raise Unfit("the domain has no machine type or no devices")
     if len(copied.findall("devices/controller")) > MOST_CONTROLLERS:
-        raise Unfit("too many controllers")
+        raise Unfit(f"the domain has more than {MOST_CONTROLLERS} controllers")
     own_root = ElementTree.fromstring(own_xml)
     _complete_cpu(copied, own_root)
     _swap_socket_name(copied, root)
@@ -145,16 +145,18 @@ def domain(own_xml: str, sent: bytes, server: str, fence: int) -> str:
 
 
 def uuid_of(sent: bytes) -> str:
-    """Return the id of the guest in the other host's domain XML.
+    """Return the UUID in the other host's domain XML, or "" without one. It is not checked.
 
     Raises:
-        Unfit: ``sent`` is no domain XML.
+        Unfit: ``sent`` is not the XML of a domain, or is too large.
     """
     return (_parse(sent, "domain").findtext("uuid") or "").strip()
 
 
 def cookie(sent: bytes, server: str) -> bytes:
-    """Return libvirt's cookie, reduced to ``COOKIE`` and with this guest's name and id.
+    """Return libvirt's migration cookie, reduced to ``COOKIE``, with this guest's name and id.
+
+    Empty data (b"") is returned unchanged.
 
     Raises:
         Unfit: ``sent`` is malformed or too large.
@@ -171,17 +173,17 @@ def cookie(sent: bytes, server: str) -> bytes:
 
 def _parse(sent: bytes, tag: str) -> Element:
     if len(sent) > MOST_XML:
-        raise Unfit(f"more than {MOST_XML} bytes of XML")
+        raise Unfit(f"the XML has more than {MOST_XML} bytes")
     try:
         text = sent.decode()
         if "<!" in text or "<?" in text:
             # Declarations could define entities.
-            raise Unfit("XML with declarations")
+            raise Unfit("the XML contains declarations or processing instructions")
         root = ElementTree.fromstring(text)
     except (ValueError, ElementTree.ParseError) as problem:
-        raise Unfit(f"no XML: {problem}") from problem
+        raise Unfit(f"the data is not XML: {problem}") from problem
     if root.tag != tag:
-        raise Unfit(f"no <{tag}>")
+        raise Unfit(f"the root element is not <{tag}>")
     return root
 
 
@@ -207,7 +209,7 @@ def _copy_shape(element: Element, shape: Shape) -> Element:
 
 def _check_word(value: str) -> str:
     if not WORD.fullmatch(value):
-        raise Unfit(f"an unexpected value: {value[:40]!r}")
+        raise Unfit(f"the XML contains a value that is not permitted: {value[:40]!r}")
     return value
 
 
@@ -219,10 +221,10 @@ def _complete_cpu(copied: Element, own: Element) -> None:
 
 
 def _swap_socket_name(copied: Element, sent: Element) -> None:
-    """Let ``running_domain.at_destination`` choose the socket name that ``sent`` has.
+    """Give the copied domain the other name of the serial console's socket than ``sent`` has.
 
-    That function chooses the name that the given domain does not have. ``sent`` already has the
-    destination's name, so the copy gets the other name.
+    Why: ``running_domain.at_destination`` gives the result the name that the copied domain does not
+    have. So the result gets the name in ``sent``, which the source chose for the destination.
     """
     source, devices = sent.find(running_domain.SERIAL), copied.find("devices")
     name = "" if source is None else source.get("path", "").rpartition("/")[2]

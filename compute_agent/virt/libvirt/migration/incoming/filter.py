@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The filter for calls of another host's libvirtd to the local one.
+"""The filter for calls of another host's libvirtd to the local libvirtd.
 
 Called by ``proxy`` with each packet of a connection. Each call is parsed completely and written
-anew. Permitted are the calls that begin and end a migration, for one expected guest. They get this
-host's own description, address and disks of the guest. The numbers are libvirt's
+anew. Permitted are the calls that begin and end a migration, for one expected guest. The rewritten
+calls have this host's own description, address and disks of the guest. The numbers are libvirt's
 (remote_protocol.x, libvirt-domain.h) and stay the same in all releases.
 
 Invariant: every forwarded byte was written here. Every other call is Refused.
@@ -58,7 +58,7 @@ class Filter:
 
     def __init__(self, expected: Callable[[str], Arrival | None], uri: str) -> None:
         self._find_expected, self._uri = expected, uri
-        #: The guest of this connection, from the first call that named one.
+        #: The record of the guest that the first migration call named. None before that call.
         self.arrival: Arrival | None = None
         self._calls = {
             AUTH_LIST: _rewrite_without_arguments,
@@ -91,14 +91,15 @@ class Filter:
 
     def _rewrite(self, packet: Packet) -> bytes:
         if packet.version != VERSION or packet.status != OK:
-            raise Refused(f"version {packet.version}, status {packet.status}")
+            raise Refused(f"the packet has version {packet.version}, status {packet.status}")
         if (packet.program, packet.kind) == (KEEPALIVE, MESSAGE):
             if packet.procedure not in (PING, PONG) or packet.body:
-                raise Refused("it keeps alive in its own way")
+                raise Refused("the keepalive message is not valid")
             return Packet(KEEPALIVE, packet.procedure, MESSAGE, packet.serial).to_bytes()
         if (packet.program, packet.kind) != (REMOTE, CALL) or packet.procedure not in self._calls:
             raise Refused(
-                f"program {packet.program:#x}, procedure {packet.procedure}, kind {packet.kind}"
+                f"the call is not permitted: program {packet.program:#x}, procedure {packet.procedure}, kind "
+                f"{packet.kind}"
             )
         reader = Reader(packet.body)
         body = self._calls[packet.procedure](reader)
@@ -108,7 +109,7 @@ class Filter:
     def _rewrite_open(self, reader: Reader) -> bytes:
         reader.optional()
         if reader.number():
-            raise Refused("a connection with flags")
+            raise Refused("the call opens libvirt with flags")
         return rpc.number(1) + rpc.opaque(self._uri.encode()) + rpc.number(0)
 
     def _rewrite_prepare(self, reader: Reader) -> bytes:
@@ -118,7 +119,7 @@ class Filter:
             reader.number(),
         )
         if len(descriptions) != 1:
-            raise Refused("a migration of no domain, or of several")
+            raise Refused("the migration does not name exactly one domain")
         server = description.uuid_of(descriptions[0])
         arrival = self._find_expected(server)
         if arrival is None or (self.arrival is not None and self.arrival.server != server):
@@ -139,7 +140,7 @@ class Filter:
         reader.strings()
         cookie, flags, cancelled = reader.opaque(), reader.number(), reader.number()
         if self.arrival is None:
-            raise Refused("the end of what was not begun on this connection")
+            raise Refused("the call ends a migration that was not begun on this connection")
         _check_flags(self.arrival, flags)
         server = self.arrival.server
         parameters = rpc.strings([("destination_name", domain_name(server))])
@@ -158,7 +159,8 @@ def _check_flags(arrival: Arrival, flags: int) -> None:
     allowed = needed | PAUSED | AUTO_CONVERGE | POST_COPY | ENCRYPTED | UNCHECKED * unchecked
     if flags & needed != needed or flags & ~allowed:
         raise Refused(
-            f"a migration with flags {flags:#x}, where {needed:#x} are needed and {allowed:#x} possible"
+            f"the migration of server {arrival.server} has the flags {flags:#x}; {needed:#x} are required and "
+            f"{allowed:#x} permitted"
         )
 
 
@@ -169,5 +171,5 @@ def _rewrite_without_arguments(reader: Reader) -> bytes:
 def _rewrite_feature(reader: Reader) -> bytes:
     feature = reader.number()
     if feature > MOST_FEATURE:
-        raise Refused(f"feature {feature}")
+        raise Refused(f"the call queries the unknown feature {feature}")
     return rpc.number(feature)

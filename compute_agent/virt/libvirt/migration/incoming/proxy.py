@@ -61,8 +61,13 @@ class Proxy:
     """Listens for other hosts and serves their connections.
 
     Args:
-        find: Returns ABSENT, ARRIVING or HERE for a server.
-        handshake: The time limits, in seconds, are parameters so that tests can shorten them.
+        settings: Address, certificates, and the local libvirtd.
+        find: Returns ABSENT, ARRIVING or HERE for the guest of a server on this host.
+        handshake: Limit of the handshake in seconds. Tests shorten this and the other times.
+        packet: Limit of one packet in either direction, in seconds.
+        name: Limit in seconds until a connection names a guest.
+        bind: Seconds for which the proxy waits for a port in use.
+        look: Seconds between two checks of the limits.
 
     Raises:
         OSError: The port is not available.
@@ -108,7 +113,7 @@ class Proxy:
         self._listener.close()
 
     def refuse(self, peer: str, reason: object) -> None:
-        """Count a refusal, and log at most one per ``LOG_EVERY``."""
+        """Count a refusal, and log at most one refusal in ``LOG_EVERY`` seconds."""
         now = time.monotonic()
         with self._lock:
             self.refused += 1
@@ -127,7 +132,9 @@ class Proxy:
                 plain, peer = self._listener.accept()
             except OSError as problem:
                 if not self._drains.is_set():
-                    log.warning("incoming migrations: no connection could be accepted: %s", problem)
+                    log.warning(
+                        "incoming migrations: a connection could not be accepted: %s", problem
+                    )
                     self._drains.wait(LOOK_EVERY)
                 continue
             connection = _Connection(self, plain, str(peer[0]))
@@ -139,7 +146,7 @@ class Proxy:
                     # Unauthenticated connections must not keep other hosts out.
                     peers = {candidate: origin(candidate.peer) for candidate in unproved}
                     shed = to_shed(sorted(unproved, key=lambda candidate: candidate.began), peers)
-                    shed.end(f"{MOST_CONNECTIONS} connections are open")
+                    shed.end(f"all {MOST_CONNECTIONS} connections are in use")
                     self._open.discard(shed)
                     is_full = False
                 if is_full:
@@ -147,7 +154,7 @@ class Proxy:
                 else:
                     self._open.add(connection)
             if is_full:
-                self.refuse(str(peer[0]), f"{MOST_CONNECTIONS} connections are open")
+                self.refuse(str(peer[0]), f"all {MOST_CONNECTIONS} connections are in use")
             else:
                 threading.Thread(
                     target=self._serve, args=(connection,), name="incoming", daemon=True
@@ -175,7 +182,7 @@ class Proxy:
 class _Connection:
     """A connection of another host.
 
-    ``Proxy.serve`` enforces the time limits through ``look``, so the sockets may block.
+    ``Proxy.serve`` calls ``look``, which enforces the time limits. Therefore the sockets may block.
     """
 
     def __init__(self, proxy: Proxy, plain: socket.socket, peer: str) -> None:
@@ -189,14 +196,14 @@ class _Connection:
         #: The time by which the current read must end. None: no limit.
         self._read_by: float | None = time.monotonic() + proxy.handshake
         self._sent_by: float | None = None
-        #: Why the connection was ended, if the peer is at fault.
+        #: Why this host ended the connection, or "" if the peer is not at fault.
         self.is_over = ""
 
     def run(self) -> None:
         """Serve the connection until the end.
 
         Raises:
-            Refused: The peer may not make this call, or sends none.
+            Refused: The peer is not an expected source, or may not make this call.
             Malformed: The peer does not speak the protocol.
             OSError: A connection broke.
         """
@@ -228,9 +235,9 @@ class _Connection:
         if (self._read_by is not None and now > self._read_by) or (
             self._sent_by is not None and now > self._sent_by
         ):
-            self.end("a time limit has passed")
+            self.end("the peer did not send or receive a packet within the time limit")
         elif arrival is None and now > self._name_by:
-            self.end("it names no guest in time")
+            self.end("the peer did not name a guest within the time limit")
         elif arrival is not None and not _is_same(self._find_expected(arrival.server), arrival):
             self.end("")
 
@@ -241,15 +248,20 @@ class _Connection:
                     side.close()
 
     def end(self, fault: str) -> None:
-        """End the connection. ``why`` is the fault of the peer, or ""."""
+        """End the connection from another thread.
+
+        Args:
+            fault: What the peer did wrong, for the log, or "" if the peer is not at fault.
+        """
         self.is_over = self.is_over or fault
         _shut(self._client)
 
     def _authenticate(self) -> None:
-        """Authenticate the peer.
+        """Authenticate the peer by its certificate, or by its address without TLS.
 
         Raises:
-            Refused: No guest is expected from this host.
+            Refused: No guest is expected from this peer.
+            OSError: The TLS handshake failed.
         """
         self._plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tls = self._proxy.settings.tls
@@ -267,7 +279,9 @@ class _Connection:
             _normalize_address(arrival.source) in self._names
             for arrival in self._proxy.records.all()
         ):
-            raise Refused(f"nothing is expected from {', '.join(sorted(self._names)) or 'nobody'}")
+            raise Refused(
+                f"no guest is expected from {', '.join(sorted(self._names)) or 'a peer without a name'}"
+            )
         self.is_proved = True
         if tls is not None:
             self._send(WELCOME)
@@ -289,10 +303,10 @@ class _Connection:
         data = bytearray(first_byte + self._read_exactly(NUMBER.size - 1))
         length = int(NUMBER.unpack(data)[0])
         if not rpc.HEADER.size <= length <= MOST:
-            raise Refused(f"a packet of {length} bytes")
+            raise Refused(f"a packet has {length} bytes, more than permitted or less than a header")
         data += self._read_exactly(rpc.HEADER.size - len(data))
         if length > MOST_PLAIN and not Filter.may_be_long(rpc.HEADER.unpack(data)):
-            raise Refused(f"a packet of {length} bytes")
+            raise Refused(f"a packet has {length} bytes, more than permitted for this call")
         data += self._read_exactly(length - len(data))
         self._read_by = None
         return bytes(data)
@@ -312,7 +326,7 @@ class _Connection:
         self._sent_by = None
 
     def _return_answers(self, local: socket.socket) -> None:
-        """Copy answers from the local libvirtd to the peer, in a thread."""
+        """Copy answers from the local libvirtd to the peer, in a thread, until either side ends."""
         try:
             while data := local.recv(CHUNK):
                 self._send(data)
@@ -334,7 +348,7 @@ def _is_same(now: Arrival | None, then: Arrival) -> bool:
 
 
 def _normalize_address(name: str) -> str:
-    """Return a host name or IP address in normal form."""
+    """Return a host name in lower case, or an IP address in normal form without brackets."""
     try:
         return str(ipaddress.ip_address(name.strip("[]")))
     except ValueError:
@@ -352,7 +366,13 @@ def _connect(path: str) -> socket.socket:
 
 
 def _listen_at(address: str, port: int, seconds: float) -> socket.socket:
-    """Return the listening socket. Retry while the previous agent's proxy still uses the port."""
+    """Return the listening socket.
+
+    The previous agent's proxy may still use the port. Then retry for at most ``seconds``.
+
+    Raises:
+        OSError: The port is not available.
+    """
     family, deadline = (
         socket.AF_INET6 if ":" in address else socket.AF_INET,
         time.monotonic() + seconds,
@@ -389,9 +409,12 @@ def _make_finder(uri: str) -> Callable[[str], bytes]:
 
 
 def main(settings: str) -> None:
-    """Run the process.
+    """Run the proxy process until standard input and the last connection have ended.
 
     The first line of the output is ``READY``, or the reason why the proxy cannot listen.
+
+    Args:
+        settings: ``Settings`` as JSON.
     """
     start_log()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The question of a migration's source to the destination's proxy: has the guest arrived?
+"""The query of a migration's source to the destination's proxy whether the guest has arrived.
 
 Called by ``virt.libvirt.migration.live_migration`` if libvirtd died in the last moments of a
 migration.
@@ -23,11 +23,11 @@ SECONDS, MOST = 10.0, 256
 
 
 def has_arrived(host: str, port: int, server: str, tls: Tls | None) -> bool:
-    """Return whether the destination has the guest.
+    """Return True if the destination has the guest, False if it has not and does not wait for it.
 
     Args:
-        host: Address of the destination.
-        port: Port of the destination.
+        host: Address of the destination's proxy.
+        port: Port of the destination's proxy.
         server: Id of the server.
         tls: This host's certificates and key, or None for plain text.
 
@@ -38,16 +38,18 @@ def has_arrived(host: str, port: int, server: str, tls: Tls | None) -> bool:
         reply = _query(host, port, server, tls)
     except (OSError, ValueError, Malformed) as problem:
         raise errors.NoAnswer(
-            "It is not known whether the guest has arrived: the destination does not answer. It "
-            "stands still until that is known."
+            f"The destination {host} does not answer whether the guest of server {server} has arrived. The guest "
+            "stays paused until the destination answers."
         ) from problem
     if reply == ARRIVING:
         raise errors.NoAnswer(
-            "It is not known whether the guest arrives: the destination still waits for it."
+            f"The destination {host} still waits for the guest of server {server}. The guest stays paused until the "
+            "migration has ended."
         )
     if reply not in (ABSENT, HERE):
         raise errors.NoAnswer(
-            "It is not known whether the guest has arrived: the destination's answer is not valid."
+            f"The destination {host} gave an invalid answer whether the guest of server {server} has arrived. The "
+            "guest stays paused; check the versions of both hosts."
         )
     return reply == HERE
 
@@ -60,7 +62,7 @@ def _query(host: str, port: int, server: str, tls: Tls | None) -> bytes:
         side = plain if context is None else TlsSocket.open(plain, context, host)
         try:
             if context is not None and side.recv(len(WELCOME)) != WELCOME:
-                raise Malformed("the destination does not speak as it should")
+                raise Malformed("the destination did not send the welcome byte")
             question = Packet(rpc.QUESTION, 1, body=rpc.opaque(server.encode()))
             side.sendall(question.to_bytes())
             data = b""
@@ -70,5 +72,5 @@ def _query(host: str, port: int, server: str, tls: Tls | None) -> bytes:
             side.close()
     answer = Packet.read(data)
     if (answer.program, answer.kind) != (rpc.QUESTION, rpc.REPLY):
-        raise Malformed("no answer to the question")
+        raise Malformed("the reply of the destination has another program or kind")
     return Reader(answer.body).opaque()

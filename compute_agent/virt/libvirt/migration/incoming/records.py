@@ -43,14 +43,16 @@ ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH")
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A guest that may come to this host.
+    """The record of a guest that may arrive at this host.
 
     Attributes:
+        server: Id of the server.
+        fence: Fence of the command that announced the guest.
         source: Address of the source, as in the source's certificate.
-        xml: The domain as this host describes it.
-        address: Where QEMU receives the guest.
-        shared: The hosts share storage.
-        encrypted: The guest must come over QEMU's TLS.
+        xml: This host's definition of the domain.
+        address: Address at which QEMU receives the guest.
+        shared: True if the hosts share storage.
+        encrypted: True if the guest must arrive over QEMU's TLS.
         until: Expiry, in seconds since the epoch.
     """
 
@@ -75,6 +77,7 @@ class Settings:
         socket: Path of the local libvirtd's socket.
         name: URI under which the filter opens that libvirtd.
         uri: URI of that libvirtd for libvirt's own library.
+        tls: This host's certificates and key, or None for plain text.
     """
 
     folder: str
@@ -95,7 +98,15 @@ class Settings:
 
 
 def settings(state_dir: Path, uri: str, address: str, port: int, tls: Tls | None) -> Settings:
-    """Return the proxy's settings for an agent whose libvirtd is at ``uri``."""
+    """Return the proxy's settings for an agent whose libvirtd is at ``uri``.
+
+    Args:
+        state_dir: State folder of the agent.
+        uri: libvirt's connection URI. The parameter "socket" names the socket, if it is present.
+        address: Address to listen on.
+        port: Port to listen on.
+        tls: This host's certificates and key, or None for plain text.
+    """
     parts = urlsplit(uri)
     socket_paths = parse_qs(parts.query).get("socket", [])
     path = (
@@ -124,7 +135,7 @@ class Records:
         return [arrival for name in names if (arrival := self.find(name))]
 
     def find(self, server: str) -> Arrival | None:
-        """Return the record of the server, or None if there is no valid one.
+        """Return the record of the server. None if it is missing, malformed or expired.
 
         An id that is not a UUID is never used as a path.
         """
@@ -141,7 +152,7 @@ class Records:
 
     def write(self, arrival: Arrival) -> None:
         if not _is_id(arrival.server):
-            raise ValueError(f"no id of a server: {arrival.server!r}")
+            raise ValueError(f"the id of a server is not a UUID: {arrival.server!r}")
         self.folder.mkdir(mode=0o700, exist_ok=True)
         part = self.folder / f"{arrival.server}.new"
         part.write_text(json.dumps(asdict(arrival)))
@@ -152,7 +163,7 @@ class Records:
 
 
 class Incoming:
-    """Records and proxy of the agent. Thread-safe."""
+    """The records of expected guests, and the proxy process of this agent. Thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._records = settings, Records(Path(settings.folder))
@@ -162,7 +173,9 @@ class Incoming:
         self._ending: list[subprocess.Popen[str]] = []
 
     def expect(self, arrival: Arrival) -> None:
-        """Admit the guest from now on.
+        """Record the guest as expected for ``LONGEST_SECONDS``, and start the proxy.
+
+        ``until`` of the record is replaced.
 
         Raises:
             VerbFailed: The proxy cannot listen.
@@ -171,9 +184,9 @@ class Incoming:
         self.keep()
 
     def withdraw(self, server: str) -> None:
-        """Stop admitting the guest. Without a record this has no effect.
+        """Remove the record, so that the guest is not admitted any more.
 
-        ``keep`` then stops the proxy if no record is left.
+        Without a record this has no effect. The next ``keep`` stops the proxy if no record is left.
         """
         self._records.remove(server)
 
@@ -192,7 +205,7 @@ class Incoming:
                 self._proxy = self._start_proxy()
 
     def close(self) -> None:
-        """Stop admitting guests. A running migration continues."""
+        """Stop the proxy when the agent ends. A running migration continues, and records stay."""
         with self._lock:
             self._stop_proxy()
 
@@ -222,13 +235,13 @@ class Incoming:
         process.wait()
         where = f"[migration] live_migration_port {self._settings.port}"
         raise VerbFailed(
-            "The host cannot take servers in while they run.",
+            "The host cannot receive live migrations, because its proxy does not start.",
             retryable=True,
-            details=f"{where}: {output or 'nothing listens'}",
+            details=f"{where}: {output or 'the proxy ended without a message'}",
         )
 
     def _stop_proxy(self) -> None:
-        """Close the proxy's input.
+        """Close the proxy's standard input, and do not wait.
 
         The proxy then stops listening, and exits after the last connection.
         """

@@ -53,10 +53,10 @@ class Packet:
             Malformed: The bytes are not exactly one packet.
         """
         if len(data) < HEADER.size:
-            raise Malformed("shorter than a header")
+            raise Malformed("the packet is shorter than a header")
         length, program, version, procedure, kind, serial, status = HEADER.unpack_from(data)
         if length != len(data):
-            raise Malformed("not as long as it says")
+            raise Malformed("the packet does not have the length in its header")
         return cls(program, procedure, kind, serial, data[HEADER.size :], status, version)
 
     def to_bytes(self) -> bytes:
@@ -75,12 +75,15 @@ class Packet:
         )
 
     def reply(self, body: bytes) -> Packet:
-        """Return the answer to this packet."""
+        """Return the reply to this packet, with its serial number."""
         return replace(self, kind=REPLY, body=body)
 
 
 class Reader:
-    """Reads the values of a body one after the other. Each method raises Malformed."""
+    """Reads the values of a body one after the other.
+
+    Each method raises Malformed if the body does not contain the value.
+    """
 
     def __init__(self, body: bytes) -> None:
         self._body, self._at = body, 0
@@ -97,15 +100,18 @@ class Reader:
         return data
 
     def optional(self) -> bytes | None:
-        """Read a string that may be absent."""
+        """Read a string that may be absent. Return None if it is absent."""
         return self.opaque() if self.number() else None
 
     def strings(self) -> dict[str, list[bytes]]:
-        """Read typed parameters, and return the strings among them by name."""
+        """Read typed parameters, and return the strings among them by name.
+
+        A name may occur several times. Parameters of other types are skipped.
+        """
         values_by_name: dict[str, list[bytes]] = {}
         count = self.number()
         if count > MOST_PARAMETERS:
-            raise Malformed("too many parameters")
+            raise Malformed(f"the call has more than {MOST_PARAMETERS} parameters")
         for _ in range(count):
             name, kind = self.opaque().decode(errors="replace"), self.number()
             if kind == STRING:
@@ -113,17 +119,17 @@ class Reader:
             elif kind in NUMBERS:
                 self._take(NUMBERS[kind])
             else:
-                raise Malformed("a parameter of an unknown type")
+                raise Malformed(f"a parameter has the unknown type {kind}")
         return values_by_name
 
     def end(self) -> None:
         """Raise Malformed if the body has more values."""
         if self._at != len(self._body):
-            raise Malformed("more than was expected")
+            raise Malformed("the body has more values than the call")
 
     def _take(self, length: int) -> bytes:
         if length > len(self._body) - self._at:
-            raise Malformed("less than was expected")
+            raise Malformed("the body ends within a value")
         self._at += length
         return self._body[self._at - length : self._at]
 
