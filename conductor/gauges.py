@@ -37,7 +37,10 @@ class DatabaseGauges:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the database for a scrape."""
+        """Yield the metrics of the database, at most ``KEEP_SECONDS`` old.
+
+        If the database does not answer, the metrics have no values.
+        """
         from prometheus_client.core import GaugeMetricFamily
 
         families = {

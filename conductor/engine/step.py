@@ -42,7 +42,8 @@ StepData = TypeVar("StepData", bound=ActionData, contravariant=True)
 class Step(Generic[StepArgs, StepData]):
     """The declaration of a step.
 
-    A step works in the transaction, calls a service first, or is a command.
+    A step works in the runner's transaction, calls an external service before this transaction, or
+    is a command to a host.
     """
 
     #: The name of the step in the journal.

@@ -23,7 +23,7 @@ StepKey = tuple[str, str]
 
 
 def keep_state(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
-    """Leave the server's state unchanged when an action fails."""
+    """Do nothing. The default of ``Workflow.failed``, which keeps the state of the server."""
 
 
 WorkflowArgs = TypeVar("WorkflowArgs", bound=ActionArgs)
@@ -62,7 +62,7 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
         for number, candidate in enumerate(self.steps):
             if step == candidate.name or (step is None and not candidate.by_name):
                 return number
-        raise LookupError(f"{self.name} has no step {step} in this release")
+        raise LookupError(f"workflow {self.name} has no step {step} in this release")
 
     def run(
         self,
@@ -83,7 +83,7 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
             TypeError, ValueError: The row has no arguments, or no data, of this workflow.
         """
         if not isinstance(action.args, dict) or not isinstance(action.data, dict):
-            raise TypeError("its arguments or its data are no dictionary")
+            raise TypeError(f"the arguments or the data of action {action.id} are not a dictionary")
         return Run(
             action,
             server,

@@ -424,7 +424,7 @@ def test_drain_reports_stuck_move_and_moves_other_servers(cloud: Cloud, operator
         stuck
     ).host == "h1"
     assert (
-        "stuck: an unforeseen failure" in operator.text
+        "stuck: an unexpected error" in operator.text
         and "See: kilonova action list --stuck" in operator.text
     )
     assert any(

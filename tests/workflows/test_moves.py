@@ -124,7 +124,7 @@ def test_resize_sets_error_when_undo_cannot_restart_guest(cloud: Cloud) -> None:
     cloud.settle()
     check_rests(cloud, server, states.ERROR, "h1")
     assert (
-        "Disk full.; and it could not be undone: stop: No memory."
+        "Disk full. Completed steps could not be undone: stop: No memory."
         in cloud.show(server).fault["message"]
     )
 

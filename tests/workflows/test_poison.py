@@ -406,7 +406,7 @@ def test_invalid_report_of_one_host_does_not_delay_other_hosts(
         bad.agent.session,
         good.agent.session,
     ]
-    assert caplog.text.count("reports cannot be taken in together") == 1
+    assert caplog.text.count("reports cannot be processed together") == 1
 
 
 def test_guest_removal_is_recorded_when_its_delete_cannot_continue(
