@@ -314,7 +314,7 @@ def test_malformed_outbox_row_is_dropped_and_next_is_sent(
     begin(notifying_store, servers[1])
     send_all(new_sender(notifying_store, broker))
     assert [server_of(message) for message in broker.sent] == servers[1:]
-    assert "cannot be told and is dropped" in caplog.text
+    assert "cannot be built and is dropped" in caplog.text
 
 
 def test_unsendable_outbox_row_is_dropped_after_three_attempts(

@@ -103,7 +103,7 @@ def test_automatic_evacuation_stops_above_max_hosts(
     cloud.idle(200)
     assert (fenced_hosts, {cloud.show(server).host for server in servers}) == ([], {"h1", "h2"})
     assert (
-        "2 hosts with servers are down (h1, h2), and [ha] max_hosts is 1: nothing is evacuated"
+        "2 hosts with servers are down (h1, h2), and [ha] max_hosts is 1: no host is evacuated"
         in caplog.text
     )
     cloud.cut.discard("h2")
