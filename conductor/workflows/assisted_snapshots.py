@@ -63,8 +63,9 @@ def _check_snapshot(engine: Engine, run: CreateRun | DeleteRun, status: str) -> 
     snapshot = volumes.service(engine).snapshot(run.args.snapshot_id)
     if snapshot.status != status or snapshot.volume_id != run.args.volume_id:
         run.fail(
-            f"Snapshot {run.args.snapshot_id} of volume {snapshot.volume_id} is {snapshot.status} at the block "
-            f"storage service, so nothing is done for volume {run.args.volume_id}."
+            f"Snapshot {run.args.snapshot_id} must have the status {status} and belong to volume "
+            f"{run.args.volume_id}, but the block storage service shows the status {snapshot.status} and volume "
+            f"{snapshot.volume_id}."
         )
 
 
@@ -87,7 +88,7 @@ def _report_error(engine: Engine, run: CreateRun) -> None:
 
 
 def set_connection_file(connection: JsonObject, name: str) -> JsonObject:
-    """Return the connection with this file of the volume's folder as its qcow2 file."""
+    """Return a copy of a volume's connection that names this qcow2 file in the volume's folder."""
     place = {"name": name, "format": QCOW2}
     if isinstance(data := connection.get("data"), dict):
         return {**connection, "data": {**data, **place}}
@@ -95,7 +96,7 @@ def set_connection_file(connection: JsonObject, name: str) -> JsonObject:
 
 
 def read_connection_file(connection: JsonObject) -> tuple[object, object]:
-    """Return the name and format of the file in a connection."""
+    """Return the name and the format of the file in a connection. A missing value is None."""
     inner_data = connection.get("data")
     data = inner_data if isinstance(inner_data, dict) else connection
     return data.get("name"), data.get("format")
@@ -138,8 +139,9 @@ def _check_finished(engine: Engine, run: CreateRun) -> None:
     attachment = next((each for each in attachments if each.id == row.attachment_id), None)
     if attachment is None or read_connection_file(attachment.connection) != (file, QCOW2):
         raise errors.Conflict(
-            f"The server has volume {row.volume_id} in its file {file}, and the block storage service does "
-            "not say so: what is written there is lost when it moves. See the service."
+            f"Server {run.server.id} writes volume {row.volume_id} to the file {file}, but the block storage "
+            "service names another file. A move of the server would lose this data. Check the volume at the "
+            "block storage service before you move the server."
         )
     before = engine.vault.open(str(row.connection))
     kept_fields = {name: before[name] for name in (NAME_ID,) if name in before}

@@ -103,8 +103,8 @@ def _remove_guests(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) ->
                     volume_cleanups.record_superseded_action(run, action)
             except (AttributeError, KeyError, TypeError, ValueError):
                 log.exception(
-                    "what action %s has left of server %s cannot be read and stays; see its row in "
-                    "the table actions",
+                    "the images and volume snapshots that action %s left of server %s cannot be read and are not "
+                    "deleted; see the row of this action in the table actions",
                     action.id,
                     run.server.id,
                 )

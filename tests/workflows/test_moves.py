@@ -83,7 +83,7 @@ def test_resize_restores_server_when_every_destination_fails(cloud: Cloud, verb:
     cloud.settle()
     check_rests(cloud, server, states.ACTIVE, "h1")
     assert cloud.show(server).flavor == was.flavor
-    assert last(cloud, server).message.endswith("the last host tried said: Disk full.")
+    assert last(cloud, server).message.endswith("the last host tried reported: Disk full.")
     assert cloud.migration(server).status == "error"
     assert set(failures(cloud).values()) == {0}
     assert read_disk(cloud, server) == CANARY
