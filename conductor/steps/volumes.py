@@ -104,7 +104,7 @@ def name_devices(run: AnyRun) -> None:
     # A volume without a connection is not in the guest.
     rows = sorted(of(run), key=lambda row: (row.boot_index != 0, not row.connection))
     roots = [row for row in rows if row.boot_index == 0]
-    names = device_names.count(local_names, [row.disk_bus for row in rows[len(roots) :]])
+    names = device_names.assign_names(local_names, [row.disk_bus for row in rows[len(roots) :]])
     for row, name in zip(rows, [*local_names[: len(roots)], *names], strict=True):
         if row.device_name != name:
             run.set_volume(row, device_name=name)

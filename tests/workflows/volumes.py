@@ -177,7 +177,7 @@ def insert(tx: Connection, server: str, wanted: Sequence[WantedVolume]) -> None:
     boots_from_volume = any(one.more.get("boot_index") == 0 for one in wanted)
     local = [] if boots_from_volume else [device_names.root_name(None)]
     wanted = sorted(wanted, key=lambda one: one.more.get("boot_index") != 0)
-    names = device_names.count(local, [one.bus for one in wanted])
+    names = device_names.assign_names(local, [one.bus for one in wanted])
     volumes.insert(
         tx,
         [

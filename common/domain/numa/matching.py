@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 
 def match(options: Sequence[Sequence[int]]) -> list[int] | None:
-    """Return one option for each request, earlier options preferred, or None if there is no
-    matching.
+    """Return a different option for each request, or None if that is not possible.
+
+    ``options`` contains the possible options of each request. Earlier options are preferred.
     """
     holder: dict[int, int] = {}
     for request in range(len(options)):
