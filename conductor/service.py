@@ -404,7 +404,7 @@ class Conductor:
             sender.release()
 
     def start(self, wakeup: conductor_rpc.ConductorWakeup) -> list[threading.Thread]:
-        """Start the threads and return them."""
+        """Start a thread for each loop, and return the threads."""
         metrics.collect(DatabaseGauges(self.engine.store))
         loops: list[tuple[str, Callable[[], None]]] = [
             ("runner", lambda: self.advance(Lane.INSIDE, self._woken)),
@@ -440,7 +440,7 @@ class Conductor:
 
 
 def _notification_sender(conf: cfg.ConfigOpts, engine: Engine) -> NotificationSender:
-    """Return the configured sender of notifications."""
+    """Return the sender of notifications with the configured options and usage audit."""
     options = conf.notifications
     return NotificationSender(
         engine.store,
@@ -454,7 +454,11 @@ def _notification_sender(conf: cfg.ConfigOpts, engine: Engine) -> NotificationSe
 
 
 def check_options(conf: cfg.ConfigOpts) -> None:
-    """End the process with a message if options contradict each other or are missing."""
+    """End the process with a message if options contradict each other or are missing.
+
+    Raises:
+        ConfigError: The image gateway has a plain HTTP URL on another machine.
+    """
     if problem := automatic_evacuation.refusal(conf.ha.evacuate, conf.conductor.fencing_hook):
         service.refuse("conductor", problem)
     if not conf.host_keys.command_secret:
@@ -572,7 +576,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
 
 
 def main() -> None:
-    """Run the console script kilonova-conductor."""
+    """Run the console script kilonova-conductor until the process is stopped."""
     service.run("conductor", service.start("conductor"), open_up)
 
 

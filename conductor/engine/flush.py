@@ -134,9 +134,10 @@ def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Se
 
 
 def send(engine: WorkflowEngine, written: Written) -> None:
-    """Log, wake the lanes with due actions, and send one message to each host.
+    """Log the steps, wake the lanes with due actions, and send one message to each host.
 
-    A lost message is harmless: the answer to the host's next report contains the commands.
+    A lost message is harmless, and so is a failure to send: the answer to the host's next report
+    contains the commands.
     """
     for name, fields, attempt in written.lines:
         event(log, name, **fields)
