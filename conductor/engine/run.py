@@ -112,7 +112,7 @@ class Run(Generic[Args, Data]):
 
     @property
     def host(self) -> str | None:
-        """The server's host, with the changes of this run."""
+        """The server's host, with the changes of this run, or None."""
         host: str | None = self.changes.get("host", self.server.host)
         return host
 

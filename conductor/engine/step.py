@@ -97,7 +97,7 @@ class Step(Generic[StepArgs, StepData]):
     events: StepEvents = StepEvents()
 
     def host(self, run: Run[StepArgs, StepData]) -> str | None:
-        """Return the host of the command and of its undo."""
+        """Return the host of the step's command and of its undo, or None if the server has none."""
         return self.host_of(run) if self.host_of is not None else run.host
 
     def is_skipped(self, run: Run[StepArgs, StepData]) -> bool:

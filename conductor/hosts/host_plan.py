@@ -118,7 +118,10 @@ class Planned:
 
 
 def plan_drain(server: Resident, cold: bool) -> Way | Stays:
-    """Return how a server leaves a running host, or why the server stays."""
+    """Return how a server leaves a running host, or why the server stays.
+
+    With ``cold``, active servers migrate cold, and paused servers stay.
+    """
     if server.shares:
         return _find_stay({server.vm_state: _SHARES}, server)
     if server.vm_state == states.PAUSED and cold:

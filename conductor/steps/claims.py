@@ -66,7 +66,7 @@ class ClaimedHost(NamedTuple):
     assignment: HardwareAssignment | None
 
     def guest(self, run: PlacementRun) -> JsonObject:
-        """Return the record of the server's guest on the host."""
+        """Return the columns of the new guest record of the run's server on the host."""
         return {
             "server_id": run.server.id,
             "host": self.host,

@@ -135,7 +135,7 @@ def _detach_guest_volume(engine: Engine, row: CleanupRow, look: Look) -> None:
 
 
 def _delete_snapshot(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """Delete a snapshot of an image that was not created."""
+    """Delete a volume snapshot, because the image that names the snapshot was not created."""
     volumes.service(engine).delete_snapshot(row.target)
 
 

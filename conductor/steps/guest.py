@@ -88,7 +88,7 @@ def stop(engine: Engine, run: AnyRun) -> EnsureStopped:
 
 
 def allow_to_run(tx: Connection, runs: Sequence[AnyRun]) -> None:
-    """Record that the guest may run, in the transaction that sends the command."""
+    """Record that the guest should run, before the command that starts the guest is sent."""
     guests.want(tx, [run.server.id for run in runs], GuestState.RUNNING, True)
 
 

@@ -290,7 +290,7 @@ def _set_flavor(spec: GuestSpec, run: MoveRun, flavor: Flavor) -> GuestSpec:
 
 
 def assignment_of(stored: JsonObject | None) -> HardwareAssignment | None:
-    """Return the hardware assignment in a guest's record."""
+    """Return the hardware assignment that a guest's record stores, or None without one."""
     return from_wire(HardwareAssignment, stored) if stored else None
 
 

@@ -134,7 +134,7 @@ def _reconcile(engine: Engine, run: Run[Any, Any], share: ShareArgs) -> None:
 
 
 def delete_mapping(tx: Connection, engine: Engine, runs: Sequence[ShareRun]) -> None:
-    """Delete the records of the detached shares."""
+    """Delete the records of the detached shares, and reduce each server's number of shares."""
     shares.remove(tx, [run.args.share.uuid for run in runs])
     for run in runs:
         run.set(shares=run.server.shares - 1)

@@ -132,7 +132,7 @@ def release_all(engine: Engine, run: LeavingRun) -> None:
 
 
 def _further_work(volume: LeftVolume) -> JsonObject:
-    """Return further work for the pending cleanup of this volume."""
+    """Return the swap and the snapshot that the pending cleanup of this volume must end, if any."""
     work: JsonObject = {}
     if volume.migrates_to:
         work |= {"migrates_to": volume.migrates_to, "swapped": volume.swapped}
@@ -217,6 +217,10 @@ def _connect_again(
     """Connect a volume to the host of its idle server. The guest gets it at the next start.
 
     An action left the volume without a connection, because the service refused one in the undo.
+
+    Raises:
+        Conflict: The guest may be using the volume by its old attachment, or the host's agent
+            reports no connector.
     """
     connector = volumes.connector_of(engine, str(server.host))
     old = next(

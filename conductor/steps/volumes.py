@@ -231,7 +231,7 @@ def let_connect(
 
 
 def mode_of(row: BlockDeviceRow) -> str:
-    """Return the attach mode of a volume."""
+    """Return the attach mode of a volume: "ro" or "rw"."""
     return "ro" if row.read_only else "rw"
 
 
@@ -415,7 +415,10 @@ def await_volumes(tx: Connection, engine: Engine, runs: Sequence[ReadyRun]) -> N
 
 
 def connect_all(engine: Engine, run: AnyRun) -> None:
-    """Connect all of the server's volumes to its host."""
+    """Connect all of the server's volumes to its host, and mark them as in use.
+
+    In an undo, a refusal becomes a pending cleanup, and the volume is only reserved.
+    """
     assert run.host is not None, "the server has a host in this step"
     for row in of(run):
         with _connect_later_if_undoing(run, row):

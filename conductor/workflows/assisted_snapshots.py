@@ -54,7 +54,7 @@ DeleteRun = Run[MergeSnapshotArgs, ActionData]
 
 
 def _find_row(run: Run[VolumeActionArgs, ActionData]) -> BlockDeviceRow:
-    """Return the volume of the action."""
+    """Return the row of the action's volume, with the changes of the run."""
     return next(row for row in volumes.of(run) if row.uuid == run.args.block_device)
 
 
@@ -70,7 +70,11 @@ def _check_snapshot(engine: Engine, run: CreateRun | DeleteRun, status: str) -> 
 
 
 def _report_failure(engine: Engine, run: CreateRun | DeleteRun, status: str) -> None:
-    """Report the status to the service, and give up after ``MAX_CLEANING_TRIES``."""
+    """Report the status of the snapshot to the service.
+
+    A service that does not answer is called again. After ``MAX_CLEANING_TRIES`` tries the report is
+    left out.
+    """
     try:
         volume_snapshots.report(engine, run.args.snapshot_id, status)
     except errors.Unavailable:

@@ -129,7 +129,10 @@ def _read_superseded(tx: Connection, run: DeleteRun) -> list[ActionRow]:
 
 
 def _read_images(action: ActionRow) -> list[str | None]:
-    """Return the images that the action began to create, or had still to delete."""
+    """Return the ids of the images that the action began to create, or had still to delete.
+
+    The list contains None for an action without such an image.
+    """
     return [action.args.get("image_id"), action.data.get("image_id")]
 
 

@@ -87,7 +87,7 @@ def _allow_to_run(tx: Connection, runs: Sequence[RebuildRun]) -> None:
 
 
 def _is_reimaged(run: RebuildRun) -> bool:
-    """Return True if the service writes the root volume."""
+    """Return True if the block storage service overwrites the root volume with the image."""
     return run.args.reimage is not None
 
 

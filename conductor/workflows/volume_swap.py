@@ -47,7 +47,7 @@ SwapRun = Run[SwapVolumeArgs, SwapData]
 
 
 def _find_row(run: SwapRun) -> BlockDeviceRow:
-    """Return the volume of the action."""
+    """Return the row of the action's volume, with the changes of the run."""
     return next(row for row in volumes.of(run) if row.uuid == run.args.block_device)
 
 
