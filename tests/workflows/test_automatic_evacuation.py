@@ -157,7 +157,7 @@ def test_automatic_evacuation_is_off_by_default_and_requires_hook(
     silence(cloud, "h1")
     cloud.idle(200)
     assert (fenced_hosts, kinds(cloud)) == ([], {})
-    assert "needs [conductor] fencing_hook" in automatic_evacuation.refusal(True, "")
+    assert "but [conductor] fencing_hook is not" in automatic_evacuation.refusal(True, "")
     assert (
         automatic_evacuation.refusal(True, "/bin/true")
         == automatic_evacuation.refusal(False, "")

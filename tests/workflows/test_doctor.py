@@ -358,7 +358,7 @@ def test_doctor_fix_keeps_attachment_of_running_guest_until_stop(cloud: Cloud) -
     for _ in range(30):
         cloud.round()
     [waiting] = cloud.store.read(cleanups.list_all)
-    assert "stop the server first" in waiting.why
+    assert "Stop the server." in waiting.why
     assert set(cloud.volumes.state.held) == held
     cloud.ask(name, "os-stop")
     cloud.settle()

@@ -251,7 +251,7 @@ def test_image_page_size_is_used_when_the_flavor_leaves_a_choice(
         (
             {"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-3", "hw:numa_cpus.1": "^0"},
             {},
-            "hw:numa_cpus.0: a NUMA node without",
+            "hw:numa_cpus.0: each NUMA node needs",
         ),
         (
             {"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-99999999", "hw:numa_cpus.1": "3"},
@@ -402,7 +402,7 @@ def test_invalid_or_unsupported_option_is_refused(specs: Texts, image: Texts, wo
 @pytest.mark.parametrize("name", sorted(SPECS))
 def test_unsupported_extra_spec_is_refused_unless_it_requests_nothing(name: str) -> None:
     assert parse_refusal({name: "true"}).startswith(
-        f"{name}: hosts of this cloud do not carry out 'true'"
+        f"{name}: hosts of this cloud do not support 'true'"
     )
     for empty_value in SPECS[name]:
         assert parse_hardware({name: empty_value}) == Hardware()
@@ -411,7 +411,7 @@ def test_unsupported_extra_spec_is_refused_unless_it_requests_nothing(name: str)
 @pytest.mark.parametrize("name", sorted(IMAGES))
 def test_unsupported_image_property_is_refused_unless_it_requests_nothing(name: str) -> None:
     assert parse_refusal({}, {name: "true"}).startswith(
-        f"{name}: hosts of this cloud do not carry out 'true'"
+        f"{name}: hosts of this cloud do not support 'true'"
     )
     for empty_value in IMAGES[name]:
         assert parse_hardware({}, {name: empty_value}) == Hardware()
