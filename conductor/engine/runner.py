@@ -122,7 +122,7 @@ def _burst(
         try:
             runs.append(workflow.run(row, servers[row.server_id], volumes.get(row.server_id, ())))
         except (LookupError, TypeError, ValueError) as problem:
-            log.error("action %s has no server, or no data: %s", row.id, problem)
+            log.error("the server or the data of action %s cannot be read: %s", row.id, problem)
             retries.count_exception(engine, row, problem)
     step, aborted = workflow.steps[index], [run for run in runs if run.data.abort]
     runs = [run for run in runs if run not in aborted]
@@ -177,12 +177,14 @@ def _prepare_together(
             step.prepare(engine, relevant)
             engine.fault_point(workflow.name, step.name, "proposed")
     except errors.Unavailable as problem:
-        log.warning("%s waits: %s", workflow.name, problem)
+        log.warning("%d actions of %s wait: %s", len(runs), workflow.name, problem)
         waiting = [run.action for run in runs]
         retries.postpone(engine, waiting, MAX_SERVICE_PAUSE_SECONDS, cause=problem.text)
         return []
     except Exception as problem:
-        log.exception("%s cannot be prepared for %d servers", workflow.name, len(runs))
+        log.exception(
+            "step %s of %s cannot be prepared for %d servers", step.name, workflow.name, len(runs)
+        )
         if len(runs) > 1:
             return [
                 ready for run in runs for ready in _prepare_together(engine, workflow, step, [run])

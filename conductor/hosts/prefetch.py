@@ -25,7 +25,8 @@ BATCH_SIZE = 500
 def prefetch(engine: Engine) -> None:
     """Send hosts the images that they must fetch ahead, at most ``BATCH_SIZE``.
 
-    Requests that no host has carried out in a day are deleted, with a warning in the log.
+    Complete requests are deleted, with their notices. A request that the host has not carried out
+    within a day is deleted too, with a warning in the log.
     """
     over, rows = engine.store.read(
         lambda tx: (cached_images.is_something_over(tx), host_images.due(tx, BATCH_SIZE))
