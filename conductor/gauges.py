@@ -25,7 +25,7 @@ KEEP_SECONDS = 5.0
 
 
 class DatabaseGauges:
-    """A collector for prometheus-client."""
+    """A collector of prometheus-client, which yields the metrics of the database."""
 
     def __init__(self, store: Store, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._store, self._monotonic = store, monotonic

@@ -551,7 +551,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The scheduler's answer to a request that places no server."""
+    """The scheduler's answer to an explain request: which hosts could take a server, and why not."""
 
     #: The number of hosts.
     total: int

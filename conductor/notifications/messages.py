@@ -52,7 +52,7 @@ PAYLOADS: dict[
 
 
 class OutboxMessage(Protocol):
-    """A row of the outbox."""
+    """The columns of an outbox row that its messages need."""
 
     id: int
     event: str

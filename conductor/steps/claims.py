@@ -59,7 +59,7 @@ R = TypeVar("R", bound=PlacementRun)
 
 
 class ClaimedHost(NamedTuple):
-    """The result of a claim."""
+    """The host that a run has claimed, with its availability zone and the hardware assignment."""
 
     host: str
     zone: str | None

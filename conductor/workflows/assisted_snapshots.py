@@ -39,7 +39,7 @@ QCOW2 = "qcow2"
 
 @dataclass(kw_only=True)
 class SnapshotData(ActionData):
-    """Data of the steps."""
+    """Data that the steps of a snapshot's creation leave for later steps."""
 
     #: True once the conductor has reported the snapshot to the service.
     notified: bool = False

@@ -59,7 +59,7 @@ _CREATING_CALLS = ("networks", "allow", *volumes.CALLS)
 
 @dataclass(kw_only=True)
 class DeleteData(SharesData, LeavingData):
-    """Data of the steps."""
+    """Data that the steps of a delete leave for later steps."""
 
     #: Images to delete with the server. None before ``remove`` has read them.
     images: list[str] | None = None

@@ -38,7 +38,7 @@ HAS_COME_BACK = "Host {host} has come back meanwhile, so the server stays there.
 
 @dataclass(kw_only=True)
 class EvacuateData(MoveData):
-    """Data of the steps."""
+    """Data that the steps of an evacuation leave for later steps."""
 
     #: Session of the source when the evacuation began.
     session: int | None = None

@@ -40,7 +40,7 @@ from conductor.steps.moves import MoveData
 
 @dataclass(kw_only=True)
 class LiveMigrateData(MoveData):
-    """Data of the steps."""
+    """Data that the steps of a live migration leave for later steps."""
 
     #: CPU model and features of the source.
     cpu: JsonObject = field(default_factory=dict)
@@ -74,8 +74,7 @@ def _check_hosts(run: LiveMigrateRun) -> None:
         run.fail("Block migration cannot be used with shared storage.")
     elif run.args.block_migration is False and not run.data.shared and not run.data.diskless:
         run.fail(
-            f"Hosts {moves.source(run)} and {moves.destination(run)} share no storage. Request a block migration, "
-            "or block_migration auto."
+            "Source and destination share no storage. Request a block migration, or block_migration auto."
         )
 
 

@@ -41,7 +41,7 @@ REBUILD_STEP = "rebuild"
 
 @dataclass(kw_only=True)
 class RebuildData(PlacementData):
-    """Data of the steps."""
+    """Data that the steps of a rebuild leave for later steps."""
 
     #: Time at which the service began to write the volume, in µs.
     reimaged_since: int | None = None

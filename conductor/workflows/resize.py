@@ -44,7 +44,7 @@ SWITCHED_EVENTS = ("instance.resize.end", "instance.resize_finish.start")
 
 @dataclass(kw_only=True)
 class MoveEndData(MoveData):
-    """Data of confirm_resize and revert_resize."""
+    """Data that the steps of confirm_resize and revert_resize leave for later steps."""
 
     #: True if the guest ran at the destination when the revert began.
     ran: bool = False

@@ -33,7 +33,7 @@ COPY_STEP = "copy"
 
 @dataclass(kw_only=True)
 class SwapData(ActionData):
-    """Data of the steps."""
+    """Data that the steps of a swap leave for later steps."""
 
     #: Attachment of the new volume.
     attachment: str | None = None
