@@ -551,7 +551,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The scheduler's answer to an explain request: which hosts could take a server, and why not."""
+    """The scheduler's answer to an explain request: which hosts could take a server."""
 
     #: The number of hosts.
     total: int
