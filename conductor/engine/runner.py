@@ -470,7 +470,10 @@ def _send(run: AnyRun, host: str, kind: CommandKind, step: AnyStep, verb: Verb) 
 
 
 def take_result(tx: Connection, engine: WorkflowEngine, run: AnyRun, result: Result) -> None:
-    """Record a host's result, and advance the action from the next step on.
+    """Process a host's result of the command that the action waits for.
+
+    After success the run continues with the next step. A definite failure begins the undo, and the
+    result of an undo continues the undo. The caller writes the changes of the run.
 
     Raises:
         ValueError: The status of the result is not a final status of this release.
