@@ -394,8 +394,8 @@ class _Round:
     def _is_ours(self, move: Move) -> bool:
         """Return True if the move is complete and this action must confirm or revert it.
 
-        An earlier action of the same kind may have begun the move. After ``MAX_CONFIRMATIONS``
-        attempts the move is left to the server's owner.
+        An earlier action of the same kind may have begun the move. After more than
+        ``MAX_CONFIRMATIONS`` attempts the move is left to the server's owner.
         """
         return (
             move.by == self.kind.command

@@ -36,7 +36,7 @@ class SyncCookies:
     def is_fresh(self, host: str, session: int, cookie: str) -> bool:
         """Return True if a conductor issued this cookie for this host and session recently.
 
-        A cookie is valid for one and a half to two minutes.
+        A cookie is valid for one to two minutes, which depends on the clocks of the conductors.
         """
         slot = self._slot()
         return any(
