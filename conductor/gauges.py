@@ -25,7 +25,7 @@ KEEP_SECONDS = 5.0
 
 
 class DatabaseGauges:
-    """A collector for prometheus-client."""
+    """A collector of prometheus-client, which yields the metrics of the database."""
 
     def __init__(self, store: Store, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._store, self._monotonic = store, monotonic
@@ -37,7 +37,10 @@ class DatabaseGauges:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the database for a scrape."""
+        """Yield the metrics of the database, at most ``KEEP_SECONDS`` old.
+
+        If the database does not answer, the metrics have no values.
+        """
         from prometheus_client.core import GaugeMetricFamily
 
         families = {

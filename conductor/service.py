@@ -90,8 +90,8 @@ MAX_SYNCS = 256
 #: Number of hosts for which a sweep records refused messages.
 MAX_NOTED_HOSTS = 100
 NO_SECRET = (
-    "there is no [host_keys] command_secret, from which the keys of hosts are derived: set a long random text, the "  # noqa: S105 - a message
-    "same for all conductors and on no other machine"
+    "[host_keys] command_secret is not set. The keys of hosts are derived from this secret. Set a long random text, "  # noqa: S105 - a message
+    "the same for all conductors, and only on their machines"
 )
 #: Options that a running engine takes over after a reload.
 LIVE = (
@@ -118,7 +118,7 @@ LIVE = (
 #: Fields of the engine that a reload does not change.
 NOT_LIVE = ("fence_host", "chores", "lease_micros")
 T = TypeVar("T")
-STOPPING = "This conductor is stopping; ask again."
+STOPPING = "This conductor is stopping. Send the request again."
 
 
 class Messages:
@@ -130,9 +130,9 @@ class Messages:
         self._gateway = gateway
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        """Send a request to a scheduler once.
+        """Request hosts from a scheduler, without a second try if no scheduler answers.
 
-        The runner repeats the request, so that other actions need not wait here.
+        The runner repeats the request later, so that other actions need not wait here.
         """
         return self._scheduler.select(specs, fresh)
 
@@ -173,7 +173,7 @@ class Messages:
 
 
 def _parts(items: list[T]) -> list[list[T]]:
-    """Split items so that the images of each message fit into one ticket."""
+    """Split commands or images into lists whose images fit into one ticket."""
     return [items[at : at + MOST] for at in range(0, len(items), MOST)]
 
 
@@ -240,7 +240,7 @@ class Conductor:
                 event.set()
 
     def loop_back(self) -> None:
-        """Note that the conductor's own message came back, so the broker works."""
+        """Record that this conductor's message to itself came back, so the broker works."""
         self._own_message_at = self.engine.clock.monotonic()
         self._woken.set()
 
@@ -321,7 +321,9 @@ class Conductor:
         for (sync, future), answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):
                 future.set_exception(
-                    errors.Unavailable("The conductor could not take the report in.")
+                    errors.Unavailable(
+                        f"The conductor could not process the report of host {sync.host}. Send the report again."
+                    )
                 )
                 continue
             if answer.session:
@@ -402,7 +404,7 @@ class Conductor:
             sender.release()
 
     def start(self, wakeup: conductor_rpc.ConductorWakeup) -> list[threading.Thread]:
-        """Start the threads and return them."""
+        """Start a thread for each loop, and return the threads."""
         metrics.collect(DatabaseGauges(self.engine.store))
         loops: list[tuple[str, Callable[[], None]]] = [
             ("runner", lambda: self.advance(Lane.INSIDE, self._woken)),
@@ -423,9 +425,10 @@ class Conductor:
         return threads
 
     def close(self) -> None:
-        """Let the threads finish their rounds.
+        """Let the threads end after their current rounds, without waiting for them.
 
-        Waiting reports fail with Unavailable, and the hosts send them to another conductor.
+        Reports that wait for an answer fail with Unavailable. Their hosts send them again, to
+        another conductor.
         """
         with self._lock:
             self._stop.set()
@@ -437,7 +440,7 @@ class Conductor:
 
 
 def _notification_sender(conf: cfg.ConfigOpts, engine: Engine) -> NotificationSender:
-    """Return the configured sender of notifications."""
+    """Return the sender of notifications with the configured options and usage audit."""
     options = conf.notifications
     return NotificationSender(
         engine.store,
@@ -451,7 +454,11 @@ def _notification_sender(conf: cfg.ConfigOpts, engine: Engine) -> NotificationSe
 
 
 def check_options(conf: cfg.ConfigOpts) -> None:
-    """End the process with a message if options contradict each other or are missing."""
+    """End the process with a message if options contradict each other or are missing.
+
+    Raises:
+        ConfigError: The image gateway has a plain HTTP URL on another machine.
+    """
     if problem := automatic_evacuation.refusal(conf.ha.evacuate, conf.conductor.fencing_hook):
         service.refuse("conductor", problem)
     if not conf.host_keys.command_secret:
@@ -499,10 +506,10 @@ def _take_over(engine: WorkflowEngine, conf: cfg.ConfigOpts) -> None:
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
-    """Open the store and the broker and start the threads.
+    """Connect to the database and the broker, and start the threads of the conductor.
 
     Returns:
-        The function that closes them all.
+        The function that stops the threads and closes the connections.
     """
     check_options(conf)
     access.check(conf, access.DATABASE, access.BROKER, access.IDENTITY)
@@ -569,7 +576,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
 
 
 def main() -> None:
-    """Run the console script kilonova-conductor."""
+    """Run the console script kilonova-conductor until the process is stopped."""
     service.run("conductor", service.start("conductor"), open_up)
 
 

@@ -23,14 +23,14 @@ class Clock:
 
 
 def iso(micros: int | None, fraction: bool = False) -> str | None:
-    """Format a time as ``2026-01-02T03:04:05Z``.
+    """Format a stored time as ``2026-01-02T03:04:05Z``.
 
     Args:
-        micros: Microseconds since the epoch.
+        micros: Microseconds since the epoch, or the value of an empty or damaged column.
         fraction: Write microseconds and no zone: ``2026-01-02T03:04:05.000000``.
 
     Returns:
-        None if the column is empty or damaged. SQLite can store text in a numeric column.
+        The text, or None if ``micros`` is no valid time. SQLite can store text in a numeric column.
     """
     if not isinstance(micros, int):
         return None

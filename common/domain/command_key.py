@@ -50,7 +50,7 @@ class CommandKey:
         """Return the key with this text.
 
         Raises:
-            ValueError: the text is not a key.
+            ValueError: The text is not a key.
         """
         kind, owner, step, attempt = text.split("/")
         if not (attempt.isascii() and attempt.isdigit() and len(attempt) <= _MAX_DIGITS):
@@ -81,5 +81,5 @@ class CommandKey:
 
     @property
     def label(self) -> str:
-        """The name of the step in logs and spans."""
+        """The name of the step in logs and spans, with the prefix "undo-" for an undo."""
         return f"{UNDO}{self.step}" if self.kind is CommandKind.UNDO else self.step

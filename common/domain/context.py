@@ -34,12 +34,18 @@ class RequestContext:
 
     @classmethod
     def of_ourselves(cls, project_id: str) -> RequestContext:
-        """Return the context of an action of this project that Kilonova starts itself."""
+        """Return the context of an action that Kilonova starts itself, with the role admin.
+
+        The context has a new request id and no token.
+        """
         return cls(
             user_id=OURSELVES, project_id=project_id, roles=("admin",), request_id=ids.new_request()
         )
 
     @property
     def is_admin(self) -> bool:
-        """True if the caller may see and change the resources of every project."""
+        """True if the caller may see and change the resources of every project.
+
+        Without a decision of the policy, this is True for the role admin.
+        """
         return "admin" in self.roles if self.admin is None else self.admin

@@ -19,19 +19,19 @@ VIRTIO = "virtio"
 
 
 def root_name(bus: str | None) -> str:
-    """Return the name of the disk that a guest boots from on this bus."""
+    """Return the name of the disk from which a guest boots on this bus. None: virtio."""
     return f"/dev/{PREFIXES.get(bus or VIRTIO, PREFIXES[VIRTIO])}a"
 
 
-def count(local: Collection[str], buses: Iterable[str | None]) -> list[str]:
-    """Return the names of a booting guest's volumes, in order.
+def assign_names(local: Collection[str], buses: Iterable[str | None]) -> list[str]:
+    """Return the names that a booting guest gives to further disks, in the order of the disks.
 
     Args:
-        local: Names of the disks on the host, which come first.
-        buses: Bus of each volume.
+        local: Names that the guest's first disks already have.
+        buses: Bus of each further disk. None: virtio.
 
     Raises:
-        Forbidden: The guest has more disks than there are names.
+        Forbidden: A bus has more disks than there are names.
     """
     used, names = set(local), []
     for bus in buses:
@@ -41,7 +41,7 @@ def count(local: Collection[str], buses: Iterable[str | None]) -> list[str]:
 
 
 def next_free(used: Collection[str], bus: str | None) -> str:
-    """Return the first name on this bus that no other disk of the server has.
+    """Return the first name on this bus that is not in ``used``. A bus of None is virtio.
 
     Raises:
         Forbidden: All names are in use.

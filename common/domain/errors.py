@@ -159,7 +159,7 @@ class WrongSchema(NoStore):
 class Unsure(NoStore):
     def __init__(
         self,
-        text: str = "The database did not say whether this was done; look before you ask again.",
+        text: str = "The database did not confirm whether this was done; check before you repeat the request.",
     ) -> None:
         super().__init__(text)
 

@@ -40,7 +40,11 @@ def spells_uuid(text: str) -> bool:
 
 
 def spellings(text: str) -> tuple[str, str]:
-    """Return the canonical spelling of a UUID, and the one without dashes."""
+    """Return a UUID in canonical spelling, and in lower case without dashes.
+
+    Raises:
+        ValueError: The text is no UUID.
+    """
     parsed = uuid.UUID(text)
     return str(parsed), parsed.hex
 

@@ -151,12 +151,12 @@ def guest_spec(
     """Return the guest spec of a server's row.
 
     Args:
-        row: The facts of the server's row.
+        row: The row of the server.
         fence: The fence of the guest.
         image: Build the guest from this image. None: from the server's own.
-        availability_zone: The zone in the guest's metadata. None: the zone in the row.
-        files: Personality files.
-        admin_pass: Password for the guest's administrator. Empty: no password.
+        availability_zone: The zone of the guest. None: the zone in the row.
+        files: Files for the config drive, as {path, contents}.
+        admin_pass: The password for the guest, or "".
         boot_roles: Roles of the user that created the server.
     """
     keys = (
@@ -229,10 +229,7 @@ class InstanceData:
 
     @property
     def hostname(self) -> str:
-        """The guest's host name, which the API derives from the server's name.
-
-        Without such a name the server's id is used.
-        """
+        """The host name of the guest. Without one in the spec, ``server-`` and the server's id."""
         return str(self.spec.instance.get("hostname") or f"server-{self.spec.server}")
 
     def names(self, version: str) -> list[str]:
@@ -246,7 +243,13 @@ class InstanceData:
         ]
 
     def document(self, version: str, name: str, random_seed: bytes) -> bytes:
-        """Return the content of a document in ``names``. The password is not supported."""
+        """Return the content of a document of an OpenStack version.
+
+        Args:
+            version: A version in ``VERSIONS``.
+            name: A name in ``names(version)``, except the password.
+            random_seed: Bytes for the guest's entropy pool.
+        """
         if name == USER_DATA:
             return self.user_data
         makers: JsonObject = {
@@ -277,11 +280,9 @@ class InstanceData:
         }
 
     def meta_data(self, version: str, random_seed: bytes) -> JsonObject:
-        """Return the ``meta_data.json`` of this version.
+        """Return the ``meta_data.json`` of this OpenStack version.
 
-        Args:
-            version: The version in the URL of the metadata, for example "2018-08-27".
-            random_seed: Bytes for the guest's entropy pool.
+        ``random_seed`` contains bytes for the guest's entropy pool.
         """
         instance = self.spec.instance
         data: JsonObject = {
@@ -316,7 +317,7 @@ class InstanceData:
         return data
 
     def ec2(self, version: str) -> Folder:
-        """Return the folder of a version of EC2's tree."""
+        """Return the folder of an EC2 version: meta-data, and user-data if there is any."""
         keys = {
             name: value for name, value in self._ec2().items() if EC2_KEYS.get(name, "") <= version
         }
@@ -396,7 +397,7 @@ class InstanceData:
 
 
 def find(node: Node, parts: Iterable[str]) -> Node | None:
-    """Return the node at this path of an EC2 tree, or None."""
+    """Return the node at this path of an EC2 tree, or None if the path does not exist."""
     for part in parts:
         if not isinstance(node, Folder) or part not in node.items:
             return None
@@ -423,7 +424,10 @@ def _entry_name(name: str, node: Node) -> str:
 
 
 def network_data(interfaces: Sequence[Interface]) -> JsonObject:
-    """Return ``network_data.json``: the network configuration of the guest's interfaces."""
+    """Return ``network_data.json``: the network configuration of the guest's interfaces.
+
+    Interfaces without an address are left out.
+    """
     links: list[JsonObject] = []
     networks: list[JsonObject] = []
     services: list[JsonObject] = []

@@ -22,13 +22,10 @@ BY_OS, OTHERWISE = {"linux": "ext4", "windows": "ntfs"}, "vfat"
 
 
 def of(flavor: Flavor, requested: JsonObject | None) -> list[LocalDisk]:
-    """Return the disks of a server of this flavor.
+    """Return the ephemeral disks of a server, and then the swap disk if the server has swap.
 
-    After a resize, a requested ephemeral disk keeps its size. Swap is at most that of the flavor.
-
-    Args:
-        flavor: The flavor of the server.
-        requested: The choice in the server's row, or None for the flavor's disks.
+    ``requested`` is the choice in the server's row, or None for the flavor's disks. After a resize,
+    a requested ephemeral disk keeps its size. Swap is at most that of the new flavor.
     """
     disks = [
         LocalDisk(f"{EPHEMERAL}{number}", gb * 1024, kind)
@@ -39,7 +36,7 @@ def of(flavor: Flavor, requested: JsonObject | None) -> list[LocalDisk]:
 
 
 def ephemeral_gb(flavor: Flavor, requested: JsonObject | None) -> int:
-    """Return the GiB of the ephemeral disks of a server with this flavor and choice."""
+    """Return the GiB of all ephemeral disks together. ``requested`` is as in ``of``."""
     return sum(gb for gb, _ in _ephemeral(flavor, requested))
 
 
@@ -50,17 +47,18 @@ def _ephemeral(flavor: Flavor, requested: JsonObject | None) -> list[tuple[int, 
 
 
 def format_of(disk: LocalDisk, os_type: str, default: str = "") -> str:
-    """Return the file system with which a disk is created.
+    """Return the file system with which a host creates a disk.
 
-    Args:
-        disk: The disk.
-        os_type: The image's property ``os_type``. May be empty.
-        default: The host's configured file system, for disks without a requested one. May be empty.
+    This is the requested file system, else ``default`` (the host's option, which may be ""), else
+    the usual file system of the image's ``os_type``.
     """
     return disk.format or default or BY_OS.get(os_type.lower(), OTHERWISE)
 
 
 def devices(disks: Sequence[LocalDisk], root: str, bus: str | None) -> dict[str, str]:
-    """Return the device name of each disk on the image's disk bus. ``root`` comes first."""
-    names = device_names.count([root], [bus] * len(disks))
+    """Return disk name -> device name of each disk, on the disk bus of the image.
+
+    ``root`` is the device name of the root disk, which is in use already.
+    """
+    names = device_names.assign_names([root], [bus] * len(disks))
     return {disk.name: name for disk, name in zip(disks, names, strict=True)}

@@ -47,7 +47,7 @@ class Flavor:
 
     @property
     def disk_gb(self) -> int:
-        """The server's share of DISK_GB: root, ephemeral and swap, rounded up."""
+        """GiB of the root, ephemeral and swap disks together, rounded up to whole GiB."""
         return self.root_gb + self.ephemeral_gb + -(-self.swap_mb // 1024)
 
 
@@ -147,7 +147,7 @@ class AttachedVolume:
 
     @property
     def stored_id(self) -> str:
-        """The id in the names of the volume's storage."""
+        """The id by which the storage backend names the volume: ``name_id``, else ``volume_id``."""
         return self.name_id or self.volume_id
 
 
@@ -269,13 +269,13 @@ class GuestSpec:
 
     @property
     def local_gb(self) -> int:
-        """GiB of the guest's disks on its host."""
+        """GiB of the guest's disks on its host. A root volume is not on the host."""
         boots = any(volume.boot_index == 0 for volume in self.volumes)
         return self.flavor.disk_gb - (self.flavor.root_gb if boots else 0)
 
     @property
     def belongings(self) -> Belongings:
-        """The volumes and shares that the guest may have."""
+        """The volumes and shares that the guest may have, without ``needed`` volumes."""
         return Belongings([volume.volume_id for volume in self.volumes], self.shares)
 
 
@@ -482,7 +482,7 @@ class SyncAnswer:
     #: At registration: servers whose domain on this host must be off, because they are or may be on
     #: another host.
     stop: list[str] = field(default_factory=list)
-    #: The cookie for the next message of the host, valid for a minute.
+    #: The cookie for the next message of the host, valid for one to two minutes.
     cookie: str = ""
 
 
@@ -551,7 +551,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The scheduler's answer to a request that places no server."""
+    """The scheduler's answer to an explain request: which hosts could take a server."""
 
     #: The number of hosts.
     total: int

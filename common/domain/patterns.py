@@ -31,7 +31,7 @@ def is_pattern(text: str) -> bool:
 
 
 def is_found(pattern: str, text: str | None) -> bool | None:
-    """True if the pattern matches anywhere in the text. None for no text, as in SQL.
+    """Return whether the pattern matches anywhere in the text, or None if the text is None.
 
     Raises:
         re2.error: The pattern is invalid.

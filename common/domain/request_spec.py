@@ -43,13 +43,14 @@ def of(
         server: Id of the server, or any text if the server does not exist.
         project_id: Project of the server.
         flavor: Flavor of the server.
-        image: None if the server boots from no image.
-        hints: Scheduler hints of the request. They name the server group.
-        boots_from_volume: The server has no root disk on its host.
+        image: Image of the server. None: the server boots from no image.
+        boots_from_volume: True if the server has no root disk on its host.
+        hints: Scheduler hints of the request, which may contain the server group.
         more: Other fields of ``RequestSpec``.
 
     Raises:
-        BadRequest: Flavor or image need hardware that no host provides.
+        BadRequest: A value of the flavor or the image is invalid, or requests hardware that no host
+            provides.
     """
     properties = image.properties if image is not None else {}
     required, forbidden = hardware.traits(flavor, properties)

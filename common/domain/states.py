@@ -737,11 +737,9 @@ BY_WORKFLOW |= {
 
 
 def action(key: str, value: str | None = None) -> Action | None:
-    """Return the row for a body key, or None.
+    """Return the row of ``ACTIONS`` with this key, or None.
 
-    Args:
-        key: The key in the body of the request, for example "os-start".
-        value: The value in the body that selects the row where several rows share a key.
+    If several rows share the key, ``value`` of the body selects the row (``Action.when``).
     """
     for row in ACTIONS:
         if row.key == key and (row.when is None or row.when[1] == value):
@@ -750,16 +748,20 @@ def action(key: str, value: str | None = None) -> Action | None:
 
 
 def row(key: str, value: str | None = None) -> Action:
-    """Return the row for a body key that exists."""
+    """Return the row of ``ACTIONS`` with a key that exists. See ``action`` for ``value``.
+
+    Raises:
+        AssertionError: No row has the key.
+    """
     entry = action(key, value)
     assert entry is not None, key
     return entry
 
 
 def matching_row(rows: Sequence[Action], vm_state: str) -> Action:
-    """Return the row that starts from this vm_state, else the first row.
+    """Return the first row whose action may start in this vm_state.
 
-    The refusal of the first row names the state.
+    If no row permits the state, return the first row. The caller then refuses its action.
     """
     return next((row for row in rows if row.vm == ANY or vm_state in row.vm), rows[0])
 
@@ -796,7 +798,7 @@ _STATUS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def status(vm_state: str, task_state: str | None) -> str:
-    """Return the API's ``status`` of a server."""
+    """Return the API's ``status`` of a server, "UNKNOWN" for an unknown vm_state."""
     default, during = _STATUS.get(vm_state, ("UNKNOWN", {}))
     return during.get(task_state or "", default)
 
@@ -883,5 +885,8 @@ EVENT_NAMES: dict[tuple[str, str], str] = {
 
 
 def event_name(workflow: str, step: str) -> str:
-    """Return the name of a step's event in the API."""
+    """Return the name of a step's event in os-instance-actions.
+
+    A step without an entry in ``EVENT_NAMES`` has "conductor_" and its own name.
+    """
     return EVENT_NAMES.get((workflow, step), f"conductor_{step}")

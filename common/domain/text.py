@@ -32,15 +32,15 @@ def printable(text: str) -> str:
 
 
 def with_suffix(name: str, suffix: str, most: int = 255) -> str:
-    """Return the name with the suffix.
-
-    The name is cut so that both have at most ``most`` characters.
-    """
+    """Return the name with the suffix, in at most ``most`` characters. Only the name is cut."""
     return name[: most - len(suffix)] + suffix
 
 
 def one_line(text: str, most: int = MAX_LINE_CHARACTERS) -> str:
-    """Return the text as one printable line of at most ``most`` characters."""
+    """Return the text as one printable line of at most ``most`` characters.
+
+    A longer text is cut and ends with "…".
+    """
     if not text.isprintable():
         text = printable(_SPACE.sub(" ", text[: 4 * most])).strip()
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -132,12 +132,12 @@ class Verb:
 
     @property
     def image_to_read(self) -> str | None:
-        """The id of the image that the verb may read."""
+        """The id of the image that the verb may read, or None."""
         return None
 
     @property
     def image_to_write(self) -> str | None:
-        """The id of the image that the verb writes."""
+        """The id of the image that the verb writes, or None."""
         return None
 
 
@@ -154,7 +154,7 @@ class ImageVerb(GuestVerb, is_abstract=True):
 
     @property
     def image_to_read(self) -> str | None:
-        """The id of the guest's image."""
+        """The id of the guest's image, or None without an image."""
         return self.guest.image.id if self.guest.image else None
 
 
@@ -300,7 +300,7 @@ class ExtendVolume(VolumeVerb):
 
 @dataclass(frozen=True, kw_only=True)
 class CopyVolume(VolumeVerb):
-    """Copy the guest's volume to where ``volume`` will be, and keep both the same."""
+    """Copy the guest's volume to the connection in ``volume``, and mirror further writes there."""
 
     copies_disks = True
     waits_for_guest = True
@@ -328,7 +328,7 @@ class SnapshotVolume(VolumeVerb):
 
 @dataclass(frozen=True, kw_only=True)
 class MergeVolume(VolumeVerb):
-    """Merge files of a volume that a snapshot made."""
+    """Merge files of a volume, because the snapshot that created them is deleted."""
 
     copies_disks = True
     waits_for_guest = True
@@ -494,7 +494,7 @@ def encode(
     session: int = 0,
     request_id: str = "",
 ) -> Command:
-    """Return the command that carries the verb to a host."""
+    """Return the command that sends the verb to a host. A session of 0 is filled in later."""
     return Command(key, server, fence, session, verb.name, to_wire(verb), request_id)
 
 

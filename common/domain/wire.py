@@ -35,17 +35,18 @@ def to_wire(record: object) -> JsonValue:
         return {key: to_wire(value) for key, value in record.items()}
     if isinstance(record, (list, tuple)):
         return [to_wire(item) for item in record]
-    raise TypeError(f"{type(record).__name__} does not cross a process border")
+    raise TypeError(f"objects of type {type(record).__name__} cannot be sent to another process")
 
 
 def from_wire(kind: type[T], data: JsonObject) -> T:
     """Return the record of type ``kind`` from the plain data that ``to_wire`` returned.
 
     Raises:
-        TypeError: A field without a default is missing, or the data is no object.
+        TypeError: A field without a default is missing, or the data is no dictionary.
+        ValueError: A value is not in the enumeration of its field.
     """
     if not isinstance(data, Mapping):  # "key in data" is also defined for a text and a list
-        raise TypeError(f"{kind.__name__} is read from {type(data).__name__}")
+        raise TypeError(f"the data of {kind.__name__} is not a dictionary: {type(data).__name__}")
     readers = _readers(cast(Hashable, kind))
     return kind(**{name: read(data[name]) for name, read in readers.items() if name in data})
 

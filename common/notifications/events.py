@@ -46,6 +46,7 @@ class Notice:
 
     @property
     def of_server(self) -> bool:
+        """True if the notification is about a server, so that ``key`` is the server's id."""
         return self.event.startswith(("instance.", "compute_task."))
 
     @property
@@ -115,7 +116,13 @@ def event_names(row: states.Action | None) -> EventNames:
 def of_control(
     state: ActionState | None, migration: MigrationStatus | None, requested: str | None
 ) -> tuple[str, ...]:
-    """Return the events about an abort or a forced completion at the end of a live migration."""
+    """Return the events about an abort or a forced completion at the end of a live migration.
+
+    Args:
+        state: The new state of the action, or None.
+        migration: The new status of the migration, or None.
+        requested: The control that was requested during the migration, or None.
+    """
     if state == ActionState.FAILED and migration == MigrationStatus.CANCELLED:
         return ("instance.live_migration_abort.end",)
     return (
@@ -126,7 +133,7 @@ def of_control(
 
 
 def about(workflow: str, args: JsonObject) -> JsonObject:
-    """Return the arguments of an action that payloads need.
+    """Return those arguments of an action that payloads of its notifications contain.
 
     Why: other arguments may be secret, and must not reach the outbox.
     """

@@ -10,7 +10,7 @@ from common.domain.json_types import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The arguments of oslo.messaging's notifier."""
+    """A notification, in the form that oslo.messaging's notifier sends."""
 
     #: True for the versioned format.
     is_versioned: bool

@@ -32,7 +32,7 @@ class Periods:
 
     @classmethod
     def of(cls, text: str) -> Periods:
-        """Parse the value of the option."""
+        """Parse the value of the option, which matches ``FORM``."""
         unit, _, offset = text.partition("@")
         return cls(unit, int(offset or 0))
 
@@ -42,7 +42,7 @@ class Periods:
         return _to_micros(self._find_previous(end)), _to_micros(end)
 
     def current(self, at: int) -> tuple[int, int]:
-        """Return the begin of the current period, and ``at``."""
+        """Return the begin of the period that contains ``at``, and ``at``. Both are in µs."""
         return self.last(at)[1], at
 
     def _find_begin(self, at: datetime) -> datetime:
@@ -66,7 +66,10 @@ class Periods:
 
 
 def audit_period(about: JsonMapping, at: int) -> tuple[int, int]:
-    """Return the period in a notice, or else the current one at ``at``."""
+    """Return begin and end of the period in a notice's ``about``, in µs.
+
+    Without a period in the notice, return the current period at ``at``, by default of a month.
+    """
     begin, end = about.get("period") or Periods.of(about.get("periods", MONTH)).current(at)
     return begin, end
 

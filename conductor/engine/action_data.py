@@ -74,14 +74,15 @@ class ActionData:
         self.undo_failures = {**self.undo_failures, step: why}
 
     def clear_undo_failures(self) -> None:
-        """Forget failed undos that another step has made good."""
+        """Remove the recorded undo failures, because another step has corrected their effects."""
         self.undo_failures = {}
 
 
 def journal(data: ActionData, stored: JsonMapping) -> JsonObject:
-    """Return the data for the journal.
+    """Return the data in the form that the row of the action stores.
 
-    Fields in ``stored`` that a later release has added are kept.
+    Fields with their default value are left out. Fields of ``stored`` that this release does not
+    know are kept.
     """
     plain, default = to_wire(data), _default(cast(Hashable, type(data)))
     unknown_fields = {name: value for name, value in stored.items() if name not in default}
@@ -94,5 +95,5 @@ def _default(kind: Any) -> JsonObject:
 
 
 def fault_of(tx: Connection, problem: StepFailed) -> JsonObject:
-    """Return the fault that a server in ERROR shows."""
+    """Return the fault that a server in ERROR shows: code 500, the failure, and the time."""
     return {"code": 500, "message": str(problem), "details": problem.details, "created": moment(tx)}

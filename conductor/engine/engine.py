@@ -15,7 +15,11 @@ from conductor.engine.external_services import ImageApi, Messaging, NetworkApi, 
 
 
 class Lane(StrEnum):
-    """The thread that advances a step: INSIDE, or the thread of the service that the step calls."""
+    """The queue in which an action waits for its step, with a thread of its own.
+
+    A step that calls an external service or the fencing hook has the lane of that service or hook.
+    All other steps have the lane INSIDE.
+    """
 
     INSIDE = "inside"
     IMAGE = "image"
@@ -27,7 +31,7 @@ class Lane(StrEnum):
 
 @dataclass(frozen=True)
 class Chore:
-    """Work that the sweep of a conductor does from time to time."""
+    """Periodic work of a conductor, which the sweep does every ``period`` seconds."""
 
     #: Does the work. Several conductors may call this at the same time.
     run: Callable[[Engine], object]
@@ -38,7 +42,7 @@ class Chore:
 
 
 def ignore_wake(lane: Lane) -> None:
-    """Ignore the wake-up, because the caller looks for due actions by itself."""
+    """Do nothing. The default of ``Engine.wake``, if no thread waits for due actions."""
 
 
 @dataclass

@@ -22,21 +22,24 @@ class Messaging(Protocol):
     """Messages to schedulers and hosts. Any of them may be lost."""
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        """Request a host for each spec from a scheduler.
+        """Request proposed hosts for each server from a scheduler.
 
         Args:
-            specs: The request specs.
-            fresh: Use a snapshot of the hosts that was read after the request came.
+            specs: The requirements of each server.
+            fresh: True if the scheduler must read the hosts again after it receives the request.
+
+        Returns:
+            A selection for each spec. Without a suitable host, the selection contains the reasons.
 
         Raises:
             NoAnswer: No scheduler answers.
         """
 
     def do(self, host: str, commands: list[Command]) -> None:
-        """Send commands to a host."""
+        """Send commands to a host, without waiting for their results."""
 
     def cache_images(self, host: str, images: list[ImageRef]) -> None:
-        """Let a host fetch images before a server needs them."""
+        """Send a host the request to fetch images before a server needs them."""
 
 
 class ImageApi(Protocol):
@@ -46,10 +49,18 @@ class ImageApi(Protocol):
         """Create an image record under the id in ``record``. An identical record is no error."""
 
     def show(self, image_id: str) -> ImageRef:
-        """Return the part of the image's record that servers store."""
+        """Return the part of the image's record that servers store.
+
+        Raises:
+            NotFound: The image does not exist.
+        """
 
     def look(self, image_id: str) -> Image:
-        """Return the image's whole record."""
+        """Return the image's whole record.
+
+        Raises:
+            NotFound: The image does not exist.
+        """
 
     def delete(self, image_id: str) -> None:
         """Delete an image. A missing image is no error."""
@@ -58,14 +69,14 @@ class ImageApi(Protocol):
         """Complete an image without data. A complete, empty image is no error."""
 
     def find(self, filters: dict[str, str]) -> list[JsonObject]:
-        """Return the records of the images with these properties, newest first."""
+        """Return the records of the images with these fields and properties, newest first."""
 
 
 class NetworkApi(Protocol):
     """The network service. Ports are dicts in the service's format."""
 
     def ports(self, server: str) -> list[JsonObject]:
-        """Return the ports of a server."""
+        """Return the ports whose ``device_id`` is this server."""
 
     def port(self, port_id: str) -> JsonObject:
         """Return a port.
@@ -91,15 +102,15 @@ class NetworkApi(Protocol):
         """Delete a port. A missing port is no error."""
 
     def bind_also(self, port: JsonObject, host: str) -> JsonObject | None:
-        """Add an inactive binding of a port to a host.
+        """Add an inactive binding to a host, beside the active binding of the port.
 
         Args:
-            port: The whole port.
-            host: Name of the host.
+            port: The port, with all fields of the service's record.
+            host: The host of the new binding.
 
         Returns:
-            The binding, with vif_type and vif_details. None if the service binds a port to one host
-            only.
+            The binding, with vif_type and vif_details. The vif_type is "binding_failed" if the host
+            cannot bind the port. None if the service binds a port to one host only.
 
         Raises:
             NotFound: The port does not exist.
@@ -116,14 +127,14 @@ class NetworkApi(Protocol):
         """Remove the inactive binding to a host. A missing or active binding is ignored."""
 
     def names_guests(self) -> bool:
-        """Return True if the service gives ports DNS names."""
+        """Return True if the service sets DNS names for ports (extension dns-integration)."""
 
     def described(self, ports: Sequence[JsonObject], floating: bool) -> list[Interface]:
         """Return the ports as interfaces, with data of their networks and subnets.
 
         Args:
-            ports: The ports, as the network service returns them.
-            floating: Include floating IPs. New ports have none.
+            ports: The ports. The result has their order.
+            floating: True to read floating IPs too. New ports have none.
         """
 
 
@@ -138,11 +149,11 @@ class ShareApi(Protocol):
         """
 
     def deny(self, share_id: str, access_to: str) -> None:
-        """Delete that rule. A missing rule is no error."""
+        """Delete the rule that lets an address mount a share. A missing rule is no error."""
 
 
 class VolumeApi(Protocol):
-    """The block storage service. Each call but ``attach`` and ``end_migration`` may be repeated."""
+    """The block storage service. Calls may be repeated, unless the method excludes that."""
 
     def volume(self, volume_id: str) -> Volume:
         """Return a volume.
@@ -155,9 +166,10 @@ class VolumeApi(Protocol):
         """Delete a volume without attachments. A missing volume is no error."""
 
     def reimage(self, volume_id: str, image_id: str) -> None:
-        """Overwrite a reserved volume with an image.
+        """Start to overwrite a reserved volume with an image.
 
-        The caller first checks whether the service is already doing this.
+        The volume has the status ``downloading`` until the service is done. Not repeatable: the
+        caller first checks this status.
         """
 
     def snapshot(self, snapshot_id: str) -> VolumeSnapshot:
@@ -169,6 +181,11 @@ class VolumeApi(Protocol):
 
     def update_snapshot_status(self, snapshot_id: str, status: str) -> None:
         """Report the result of a host that creates or deletes a snapshot for the service.
+
+        Args:
+            snapshot_id: The snapshot.
+            status: ``creating`` or ``deleting`` after success. The service then continues. An error
+                status after a failure.
 
         Raises:
             BadRequest: The service does not wait for the report.

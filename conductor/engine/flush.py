@@ -46,7 +46,11 @@ class Written(NamedTuple):
 
 
 def write(tx: Connection, engine: WorkflowEngine, runs: Iterable[AnyRun]) -> Written:
-    """Write the changes of runs in their transaction, and return the work for ``send``."""
+    """Write the changes of runs in their transaction.
+
+    Returns:
+        The work for ``send``, which the caller does after the commit.
+    """
     runs = list(runs)
     for run in runs:
         if run.data is not None and (data := journal(run.data, run.action.data)) != run.action.data:
@@ -119,7 +123,7 @@ def _count(name: str, fields: JsonObject) -> None:
 
 
 def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Sendings:
-    """Return the commands by host, each with the current session of its host."""
+    """Return the commands by host, each with the current session of its host, or 0 without one."""
     if not sendings:
         return {}
     sessions = hosts.sessions(tx, (host for host, _ in sendings))
@@ -130,9 +134,10 @@ def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Se
 
 
 def send(engine: WorkflowEngine, written: Written) -> None:
-    """Log, wake the lanes with due actions, and send one message to each host.
+    """Log the steps, wake the lanes with due actions, and send one message to each host.
 
-    A lost message is harmless: the answer to the host's next report contains the commands.
+    A lost message is harmless, and so is a failure to send: the answer to the host's next report
+    contains the commands.
     """
     for name, fields, attempt in written.lines:
         event(log, name, **fields)
@@ -146,7 +151,7 @@ def send(engine: WorkflowEngine, written: Written) -> None:
             engine.messaging.do(host, commands)
         except Exception:
             log.exception(
-                "commands for host %s cannot be sent; the answer to the host's next report contains them",
+                "commands for host %s cannot be sent; the answer to the next report of the host contains them",
                 host,
             )
         engine.fault_point(commands[0].verb, commands[0].key.label, "sent")

@@ -43,7 +43,10 @@ class Heartbeats:
         self._summaries: dict[str, tuple[str, float]] = {}
 
     def answer(self, beat: Heartbeat) -> bool:
-        """Return True if the host is idle. Return False if the host must report all its domains.
+        """Return True if the host is idle, and False if the host must send a full report.
+
+        A full report contains all domains. A host is not idle if its session has ended, if commands
+        or removals wait for the host, if its domains have changed, or if a full report is due.
 
         Raises:
             Unavailable: The database does not answer.
@@ -64,7 +67,8 @@ class Heartbeats:
     def compare_soon(self, host: str) -> None:
         """Let the host report its domains again within ``COMPARE_SOON_SECONDS``.
 
-        Called when a reported domain could not be compared, because an action has the server.
+        The caller could not compare a reported domain, because an action has the server. A host
+        that has sent no heartbeat to this conductor yet is ignored.
         """
         if host in self._summaries:
             domains, until = self._summaries[host]

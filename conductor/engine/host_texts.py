@@ -23,7 +23,11 @@ MAX_VERB_CHARACTERS = 40
 
 
 def clean(sync: Sync) -> Sync:
-    """Return the report with printable, short texts. Keys of commands and ids stay as they are."""
+    """Return the report with printable, short texts.
+
+    These are the texts of results, inventory, cached images and progress. Ids and the keys of
+    commands stay unchanged.
+    """
     changes: JsonObject = {}
     if sync.results:
         changes["results"] = [_clean_result(result) for result in sync.results]

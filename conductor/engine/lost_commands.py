@@ -40,18 +40,21 @@ Failed = list[tuple[ActionRow, Exception]]
 def resend(
     tx: Connection, engine: WorkflowEngine, host: str, session: int, known: set[str], grace: int
 ) -> tuple[list[Command], Failed]:
-    """Return a host's lost commands, pending removals and migration controls.
+    """Return a host's lost commands, pending removals and migration controls, marked as sent now.
+
+    At most ``BATCH_SIZE`` commands and ``BATCH_SIZE`` removals are returned.
 
     Args:
         tx: The transaction.
-        engine: The engine.
-        host: Name of the host.
-        session: Number of the host's session.
-        known: Keys of the commands that the host's report lists.
+        engine: The conductor's engine.
+        host: The host that has sent a report.
+        session: The current session of the host.
+        known: Keys of the commands that the report lists.
         grace: Microseconds. Commands sent more recently are not lost, but still on their way.
 
     Returns:
-        The commands to send, and the actions without a command because of an error.
+        The commands that the caller must send, and the actions whose command could not be built,
+        each with the error.
     """
     keys = CommandKey.parse_each(known).values()
     rows = actions.outstanding(tx, host, grace, BATCH_SIZE, _journal_keys(keys))
@@ -92,7 +95,7 @@ def resend(
 
 
 def _journal_keys(keys: Iterable[CommandKey]) -> set[actions.CommandOf]:
-    """Return the commands of actions, in the journal's form."""
+    """Return the commands of actions as (action, phase, step, attempt), with valid attempts."""
     return {
         (key.owner, ActionPhase(key.kind.value), key.step, key.attempt)
         for key in keys
@@ -113,7 +116,7 @@ def _build_command(
     shares: Sequence[str],
     session: int,
 ) -> Command | None:
-    """Build the command that an action waits for. None if this release lacks its workflow."""
+    """Build the command that an action waits for, or None if this release lacks the workflow."""
     if not engine.workflows.knows(row):
         return None
     workflow = engine.workflows[row.workflow]
@@ -135,7 +138,10 @@ def _build_command(
 def control_commands(
     tx: Connection, workflows: Workflows, host: str, session: int
 ) -> list[Command]:
-    """Return the commands that abort or complete the live migrations which leave this host."""
+    """Return the commands that abort or complete running live migrations away from this host.
+
+    Only migrations for which a tenant or an operator has requested this have a command.
+    """
     requested = {
         row.action_id: row.requested_control for row in migrations.requested_controls(tx, host)
     }

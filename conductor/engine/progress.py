@@ -39,9 +39,12 @@ _TASKS: dict[str, dict[CommandPhase, str]] = {
 
 
 def write(tx: Connection, reported: Mapping[tuple[str, CommandKey], CommandProgress]) -> None:
-    """Write the progress that hosts reported, by host and key of the command.
+    """Write the progress of commands to their servers and actions.
 
-    Ignores a command that no action waits for on that host.
+    Args:
+        tx: The transaction.
+        reported: (host, key of the command) -> progress. A command is ignored if no action waits
+            for it on that host.
     """
     by_action = {
         (host, key.owner): progress

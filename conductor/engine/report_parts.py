@@ -52,7 +52,10 @@ def _entries(name: str, value: Any) -> list[Any]:
 
 
 def servers_in(sync: Sync) -> set[str]:
-    """Return the servers that the processing of the report locks."""
+    """Return the ids of the servers in a report's results and domains.
+
+    The processing of the report may lock these servers.
+    """
     return {entry.server for entry in [*sync.results, *(sync.domains or ()), *sync.changed]}
 
 

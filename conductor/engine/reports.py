@@ -89,7 +89,9 @@ def _handle_together(engine: WorkflowEngine, syncs: Sequence[Sync]) -> list[Sync
         log.warning("the reports of %d hosts wait: %s", len(syncs), problem)
         return [problem] * len(syncs)
     except Exception:
-        log.exception("%d reports cannot be taken in together", len(syncs))
+        log.exception(
+            "%d reports cannot be processed together; each is processed separately", len(syncs)
+        )
         return _handle_each(engine, syncs)
     engine.fault_point("sync", "reports", "committed")
     flush.send(engine, written)
@@ -103,10 +105,10 @@ def _handle_each(engine: WorkflowEngine, syncs: Sequence[Sync]) -> list[SyncAnsw
 
 
 def _handle_separately(engine: WorkflowEngine, sync: Sync, until: float) -> SyncAnswer | Exception:
-    """Process as much of a report as possible, and build the answer.
+    """Process as much of a report as possible, and return the answer, or the error without one.
 
-    A result that cannot be processed is acknowledged too. The command is sent again, and the host
-    answers from the journal.
+    A result that cannot be processed is acknowledged too. Its action still waits, so the command is
+    sent again, and the host repeats the result from the host's own journal.
     """
     try:
         session = _find_session(engine, sync)
@@ -122,7 +124,7 @@ def _handle_separately(engine: WorkflowEngine, sync: Sync, until: float) -> Sync
 
 
 def _answer_separately(engine: WorkflowEngine, sync: Sync, session: int) -> SyncAnswer:
-    """Answer a report, without commands if the commands cannot be read."""
+    """Return the answer to a report, without commands if the commands cannot be read."""
     try:
         answer, failed = engine.store.write(lambda tx: _answer(tx, engine, sync, session))
     except Exception:
@@ -133,16 +135,16 @@ def _answer_separately(engine: WorkflowEngine, sync: Sync, session: int) -> Sync
 
 
 def _count(engine: WorkflowEngine, failed: lost_commands.Failed) -> None:
-    """Count the failures to build commands."""
     for row, problem in failed:
         retries.count_exception(engine, row, problem)
 
 
 def _find_session(engine: WorkflowEngine, sync: Sync) -> int:
-    """Return the host's session, or open one if the report is a registration.
+    """Return the host's session, 0 without one. Open a session if the report is a registration.
 
-    After a boot each server is started in a transaction of its own. A server that cannot be started
-    is recorded as off. A later full report of the host starts the server again.
+    After a boot of the host, the servers that should run are first recorded as off. Then the start
+    of each server begins in a transaction of its own. A later full report of the host begins the
+    start of a server again if that fails.
     """
     if sync.session != 0 or sync.inventory is None:
         return engine.store.read(lambda tx: hosts.sessions(tx, [sync.host])).get(sync.host, 0)
@@ -158,9 +160,10 @@ def _find_session(engine: WorkflowEngine, sync: Sync) -> int:
 
 
 def _process_part(engine: WorkflowEngine, reported: Sync, until: float) -> None:
-    """Process a report, or split it if that fails.
+    """Process a report. If that fails, split the report and process each part.
 
-    Parts that are left when the time is over are ignored, because the host repeats them.
+    Parts that remain at the time ``until`` of the monotonic clock are ignored, because the host
+    repeats them.
     """
     if engine.clock.monotonic() > until:
         return
@@ -183,10 +186,11 @@ def _process_part(engine: WorkflowEngine, reported: Sync, until: float) -> None:
 
 
 def _leave_out(engine: WorkflowEngine, reported: Sync, problem: Exception) -> None:
-    """Leave out a part that cannot be processed.
+    """Handle the failure of a part that cannot be split further.
 
-    If the database was busy, the servers of the part are set aside. Otherwise each action that
-    waits for the part comes closer to being stuck.
+    If the database was busy, the work on the part's servers is postponed. Otherwise the failure is
+    counted for each action that waits for a result in the part, and the host's reports are
+    processed separately for ``ODD_HOST_SECONDS``.
     """
     log.error("this part of the report of host %s is left out: %.500s", reported.host, reported)
     if isinstance(problem, errors.Unavailable):
@@ -205,13 +209,12 @@ def _take_in(
 ) -> tuple[list[SyncAnswer], flush.Written, lost_commands.Failed]:
     """Run the transaction of a round of reports.
 
-    The order is registrations, results and domain states, host states, answers.
+    The order is registrations, results and domain states, host states, answers. The parts of the
+    reports about servers in ``locked``, which other transactions have locked, are left out.
 
-    Args:
-        tx: The transaction.
-        engine: The engine.
-        syncs: The reports of the round.
-        locked: Servers that another transaction has locked. Their part of the reports is left out.
+    Returns:
+        The answers in the order of ``syncs``, the work after the commit, and the actions whose
+        command could not be built.
     """
     sessions = {
         sync.host: _register(tx, engine, sync)
@@ -241,9 +244,10 @@ def _take_in(
 
 
 def _drop_old_state(tx: Connection, sync: Sync) -> Sync:
-    """Return the report, without the host's state if a newer report was processed.
+    """Return the report, without the host's state if a newer report of the host was processed.
 
-    Another conductor may have processed the newer report.
+    Another conductor may have processed the newer report. If this report is the newest, its number
+    is recorded.
     """
     if sync.session == 0 or sync.number == 0 or not sync.tells_state:
         return sync
@@ -255,10 +259,10 @@ def _drop_old_state(tx: Connection, sync: Sync) -> Sync:
 
 
 def _register(tx: Connection, engine: WorkflowEngine, sync: Sync) -> int:
-    """Open a session and return its number.
+    """Open a session for a host that registers, and return the number of the session.
 
-    After a boot of the host, the servers that should run are started by actions that tenants can
-    see.
+    After a boot of the host, actions that tenants can see start the servers that should run. A
+    server whose action cannot begin is recorded as off.
     """
     session, to_start = _open_session(tx, sync)
     for server in to_start:
@@ -270,14 +274,13 @@ def _register(tx: Connection, engine: WorkflowEngine, sync: Sync) -> int:
 def _open_session(
     tx: Connection, sync: Sync, idle_too: bool = False
 ) -> tuple[int, list[ServerKey]]:
-    """Open a session, and return its number and the idle servers to start after a boot.
+    """Open a session for a host that registers.
 
-    After a boot, servers with an action are recorded as off.
+    After a boot of the host, servers that should run and have an action are recorded as off. With
+    ``idle_too``, servers without an action are recorded as off too.
 
-    Args:
-        tx: The transaction.
-        sync: The host's report, with an inventory.
-        idle_too: Record idle servers that should run as off, too.
+    Returns:
+        The number of the session, and after a boot the idle servers that the caller must start.
     """
     assert sync.inventory is not None
     session, booted = hosts.open_session(tx, sync.host, sync.boot_id, sync.inventory)
@@ -285,7 +288,7 @@ def _open_session(
         "host %s registers: session %d%s",
         sync.host,
         session,
-        ", it was booted anew" if booted else "",
+        ", after a boot" if booted else "",
     )
     if not booted:
         return session, []
@@ -294,23 +297,26 @@ def _open_session(
 
 
 def _start_again(tx: Connection, server: ServerKey, host: str) -> bool:
-    """Begin the action that starts a server's guest after a boot of its host.
+    """Begin the hard reboot that starts a server's guest after a boot of its host.
 
     Returns:
-        False if the action cannot begin now, for example because another action has the server.
+        True if the action has begun. False if it cannot begin now, for example because another
+        action has the server.
     """
     row = replace(states.row("reboot", "HARD"), vm=states.ANY)
     system = RequestContext.of_ourselves(server.project_id)
     try:
         actions.begin(tx, row, server.id, context=system)
     except errors.Problem as problem:
-        log.info("server %s is not started by the boot of %s yet: %s", server.id, host, problem)
+        log.info(
+            "server %s cannot be started yet after the boot of %s: %s", server.id, host, problem
+        )
         return False
     return True
 
 
 def _describe(tx: Connection, sync: Sync) -> None:
-    """Store the host's inventory, guests, files, cached images and metrics.
+    """Store those of a host's inventory, guests, files, cached images and metrics that it reported.
 
     Called last in a transaction, because this locks the host's resource providers.
     """
@@ -329,10 +335,10 @@ def _describe(tx: Connection, sync: Sync) -> None:
 
 
 def _note_guests(tx: Connection, host: str, servers: Sequence[str]) -> None:
-    """Record guests without a record, and log them at their first report."""
+    """Note the reported servers that have no guest record on this host, and log the new ones."""
     if unknown := hosts.note_guests(tx, host, servers):
         log.warning(
-            "host %s has %d guests without a record, as of %.400s; see: kilonova doctor, "
+            "host %s has %d guests without a record, for example %.400s; see: kilonova doctor, "
             "then kilonova host adopt or discard",
             host,
             len(unknown),
@@ -343,10 +349,10 @@ def _note_guests(tx: Connection, host: str, servers: Sequence[str]) -> None:
 def _note_files(
     tx: Connection, host: str, servers: Sequence[str], between: Sequence[str] | None
 ) -> None:
-    """Record files without a guest, and log them at their first report."""
+    """Note the servers that have files but no guest on this host, and log the new ones."""
     if unknown := host_files.note(tx, host, servers, between):
         log.warning(
-            "host %s has files of %d servers and no guest, as of %.400s; see: kilonova doctor",
+            "host %s has files of %d servers without a guest, for example %.400s; see: kilonova doctor",
             host,
             len(unknown),
             ", ".join(unknown),
@@ -358,12 +364,11 @@ def _write_results(
 ) -> flush.Written:
     """Write results, confirmed removals, progress and domain states of reports.
 
-    Args:
-        tx: The transaction.
-        engine: The engine.
-        syncs: The reports.
-        advances: Advance the actions that waited for a removal at once. If False, they continue
-            with their next poll.
+    With ``advances``, the actions that waited for a confirmed removal continue at once. Otherwise
+    they continue with their next poll.
+
+    Returns:
+        The work that the caller does after the commit.
     """
     results = [(sync.host, result) for sync in syncs for result in sync.results]
     keys = CommandKey.parse_each(
@@ -454,14 +459,15 @@ def finish_step(
 
     Args:
         tx: The transaction.
-        engine: The engine.
+        engine: The conductor's engine.
         servers: The locked servers by id.
         head: The locked action that the key of the result names.
-        result: The result.
+        result: The result of a command.
         host: The host that sent the result.
 
     Returns:
-        The run with the changes to write. None if the result is ignored.
+        The run with the changes that the caller must write. None if the result is ignored, because
+        no action waits for it or this release does not have the workflow.
     """
     server = servers.get(head.server_id)
     if (
@@ -484,14 +490,14 @@ def finish_step(
         run: AnyRun = Run(head, server, None, None)  # Arguments and data are not needed.
         retries.count_failure(
             run,
-            f"Host {head.host} refuses it: {result.error}",
+            f"Host {head.host} refuses the command {head.verb}: {result.error}",
             result.details,
             retries.MAX_REFUSALS,
         )
         return run
     if not engine.workflows.knows(head):
         log.warning(
-            "host %s answered %s, which waits for a conductor that has the workflow %s",
+            "host %s: the result of %s is ignored, because this conductor does not have the workflow %s",
             head.host,
             result.key,
             head.workflow,
@@ -517,7 +523,11 @@ def _advance_waiting_actions(
     heads: Mapping[str, ActionRow],
     server_ids: set[str],
 ) -> list[AnyRun]:
-    """Advance the actions that waited for the removal of their server's guests."""
+    """Advance the actions that waited for the removal of their server's guests.
+
+    Returns:
+        The runs with the changes that the caller must write.
+    """
     runs = []
     for server_id in sorted(server_ids):
         server = servers.get(server_id)
@@ -541,9 +551,9 @@ def _advance_waiting_actions(
 
 
 def _add_refused_fences(results: Sequence[tuple[str, Result]], ahead: HigherFences) -> HigherFences:
-    """Return ``ahead`` with the fences for which hosts have refused commands.
+    """Return ``ahead``, raised to the fences that hosts reported when they refused commands.
 
-    In most cases the refused command was late.
+    In most cases only the refused command was late, and the reported fence is not too high.
     """
     fences_by_place = dict(ahead)
     for host, result in results:
@@ -562,7 +572,10 @@ News = dict[tuple[str, str], DomainState]
 def _compare_domains(
     tx: Connection, engine: WorkflowEngine, syncs: Sequence[Sync]
 ) -> tuple[News, HigherFences]:
-    """Return the domains that differ from their server's record, and the fences that are higher.
+    """Return the reported domains that differ from the record of their server.
+
+    Also returns the fences on hosts that are higher than the record. If a domain differs while an
+    action has its server, the host must report all domains again soon.
 
     The comparison takes no locks. Before a change is written, the comparison is repeated under the
     lock.
@@ -605,9 +618,9 @@ def _is_news(server: PlacedServerRow, host: str, domain: DomainState) -> bool:
 
 
 def _lost_power(server: PlacedServerRow, domain: DomainState) -> bool:
-    """True if a server that should run is off, and recorded as off.
+    """True if a server that should run is off at its host and in its record.
 
-    Only a boot of the host during an action leads to this state (``guests.lost_power``).
+    Only a boot of the host leads to this state (``guests.lost_power``).
     """
     return server.vm_state in (states.ACTIVE, states.RESCUED) and (
         domain.power_state == server.power_state == states.SHUTDOWN
@@ -629,7 +642,11 @@ _OUT_OF_BAND_CHANGES: tuple[tuple[tuple[str, ...], tuple[int, ...], str, bool], 
 
 
 def _write_news(tx: Connection, servers: dict[str, PlacedServerRow], news: News) -> None:
-    """Write each change that a guest made by itself. Other differences change power_state only."""
+    """Write the domain states that differ from the records of their servers.
+
+    A change in ``_OUT_OF_BAND_CHANGES`` sets vm_state and the wanted state of the guest. Other
+    differences only set power_state. A server that lost its power is started instead.
+    """
     changes: dict[str, JsonObject] = {}
     for (host, server_id), domain in news.items():
         server = servers.get(server_id)
@@ -656,13 +673,13 @@ def _write_news(tx: Connection, servers: dict[str, PlacedServerRow], news: News)
 
 
 def _find_unknown_fences(tx: Connection, sync: Sync) -> tuple[dict[str, int], list[str]]:
-    """Return the fences that the host must learn, and the servers that must not run there.
+    """Return the fences that the host does not know, and the servers that must not run there.
 
     Returns:
-        The fences of idle servers on this host that are higher than the host's. Until the host has
-        learned a fence, the reported state of the domain does not count, and the host may still
-        execute commands of an ended action. And the servers that run here although their record
-        names another host.
+        The fences of idle servers on this host, by server, if higher than the reported fence. Until
+        the host knows the fence, the reported state of the domain does not count, and the host may
+        still execute commands of an ended action. Second, the servers that run on this host
+        although their record names another host.
     """
     domains = [*(sync.domains or ()), *sync.changed]
     reported = {domain.server: domain.fence for domain in domains}
@@ -690,14 +707,13 @@ def _find_unknown_fences(tx: Connection, sync: Sync) -> tuple[dict[str, int], li
 def _answer(
     tx: Connection, engine: WorkflowEngine, sync: Sync, session: int, sends: bool = True
 ) -> tuple[SyncAnswer, lost_commands.Failed]:
-    """Build the answer to a report. A host with an old session must register first.
+    """Build the answer to a report. ``sends`` includes the commands that the host has lost.
 
-    Args:
-        tx: The transaction.
-        engine: The engine.
-        sync: The report.
-        session: Number of the host's session. 0: the host has none.
-        sends: Include the commands that the host has lost.
+    The answer has session 0, which lets the host register, in three cases: the host has no session,
+    the report is of an old session, or the host runs a guest whose server is on another host.
+
+    Returns:
+        The answer, and the actions whose command could not be built.
     """
     if sync.session not in (0, session) or session == 0:
         return SyncAnswer(session=0), []
@@ -709,8 +725,8 @@ def _answer(
         and set(elsewhere) & set(guests.off_on(tx, sync.host, elsewhere))
     ):
         log.warning(
-            "host %s runs guests of servers that the database places on other hosts: the host must "
-            "register, and stop them: %s",
+            "host %s runs guests of servers that are on other hosts by their records; the host must "
+            "register and stop these guests: %s",
             sync.host,
             ", ".join(elsewhere),
         )

@@ -6,9 +6,10 @@ failures are counted: ``count_failure`` counts in the transaction of a run, ``co
 transaction of its own. After enough failures in a row the action is stuck, until an operator
 intervenes. ``conductor.engine.runner`` and ``conductor.engine.reports`` call these functions.
 
-Servers that another transaction has locked are set aside until the lock is gone. The runner
-postpones their actions. Reports are processed without these servers, because hosts repeat that
-part. So a lock delays one server only. Without locked servers the check is free.
+Work on a server that another transaction has locked is postponed until the lock is gone
+(``set_aside``). The runner postpones the server's action. Reports are processed without these
+servers, because hosts repeat that part. So a lock delays one server only. Without locked servers
+the check needs no query.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MAX_REFUSALS = 120
 FIRST_PAUSE_MICROS, MAX_PAUSE_MICROS = SECOND // 4, 60 * SECOND
 #: Time between two checks whether a lock is gone.
 LOCK_POLL_SECONDS = 10.0
-UNFORESEEN = "an unforeseen failure, again and again."
+UNFORESEEN = "an unexpected error in each try."
 
 
 def postpone(
@@ -51,12 +52,12 @@ def postpone(
     the expiry.
 
     Args:
-        engine: The engine.
-        rows: The actions.
+        engine: The conductor's engine.
+        rows: The actions. An action that has another state or another owner by now stays unchanged.
         at_most: Upper limit of the pause, in seconds.
         wait: Lower limit of the pause, in seconds. Takes precedence over ``at_most``.
-        cause: The reason for the wait, shown to operators until the action continues. An empty
-            string leaves the old reason.
+        cause: The reason for the wait, shown to operators until the action continues. "" keeps the
+            previous reason.
 
     Raises:
         Unavailable: The database does not answer.
@@ -89,12 +90,15 @@ def postpone(
 
 
 def _pause(tries: int) -> int:
-    """Return the microseconds before the next try."""
+    """Return the pause after this number of tries, in microseconds."""
     return FIRST_PAUSE_MICROS << min(tries, 8)
 
 
 def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
     """Count an unexpected failure, and mark the action as stuck after ``tries`` failures in a row.
+
+    The changes are recorded in the run, and the caller writes them. The server of a stuck action
+    shows a fault.
 
     Args:
         run: The run of the action.
@@ -109,7 +113,7 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
     is_waiting, step = row.state == ActionState.WAITING, row.step or "begin"
     message = (
         f"The {row.name} is stuck at its step {step}: {text} Ask the operator to continue or end "
-        f"action {row.id}."
+        f"action {row.id} of server {row.server_id}."
     )
     run.head.update(
         state=ActionState.STUCK,
@@ -120,9 +124,8 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
     )
     run.record_event(step, StepEvent.STUCK, row.host if is_waiting else None, message, cause)
     previous_fault = getattr(run.server, "fault", None)
-    if (
-        isinstance(previous_fault, dict) and "action" in previous_fault
-    ):  # of another one, which was superseded
+    # The fault of a superseded, stuck action is replaced by the fault before that action.
+    if isinstance(previous_fault, dict) and "action" in previous_fault:
         previous_fault = previous_fault["before"]
     run.set(
         fault={
@@ -146,10 +149,14 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
 
 
 def count_exception(engine: WorkflowEngine, row: ActionRow, problem: Exception) -> None:
-    """Count an unexpected failure of an action, unless the action has advanced meanwhile.
+    """Count an unexpected failure of an action, in a transaction of its own.
 
-    A due action is tried again after a growing pause. A command is sent again with the next report
-    of its host.
+    Failures of an action that has advanced meanwhile, or that another conductor has leased, are not
+    counted. A due action is tried again after a growing pause. A command that the action waits for
+    is sent again with the next report of its host.
+
+    Raises:
+        Unavailable: The database does not answer.
     """
 
     def work(tx: Connection) -> None:
@@ -187,14 +194,19 @@ def _position(action: ActionRow) -> tuple[Any, ...]:
 
 # --- servers with locked rows ---
 def set_aside(engine: WorkflowEngine, servers: Iterable[str]) -> None:
-    """Postpone all work on these servers until ``locked_servers`` finds them unlocked."""
+    """Postpone all work of this conductor on these servers until their locks are gone.
+
+    ``locked_servers`` checks the locks for the first time after ``LOCK_POLL_SECONDS``.
+    """
     engine.locked_servers.update(
         dict.fromkeys(servers, engine.clock.monotonic() + LOCK_POLL_SECONDS)
     )
 
 
 def find_locked(engine: WorkflowEngine, servers: Iterable[str]) -> set[str]:
-    """Return the servers with locked rows, and set them aside. Waits for no lock.
+    """Return the servers whose rows another transaction has locked, and postpone their work.
+
+    The check does not wait for locks. ``set_aside`` postpones the work.
 
     Raises:
         Unavailable: The database does not answer.
@@ -206,9 +218,10 @@ def find_locked(engine: WorkflowEngine, servers: Iterable[str]) -> set[str]:
 
 
 def locked_servers(engine: WorkflowEngine) -> set[str]:
-    """Return the servers that are set aside now.
+    """Return the ids of the servers whose work waits for a lock of another transaction.
 
-    After ``LOCK_POLL_SECONDS`` the servers' locks are checked again.
+    ``set_aside`` has postponed this work. Locks that were last checked more than
+    ``LOCK_POLL_SECONDS`` ago are checked again here.
 
     Raises:
         Unavailable: The database does not answer.

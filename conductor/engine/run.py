@@ -102,16 +102,17 @@ class Run(Generic[Args, Data]):
 
     @property
     def locked_at(self) -> int:
-        """The time at which this transaction locked the action."""
+        """The time at which this transaction locked the action, in µs of the database's clock."""
         return cast(LockedActionRow, self.action).locked_at
 
     @property
     def attempt(self) -> int:
+        """The number of the action's current attempt, from 1 on, with the changes of this run."""
         return int(self.head.get("attempt", self.action.attempt))
 
     @property
     def host(self) -> str | None:
-        """The server's host, with the changes of this run."""
+        """The server's host, with the changes of this run, or None."""
         host: str | None = self.changes.get("host", self.server.host)
         return host
 
@@ -140,15 +141,15 @@ class Run(Generic[Args, Data]):
         self.changes.update(values)
 
     def has_volumes(self) -> bool:
-        """True if the server has at least one volume."""
+        """True if the server had a volume when its rows were read."""
         return bool(self.volumes)
 
     def set_volume(self, row: BlockDeviceRow, **values: object) -> None:
-        """Change columns of a volume's row. A call may do that too."""
+        """Change columns of a volume's row. The ``call`` of a step may use this too."""
         self.volume_changes[row.uuid] = {**(self.volume_changes.get(row.uuid) or {}), **values}
 
     def remove_volumes(self, rows: Iterable[BlockDeviceRow]) -> None:
-        """Remove the rows of volumes."""
+        """Remove the rows of volumes, and reduce the server's number of volumes."""
         self.volume_changes.update(dict.fromkeys((row.uuid for row in rows), None))
         remaining = [self.volume_changes.get(row.uuid, {}) is not None for row in self.volumes]
         self.set(volumes=sum(remaining))
@@ -159,7 +160,7 @@ class Run(Generic[Args, Data]):
 
     @property
     def assignment(self) -> HardwareAssignment | None:
-        """The parts of the host that the guest holds, with the claims of this run."""
+        """The guest's hardware assignment, with the claims of this run, or None."""
         if "host" in self.changes:
             return self.claimed
         return (
@@ -179,16 +180,21 @@ class Run(Generic[Args, Data]):
         return bool(self.head.get("phase", self.action.phase) == ActionPhase.UNDO)
 
     def secrets(self, engine: Engine) -> JsonObject:
-        """Return the secrets of the request, which the API has sealed."""
+        """Return the opened secrets of the request, {} without secrets."""
         return engine.vault.open(self.action.secrets) if self.action.secrets else {}
 
     def continue_at(self, step: str | None, **head: object) -> None:
-        """Make the action due at a step that was not tried yet, with further changes of its row."""
+        """Make the action due at a step that was not tried yet.
+
+        Args:
+            step: The name of the step. None: the first step of the workflow.
+            head: Further changed columns of the action's row.
+        """
         head = {"state": ActionState.DUE, "due_at": now(), "step": step, "sends": 0, **head}
         self.head.update(owner=None, lease_until=None, **head)
 
     def go_to(self, step: str) -> None:
-        """Interrupt the current step and continue at another step."""
+        """Interrupt the current step, and make the action due at another step."""
         self.paused = True
         self.continue_at(step)
 
@@ -207,7 +213,10 @@ class Run(Generic[Args, Data]):
         status: int | None = None,
         reason: FailureReason = FailureReason.UNSPECIFIED,
     ) -> None:
-        """Record the definite failure of the current step, with the fields of ``Failure``."""
+        """Record the definite failure of the current step, with the fields of ``Failure``.
+
+        The function returns normally. The runner begins the undo after the step.
+        """
         self.problem = StepFailed(text, details, retryable, status, reason)
 
     def add_cleanup(
@@ -216,10 +225,12 @@ class Run(Generic[Args, Data]):
         """Leave work at an external service to a pending cleanup. The action continues.
 
         Args:
-            kind: A kind of ``store.cleanups``.
+            kind: A kind of ``common.store.cleanups``.
             target: The id of the object at the service.
-            why: The reason why the work is not done yet.
-            place: The host, for kinds that have one.
+            why: The reason why the work is not done yet. "" keeps the cleanup out of the message of
+                the action.
+            place: The second part of the cleanup's key. The kind defines whether this is a host, an
+                address, a volume id or "".
             args: Further facts for the cleanup.
         """
         self.cleanups.append(
@@ -257,12 +268,12 @@ class Run(Generic[Args, Data]):
 
     @property
     def cleanup_message(self) -> str | None:
-        """The reasons of the pending cleanups that this step has added, or None."""
+        """The reasons of the pending cleanups and refusals of this step in one text, or None."""
         texts = dict.fromkeys([*(row["why"] for row in self.cleanups), self.ignored_refusal])
         return " ".join(filter(None, texts)) or None
 
     def retry_in(self, micros: int) -> None:
-        """Try the current step again later, or at once if the action was woken meanwhile."""
+        """Try the current step again after ``micros`` µs, or at once if the action was woken."""
         self.paused = True
         self.head.update(
             state=ActionState.DUE,
@@ -279,7 +290,7 @@ class Run(Generic[Args, Data]):
         message: str | None = None,
         details: str | None = None,
     ) -> None:
-        """Add an event to the journal. The action is locked."""
+        """Add an event to the journal. The caller has locked the action."""
         seq = int(self.head.get("next_seq", self.action.next_seq))
         self.head["next_seq"] = seq + 1
         self.events.append(
@@ -297,7 +308,14 @@ class Run(Generic[Args, Data]):
         )
 
     def command(self, host: str, kind: CommandKind, step: str, verb: Verb) -> None:
-        """Send a command after the commit. ``conductor.engine.flush`` fills in the session."""
+        """Add a command for a host. ``conductor.engine.flush`` sends it after the commit.
+
+        Args:
+            host: The host.
+            kind: DO for a step, UNDO for its undo.
+            step: The name of the step.
+            verb: The operation and its arguments.
+        """
         command = verbs.encode(
             verb,
             CommandKey(kind, self.action.id, step, self.attempt),

@@ -122,7 +122,7 @@ def _burst(
         try:
             runs.append(workflow.run(row, servers[row.server_id], volumes.get(row.server_id, ())))
         except (LookupError, TypeError, ValueError) as problem:
-            log.error("action %s has no server, or no data: %s", row.id, problem)
+            log.error("the server or the data of action %s cannot be read: %s", row.id, problem)
             retries.count_exception(engine, row, problem)
     step, aborted = workflow.steps[index], [run for run in runs if run.data.abort]
     runs = [run for run in runs if run not in aborted]
@@ -177,12 +177,14 @@ def _prepare_together(
             step.prepare(engine, relevant)
             engine.fault_point(workflow.name, step.name, "proposed")
     except errors.Unavailable as problem:
-        log.warning("%s waits: %s", workflow.name, problem)
+        log.warning("%d actions of %s wait: %s", len(runs), workflow.name, problem)
         waiting = [run.action for run in runs]
         retries.postpone(engine, waiting, MAX_SERVICE_PAUSE_SECONDS, cause=problem.text)
         return []
     except Exception as problem:
-        log.exception("%s cannot be prepared for %d servers", workflow.name, len(runs))
+        log.exception(
+            "step %s of %s cannot be prepared for %d servers", step.name, workflow.name, len(runs)
+        )
         if len(runs) > 1:
             return [
                 ready for run in runs for ready in _prepare_together(engine, workflow, step, [run])
@@ -290,10 +292,10 @@ def _write(
     planned: Sequence[AnyRun],
     lane: Lane,
 ) -> flush.Written:
-    """Run the transaction of a burst.
+    """Run the transaction of a burst, and return the work that the caller does after the commit.
 
-    Runs drop out if their server has a newer action, or if another conductor or lane has advanced
-    their action.
+    A run is left out if its server has a newer action, or if another conductor or lane has advanced
+    its action.
     """
     servers, volumes = _add_volumes(
         tx, actions.lock_servers(tx, (run.server.id for run in planned))
@@ -349,16 +351,17 @@ def _write(
 
 
 def _position(action: ActionRow) -> tuple[Any, ...]:
-    """Return the position of an action in its workflow.
+    """Return the position of an action: workflow, step, phase and attempt.
 
-    A burst compares the position with the position at its beginning. They differ if the lease
-    expired and another conductor advanced the action, or if another lane of this conductor did.
+    A burst compares the position under the lock with the position at the beginning of the burst.
+    They differ if the lease expired and another conductor advanced the action, or if another lane
+    of this conductor advanced it.
     """
     return action.workflow, action.step, action.phase, action.attempt
 
 
 def is_held(server: ServerRow, action: ActionRow) -> bool:
-    """True if the action still has its server, under the action's fence."""
+    """True if this is the server's running action, and both have the same fence."""
     return bool(server.action == action.id and server.fence == action.fence)
 
 
@@ -370,17 +373,17 @@ def proceed(
     runs: Sequence[AnyRun],
     ready: Lane | None = None,
 ) -> None:
-    """Advance runs from the step at ``index`` on.
+    """Advance runs from the step at ``index`` on, as far as this transaction can.
 
-    Steps of this transaction are applied, a command is started, and a run without further steps is
-    finished. If the next step needs a call or preparation, the run becomes due in that lane.
+    A run ends with its last step, waits for the result of a command, or becomes due in another lane
+    whose call or preparation the next step needs.
 
     Args:
         tx: The transaction.
-        engine: The engine.
+        engine: The conductor's engine.
         workflow: The workflow of the runs.
-        index: Index of the next step.
-        runs: The runs, all at the same step.
+        index: The position of the first step.
+        runs: The runs.
         ready: The lane that has completed the call or preparation of the first step. None: no lane.
     """
     for number, step in enumerate(workflow.steps[index:], index):
@@ -419,7 +422,7 @@ def _is_through(
     step: AnyStep,
     run: AnyRun,
 ) -> bool:
-    """Record the outcome of a step. True if the run continues with the next step."""
+    """Record the outcome of a step, and return True if the run continues with the next step."""
     if run.paused:
         run.head.setdefault("step", step.name)
         return False
@@ -439,7 +442,7 @@ def _start(tx: Connection, engine: WorkflowEngine, step: AnyStep, runs: Sequence
     for run in runs:
         host = step.host(run)
         if host is None:
-            run.fail("The server is on no host; delete it and create it again.")
+            run.fail(f"Server {run.server.id} is on no host. Delete it and create it again.")
             fail(tx, engine, engine.workflows[run.action.workflow], 0, run)
             continue
         placed.append(run)
@@ -467,7 +470,10 @@ def _send(run: AnyRun, host: str, kind: CommandKind, step: AnyStep, verb: Verb) 
 
 
 def take_result(tx: Connection, engine: WorkflowEngine, run: AnyRun, result: Result) -> None:
-    """Record a host's result, and advance the action from the next step on.
+    """Process a host's result of the command that the action waits for.
+
+    After success the run continues with the next step. A definite failure begins the undo, and the
+    result of an undo continues the undo. The caller writes the changes of the run.
 
     Raises:
         ValueError: The status of the result is not a final status of this release.
@@ -476,7 +482,7 @@ def take_result(tx: Connection, engine: WorkflowEngine, run: AnyRun, result: Res
     index = workflow.index(run.action.step)
     step = workflow.steps[index]
     if result.status not in FINAL_STATUSES:
-        raise ValueError(f"{result.status!r} is no end of a command that this release knows")
+        raise ValueError(f"the result of {result.key} has the unknown status {result.status!r}")
     if result.status == ResultStatus.DEAD and (run.is_undoing or step.done_when_host_dead):
         # No guest runs on the dead host, and its files are a pending cleanup.
         result = replace(result, status=ResultStatus.DONE)
@@ -500,7 +506,7 @@ def take_result(tx: Connection, engine: WorkflowEngine, run: AnyRun, result: Res
         fail(tx, engine, workflow, index, run)
         return
     unknown = (
-        "Its outcome is unknown and it was not repeated."
+        f"The outcome of {run.action.verb} is unknown. The command was not repeated."
         if result.status == ResultStatus.UNKNOWN
         else None
     )
@@ -519,7 +525,7 @@ def key_of(row: ActionRow) -> CommandKey:
 def fail(
     tx: Connection, engine: WorkflowEngine, workflow: AnyWorkflow, index: int, run: AnyRun
 ) -> None:
-    """Record the definite failure of the step at ``index``, and begin the undo.
+    """Record the failure ``run.problem`` of the step at ``index``, and begin the undo.
 
     The failed step is undone too, because its effect may exist. After the pivot the action ends as
     failed without an undo.
@@ -552,7 +558,11 @@ def _is_past_pivot(workflow: AnyWorkflow, index: int) -> bool:
 
 
 def ignore_refusals(workflow: AnyWorkflow, index: int, runs: Iterable[AnyRun]) -> None:
-    """Clear refusals by a service after the pivot, because they do not fail the action."""
+    """Clear refusals by a service after the pivot, because they do not fail the action.
+
+    Each refusal becomes a message of the step. At the network service a pending cleanup of the
+    server's ports is added.
+    """
     step = workflow.steps[index]
     if step.call and _is_past_pivot(workflow, index):
         for run in runs:
@@ -562,10 +572,10 @@ def ignore_refusals(workflow: AnyWorkflow, index: int, runs: Iterable[AnyRun]) -
 
 
 def _ignore_refusal(step: AnyStep, run: AnyRun, why: str) -> None:
-    """Record the refusal as a message of the step.
+    """Record a refusal as a message of the step.
 
-    Each object of the step has its own pending cleanup. For the network service a cleanup of all
-    the server's ports is added.
+    The step itself has added a pending cleanup for each object. At the network service a cleanup of
+    all the server's ports is added here.
     """
     run.ignored_refusal = why
     if step.lane == Lane.NETWORK:
@@ -600,15 +610,9 @@ def continue_undo(
     run: AnyRun,
     refused: str | None = None,
 ) -> None:
-    """Record the end of a step's undo, and continue with the steps before it.
+    """Record the end of a step's undo, and continue with the undo of the steps before it.
 
-    Args:
-        tx: The transaction.
-        engine: The engine.
-        workflow: The workflow of the run.
-        index: Index of the undone step.
-        run: The run of the action.
-        refused: The reason why the undo failed, or None after a successful undo.
+    ``refused`` is the reason why the undo failed, or None after a successful undo.
     """
     step = workflow.steps[index]
     if refused and step.undo_call and not step.undo_command:
@@ -627,7 +631,7 @@ def continue_undo(
 
 def _end_failed(tx: Connection, engine: WorkflowEngine, workflow: AnyWorkflow, run: AnyRun) -> None:
     failure = run.data.problem
-    assert failure is not None, "it has failed"
+    assert failure is not None, "a failed action has a failure in its data"
     problem = StepFailed(failure.text, failure.details, failure.retryable, reason=failure.reason)
     run.is_left_off = any(
         step.undo_starts_guest and step.name in run.data.undo_failures for step in workflow.steps
@@ -637,13 +641,23 @@ def _end_failed(tx: Connection, engine: WorkflowEngine, workflow: AnyWorkflow, r
         return  # ``failed`` of the workflow has begun another try.
     if run.data.undo_failures:
         failures = "; ".join(f"{step}: {why}" for step, why in run.data.undo_failures.items())
-        text = f"{problem}; and it could not be undone: {failures}. Delete or rebuild it."
+        text = (
+            f"{problem} Completed steps could not be undone: {failures} Delete or rebuild server "
+            f"{run.server.id}."
+        )
         run.set(vm_state=states.ERROR, fault=fault_of(tx, StepFailed(text, problem.details)))
     finish(run, ActionState.FAILED, str(problem))
 
 
 def finish(run: AnyRun, state: ActionState, message: str | None = None) -> None:
-    """End the action: release the server, and delete the action's secrets."""
+    """End the action: release the server, and delete the action's secrets.
+
+    Args:
+        run: The run of the action.
+        state: DONE or FAILED. DONE sets the vm_state of the action and clears the fault, unless the
+            run has set them already.
+        message: The message of the action. None: the reasons of its pending cleanups, if any.
+    """
     row = BY_WORKFLOW[run.action.workflow]
     run.changes.update(task_state=None, action=None)
     if state == ActionState.DONE and row.after:

@@ -42,7 +42,8 @@ StepData = TypeVar("StepData", bound=ActionData, contravariant=True)
 class Step(Generic[StepArgs, StepData]):
     """The declaration of a step.
 
-    A step works in the transaction, calls a service first, or is a command.
+    A step works in the runner's transaction, calls an external service before this transaction, or
+    is a command to a host.
     """
 
     #: The name of the step in the journal.
@@ -96,7 +97,7 @@ class Step(Generic[StepArgs, StepData]):
     events: StepEvents = StepEvents()
 
     def host(self, run: Run[StepArgs, StepData]) -> str | None:
-        """Return the host of the command and of its undo."""
+        """Return the host of the step's command and of its undo, or None if the server has none."""
         return self.host_of(run) if self.host_of is not None else run.host
 
     def is_skipped(self, run: Run[StepArgs, StepData]) -> bool:

@@ -69,6 +69,9 @@ def sweep(
 ) -> list[str]:
     """Run one round of the sweep.
 
+    Hosts are marked as down only if the conductor has received its own messages for as long as a
+    host may be silent, and the database's clock has not jumped in this time.
+
     Args:
         engine: The conductor's engine.
         watch: The state from earlier rounds, which the round updates.
@@ -116,7 +119,10 @@ def sweep(
     _do_chores(engine, watch, moment, is_certain=is_patient and moment >= watch.doubted_until)
     engine.fault_point("sweep", "judge", "committed")
     if doubtful and not watch.doubtful:
-        log.warning("too few hosts are heard: no silent host is marked as down")
+        log.warning(
+            "too few hosts have a recent sign of life, so no silent host is marked as down; check the "
+            "network of the hosts and the broker"
+        )
     watch.doubtful = doubtful
     for host in down:
         log.warning("host %s is down: no sign of life for %d s", host, engine.host_silence)
@@ -124,10 +130,10 @@ def sweep(
 
 
 def _look_at_clock(engine: WorkflowEngine, watch: Watch, moment: float) -> bool:
-    """Return True if the database's clock has jumped since the last round.
+    """Return True if the database's clock has jumped since the last round, and record the clock.
 
     Actions that are due by time cannot be undone, and the clock may jump back. So after a jump the
-    clock is not trusted for as long as the jump was, within bounds.
+    clock is not trusted for as long as the jump was, within bounds (``Watch.doubted_until``).
     """
     database = engine.store.now()
     jump = (
@@ -152,12 +158,8 @@ def _look_at_clock(engine: WorkflowEngine, watch: Watch, moment: float) -> bool:
 def _do_chores(engine: WorkflowEngine, watch: Watch, moment: float, is_certain: bool) -> None:
     """Do the chores that are due.
 
-    Args:
-        engine: The engine.
-        watch: The times at which chores ran last.
-        moment: The current time, in seconds of the monotonic clock.
-        is_certain: True if this conductor has listened to hosts for long enough, and the clock of
-            the database has not jumped.
+    ``is_certain`` is True if this conductor has received messages for long enough, and the clock of
+    the database has not jumped. Without certainty, chores with ``needs_certainty`` wait.
     """
     for chore in engine.chores:
         last = watch.chores_at.get(chore)
@@ -199,10 +201,11 @@ def begin_due(engine: WorkflowEngine) -> None:
 
 
 def fail_lost_commands(engine: WorkflowEngine) -> None:
-    """End the wait for commands that cannot complete any more.
+    """End the wait of actions for commands that cannot complete any more.
 
     These are commands at hosts whose guests are dead, commands that start no guest at hosts that
-    are down, and commands that need files of a host that was forced down.
+    are down, and commands that need files of a host that was forced down. The action then fails,
+    is undone or continues, as its step declares.
     """
 
     def read(tx: Connection) -> tuple[list[LostActionRow], list[ReadingActionRow]]:
@@ -232,7 +235,7 @@ def fail_lost_commands(engine: WorkflowEngine) -> None:
             engine,
             reading,
             ResultStatus.FAILED,
-            f"Host {reading.source}, which has the server's files, was forced down.",
+            f"Host {reading.source} has the files of server {reading.server_id} and was forced down.",
             retryable=False,
         )
 
@@ -240,7 +243,10 @@ def fail_lost_commands(engine: WorkflowEngine) -> None:
 def _give_up(
     engine: WorkflowEngine, row: ActionRow, status: ResultStatus, message: str, retryable: bool
 ) -> None:
-    """Fail the command that an action waits for."""
+    """Process a failure in place of the result that an action waits for.
+
+    An unexpected error is counted for the action, and the next sweep tries again.
+    """
     result = Result(
         str(runner.key_of(row)),
         row.server_id,
@@ -278,7 +284,7 @@ Begin = Callable[..., str]
 def _begin(
     engine: WorkflowEngine, row: states.Action, server: ServerKey, begin: Begin = actions.begin
 ) -> None:
-    """Begin an action like a request, unless a request has changed the server meanwhile."""
+    """Begin an action of a server, unless the state of the server no longer permits the action."""
     system = RequestContext.of_ourselves(server.project_id)
     try:
         engine.store.write(lambda tx: begin(tx, row, server.id, context=system))

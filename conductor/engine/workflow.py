@@ -23,7 +23,7 @@ StepKey = tuple[str, str]
 
 
 def keep_state(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
-    """Leave the server's state unchanged when an action fails."""
+    """Do nothing. The default of ``Workflow.failed``, which keeps the state of the server."""
 
 
 WorkflowArgs = TypeVar("WorkflowArgs", bound=ActionArgs)
@@ -62,7 +62,7 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
         for number, candidate in enumerate(self.steps):
             if step == candidate.name or (step is None and not candidate.by_name):
                 return number
-        raise LookupError(f"{self.name} has no step {step} in this release")
+        raise LookupError(f"workflow {self.name} has no step {step} in this release")
 
     def run(
         self,
@@ -83,7 +83,7 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
             TypeError, ValueError: The row has no arguments, or no data, of this workflow.
         """
         if not isinstance(action.args, dict) or not isinstance(action.data, dict):
-            raise TypeError("its arguments or its data are no dictionary")
+            raise TypeError(f"the arguments or the data of action {action.id} are not a dictionary")
         return Run(
             action,
             server,
@@ -110,12 +110,12 @@ class Workflows(dict[str, AnyWorkflow]):
 
     @cached_property
     def versions(self) -> dict[str, int]:
-        """The version of each workflow."""
+        """Name of each workflow -> its version."""
         return {name: workflow.version for name, workflow in self.items()}
 
     @cached_property
     def lanes(self) -> dict[Lane, list[str]]:
-        """The steps that call a service, by the lane of the service."""
+        """Lane of a service -> the sorted names of the steps that call this service."""
         steps: dict[Lane, set[str]] = defaultdict(set)
         for _, step in self._steps():
             if step.call or step.undo_call:
@@ -124,32 +124,32 @@ class Workflows(dict[str, AnyWorkflow]):
 
     @cached_property
     def lane_of(self) -> dict[str, Lane]:
-        """The lane of each step that calls a service."""
+        """Name of each step that calls a service -> the lane of the service."""
         return {step: lane for lane, steps in self.lanes.items() for step in steps}
 
     @cached_property
     def steps_with_calls(self) -> list[str]:
-        """The steps that call a service."""
+        """The sorted names of the steps that call a service."""
         return sorted(self.lane_of)
 
     @cached_property
     def events(self) -> dict[StepKey, StepEvents]:
-        """The notifications of each step."""
+        """(workflow, step) -> the notifications of the step."""
         return {(workflow, step.name): step.events for workflow, step in self._steps()}
 
     @cached_property
     def failing_with_host(self) -> list[StepKey]:
-        """Steps whose command has failed when its host goes down."""
+        """(workflow, step) of each command that has failed when its host goes down."""
         return self._keys(lambda step: step.fails_when_host_down)
 
     @cached_property
     def taking_controls(self) -> list[StepKey]:
-        """Steps whose command can be aborted, or completed by force."""
+        """(workflow, step) of each command that can be aborted, or completed by force."""
         return self._keys(lambda step: step.takes_controls)
 
     @cached_property
     def reading_source(self) -> list[StepKey]:
-        """Steps whose command needs the files on the host that the server leaves."""
+        """(workflow, step) of each command that reads files on the host that the server leaves."""
         return self._keys(lambda step: step.reads_source)
 
     def _steps(self) -> Iterator[tuple[str, AnyStep]]:

@@ -21,10 +21,10 @@ CallPool = Callable[[Lane, Callable[[Any], None], Sequence[Any]], list[Exception
 def call_one_by_one(
     lane: Lane, call: Callable[[T], None], members: Sequence[T]
 ) -> list[Exception | None]:
-    """Make a call to the service of a lane for each member, one after the other.
+    """Call a function for each member, one after the other. The default of ``call_pool``.
 
     Returns:
-        The exception that each call raised, or None.
+        For each member the exception that its call raised, or None. The lane is ignored.
     """
     raised: list[Exception | None] = []
     for member in members:

@@ -35,8 +35,8 @@ PARALLEL = 16
 class EvacuationPolicy:
     """The operator's limits.
 
-    ``after`` is the silence in seconds that a host needs. ``max_hosts`` is the maximum of hosts
-    that may be down at once.
+    A host is evacuated after ``after`` seconds of silence. While more than ``max_hosts`` hosts with
+    servers are down, no evacuation begins.
     """
 
     after: float = 60
@@ -44,12 +44,16 @@ class EvacuationPolicy:
 
 
 def evacuate(store: Store, policy: EvacuationPolicy) -> list[str]:
-    """Do one round, and return the hosts whose evacuation has begun."""
+    """Begin the evacuation of each host that has been silent for long enough.
+
+    Returns:
+        The hosts whose evacuation this call has begun. Empty if too many hosts are down.
+    """
     dead = store.snapshot(_find_down_with_servers)
     if len(dead) > policy.max_hosts:
         log.error(
-            "%d hosts with servers are down (%s), and [ha] max_hosts is %d: nothing is evacuated; see whether "
-            "they are dead, then: kilonova host evacuate HOST",
+            "%d hosts with servers are down (%s), and [ha] max_hosts is %d: no host is evacuated; check whether "
+            "they are dead, then run for each dead host: kilonova host evacuate HOST",
             len(dead),
             ", ".join(sorted(look.host.name for look in dead)),
             policy.max_hosts,
@@ -63,7 +67,10 @@ def evacuate(store: Store, policy: EvacuationPolicy) -> list[str]:
 
 
 def _find_down_with_servers(tx: Connection) -> list[Look]:
-    """Return the silent hosts that have servers, except hosts that an admin forced down."""
+    """Return the hosts with servers that are down, except hosts that an admin forced down.
+
+    A host that the fencing hook has forced down is included.
+    """
     silent = [
         host.name
         for host in host_status.host_states(tx).values()
@@ -73,7 +80,11 @@ def _find_down_with_servers(tx: Connection) -> list[Look]:
 
 
 def _begin(store: Store, look: Look) -> bool:
-    """Begin the evacuation of a host, unless another conductor or an operator was first."""
+    """Begin the evacuation of a host, and return True if it has begun.
+
+    No evacuation begins if the host has an open host action, or if its last one ended less than
+    ``RETRY_MICROS`` ago.
+    """
     host = look.host.name
 
     def work(tx: Connection) -> bool:
@@ -92,7 +103,7 @@ def _begin(store: Store, look: Look) -> bool:
     try:
         is_begun = store.write(work)
     except errors.Conflict as problem:
-        log.info("host %s is not evacuated now: %s", host, problem)
+        log.info("the evacuation of host %s cannot begin now: %s", host, problem)
         return False
     if is_begun:
         log.warning("host %s is down: its %d servers are evacuated", host, len(look.servers))
@@ -107,9 +118,10 @@ def chore(policy: EvacuationPolicy) -> Chore:
 
 
 def refusal(evacuates: bool, fencing_hook: str) -> str:
-    """Return why the configuration is invalid, or ""."""
+    """Return why the configuration of automatic evacuation is invalid, or ""."""
     return (
-        "[ha] evacuate needs [conductor] fencing_hook: silence does not prove that a host's guests are dead"
+        "[ha] evacuate is set, but [conductor] fencing_hook is not: set a fencing hook, because silence does not "
+        "prove that the guests of a host are dead"
         if evacuates and not fencing_hook
         else ""
     )

@@ -34,11 +34,12 @@ def hook(
 ) -> Callable[[str], None] | None:
     """Return a function that fences a host with this program, or None without a program.
 
-    The function raises Conflict if the host is not fenced.
+    The function takes the host's name, and returns once the program has proved that no guest runs
+    there. Otherwise it raises Conflict with the reason.
 
     Args:
-        program: Path of the program. Empty: no program.
-        timeout: Seconds after which the program is ended.
+        program: The path of the fencing hook, or "".
+        timeout: Seconds after which the program is killed.
         shared: Seconds for which a result is shared, see ``SHARED_SECONDS``.
     """
     if not program:
@@ -61,7 +62,7 @@ def hook(
 
 @dataclass
 class _HookResult:
-    """The last result for a host. ``refusal`` says why the host is not fenced, or is ""."""
+    """The last result for a host. ``refusal`` is the reason why the host is not fenced, or ""."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     fresh_until: float = 0
@@ -69,7 +70,7 @@ class _HookResult:
 
 
 def _run_hook(program: str, timeout: float, host: str) -> str:
-    """Run the hook, and return why the host is not fenced, or ""."""
+    """Run the hook, and return why the host is not fenced, or "" on success."""
     log.warning("fencing host %s by %s", host, program)
     try:
         process = subprocess.run(
@@ -81,11 +82,14 @@ def _run_hook(program: str, timeout: float, host: str) -> str:
         )
     except subprocess.TimeoutExpired:
         log.error("the fencing hook for host %s did not end within %g seconds", host, timeout)
-        return f"The fencing hook did not end within {timeout:g} seconds; host {host} may still run its guests."
+        return (
+            f"The fencing hook did not end within {timeout:g} seconds; host {host} may still run its guests. "
+            "Power the host off, or repair the hook, and try again."
+        )
     except OSError as problem:
         log.error("the fencing hook for host %s cannot be run: %s", host, problem)
         return (
-            f"The fencing hook cannot be run; host {host} may still run its guests. Ask the operator to look at "
+            f"The fencing hook cannot be run; host {host} may still run its guests. Ask the operator to correct "
             "[conductor] fencing_hook."
         )
     output = (
@@ -95,6 +99,9 @@ def _run_hook(program: str, timeout: float, host: str) -> str:
         log.error(
             "the fencing hook for host %s ended with %d: %s", host, process.returncode, output
         )
-        return f"The fencing hook ended with {process.returncode}; host {host} may still run its guests."
+        return (
+            f"The fencing hook ended with {process.returncode}; host {host} may still run its guests. See the "
+            "conductor's log for the output of the hook."
+        )
     log.warning("host %s is fenced", host)
     return ""

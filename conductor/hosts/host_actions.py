@@ -87,27 +87,27 @@ def _is_drained(look: Look) -> bool:
 
 
 def _is_evacuated(look: Look) -> bool:
-    """Return True if no server is on the host, and no evacuation is running that may still fail."""
+    """Return True if no server is on the host, and no evacuation away from the host is open."""
     return not look.servers and not any(
         move.kind == MigrationType.EVACUATION for move in look.leaving
     )
 
 
 def _drain_refusal(look: Look, has_hook: bool) -> str:
-    return "" if look.host.disabled else f"somebody has enabled host {look.host.name} again"
+    return "" if look.host.disabled else f"host {look.host.name} was enabled during the drain"
 
 
 def _evacuation_refusal(look: Look, has_hook: bool) -> str:
     """Return why the evacuation must not continue, or "".
 
-    Args:
-        look: The host and its servers.
-        has_hook: True if a fencing hook is configured, which proves that the host's guests are
-            dead.
+    The host must be silent, and forced down unless ``has_hook``: a fencing hook is configured.
     """
     host = look.host
     if host.answers:
-        return f"Compute service of {host.name} is still in use. What runs is moved by: kilonova host drain {host.name}"
+        return (
+            f"Compute service of {host.name} is still in use. To move its running servers: kilonova host drain "
+            f"{host.name}"
+        )
     return "" if host.forced_down or has_hook else services.NO_PROOF.format(host=host.name)
 
 
@@ -138,7 +138,17 @@ def look_ahead(
     args: Arguments,
     servers: Sequence[Resident],
 ) -> list[Planned]:
-    """Plan where these servers would go now.
+    """Return the plan for these servers: where each would go now, or why it stays.
+
+    The plan changes nothing and reserves no resources.
+
+    Args:
+        store: The database.
+        select: Calls a scheduler.
+        host: The host that the servers leave.
+        name: Drain or evacuation.
+        args: The options of the host action.
+        servers: The servers.
 
     Raises:
         NoAnswer: No scheduler answers.
@@ -172,9 +182,12 @@ class HostActions:
         self._rounds: dict[str, _Round] = {}
 
     def advance(self) -> None:
-        """Advance each open action by one round.
+        """Lease the open actions on hosts, and advance each of them by one round.
 
         Without open actions this costs one statement.
+
+        Raises:
+            Unavailable: The database does not answer.
         """
         store, owner = self._engine.store, self._engine.owner
         if not self._rounds and not store.read(host_actions.is_any_open):
@@ -188,7 +201,7 @@ class HostActions:
             self._advance(action)
 
     def _restore_round(self, action: HostAction) -> _Round:
-        """Return a round with the moves in the journal.
+        """Return the state of an action as its journal contains it.
 
         Another conductor may have begun the action.
         """
@@ -222,7 +235,7 @@ class HostActions:
                 action.id,
                 action.host,
             )
-            round_.note("An unforeseen failure; the conductor's log has the details. Trying again.")
+            round_.note("An unexpected error; the conductor's log has the details. Trying again.")
         self._record(action, round_, end)
 
     def _record(self, action: HostAction, round_: _Round, end: _End | None) -> None:
@@ -301,7 +314,7 @@ class _Round:
 
     @property
     def again(self) -> str:
-        """The command that continues the action."""
+        """The operator's command that starts the action again."""
         return f"{self.kind.command} {self.host}{' --cold' * self.action.args.cold}"
 
     def add_line(
@@ -320,11 +333,11 @@ class _Round:
             self.add_line(EventName.NOTE, message)
 
     def advance(self, action: HostAction) -> _End | None:
-        """Do one round, and return how the action ended or None.
+        """Do one round. Return the end of the action, or None while the action continues.
 
         Raises:
             NotFound: The host has been removed.
-            Unavailable: The database or every scheduler is silent.
+            Unavailable: The database does not answer, or no scheduler answers.
         """
         self.action = action
         store = self.engine.store
@@ -379,9 +392,10 @@ class _Round:
                 self.stays_by_server.pop(server, None)
 
     def _is_ours(self, move: Move) -> bool:
-        """Return True if the move waits for its confirmation by this action.
+        """Return True if the move is complete and this action must confirm or revert it.
 
-        An earlier action of the same kind may have begun the move.
+        An earlier action of the same kind may have begun the move. After more than
+        ``MAX_CONFIRMATIONS`` attempts the move is left to the server's owner.
         """
         return (
             move.by == self.kind.command
@@ -391,9 +405,9 @@ class _Round:
 
     # --- moves under way ---
     def _note_moves(self, at: int, under_way: list[Move]) -> None:
-        """Write begun and ended moves to the journal.
+        """Write moves that ended since the last round to the journal.
 
-        This includes begun moves of other origin.
+        Moves of another origin that began since then are written too.
         """
         now = {move.uuid for move in under_way}
         for move in (
@@ -427,7 +441,7 @@ class _Round:
         elif move.status == MigrationStatus.FINISHED:
             self.add_line(
                 EventName.UNCONFIRMED,
-                f"{about}  is on {move.dest} and waits for its owner to confirm it",
+                f"{about}  is on {move.dest}; its owner must confirm or revert the move",
                 move.server,
                 move.uuid,
             )
@@ -435,11 +449,14 @@ class _Round:
             if self.action.name is Name.EVACUATE and move.step == FENCE:
                 self.fatal = move.message
             why = f"its move ended {move.status}: {move.message or 'another action has taken the server'}"
-            self.stays_by_server[move.server] = Stays(why, f"mend that, then: {self.again}")
+            self.stays_by_server[move.server] = Stays(why, f"repair the cause, then: {self.again}")
             self.add_line(EventName.STAYS, f"{about}  stays: {why}", move.server, move.uuid)
 
     def _drop_stuck(self, begun: list[Move]) -> list[Move]:
-        """Return the moves that are not stuck. A stuck move does not count toward ``parallel``."""
+        """Return the moves that are not stuck, and record a reason for each stuck one.
+
+        A stuck move does not count toward ``parallel``.
+        """
         for move in begun:
             if move.stuck:
                 self.stays_by_server[move.server] = Stays(
@@ -451,7 +468,7 @@ class _Round:
         return [move for move in begun if not move.stuck]
 
     def _confirm(self, under_way: list[Move]) -> None:
-        """Confirm moves that have arrived. Revert those whose server failed at the destination."""
+        """Begin the confirm of complete moves, or the revert if the server failed there."""
         for move in under_way:
             if self._is_ours(move) and move.idle:
                 self.confirmations[move.uuid] = self.confirmations.get(move.uuid, 0) + 1
@@ -462,9 +479,9 @@ class _Round:
                 )
 
     def _begin_action(self, about: str, work: Callable[[Connection], T]) -> T | None:
-        """Begin an action in a transaction.
+        """Begin an action in a transaction, and return the result of ``work``.
 
-        Returns None if the server cannot begin the action now.
+        Returns None if the server's state does not permit the action now. The reason is noted.
         """
         try:
             begun = self.engine.store.write(work)
@@ -485,9 +502,9 @@ class _Round:
 
     # --- servers that are to go ---
     def _find_waiting(self, look: Look, under_way: list[Move], held: str) -> list[Planned]:
-        """Return the servers that can begin, in the order of the plan.
+        """Return the plans of the servers whose move can begin now, in the order of the servers.
 
-        New servers are planned first.
+        Servers without a plan are planned first, unless ``held`` is a reason to begin no move.
         """
         moving = {move.server for move in under_way}
         ready = [
@@ -535,7 +552,7 @@ class _Round:
     def _begin(self, lines: list[Planned]) -> None:
         for line in lines:
             way, server = line.way, line.server
-            assert way is not None, "who stays waits for nothing"
+            assert way is not None, "a server that stays is not in the list"
             move = self._begin_action(
                 f"{server.name} ({server.id})",
                 partial(
@@ -565,7 +582,7 @@ class _Round:
     def _find_hold(self, look: Look) -> str:
         """Return why no further move begins, or ""."""
         if self.action.state is State.STOPPING:
-            return f"stopped; {self.again} goes on"
+            return f"stopped; to continue: {self.again}"
         if self.fatal:
             return f"the step {FENCE} failed: {self.fatal}"
         if reason := self._refusal(look) or self._too_many_down(look):
@@ -581,7 +598,10 @@ class _Round:
         return self.kind.refusal(look, self.engine.fence_host is not None)
 
     def _too_many_down(self, look: Look) -> str:
-        """Return why too many hosts are down, or "". Checked before the first move only."""
+        """Return a warning if too many hosts are down for an evacuation, or "".
+
+        Only an evacuation without ``force`` is checked, and only before its first move.
+        """
         if self.action.name is not Name.EVACUATE or self.action.args.force or self.has_begun:
             return ""
         hosts = self.engine.store.read(host_status.host_states).values()
@@ -595,7 +615,7 @@ class _Round:
         if held:
             if under_way:
                 self.note(
-                    f"nothing more is begun, {len(under_way)} under way are waited for: {held}"
+                    f"no further move begins, and {len(under_way)} moves under way continue: {held}"
                 )
             silent = self.silent_since is not None and self.action.state is not State.STOPPING
             may_answer = silent and (wait or look.at - (self.silent_since or 0) < SETTLING)
@@ -617,7 +637,7 @@ class _Round:
             or any(move.status in MIGRATIONS_IN_PROGRESS for move in look.coming)
             or any(not move.idle for move in look.leaving)
         )
-        return "" if wait or (comes and since < SETTLING) else f"to go on: {self.again}"
+        return "" if wait or (comes and since < SETTLING) else f"to continue: {self.again}"
 
     def _quiet_micros(self, at: int) -> int:
         """Return for how long no move has been under way, in microseconds."""
@@ -627,7 +647,10 @@ class _Round:
         """Write each server that stays to the journal, with the reason and the next step."""
         for server in look.servers:
             stays = self.stays_by_server.get(server.id) or (
-                Stays(f"it is busy with {server.busy}", "it can go when that has ended")
+                Stays(
+                    f"its action {server.busy} is running",
+                    "it can leave when this action has ended",
+                )
                 if server.busy
                 else None
             )
@@ -637,19 +660,19 @@ class _Round:
             if move.status == MigrationStatus.FINISHED and not self._is_ours(move):
                 self.add_line(
                     EventName.UNCONFIRMED,
-                    f"{move.server} ({move.name}) is on {move.dest}, and what it left here is kept until then\n"
-                    f"    openstack server resize confirm {move.server}, or resize revert {move.server}",
+                    f"{move.server} ({move.name}) is on {move.dest}, and its files stay here until its owner confirms "
+                    f"or reverts\n    openstack server resize confirm {move.server}, or resize revert {move.server}",
                     move.server,
                     move.uuid,
                 )
 
 
 def move_args(kind: MigrationType, by: str) -> dict[str, object]:
-    """Return the arguments of a server's move.
+    """Return the arguments of the action that moves a server.
 
     Args:
-        kind: Kind of the move.
-        by: The command that begins the move.
+        kind: Live migration, cold migration or evacuation.
+        by: The operator's command that begins the move.
     """
     return {"host": None, "forced": False, "by": by, **_MOVE_ARGS[kind]}
 

@@ -50,20 +50,24 @@ class HostJoins:
 
     def join(self, host: str, generation: int, public: str, request: str) -> JsonObject:
         if len(public) != _PUBLIC_DIGITS:
-            raise errors.BadRequest("This is no public key.")
+            raise errors.BadRequest(
+                f"The public key in the join request of host {host} must have {_PUBLIC_DIGITS} hexadecimal digits."
+            )
         join = self._store.read(lambda tx: host_joins.look(tx, host, generation))
         try:
             identity = self._identity(host, generation, join.address, request)
             sealed = seal_for(public, to_wire(identity))
         except ValueError as problem:
-            raise errors.BadRequest(f"The request cannot be used: {problem}.") from problem
+            raise errors.BadRequest(
+                f"The join request of host {host} is invalid: {problem}."
+            ) from problem
 
         def use(tx: Connection) -> HostJoin | None:
             is_used = host_joins.use(tx, host, generation, public)
             return None if is_used else host_joins.look(tx, host, generation)
 
         if (other := self._store.write(use)) is not None:
-            log.warning("a token of host %s that is %s was tried again", host, other.state)
+            log.warning("a join token of host %s is refused: it is %s", host, other.state)
             raise errors.Conflict(refusal(host, other))
         log.info("host %s has joined with keys of generation %d", host, generation)
         return sealed
@@ -85,34 +89,40 @@ class HostCertificates:
     def renew(self, host: str, certificate: str, request: str, proof: str) -> str:
         if self._signer is None:
             raise errors.Conflict(
-                f"Conductors sign no certificates: set [tls] ca_key_file there, or bring host {host} one of the "
-                "cloud's authority."
+                f"This conductor cannot sign the certificate of host {host}: set [tls] ca_key_file on the "
+                "conductors, or copy a certificate of the cloud's authority to the host."
             )
         try:
             renewed = self._signer.renew(host, certificate, request, proof)
         except (ValueError, x509.ExtensionNotFound) as problem:
-            log.warning("host %s asked for a certificate in vain: %s", host, problem)
-            raise errors.BadRequest(f"No certificate is signed: {problem}.") from problem
-        log.info("host %s has its next certificate", host)
+            log.warning("the certificate request of host %s is refused: %s", host, problem)
+            raise errors.BadRequest(
+                f"No certificate is signed for host {host}: {problem}."
+            ) from problem
+        log.info("a new certificate of host %s was signed", host)
         return renewed
 
 
 def refusal(host: str, join: HostJoin) -> str:
-    """Return why a join token is invalid, and the next step."""
+    """Return why a used or expired join token is refused, and the command that helps."""
     again = f"kilonova host remove {host}, then kilonova host add {host}"
     if join.state == JoinState.USED:
         return (
-            f"The token of host {host} was used at {iso(join.used_at)}. If that was not you, somebody else is "
-            f"this host now: {again}. If you were cut off: kilonova host add {host} prints another one."
+            f"The join token of host {host} was used at {iso(join.used_at)}. If you did not use it, another machine "
+            f"has the identity of this host. Then run: {again}. If your join was interrupted, get a new token: "
+            f"kilonova host add {host}"
         )
-    return f"The token of host {host} is over since {iso(join.until)}: kilonova host add {host} prints another one."
+    return (
+        f"The join token of host {host} expired at {iso(join.until)}. Get a new token: "
+        f"kilonova host add {host}"
+    )
 
 
 def signer(conf: cfg.ConfigOpts) -> Signer | None:
-    """Return the configured authority of hosts' certificates; None if hosts bring their own.
+    """Return the authority that signs hosts' certificates, or None without [tls] ca_key_file.
 
     Raises:
-        ConfigError: [tls] ca_key_file cannot be used.
+        ConfigError: [tls] ca_key_file or ca_file cannot be used.
     """
     signs = conf.tls.ca_key_file
     return Signer.read(conf.tls.ca_file, signs) if signs else None

@@ -68,12 +68,12 @@ _STAYS = {
     ),
 }
 _PAUSED = Stays(
-    "it is paused, and moves only while it is on",
+    "it is paused, and can only migrate live",
     "openstack server unpause {id}, or drain without --cold",
 )
 _LOST = Stays(
-    "it is {state}, and only what is active, stopped or in error is evacuated",
-    "openstack server set --state active {id}: what was in its memory is lost with the host",
+    "it is {state}, and only active, stopped and failed servers are evacuated",
+    "openstack server set --state active {id}; its memory is lost with the host",
 )
 #: Reasons to stay on a dead host, by vm_state.
 _DEAD = {
@@ -82,30 +82,32 @@ _DEAD = {
     states.RESCUED: _LOST,
     states.PAUSED: _LOST,
     states.RESIZED: Stays(
-        _WAITS.why, "openstack server resize revert {id} takes it back to where it came from"
+        _WAITS.why, "openstack server resize revert {id}, which returns it to its previous host"
     ),
 }
 _NO_LIVE = Stays(
-    "no host that could have it takes servers in while they run",
+    "none of the suitable hosts accepts live migrations",
     "set [migration] live_migration_port on the hosts, or drain with --cold",
 )
 _SHARES = Stays(
-    "it has shares, and these are mounted by its host alone",
-    "detach them while it is stopped: DELETE /servers/{id}/shares/…",
+    "it has shares, and only its present host can mount them",
+    "stop it and detach them: DELETE /servers/{id}/shares/…",
 )
 #: Shares on a dead host: only the shares of a server in ERROR can be detached.
 _DEAD_SHARES = Stays(
     _SHARES.why, "openstack server set --state error {id}, then DELETE /servers/{id}/shares/…"
 )
-_NOWHERE = "make room, or change what it asks for (kilonova explain {id} says more of each host)"
+_NOWHERE = (
+    "make room, or change its requirements; for the reason of each host: kilonova explain {id}"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
     """One line of a plan: the destination, or the reason to stay.
 
-    ``soon`` is True if hosts must still remove old guests of the server, and could take it
-    afterwards.
+    ``soon`` is True if no host can take the server now, but a host that must still remove an old
+    guest of the server may take it afterwards.
     """
 
     server: Resident
@@ -116,7 +118,10 @@ class Planned:
 
 
 def plan_drain(server: Resident, cold: bool) -> Way | Stays:
-    """Return how a server leaves a running host, or why the server stays."""
+    """Return how a server leaves a running host, or why the server stays.
+
+    With ``cold``, active servers migrate cold, and paused servers stay.
+    """
     if server.shares:
         return _find_stay({server.vm_state: _SHARES}, server)
     if server.vm_state == states.PAUSED and cold:
@@ -136,7 +141,10 @@ def plan_evacuation(server: Resident) -> Way | Stays:
 
 
 def is_busy(server: Resident, way: Way | Stays) -> bool:
-    """Return True if another action of the server must end first."""
+    """Return True if the server's running action must end first.
+
+    An action that the planned move may supersede need not end.
+    """
     if not server.busy or isinstance(way, Stays):
         return bool(server.busy)
     row = states.row(way.key)
@@ -196,10 +204,11 @@ def plan(
 
 
 def spec(server: Resident) -> RequestSpec:
-    """Return the server's request to the scheduler.
+    """Return the server's requirements for a host, as a request to the scheduler.
 
     Raises:
-        BadRequest: Flavor or image contain a requirement that no host can satisfy.
+        BadRequest: The flavor or the image contains an invalid requirement, or one that no host
+            supports.
     """
     return request_spec.of(
         server.id,
@@ -222,10 +231,10 @@ def _add_destination(line: Planned, selection: Selection, live_capable: Collecti
 
 
 def text(line: Planned) -> str:
-    """Return a line of a plan for the journal and the CLI."""
+    """Return the text of a plan's line, for the journal and the CLI."""
     if line.stays is not None:
         return stays(line.server, line.stays)
-    assert line.way is not None, "who does not stay has a way"
+    assert line.way is not None, "a server that does not stay has a way"
     return f"{line.server.name} ({line.server.id}, {line.server.vm_state}) can go to {line.to}, {line.way.word}"
 
 
@@ -241,7 +250,7 @@ def too_many_down(hosts: Iterable[HostState], at: int, silence: int) -> str:
     most hosts are silent.
 
     Args:
-        hosts: All hosts.
+        hosts: All hosts. Fewer than ``MAX_DOWN_HOSTS`` hosts are not checked.
         at: The current time, in µs.
         silence: Seconds of silence after which a host counts as down.
     """
@@ -255,6 +264,6 @@ def too_many_down(hosts: Iterable[HostState], at: int, silence: int) -> str:
         return ""
     return (
         f"{len(down)} of {len(all_hosts)} hosts are down at once ({', '.join(sorted(down)[:MAX_DOWN_HOSTS])}"
-        f"{' …' if len(down) > MAX_DOWN_HOSTS else ''}): that is our network more likely than their hosts. Look at "
-        "it first; when they are dead all the same, say --yes."
+        f"{' …' if len(down) > MAX_DOWN_HOSTS else ''}), so a broken network is more likely than dead hosts. Check "
+        "the network first. If the hosts are dead, repeat the command with --yes."
     )

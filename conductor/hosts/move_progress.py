@@ -19,12 +19,15 @@ MIB = 1 << 20
 
 
 def seconds(move: Move, at: int) -> float:
-    """Return how long the move has been under way."""
+    """Return how long a move has been under way at the time ``at`` in µs."""
     return max(0, at - move.begun) / SECOND
 
 
 def line(move: Move, at: int) -> str:
-    """Return one line about a move under way."""
+    """Return a line about a move under way: server, hosts, status, copied data, duration.
+
+    ``at`` is the current time in µs.
+    """
     parts = [f"{move.name} ({move.server})", f"{move.source} -> {move.dest or '?'}", move.status]
     parts += [
         f"{unit} {_describe_amount(move, unit)}"
@@ -90,7 +93,7 @@ def _estimate_remaining(move: Move, at: int, usual: float) -> float:
 
 
 def summary(progress: Progress) -> str:
-    """Return the progress of a host action as text."""
+    """Return the progress of a host action as text, with the forecast while servers must move."""
     rest = (
         ""
         if progress.seconds_left is None or not (progress.under_way or progress.waiting)

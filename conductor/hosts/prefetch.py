@@ -23,17 +23,21 @@ BATCH_SIZE = 500
 
 
 def prefetch(engine: Engine) -> None:
-    """Do one round."""
+    """Send hosts the images that they must fetch ahead, at most ``BATCH_SIZE``.
+
+    Complete requests are deleted, with their notices. A request that the host has not carried out
+    within a day is deleted too, with a warning in the log.
+    """
     over, rows = engine.store.read(
         lambda tx: (cached_images.is_something_over(tx), host_images.due(tx, BATCH_SIZE))
     )
     if over:
         for row in engine.store.write(cached_images.settle):
             log.warning(
-                "host %s was asked to fetch image %s ahead and has not done it in a day: given up. %s",
+                "host %s has not fetched image %s ahead within a day, and the request is deleted: %s",
                 row.host,
                 row.image_id,
-                row.error or "It was not up, or has not answered.",
+                row.error or "the host was down or has not answered",
             )
     if rows:
         for host, images in sorted(

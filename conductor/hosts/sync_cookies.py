@@ -23,7 +23,7 @@ SLOTS = (0, -1, -2, -3, 1)
 class SyncCookies:
     """Create and check cookies.
 
-    The clocks of all conductors must agree, see ``SLOTS``.
+    The clocks of all conductors must agree to within half a minute, see ``SLOTS``.
     """
 
     def __init__(self, secret: str, wall: Callable[[], float] = time.time) -> None:
@@ -34,7 +34,10 @@ class SyncCookies:
         return self._compute_cookie(host, session, self._slot())
 
     def is_fresh(self, host: str, session: int, cookie: str) -> bool:
-        """Return True if the host got this cookie in this session, at most two minutes ago."""
+        """Return True if a conductor issued this cookie for this host and session recently.
+
+        A cookie is valid for one to two minutes, which depends on the clocks of the conductors.
+        """
         slot = self._slot()
         return any(
             hmac.compare_digest(self._compute_cookie(host, session, slot + away), cookie)

@@ -9,7 +9,7 @@ from conductor.notifications.objects import versioned
 
 
 def payload(server: JsonMapping, about: JsonMapping) -> JsonObject:
-    """Return the versioned payload: the server's request, and the reason of the failure."""
+    """Return the versioned payload: the server's request spec, and the reason of the failure."""
     return versioned(
         "ComputeTaskPayload",
         "1.0",
@@ -23,7 +23,7 @@ def payload(server: JsonMapping, about: JsonMapping) -> JsonObject:
 
 
 def older(event: str, server: JsonMapping, about: JsonMapping) -> tuple[str, JsonObject]:
-    """Return the name and payload of the legacy notification."""
+    """Return the name and payload of the unversioned notification of the same event."""
     noun, method = event.split(".")[:2]
     facts = legacy.server(event, server, {})
     spec = {

@@ -128,7 +128,7 @@ def payload(
 
 
 def states(server: JsonMapping, about: JsonMapping) -> JsonObject:
-    """Return the old and new states of a server. Unchanged states are equal."""
+    """Return the old and new vm_state and task_state. For an unchanged state both are equal."""
     return {
         "old_state": about.get("old_state", server["vm_state"]),
         "state": server["vm_state"],

@@ -33,7 +33,7 @@ NAMES: dict[str, str | None] = {
 
 
 def name(event: str) -> str | None:
-    """Return the legacy name of an event of a server, or None."""
+    """Return the legacy name of an event of a server, or None without a legacy notification."""
     noun, verb, *phase = event.split(".")
     event_name = f"{noun}.{verb}"
     legacy_name = NAMES.get(event_name, f"compute.{event_name}")
@@ -44,8 +44,8 @@ def server(event: str, of: JsonMapping, about: JsonMapping) -> JsonObject:
     """Return the flat legacy payload of a server.
 
     Args:
-        event: Type of the event.
-        of: The snapshot of the server's row.
+        event: For example "instance.create.end".
+        of: The snapshot of the server's row in the outbox.
         about: Further data from the notice.
     """
     size, image = of["flavor"], of["image"] or {}

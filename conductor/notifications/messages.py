@@ -52,7 +52,7 @@ PAYLOADS: dict[
 
 
 class OutboxMessage(Protocol):
-    """A row of the outbox."""
+    """The columns of an outbox row that its messages need."""
 
     id: int
     event: str
@@ -61,14 +61,17 @@ class OutboxMessage(Protocol):
 
 
 def messages(row: OutboxMessage, form: str) -> list[Message]:
-    """Return the messages of a row of the outbox.
+    """Return the messages of a row of the outbox: versioned, unversioned or both.
 
-    The context's ``notification_id`` is the id of the row, so a message that is sent twice has the
-    same id.
+    The ``notification_id`` in the context is the id of the row, so a message that is sent twice has
+    the same id.
 
     Args:
         row: The row.
         form: The option ``notification_format``.
+
+    Returns:
+        The messages. Empty if only unversioned messages are configured and the event has none.
     """
     newer, older = PAYLOADS.get(row.event.split(".")[0], (_noun_payload, _legacy_noun))
     request, is_error = row.body["request"], row.event.endswith(".error")

@@ -88,7 +88,7 @@ def _describe_request(run: AnyRun) -> dict[str, str]:
 
 
 def _describe_fault(run: AnyRun) -> JsonObject:
-    """Return the first failed step and the reason. The details are for operators only.
+    """Return the first failed step of the run and the reason, with the details for operators.
 
     Why: notifications go to operators.
     """

@@ -34,7 +34,7 @@ LEASE_MARGIN_SECONDS = 15.0
 
 
 class NotificationTransport(Protocol):
-    """Sends messages to the broker."""
+    """The connection that sends notifications to the broker."""
 
     def send(self, message: Message) -> None:
         """Return when the broker has stored the message.
@@ -45,7 +45,7 @@ class NotificationTransport(Protocol):
 
 
 def no_fault(where: str) -> None:
-    """Do nothing: the fault point outside tests."""
+    """Do nothing. Tests replace this function to crash the conductor at a fault point."""
 
 
 @dataclass
@@ -71,7 +71,15 @@ class NotificationSender:
     tries: Counter[int] = field(default_factory=Counter)
 
     def send_batch(self) -> int:
-        """Send at most one batch of rows, and return the number of rows sent."""
+        """Send at most ``BATCH_SIZE`` rows in order, and delete the rows from the outbox.
+
+        The first row that cannot be sent now ends the batch. Then the oldest rows beyond ``limit``
+        are dropped.
+
+        Returns:
+            The number of rows sent or dropped as invalid. 0 if no row waits, another conductor has
+            the lease, or the broker does not answer.
+        """
         if self.store.read(outbox.is_empty):
             return 0
         began = self.clock.monotonic()
@@ -94,9 +102,10 @@ class NotificationSender:
         return len(sent)
 
     def audit_usage(self) -> None:
-        """Write the notices for a complete audit period, some servers at a time.
+        """Write notices of the usage audit for the last complete period, some servers at a time.
 
-        One conductor does this for all.
+        The conductors share this work. Without an audit, or within ``AUDIT_SECONDS`` after the last
+        check, this returns at once.
         """
         periods, at = self.audit, self.clock.monotonic()
         if periods is None or at - self.audited_at < AUDIT_SECONDS:
@@ -104,7 +113,7 @@ class NotificationSender:
         if not self.store.read(lambda tx: usage_audit.is_done(tx, periods)) and self.store.write(
             lambda tx: usage_audit.step(tx, periods)
         ):
-            return  # the next ones in the next round, between two rounds of sending
+            return  # The next call continues with further servers.
         self.audited_at = at
 
     def _send(self, row: NotificationRow) -> bool:
@@ -117,7 +126,7 @@ class NotificationSender:
             row_messages = messages(row, self.form)
         except Exception:
             log.exception(
-                "notification %d, %s of %s, cannot be told and is dropped",
+                "notification %d, %s of %s, cannot be built and is dropped",
                 row.id,
                 row.event,
                 row.key,
@@ -150,8 +159,8 @@ class NotificationSender:
     def _trim(self) -> None:
         if dropped := self.store.write(lambda tx: outbox.trim(tx, self.limit)):
             log.warning(
-                "%d notifications, the oldest, were dropped: more than %d wait, see [notifications] "
-                "outbox_limit",
+                "the %d oldest notifications were dropped, because more than %d were waiting; see "
+                "[notifications] outbox_limit",
                 dropped,
                 self.limit,
             )

@@ -48,7 +48,7 @@ def aggregate(of: JsonMapping) -> JsonObject:
 
 
 def cache_progress(of: JsonMapping) -> JsonObject:
-    """Return the payload about a host that has fetched or failed to fetch images ahead."""
+    """Return the payload about a host that has fetched images ahead, or has failed to."""
     return versioned(
         "AggregateCachePayload",
         "1.0",
@@ -113,12 +113,12 @@ _OLDER = {
 
 
 def payload(event: str, of: JsonMapping) -> JsonObject:
-    """Return the versioned payload of an event."""
+    """Return the versioned payload of an event, from the row of its object."""
     return cache_progress(of) if event == PROGRESS else PAYLOADS[event.split(".")[0]](of)
 
 
 def older(event: str, of: JsonMapping) -> tuple[str, JsonObject] | None:
-    """Return the legacy name and payload of an event, or None if there is no legacy event."""
+    """Return the legacy name and payload of an event, or None without a legacy notification."""
     noun, verb, *phase = event.split(".")
     if verb == "cache_images":
         return None

@@ -59,14 +59,14 @@ R = TypeVar("R", bound=PlacementRun)
 
 
 class ClaimedHost(NamedTuple):
-    """The result of a claim."""
+    """The host that a run has claimed, with its availability zone and the hardware assignment."""
 
     host: str
     zone: str | None
     assignment: HardwareAssignment | None
 
     def guest(self, run: PlacementRun) -> JsonObject:
-        """Return the record of the server's guest on the host."""
+        """Return the columns of the new guest record of the run's server on the host."""
         return {
             "server_id": run.server.id,
             "host": self.host,
@@ -86,10 +86,12 @@ def spec(
 ) -> RequestSpec:
     """Return the server's requirements for a host.
 
+    Hosts on which this action has failed, and hosts with an old guest of the server, are excluded.
+
     Args:
-        run: The run of the action.
-        zone: The required availability zone.
-        host: The only host that may be chosen.
+        run: The run of an action that places the server.
+        zone: The required availability zone. None: any zone.
+        host: The only host that may be chosen. None: any host.
         forced: True if the operator's filters do not apply to ``host``.
         is_rebuild: True for a rebuild on the server's present host.
         flavor: The new flavor. None: the server's flavor.
@@ -118,9 +120,10 @@ def spec(
 
 
 def exclude_hosts_with_debts(engine: Engine, runs: Sequence[PlacementRun]) -> None:
-    """Exclude hosts that have not removed an old guest of the server yet.
+    """Record in each run the hosts that have not removed an old guest of the server yet.
 
-    Such a host still holds the old guest's resources, and must not get a second guest.
+    ``spec`` excludes these hosts. Such a host still holds the old guest's resources, and must not
+    get a second guest.
     """
     removals = engine.store.read(lambda tx: guests.debts_of(tx, [run.server.id for run in runs]))
     for run in runs:
@@ -130,10 +133,10 @@ def exclude_hosts_with_debts(engine: Engine, runs: Sequence[PlacementRun]) -> No
 
 
 def propose(engine: Engine, runs: Sequence[R], spec_of: Callable[[R], RequestSpec]) -> None:
-    """Request hosts for all runs in one call to a scheduler.
+    """Request hosts for all runs in one call to a scheduler, and store the proposals in the runs.
 
-    A run fails if no host supports the hardware of its flavor and image. This can happen when the
-    rules have changed since the server was created.
+    A run fails if its flavor and image require hardware that no host supports. This can happen when
+    the rules have changed since the server was created.
 
     Raises:
         NoAnswer: No scheduler answers.
@@ -179,19 +182,19 @@ def claim(
 ) -> list[tuple[R, ClaimedHost]]:
     """Claim for each run the first proposed host that still fits.
 
-    If all proposed hosts of a run were refused, the run requests new proposals. A run without
-    proposed hosts fails with the reasons.
+    If all proposed hosts of a run were refused, the run becomes due again for new proposals. A run
+    without proposed hosts fails with the reasons.
 
     Args:
         tx: The transaction.
-        engine: The engine.
-        runs: The runs.
-        spec_of: Returns the request spec of a run.
+        engine: The conductor's engine.
+        runs: The runs, after ``propose``.
+        spec_of: Returns the requirements of a run for a host.
         leaves: Returns the host that the server leaves, and the migration that holds its resources
             there from now on. None: the server leaves no host.
 
     Returns:
-        The runs with a claimed host.
+        The runs with a claimed host, each with this host.
     """
     requests = {run.server.id: _request(run, spec_of(run)) for run in runs}
     if leaves is not None:
@@ -241,7 +244,7 @@ def _request(run: PlacementRun, spec: RequestSpec) -> allocations.ClaimRequest:
 
 
 def _retry(run: PlacementRun, refused: str) -> None:
-    """Request new proposals at once, or with growing pauses after some lost claims."""
+    """Let the run request new proposals at once, or with growing pauses after some lost claims."""
     losses = run.data.claims_lost = run.data.claims_lost + 1
     excess = losses - MAX_LOST_CLAIMS
     if excess > MAX_LOST_CLAIMS:
@@ -249,7 +252,7 @@ def _retry(run: PlacementRun, refused: str) -> None:
             "server %s: the proposed hosts were refused %d times in a row, most recently because of: %s",
             run.server.id,
             losses,
-            refused or "no scheduler's answer",
+            refused or "the scheduler has not answered",
         )
     run.retry_in(
         0 if excess <= 0 else min(MAX_PAUSE_MICROS, (SECOND // 100) * 2 ** min(excess, 10))
@@ -267,13 +270,17 @@ def fail_no_valid_host(run: PlacementRun) -> None:
     text, previous = f"No valid host was found. {run.selection.reason}", run.data.problem
     if previous is not None:
         host = run.data.failed_hosts[-1] if run.data.failed_hosts else ""
-        text += f"; the last host tried said: {previous.text}"
-        by_host.append(f"{host} said: {previous.text} {previous.details}".rstrip())
+        text += f"; the last host tried reported: {previous.text}"
+        by_host.append(f"{host} reported: {previous.text} {previous.details}".rstrip())
     run.fail(text, "\n".join(by_host))
 
 
 def release_host(tx: Connection, engine: Engine, run: PlacementRun) -> None:
-    """Release the claimed host. The host must remove the guest, and then the claim ends."""
+    """Take the server off its host, and record a pending cleanup of the guest there.
+
+    The host's resources stay claimed until the host has removed the guest. Without a host nothing
+    is recorded.
+    """
     if run.host is not None:
         leave_debt(tx, run, run.host)
     run.set(host=None, availability_zone=None)
@@ -282,14 +289,17 @@ def release_host(tx: Connection, engine: Engine, run: PlacementRun) -> None:
 def leave_debt(
     tx: Connection, run: PlacementRun, host: str, keeps_files: bool = False, blames: bool = True
 ) -> None:
-    """Record a pending removal of the server's guest, and exclude the host from the next try.
+    """Record a pending cleanup of the server's guest on a host, and exclude the host from now on.
+
+    The host gets the command to remove the guest after the commit.
 
     Args:
         tx: The transaction.
-        run: The run of the action.
-        host: Name of the host.
+        run: The run of the action. ``run.problem`` is the failure on the host, if any.
+        host: The host that must remove the guest.
         keeps_files: Keep the files, because the remaining guest uses them on shared storage.
-        blames: Count a failed build for a retryable failure, unless the image is as likely a cause.
+        blames: Count a failed build of the host if the failure is retryable, unless the image is as
+            likely a cause.
     """
     if (
         blames
@@ -306,21 +316,21 @@ def leave_debt(
 
 
 def record_successful_build(run: PlacementRun) -> None:
-    """Count a successful build, if the host was tried again after failed builds."""
+    """Count a successful build of the host if the host was tried again after failed builds."""
     if run.data.tried and run.host is not None:
         run.build_verdicts.append((run.host, 0))
     run.data.tried = False
 
 
 def reschedule(engine: Engine, run: PlacementRun, problem: StepFailed) -> bool:
-    """Restart the workflow on another host if attempts are left and the failure is the host's.
+    """Restart the workflow for another host if the failure is retryable and attempts are left.
 
-    If a server failed on several hosts, the server is a likely cause. Then the failures that were
-    counted against the hosts are withdrawn. Invariant: a tenant cannot exclude hosts by requesting
-    servers that cannot be built.
+    If the server failed on several hosts and is not tried again, the server is a likely cause. Then
+    the failures that were counted against the hosts are withdrawn. Invariant: a tenant cannot
+    exclude hosts by requesting servers that cannot be built.
 
     Returns:
-        True if the workflow restarts.
+        True if the workflow restarts. False if the caller must end the action.
     """
     if not problem.retryable or run.attempt >= engine.max_attempts:
         if len(blamed := set(run.data.blamed)) > 1:

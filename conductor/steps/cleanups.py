@@ -34,7 +34,7 @@ class _Busy(Exception):
 
 
 def retry(engine: Engine) -> int:
-    """Try the cleanups that are due, and return their number."""
+    """Try at most ``BATCH_SIZE`` cleanups that are due, and return the number of tries."""
     rows = engine.store.write(lambda tx: cleanups.take(tx, REMEDIES, BATCH_SIZE))
     for row in rows:
         _try(engine, row)
@@ -98,7 +98,10 @@ def _clean_ports(engine: Engine, row: CleanupRow, look: Look) -> None:
 
 
 def _delete_binding(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """Delete the binding. If the server is on that host again, the binding is active and stays."""
+    """Delete a port's binding to a host.
+
+    If the server is on that host again, the binding is active and stays.
+    """
     look()
     networks.service(engine).unbind_at(row.target, row.place)
 
@@ -127,12 +130,12 @@ def _reconcile_attachment(engine: Engine, row: CleanupRow, look: Look) -> None:
 
 
 def _detach_guest_volume(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """Detach the volume from the guest, as long as the server has the volume."""
+    """Begin the detach of a volume in status error, unless the server has lost the volume."""
     volume_cleanups.give_back(engine, row, look)
 
 
 def _delete_snapshot(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """Delete a snapshot of an image that was not created."""
+    """Delete a volume snapshot, because the image that names the snapshot was not created."""
     volumes.service(engine).delete_snapshot(row.target)
 
 

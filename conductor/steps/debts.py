@@ -31,17 +31,20 @@ def collect(
     host_of: Callable[[R], str] | None = None,
     keeps_files: Callable[[R], bool] = lambda run: False,
 ) -> list[R]:
-    """Record pending removals of the servers' guests and send the commands.
+    """Record pending removals of the servers' guests, and send the commands after the commit.
+
+    A run whose reachable hosts have not confirmed the removal yet becomes due again, until
+    ``CONFIRM_TIMEOUT_MICROS`` have passed.
 
     Args:
         tx: The transaction.
         runs: The runs.
         host_of: Returns a host. Only the guest on this host, which does not run, is removed. None:
             all guests of the server.
-        keeps_files: True if another host uses the files of the guest.
+        keeps_files: Returns True if another host uses the files of the guest.
 
     Returns:
-        The runs that need not wait any longer.
+        The runs that continue now.
     """
     ready = []
     for run in runs:

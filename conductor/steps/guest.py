@@ -26,13 +26,13 @@ from conductor.steps import networks, volumes
 
 
 def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpec:
-    """Return the definition of the guest for its host.
+    """Return the definition of the guest for its host, with the changes of the run.
 
     Args:
-        engine: The engine.
-        run: The run of the action.
+        engine: The conductor's engine.
+        run: The run of an action of the server.
         image: Another image for the guest's disk. The hardware still follows the server's own
-            image, because that hardware was claimed.
+            image, because that hardware was claimed. None: the server's own image.
     """
     if image is not None and run.server.image:
         image = replace(image, properties=run.server.image.get("properties", {}))
@@ -72,9 +72,10 @@ def start(engine: Engine, run: AnyRun) -> EnsureRunning:
 def belongings(engine: Engine, run: AnyRun) -> Belongings:
     """Return the volumes and shares that the guest may have when it starts.
 
-    A host that was away during a detach still has the volume or share. Every volume with a row
-    belongs to the server, in any status. The guest does not start without its required volumes,
-    because a host that could not define the guest with these volumes has disconnected them.
+    A host that was away during a detach still has the volume or share, and removes it before the
+    start. Every volume with a row belongs to the server, in any status. The result also contains
+    the volumes that the host must connect before the start (``needed``), because a host that failed
+    to define the guest has disconnected its volumes.
     """
     volume_ids = [str(row.volume_id) for row in volumes.of(run) if row.volume_id]
     needed = volumes.needed(engine, run) if volume_ids else []
@@ -82,12 +83,12 @@ def belongings(engine: Engine, run: AnyRun) -> Belongings:
 
 
 def stop(engine: Engine, run: AnyRun) -> EnsureStopped:
-    """Return the verb that shuts the guest down, or powers the guest off after the timeout."""
+    """Return the verb that shuts the guest down, and powers it off after ``shutdown_timeout``."""
     return EnsureStopped(timeout=engine.shutdown_timeout)
 
 
 def allow_to_run(tx: Connection, runs: Sequence[AnyRun]) -> None:
-    """Record that the guest may run, in the transaction that sends the command."""
+    """Record that the guest should run, before the command that starts the guest is sent."""
     guests.want(tx, [run.server.id for run in runs], GuestState.RUNNING, True)
 
 
@@ -111,12 +112,12 @@ def _read_power_state(result: Result, default: int) -> int:
 
 
 def record_booted(tx: Connection, run: AnyRun, result: Result) -> None:
-    """Record that the guest was booted, which renames its disks."""
+    """Record the power state after a boot, and the device names that the boot gives to volumes."""
     record_running(tx, run, result)
     volumes.name_devices(run)
 
 
 def record_stopped(tx: Connection, run: AnyRun, result: Result) -> None:
-    """Record that the guest is off, and must stay off."""
+    """Record the reported power state, or SHUTDOWN without one, and that the guest must not run."""
     run.set(power_state=_read_power_state(result, states.SHUTDOWN))
     guests.want(tx, [run.server.id], GuestState.STOPPED, False)

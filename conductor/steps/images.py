@@ -80,8 +80,8 @@ def rotate(engine: Engine, server: str, args: JsonMapping) -> None:
     its order counts only for images that no action in the journal created.
 
     Args:
-        engine: The engine.
-        server: Id of the server.
+        engine: The conductor's engine.
+        server: The id of the server.
         args: owner, backup_type, and rotation (the number of backups to keep).
 
     Raises:

@@ -84,7 +84,7 @@ def destination(run: MoveRun) -> str | None:
 def claimed_destination(run: MoveRun) -> str:
     """Return the destination of a move that has claimed one."""
     host = destination(run)
-    assert host is not None, "a destination was claimed before"
+    assert host is not None, "the move has claimed a destination"
     return host
 
 
@@ -110,7 +110,10 @@ def stays_on_host(run: MoveRun) -> bool:
 
 # --- choosing the destination ---
 def request_spec(run: MoveRun) -> RequestSpec:
-    """Return the requirements for the destination: new flavor, pinned zone, and another host."""
+    """Return the requirements for the destination: the new flavor and the pinned zone.
+
+    The source is excluded, unless ``may_stay`` permits a resize on the same host.
+    """
     requirements = claims.spec(
         run,
         run.server.pinned_availability_zone,
@@ -162,8 +165,11 @@ def propose(engine: Engine, runs: Sequence[MoveRun]) -> None:
 def claim(tx: Connection, engine: Engine, runs: Sequence[R]) -> list[tuple[R, JsonObject]]:
     """Claim a destination for each run. The migration now holds the resources at the source.
 
+    Runs without a claim try again or fail, as in ``claims.claim``.
+
     Returns:
-        The runs with a destination other than the source, each with the facts of the source.
+        The runs with a destination other than the source, each with the facts that the source has
+        reported about itself.
     """
     moving = []
     for run, claimed in claims.claim(
@@ -194,8 +200,8 @@ def claim_place(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None
     for run, _ in claim(tx, engine, runs):
         if copies_files(run) and not run.data.transfer:
             run.fail(
-                f"Host {source(run)} serves no files to other hosts, so the server cannot leave it. "
-                "The agent's log on that host has the reason."
+                f"Host {source(run)} serves no files to other hosts, so server {run.server.id} cannot "
+                "leave it. The agent's log on that host has the reason."
             )
     for run in runs:
         if run.data.placed and stays_on_host(run):
@@ -212,7 +218,7 @@ def compare_hosts(tx: Connection, runs: Sequence[R]) -> list[tuple[R, JsonObject
     """Record whether the hosts share storage, and the addresses by which they reach each other.
 
     Returns:
-        The runs, each with the facts of the source.
+        The runs, each with the facts that the source has reported about itself.
     """
     if not runs:
         return []
@@ -233,13 +239,13 @@ def compare_hosts(tx: Connection, runs: Sequence[R]) -> list[tuple[R, JsonObject
 
 
 def release_destination(tx: Connection, engine: Engine, run: MoveRun, blames: bool = True) -> None:
-    """Release the destination. The server holds its resources at the source again.
+    """Release the destination, if one is claimed. The server holds the source's resources again.
 
     Args:
         tx: The transaction.
-        engine: The engine.
+        engine: The conductor's engine.
         run: The run of the move.
-        blames: Count a failed build for a destination that caused the failure.
+        blames: Count a failed build of the destination if the failure is retryable.
     """
     if not run.data.placed:
         return
@@ -255,7 +261,7 @@ def release_destination(tx: Connection, engine: Engine, run: MoveRun, blames: bo
 
 # --- the guest on both hosts ---
 def guest_spec(engine: Engine, run: MoveRun) -> GuestSpec:
-    """Return the guest for the destination."""
+    """Return the definition of the guest for the destination, with the new flavor."""
     spec, arriving = guest.spec(engine, run), run.data.arriving
     return replace(
         _set_flavor(spec, run, run.args.new_flavor),
@@ -270,7 +276,7 @@ def guest_spec(engine: Engine, run: MoveRun) -> GuestSpec:
 
 
 def old_guest_spec(engine: Engine, run: MoveRun) -> GuestSpec:
-    """Return the guest as defined at the source before the move."""
+    """Return the definition of the guest for the source, with the old flavor and assignment."""
     spec = guest.spec(engine, run)
     return replace(
         _set_flavor(spec, run, run.args.old_flavor),
@@ -284,7 +290,7 @@ def _set_flavor(spec: GuestSpec, run: MoveRun, flavor: Flavor) -> GuestSpec:
 
 
 def assignment_of(stored: JsonObject | None) -> HardwareAssignment | None:
-    """Return the hardware assignment in a guest's record."""
+    """Return the hardware assignment that a guest's record stores, or None without one."""
     return from_wire(HardwareAssignment, stored) if stored else None
 
 
@@ -302,12 +308,10 @@ def offer(engine: Engine, run: MoveRun) -> Offer:
 
 
 def switch_to_destination(tx: Connection, run: MoveRun, runs: bool) -> None:
-    """Make the destination the server's host. From here on the guest at the source may not run.
+    """Make the destination the server's host, under a higher fence.
 
-    Args:
-        tx: The transaction.
-        run: The run of the move.
-        runs: True if the guest at the destination may run.
+    From here on the guest at the source may not run. ``runs`` is True if the guest at the
+    destination may run.
     """
     run.data.old_assignment = assignment_of(run.server.assignment)
     run.data.switched = run.data.knows_old_assignment = True
@@ -318,15 +322,10 @@ def switch_to_destination(tx: Connection, run: MoveRun, runs: bool) -> None:
 def _switch_host(
     tx: Connection, run: MoveRun, host: str, runs: bool, other: str, state: GuestState
 ) -> None:
-    """Set the server's host.
+    """Set the server's host under a higher fence, and the wanted states of both guests.
 
-    Args:
-        tx: The transaction.
-        run: The run of the move.
-        host: The server's new host.
-        runs: True if the guest there may run.
-        other: The other host.
-        state: State of the guest on the other host.
+    ``runs`` is True if the guest on ``host`` may run. The guest on the host ``other`` may not run
+    and gets the wanted state ``state``.
     """
     run.raise_fence()
     guests.become(tx, run.server.id, other, state, may_run=False)
@@ -346,13 +345,9 @@ def _zone_of(tx: Connection, engine: Engine, host: str) -> str:
 
 
 def switch_to_source(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -> None:
-    """Make the source the server's host again. The guest at the destination may not run.
+    """Make the source the server's host again, with the old flavor and under a higher fence.
 
-    Args:
-        tx: The transaction.
-        engine: The engine.
-        run: The run of the move.
-        runs: True if the guest at the source may run.
+    The guest at the destination may not run. ``runs`` is True if the guest at the source may run.
     """
     _switch_host(tx, run, source(run), runs, claimed_destination(run), GuestState.ARRIVING)
     run.set(
@@ -364,11 +359,7 @@ def switch_to_source(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -
 def return_to_destination(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -> None:
     """Undo ``switch_to_source``: make the destination the server's host again.
 
-    Args:
-        tx: The transaction.
-        engine: The engine.
-        run: The run of the move.
-        runs: True if the guest at the destination may run.
+    ``runs`` is True if the guest at the destination may run.
     """
     host = claimed_destination(run)
     _switch_host(tx, run, host, runs, source(run), GuestState.KEPT)
@@ -378,13 +369,13 @@ def return_to_destination(tx: Connection, engine: Engine, run: MoveRun, runs: bo
 
 
 def return_source_resources(tx: Connection, run: MoveRun) -> None:
-    """Return the resources that the migration holds at the source to the server."""
+    """Give the resources that the migration holds at the source back to the server."""
     guests.hold(tx, run.server.id, source(run), None)
     allocations.hand_back(tx, run.args.migration, run.server.id, source(run))
 
 
 def flavor_columns(run: AnyRun, flavor: Flavor) -> JsonObject:
-    """Return the server's columns for a flavor, without those that the quota counts."""
+    """Return the server's columns for a flavor, without those in ``quota_columns``."""
     disk_gb = on_host(flavor, run.server.image).disk_gb
     return {"flavor": to_wire(flavor), "flavor_id": flavor.id, "disk_gb": disk_gb}
 

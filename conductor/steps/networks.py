@@ -95,7 +95,17 @@ def service(engine: Engine) -> NetworkApi:
 
 # --- create and bind ---
 def create_ports(engine: Engine, run: RequestRun) -> None:
-    """Create the requested ports, and bind them and the user's ports to the server's host."""
+    """Create the requested ports, and bind them and the user's ports to the server's host.
+
+    The interfaces are stored in the data of the run. The run fails if the host cannot bind or plug
+    a port.
+
+    Raises:
+        Conflict: Another server uses one of the user's ports.
+        NotFound: One of the user's ports does not exist.
+        Problem: The service refuses for another reason.
+        Unavailable: The service does not answer.
+    """
     late_calls.expect_late_result(run, LATE_PORTS)
     networks, requests = service(engine), run.args.networks
     # Only an earlier try can have left ports.
@@ -128,7 +138,12 @@ def create_ports(engine: Engine, run: RequestRun) -> None:
 
 
 def _bind_user_port(networks: NetworkApi, run: PortRun, port_id: str) -> Port:
-    """Bind a user's port, unless another server has taken the port meanwhile."""
+    """Bind a user's port to the server's host.
+
+    Raises:
+        Conflict: Another server uses the port.
+        NotFound: The port does not exist.
+    """
     owner = networks.port(port_id).get("device_id")
     if owner and owner != run.server.id:
         raise errors.Conflict(f"Port {port_id} is still in use.")
@@ -173,10 +188,11 @@ def _check_interfaces(
     *,
     are_new: bool,
 ) -> list[JsonObject]:
-    """Return the interfaces of bound ports. A port that the host cannot bind is the host's failure.
+    """Return the interfaces of bound ports, and fail the run if the host cannot use a port.
 
-    Invariant: the step fails before a guest is plugged or started, if the host would bypass a
-    port's security groups, or if no host supports a port's request.
+    Invariant: the step fails before a guest is plugged or started, if the host cannot bind a port
+    or would bypass its security groups, or if no host supports its request. An undo never fails
+    here.
     """
     interfaces = networks.described(ports, floating=not are_new)
     failed = {
@@ -187,7 +203,8 @@ def _check_interfaces(
     if failed and not run.is_undoing:
         run.fail(
             f"The network service cannot bind port {', '.join(failed)} on this host.",
-            f"binding:vif_type is {', '.join(map(str, failed.values()))}; does its agent run on {host}?",
+            f"binding:vif_type is {', '.join(map(str, failed.values()))}; check that the agent of the network "
+            f"service runs on {host}",
             retryable=True,
         )
     if not run.is_undoing:
@@ -209,7 +226,7 @@ def _check_plugging(run: PortRun, interfaces: Sequence[Interface], host: str) ->
     hybrid = [interface.port for interface in interfaces if interface.vif_type == OVS_HYBRID]
     if hybrid:
         run.fail(
-            f"This host cannot plug port {', '.join(hybrid)}: the network service asks for "
+            f"This host cannot plug port {', '.join(hybrid)}: the network service requires "
             "ovs_hybrid_plug, without which security groups would have no effect.",
             f"on {host}, set firewall_driver = openvswitch for Neutron's Open vSwitch agent",
             retryable=True,
@@ -243,12 +260,16 @@ def bind_at_destination(engine: Engine, run: PortRun) -> None:
 
 
 def _destination(run: PortRun) -> str:
-    assert run.data.dest is not None, "a destination was claimed before"
+    assert run.data.dest is not None, "the move has claimed a destination"
     return run.data.dest
 
 
 def activate_at_destination(engine: Engine, run: PortRun) -> None:
-    """Make the destination the active host of the ports, because the guest runs there."""
+    """Make the bindings to the destination active, because the guest runs there.
+
+    The device_owner of the ports and the interfaces of the server are updated too. A refusal
+    becomes a pending cleanup.
+    """
     dest = _destination(run)
     for interface in interfaces_of(run):
         with run.cleanup_on_failure(PORT, interface.port, run.data.source or ""):
@@ -262,7 +283,10 @@ def activate_at_destination(engine: Engine, run: PortRun) -> None:
 
 
 def activate_at(networks: NetworkApi, port_id: str, host: str) -> None:
-    """Make the port's binding to a host the active binding. A missing port is ignored."""
+    """Make the port's binding to a host the active binding.
+
+    Without this binding the port is bound to the host. A missing port is ignored.
+    """
     try:
         networks.activate(port_id, host)
     except errors.NotFound:
@@ -297,7 +321,7 @@ def _find_port(networks: NetworkApi, port_id: str) -> Port | None:
 
 
 def store_interfaces(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> None:
-    """Store the interfaces of a guest that runs, or that is off."""
+    """Store the interfaces that the call of the step has read. The guest is not paused for them."""
     for run in runs:
         if run.data.plugged is not None:
             run.set(interfaces=run.data.plugged)
@@ -403,7 +427,7 @@ def release_port(networks: NetworkApi, port: Port) -> None:
 
 
 def unbind(engine: Engine, run: AnyRun) -> None:
-    """Unbind the server's ports from their host. They stay with the server."""
+    """Unbind the server's ports from their host. They stay ports of the server."""
     _change_ports(
         engine,
         run,
@@ -413,7 +437,10 @@ def unbind(engine: Engine, run: AnyRun) -> None:
 
 
 def detach(engine: Engine, run: AnyRun, port_id: str) -> None:
-    """Take a port away from the server."""
+    """Delete one port of the server if Kilonova created the port, otherwise unbind it.
+
+    A refusal becomes a pending cleanup. A port that the server does not have is ignored.
+    """
     _change_ports(engine, run, lambda port: port["id"] == port_id, release_port)
 
 
@@ -428,12 +455,9 @@ def _change(networks: NetworkApi, port: Port, values: JsonObject) -> None:
 def reconcile_port(networks: NetworkApi, port: Port, server: ServerRow | None) -> None:
     """Bring a port to the state that the server's record requires.
 
-    The port is bound to the server's host, bound to no host, or released.
-
-    Args:
-        networks: The network service.
-        port: The port.
-        server: None if the server does not exist any more.
+    A port of the server is bound to the server's host, or to no host if the server has none. A port
+    that is not in the record is released, and so is a port of a server that no longer exists
+    (None).
     """
     if server is None or port["id"] not in {
         interface["port"] for interface in server.interfaces or ()
@@ -450,11 +474,14 @@ def reconcile_port(networks: NetworkApi, port: Port, server: ServerRow | None) -
 
 
 def remove_gone_port(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | None]) -> None:
-    """Begin the action that takes a deleted port out of its server.
+    """Begin the action that removes the interface of a deleted port from its server.
+
+    Returns without an action if the port exists and belongs to the server, or if the server does
+    not have the interface any more. Then the cleanup is complete.
 
     Raises:
-        Unavailable: The action was begun.
-        Conflict: The server's state does not allow it.
+        Unavailable: The action has begun. The cleanup checks the result with the next try.
+        Problem: The server's state does not permit the action.
     """
     with suppress(errors.NotFound):
         if service(engine).port(row.target).get("device_id") == row.server_id:
@@ -470,7 +497,9 @@ def remove_gone_port(engine: Engine, row: CleanupRow, look: Callable[[], ServerR
             tx, DETACH, row.server_id, context=system, args={"port": row.target}
         )
     )
-    raise errors.Unavailable("The server's host is taking the port out of the guest.")
+    raise errors.Unavailable(
+        f"The removal of port {row.target} from the guest of server {row.server_id} has begun."
+    )
 
 
 # --- wait until ports are wired ---
@@ -481,10 +510,10 @@ def read_interfaces(engine: Engine, run: PortRun) -> None:
 
 
 def describe(networks: NetworkApi, run: PortRun, ports: Sequence[Port]) -> None:
-    """Store the interfaces of these ports in the run's data.
+    """Store the server's interfaces in the run's data, as these ports describe them.
 
-    A port that was deleted meanwhile stays until an action takes it out of the guest. No step waits
-    for such a port.
+    The interface of a port that was deleted meanwhile is kept, and counts as active, until a
+    pending cleanup has removed the interface from the guest.
     """
     before = interfaces_of(run)
     interfaces = {
@@ -503,7 +532,8 @@ def describe(networks: NetworkApi, run: PortRun, ports: Sequence[Port]) -> None:
 def await_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> None:
     """Continue when every interface is active. Until the time-out, poll again with growing pauses.
 
-    After the time-out the run fails if ``vif_plugging_is_fatal`` is set and the run can be undone.
+    After ``vif_plugging_timeout`` seconds the run fails if ``vif_plugging_is_fatal`` is set and the
+    run can still be undone. Otherwise the run continues, also if the service has refused.
     """
     for run in runs:
         if run.ignored_refusal:
@@ -521,12 +551,15 @@ def await_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> No
         elif missing and engine.vif_plugging_is_fatal and not run.data.no_way_back:
             run.fail(
                 f"The network service has not wired port {', '.join(missing)} within "
-                f"{engine.vif_plugging_timeout} seconds; try again, or ask the operator whether it works."
+                f"{engine.vif_plugging_timeout} seconds. Try again, or ask the operator to check the service."
             )
 
 
 def store_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> None:
-    """Store the interfaces. Until all interfaces are wired, the guest starts paused."""
+    """Store the interfaces. The guest will start paused if an interface is not wired yet.
+
+    With a ``vif_plugging_timeout`` of 0 the guest never starts paused.
+    """
     for run in runs:
         run.set(interfaces=run.data.plugged)
         run.data.paused = bool(
@@ -536,7 +569,7 @@ def store_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> No
 
 
 def starts_paused(run: AnyRun) -> bool:
-    """True if the guest was started paused."""
+    """True if the guest starts paused, because an interface was not wired yet."""
     return isinstance(run.data, PortData) and run.data.paused
 
 
@@ -546,7 +579,7 @@ def asks_for_networks(run: RequestRun) -> bool:
 
 
 def has_ports(run: AnyRun) -> bool:
-    """True if the server may have ports. NULL means that it never had any."""
+    """True if the server may have ports. ``interfaces`` is None if it never had a port."""
     return run.server.interfaces is not None
 
 

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class ImageService:
-    """The image service."""
+    """The client of the image service (``ImageApi``), with Kilonova's own token."""
 
     def __init__(self, identity: IdentityClient) -> None:
         self._images = OwnImages(identity)
@@ -50,7 +50,7 @@ class ImageService:
 
 
 class NetworkService:
-    """The network service."""
+    """The client of the network service (``NetworkApi``), with Kilonova's own token."""
 
     def __init__(self, identity: IdentityClient, client: Bindings) -> None:
         self._identity, self._client = identity, client
@@ -90,9 +90,10 @@ class NetworkService:
 
 
 class ShareService:
-    """The shared file system service.
+    """The client of the shared file system service (``ShareApi``), with Kilonova's own token.
 
     Args:
+        identity: Provides the token and the URL of the service.
         timeout: Seconds until the first byte of a response.
     """
 
@@ -111,9 +112,10 @@ class ShareService:
 
 
 class BlockStorageService:
-    """The block storage service.
+    """The client of the block storage service (``VolumeApi``), with Kilonova's own token.
 
     Args:
+        identity: Provides the token and the URL of the service.
         timeout: Seconds until the first byte of a response.
     """
 

@@ -76,7 +76,8 @@ def reconcile_rule(engine: Engine, share_id: str, access_to: str) -> None:
         if is_used:
             if service(engine).allow(share_id, access_to) in GOING:
                 raise errors.Unavailable(
-                    f"The rule for {access_to} is being deleted, and is created again afterwards."
+                    f"The access rule of share {share_id} for {access_to} is being deleted. It is created again "
+                    "afterwards."
                 )
         else:
             service(engine).deny(share_id, access_to)
@@ -87,12 +88,15 @@ def reconcile_rule(engine: Engine, share_id: str, access_to: str) -> None:
 
 # --- attach ---
 def allow(engine: Engine, run: ShareRun) -> None:
-    """Create the rule that lets the server's host mount the share."""
+    """Create the rule that lets the server's host mount the share, and record its state."""
     run.data.rule = service(engine).allow(run.args.share.share_id, run.args.share.access_to)
 
 
 def await_access_rule(tx: Connection, engine: Engine, runs: Sequence[ShareRun]) -> None:
-    """Continue when the host may mount the share. Until the time-out, poll with growing pauses."""
+    """Continue when the access rule is active. Until the time-out, poll with growing pauses.
+
+    The run fails if the rule has the state error, or after ``share_timeout`` seconds.
+    """
     for run in runs:
         if run.data.since is None:
             run.data.since = run.locked_at
@@ -101,12 +105,13 @@ def await_access_rule(tx: Connection, engine: Engine, runs: Sequence[ShareRun]) 
             continue
         if run.data.rule == FAILED:
             run.fail(
-                f"The shared file system service cannot let the server's host mount share {share_id}."
+                f"The shared file system service could not create the access rule with which the server's host "
+                f"mounts share {share_id}. Detach the share and try again."
             )
         elif run.locked_at - run.data.since >= engine.share_timeout * SECOND:
             run.fail(
-                f"The shared file system service has not let the server's host mount share {share_id} within "
-                f"{engine.share_timeout} seconds; detach it and try again."
+                f"The shared file system service has not created the access rule with which the server's host "
+                f"mounts share {share_id} within {engine.share_timeout} seconds. Detach the share and try again."
             )
         else:
             run.retry_in(min(FIRST_POLL_MICROS * 2 ** min(run.data.polls, 8), MAX_POLL_MICROS))
@@ -114,12 +119,12 @@ def await_access_rule(tx: Connection, engine: Engine, runs: Sequence[ShareRun]) 
 
 
 def mark_error(tx: Connection, engine: Engine, run: ShareRun) -> None:
-    """Give the mapping the status error, so that no rule is kept for it."""
+    """Set the mapping between server and share to ERROR. Such a mapping needs no access rule."""
     shares.put(tx, [run.args.share.uuid], ShareStatus.ERROR)
 
 
 def remove_rule(engine: Engine, run: ShareRun) -> None:
-    """Delete the rule, unless another server needs it."""
+    """Delete the access rule, unless another server needs it. A refusal becomes a cleanup."""
     _reconcile(engine, run, run.args.share)
 
 
@@ -129,7 +134,7 @@ def _reconcile(engine: Engine, run: Run[Any, Any], share: ShareArgs) -> None:
 
 
 def delete_mapping(tx: Connection, engine: Engine, runs: Sequence[ShareRun]) -> None:
-    """Delete the records of the detached shares."""
+    """Delete the records of the detached shares, and reduce each server's number of shares."""
     shares.remove(tx, [run.args.share.uuid for run in runs])
     for run in runs:
         run.set(shares=run.server.shares - 1)

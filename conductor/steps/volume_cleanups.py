@@ -98,7 +98,8 @@ def had_volumes(run: LeavingRun) -> bool:
 def release_all(engine: Engine, run: LeavingRun) -> None:
     """End the attachments, and delete the volumes that are deleted with their server.
 
-    If a host may still have volumes connected, all this becomes pending cleanups.
+    If a host may still have volumes connected, or the service refuses, the work becomes pending
+    cleanups.
     """
     holding_hosts = volumes.holding(engine, run.server.id)
     for volume in run.data.volumes:
@@ -131,7 +132,7 @@ def release_all(engine: Engine, run: LeavingRun) -> None:
 
 
 def _further_work(volume: LeftVolume) -> JsonObject:
-    """Return further work for the pending cleanup of this volume."""
+    """Return the swap and the snapshot that the pending cleanup of this volume must end, if any."""
     work: JsonObject = {}
     if volume.migrates_to:
         work |= {"migrates_to": volume.migrates_to, "swapped": volume.swapped}
@@ -216,6 +217,10 @@ def _connect_again(
     """Connect a volume to the host of its idle server. The guest gets it at the next start.
 
     An action left the volume without a connection, because the service refused one in the undo.
+
+    Raises:
+        Conflict: The guest may be using the volume by its old attachment, or the host's agent
+            reports no connector.
     """
     connector = volumes.connector_of(engine, str(server.host))
     old = next(
@@ -224,7 +229,9 @@ def _connect_again(
     reserved = old if old is not None and not old.connection else None
     if reserved is None:
         if old is not None and _may_run(engine, server):
-            raise errors.Conflict("The guest may be using the volume: stop the server first.")
+            raise errors.Conflict(
+                f"The guest of server {server.id} may be using volume {row.volume_id}. Stop the server."
+            )
         reserved = _reserve_anew(engine, row, server, old)
     if reserved is None:
         return
@@ -285,13 +292,13 @@ def _change_idle(tx: Connection, row: BlockDeviceRow, seen: ServerRow, values: J
 
 # --- a volume that the guest still has ---
 def give_back(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | None]) -> None:
-    """Begin an action that detaches a volume in status error.
+    """Begin the action that detaches a volume in status error.
 
-    Neither the attach nor its undo succeeded. The cleanup repeats this until the guest does not
-    have the volume.
+    Neither the attach of the volume nor its undo succeeded. The cleanup repeats this until the
+    server does not have the volume, or until the volume has another status.
 
     Raises:
-        Unavailable: The action was begun.
+        Unavailable: The action has begun.
         Problem: The server's state does not permit the action.
     """
     server = look()
@@ -309,4 +316,6 @@ def give_back(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
         return True
 
     if engine.store.write(begin):
-        raise errors.Unavailable("The server's host is detaching the volume.")
+        raise errors.Unavailable(
+            f"The detach of volume {row.place} from server {row.server_id} has begun."
+        )

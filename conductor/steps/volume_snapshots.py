@@ -15,7 +15,7 @@ from conductor.steps import volumes
 
 
 def delete(engine: Engine, run: AnyRun, snapshots: Sequence[str]) -> None:
-    """Delete the snapshots of an image that was not created.
+    """Delete these volume snapshots, because the image that names them was not created.
 
     A refusal becomes a pending cleanup.
     """
@@ -68,9 +68,10 @@ def _is_creating(engine: Engine, snapshot_id: str) -> bool:
 
 
 def report(engine: Engine, snapshot_id: str, status: str) -> None:
-    """Report the result of a host that creates or deletes a snapshot.
+    """Report the result of a host that creates or deletes a snapshot to the service.
 
-    A refusal is ignored, because then the service no longer waits for the report.
+    A missing snapshot is ignored, and so is a refusal, because then the service no longer waits for
+    the report.
 
     Raises:
         Unavailable: The service does not answer.

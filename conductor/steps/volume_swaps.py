@@ -39,7 +39,7 @@ def connect_other(
     Returns:
         The id of the attachment, and the sealed connection.
     """
-    assert run.host is not None, "its volume is attached"
+    assert run.host is not None, "a server with an attached volume has a host"
     connector = volumes.connector_of(engine, run.host)
     expect_late_swap(run, row, new)
     try:
@@ -61,10 +61,10 @@ def end_swap(
     The remaining volume has the old volume's id.
 
     Args:
-        engine: The engine.
-        server_id: Id of the server.
-        old: Id of the old volume.
-        new: Id of the new volume.
+        engine: The conductor's engine.
+        server_id: The server.
+        old: The id of the volume that the server had before the swap.
+        new: The id of the volume to which the data is copied.
         keeps: Ids of the attachments that the server keeps.
         swapped: True if the server's data is in the new volume.
     """

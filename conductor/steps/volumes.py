@@ -104,7 +104,7 @@ def name_devices(run: AnyRun) -> None:
     # A volume without a connection is not in the guest.
     rows = sorted(of(run), key=lambda row: (row.boot_index != 0, not row.connection))
     roots = [row for row in rows if row.boot_index == 0]
-    names = device_names.count(local_names, [row.disk_bus for row in rows[len(roots) :]])
+    names = device_names.assign_names(local_names, [row.disk_bus for row in rows[len(roots) :]])
     for row, name in zip(rows, [*local_names[: len(roots)], *names], strict=True):
         if row.device_name != name:
             run.set_volume(row, device_name=name)
@@ -143,9 +143,10 @@ def described_arriving(engine: Engine, run: ArrivingRun) -> list[AttachedVolume]
 
 
 def needed(engine: Engine, run: AnyRun) -> list[AttachedVolume]:
-    """Return the volumes without which the guest must not start.
+    """Return the volumes that a host must connect before the guest starts.
 
-    A volume without a connection is included, so that no host starts the guest.
+    These have the status attached or reserved. A volume without a connection is included, so that
+    the host refuses to start the guest.
     """
     rows = [
         row
@@ -158,10 +159,7 @@ def needed(engine: Engine, run: AnyRun) -> list[AttachedVolume]:
 def describe(engine: Engine, row: BlockDeviceRow, sealed: str | None = None) -> AttachedVolume:
     """Return a volume in the form that commands contain.
 
-    Args:
-        engine: The engine.
-        row: The row of the volume.
-        sealed: The sealed connection. None: the connection in the row.
+    The connection is ``sealed``, or that of the row if ``sealed`` is None. {} without a connection.
     """
     return _as_attached(engine, row, sealed or row.connection)
 
@@ -185,7 +183,10 @@ def _as_attached(engine: Engine, row: BlockDeviceRow, sealed: str | None) -> Att
 
 # --- attachments ---
 def reserve(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> None:
-    """Reserve the volume for the server, so that no other server can take the volume."""
+    """Reserve the volume for the server, and store the attachment's id in the volume's row.
+
+    A repeated call uses the attachment of the earlier try.
+    """
     expect_late_attachment(run, row)
     attachments = _find_attachments(engine, run, row) if run.is_repeated else []
     attachment = (
@@ -208,7 +209,8 @@ def _find_attachments(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> list[
 def connect(engine: Engine, run: AnyRun, row: BlockDeviceRow, connector: JsonObject) -> None:
     """Connect a reserved volume to the host of this connector.
 
-    If the reservation has been deleted, the volume is reserved again.
+    Attachment and sealed connection are stored in the volume's row. If the reservation was deleted,
+    the volume is reserved again.
     """
     expect_late_attachment(run, row)
     try:
@@ -229,7 +231,7 @@ def let_connect(
 
 
 def mode_of(row: BlockDeviceRow) -> str:
-    """Return the attach mode of a volume."""
+    """Return the attach mode of a volume: "ro" or "rw"."""
     return "ro" if row.read_only else "rw"
 
 
@@ -260,13 +262,9 @@ def _renew(
     The service permits no second attachment beside an incomplete one, so an incomplete one ends
     first.
 
-    Args:
-        engine: The engine.
-        run: The run of the action.
-        row: The row of the volume.
-        connector: The host that connects. None: the volume is only reserved.
-        holding: Hosts that may still have the volume connected. The old attachment ends after they
-            have disconnected, by a pending cleanup.
+    ``connector`` identifies the host that connects. None: the volume is only reserved. ``holding``
+    are hosts that may still have the volume connected. With such hosts, a pending cleanup ends the
+    old attachment after they have disconnected.
     """
     expect_late_attachment(run, row)
     attachments = _find_attachments(engine, run, row)
@@ -330,7 +328,7 @@ def _connect_and_complete(
 def _cleanup_if_undoing(
     run: AnyRun, attachment: str, row: BlockDeviceRow
 ) -> AbstractContextManager[None]:
-    """In an undo, turn a refusal to end the attachment into a pending cleanup."""
+    """Return a context that, in an undo, turns a failure into a pending cleanup."""
     if run.is_undoing:
         return run.cleanup_on_failure(ATTACHMENT, attachment, str(row.volume_id))
     return nullcontext()
@@ -351,10 +349,10 @@ def holding(engine: Engine, server_id: str) -> list[str]:
 
 
 def held_by(host_names: Sequence[str]) -> str:
-    """Return the reason why an attachment cannot end yet."""
+    """Return the text that these hosts have not disconnected a volume yet, with the next step."""
     return (
         f"Host {', '.join(host_names)} has not disconnected the volume yet. If the host cannot do "
-        "so: force it down, or repair it."
+        "so, repair the host or force it down."
     )
 
 
@@ -365,7 +363,11 @@ def are_reserved(run: AnyRun) -> bool:
 
 
 def make_ready(engine: Engine, run: ReadyRun) -> None:
-    """Reserve the server's existing volumes, and record volumes that the service has created."""
+    """Reserve the server's existing volumes, and record volumes that the service has created.
+
+    Volumes that the service is still creating are left to the next poll. The run fails if the
+    service could not create a volume.
+    """
     for row in of(run):
         if row.status == BlockDeviceStatus.CREATING and not _has_been_created(engine, run, row):
             continue
@@ -374,9 +376,9 @@ def make_ready(engine: Engine, run: ReadyRun) -> None:
 
 
 def _has_been_created(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> bool:
-    """Check a volume that the service creates. True if the volume exists.
+    """Return True if the service has created a volume, and record its size.
 
-    Fails the run if the service could not create the volume.
+    Fails the run and returns False if the service could not create the volume.
     """
     volume = service(engine).volume(str(row.volume_id))
     if volume.status.startswith("error"):
@@ -390,7 +392,10 @@ def _has_been_created(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> bool:
 
 
 def await_volumes(tx: Connection, engine: Engine, runs: Sequence[ReadyRun]) -> None:
-    """Continue when all volumes are reserved. Until the time-out, poll with growing pauses."""
+    """Continue when the service has created all volumes. Until then poll with growing pauses.
+
+    After ``volume_timeout`` seconds the run fails.
+    """
     for run in runs:
         if run.data.volumes_since is None:
             run.data.volumes_since = run.locked_at
@@ -401,8 +406,8 @@ def await_volumes(tx: Connection, engine: Engine, runs: Sequence[ReadyRun]) -> N
             continue
         if run.locked_at - run.data.volumes_since >= engine.volume_timeout * SECOND:
             run.fail(
-                f"Volume {', '.join(missing)} was not made within {engine.volume_timeout} seconds; make it "
-                "first, and create the server with it."
+                f"Volume {', '.join(missing)} was not created within {engine.volume_timeout} seconds. Create the "
+                "volume first, and then create the server with it."
             )
         else:
             run.retry_in(min(FIRST_POLL_MICROS * 2 ** min(run.data.polls, 8), MAX_POLL_MICROS))
@@ -410,8 +415,11 @@ def await_volumes(tx: Connection, engine: Engine, runs: Sequence[ReadyRun]) -> N
 
 
 def connect_all(engine: Engine, run: AnyRun) -> None:
-    """Connect all of the server's volumes to its host."""
-    assert run.host is not None, "it is placed"
+    """Connect all of the server's volumes to its host, and mark them as in use.
+
+    In an undo, a refusal becomes a pending cleanup, and the volume is only reserved.
+    """
+    assert run.host is not None, "the server has a host in this step"
     for row in of(run):
         with _connect_later_if_undoing(run, row):
             connector = connector_of(engine, run.host)
@@ -439,9 +447,11 @@ def _connect_later_if_undoing(run: AnyRun, row: BlockDeviceRow) -> Iterator[None
 
 
 def reserve_again(engine: Engine, run: AnyRun) -> None:
-    """Reserve the volumes of a server that has no host any more.
+    """Reserve the connected volumes of a server that has no host any more.
 
-    In an undo the step first waits until the host has disconnected them, or until its time is over.
+    An undo reserves all volumes. It first waits until the host has disconnected them, or until no
+    tries are left. Otherwise a host that may still have them connected gets time by a pending
+    cleanup.
     """
     holding_hosts = (
         _still_holding(engine, run) if run.is_undoing else holding(engine, run.server.id)
@@ -454,10 +464,10 @@ def reserve_again(engine: Engine, run: AnyRun) -> None:
 
 
 def release(engine: Engine, run: AnyRun) -> None:
-    """Reserve the volumes after the server's host has disconnected them.
+    """Reserve the volumes again after the server's host has disconnected them.
 
     Raises:
-        Conflict: Another host may still have them connected.
+        Conflict: A host with an old guest of the server may still have the volumes connected.
     """
     if holding_hosts := holding(engine, run.server.id):
         raise errors.Conflict(held_by(holding_hosts))
@@ -466,11 +476,11 @@ def release(engine: Engine, run: AnyRun) -> None:
 
 
 def _still_holding(engine: Engine, run: AnyRun) -> list[str]:
-    """Check, in an undo, that no host may have volumes connected.
+    """Wait in an undo until no host has volumes of the server connected.
 
     Returns:
-        No hosts, also after the last try. Then all attachments end, because no guest of a failed
-        action may run.
+        An empty list: no host delays the end of attachments. After the last try this also holds for
+        hosts that have not answered, because no guest of a failed action may run.
 
     Raises:
         Unavailable: A host has not disconnected the volumes yet, and tries are left.
@@ -493,7 +503,15 @@ CONNECT: Step[Any, Any] = Step(
 
 # --- moves ---
 def move_to(engine: Engine, run: AnyRun, host: str) -> None:
-    """Replace the attachments by attachments for this host."""
+    """Replace the attachments of all volumes by attachments for this host.
+
+    In an undo, a refusal becomes a pending cleanup, and the volume is only reserved.
+
+    Raises:
+        Conflict: The agent of the host reports no connector.
+        Problem: The service refuses.
+        Unavailable: The service does not answer, or in an undo a host must disconnect first.
+    """
     holding_hosts = _still_holding(engine, run) if run.is_undoing else []
     for row in of(run):
         with _connect_later_if_undoing(run, row):
@@ -501,7 +519,10 @@ def move_to(engine: Engine, run: AnyRun, host: str) -> None:
 
 
 def connect_also(engine: Engine, run: ArrivingRun, host: str) -> None:
-    """Connect the volumes to a second host, to which the server moves while it runs."""
+    """Connect the volumes to a second host, to which the server moves while it runs.
+
+    The new attachments are stored in ``volumes_arriving``, and the rows stay unchanged.
+    """
     connector, arriving = connector_of(engine, host), {}
     for row in of(run):
         expect_late_attachment(run, row)

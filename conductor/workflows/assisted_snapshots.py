@@ -39,7 +39,7 @@ QCOW2 = "qcow2"
 
 @dataclass(kw_only=True)
 class SnapshotData(ActionData):
-    """Data of the steps."""
+    """Data that the steps of a snapshot's creation leave for later steps."""
 
     #: True once the conductor has reported the snapshot to the service.
     notified: bool = False
@@ -54,7 +54,7 @@ DeleteRun = Run[MergeSnapshotArgs, ActionData]
 
 
 def _find_row(run: Run[VolumeActionArgs, ActionData]) -> BlockDeviceRow:
-    """Return the volume of the action."""
+    """Return the row of the action's volume, with the changes of the run."""
     return next(row for row in volumes.of(run) if row.uuid == run.args.block_device)
 
 
@@ -63,13 +63,18 @@ def _check_snapshot(engine: Engine, run: CreateRun | DeleteRun, status: str) -> 
     snapshot = volumes.service(engine).snapshot(run.args.snapshot_id)
     if snapshot.status != status or snapshot.volume_id != run.args.volume_id:
         run.fail(
-            f"Snapshot {run.args.snapshot_id} of volume {snapshot.volume_id} is {snapshot.status} at the block "
-            f"storage service, so nothing is done for volume {run.args.volume_id}."
+            f"Snapshot {run.args.snapshot_id} must have the status {status} and belong to volume "
+            f"{run.args.volume_id}, but the block storage service shows the status {snapshot.status} and volume "
+            f"{snapshot.volume_id}."
         )
 
 
 def _report_failure(engine: Engine, run: CreateRun | DeleteRun, status: str) -> None:
-    """Report the status to the service, and give up after ``MAX_CLEANING_TRIES``."""
+    """Report the status of the snapshot to the service.
+
+    A service that does not answer is called again. After ``MAX_CLEANING_TRIES`` tries the report is
+    left out.
+    """
     try:
         volume_snapshots.report(engine, run.args.snapshot_id, status)
     except errors.Unavailable:
@@ -87,7 +92,7 @@ def _report_error(engine: Engine, run: CreateRun) -> None:
 
 
 def set_connection_file(connection: JsonObject, name: str) -> JsonObject:
-    """Return the connection with this file of the volume's folder as its qcow2 file."""
+    """Return a copy of a volume's connection that names this qcow2 file in the volume's folder."""
     place = {"name": name, "format": QCOW2}
     if isinstance(data := connection.get("data"), dict):
         return {**connection, "data": {**data, **place}}
@@ -95,7 +100,7 @@ def set_connection_file(connection: JsonObject, name: str) -> JsonObject:
 
 
 def read_connection_file(connection: JsonObject) -> tuple[object, object]:
-    """Return the name and format of the file in a connection."""
+    """Return the name and the format of the file in a connection. A missing value is None."""
     inner_data = connection.get("data")
     data = inner_data if isinstance(inner_data, dict) else connection
     return data.get("name"), data.get("format")
@@ -138,8 +143,9 @@ def _check_finished(engine: Engine, run: CreateRun) -> None:
     attachment = next((each for each in attachments if each.id == row.attachment_id), None)
     if attachment is None or read_connection_file(attachment.connection) != (file, QCOW2):
         raise errors.Conflict(
-            f"The server has volume {row.volume_id} in its file {file}, and the block storage service does "
-            "not say so: what is written there is lost when it moves. See the service."
+            f"Server {run.server.id} writes volume {row.volume_id} to the file {file}, but the block storage "
+            "service names another file. A move of the server would lose this data. Check the volume at the "
+            "block storage service before you move the server."
         )
     before = engine.vault.open(str(row.connection))
     kept_fields = {name: before[name] for name in (NAME_ID,) if name in before}

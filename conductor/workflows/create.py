@@ -35,7 +35,7 @@ IMAGE_AGE = SECOND // 2
 
 @dataclass(kw_only=True)
 class CreateData(PlacementData, PortData, VolumesData):
-    """Data of the steps."""
+    """Data that the steps of a create leave for later steps."""
 
     #: True once the image was checked after the request.
     image_checked: bool = False

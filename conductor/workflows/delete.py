@@ -59,7 +59,7 @@ _CREATING_CALLS = ("networks", "allow", *volumes.CALLS)
 
 @dataclass(kw_only=True)
 class DeleteData(SharesData, LeavingData):
-    """Data of the steps."""
+    """Data that the steps of a delete leave for later steps."""
 
     #: Images to delete with the server. None before ``remove`` has read them.
     images: list[str] | None = None
@@ -103,8 +103,8 @@ def _remove_guests(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) ->
                     volume_cleanups.record_superseded_action(run, action)
             except (AttributeError, KeyError, TypeError, ValueError):
                 log.exception(
-                    "what action %s has left of server %s cannot be read and stays; see its row in "
-                    "the table actions",
+                    "the images and volume snapshots that action %s left of server %s cannot be read and are not "
+                    "deleted; see the row of this action in the table actions",
                     action.id,
                     run.server.id,
                 )
@@ -129,7 +129,10 @@ def _read_superseded(tx: Connection, run: DeleteRun) -> list[ActionRow]:
 
 
 def _read_images(action: ActionRow) -> list[str | None]:
-    """Return the images that the action began to create, or had still to delete."""
+    """Return the ids of the images that the action began to create, or had still to delete.
+
+    The list contains None for an action without such an image.
+    """
     return [action.args.get("image_id"), action.data.get("image_id")]
 
 

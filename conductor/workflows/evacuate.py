@@ -33,12 +33,12 @@ from conductor.steps import claims, guest, moves, networks
 from conductor.steps.debts import BURST_POLL_MICROS
 from conductor.steps.moves import MoveData
 
-HAS_COME_BACK = "Host {host} has come back meanwhile; the server is there."
+HAS_COME_BACK = "Host {host} has come back meanwhile, so the server stays there."
 
 
 @dataclass(kw_only=True)
 class EvacuateData(MoveData):
-    """Data of the steps."""
+    """Data that the steps of an evacuation leave for later steps."""
 
     #: Session of the source when the evacuation began.
     session: int | None = None
@@ -54,7 +54,7 @@ EvacuateRun = Run[EvacuateArgs, EvacuateData]
 
 
 def _fence(engine: Engine, run: EvacuateRun) -> None:
-    """Fence the source unless its guests are proved dead already.
+    """Fence the source, unless its guests are proved dead already, and record its session.
 
     Raises:
         Conflict: The host is up, or no fencing hook is configured.
@@ -118,9 +118,9 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -> None:
             # With a wrong value of ``shared`` a disk would be lost or missing.
             if run.args.shared not in (None, run.data.shared):
                 run.fail(
-                    "The server's files are on storage that its new host shares."
+                    "onSharedStorage is false, but both hosts share the storage of the server's files."
                     if run.data.shared
-                    else "The server's files are not on storage that its new host shares."
+                    else "onSharedStorage is true, but the hosts do not share the storage of the server's files."
                 )
 
 
@@ -130,7 +130,10 @@ def _can_begin(tx: Connection, run: EvacuateRun) -> bool:
         run.retry_in(BURST_POLL_MICROS)
         return False
     if not services.are_dead(tx, moves.source(run), locked=True):
-        run.fail(f"Host {moves.source(run)} is not forced down any more; the server is there.")
+        run.fail(
+            f"Host {moves.source(run)} is not forced down any more, so the server stays there. If the host is "
+            "dead, force it down and evacuate the server again."
+        )
         return False
     if _read_session(tx, run) != run.data.session:
         run.fail(HAS_COME_BACK.format(host=moves.source(run)))
@@ -203,7 +206,10 @@ def _release_destination(tx: Connection, engine: Engine, run: EvacuateRun) -> No
 
 
 def _is_started(run: EvacuateRun) -> bool:
-    """Return True if the new guest is started. From microversion 2.95 on no guest is."""
+    """Return True if the new guest is started: the old one ran, and the request permits a start.
+
+    From microversion 2.95 on requests permit no start.
+    """
     return moves.was_running(run) and not run.args.stopped
 
 

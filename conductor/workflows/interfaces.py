@@ -37,7 +37,7 @@ def _open_interfaces(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> 
 
 def _store_port(tx: Connection, engine: Engine, runs: Sequence[AttachRun]) -> None:
     for run in runs:
-        assert run.data.plugged, "one port was made"
+        assert run.data.plugged, "the call has created a port"
         run.data.interface = run.data.plugged[0]
 
 
@@ -122,7 +122,7 @@ DETACH_INTERFACE = Workflow(
 
 # --- security groups ---
 def _change_groups(engine: Engine, run: SecurityGroupRun) -> None:
-    """Add the security group to every port of the server, or remove the group from them.
+    """Add the security group to every port of the server, or remove the group from each port.
 
     Raises:
         BadRequest: The server has no ports.
@@ -136,7 +136,7 @@ def _change_groups(engine: Engine, run: SecurityGroupRun) -> None:
     ports = service.ports(run.server.id)
     if not ports:
         raise errors.BadRequest(
-            f"Server {run.server.id} has no ports that a security group could guard."
+            f"Server {run.server.id} has no ports to which a security group could apply."
         )
     if (
         not adds

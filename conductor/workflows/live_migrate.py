@@ -40,7 +40,7 @@ from conductor.steps.moves import MoveData
 
 @dataclass(kw_only=True)
 class LiveMigrateData(MoveData):
-    """Data of the steps."""
+    """Data that the steps of a live migration leave for later steps."""
 
     #: CPU model and features of the source.
     cpu: JsonObject = field(default_factory=dict)
@@ -66,15 +66,15 @@ def _check_hosts(run: LiveMigrateRun) -> None:
     """Fail the run if the request contradicts the data of the two hosts."""
     if not (run.data.to or {}).get("uri"):
         run.fail(
-            f"Host {moves.destination(run)} takes no servers in while they run; set [migration] "
-            "live_migration_port there, or migrate the server while it is off.",
+            f"Host {moves.destination(run)} accepts no live migrations. Set [migration] live_migration_port "
+            "there, or use a cold migration.",
             retryable=True,
         )
     elif run.args.block_migration is True and run.data.shared:
         run.fail("Block migration cannot be used with shared storage.")
     elif run.args.block_migration is False and not run.data.shared and not run.data.diskless:
         run.fail(
-            "The hosts share no storage; ask for a block migration, or leave that to Kilonova."
+            "Source and destination share no storage. Request a block migration, or block_migration auto."
         )
 
 
@@ -178,10 +178,10 @@ def _finish(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> N
 def _fail_migration(
     tx: Connection, engine: Engine, run: LiveMigrateRun, problem: StepFailed
 ) -> None:
-    """Record the failure. The server is at the source as before.
+    """Try another destination, or record the failure. The server is at the source as before.
 
-    A guest that was lost during the handover was started again from the disk, and no other
-    destination is tried.
+    If the source had handed the guest over, the undo has started the guest from its disk, and no
+    other destination is tried. An aborted migration gets the status cancelled.
     """
     run.set(progress=0)
     if run.data.handed_over:

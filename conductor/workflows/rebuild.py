@@ -41,7 +41,7 @@ REBUILD_STEP = "rebuild"
 
 @dataclass(kw_only=True)
 class RebuildData(PlacementData):
-    """Data of the steps."""
+    """Data that the steps of a rebuild leave for later steps."""
 
     #: Time at which the service began to write the volume, in µs.
     reimaged_since: int | None = None
@@ -87,7 +87,7 @@ def _allow_to_run(tx: Connection, runs: Sequence[RebuildRun]) -> None:
 
 
 def _is_reimaged(run: RebuildRun) -> bool:
-    """Return True if the service writes the root volume."""
+    """Return True if the block storage service overwrites the root volume with the image."""
     return run.args.reimage is not None
 
 
@@ -137,15 +137,15 @@ def _await_reimage(tx: Connection, engine: Engine, runs: Sequence[RebuildRun]) -
         status, since = run.data.volume_status, run.data.reimaged_since
         if status.startswith("error"):
             run.fail(
-                f"Volume {_root_volume_id(run)} could not be written from image {run.args.reimage}: the block "
-                f"storage service shows it as {status}; see there, and rebuild the server again."
+                f"Volume {_root_volume_id(run)} could not be written from image {run.args.reimage}: its status at "
+                f"the block storage service is {status}. Repair the volume there, and rebuild the server again."
             )
         elif status != DOWNLOADING:
             continue
         elif run.locked_at - int(since or 0) >= engine.volume_timeout * SECOND:
             run.fail(
-                f"Volume {_root_volume_id(run)} was not written within {engine.volume_timeout} seconds; rebuild "
-                "the server again when the block storage service has ended it."
+                f"Volume {_root_volume_id(run)} was not written within {engine.volume_timeout} seconds. Wait until "
+                "the block storage service has written it, and rebuild the server again."
             )
         else:
             run.retry_in(min(FIRST_POLL_MICROS * 2 ** min(run.data.polls, 8), MAX_POLL_MICROS))

@@ -29,7 +29,7 @@ def _rescue_command(engine: Engine, run: Run[RescueArgs, ActionData]) -> Rescue:
 
 
 def _check_image(engine: Engine, run: Run[RescueArgs, ActionData]) -> None:
-    assert run.args.image is not None, "the step's condition"
+    assert run.args.image is not None, "the step's condition checks this"
     images.check_disk(engine, run.args.image.id)
 
 
@@ -44,7 +44,10 @@ def _unrescue_command(engine: Engine, run: AnyRun) -> Unrescue:
 def _fail_rescue(
     tx: Connection, engine: Engine, run: Run[RescueArgs, ActionData], problem: StepFailed
 ) -> None:
-    """Set ERROR, unless the image check failed or the host did not change the guest."""
+    """Set ERROR, unless the image check failed or the host did not change the guest.
+
+    Then the server keeps its state, and a server that was stopped must not run.
+    """
     if run.action.step == "image":
         return
     if problem.reason is not FailureReason.UNTOUCHED:

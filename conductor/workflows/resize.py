@@ -44,7 +44,7 @@ SWITCHED_EVENTS = ("instance.resize.end", "instance.resize_finish.start")
 
 @dataclass(kw_only=True)
 class MoveEndData(MoveData):
-    """Data of confirm_resize and revert_resize."""
+    """Data that the steps of confirm_resize and revert_resize leave for later steps."""
 
     #: True if the guest ran at the destination when the revert began.
     ran: bool = False
@@ -117,7 +117,7 @@ def _install_command(engine: Engine, run: MoveRun) -> Install:
 
 
 def record_installed(tx: Connection, run: MoveRun, result: Result) -> None:
-    """Record a successful start at the final host."""
+    """Record that the host has defined the guest, and started it if the guest must run."""
     record_successful_build(run)
     guest.record_booted(tx, run, result)
 
@@ -130,11 +130,11 @@ def record_finished(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> 
 
 
 def _fail_resize(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
-    """Record the failure of a resize.
+    """Try another destination, or record the failure of a resize.
 
-    If the destination has the guest already, the server becomes RESIZED and the user can confirm or
-    revert. Otherwise the server is at the source with the old flavor. Ports that were bound to the
-    source again replace the server's interfaces.
+    If the server is at the destination already, it becomes RESIZED, and the user can confirm or
+    revert. Otherwise it is at the source with the old flavor. The server's interfaces are those of
+    the last binding of its ports.
     """
     if run.data.plugged is not None:
         run.set(interfaces=run.data.plugged)
@@ -276,7 +276,10 @@ def _begin_confirm(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -
 
 
 def record_confirmed(tx: Connection, run: MoveEndRun) -> None:
-    """Set the server to the state of its guest, and to the quota usage of the new flavor."""
+    """Record that the resize is confirmed.
+
+    The vm_state follows the power state of the guest, and the quota counts only the new flavor.
+    """
     vm_state = _VM_STATES.get(run.server.power_state, states.ACTIVE)
     if vm_state == states.STOPPED:
         guests.want(tx, [run.server.id], GuestState.STOPPED, False)
@@ -408,9 +411,10 @@ def _fail_revert(tx: Connection, engine: Engine, run: MoveEndRun, problem: StepF
 
 
 def record_guest_off(tx: Connection, run: MoveEndRun) -> None:
-    """If an undo step failed, record that the resized guest is stopped.
+    """Record that the resized guest is stopped, if the undo of a step failed.
 
-    The user can still confirm or revert.
+    The failed undos are cleared, so that the server does not go to ERROR. The user can still
+    confirm or revert.
     """
     if run.data.undo_failures:
         run.data.clear_undo_failures()

@@ -61,7 +61,7 @@ def _undo_resize_command(engine: Engine, run: MoveRun) -> SettleResize:
 
 
 def _fail_resize(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
-    """Record the failure, and begin again with ``resize`` if attempts are left.
+    """Begin again with the workflow ``resize`` if attempts are left, else record the failure.
 
     Only ``resize`` can choose another host.
     """

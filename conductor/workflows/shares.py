@@ -40,7 +40,10 @@ def _record_attached(tx: Connection, run: ShareRun, result: Result) -> None:
 
 
 def _fail_detach(tx: Connection, engine: Engine, run: ShareRun, problem: StepFailed) -> None:
-    """Restore the mapping's state: the host has not released the share."""
+    """Set the mapping to INACTIVE if it was INACTIVE, otherwise to ERROR.
+
+    The host has not released the share.
+    """
     share = run.args.share
     mappings.put(
         tx,

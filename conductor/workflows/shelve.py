@@ -114,9 +114,9 @@ def _was_running(run: ShelveRun) -> bool:
 
 
 def _fail_shelve(tx: Connection, engine: Engine, run: ShelveRun, problem: StepFailed) -> None:
-    """Start a server that ran before again. Otherwise the server is stopped.
+    """Record that a server that ran before runs again, because the undo has started it.
 
-    That includes servers that were paused or suspended.
+    Other servers become STOPPED, also those that were paused or suspended.
     """
     if _was_running(run):
         guests.want(tx, [run.server.id], GuestState.RUNNING, True)
@@ -233,12 +233,12 @@ def _end_shelved(tx: Connection, engine: Engine, runs: Sequence[UnshelveRun]) ->
 
 
 def _fail_unshelve(tx: Connection, engine: Engine, run: UnshelveRun, problem: StepFailed) -> None:
-    """Try another host, or leave the server shelved."""
+    """Try another host if attempts are left, else leave the server shelved and offloaded."""
     claims.reschedule(engine, run, problem)
 
 
 def _delete_image(engine: Engine, run: UnshelveRun) -> None:
-    assert run.data.image_id is not None, "it was shelved"
+    assert run.data.image_id is not None, "a shelved server with a local disk has an image"
     with run.cleanup_on_failure(IMAGE, run.data.image_id):
         images.service(engine).delete(run.data.image_id)
 

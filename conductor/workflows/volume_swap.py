@@ -33,7 +33,7 @@ COPY_STEP = "copy"
 
 @dataclass(kw_only=True)
 class SwapData(ActionData):
-    """Data of the steps."""
+    """Data that the steps of a swap leave for later steps."""
 
     #: Attachment of the new volume.
     attachment: str | None = None
@@ -47,7 +47,7 @@ SwapRun = Run[SwapVolumeArgs, SwapData]
 
 
 def _find_row(run: SwapRun) -> BlockDeviceRow:
-    """Return the volume of the action."""
+    """Return the row of the action's volume, with the changes of the run."""
     return next(row for row in volumes.of(run) if row.uuid == run.args.block_device)
 
 
@@ -66,9 +66,10 @@ def _connect(engine: Engine, run: SwapRun) -> None:
 
 
 def _end_without_swap(engine: Engine, run: SwapRun) -> None:
-    """End the swap without success, so that the service deletes the new volume.
+    """Cancel the swap at the service, which then deletes the new volume.
 
-    Not if the undo of the copy failed, because the guest may then still write to the new volume.
+    If the undo of the copy failed, nothing is done, because the guest may still write to the new
+    volume.
     """
     if COPY_STEP not in run.data.undo_failures:
         _end_swap(engine, run, False)
@@ -89,7 +90,7 @@ def _cleanup_on_failure(run: SwapRun, swapped: bool) -> AbstractContextManager[N
 
 
 def _describe_volume(engine: Engine, run: SwapRun) -> AttachedVolume:
-    """Return the volume with the connection of the new one."""
+    """Return the server's volume with the connection of the new volume."""
     return volumes.describe(engine, _find_row(run), run.data.connection)
 
 

@@ -30,7 +30,7 @@ ATTACH_STEP = "attach"
 
 
 def _find_row(run: VolumeRun) -> BlockDeviceRow:
-    """Return the volume of the action."""
+    """Return the row of the action's volume, with the changes of the run."""
     return next(row for row in volumes.of(run) if row.uuid == run.args.block_device)
 
 
@@ -61,7 +61,7 @@ def _release(engine: Engine, run: VolumeRun) -> None:
 
 
 def _connect(engine: Engine, run: VolumeRun) -> None:
-    assert run.host is not None, "the step is for servers with a host"
+    assert run.host is not None, "the step's condition checks this"
     volumes.connect(engine, run, _find_row(run), volumes.connector_of(engine, run.host))
 
 
@@ -79,16 +79,16 @@ def _record_attached(tx: Connection, run: VolumeRun, result: Result) -> None:
 
 def _complete(engine: Engine, run: VolumeRun) -> None:
     row = _find_row(run)
-    assert row.attachment_id is not None, "it was reserved"
+    assert row.attachment_id is not None, "an earlier step has reserved the volume"
     with run.cleanup_on_failure(ATTACHMENT, row.attachment_id, str(row.volume_id)):
         volumes.service(engine).complete(row.attachment_id)
 
 
 def _fail_attach(tx: Connection, engine: Engine, run: VolumeRun, problem: StepFailed) -> None:
-    """Remove the volume from the server.
+    """Remove the volume from the server after a failed attach.
 
-    If the undo failed, the guest may still have the volume. Then the status is ERROR until a
-    pending cleanup has detached the volume.
+    If the undo failed too, the guest may still have the volume. Then the volume stays with the
+    status ERROR until a pending cleanup has detached it.
     """
     row = _find_row(run)
     if why := run.data.undo_failures.get(ATTACH_STEP):

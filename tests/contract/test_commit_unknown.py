@@ -62,7 +62,7 @@ def test_store_write_without_check_raises_unsure_when_commit_is_unknown(
 ) -> None:
     with (
         lose_commit_answer(store, committed=is_committed),
-        pytest.raises(errors.Unsure, match="look before you ask again"),
+        pytest.raises(errors.Unsure, match="check before you repeat the request"),
     ):
         store.write(lambda tx: insert_ignore(tx, schema.projects, {"id": "p", "quota_seq": 0}))
     assert count(store, schema.projects) == is_committed

@@ -192,7 +192,7 @@ def test_join_returns_identity_once_and_refuses_second_machine(rig: Rig) -> None
 def test_join_with_expired_token_raises_conflict_and_names_command(rig: Rig) -> None:
     client = rig.client(rig.token())
     expire(rig.store)
-    with pytest.raises(errors.Conflict, match="is over since .*kilonova host add h1"):
+    with pytest.raises(errors.Conflict, match="expired at .*kilonova host add h1"):
         client.join()
 
 

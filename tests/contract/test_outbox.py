@@ -297,7 +297,7 @@ def test_outbox_drops_oldest_rows_over_limit(
     with caplog.at_level("WARNING"):
         assert sender.send_batch() == 0
     assert [row.key for row in read_outbox(notifying_store)] == servers[3:]
-    assert "3 notifications, the oldest, were dropped" in caplog.text
+    assert "the 3 oldest notifications were dropped" in caplog.text
     broker.refuses = lambda message: False
     send_all(sender)
     assert [server_of(message) for message in broker.sent] == servers[3:]
@@ -314,7 +314,7 @@ def test_malformed_outbox_row_is_dropped_and_next_is_sent(
     begin(notifying_store, servers[1])
     send_all(new_sender(notifying_store, broker))
     assert [server_of(message) for message in broker.sent] == servers[1:]
-    assert "cannot be told and is dropped" in caplog.text
+    assert "cannot be built and is dropped" in caplog.text
 
 
 def test_unsendable_outbox_row_is_dropped_after_three_attempts(

@@ -202,7 +202,7 @@ def test_join_with_expired_token_changes_nothing(site: Site) -> None:
     token, before = site.add_host(), site.files()
     site.store.write(lambda tx: tx.execute(sa.update(schema.host_joins).values(until=1)))
     assert site.join(token) == 1
-    assert "is over since" in site.error_output and "kilonova host add h1" in site.error_output
+    assert "expired at" in site.error_output and "kilonova host add h1" in site.error_output
     assert site.files() == before
 
 

@@ -166,7 +166,9 @@ def test_volume_snapshot_is_done_when_service_refuses_status(cloud: Cloud, serve
     cloud.volumes.refusing["update_snapshot_status", snapshot] = errors.BadRequest("It is over.")
     cloud.settle()
     name, state, message = last(cloud, server)
-    assert (name, state) == ("volume_snapshot_create", "done") and "does not say so" in str(message)
+    assert (name, state) == ("volume_snapshot_create", "done") and "names another file" in str(
+        message
+    )
     assert read_volume_file(cloud, server) == f"volume-{volume}.{snapshot}"
 
 

@@ -103,7 +103,7 @@ def test_automatic_evacuation_waits_while_more_than_max_hosts_are_down(
     cloud.idle(200)
     assert (fenced_hosts, {cloud.show(server).host for server in servers}) == ([], {"h1", "h2"})
     assert (
-        "2 hosts with servers are down (h1, h2), and [ha] max_hosts is 1: nothing is evacuated"
+        "2 hosts with servers are down (h1, h2), and [ha] max_hosts is 1: no host is evacuated"
         in caplog.text
     )
     cloud.cut.discard("h2")
@@ -157,7 +157,7 @@ def test_automatic_evacuation_is_off_by_default_and_requires_hook(
     silence(cloud, "h1")
     cloud.idle(200)
     assert (fenced_hosts, kinds(cloud)) == ([], {})
-    assert "needs [conductor] fencing_hook" in automatic_evacuation.refusal(True, "")
+    assert "but [conductor] fencing_hook is not" in automatic_evacuation.refusal(True, "")
     assert (
         automatic_evacuation.refusal(True, "/bin/true")
         == automatic_evacuation.refusal(False, "")

@@ -364,7 +364,7 @@ def test_doctor_fix_keeps_attachment_of_running_guest_until_stop(cloud: Cloud) -
     for _ in range(30):
         cloud.round()
     [cleanup] = cloud.store.read(cleanups.list_all)
-    assert "stop the server first" in cleanup.why
+    assert "Stop the server." in cleanup.why
     assert set(cloud.volumes.state.held) == attachments
     cloud.ask(name, "os-stop")
     cloud.settle()

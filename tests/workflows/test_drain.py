@@ -95,7 +95,7 @@ def test_drain_repeated_after_stop_moves_remaining_servers(
     ordinary, _, _ = boot_five_servers(cloud)
     operator.stops = lambda: "preparing" in operator.text
     assert operator.drain() == 1
-    assert operator.said[-1].endswith("stopped; kilonova host drain h1 goes on")
+    assert operator.said[-1].endswith("stopped; to continue: kilonova host drain h1")
     assert sum(cloud.show(server).host != "h1" for server in ordinary) == 2, (
         "those under way, and no more"
     )
@@ -311,7 +311,7 @@ def test_drain_reports_reason_of_failed_move(cloud: Cloud, operator: Operator) -
     cloud.hosts["h1"].driver.host.script["live_migrate"] = [Fail("The memory changes too fast.")]
     assert operator.drain() == 1
     assert "its move ended error: The memory changes too fast." in operator.text
-    assert "mend that, then: kilonova host drain h1" in operator.said[-2]
+    assert "repair the cause, then: kilonova host drain h1" in operator.said[-2]
     assert (cloud.show(server).host, cloud.show(server).vm_state) == ("h1", states.ACTIVE)
     assert operator.drain() == 0
     assert cloud.findings() == []
@@ -359,7 +359,7 @@ def test_drain_stops_when_host_is_enabled_meanwhile(cloud: Cloud, operator: Oper
 
     operator.stops = enable_host
     assert operator.drain(cold=True) == 1
-    assert operator.said[-1].endswith("somebody has enabled host h1 again")
+    assert operator.said[-1].endswith("host h1 was enabled during the drain")
     assert sum(cloud.show(server).host == "h1" for server in servers) == 2
     assert {cloud.show(server).vm_state for server in servers} == {states.ACTIVE}, (
         "what was under way is confirmed"
@@ -442,7 +442,7 @@ def test_drain_reports_stuck_move_and_moves_other_servers(cloud: Cloud, operator
         stuck
     ).host == "h1"
     assert (
-        "stuck: an unforeseen failure" in operator.text
+        "stuck: an unexpected error" in operator.text
         and "See: kilonova action list --stuck" in operator.text
     )
     assert any(

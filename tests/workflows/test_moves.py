@@ -83,7 +83,7 @@ def test_resize_restores_server_when_every_destination_fails(cloud: Cloud, verb:
     cloud.settle()
     check_rests(cloud, server, states.ACTIVE, "h1")
     assert cloud.show(server).flavor == original.flavor
-    assert last(cloud, server).message.endswith("the last host tried said: Disk full.")
+    assert last(cloud, server).message.endswith("the last host tried reported: Disk full.")
     assert cloud.migration(server).status == "error"
     assert set(failures(cloud).values()) == {0}
     assert read_disk(cloud, server) == CANARY
@@ -124,7 +124,7 @@ def test_resize_sets_error_when_undo_cannot_restart_guest(cloud: Cloud) -> None:
     cloud.settle()
     check_rests(cloud, server, states.ERROR, "h1")
     assert (
-        "Disk full.; and it could not be undone: stop: No memory."
+        "Disk full. Completed steps could not be undone: stop: No memory."
         in cloud.show(server).fault["message"]
     )
 

@@ -410,7 +410,7 @@ def test_invalid_report_of_one_host_does_not_delay_other_hosts(
         bad.agent.session,
         good.agent.session,
     ]
-    assert caplog.text.count("reports cannot be taken in together") == 1
+    assert caplog.text.count("reports cannot be processed together") == 1
 
 
 def test_guest_removal_is_recorded_when_remove_step_of_delete_raises(

@@ -318,7 +318,10 @@ def test_verb_unknown_to_agent_waits_for_upgrade(
         states.RESCUING,
         None,
     )
-    assert row.cause == "Host h1 refuses it: its agent does not know rescue and must be upgraded."
+    assert (
+        row.cause
+        == "Host h1 refuses the command rescue: its agent does not know rescue and must be upgraded."
+    )
     monkeypatch.setitem(VERBS, Rescue.name, Rescue)
     cloud.time.pass_by(5)
     cloud.settle()
@@ -337,7 +340,8 @@ def test_verb_unknown_to_agent_becomes_stuck_after_max_refusals(
     row = run_until_stuck(cloud, server)
     assert row.failures == 12
     assert (
-        "Host h1 refuses it: its agent does not know rescue" in cloud.show(server).fault["message"]
+        "Host h1 refuses the command rescue: its agent does not know rescue"
+        in cloud.show(server).fault["message"]
     )
     monkeypatch.setitem(VERBS, Rescue.name, Rescue)
     cloud.store.write(lambda tx: stuck_actions.retry(tx, row.id))

@@ -351,7 +351,7 @@ def test_create_fails_when_boot_volume_is_not_ready_in_time(cloud: Cloud) -> Non
     server, volume = boot_from_new_volume(cloud, looks=1000)
     cloud.settle()
     assert cloud.show(server).vm_state == states.ERROR
-    assert f"{volume} was not made within 5 seconds" in cloud.show(server).fault["message"]
+    assert f"{volume} was not created within 5 seconds" in cloud.show(server).fault["message"]
     assert cloud.volumes.state.held == {}
 
 

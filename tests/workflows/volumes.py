@@ -191,7 +191,7 @@ def insert(tx: Connection, server: str, requested_volumes: Sequence[WantedVolume
     boots_from_volume = any(volume.more.get("boot_index") == 0 for volume in requested_volumes)
     local = [] if boots_from_volume else [device_names.root_name(None)]
     ordered = sorted(requested_volumes, key=lambda volume: volume.more.get("boot_index") != 0)
-    names = device_names.count(local, [volume.bus for volume in ordered])
+    names = device_names.assign_names(local, [volume.bus for volume in ordered])
     volumes.insert(
         tx,
         [

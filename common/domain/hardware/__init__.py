@@ -118,7 +118,7 @@ def resources(flavor: Flavor, properties: Mapping[str, str]) -> dict[str, int]:
     if not positive_amounts:
         raise refusal(
             _RESOURCES + "VCPU",
-            "a server must take something of its host; leave it at least one resource.",
+            "a server must use at least one resource of its host.",
         )
     return positive_amounts
 
@@ -126,16 +126,14 @@ def resources(flavor: Flavor, properties: Mapping[str, str]) -> dict[str, int]:
 def on_host(flavor: Flavor, image: JsonMapping | None) -> Flavor:
     """Return a server's flavor as far as it occupies the host.
 
-    Args:
-        flavor: The flavor of the server.
-        image: The frozen image in the server's row. If it has ``ON_VOLUME``, the server boots from
-            a volume and has no root disk on the host.
+    The result has no root disk if the frozen image in the server's row has ``ON_VOLUME``, because
+    then the server boots from a volume.
     """
     return replace(flavor, root_gb=0) if image and image.get(ON_VOLUME) else flavor
 
 
 def resources_of(flavor: Flavor, image: JsonMapping | None) -> dict[str, int]:
-    """Return ``resources`` of a server with this frozen image.
+    """Return the resources that a server with this flavor and frozen image holds on a host.
 
     Raises:
         BadRequest: As ``resources``.
@@ -160,7 +158,8 @@ def traits(flavor: Flavor, properties: Mapping[str, str]) -> tuple[list[str], li
                 trait = name.removeprefix(_TRAIT)
                 if not _NAME.fullmatch(trait):
                     raise refusal(
-                        name, "a trait's name has capital letters, digits and underscores only."
+                        name,
+                        "a trait's name consists of capital letters, digits and underscores.",
                     )
                 host_traits[read(name, value, one_of(*words))].add(trait)
     for option in OPTIONS:
@@ -169,6 +168,6 @@ def traits(flavor: Flavor, properties: Mapping[str, str]) -> tuple[list[str], li
             host_traits["required"].add(_DEVICES[option.image] + model.upper())
     for trait in sorted(host_traits["required"] & host_traits["forbidden"]):
         raise refusal(
-            _TRAIT + trait, "required and forbidden at once, by the image and the flavor."
+            _TRAIT + trait, "required and forbidden at once, by the flavor and the image."
         )
     return sorted(host_traits["required"]), sorted(host_traits["forbidden"])

@@ -104,9 +104,10 @@ def _topologies(vcpus: int) -> list[tuple[int, int, int]]:
 
 
 def dedicated_cpus(requested: HardwareSpecs) -> tuple[frozenset[int], str]:
-    """Return the dedicated guest CPUs and their thread policy.
+    """Return the numbers of the dedicated guest CPUs, and their thread policy.
 
-    The thread policy is "", prefer, isolate or require.
+    The thread policy is "", prefer, isolate or require. Without dedicated CPUs the result is empty
+    and "".
 
     Raises:
         BadRequest: The requests of flavor and image are invalid or contradict each other.
@@ -117,7 +118,7 @@ def dedicated_cpus(requested: HardwareSpecs) -> tuple[frozenset[int], str]:
         requested.combine("hw:cpu_thread_policy", "hw_cpu_thread_policy", one_of(*THREADS)) or ""
     )
     if mask is not None and policy != "mixed":
-        raise refusal("hw:cpu_dedicated_mask", "only beside hw:cpu_policy=mixed.")
+        raise refusal("hw:cpu_dedicated_mask", "only allowed with hw:cpu_policy=mixed.")
     if policy == "shared":
         if threads:
             name = (
@@ -134,7 +135,7 @@ def dedicated_cpus(requested: HardwareSpecs) -> tuple[frozenset[int], str]:
     if not mask or max(mask) >= vcpus or len(mask) == vcpus:
         raise refusal(
             "hw:cpu_dedicated_mask",
-            f"hw:cpu_policy=mixed needs some, and not all, of the CPUs 0 to {vcpus - 1} here.",
+            f"hw:cpu_policy=mixed needs at least one, and not all, of the CPUs 0 to {vcpus - 1} here.",
         )
     return mask, threads
 
@@ -146,7 +147,7 @@ def _policy(requested: HardwareSpecs) -> str:
         if "hw:cpu_policy" in requested.specs or shared:
             raise refusal(
                 "resources:PCPU",
-                "not beside hw:cpu_policy or resources:VCPU, which say it otherwise.",
+                "cannot be combined with hw:cpu_policy or resources:VCPU.",
             )
         if own != requested.flavor.vcpus:
             raise refusal("resources:PCPU", f"must be the flavor's CPUs, {requested.flavor.vcpus}.")
@@ -158,13 +159,13 @@ def _policy(requested: HardwareSpecs) -> str:
             if name in requested.specs:
                 raise refusal(
                     name,
-                    f"not beside CPUs that are {policy}; what these take follows from the policy.",
+                    f"cannot be combined with hw:cpu_policy={policy}, which defines this amount.",
                 )
     return policy or "shared"
 
 
 def pages(requested: HardwareSpecs) -> int:
-    """Return the page size, as in ``Hardware.page_kb``.
+    """Return the page size in KiB, or LARGE, ANY or NOT_ASKED (0), as in ``Hardware.page_kb``.
 
     An image chooses only if the flavor allows "large" or "any".
 
@@ -181,17 +182,17 @@ def pages(requested: HardwareSpecs) -> int:
         return images
     raise refusal(
         "hw_mem_page_size",
-        "an image may choose pages only where the flavor's hw:mem_page_size is any, or "
-        "large and the image's are.",
+        "an image may choose a page size only if the flavor's hw:mem_page_size is any, or is large "
+        "and the image's size is large too.",
     )
 
 
 def numa_nodes(requested: HardwareSpecs, needed: bool, page: int) -> tuple[NumaNodeRequest, ...]:
-    """Return the guest's NUMA nodes.
+    """Return the guest's NUMA nodes. Empty if none are requested and none are needed.
 
     Args:
-        requested: The flavor's extra specs and the image's properties.
-        needed: The guest needs at least one NUMA node.
+        requested: The extra specs and image properties.
+        needed: True if the guest needs at least one NUMA node.
         page: The page size, as in ``Hardware.page_kb``.
 
     Raises:
@@ -203,7 +204,8 @@ def numa_nodes(requested: HardwareSpecs, needed: bool, page: int) -> tuple[NumaN
             number = match[2] if re.fullmatch("[0-9]{1,9}", match[2], re.ASCII) else ""
             if not number or not count or int(number) >= count or str(int(number)) != number:
                 raise refusal(
-                    name, f"hw:numa_nodes makes {count or 'no'} NUMA nodes; the first is 0."
+                    name,
+                    f"hw:numa_nodes requests {count or 'no'} NUMA nodes, which are numbered from 0.",
                 )
     if not count and not needed:
         return ()
@@ -222,7 +224,7 @@ def numa_nodes(requested: HardwareSpecs, needed: bool, page: int) -> tuple[NumaN
     if sorted(cpu for numa_node in numbers for cpu in numa_node) != list(range(flavor.vcpus)):
         raise refusal(
             "hw:numa_cpus.0",
-            f"each of the CPUs 0 to {flavor.vcpus - 1} must be in one NUMA node, and no other.",
+            f"each of the CPUs 0 to {flavor.vcpus - 1} must be in exactly one NUMA node.",
         )
     if sum(memory) != flavor.memory_mb:
         raise refusal(
@@ -230,7 +232,7 @@ def numa_nodes(requested: HardwareSpecs, needed: bool, page: int) -> tuple[NumaN
             f"the NUMA nodes have {sum(memory)} MiB, the flavor has {flavor.memory_mb}.",
         )
     if not all(numbers):
-        raise refusal("hw:numa_cpus.0", "a NUMA node without CPUs cannot be made.")
+        raise refusal("hw:numa_cpus.0", "each NUMA node needs at least one CPU.")
     if page > 0 and any(size * 1024 % page for size in memory):
         raise refusal(
             "hw:mem_page_size", f"a NUMA node's memory cannot be divided into pages of {page} KiB."
@@ -253,7 +255,7 @@ def _read_numbered(
     if None in values:
         raise refusal(
             f"hw:numa_{noun}.{values.index(None)}",
-            "is missing; give it for each NUMA node, or for none.",
+            "is missing; set it for each NUMA node, or for no NUMA node.",
         )
     return values
 
@@ -262,7 +264,7 @@ def _share(amount: int, count: int, words: str) -> int:
     if amount % count or amount < count:
         raise refusal(
             "hw:numa_nodes",
-            f"{amount} {words} cannot be split evenly among {count} NUMA nodes; say "
+            f"{amount} {words} cannot be split evenly among {count} NUMA nodes; set "
             "hw:numa_cpus.N and hw:numa_mem.N.",
         )
     return amount // count

@@ -50,7 +50,7 @@ class Option:
 
 
 def _number(least: int, most: int) -> Callable[[str], str]:
-    """Return a parser of numbers in this range. 0 requests nothing."""
+    """Return a parser of numbers in this range. For 0 the parser returns "", no request."""
 
     def read(text: str) -> str:
         number = whole(0, most)(text)
@@ -74,7 +74,7 @@ def _only_no(text: str) -> str:
 
 
 def _only(word: str) -> Callable[[str], str]:
-    """Return a parser that accepts only the value that every guest has."""
+    """Return a parser that accepts only this word, which every guest has, and returns ""."""
 
     def read(text: str) -> str:
         one_of(word)(text)
@@ -163,7 +163,9 @@ WATCHDOG = _unless("disabled", "none", "pause", "poweroff", "reset")
 
 
 def options(requested: HardwareSpecs) -> dict[str, str]:
-    """Return ``Hardware.options``.
+    """Return the requested options as key -> value, for ``Hardware.options``.
+
+    Options that are not requested are left out.
 
     Raises:
         BadRequest: A value is invalid, or values contradict each other.
@@ -196,24 +198,27 @@ def _check_limits(values: dict[str, str]) -> None:
             if f"disk_total_{unit}_sec" in values and f"disk_{direction}_{unit}_sec" in values:
                 raise refusal(
                     f"quota:disk_total_{unit}_sec",
-                    f"not beside quota:disk_{direction}_{unit}_sec; limit either the total or each way.",
+                    f"cannot be combined with quota:disk_{direction}_{unit}_sec; limit either the total or each way.",
                 )
     for direction in ("inbound", "outbound"):
         for unit in ("peak", "burst"):
             if f"vif_{direction}_{unit}" in values and f"vif_{direction}_average" not in values:
                 raise refusal(
-                    f"quota:vif_{direction}_{unit}", f"only beside quota:vif_{direction}_average."
+                    f"quota:vif_{direction}_{unit}",
+                    f"only allowed with quota:vif_{direction}_average.",
                 )
 
 
 def _check_rng(values: dict[str, str], requested: HardwareSpecs) -> None:
     if "rng_period" in values and "rng_bytes" not in values:
-        raise refusal("hw_rng:rate_period", "only beside hw_rng:rate_bytes.")
+        raise refusal("hw_rng:rate_period", "only allowed with hw_rng:rate_bytes.")
     if "rng_bytes" in values:
         values.setdefault("rng_period", "1000")
     if "rng" in values:
         if "hw_rng_model" in requested.properties:
-            raise refusal("hw_rng_model", "the flavor's hw_rng:allowed gives the guest none.")
+            raise refusal(
+                "hw_rng_model", "the flavor's hw_rng:allowed forbids a random number generator."
+            )
         values.pop("rng_bytes", None)
         values.pop("rng_period", None)
 
@@ -225,7 +230,7 @@ def _check_machine(values: dict[str, str]) -> None:
     if "require_quiesce" in values and values.get("guest_agent") == "no":
         raise refusal(
             "os_require_quiesce",
-            "needs the guest agent, and hw_qemu_guest_agent says there is none.",
+            "needs the guest agent, which hw_qemu_guest_agent excludes.",
         )
 
 
@@ -238,7 +243,7 @@ def _check_video(values: dict[str, str], requested: HardwareSpecs) -> None:
     if "video_ram_mb" in values and int(values["video_ram_mb"]) > most:
         raise refusal(
             "hw_video_ram",
-            f"at most {most} MiB, as the flavor's hw_video:ram_max_mb says; without it an "
+            f"at most {most} MiB, the flavor's hw_video:ram_max_mb; without that extra spec an "
             "image cannot choose.",
         )
 
@@ -267,7 +272,7 @@ _ANSWER = re.compile(r"([^:=|,]+)=([0-9a-f:|]+):([0-9]{1,4})", re.ASCII)
 
 
 def requests(text: str) -> list[tuple[str, int]]:
-    """Parse ``name:count,...`` into (name, count).
+    """Parse the extra spec of PCI devices, ``name:count,...``, into pairs of alias and count.
 
     Raises:
         ValueError: The text is malformed, or requests too many devices.
@@ -277,7 +282,7 @@ def requests(text: str) -> list[tuple[str, int]]:
     counts = [count for _, count in pairs]
     if len(pairs) != len(matches) or not all(counts) or sum(counts) > MAX_DEVICES:
         raise ValueError(
-            "is not name:count, or several of these with commas between, of at most "
+            "must be name:count, or several of these separated by commas, for at most "
             f"{MAX_DEVICES} devices"
         )
     return pairs
@@ -287,7 +292,7 @@ def with_aliases(flavor: Flavor, aliases: Mapping[str, Sequence[tuple[str, str]]
     """Return the flavor for freezing into a server, with its PCI aliases resolved.
 
     Args:
-        flavor: The flavor, as defined or as stored in a server.
+        flavor: The flavor of the request. Its extra specs with the prefix ``OWN`` are dropped.
         aliases: Name -> the (vendor, product) kinds of devices of the alias.
 
     Raises:
@@ -297,7 +302,7 @@ def with_aliases(flavor: Flavor, aliases: Mapping[str, Sequence[tuple[str, str]]
     resolved = []
     for name, count in HardwareSpecs(flavor, {}).spec(ALIAS, requests) or ():
         if name not in aliases:
-            raise refusal(ALIAS, f"{name[:80]!r} is not an alias that [api] pci_alias has.")
+            raise refusal(ALIAS, f"{name[:80]!r} is not an alias in [api] pci_alias.")
         kinds = "|".join(sorted({f"{vendor}:{product}" for vendor, product in aliases[name]}))
         resolved.append(f"{name}={kinds}:{count}")
     if resolved:
@@ -312,7 +317,9 @@ def devices(requested: HardwareSpecs) -> tuple[DeviceRequest, ...]:
         BadRequest: The aliases of the flavor are not resolved.
     """
     if ALIAS in requested.specs and RESOLVED not in requested.specs:
-        raise refusal(ALIAS, "its names are not explained; set [api] pci_alias.")
+        raise refusal(
+            ALIAS, "its aliases are not resolved; set [api] pci_alias and use the flavor again."
+        )
     return tuple(_request(part) for part in requested.specs.get(RESOLVED, "").split(",") if part)
 
 
@@ -320,7 +327,7 @@ def _request(text: str) -> DeviceRequest:
     match = _ANSWER.fullmatch(text)
     if match is None:
         raise refusal(
-            ALIAS, "its explanation cannot be read; resize the server to the flavor again."
+            ALIAS, "its resolved devices cannot be read; resize the server to the flavor again."
         )
     kinds = tuple(
         (vendor, product)
@@ -464,15 +471,15 @@ def check(requested: HardwareSpecs) -> None:
         elif _GROUPED.match(name):
             raise refusal(
                 name,
-                "hosts of this cloud give all of a server's resources from one provider; use "
+                "hosts of this cloud provide all resources of a server from one provider; use "
                 "resources: and trait: without a group.",
             )
         elif name.startswith(NAMESPACES) and name not in READ and not _NUMBERED.match(name):
-            raise refusal(name, "hosts of this cloud know no such extra spec.")
+            raise refusal(name, "hosts of this cloud do not support this extra spec.")
     for name in sorted(IMAGES.keys() & requested.properties.keys()):
         _refuse(name, requested.properties[name], IMAGES[name])
 
 
 def _refuse(name: str, value: str, nothing: frozenset[str]) -> None:
     if str(value).strip().lower() not in nothing:
-        raise refusal(name, f"hosts of this cloud do not carry out {str(value)[:80]!r}.")
+        raise refusal(name, f"hosts of this cloud do not support {str(value)[:80]!r}.")

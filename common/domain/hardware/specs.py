@@ -78,7 +78,7 @@ _SIZE = re.compile(r"([0-9]{1,12})([kKMGT]?)i?(b|bit|B|)", re.ASCII)
 
 
 def whole(least: int = 0, most: int = 2**31 - 1) -> Callable[[str], int]:
-    """Return a parser of whole numbers in this range."""
+    """Return a parser of whole numbers in this range. The parser raises ValueError."""
 
     def read(text: str) -> int:
         if not re.fullmatch("-?[0-9]{1,19}", text.strip(), re.ASCII):
@@ -92,7 +92,11 @@ def whole(least: int = 0, most: int = 2**31 - 1) -> Callable[[str], int]:
 
 
 def truth(text: str) -> bool:
-    """Parse a boolean."""
+    """Parse a boolean. The words of TRUE and FALSE are accepted in any case.
+
+    Raises:
+        ValueError: The text is another word.
+    """
     word = text.strip().lower()
     if word not in TRUE | FALSE:
         raise ValueError("is neither true nor false")
@@ -100,7 +104,10 @@ def truth(text: str) -> bool:
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """Return a parser that accepts these words in any case."""
+    """Return a parser that accepts these words in any case, and returns them in lower case.
+
+    The parser raises ValueError for other words.
+    """
 
     def read(text: str) -> str:
         word = text.strip().lower()
@@ -112,7 +119,11 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 
 def cpus(text: str) -> frozenset[int]:
-    """Parse CPU numbers like ``0-3,^2,8``, where ``^`` excludes."""
+    """Parse CPU numbers like ``0-3,^2,8``, where ``^`` excludes.
+
+    Raises:
+        ValueError: The text is malformed, or a number is not below ``MAX_CPUS``.
+    """
     included: set[int] = set()
     excluded: set[int] = set()
     for part in text[: _LONGEST + 1].split(","):
@@ -127,7 +138,11 @@ def cpus(text: str) -> frozenset[int]:
 
 
 def page_kb(text: str) -> int:
-    """Parse a page size into KiB, or into SMALL, LARGE or ANY."""
+    """Parse a page size into KiB, or into SMALL (4 KiB), LARGE or ANY.
+
+    Raises:
+        ValueError: The text is malformed, or is not a power of two of at least 4 KiB.
+    """
     if text.strip().lower() in _PAGES:
         return _PAGES[text.strip().lower()]
     match = _SIZE.fullmatch(text.strip())
@@ -143,7 +158,7 @@ def page_kb(text: str) -> int:
 
 # --- extra specs and properties, side by side ---
 def refusal(name: str, why: str) -> errors.BadRequest:
-    """Return the 400 about this extra spec or image property."""
+    """Return the error that refuses this extra spec or image property. The caller raises it."""
     return errors.BadRequest(f"{name[:_SHOWN]}: {why}")
 
 
@@ -166,11 +181,19 @@ class HardwareSpecs:
         self.flavor, self.specs, self.properties = flavor, flavor.extra_specs, properties
 
     def spec(self, name: str, parse: Callable[[str], Value]) -> Value | None:
-        """Return the parsed extra spec of the flavor, or None."""
+        """Return the parsed extra spec of the flavor, or None if the flavor does not have it.
+
+        Raises:
+            BadRequest: The value is invalid.
+        """
         return read(name, self.specs[name], parse) if name and name in self.specs else None
 
     def image(self, name: str, parse: Callable[[str], Value]) -> Value | None:
-        """Return the parsed property of the image, or None."""
+        """Return the parsed property of the image, or None if the image does not have it.
+
+        Raises:
+            BadRequest: The value is invalid.
+        """
         return (
             read(name, self.properties[name], parse) if name and name in self.properties else None
         )
@@ -178,14 +201,19 @@ class HardwareSpecs:
     def combine(self, spec: str, name: str, parse: Callable[[str], Value]) -> Value | None:
         """Return the value of the flavor or of the image, or None if neither has one.
 
+        Args:
+            spec: The name of the extra spec, or "".
+            name: The name of the image property, or "".
+            parse: The parser of both.
+
         Raises:
-            BadRequest: Both have values, which differ.
+            BadRequest: A value is invalid, or both have values and these differ.
         """
         flavors, images = self.spec(spec, parse), self.image(name, parse)
         if flavors is not None and images is not None and flavors != images:
             raise refusal(
                 name,
-                f"the flavor's {spec} says {self.specs[spec][:_SHOWN]!r}, and an image cannot change "
-                "it; use another flavor or another image.",
+                f"the flavor's {spec} is {self.specs[spec][:_SHOWN]!r}, and the image has another value; use "
+                "another flavor or another image.",
             )
         return images if flavors is None else flavors

@@ -31,7 +31,7 @@ def fit(
     held: Sequence[HardwareAssignment],
     wanted: Hardware,
 ) -> HardwareAssignment | None:
-    """Assign parts of a host with these NUMA nodes and devices to the guest.
+    """Find the parts of a host that a guest can have, without a change of any record.
 
     Args:
         numa_nodes: The NUMA nodes of the host.
@@ -40,7 +40,8 @@ def fit(
         wanted: The hardware that the guest requests.
 
     Returns:
-        None if the guest does not fit. An empty assignment if the guest needs no parts of its own.
+        The assignment. None if the guest does not fit. An empty assignment if the guest needs no
+        parts of its own.
     """
     if not wanted.needs_assignment:
         return HardwareAssignment()
@@ -79,7 +80,7 @@ def fit(
 
 
 def _order(free_nodes: Sequence[Free], devices: Sequence[Device], wanted: Hardware) -> list[int]:
-    """Return the host's NUMA nodes, best first.
+    """Return the ids of the host's NUMA nodes, best first.
 
     NUMA nodes with requested devices and without other devices come first. For dedicated CPUs the
     fullest come next, so that large places stay free. Otherwise the emptiest come next, so that

@@ -35,7 +35,7 @@ class Free:
 
 
 def free(numa_nodes: Iterable[NumaNode], held: Sequence[HardwareAssignment]) -> list[Free]:
-    """Return the free resources of each NUMA node."""
+    """Return the free resources of each NUMA node, by id. ``held`` are the guests' assignments."""
     parts = [part for assignment in held for part in assignment.numa_nodes]
     taken = {cpu for part in parts for cpu in (*part.pins.values(), *part.idle)}
     return [
@@ -58,7 +58,7 @@ def _free(numa_node: NumaNode, taken: set[int], held: Sequence[AssignedNumaNode]
 
 
 def make(request: NumaNodeRequest, wanted: Hardware, node: Free) -> AssignedNumaNode | None:
-    """Place a guest's NUMA node on this NUMA node of the host. None if it does not fit."""
+    """Return the place of a guest NUMA node on this host NUMA node, or None if it does not fit."""
     dedicated = [cpu for cpu in request.cpus if cpu in wanted.dedicated]
     if len(request.cpus) - len(dedicated) > len(
         node.numa_node.cpus
@@ -80,7 +80,10 @@ def make(request: NumaNodeRequest, wanted: Hardware, node: Free) -> AssignedNuma
 
 
 def _page(memory_mb: int, wanted: int, node: Free) -> int | None:
-    """Return the page size of the memory: the largest that fits, 0 if not requested, or None."""
+    """Return the page size in KiB: the largest that fits, or 0 if no size is requested.
+
+    None if the memory does not fit.
+    """
     if wanted in (0, SMALL):
         return wanted if memory_mb <= node.memory_mb else None
     for size in sorted(node.pages, reverse=True):

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 
 def match(options: Sequence[Sequence[int]]) -> list[int] | None:
-    """Return one option for each request, or None if there is no matching.
+    """Return a different option for each request, or None if that is not possible.
 
-    Earlier options are preferred.
+    ``options`` contains the possible options of each request. Earlier options are preferred.
     """
     holder: dict[int, int] = {}
     for request in range(len(options)):

@@ -38,11 +38,13 @@ def choose(
     numa_nodes: Collection[int],
     policy: str,
 ) -> list[str] | None:
-    """Return the addresses of the devices for a guest on these NUMA nodes.
+    """Return the addresses of the devices for a guest, or None if too few suit the policy.
 
-    None: there are too few devices.
-
-    An empty ``numa_nodes`` means that the guest has none.
+    Args:
+        devices: The unassigned devices of the host.
+        requests: The devices that the guest requests.
+        numa_nodes: The host NUMA nodes of the guest. Empty: the guest has no NUMA nodes.
+        policy: "legacy", "required" or "preferred".
     """
 
     def rank(device: Device) -> int:

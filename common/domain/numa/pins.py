@@ -29,7 +29,7 @@ class Core:
 
 
 def cores(numa_node: NumaNode, free: set[int]) -> list[Core]:
-    """Return the cores with free CPUs, those with most free CPUs first."""
+    """Return the cores with CPUs in ``free``, those with most free CPUs first."""
     core_of = {cpu: tuple(sorted(set(group))) for group in numa_node.siblings for cpu in group}
     own, shared = set(numa_node.pcpus), set(numa_node.cpus)
     groups = sorted({core_of.get(cpu, (cpu,)) for cpu in free})
@@ -46,9 +46,9 @@ def cores(numa_node: NumaNode, free: set[int]) -> list[Core]:
 
 
 def choose(cores: Sequence[Core], count: int, policy: str) -> tuple[list[int], list[int]] | None:
-    """Return the guest's ``count`` CPUs and the CPUs that stay idle for the guest.
+    """Return ``count`` CPUs for a guest, and the CPUs that stay idle because of them.
 
-    None: there are too few CPUs.
+    ``policy`` is the thread policy. None if too few CPUs are free for the policy.
     """
     if count > sum(len(core.free) for core in cores):
         return None
@@ -100,9 +100,9 @@ def _choose_pairs(cores: Sequence[Core], count: int) -> list[int] | None:
 
 
 def _parts(sizes: Sequence[int], count: int) -> list[int] | None:
-    """Return how many to take of each size so that the sum is ``count`` and no part is 1.
+    """Return a number of CPUs for each core, with the sum ``count`` and without a 1.
 
-    None if that is not possible.
+    ``sizes`` are the free CPUs of each core. None if no such numbers exist.
     """
     ways: dict[int, tuple[int, ...]] = {0: ()}  # sum -> parts of the sizes so far
     for place, size in enumerate(sizes):

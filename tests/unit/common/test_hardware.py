@@ -199,7 +199,7 @@ def test_image_page_size_is_used_when_the_flavor_leaves_a_choice(
         (
             {"hw:cpu_policy": "dedicated"},
             {"hw_cpu_policy": "shared"},
-            "hw_cpu_policy: the flavor's hw:cpu_policy says",
+            "hw_cpu_policy: the flavor's hw:cpu_policy is",
         ),
         ({"hw:cpu_policy": "shared"}, {"hw_cpu_policy": "dedicated"}, "hw_cpu_policy: "),
         (
@@ -210,7 +210,7 @@ def test_image_page_size_is_used_when_the_flavor_leaves_a_choice(
         ({"hw:cpu_policy": "mixed"}, {}, "hw:cpu_dedicated_mask: "),
         ({"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "0-3"}, {}, "hw:cpu_dedicated_mask: "),
         ({"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "7"}, {}, "hw:cpu_dedicated_mask: "),
-        ({"hw:cpu_dedicated_mask": "0"}, {}, "hw:cpu_dedicated_mask: only beside"),
+        ({"hw:cpu_dedicated_mask": "0"}, {}, "hw:cpu_dedicated_mask: only allowed with"),
         ({"hw:cpu_thread_policy": "isolate"}, {}, "hw:cpu_thread_policy: only for dedicated"),
         ({}, {"hw_cpu_thread_policy": "prefer"}, "hw_cpu_thread_policy: only for dedicated"),
         (
@@ -218,19 +218,27 @@ def test_image_page_size_is_used_when_the_flavor_leaves_a_choice(
             {"hw_cpu_thread_policy": "require"},
             "hw_cpu_thread_policy: the flavor's",
         ),
-        ({"hw:cpu_policy": "dedicated", "resources:VCPU": "2"}, {}, "resources:VCPU: not beside"),
-        ({"hw:cpu_policy": "dedicated", "resources:PCPU": "4"}, {}, "resources:PCPU: not beside"),
+        (
+            {"hw:cpu_policy": "dedicated", "resources:VCPU": "2"},
+            {},
+            "resources:VCPU: cannot be combined",
+        ),
+        (
+            {"hw:cpu_policy": "dedicated", "resources:PCPU": "4"},
+            {},
+            "resources:PCPU: cannot be combined",
+        ),
         ({"resources:PCPU": "2"}, {}, "resources:PCPU: must be the flavor's CPUs"),
         ({"resources:PCPU": "4"}, {"hw_cpu_policy": "shared"}, "hw_cpu_policy: "),
         ({"hw:numa_nodes": "3"}, {}, "hw:numa_nodes: 4 CPUs cannot be split"),
         ({"hw:numa_nodes": "8"}, {}, "hw:numa_nodes: 4 CPUs cannot be split"),
         ({"hw:numa_nodes": "99999999"}, {}, "hw:numa_nodes: '99999999' is not between 1 and 64"),
         ({"hw:numa_nodes": "2"}, {"hw_numa_nodes": "4"}, "hw_numa_nodes: the flavor's"),
-        ({"hw:numa_cpus.0": "0"}, {}, "hw:numa_cpus.0: hw:numa_nodes makes no NUMA nodes"),
+        ({"hw:numa_cpus.0": "0"}, {}, "hw:numa_cpus.0: hw:numa_nodes requests no NUMA nodes"),
         (
             {"hw:numa_nodes": "2", "hw:numa_cpus.2": "0"},
             {},
-            "hw:numa_cpus.2: hw:numa_nodes makes 2 NUMA nodes",
+            "hw:numa_cpus.2: hw:numa_nodes requests 2 NUMA nodes",
         ),
         ({"hw:numa_nodes": "2", "hw:numa_cpus.00": "0"}, {}, "hw:numa_cpus.00: "),
         ({"hw:numa_nodes": "2"}, {"hw_numa_mem.x": "0"}, "hw_numa_mem.x: "),
@@ -243,7 +251,7 @@ def test_image_page_size_is_used_when_the_flavor_leaves_a_choice(
         (
             {"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-3", "hw:numa_cpus.1": "^0"},
             {},
-            "hw:numa_cpus.0: a NUMA node without",
+            "hw:numa_cpus.0: each NUMA node needs",
         ),
         (
             {"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-99999999", "hw:numa_cpus.1": "3"},
@@ -351,10 +359,10 @@ def test_options_follow_flavor_and_image(
         (
             {"quota:disk_total_iops_sec": "1", "quota:disk_read_iops_sec": "1"},
             {},
-            "quota:disk_total_iops_sec: not beside",
+            "quota:disk_total_iops_sec: cannot be combined",
         ),
-        ({"quota:vif_outbound_burst": "1"}, {}, "quota:vif_outbound_burst: only beside"),
-        ({"hw_rng:rate_period": "1"}, {}, "hw_rng:rate_period: only beside"),
+        ({"quota:vif_outbound_burst": "1"}, {}, "quota:vif_outbound_burst: only allowed with"),
+        ({"hw_rng:rate_period": "1"}, {}, "hw_rng:rate_period: only allowed with"),
         ({"hw_rng:allowed": "false"}, {"hw_rng_model": "virtio"}, "hw_rng_model: "),
         ({"hw:boot_menu": "false"}, {"hw_boot_menu": "true"}, "hw_boot_menu: the flavor's"),
         ({}, {"hw_video_ram": "16"}, "hw_video_ram: at most 0 MiB"),
@@ -374,7 +382,7 @@ def test_options_follow_flavor_and_image(
         ({}, {"os_require_quiesce": "yes", "hw_qemu_guest_agent": "no"}, "os_require_quiesce: "),
         ({}, {"os_type": "x" * 65}, "os_type: "),
         ({"hw:serial_port_count": "2"}, {}, "hw:serial_port_count: "),
-        ({"hw:nothing": "1"}, {}, "hw:nothing: hosts of this cloud know no such"),
+        ({"hw:nothing": "1"}, {}, "hw:nothing: hosts of this cloud do not support this"),
         ({"resources1:VCPU": "1"}, {}, "resources1:VCPU: "),
         ({"trait_a:X": "required"}, {}, "trait_a:X: "),
         ({"group_policy": "none"}, {}, "group_policy: "),
@@ -394,7 +402,7 @@ def test_invalid_or_unsupported_option_is_refused(specs: Texts, image: Texts, wo
 @pytest.mark.parametrize("name", sorted(SPECS))
 def test_unsupported_extra_spec_is_refused_unless_it_requests_nothing(name: str) -> None:
     assert parse_refusal({name: "true"}).startswith(
-        f"{name}: hosts of this cloud do not carry out 'true'"
+        f"{name}: hosts of this cloud do not support 'true'"
     )
     for empty_value in SPECS[name]:
         assert parse_hardware({name: empty_value}) == Hardware()
@@ -403,7 +411,7 @@ def test_unsupported_extra_spec_is_refused_unless_it_requests_nothing(name: str)
 @pytest.mark.parametrize("name", sorted(IMAGES))
 def test_unsupported_image_property_is_refused_unless_it_requests_nothing(name: str) -> None:
     assert parse_refusal({}, {name: "true"}).startswith(
-        f"{name}: hosts of this cloud do not carry out 'true'"
+        f"{name}: hosts of this cloud do not support 'true'"
     )
     for empty_value in IMAGES[name]:
         assert parse_hardware({}, {name: empty_value}) == Hardware()
@@ -427,7 +435,7 @@ def test_resources_extra_specs_override_add_and_remove_amounts() -> None:
 
 def test_resources_of_zero_in_all_classes_are_refused() -> None:
     zeros = dict.fromkeys(("resources:VCPU", "resources:MEMORY_MB", "resources:DISK_GB"), "0")
-    with pytest.raises(errors.BadRequest, match="resources:VCPU: a server must take something"):
+    with pytest.raises(errors.BadRequest, match="resources:VCPU: a server must use at least one"):
         resources(flavor(zeros), {})
     assert resources(flavor({**zeros, "resources:CUSTOM_GOLD": "1"}), {}) == {"CUSTOM_GOLD": 1}
 

@@ -144,7 +144,7 @@ def test_from_wire_restores_nested_records() -> None:
 
 def test_to_wire_refuses_objects_sets_bytes_and_classes() -> None:
     for thing in (object(), {1, 2}, b"bytes", Flavor):
-        with pytest.raises(TypeError, match="does not cross a process border"):
+        with pytest.raises(TypeError, match="cannot be sent to another process"):
             to_wire({"deep": [thing]})
 
 

@@ -165,7 +165,7 @@ def test_host_plan_without_valid_host_shows_the_reason_of_the_scheduler() -> Non
     rows = table(lines).splitlines()
     assert rows[0] == "s1 (web, active) stays: no valid host: 3 hosts: 3 full"
     assert "kilonova explain s1" in rows[1]
-    assert rows[2].startswith("s2 (web, rescued) stays: it is rescued, and only what is active")
+    assert rows[2].startswith("s2 (web, rescued) stays: it is rescued, and only active, stopped")
 
 
 def test_host_plan_waits_while_a_host_has_a_pending_cleanup_of_the_server() -> None:

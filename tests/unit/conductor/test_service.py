@@ -228,7 +228,7 @@ def test_waiting_sync_is_refused_at_once_when_the_conductor_stops(
 
 def test_sync_to_stopped_conductor_raises_unavailable(conductor: Conductor) -> None:
     conductor.close()
-    with pytest.raises(errors.Unavailable, match="ask again"):
+    with pytest.raises(errors.Unavailable, match="Send the request again"):
         conductor.sync(Sync("h1", 1, cookie=FRESHNESS.cookie("h1", 1)))
 
 

@@ -89,7 +89,7 @@ def test_action_list_and_show_name_cause_and_commands_of_stuck_action(operator: 
     status, output = operator.run_action("show", action)
     assert status == 1
     assert (
-        "failed 10 times in a row: an unforeseen failure, again and again. LookupError: stop has no step"
+        "failed 10 times in a row: an unexpected error in each try. LookupError: workflow stop has no step"
         in output
     )
     assert all(f"kilonova action {way} {action}" in output for way in ("retry", "abort", "settle"))

@@ -83,7 +83,7 @@ def test_timeline_accepts_request_id_and_server_name(operator: Operator) -> None
 def test_timeline_of_stuck_action_shows_number_of_failures(operator: Operator) -> None:
     server, _ = operator.create_stuck_action(step="renamed")
     status, output = run_timeline(operator, server)
-    assert status == 0 and "failed 10 times in a row: an unforeseen failure" in output
+    assert status == 0 and "failed 10 times in a row: an unexpected error" in output
 
 
 def test_timeline_of_unknown_or_ambiguous_name_fails(operator: Operator) -> None:

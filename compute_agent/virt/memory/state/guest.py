@@ -183,7 +183,7 @@ class MemoryGuest:
             (volume for volume in self.volumes if volume.boot_index != 0),
             key=lambda volume: self.names.get(volume.volume_id, volume.device),
         )
-        names = device_names.count(self._local_names(), [volume.bus for volume in volumes])
+        names = device_names.assign_names(self._local_names(), [volume.bus for volume in volumes])
         self.names = {volume.volume_id: name for volume, name in zip(volumes, names, strict=True)}
         self.names |= {
             volume.volume_id: self._root() for volume in self.volumes if volume.boot_index == 0
@@ -195,7 +195,7 @@ class MemoryGuest:
 
     def _local_names(self) -> list[str]:
         bus = self.options.get("disk_bus")
-        return [self._root(), *device_names.count([self._root()], [bus] * len(self.local))]
+        return [self._root(), *device_names.assign_names([self._root()], [bus] * len(self.local))]
 
     def connect(self) -> None:
         """Record all volumes of the guest as connected, and no others."""

@@ -65,7 +65,7 @@ def choose_disks(
     root = next((volume for volume in volumes if volume.is_root), None)
     root_name = device_names.root_name(root.bus if root else bus)
     used = [root_name, *local_disks.devices(local_disks.of(flavor, local), root_name, bus).values()]
-    names = device_names.count(used, [volume.bus for volume in others])
+    names = device_names.assign_names(used, [volume.bus for volume in others])
     named = [replace(volume, device_name=name) for volume, name in zip(others, names, strict=True)]
     if root is not None:
         named.insert(0, replace(root, device_name=root_name))
