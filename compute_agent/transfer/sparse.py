@@ -98,7 +98,7 @@ def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> list[Stor
     return stored
 
 
-def proved(path: Path, stored: Iterable[Stored]) -> Iterator[int]:
+def verify(path: Path, stored: Iterable[Stored]) -> Iterator[int]:
     """Read written pieces back from the disk and compare their digests with those of ``write``.
 
     Nothing is verified unless the caller iterates to the end.

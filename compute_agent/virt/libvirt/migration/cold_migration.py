@@ -440,7 +440,7 @@ class Copy:
 
     def whole(self, name: str) -> Iterator[bytes]:
         """Yield all bytes of a part from the source, with zeros for the holes."""
-        for data in sparse.filled(self._describe_part(name).size, self._peer.read(name)):
+        for data in sparse.fill_holes(self._describe_part(name).size, self._peer.read(name)):
             self.travelled += len(data)
             yield data
 
