@@ -69,7 +69,7 @@ def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> list[Stor
     """Write a file of ``size`` bytes from pieces, and sync it to the disk.
 
     Returns:
-        The pieces, for ``proved``.
+        The pieces, for ``verify``.
 
     Raises:
         ValueError: A piece exceeds the size. A part of the file remains.
