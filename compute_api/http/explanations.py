@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error texts for values that violate a JSON schema, at build_explainer cost.
+"""Error texts for values that violate a JSON schema, at bounded cost.
 
 The texts are those of jsonschema, as in Nova. jsonschema alone includes the whole value in a text
 and visits each part of a value of any size. Here a text contains only the beginning of the value,
@@ -35,12 +35,12 @@ Formats = Mapping[str, Callable[[str], bool]]
 
 
 def cut(text: str, most: int = MAX_SHOWN_CHARACTERS) -> str:
-    """Return the beginning of the text."""
+    """Return the text, or its first ``most`` characters and an ellipsis if the text is longer."""
     return text if len(text) <= most else text[:most] + "…"
 
 
 def abbreviate(value: object) -> str:
-    """Return the beginning of the value's repr, without secrets."""
+    """Return the beginning of the value's repr, with '***' in place of values of secret keys."""
     text = ""
     for piece in _split_repr(value):
         text += piece
@@ -128,7 +128,7 @@ def build_explainer(draft: str, formats: Formats) -> Callable[[JsonObject], Expl
 
 
 def _limit_errors(keyword: Keyword) -> Keyword:
-    """Return the keyword with at most one error, and with a build_explainer repr of the value."""
+    """Return the keyword with at most one error, and with an abbreviated value in its text."""
 
     def check(
         validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject

@@ -79,7 +79,7 @@ class Endpoint(Generic[RouteT, RequestT]):
         raise NotImplementedError
 
     def row(self, method: str, version: int) -> RouteT | None:
-        """Return the row for this method and microversion, or None."""
+        """Return the row for this method and microversion, or None if no row matches."""
         return next(
             (row for row in self.rows if row.method == method and version in row.versions), None
         )
