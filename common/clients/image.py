@@ -448,7 +448,7 @@ class Data:
             ) from problem
 
     def close(self) -> None:
-        """End the transfer."""
+        """End the transfer, complete or not, and close the response."""
         self._answer.close()
 
 

@@ -46,7 +46,7 @@ class OwnImages:
     def ask(self, call: Callable[[ImageClient, str], T]) -> T:
         """Call a function with the client and Kilonova's token, and return its result.
 
-        Errors of the function are passed on. If a missing role may be the cause, the text says so.
+        Errors of the function are passed on. If a missing role may be the cause, the text names it.
 
         Raises:
             Forbidden: The user's roles do not suffice, or a quota is exceeded.

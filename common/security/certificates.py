@@ -130,7 +130,7 @@ class NewKey:
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey) -> str:
-    """Return a private key as PEM."""
+    """Return a private key as PEM, without a password."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
@@ -138,7 +138,7 @@ def private_pem(key: ec.EllipticCurvePrivateKey) -> str:
 
 @dataclass(frozen=True)
 class Signer:
-    """The authority's certificate and its key."""
+    """The authority's certificate and its key, with which conductors sign hosts' certificates."""
 
     cert: x509.Certificate
     key: PrivateKey

@@ -37,7 +37,7 @@ GOOD_FOR_SECONDS = 5
 
 
 class Purpose(StrEnum):
-    """The purpose of a key."""
+    """The purpose of a key. A key is valid only for messages of its purpose."""
 
     COMMAND = "command"
     QUERY = "query"
@@ -90,7 +90,7 @@ def derive(secret: str, host: str, generation: int, purpose: Purpose) -> HostKey
 
 
 class Keys(Protocol):
-    """The keys of one process."""
+    """The keys with which one process seals and opens messages of hosts."""
 
     def newest(self, host: str, purpose: Purpose) -> HostKey:
         """Return the key of the newest generation, for a new message to or from this host.

@@ -81,11 +81,20 @@ class TlsSocket:
         return self._when_possible(lambda: self._sock.recv(size))
 
     def send(self, data: bytes | memoryview) -> int:
-        """Send as ``socket.send`` does."""
+        """Send the beginning of the data, as ``socket.send`` does, and return its length.
+
+        Raises:
+            BlockingIOError: No data can be sent now, and the timeout is 0.
+            TimeoutError: No data could be sent in time.
+        """
         return self._when_possible(lambda: self._sock.send(data))
 
     def sendall(self, data: bytes) -> None:
-        """Send as ``socket.sendall`` does."""
+        """Send all data. The timeout applies to each part of the data.
+
+        Raises:
+            BlockingIOError, TimeoutError: As for ``send``. A part of the data may have been sent.
+        """
         left = memoryview(data)
         while left:
             left = left[self.send(left) :]
@@ -141,7 +150,7 @@ class TlsSocket:
         socket.socket.shutdown(self._sock, how)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the socket. A TLS shutdown is not sent."""
         with self._lock:
             self._sock.close()
 

@@ -56,7 +56,7 @@ _GONE = "The server was deleted or has moved, or the console was closed. Request
 
 
 class ConsoleAgents(Protocol):
-    """Opens the guest's side of consoles on hosts."""
+    """Sends queries to hosts' agents, which open the consoles of guests."""
 
     def query(self, host: str, verb: str, arguments: JsonObject) -> JsonObject:
         """Run a query on the host's agent.
@@ -402,7 +402,7 @@ class ConsoleSessions:
                 session.end(REFUSED, _REVOKED)
 
     def close(self) -> None:
-        """End all sessions."""
+        """Begin to end all sessions, because the process ends. This does not wait for the end."""
         with self._lock:
             sessions = list(self._open)
         for session in sessions:

@@ -89,7 +89,7 @@ _BRIEF: dict[type, type] = {str: _Text, list: _List, dict: _Object}
 
 
 class Explainer(Protocol):
-    """A validator of jsonschema."""
+    """The methods of a jsonschema validator that this module uses."""
 
     def iter_errors(self, instance: object) -> Iterator[ValidationError]:
         """Yield the errors of the value."""
@@ -141,7 +141,7 @@ def _limit_errors(keyword: Keyword) -> Keyword:
 
 @functools.cache
 def _compile_pattern(pattern: str) -> Callable[[object], bool]:
-    """Return the check of a schema's own pattern."""
+    """Return a function that checks whether a text matches a pattern of a schema."""
     return jsonschema_rs.Draft202012Validator({"pattern": pattern}).is_valid
 
 
@@ -161,7 +161,7 @@ class _Keywords:
         }
 
     def _compile_rule(self, rule: JsonObject) -> Callable[[object], bool]:
-        """Return the compiled check of a rule."""
+        """Return a function that checks whether a value is valid for a part of the schema."""
         if id(rule) not in self._compiled:
             compiled = jsonschema_rs.Draft202012Validator(
                 rule, formats=dict(self._formats), validate_formats=True

@@ -69,7 +69,13 @@ class ImageGateway:
         self._images, self._tickets = images, tickets
 
     def serve(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Answer a request. Falcon calls this."""
+        """Answer a request. Falcon calls this.
+
+        Raises:
+            NotFound: The gateway has no such path or method, or the image does not exist.
+            Unauthorized: The ticket is not valid, or does not permit the operation.
+            Problem: The image service refuses, or does not answer.
+        """
         match = PATH.fullmatch(req.path)
         operation = (req.method, bool(match and match[2]))
         if match is None or operation not in (("GET", False), ("GET", True), ("PUT", True)):

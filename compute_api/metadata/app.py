@@ -68,7 +68,12 @@ class MetadataResource:
         self._guests, self._secret, self._rate = guests, proxy_secret, rate
 
     def serve(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Answer a request. Falcon calls this."""
+        """Answer a request. Falcon calls this.
+
+        Raises:
+            Problem: The signature is wrong, or the guest is unknown (``identify``, ``find``).
+            HTTPError: The guest sends too many requests, or the path or method does not exist.
+        """
         identity = identify(req.headers, self._secret)
         access_log.note(req.env, server=identity.server)
         wait, is_first_refusal = self._rate.take(identity.server)

@@ -51,7 +51,7 @@ class GuestRecord:
 
 
 class VendorDataSource(Protocol):
-    """The operator's vendor data services."""
+    """The operator's services that return vendor data for single guests."""
 
     def of(self, facts: JsonObject) -> JsonObject:
         """Return the vendor data for the guest with these facts.

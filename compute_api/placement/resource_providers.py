@@ -25,7 +25,7 @@ def path(request: PlacementRequest, provider_uuid: str) -> str:
 
 
 def view(request: PlacementRequest, row: ProviderRow) -> JsonObject:
-    """Return the body of a provider."""
+    """Return a provider as the body contains it, with links and tree by microversion."""
     href = path(request, row.uuid)
     links = [
         {"rel": "self", "href": href},

@@ -35,7 +35,7 @@ class BufferedUnreader(Unreader):  # type: ignore[misc]  # gunicorn ships no typ
         self.more: Callable[[], bytes] | None = None
 
     def add(self, data: bytes) -> None:
-        """Append data."""
+        """Append data that gunicorn reads after the data added before."""
         self._buffered.append(data)
 
     def chunk(self, size_hint: int | None = None) -> bytes:
