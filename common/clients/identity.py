@@ -177,7 +177,10 @@ class IdentityClient:
             raise errors.Unavailable(f"{who} does not accept Kilonova's token.") from problem
 
     def forget_token(self, token: str) -> None:
-        """Drop a token that a service refused, so that the next call fetches a new one."""
+        """Drop a token that a service refused, so that the next call fetches a new token.
+
+        Do nothing if another token is in use by now.
+        """
         with self._lock:
             if self._access_info is not None and self._access_info.auth_token == token:
                 self._access_info = None

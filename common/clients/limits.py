@@ -136,7 +136,7 @@ class UnifiedLimits:
         )
 
     def _fetch(self, name: str, now: float) -> dict[str, int]:
-        """Read the limits of a project, or with ``EVERYBODY`` the registered ones, and cache them.
+        """Read the limits of a project, or the registered limits, and cache them.
 
         Args:
             name: The project's id, or ``EVERYBODY``.

@@ -148,7 +148,7 @@ class Signer:
         """Read the authority's certificate and key.
 
         Raises:
-            ConfigError: The files cannot be used, or do not belong together.
+            ConfigError: The files cannot be used, or the key is of no authority in ``ca_file``.
         """
         try:
             key = serialization.load_pem_private_key(Path(key_file).read_bytes(), None)

@@ -173,7 +173,8 @@ def check_external_url(
 ) -> str:
     """Return the URL unchanged, after a check that passwords and tokens may be sent to it.
 
-    An https URL is permitted, also a loopback address, and with an option allow_plain_text any URL.
+    Permitted are https URLs and loopback addresses. With allow_plain_text in [identity] or [tls],
+    all URLs are permitted.
 
     Args:
         conf: The configuration.

@@ -52,7 +52,7 @@ class Unproved:
         return number
 
     def remove(self, number: int) -> None:
-        """Remove a connection that has ended or whose peer has authenticated. Do not close it.
+        """Remove a connection that has ended or has authenticated. The connection is not closed.
 
         Args:
             number: The result of ``add``. A connection that was ended for another one is no error.
