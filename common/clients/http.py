@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from requests import PreparedRequest, Response
 
 log = logging.getLogger(__name__)
+#: Failures in a row that open a breaker, and the seconds for which the breaker then stays open.
 FAILURES, PAUSE = 3, 2.0
 #: Upper limit for a service's Retry-After.
 MAX_WAIT_SECONDS = 10.0
@@ -51,9 +52,10 @@ def is_not_now(status: int) -> bool:
 
 
 def kind_of(status: int) -> type[errors.Problem]:
-    """Return the error for a status that is no success.
+    """Return the class of the error for a status that is no success.
 
-    A redirection that was not followed counts as Unavailable, because the service has not answered.
+    A transient status is Unavailable, and so is a redirection that was not followed, because the
+    service has not answered. A refusal without an entry in ``REFUSALS`` is a Conflict.
     """
     if is_not_now(status) or status < 400:
         return errors.Unavailable
@@ -61,14 +63,15 @@ def kind_of(status: int) -> type[errors.Problem]:
 
 
 def refusal_of(answer: HttpAnswer, name: str, needs: str) -> errors.Problem:
-    """Return the error for a refusal, with the service's message.
+    """Return the error for a response with a refusal. The caller raises the error.
 
-    The message is in the first value of the JSON body. The keys of services differ.
+    The text contains the service's message, which is in the first value of the JSON body, or the
+    status if the body has no message.
 
     Args:
         answer: The response.
         name: The service's name, for example "block storage service".
-        needs: The required API version and its purpose, for the error of an older service.
+        needs: The required API version and its purpose. The text for status 406 contains this.
     """
     if answer.status_code == 401:
         return errors.Unauthorized(f"The {name} does not accept the token.")
@@ -85,7 +88,7 @@ def require_answer(url: str, seconds: float = 2) -> None:
     """Check that a service answers at this URL. No token is sent, so a refusal counts as an answer.
 
     Args:
-        url: The address of the service.
+        url: The URL.
         seconds: Time limit.
 
     Raises:
@@ -96,15 +99,16 @@ def require_answer(url: str, seconds: float = 2) -> None:
     try:
         status = requests.get(url, timeout=seconds, allow_redirects=False).status_code
     except requests.RequestException as problem:
-        raise errors.Unavailable("It does not answer; see that it runs.") from problem
+        raise errors.Unavailable("The service does not answer; check that it runs.") from problem
     if is_not_now(status):
-        raise errors.Unavailable(f"It answers {status}; see its log.")
+        raise errors.Unavailable(f"The service answers {status}; see its log.")
 
 
 class RequestOptions(TypedDict, total=False):
-    """Options of a request in keystoneauth.
+    """Options of a request, which are passed to keystoneauth.
 
-    The default of ``connect_retries`` is 1, and 0 for a POST.
+    ``connect_retries`` is the number of repetitions after a failed connection. ``Http.send`` uses 0
+    for a POST and 1 otherwise, unless the option is given.
     """
 
     headers: Mapping[str, str]
@@ -163,7 +167,7 @@ def document(answer: HttpAnswer, name: str) -> Document:
         content: Any = answer.json() if answer.content else {}
         return Document(dict(content), name)
     except (ValueError, TypeError) as problem:
-        raise _unreadable(name, "what is no JSON object") from problem
+        raise _unreadable(name, "with a body that is no JSON object") from problem
 
 
 def _unreadable(name: str, content: str) -> errors.Unavailable:
@@ -173,7 +177,10 @@ def _unreadable(name: str, content: str) -> errors.Unavailable:
 
 
 def wait_of(answer: HttpAnswer) -> float:
-    """Return the seconds in a response's Retry-After, at most ``MAX_WAIT_SECONDS``, or 0."""
+    """Return the seconds in a response's Retry-After, at most ``MAX_WAIT_SECONDS``.
+
+    Return 0 without this header, or if the header contains a date.
+    """
     retry_after = str(answer.headers.get("Retry-After", "")).strip()
     return (
         min(float(retry_after), MAX_WAIT_SECONDS)
@@ -184,7 +191,10 @@ def wait_of(answer: HttpAnswer) -> float:
 
 @dataclass
 class Breaker:
-    """Counts failures in a row. Thread-safe."""
+    """Stops requests to a service for ``PAUSE`` seconds after ``FAILURES`` failures in a row.
+
+    The caller checks ``is_open`` before each request, and calls ``record`` after it. Thread-safe.
+    """
 
     monotonic: Callable[[], float] = time.monotonic
     _failures: int = 0
@@ -194,7 +204,8 @@ class Breaker:
     def is_open(self) -> bool:
         """True if no request may be sent now.
 
-        When the pause is over, one caller gets False and tries. The others wait for the result.
+        When the pause is over, one caller gets False and sends a request. Other callers still get
+        True, until ``record`` has received a success or ``PAUSE`` seconds have passed.
         """
         with self._lock:
             if self._failures < FAILURES:
@@ -219,7 +230,12 @@ class Breaker:
 def refuse_plain_text(session: Session, refusal: Callable[[str], str]) -> Session:
     """Make a keystoneauth session refuse plain HTTP to URLs for which ``refusal`` returns a reason.
 
-    The check includes redirections and URLs from the catalogue.
+    Redirections and URLs from the catalogue are checked too. A refused request logs the reason and
+    fails like a connection that cannot be opened.
+
+    Args:
+        session: The session, which is changed.
+        refusal: Returns the reason to refuse an http:// URL, or an empty text to permit the URL.
 
     Returns:
         The same session.
@@ -245,7 +261,12 @@ def _trace() -> Mapping[str, str]:
 
 
 def not_registered(name: str, section: str) -> errors.Unavailable:
-    """Return the error for a service that is neither configured nor in the catalogue."""
+    """Return the error for a service that is neither configured nor in the catalogue.
+
+    Args:
+        name: The service's name, for example "image service".
+        section: The section of the configuration in which the endpoint can be set.
+    """
     return errors.Unavailable(
         f"The catalogue names no {name}; register it or set [{section}] endpoint."
     )
@@ -271,7 +292,7 @@ class OptionalService:
     section: ClassVar[str]
 
     def has_service(self) -> bool:
-        """True if the cloud has the service.
+        """True if the service's URL is configured or in the catalogue.
 
         Raises:
             Unavailable: The catalogue cannot be read.
@@ -300,6 +321,7 @@ class Http:
         name: The service's name in sentences, for example "network service".
         endpoint: The URL, or a function that returns the URL.
         timeout: Seconds until the first byte of a response.
+        breaker: Stops requests after several failures in a row.
         verify: The file of the authority that signs the service's certificate. True: the
             authorities of the system.
     """
@@ -326,15 +348,19 @@ class Http:
     ) -> HttpAnswer:
         """Send a request and return the response, unless its status is transient.
 
+        A definite refusal, for example 404, is returned too: the caller checks the status.
+
         Args:
             method: The HTTP method.
-            url: The full URL.
-            token: The token for the header X-Auth-Token.
-            refusal: Returns True for a definite refusal in spite of a transient status.
-            **more: Further options of keystoneauth's request, for example ``json`` or ``headers``.
+            url: The whole URL.
+            token: The token of the user for whom the request is sent.
+            refusal: Returns True if a response with a transient status is a definite refusal. Such
+                a response is returned.
+            **more: Further options of the request.
 
         Raises:
-            Unavailable: No response came, or its status is transient.
+            Unavailable: No response came, its status is transient, or the breaker is open. The
+                error contains the seconds of the service's Retry-After.
         """
         from keystoneauth1 import exceptions
 
@@ -366,12 +392,12 @@ class Http:
         return answer
 
     def _refusal(self, url: str) -> str:
-        """Return the reason to refuse a URL, or an empty text.
+        """Return the reason to refuse an http:// URL, or an empty text.
 
         Invariant: a service with an https URL is never accessed by plain HTTP.
         """
         return (
-            f"the {self.name} leads from https:// to {url[:200]}, which is refused"
+            f"the {self.name} redirects from https:// to {url[:200]}, and Kilonova refuses plain HTTP"
             if (self.base().startswith("https://"))
             else ""
         )

@@ -64,8 +64,10 @@ class IdentityClient:
     """Kilonova's user at Keystone. Created after the process has forked. Thread-safe.
 
     Args:
+        conf: The configuration. [identity] names the user, the project and the service's URL.
         wait: Seconds that callers wait for a token, counted from its request.
-        fetch: Returns a new token with its catalogue, as keystoneauth's AccessInfo.
+        fetch: Returns a new token with its catalogue, as keystoneauth's AccessInfo. None: log in as
+            [identity] specifies.
 
     Raises:
         ConfigError: Plain HTTP would be used to another machine.
@@ -87,12 +89,12 @@ class IdentityClient:
         self._fetching: tuple[float, Future[AccessInfo]] | None = None
 
     def look_in(self) -> None:
-        """Fetch a token.
+        """Check that Kilonova's user can log in, and store the new token.
 
         Raises:
-            ConfigError: The identity service does not know the user, password or project, or the
+            ConfigError: The identity service does not accept the user, password or project, or the
                 URL is not that of an identity service.
-            Unavailable: The identity service does not answer.
+            Unavailable: The identity service does not answer, or fails.
         """
         from keystoneauth1 import exceptions
 
@@ -105,7 +107,7 @@ class IdentityClient:
             )
             raise ConfigError(
                 f"[identity] {options}: {own.auth_url} answers {problem.http_status} to user {own.username} of "
-                f"project {own.project_name}, domain {own.domain}. Set what the identity service knows"
+                f"project {own.project_name}, domain {own.domain}. Correct these options"
             ) from problem
         except exceptions.ClientException as problem:
             raise errors.Unavailable(f"{NO_TOKEN} {problem}") from problem
@@ -122,7 +124,10 @@ class IdentityClient:
         return url
 
     def roles(self) -> list[str]:
-        """Return the roles of Kilonova's user in the present token, or nothing without a token."""
+        """Return the sorted roles of Kilonova's user in the present token.
+
+        The list is empty if there is no token now. This function fetches no token.
+        """
         with self._lock:
             return sorted(
                 (self._access_info.role_names or ()) if self._access_info is not None else ()
@@ -134,10 +139,10 @@ class IdentityClient:
         return f"{own.username} of project {own.project_name} ({', '.join(self.roles()) or 'its roles are not known'})"
 
     def token(self) -> str:
-        """Return Kilonova's own token, renewed before its expiry.
+        """Return Kilonova's own token, valid for at least ``GOOD`` seconds.
 
         Raises:
-            Unavailable: No token can be fetched now.
+            Unavailable: There is no such token, and none can be fetched in time.
         """
         return str(self._access().auth_token)
 
@@ -154,10 +159,12 @@ class IdentityClient:
         """Call a function with Kilonova's token, and return its result.
 
         If the service refuses the token, the token is dropped, and the next call fetches a new one.
+        The function is not called again. Other exceptions of the function are passed on.
 
         Args:
-            call: The function. Its argument is the token.
-            who: The name of the service that the function calls, for the error.
+            call: The function. Raises Unauthorized if the service refuses the token.
+            who: The name of the service that the function calls, for the error, for example "The
+                image service".
 
         Raises:
             Unavailable: The service refused the token, or there is no token.
@@ -170,7 +177,10 @@ class IdentityClient:
             raise errors.Unavailable(f"{who} does not accept Kilonova's token.") from problem
 
     def forget_token(self, token: str) -> None:
-        """Drop a token that a service refused, so that the next call fetches a new one."""
+        """Drop a token that a service refused, so that the next call fetches a new token.
+
+        Do nothing if another token is in use by now.
+        """
         with self._lock:
             if self._access_info is not None and self._access_info.auth_token == token:
                 self._access_info = None
@@ -230,8 +240,16 @@ class IdentityClient:
     def _endpoint(self, configured: str | None, kind: str) -> str | None:
         """Return the configured URL of a service, or the URL in the catalogue.
 
+        Args:
+            configured: The configured URL, or None.
+            kind: The service type in the catalogue.
+
         Returns:
-            None if neither the present catalogue nor one from the last minute contains the service.
+            None if a catalogue that is at most ``KEEP`` seconds old lacks the service. An older
+            catalogue without the service is first read again.
+
+        Raises:
+            Unavailable: The catalogue cannot be read, or its URL is plain HTTP to another machine.
         """
         if configured:
             return configured
@@ -241,7 +259,11 @@ class IdentityClient:
         return url
 
     def _look_up(self, access: AccessInfo, kind: str) -> str | None:
-        """Return a service's URL in the catalogue, or None."""
+        """Return a service's URL in the catalogue, or None if the catalogue lacks the service.
+
+        Raises:
+            Unavailable: As for ``_require_tls``.
+        """
         from keystoneauth1 import exceptions
 
         try:
@@ -259,29 +281,35 @@ class IdentityClient:
             Unavailable: Plain HTTP would be used. Actions wait until the operator has corrected the
                 catalogue.
         """
-        alternative = f", give one as [{SECTIONS[kind]}] endpoint" if kind in SECTIONS else ""
+        alternative = f", set one as [{SECTIONS[kind]}] endpoint" if kind in SECTIONS else ""
         try:
             return tls.check_external_url(
                 self._conf,
                 f"the catalogue's endpoint of {kind}",
                 url,
-                f"let the catalogue name an https:// URL{alternative}",
+                f"register an https:// URL in the catalogue{alternative}",
             )
         except ConfigError as problem:
             if url not in self._logged_urls:
                 self._logged_urls.add(url)
                 log.error("%s", problem)
             raise errors.Unavailable(
-                f"The endpoint of {kind} in the catalogue is plain text, which is refused; tell "
-                "your operator."
+                f"Kilonova refuses the endpoint of {kind} in the catalogue, because it is plain HTTP; "
+                "inform your operator."
             ) from problem
 
     # --- one token for all callers ---
     def _access(self, fresh: bool = False) -> AccessInfo:
-        """Return the present token, or wait briefly for the token that is being fetched.
+        """Return the present token with its catalogue, or wait for the token that is being fetched.
+
+        A token that ends soon, or whose catalogue is old, is returned while a thread fetches the
+        next one.
 
         Args:
-            fresh: Ignore the present token and fetch a new catalogue.
+            fresh: Ignore the present token and wait for a new one.
+
+        Raises:
+            Unavailable: The token was not fetched in time, or the breaker is open.
         """
         with self._lock:
             present = self._access_info if not fresh else None
@@ -305,7 +333,7 @@ class IdentityClient:
             raise errors.Unavailable(NO_TOKEN) from problem
 
     def _get(self, future: Future[AccessInfo]) -> None:
-        """Fetch a token for all waiting callers."""
+        """Fetch a token, store it, and pass the token or the error to all waiting callers."""
         try:
             access = self._fetch()
         except Exception as problem:  # noqa: BLE001  # The waiting callers receive the error.
@@ -341,7 +369,7 @@ class IdentityClient:
                 partial(
                     tls.refusal_of_external_url,
                     self._conf,
-                    "[identity] auth_url leads to another address",
+                    "an address to which [identity] auth_url redirects",
                 ),
             )
         )

@@ -120,11 +120,16 @@ def image_of(answer: JsonObject) -> Image:
 
 
 class _SharedQuery:
-    """The requests of one token for one image: one query at a time, and the next one."""
+    """The running query and the next query of one token for one image.
+
+    Attributes:
+        turn: Held by the request whose query is running.
+        leaders: Number of requests that run a query or wait for ``turn``.
+        next: The result of the query that is not sent yet, or None.
+    """
 
     def __init__(self) -> None:
         self.turn, self.leaders = threading.Lock(), 0
-        #: The query that is not sent yet.
         self.next: Future[Image] | None = None
 
 
@@ -159,7 +164,7 @@ class ImageClient:
         Raises:
             BadRequest: The image does not exist, or the token may not see it.
             Unavailable: The service does not answer.
-            Problem: ``require`` refuses the image.
+            Problem: The service refuses for another reason, or ``require`` refuses the image.
         """
         key = (image_id, hashlib.sha256(token.encode()).hexdigest())
         with self._lock:
@@ -177,7 +182,11 @@ class ImageClient:
                     future.set_exception(problem)
                 finally:
                     if not future.done():
-                        future.set_exception(errors.Unavailable(f"The {NAME} was not asked."))
+                        future.set_exception(
+                            errors.Unavailable(
+                                f"The query for image {image_id} failed; try again later."
+                            )
+                        )
             with self._lock:
                 query.leaders -= 1
                 if not query.leaders:
@@ -194,7 +203,7 @@ class ImageClient:
         return image
 
     def look(self, image_id: str, token: str) -> Image:
-        """Return the image, with different errors for a missing image and for a missing role.
+        """Return the image as it is now. Unlike ``show``, distinguish missing images and roles.
 
         Raises:
             NotFound: The image does not exist.
@@ -222,7 +231,7 @@ class ImageClient:
 
         Args:
             query: Query parameters of the image service.
-            token: The token of the request.
+            token: The token of the user for whom the images are listed.
 
         Raises:
             BadRequest: The service does not accept the parameters.
@@ -277,12 +286,13 @@ class ImageClient:
             yield from data
 
     def open(self, image_id: str, token: str) -> Data:
-        """Return the image's data, once the service has begun to answer.
+        """Request the image's data, and return once the service has begun to answer.
 
-        The caller must close the result.
+        The caller iterates over the result, and must close it.
 
         Raises:
-            NotFound, Forbidden, Unavailable, other Problems: As for ``download``.
+            NotFound, Unauthorized, Forbidden, BadRequest, Conflict, TooLarge, Unavailable: As for
+                ``download``.
         """
         answer = self._get(f"/v2/images/{image_id}/file", token, stream=True)
         try:
@@ -295,16 +305,16 @@ class ImageClient:
         return Data(answer)
 
     def url(self, image_id: str) -> str:
-        """Return the URL of an image."""
+        """Return the URL of an image's record at the service."""
         return f"{self._base()}/v2/images/{image_id}"
 
     def create(self, record: JsonMapping, token: str) -> None:
-        """Create an image's record under the id in ``record``.
+        """Create an image's record, without data, under the id in ``record``.
 
-        An equal existing record is no error.
+        An existing image with the same values is no error.
 
         Raises:
-            Conflict: Another image has the id.
+            Conflict: An image with other values has the id.
             Forbidden, TooLarge, BadRequest: The service refuses.
             Unavailable: The service does not answer.
         """
@@ -346,8 +356,8 @@ class ImageClient:
         """Store an image's data, and verify that the service has all data.
 
         Args:
-            image_id: Id of the image.
-            token: The token of the request.
+            image_id: The image's id. The record exists.
+            token: The token of a user that may change the image.
             chunks: The data. An exception of this iterator ends the upload, and the image stays
                 without data.
 
@@ -364,7 +374,9 @@ class ImageClient:
         data.compare(image_of(document(stored, NAME)))
 
     def leave_empty(self, image_id: str, token: str) -> None:
-        """Complete an image that has properties but no data. A complete, empty image is no error.
+        """Store empty data, so that an image that has only properties becomes active.
+
+        An image that is already active and empty is no error.
 
         Raises:
             NotFound, Conflict, Forbidden, TooLarge, Unavailable: As for ``upload``.
@@ -432,11 +444,11 @@ class Data:
             yield from self._answer.iter_content(CHUNK)
         except requests.RequestException as problem:
             raise errors.Unavailable(
-                "The image service broke off while an image was being read."
+                "The image service broke off the transfer of an image's data; try again later."
             ) from problem
 
     def close(self) -> None:
-        """End the transfer."""
+        """End the transfer, complete or not, and close the response."""
         self._answer.close()
 
 
@@ -469,23 +481,26 @@ class _HashedData:
             )
         if stored != expected:
             raise errors.Conflict(
-                f"The image service has image {image.ref.id} not as it was given: {stored}, where "
-                f"{expected} was sent."
+                f"The image service stored image {image.ref.id} with {stored}, but {expected} was sent; "
+                "try again."
             )
 
 
 def _matches(image: JsonMapping, record: JsonMapping) -> bool:
-    """True if the image equals the record. Values are compared as texts."""
+    """True if the image has all values of the record. Values are compared as texts."""
     return all(str(image.get(key)) == str(value) for key, value in record.items())
 
 
 def _check_read(answer: HttpAnswer) -> None:
-    """Check the response to a request that only reads an image, as ``_check`` does."""
+    """Check the response to a request that only reads an image, as ``_check`` does.
+
+    The text for status 403 names missing roles as the cause, because reads have no quota.
+    """
     if answer.status_code == 403:
         raise errors.Forbidden(
             _sentence(
-                "The image service does not let this user read the image; check its roles. "
-                "It says: {}",
+                "The image service does not let this user read the image; check the user's roles. "
+                "The service's message: {}",
                 _read_message(answer.text),
             )
         )
@@ -496,11 +511,11 @@ def _check_read(answer: HttpAnswer) -> None:
 _WORDS: dict[type[errors.Problem], str] = {
     errors.BadRequest: "The image service does not accept the image: {}",
     errors.Unauthorized: "The image service does not accept the token.",
-    errors.Forbidden: "The image service forbids it, or the quota is used up: {}",
-    errors.NotFound: "The image service knows no such image: {}",
-    errors.Conflict: "The image service refuses: {}",
+    errors.Forbidden: "The image service forbids the request, or a quota is exceeded: {}",
+    errors.NotFound: "The image service does not have the image: {}",
+    errors.Conflict: "The image service refuses the request: {}",
     errors.TooLarge: "The image service has no room for the image: {}",
-    errors.Unavailable: "The image service gave no answer that is known, try again later: {}",
+    errors.Unavailable: "The image service redirected the request; check its URL. The answer: {}",
 }
 
 
@@ -523,12 +538,15 @@ def _check(answer: HttpAnswer) -> None:
 
 
 def _sentence(form: str, message: str) -> str:
-    """Return the text of a refusal. The message of the image gateway is already such a sentence."""
+    """Return the text of a refusal: ``form`` with the service's message.
+
+    A message from the image gateway is such a text already, and is returned unchanged.
+    """
     return message if message.startswith("The image service ") else form.format(message)
 
 
 def _read_message(page: str) -> str:
-    """Return the message of a refusal without markup, shortened."""
+    """Return the message in the body of a refusal, without markup and shortened."""
     return (
         " ".join(re.sub(r"<[^>]*>", " ", page[:2000]).split())[:_LONGEST] or "no reason was given"
     )

@@ -12,17 +12,17 @@ from common.clients.image import Image
 from common.domain import errors, hardware, models
 
 GIB = 1024**3
-#: Formats of which hosts make disks.
+#: Image formats from which hosts create disks.
 FORMATS = ("qcow2", "raw")
 #: Property of an image with the data of an encrypted volume.
 ENCRYPTED_BY = "cinder_encryption_key_id"
 
 
 def check_disk(image: Image) -> None:
-    """Check that hosts can make a disk of an image.
+    """Check that hosts can create a disk from an image.
 
     Raises:
-        BadRequest: The image is not active, is encrypted, or has another format.
+        BadRequest: The image is not active, is encrypted, or has a format other than ``FORMATS``.
     """
     check_active(image)
     if image.ref.disk_format not in FORMATS:
@@ -34,7 +34,7 @@ def check_disk(image: Image) -> None:
 
 
 def check_active(image: Image) -> None:
-    """Check that a disk or a volume can be made of an image.
+    """Check that a disk or a volume can be created from an image.
 
     Raises:
         BadRequest: The image is not active, or is encrypted.
@@ -43,14 +43,16 @@ def check_active(image: Image) -> None:
         raise errors.BadRequest(f"Image {image.ref.id} is not active.")
     if image.ref.properties.get(ENCRYPTED_BY):
         raise errors.BadRequest(
-            f"Image {image.ref.id} is unacceptable: it was uploaded from an encrypted volume, "
-            "which no host of this cloud can open; upload it from a volume of a type without "
+            f"Image {image.ref.id} is unacceptable: it was uploaded from an encrypted volume, and "
+            "hosts of this cloud cannot open it; upload the image from a volume of a type without "
             "encryption."
         )
 
 
 def check_flavor(image: Image, flavor: models.Flavor) -> None:
     """Check that the flavor has enough memory and disk for the image.
+
+    The disk is not checked if the flavor's root disk is 0 GiB.
 
     Raises:
         BadRequest: The flavor is too small.
@@ -77,7 +79,7 @@ def _check_memory(image: Image, memory_mb: int) -> None:
 
 
 def check_volume(image: Image, volume_gb: int, memory_mb: int | None = None) -> None:
-    """Check that a server can boot an image from a volume.
+    """Check that a server can boot from a volume that is created from an image.
 
     Args:
         image: The image.

@@ -41,15 +41,13 @@ AT_ONCE, MOST = 4, 10000
 #: Stands for the registered limits, in place of a project.
 EVERYBODY = "*"
 GROUP = "oslo_limit"
-NO_LIMITS = "The identity service does not tell the limits of this project; try again later."
+NO_LIMITS = "The identity service does not return the limits of this project; try again later."
 NOT_INSTALLED = "[quota] driver = unified needs oslo.limit: pip install 'kilonova[unified-limits]'"
-NOT_SYSTEM = (
-    "[oslo_limit] has no system_scope = all: Keystone would leave other projects' limits out"
-)
+NOT_SYSTEM = "[oslo_limit] has no system_scope = all; set it, because Keystone would leave out limits of other projects"
 
 
 class Reader(Protocol):
-    """The reading part of oslo.limit's enforcer. None requests all resources."""
+    """The methods of oslo.limit's enforcer that read limits. None requests all resources."""
 
     def get_registered_limits(
         self, resources_to_check: Collection[str] | None
@@ -61,12 +59,13 @@ class Reader(Protocol):
 
 
 class UnifiedLimits:
-    """Limits by resource name. Created after the process has forked. Thread-safe.
+    """The cached limits of projects at Keystone. Created after the process has forked. Thread-safe.
 
     Args:
         seconds: Time that an answer is cached, counted from its request.
-        reader: Opens the connection to the identity service.
-        wait: Seconds that callers wait for an answer.
+        reader: Opens the connection to the identity service. Called at the first request.
+        wait: Seconds that callers wait for an answer, counted from its request.
+        monotonic: The clock.
     """
 
     def __init__(
@@ -89,10 +88,13 @@ class UnifiedLimits:
         self._pool = ThreadPoolExecutor(AT_ONCE, "limits")
 
     def of(self, project_id: str) -> Mapping[str, int]:
-        """Return the limits of a project: the registered limits, replaced by the project's own.
+        """Return the limits of a project by resource name, from the cache or from Keystone.
+
+        A limit of the project replaces the registered limit, which applies to all projects. A
+        resource without either is missing in the result.
 
         Args:
-            project_id: "*" returns only the registered limits.
+            project_id: The project's id. "*" returns only the registered limits.
 
         Raises:
             Unavailable: The limits are not cached, and the identity service does not answer.
@@ -104,11 +106,21 @@ class UnifiedLimits:
             raise errors.Unavailable(NO_LIMITS) from problem
 
     def close(self) -> None:
-        """Send no more requests. Running requests end by themselves."""
+        """Cancel the queued requests and accept no new ones. Running requests end by themselves."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _request(self, name: str) -> Callable[[], dict[str, int]]:
-        """Return a function that returns the limits of a project, from the cache or a request."""
+        """Return a function that returns the limits of a project.
+
+        If the limits are not cached, this starts a request, and the returned function waits for the
+        result.
+
+        Args:
+            name: The project's id, or ``EVERYBODY`` for the registered limits.
+
+        Raises:
+            Unavailable: The breaker is open.
+        """
         with self._lock:
             cached_at, limits = self._cache.get(name, (float("-inf"), {}))
             if self._monotonic() < cached_at + self._seconds:
@@ -124,7 +136,12 @@ class UnifiedLimits:
         )
 
     def _fetch(self, name: str, now: float) -> dict[str, int]:
-        """Read limits and cache them."""
+        """Read the limits of a project, or the registered limits, and cache them.
+
+        Args:
+            name: The project's id, or ``EVERYBODY``.
+            now: The time of the request, from which the age of the cached limits counts.
+        """
         limits: dict[str, int] | None = None
         try:
             reader = self._get_reader()
@@ -152,7 +169,7 @@ class UnifiedLimits:
                         self._cache.popitem(last=False)
 
     def _get_reader(self) -> Reader:
-        """Return the connection for all callers. The first callers wait until it is open."""
+        """Return the connection, which all callers share. Open the connection at the first call."""
         with self._opening:
             if self._reader is None:
                 self._reader = self._open()
@@ -160,10 +177,11 @@ class UnifiedLimits:
 
 
 def configured(conf: cfg.ConfigOpts) -> UnifiedLimits | None:
-    """Return the limits that [quota] configures. None: Kilonova's own limits apply.
+    """Return Keystone's limits. None if [quota] driver is not "unified": Kilonova's limits apply.
 
     Raises:
-        ConfigError: oslo.limit is not installed.
+        ConfigError: oslo.limit is not installed, or a URL in [oslo_limit] is plain HTTP to another
+            machine.
     """
     if conf.quota.driver != "unified":
         return None
@@ -203,7 +221,11 @@ def _set_defaults(conf: cfg.ConfigOpts) -> None:
 
 
 def _through_oslo() -> Reader:
-    """Return oslo.limit's enforcer, logged in with a system-scoped token."""
+    """Return oslo.limit's enforcer, logged in with a system-scoped token.
+
+    Raises:
+        ConfigError: The token is not system-scoped.
+    """
     from oslo_limit import limit
 
     enforcer = limit.Enforcer(lambda project_id, resources: {}, cache=False)

@@ -48,7 +48,10 @@ def is_made(port: JsonObject) -> bool:
 
 
 def find_unsupported_request(port: JsonObject) -> str | None:
-    """Return the name of a port's request that no host supports, or None."""
+    """Return the first attribute of a port that no host supports, or None if hosts support all.
+
+    For example, "binding:vnic_type direct" or "resource_request".
+    """
     vnic_type = port.get("binding:vnic_type") or "normal"
     if vnic_type != "normal":
         return f"binding:vnic_type {vnic_type}"
@@ -65,12 +68,14 @@ def interface_of(
 ) -> Interface:
     """Return a port in the form that Kilonova stores.
 
+    Data of a network or subnet that is missing in the arguments stays empty.
+
     Args:
-        port: The port, as the network service returns it.
+        port: The port in Neutron's format.
         networks: Networks by id.
         subnets: Subnets by id.
-        floating: Floating addresses by fixed address.
-        groups: Names of security groups by id.
+        floating: Floating addresses by fixed address. None: no address has a floating address.
+        groups: Names of security groups by id. A group that is missing here is stored with its id.
     """
     network = networks.get(port["network_id"], {})
     details = port.get("binding:vif_details") or {}
@@ -118,7 +123,11 @@ def _address(
 
 @dataclass
 class NetworkClient(OptionalService):
-    """The client of the network service. Thread-safe. The endpoint may end in /v2.0."""
+    """The client of the network service. Thread-safe. The endpoint may end in /v2.0.
+
+    Every call raises Unavailable if the cloud has no network service or if it does not answer, and
+    Unauthorized, BadRequest, Forbidden, NotFound or Conflict if the service refuses.
+    """
 
     service_name, section = NAME, "network"
     monotonic: Callable[[], float] = time.monotonic
@@ -133,7 +142,7 @@ class NetworkClient(OptionalService):
 
     # --- reads of the API, with the user's token ---
     def networks(self, token: str, project_id: str, ids: Sequence[str] = ()) -> list[JsonObject]:
-        """Return the networks with these ids that the token may see.
+        """Return the networks with these ids that the token may see, cached for ``KEEP`` seconds.
 
         Without ids, return the project's networks and the shared networks.
         """
@@ -144,7 +153,7 @@ class NetworkClient(OptionalService):
         return list({network["id"]: network for network in [*own, *shared]}.values())
 
     def subnets(self, token: str, network_ids: Sequence[str]) -> list[JsonObject]:
-        """Return the subnets of these networks."""
+        """Return the subnets of these networks, cached for ``KEEP`` seconds. Empty without ids."""
         return (
             self._all(token, "subnets", {"network_id": sorted(set(network_ids))}, keep=True)
             if network_ids
@@ -152,7 +161,10 @@ class NetworkClient(OptionalService):
         )
 
     def ports(self, token: str, **filters: object) -> list[JsonObject]:
-        """Return the ports that have all these values."""
+        """Return the ports that match all filters, for example ``device_id=server_id``. Not cached.
+
+        With a list of values for a field, ports with any of the values match.
+        """
         return self._all(token, "ports", filters)
 
     def port(self, token: str, port_id: str) -> JsonObject:
@@ -164,12 +176,9 @@ class NetworkClient(OptionalService):
         return dict(self._json("GET", f"/ports/{port_id}", token)["port"])
 
     def security_groups(self, token: str, project_id: str, whole: bool = False) -> list[JsonObject]:
-        """Return the project's security groups.
+        """Return the project's security groups with their ids and names.
 
-        Args:
-            token: The token of the request.
-            project_id: Id of the project.
-            whole: Return all fields with the rules, and not only id and name.
+        With ``whole``, return all fields, including the rules.
         """
         more = {} if whole else {"fields": ["id", "name"]}
         return self._all(token, "security-groups", {"project_id": project_id, **more})
@@ -193,10 +202,7 @@ class NetworkClient(OptionalService):
     ) -> list[Interface]:
         """Return ports as interfaces, with data of their networks, subnets and security groups.
 
-        Args:
-            token: The token of the request.
-            ports: The ports, as the network service returns them.
-            floating: Include floating addresses.
+        With ``floating``, the interfaces include floating addresses.
         """
         if not ports:
             return []
@@ -245,7 +251,7 @@ class NetworkClient(OptionalService):
 
     # --- changes by the conductor, with Kilonova's token ---
     def create_ports(self, token: str, ports: Sequence[JsonObject]) -> list[JsonObject]:
-        """Create ports, all or none.
+        """Create ports and return them. The service creates all of them or none.
 
         Raises:
             Conflict, Forbidden, BadRequest, NotFound: The service refuses.
@@ -256,7 +262,7 @@ class NetworkClient(OptionalService):
         return new_ports
 
     def update_port(self, token: str, port_id: str, values: JsonObject) -> JsonObject:
-        """Change a port and return the new port.
+        """Change these fields of a port, and return the whole port as stored.
 
         Raises:
             NotFound: The port does not exist.
@@ -278,13 +284,13 @@ class NetworkClient(OptionalService):
     def _all(
         self, token: str, resource: str, filters: JsonMapping, keep: bool = False
     ) -> list[JsonObject]:
-        """Return all pages of a list. A long list of ids is split into several queries.
+        """Return the records of all pages of a list. A long list of ids is split into queries.
 
         Args:
-            token: The token of the request.
-            resource: Name of the resource in the URL, for example "security-groups".
-            filters: Query parameters. A list of values matches any of them.
-            keep: Cache the answers.
+            token: The token with which the list is read.
+            resource: The collection in the service's URLs, for example "security-groups".
+            filters: Query parameters. A list matches any of its values.
+            keep: Return answers that are cached for ``KEEP`` seconds, and cache new ones.
         """
         records: list[JsonObject] = []
         for query_filters in _split(filters):
@@ -349,7 +355,10 @@ class NetworkClient(OptionalService):
 
 
 def _split(filters: JsonMapping) -> Iterable[JsonMapping]:
-    """Yield the filters, or several parts if a list of values is too long for one URL."""
+    """Yield the filters of each query, because a long list of values does not fit into one URL.
+
+    Each query has at most ``AT_ONCE`` values of the list. Without a long list there is one query.
+    """
     long = next(
         (
             name
@@ -366,7 +375,10 @@ def _split(filters: JsonMapping) -> Iterable[JsonMapping]:
 
 
 def refusal_of(answer: HttpAnswer) -> errors.Problem:
-    """Return the error for a refusal, with the service's message."""
+    """Return the error for a response with a refusal. The caller raises the error.
+
+    The text contains the service's message. An exceeded quota is Forbidden with any status.
+    """
     if answer.status_code == 401:
         return errors.Unauthorized(f"The {NAME} does not accept the token.")
     try:

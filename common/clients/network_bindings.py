@@ -73,7 +73,9 @@ class Bindings(NetworkClient):
         return dict(document(answer, NAME)["binding"])
 
     def activate(self, token: str, port_id: str, host: str) -> None:
-        """Make the binding to a host the active binding. An active binding is no error.
+        """Make the binding to a host the active binding. A binding that is active is no error.
+
+        If the service lacks the extension, bind the port to the host instead.
 
         Raises:
             NotFound: The port or this binding does not exist.
@@ -90,7 +92,10 @@ class Bindings(NetworkClient):
                 raise
 
     def unbind_at(self, token: str, port_id: str, host: str) -> None:
-        """Delete an inactive binding. A missing binding is no error, and an active one is kept."""
+        """Delete the binding to a host. A missing binding is no error, and an active one is kept.
+
+        If the service lacks the extension, do nothing.
+        """
         if ALIAS not in self.extensions(token):
             return
         try:

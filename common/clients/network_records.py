@@ -21,7 +21,7 @@ class Records(NetworkClient):
     """
 
     def records(self, token: str, resource: str, **filters: object) -> list[JsonObject]:
-        """Return the records that have all these values."""
+        """Return the records that the token may see and that match all filters."""
         return self._all(token, resource, filters)
 
     def record(self, token: str, resource: str, record_id: str) -> JsonObject:
@@ -35,7 +35,7 @@ class Records(NetworkClient):
         )
 
     def update(self, token: str, resource: str, record_id: str, values: JsonObject) -> JsonObject:
-        """Change a record and return it as stored."""
+        """Change these fields of a record, and return the whole record as stored."""
         return dict(
             self._json("PUT", _path(resource, record_id), token, {_key(resource): values})[
                 _key(resource)

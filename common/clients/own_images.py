@@ -39,12 +39,14 @@ class OwnImages:
         """Check that the image service answers.
 
         Raises:
-            Unavailable: The service does not answer.
+            Unavailable: The service does not answer, or its URL is unknown.
         """
         require_answer(self._identity.image_url())
 
     def ask(self, call: Callable[[ImageClient, str], T]) -> T:
         """Call a function with the client and Kilonova's token, and return its result.
+
+        Errors of the function are passed on. If a missing role may be the cause, the text names it.
 
         Raises:
             Forbidden: The user's roles do not suffice, or a quota is exceeded.
@@ -60,7 +62,9 @@ class OwnImages:
         except errors.NotFound as problem:
             if ROLE in self._identity.roles():
                 raise
-            raise errors.NotFound(f"{problem.text} Or it is hidden: {self._needs()}") from problem
+            raise errors.NotFound(
+                f"{problem.text} Or the image is hidden: {self._needs()}"
+            ) from problem
 
     def require_readable(self, image: Image) -> None:
         """Check that Kilonova's user can read an image that a tenant sees.
@@ -85,5 +89,5 @@ class OwnImages:
     def _needs(self) -> str:
         return (
             f"Kilonova's own user, {self._identity.describe_user()}, needs the role {ROLE} at the image service, or "
-            "one that its policy lets read and make images of all projects; its operator can give it that."
+            "another role that may read and create images of all projects. An operator can assign the role."
         )

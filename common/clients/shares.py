@@ -34,7 +34,12 @@ IP, READ_WRITE, REASON = "ip", "rw", "A server has the share; detach it there."
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share. ``export_location`` is None if the share has none yet."""
+    """A share of the shared file system service.
+
+    Attributes:
+        export_location: The address at which hosts mount the share, or None if the service has not
+            exported the share yet.
+    """
 
     id: str
     status: str
@@ -44,7 +49,11 @@ class Share:
 
 @dataclass
 class ShareClient(OptionalService):
-    """The client of the shared file system service. Thread-safe."""
+    """The client of the shared file system service. Thread-safe.
+
+    Every call raises Unavailable if the cloud has no such service or if it does not answer,
+    Unauthorized if the service does not accept the token, and Conflict if its API is too old.
+    """
 
     service_name, section = NAME, "share"
 
@@ -84,7 +93,9 @@ class ShareClient(OptionalService):
         """Create a rule that lets an address read and write the share, unless a rule exists.
 
         Returns:
-            The state of the rule.
+            The state of the new or existing rule: ``ACTIVE`` when the address can mount the share,
+            ``FAILED``, a state in ``GOING`` if an older rule is still being deleted, or another
+            state until the service has applied the rule.
 
         Raises:
             NotFound: The share does not exist.

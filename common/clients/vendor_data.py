@@ -56,7 +56,7 @@ class _Refused(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A service that is called, and the name of its answer."""
+    """A service of the operator, and the name of its answer in vendor_data2.json."""
 
     name: str
     url: str
@@ -67,6 +67,7 @@ class Dynamic:
     """The client of the targets. Created after the process has forked. Thread-safe.
 
     Args:
+        targets: The services to call.
         session: keystoneauth's session, with or without a user.
         connect: Seconds to reach a target.
         read: Seconds for each part of an answer. A whole call may take ``connect`` plus ``read``.
@@ -112,20 +113,20 @@ class Dynamic:
             )
             if self._is_fatal:
                 raise errors.Unavailable(
-                    f"The vendor data of {target.name} cannot be had."
+                    f"The vendor data of {target.name} cannot be read."
                 ) from problem
             return {}
 
     def _call_with_timeout(self, target: Target, body: bytes) -> JsonValue:
-        """Call a target in a thread, and return its answer.
+        """Call a target in another thread, and return its answer.
 
-        A thread that is late ends by itself.
+        If the answer is late, this function does not wait for the thread, which ends later.
 
         Raises:
-            _Refused: The target failed, is late, or is not called.
+            _Refused: The target failed or is late, its breaker is open, or no thread is free.
         """
         if target.breaker.is_open():
-            raise _Refused("it has failed three times in a row, and is left alone for a moment")
+            raise _Refused("it failed three times in a row and is not called for a moment")
         until = time.monotonic() + self._connect + self._read
         if not self._free.acquire(timeout=self._connect):
             raise _Refused(f"{AT_ONCE} calls of this process have not been answered yet")
@@ -137,7 +138,7 @@ class Dynamic:
             answer = box.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
             target.breaker.record(answered=False)
-            raise _Refused("its answer has not come in time") from None
+            raise _Refused("its answer did not come in time") from None
         target.breaker.record(answered=not isinstance(answer, _Refused))
         if isinstance(answer, _Refused):
             raise answer
@@ -146,7 +147,14 @@ class Dynamic:
     def _run_call(
         self, target: Target, body: bytes, until: float, box: queue.SimpleQueue[JsonValue]
     ) -> None:
-        """Call a target, and put the answer or the error into ``box``."""
+        """Call a target, and put the answer or the ``_Refused`` error into ``box``.
+
+        Args:
+            target: The target.
+            body: The body of the request.
+            until: Monotonic time at which the call must end.
+            box: Receives one object.
+        """
         try:
             box.put(parse_answer(self._post(target, body, until)))
         except _Refused as problem:
@@ -180,7 +188,7 @@ class Dynamic:
                 if len(content) > MOST_BYTES:
                     raise _Refused(f"its answer is longer than {MOST_BYTES} bytes")
                 if time.monotonic() > until:
-                    raise _Refused("its answer has not come in time")
+                    raise _Refused("its answer did not come in time")
         return content
 
 
@@ -209,7 +217,7 @@ def _no_number(name: str) -> NoReturn:
 
 
 def _depth(value: object) -> int:
-    """Return the levels of lists and objects, counted up to ``MOST_DEPTH`` plus one."""
+    """Return the number of nested lists and objects, at most ``MOST_DEPTH`` plus one."""
     level: list[object] = [value]
     depth = 0
     while level and depth <= MOST_DEPTH:
@@ -224,7 +232,7 @@ def _depth(value: object) -> int:
 
 
 def static(conf: cfg.ConfigOpts) -> JsonObject | None:
-    """Return the vendor data for all guests. None: [vendor_data] providers lacks "static".
+    """Return the vendor data in the file for all guests. None: providers does not contain "static".
 
     Raises:
         ConfigError: The file cannot be read, or is not valid.
@@ -233,11 +241,11 @@ def static(conf: cfg.ConfigOpts) -> JsonObject | None:
 
 
 def configured(conf: cfg.ConfigOpts) -> Dynamic | None:
-    """Return the client of the configured targets. None: no target is configured.
+    """Return the client of the targets. None: [vendor_data] providers does not contain "dynamic".
 
     Raises:
-        ConfigError: A target or the user in [vendordata_dynamic_auth] is not valid, or plain HTTP
-            would be used to another machine.
+        ConfigError: No target is configured, a target or the user in [vendordata_dynamic_auth] is
+            not valid, or plain HTTP would be used to another machine.
     """
     own = conf.vendor_data
     if DYNAMIC not in own.providers:
@@ -247,12 +255,12 @@ def configured(conf: cfg.ConfigOpts) -> Dynamic | None:
         tls.check_external_url(conf, f"[vendor_data] dynamic_targets: {target.name}", target.url)
     if len({target.name for target in targets}) < len(targets) or len(targets) > MOST_TARGETS:
         raise ConfigError(
-            f"[vendor_data] dynamic_targets: at most {MOST_TARGETS}, each with a name of its own"
+            f"[vendor_data] dynamic_targets: give at most {MOST_TARGETS} targets, with different names"
         )
     if not targets:
         raise ConfigError(
-            "[vendor_data] dynamic_targets is empty; name one as name@url, or take dynamic out of "
-            "providers"
+            "[vendor_data] dynamic_targets is empty; add a target as name@url, or remove dynamic "
+            "from providers"
         )
     return Dynamic(
         targets,
@@ -275,7 +283,7 @@ def _target(text: str) -> Target:
         is_url = False
     if not _NAME.fullmatch(name) or name == STATIC or not is_url:
         raise ConfigError(
-            f"[vendor_data] dynamic_targets: the one that begins with {name[:64]!r} must be like "
+            f"[vendor_data] dynamic_targets: the target that begins with {name[:64]!r} must be like "
             "name@https://host/path, without user and password; the name has letters, digits, '_', '.' "
             f"and '-', and is not {STATIC}"
         )

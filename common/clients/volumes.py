@@ -66,7 +66,7 @@ class Volume:
 
 @dataclass(frozen=True, slots=True)
 class VolumeSnapshot:
-    """The state of a volume at one moment, from which another volume can be created."""
+    """A snapshot: the data of a volume at one moment, from which volumes can be created."""
 
     id: str
     status: str
@@ -103,8 +103,9 @@ class Attachment:
 class VolumeClient(OptionalService):
     """The client of the block storage service. Thread-safe.
 
-    Every call raises Unauthorized if the service does not accept the token, and NotFound,
-    BadRequest, Forbidden, Conflict or TooLarge (a quota) for other refusals.
+    Every call raises Unavailable if the cloud has no such service or if it does not answer,
+    Unauthorized if the service does not accept the token, and NotFound, BadRequest, Forbidden,
+    Conflict or TooLarge (a quota) for other refusals.
     """
 
     service_name, section = NAME, "volume"
@@ -145,9 +146,10 @@ class VolumeClient(OptionalService):
         volume_type: str | None = None,
         zone: str | None = None,
     ) -> Volume:
-        """Create a volume in the token's project, empty or from an image or a snapshot.
+        """Start to create a volume in the token's project, empty or from an image or a snapshot.
 
-        The volume is ready when its status is ``available``. The status ``error`` is final.
+        The service continues after this call. The volume is ready when its status is ``available``.
+        The status ``error`` is final.
 
         Raises:
             TooLarge: A quota of the service is exceeded.
@@ -171,10 +173,10 @@ class VolumeClient(OptionalService):
         self._send_ignoring_missing("DELETE", f"/volumes/{_quote(volume_id)}", token)
 
     def reimage(self, token: str, volume_id: str, image_id: str) -> None:
-        """Overwrite a reserved volume with an image.
+        """Start to overwrite a reserved volume with an image.
 
-        The status of the volume is ``downloading`` meanwhile, and then ``reserved`` again or
-        ``error``.
+        The service continues after this call. The status of the volume is ``downloading``
+        meanwhile, and then ``reserved`` again or ``error``.
 
         Raises:
             BadRequest: The volume is not reserved, or is too small.
@@ -186,9 +188,10 @@ class VolumeClient(OptionalService):
 
     # --- snapshots ---
     def make_snapshot(self, token: str, volume_id: str, name: str) -> VolumeSnapshot:
-        """Create a snapshot in the token's project, even of a volume in use.
+        """Start to create a snapshot in the token's project, even of a volume in use.
 
-        The snapshot is ready when its status is ``available``. The status ``error`` is final.
+        The service continues after this call. The snapshot is ready when its status is
+        ``available``. The status ``error`` is final.
 
         Raises:
             TooLarge: A quota of the service is exceeded.
@@ -211,8 +214,12 @@ class VolumeClient(OptionalService):
     def update_snapshot_status(self, token: str, snapshot_id: str, status: str) -> None:
         """Report the result of a host that creates or deletes a snapshot.
 
-        The snapshot's present status (``creating``, ``deleting``) means that the host is done. Then
-        the service continues.
+        Args:
+            token: Kilonova's own token.
+            snapshot_id: The snapshot's id.
+            status: The snapshot's present status (``creating`` or ``deleting``) reports success,
+                and the service then completes the snapshot. ``error`` or ``error_deleting`` reports
+                a failure.
 
         Raises:
             BadRequest: The service does not wait for this report.
@@ -230,7 +237,15 @@ class VolumeClient(OptionalService):
     def end_migration(
         self, token: str, volume_id: str, new_volume_id: str, failed: bool = False
     ) -> str:
-        """Complete a volume's migration, or cancel it with ``failed``. The other volume is deleted.
+        """Complete or cancel the migration of a volume, after its data was copied to a new volume.
+
+        The service deletes the volume that is no longer needed.
+
+        Args:
+            token: Kilonova's own token.
+            volume_id: The volume that is migrated.
+            new_volume_id: The volume with the copy.
+            failed: True cancels the migration, which keeps the old data.
 
         Returns:
             The id of the remaining volume.
@@ -257,7 +272,7 @@ class VolumeClient(OptionalService):
             path = f"/{resource}/detail?{urlencode({'marker': records[-1]['id']})}"
 
     def record(self, token: str, resource: str, record_id: str) -> JsonObject:
-        """Return a record.
+        """Return a record in Cinder's format.
 
         Raises:
             NotFound: The record does not exist, or the token may not see it.
@@ -321,15 +336,16 @@ class VolumeClient(OptionalService):
         mountpoint: str | None = None,
         mode: str | None = None,
     ) -> Attachment:
-        """Create an attachment.
+        """Create an attachment of a volume to a server.
 
         Args:
-            token: The token of the request.
-            volume_id: Id of the volume.
-            server_id: Id of the server.
+            token: The token of the user, or Kilonova's own token.
+            volume_id: The volume's id.
+            server_id: The server's id.
             connector: The host that may connect. None: the volume is only reserved for the server.
-            mountpoint: Device name in the guest, stored with the connector.
-            mode: Attach mode "rw" or "ro", stored with the connector.
+            mountpoint: The device name in the guest, for the service's records. Ignored without
+                ``connector``.
+            mode: "rw" or "ro". None: the service decides. Ignored without ``connector``.
 
         Raises:
             NotFound: The volume does not exist.
@@ -349,7 +365,9 @@ class VolumeClient(OptionalService):
         mountpoint: str | None = None,
         mode: str | None = None,
     ) -> Attachment:
-        """Let the connector's host connect to the volume, and return the attachment.
+        """Let a host connect to the volume, and return the attachment with the connection's data.
+
+        ``connector`` describes the host. The other arguments are those of ``attach``.
 
         Raises:
             NotFound: The attachment does not exist.
@@ -361,7 +379,7 @@ class VolumeClient(OptionalService):
         return _attachment(answer["attachment"])
 
     def complete(self, token: str, attachment_id: str) -> None:
-        """Mark the volume as in use by the server.
+        """Complete an attachment: the service marks the volume as in use by the server.
 
         Raises:
             NotFound: The attachment does not exist.
@@ -407,11 +425,14 @@ class VolumeClient(OptionalService):
 
         Args:
             method: The HTTP method.
-            path: The path below the service's base URL.
-            token: The token of the request.
-            body: The JSON body. None: no body.
+            path: The path below /v3, with the query.
+            token: The token for X-Auth-Token.
+            body: The JSON object to send, or None.
             beside: Names of further headers that contain the token.
-            version: The microversion of the request.
+            version: The microversion.
+
+        Raises:
+            Problem: The service does not answer, or refuses the request.
         """
         more: JsonObject = {} if body is None else {"json": body}
         answer = self._http.send(
@@ -433,7 +454,7 @@ def _quote(name: str) -> str:
 def _connector(
     connector: JsonObject | None, mountpoint: str | None, mode: str | None
 ) -> JsonObject | None:
-    """Return the connector with the data of this attachment."""
+    """Return the connector with mountpoint and mode added, or None without a connector."""
     if connector is None:
         return None
     optional = {"mountpoint": mountpoint, "mode": mode}

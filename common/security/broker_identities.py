@@ -49,7 +49,7 @@ _NUMBER = "[0-9a-f]{32}"
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """The routing keys that a user may send to a topic exchange and bind there, as patterns."""
+    """Patterns of the routing keys that a user may send to a topic exchange, and bind there."""
 
     exchange: str
     write: str = NOTHING
@@ -93,16 +93,13 @@ class Identity:
 
 
 def of_host(host: str, password: str, prefix: str = PREFIX) -> Identity:
-    """Return the identity of a host, which reads its queue and sends under its name."""
+    """Return the broker's user of a host, which reads the host's queue and sends under its name."""
     sends = rf"^({REPORTS}|{HEARTBEATS}|{ANSWERS}\.{_NUMBER})\.{re.escape(host)}$"
     return _of_machine(user_of(host, prefix), password, host_queue(prefix, host), sends, prefix)
 
 
 def of_join(host: str, password: str, prefix: str = PREFIX) -> Identity:
-    """Return the identity in a join token.
-
-    The identity may send requests to conductors and read the answers.
-    """
+    """Return the broker's user in a join token, which sends requests and reads the answers."""
     sends = rf"^{REPORTS}\.{re.escape(host)}$"
     user, queue = user_of_join(host, prefix), join_queue(prefix, host)
     return _of_machine(user, password, queue, sends, prefix)
@@ -122,12 +119,12 @@ def of_role(
     notifications: str = "nova",
     topics: Sequence[str] = ("notifications", "versioned_notifications"),
 ) -> Identity:
-    """Return the identity of API, CONSOLE, SCHEDULER or CONDUCTOR.
+    """Return the broker's user of a role of the control plane.
 
     Args:
-        role: The role of the process.
-        password: Password of the identity.
-        prefix: Prefix of the hosts' exchange and queues.
+        role: API, CONSOLE, SCHEDULER or CONDUCTOR.
+        password: The user's password.
+        prefix: The prefix of every name at the broker.
         calls: The exchange between these roles.
         notifications: The exchange of notifications.
         topics: The topics of notifications.

@@ -13,40 +13,46 @@ CALLS = "kilonova"
 
 
 def user_of_role(role: str, prefix: str = PREFIX) -> str:
-    """Return the user of a role."""
+    """Return the name of the broker's user for processes of a role."""
     return f"{prefix}-{role}"
 
 
 def answers_queue(prefix: str, role: str, number: str) -> str:
-    """Return the queue for hosts' answers to a process of this role."""
+    """Return the name of the queue for hosts' answers to a process of this role.
+
+    ``number`` identifies the process.
+    """
     return f"{prefix}-{ANSWERS}-{role}.{number}"
 
 
 def reply_queue(role: str, number: str) -> str:
-    """Return the queue for answers of other processes to a process of this role."""
+    """Return the name of the queue for other processes' answers to a process of this role.
+
+    ``number`` identifies the process.
+    """
     return f"reply_{PREFIX}-{role}_{number}"
 
 
 def user_of(host: str, prefix: str = PREFIX) -> str:
-    """Return the user of a host."""
+    """Return the name of the broker's user for a host."""
     return f"{prefix}-host-{host}"
 
 
 def host_queue(prefix: str, host: str) -> str:
-    """Return the queue of a host."""
+    """Return the name of the queue from which a host reads messages."""
     return f"{prefix}-host.{host}"
 
 
 def user_of_join(host: str, prefix: str = PREFIX) -> str:
-    """Return the user in the join token of a host."""
+    """Return the name of the broker's user in the join token of a host."""
     return f"{prefix}-join-{host}"
 
 
 def join_queue(prefix: str, host: str) -> str:
-    """Return the queue of a machine that joins as this host."""
+    """Return the name of the queue from which a machine that joins as this host reads answers."""
     return f"{prefix}-join.{host}"
 
 
 def exchange(prefix: str) -> str:
-    """Return the exchange for messages of hosts. Routing keys end in the host's name."""
+    """Return the name of the exchange for hosts' messages, whose routing keys end in the host."""
     return f"{prefix}-hosts"

@@ -56,11 +56,15 @@ class Certificate:
         text = Path(path).read_bytes()
         key = serialization.load_pem_private_key(text, None)
         if not isinstance(key, PrivateKey):
-            raise ValueError("its key is neither EC nor RSA")
+            raise ValueError("the key is neither EC nor RSA")
         return cls(x509.load_pem_x509_certificate(text), key)
 
     def proof(self, host: str, request: str) -> str:
-        """Sign a request (PEM) for the next certificate with this certificate's key."""
+        """Sign a request (PEM) of a host for its next certificate with this certificate's key.
+
+        Returns:
+            The signature, in hexadecimal digits.
+        """
         signed = _signed_text(host, request)
         if isinstance(self.key, rsa.RSAPrivateKey):
             return self.key.sign(signed, padding.PKCS1v15(), ALGORITHM).hex()
@@ -68,10 +72,10 @@ class Certificate:
 
 
 def check_proof(cert: x509.Certificate, host: str, request: str, proof: str) -> None:
-    """Verify that the proof is of this certificate's key, for this request.
+    """Verify that ``Certificate.proof`` made the proof with this certificate's key.
 
     Raises:
-        ValueError: The proof is not valid.
+        ValueError: The proof is malformed, of another key, or for another host or request.
     """
     public, signed = cert.public_key(), _signed_text(host, request)
     try:
@@ -80,9 +84,9 @@ def check_proof(cert: x509.Certificate, host: str, request: str, proof: str) -> 
         elif isinstance(public, ec.EllipticCurvePublicKey):
             public.verify(bytes.fromhex(proof), signed, ec.ECDSA(ALGORITHM))
         else:
-            raise ValueError("its key is neither EC nor RSA")
+            raise ValueError("the certificate's key is neither EC nor RSA")
     except InvalidSignature as problem:
-        raise ValueError("it was not asked with the present certificate's key") from problem
+        raise ValueError("the proof was not made with the present certificate's key") from problem
 
 
 def _signed_text(host: str, request: str) -> bytes:
@@ -90,7 +94,7 @@ def _signed_text(host: str, request: str) -> bytes:
 
 
 def ends_at(path: str) -> int:
-    """Return the end of the first certificate in a PEM file, in seconds since 1970.
+    """Return the end of validity of the first certificate in a PEM file, in seconds since 1970.
 
     Raises:
         OSError: The file cannot be read.
@@ -107,7 +111,7 @@ class NewKey:
         self._key = ec.generate_private_key(ec.SECP256R1())
 
     def request(self, host: str) -> str:
-        """Return the request for a certificate (PEM)."""
+        """Return the request (PEM) for a certificate of this host with this key."""
         request = x509.CertificateSigningRequestBuilder(subject_name(host)).sign(
             self._key, ALGORITHM
         )
@@ -126,7 +130,7 @@ class NewKey:
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey) -> str:
-    """Return a private key as PEM."""
+    """Return a private key as PEM, without a password."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
@@ -134,7 +138,7 @@ def private_pem(key: ec.EllipticCurvePrivateKey) -> str:
 
 @dataclass(frozen=True)
 class Signer:
-    """The authority's certificate and its key."""
+    """The authority's certificate and its key, with which conductors sign hosts' certificates."""
 
     cert: x509.Certificate
     key: PrivateKey
@@ -144,7 +148,7 @@ class Signer:
         """Read the authority's certificate and key.
 
         Raises:
-            ConfigError: The files cannot be used, or do not belong together.
+            ConfigError: The files cannot be used, or the key is of no authority in ``ca_file``.
         """
         try:
             key = serialization.load_pem_private_key(Path(key_file).read_bytes(), None)
@@ -169,9 +173,13 @@ class Signer:
         reached_at: tuple[str, ...],
         valid: datetime.timedelta = YEARS,
     ) -> x509.Certificate:
-        """Sign a certificate for a server or client at these names and addresses.
+        """Return a signed certificate for a server or client.
 
-        The certificate ends no later than the authority's own.
+        Args:
+            public: The key of the certificate.
+            name: The subject.
+            reached_at: The names and addresses at which the server is reached.
+            valid: Validity from now. The certificate ends no later than the authority's own.
         """
         now = datetime.datetime.now(datetime.UTC)
         return (
@@ -199,6 +207,11 @@ class Signer:
     def answer(self, request: str, name: str, address: str) -> str:
         """Return a host's first certificate (PEM), for the key in a request (PEM).
 
+        Args:
+            request: The request. Its subject is ignored.
+            name: Name of the host.
+            address: Address of the host.
+
         Raises:
             ValueError: The request is malformed, or not signed with its own key.
         """
@@ -215,8 +228,8 @@ class Signer:
             proof: The result of ``Certificate.proof``.
 
         Raises:
-            ValueError: The present certificate is of another host or authority, or has ended, or
-                the proof is not of its key.
+            ValueError: The present certificate is of another host or authority, or not valid now,
+                the proof is not of its key, or an argument is malformed.
         """
         cert = x509.load_pem_x509_certificate(present.encode())
         try:
@@ -229,7 +242,7 @@ class Signer:
             raise ValueError(f"the present certificate does not name host {host}")
         now = datetime.datetime.now(datetime.UTC)
         if not cert.not_valid_before_utc <= now <= cert.not_valid_after_utc:
-            raise ValueError("the present certificate is over")
+            raise ValueError("the present certificate is not valid now: it has ended or not begun")
         check_proof(cert, host, request, proof)
         names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         addresses = tuple(str(name.value) for name in names if isinstance(name, _REACHED))
@@ -240,7 +253,7 @@ def _read_requested_key(request: str) -> PublicKey:
     """Return the key of a request.
 
     Raises:
-        ValueError: The request is not signed with that key.
+        ValueError: The request is malformed, or not signed with that key.
     """
     parsed = x509.load_pem_x509_csr(request.encode())
     public = parsed.public_key()
@@ -252,7 +265,10 @@ def _read_requested_key(request: str) -> PublicKey:
 def builder(
     issuer: x509.Name, subject: x509.Name, public: PublicKey, now: datetime.datetime
 ) -> x509.CertificateBuilder:
-    """Return the builder of a certificate. Valid from two days ago, as clocks differ."""
+    """Return the builder of a certificate that is valid from two days ago, because clocks differ.
+
+    The caller adds the end of validity and the extensions, and signs.
+    """
     return (
         x509.CertificateBuilder()
         .issuer_name(issuer)
@@ -264,7 +280,7 @@ def builder(
 
 
 def general_name(address: str) -> x509.GeneralName:
-    """Return an address or a name in the form for certificates."""
+    """Return an IP address or a DNS name as a subject alternative name of a certificate."""
     try:
         return x509.IPAddress(ipaddress.ip_address(address))
     except ValueError:
@@ -272,12 +288,12 @@ def general_name(address: str) -> x509.GeneralName:
 
 
 def subject_name(name: str) -> x509.Name:
-    """Return the name as a subject. Common names have at most 64 characters."""
+    """Return a certificate's subject with this common name, cut to the permitted 64 characters."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
 
 def usage(*, signs_others: bool) -> x509.KeyUsage:
-    """Return the key usage of an authority, or of a certificate that it signs."""
+    """Return the key usage of an authority (``signs_others``) or of a certificate it signs."""
     return x509.KeyUsage(
         digital_signature=not signs_others,
         content_commitment=False,

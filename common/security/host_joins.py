@@ -37,7 +37,7 @@ class JoinToken:
     allow_plain_text: bool = False
 
     def text(self) -> str:
-        """Return the token as one word."""
+        """Return the token as one word, which ``read`` parses."""
         packed = zlib.compress(json.dumps(asdict(self)).encode(), 9)
         return BEGIN + base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
@@ -51,8 +51,8 @@ class JoinToken:
         text = "".join(text.split())  # A terminal may have broken the line.
         if not text.startswith(BEGIN) or len(text) > _MOST_CHARACTERS:
             raise ValueError(
-                f"this is no token of a host: it begins with {BEGIN}; kilonova host add NAME, where a "
-                "conductor runs, prints one"
+                f"this is no token of a host, because a token begins with {BEGIN}; to print a token, run "
+                "kilonova host add NAME on a machine with a conductor"
             )
         packed = text.removeprefix(BEGIN)
         try:
@@ -63,45 +63,48 @@ class JoinToken:
             HostKey(token.host, int(token.generation), Purpose.JOIN, bytes.fromhex(token.secret))
         except (ValueError, TypeError, zlib.error) as problem:
             raise ValueError(
-                "the token is not whole: copy all of what kilonova host add NAME printed"
+                "the token is not whole: copy the whole token that kilonova host add NAME printed"
             ) from problem
         return token
 
     @property
     def keys(self) -> OwnKeys:
-        """The token's one key."""
+        """The key of the token, in the form of a host's keys."""
         return OwnKeys(self.host, self.generation, {Purpose.JOIN: self.secret})
 
 
 class Envelope:
-    """A key pair for one answer. The sealer gets ``public``."""
+    """A key pair with which one machine receives one encrypted answer.
+
+    The machine sends ``public`` in the request, and the sender of the answer calls ``seal_for``.
+    """
 
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
         self.public = self._private.public_key().public_bytes_raw().hex()
 
     def open(self, sealed: JsonObject) -> JsonObject:
-        """Return the content.
+        """Return the decrypted content of an answer.
 
         Raises:
-            NotGenuine: The content was not sealed for this envelope.
+            NotGenuine: The answer was not sealed for this envelope, or contains no JSON object.
         """
         try:
             other, body = str(sealed["public"]), bytes.fromhex(sealed["body"])
             key = _shared_key(self._private, other, self.public, other)
             content = json.loads(key.open(body, b""))
         except (ValueError, KeyError, TypeError) as problem:
-            raise NotGenuine("it was not sealed for this envelope") from problem
+            raise NotGenuine("the answer was not sealed for this machine's request") from problem
         if not isinstance(content, dict):
-            raise NotGenuine("it holds no object")
+            raise NotGenuine("the sealed answer is no JSON object")
         return content
 
 
 def seal_for(public: str, content: JsonObject) -> JsonObject:
-    """Seal content for the envelope with this public key.
+    """Encrypt an answer, so that only the ``Envelope`` with this public key can decrypt it.
 
     Raises:
-        ValueError: The text is not a key.
+        ValueError: ``public`` is not a key.
     """
     own = Envelope()
     key = _shared_key(own._private, public, public, own.public)

@@ -37,7 +37,7 @@ GOOD_FOR_SECONDS = 5
 
 
 class Purpose(StrEnum):
-    """The purpose of a key."""
+    """The purpose of a key. A key is valid only for messages of its purpose."""
 
     COMMAND = "command"
     QUERY = "query"
@@ -63,7 +63,7 @@ class HostKey:
     secret: bytes = field(repr=False)
 
     def seal(self, plain: bytes, header: bytes) -> bytes:
-        """Encrypt a text and authenticate a header, which stays readable."""
+        """Return the encrypted text. The header is authenticated, but not part of the result."""
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + AESGCM(self.secret).encrypt(nonce, plain, header)
 
@@ -71,12 +71,12 @@ class HostKey:
         """Return the decrypted text.
 
         Raises:
-            NotGenuine: Key or header differ, or the text was changed.
+            NotGenuine: Key or header differ from those of ``seal``, or the text was changed.
         """
         try:
             return AESGCM(self.secret).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], header)
         except (InvalidTag, ValueError) as problem:
-            raise NotGenuine("it was not made with this key") from problem
+            raise NotGenuine("the message was not made with this key, or was changed") from problem
 
 
 def mac(secret: str, *about: str | int) -> bytes:
@@ -90,13 +90,15 @@ def derive(secret: str, host: str, generation: int, purpose: Purpose) -> HostKey
 
 
 class Keys(Protocol):
-    """The keys of one process."""
+    """The keys with which one process seals and opens messages of hosts."""
 
     def newest(self, host: str, purpose: Purpose) -> HostKey:
-        """Return the key for a new message to or from this host.
+        """Return the key of the newest generation, for a new message to or from this host.
 
         Raises:
-            Unavailable: There is no key.
+            Unavailable: A process of the control plane has no key of this host or purpose, or the
+                database does not answer.
+            NotGenuine: An agent has no key of this host or purpose.
         """
 
     def find(self, host: str, generation: int, purpose: Purpose) -> HostKey:
@@ -104,14 +106,18 @@ class Keys(Protocol):
 
         Raises:
             NotGenuine: The key is unknown or no longer valid.
+            Unavailable: A process of the control plane has no secret for this purpose, or the
+                database does not answer.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class OwnKeys:
-    """The keys of an agent.
+    """The keys of an agent, or of a machine with a join token.
 
-    ``transport_url`` is the broker with the host's own user. Empty: as configured.
+    Attributes:
+        secrets: The key of each purpose, in hexadecimal digits.
+        transport_url: URL of the broker with the host's own user. Empty: as configured.
     """
 
     host: str
@@ -124,9 +130,12 @@ class OwnKeys:
 
     def find(self, host: str, generation: int, purpose: Purpose) -> HostKey:
         if (host, generation) != (self.host, self.generation):
-            raise NotGenuine(f"it is for host {host}, generation {generation} of its keys")
+            raise NotGenuine(
+                f"the message is for generation {generation} of the keys of host {host}, and this process "
+                f"has generation {self.generation} of host {self.host}"
+            )
         if purpose not in self.secrets:
-            raise NotGenuine(f"no host has a key of purpose {purpose}")
+            raise NotGenuine(f"this process has no key of purpose {purpose}")
         return HostKey(host, generation, purpose, bytes.fromhex(self.secrets[purpose]))
 
     def text(self) -> str:
@@ -149,8 +158,8 @@ class OwnKeys:
         """Read the host's key file.
 
         Raises:
-            ValueError: The file is missing, readable for others, or of another host. The text has
-                the remedy.
+            ValueError: The file is missing, unusable, readable for others, or of another host. The
+                text has the remedy.
         """
         remedy = (
             f"make it with: kilonova host add {host} (or rotate), on a machine of the control plane"
@@ -175,14 +184,14 @@ class OwnKeys:
             raise ValueError(f"others may read the key file {path}: chmod 600 {path}")
         if own.host != host:
             raise ValueError(
-                f"the key file {path} is of host {own.host}, and this is {host}: {remedy}"
+                f"the key file {path} is of host {own.host}, and this host is {host}: {remedy}"
             )
         return own
 
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """The newest generation of a host's keys, and whether the previous one is valid."""
+    """The valid generations of a host's keys: the newest, and the previous if still accepted."""
 
     newest: int
     accepts_previous: bool = False
@@ -193,7 +202,8 @@ class AllKeys:
 
     Args:
         secrets: The secret of each purpose that the process may use.
-        look: Reads the valid generations from the database.
+        look: Reads the valid generations of all hosts from the database.
+        clock: The clock.
         good_for: Seconds for which the result of ``look`` is cached.
     """
 
@@ -216,23 +226,23 @@ class AllKeys:
     def newest(self, host: str, purpose: Purpose) -> HostKey:
         generations = self._generations(host)
         if generations is None:
-            raise errors.Unavailable(f"Host {host} has no key: kilonova host add {host}")
+            raise errors.Unavailable(f"Host {host} has no key; run: kilonova host add {host}")
         return self._make(host, generations.newest, purpose)
 
     def find(self, host: str, generation: int, purpose: Purpose) -> HostKey:
         valid = self._generations(host)
         if valid is None:
-            raise NotGenuine("this host has no key (any more): kilonova host add")
+            raise NotGenuine(f"host {host} has no valid key; run: kilonova host add {host}")
         if generation != valid.newest and not (
             valid.accepts_previous and generation == valid.newest - 1
         ):
             raise NotGenuine(
-                f"generation {generation} of its key does not count: it is {valid.newest}"
+                f"generation {generation} of the key of host {host} is not valid, the newest is {valid.newest}"
             )
         return self._make(host, generation, purpose)
 
     def hosts(self) -> list[str]:
-        """Return all hosts with a key, read from the database.
+        """Return the names of all hosts with a key, read from the database and not from the cache.
 
         Raises:
             Unavailable: The database does not answer.
@@ -243,16 +253,21 @@ class AllKeys:
             return list(self._by_host)
 
     def _generations(self, host: str) -> Generations | None:
-        """Return the generations of a host, from the cache or the database.
+        """Return the valid generations of a host, from the cache or the database, or None.
 
-        An unknown host causes a read at once, but invented names cause at most ten reads a second.
+        A host that is missing in the cache causes a read at once, but at most ten reads a second.
+
+        Raises:
+            Unavailable: The database does not answer.
         """
         with self._lock:
             moment = self._clock.monotonic()
             age = moment - self._read_at
             if age > self._good_for or (host not in self._by_host and age > _STRANGERS_SECONDS):
                 if moment < self._retry_at:
-                    raise errors.Unavailable("The database does not say which keys of hosts count.")
+                    raise errors.Unavailable(
+                        "The database does not answer, so the valid keys of hosts are unknown; try again later."
+                    )
                 # Other callers fail at once while the database is away.
                 self._retry_at = moment + _SILENCE_SECONDS
                 self._by_host = self._look()
@@ -270,12 +285,16 @@ class AllKeys:
         return key
 
     def for_host(self, host: str, transport_url: str = "", generation: int = 0) -> OwnKeys:
-        """Return the content of the host's key file.
+        """Return the keys of a host, for the host's key file.
 
         Args:
             host: Name of the host.
-            transport_url: URL of the broker with the host's own user. Empty: as configured.
-            generation: Of these keys. 0: the newest.
+            transport_url: URL of the broker with the host's own user. Empty: as configured there.
+            generation: The generation of the keys. 0: the newest.
+
+        Raises:
+            Unavailable: The host has no key, this process lacks a secret, or the database does not
+                answer.
         """
         number = generation or self.newest(host, Purpose.COMMAND).generation
         secrets = {

@@ -35,7 +35,7 @@ LIFETIME = 3600  #: seconds
 MOST = 100
 #: Characters of a ticket.
 LONGEST = 8000
-_BAD = "The ticket is not one of this cloud's, is too old, or does not open this image for that."
+_BAD = "The ticket is not valid: it was not made by this cloud, or has expired."
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,32 +64,42 @@ def _distinct(images: Iterable[str | None]) -> list[str]:
 
 
 def configured(conf: cfg.ConfigOpts) -> Tickets:
-    """Return the tickets with the secret of conductors and image gateways."""
+    """Return the maker and checker of tickets.
+
+    Without [image_gateway] ticket_secret, use [DEFAULT] secret_key and log a warning.
+    """
     secret = conf.image_gateway.ticket_secret
     if not secret.strip(", "):
         log.warning(
-            "whoever has [DEFAULT] secret_key can make tickets for images: set [image_gateway] ticket_secret "
-            "for conductors and image gateways"
+            "every process with [DEFAULT] secret_key can make tickets for images: set [image_gateway] "
+            "ticket_secret for conductors and image gateways"
         )
         secret = conf.secret_key
     return Tickets(Vault(secret))
 
 
 class Tickets:
-    """Makes and checks tickets. ``seconds`` returns the time of day."""
+    """Makes and checks tickets. ``seconds`` returns the present time in seconds since 1970."""
 
     def __init__(self, vault: Vault, seconds: Callable[[], float] = time.time) -> None:
         self._vault, self._seconds = vault, seconds
 
     def make(self, host: str, reads: Sequence[str] = (), writes: Sequence[str] = ()) -> str:
-        """Return a ticket for this host.
+        """Return a ticket for this host, valid for ``LIFETIME`` seconds.
+
+        Args:
+            host: Name of the host.
+            reads: Ids of the images that the host may read.
+            writes: Ids of the images that the host may write.
 
         Raises:
             Unavailable: This cloud has no secret to sign with.
-            ValueError: A ticket cannot have so many images.
+            ValueError: There are more than ``MOST`` images.
         """
         if len(reads) + len(writes) > MOST:
-            raise ValueError(f"a ticket opens at most {MOST} images")
+            raise ValueError(
+                f"the commands for host {host} need more than {MOST} images in one ticket"
+            )
         content = [host, list(reads), list(writes), int(self._seconds()) + LIFETIME]
         body = base64.urlsafe_b64encode(
             json.dumps(content, separators=(",", ":")).encode()
@@ -97,7 +107,7 @@ class Tickets:
         return f"{body}.{_signature(self._vault.derive(PURPOSE), body)}"
 
     def check(self, text: str) -> Ticket:
-        """Return the content of a ticket.
+        """Return the content of a ticket. The caller checks that the image is in the content.
 
         Raises:
             Unauthorized: The ticket is not of this cloud, or has expired.
@@ -134,6 +144,7 @@ class Gateway:
 
         Raises:
             Unavailable: This cloud has no secret to sign with.
+            ValueError: There are more than ``MOST`` images.
         """
         verbs = [decode(command) for command in commands]
         reads, writes = images_read(verbs), images_written(verbs)
@@ -144,6 +155,7 @@ class Gateway:
 
         Raises:
             Unavailable: This cloud has no secret to sign with.
+            ValueError: There are more than ``MOST`` images.
         """
         return Access(self.url, self.tickets.make(host, images))
 

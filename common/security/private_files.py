@@ -8,13 +8,14 @@ from pathlib import Path
 
 
 def replace(path: Path, text: str, mode: int = 0o600, owner: tuple[int, int] | None = None) -> None:
-    """Replace a file atomically, complete even after a crash.
+    """Write a file atomically: after a crash the file has the old or the new content.
 
     Args:
-        path: Path of the file.
-        text: Content of the file.
-        mode: Permissions of the file.
-        owner: User and group of the file. Ignored unless the process is root.
+        path: The file, which need not exist.
+        text: The new content.
+        mode: The permissions of the file.
+        owner: Ids of the file's user and group. Ignored unless the process is root. None: those of
+            the process.
     """
     part = path.with_name(f"{path.name}.new")
     part.unlink(missing_ok=True)

@@ -31,11 +31,12 @@ class RateLimiter:
         return len(self._buckets)
 
     def take(self, key: str, units: int = 1) -> tuple[float, bool]:
-        """Take units from the key's allowance, if there are enough.
+        """Take units from the key's allowance. If there are too few, take none.
 
         Returns:
-            0.0 if the request may pass, otherwise the seconds until it may. True if the refusal
-            should be logged, at most once a second.
+            Two values. The first is 0.0 if the request may pass, otherwise the seconds until there
+            are enough units. The second is True if the caller should log the refusal, which happens
+            at most once a second for a key.
         """
         with self._lock:
             now = self._monotonic()

@@ -37,7 +37,7 @@ class Tls:
         """Return the context of a server.
 
         Args:
-            proved: Clients must present a certificate of the authority.
+            proved: True: clients must present a certificate of the authority.
 
         Raises:
             OSError: A file cannot be used (ssl.SSLError is an OSError).
@@ -48,7 +48,10 @@ class Tls:
         return context
 
     def for_client(self, oldest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
-        """Return the context of a client, which verifies chain and name.
+        """Return the context of a client, which verifies the server's chain and name.
+
+        Args:
+            oldest: The oldest accepted version of TLS.
 
         Raises:
             OSError, ValueError: As ``for_server``.
@@ -68,10 +71,16 @@ class Tls:
 def load(
     cert: str, key: str, ca: str, options: str = "[tls] cert_file {}, key_file {}, ca_file {}"
 ) -> Tls:
-    """Return these files after a test that they can be used.
+    """Return the files with these paths, after a check that this process can use them.
+
+    Args:
+        cert: Path of the certificate, or empty.
+        key: Path of the key, or empty.
+        ca: Path of the authority's certificate.
+        options: The options that name the files, for the error, with a {} for each path.
 
     Raises:
-        ConfigError: They cannot be used. The text has the remedy.
+        ConfigError: The files cannot be used. The text has the remedy.
     """
     files = Tls(cert, key, ca)
     try:
@@ -96,7 +105,7 @@ def of(conf: cfg.ConfigOpts) -> Tls | None:
         raise ConfigError("[tls] cert_file and key_file belong together: set cert_file too")
     if cert and not ca:
         raise ConfigError(
-            "[tls] cert_file is set and ca_file is not: set it to the authority that signs the "
+            "[tls] cert_file is set and ca_file is not: set ca_file to the authority that signs the "
             "certificates of the other processes, of broker and database"
         )
     return load(cert, key, ca) if ca else None
@@ -114,10 +123,11 @@ def protecting(
 
     Args:
         conf: The configuration.
-        option: Name of the option, for the texts of errors.
-        addresses: The addresses of the option.
-        listens: This process listens at the addresses.
-        off: The option's value that turns TLS off, or empty.
+        option: Name of the option, for errors.
+        addresses: The addresses in the option. None is a local address.
+        listens: True: this process listens at the addresses.
+        off: The reason why this option turns TLS off in spite of [tls], for the error. Empty if the
+            option does not.
 
     Raises:
         ConfigError: The connection would be plain text to another machine, or the files cannot be
@@ -127,8 +137,7 @@ def protecting(
     if files is not None and not off:
         if listens and not files.cert:
             raise ConfigError(
-                f"{option} is served over TLS, as [tls] ca_file is set: set [tls] cert_file and key_file "
-                "too"
+                f"[tls] ca_file is set, so {option} is served over TLS: set [tls] cert_file and key_file too"
             )
         return files
     remote = next((address for address in addresses if not is_loopback(address)), None)
@@ -137,7 +146,7 @@ def protecting(
         raise ConfigError(
             f"{option}: {remote} is no loopback address and {why}, so that passwords and commands "
             "would travel as plain text. Set [tls] ca_file, cert_file and key_file; or [tls] "
-            "allow_plain_text = true where nobody else reaches that network"
+            "allow_plain_text = true if only machines of this cloud reach that network"
         )
     return None
 
@@ -162,9 +171,16 @@ def of_url(conf: cfg.ConfigOpts, option: str, url: str) -> bool | str:
 def check_external_url(
     conf: cfg.ConfigOpts, option: str, url: str, remedy: str = "give an https:// URL"
 ) -> str:
-    """Return the URL of an external service that gets passwords or tokens, if it is safe.
+    """Return the URL unchanged, after a check that passwords and tokens may be sent to it.
 
-    The certificate is verified with the authorities of the HTTP libraries.
+    Permitted are https URLs and loopback addresses. With allow_plain_text in [identity] or [tls],
+    all URLs are permitted.
+
+    Args:
+        conf: The configuration.
+        option: The place of the URL, for the error.
+        url: The URL of an external service.
+        remedy: The instruction in the error.
 
     Raises:
         ConfigError: The URL is plain HTTP to another machine.
@@ -178,8 +194,8 @@ def check_external_url(
         address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         raise ConfigError(
             f"{option}: {address} is no https:// and no loopback address, so that passwords and tokens "
-            f"would travel as plain text: {remedy}, or set [identity] allow_plain_text = true where "
-            "nobody else reaches that network"
+            f"would travel as plain text: {remedy}, or set [identity] allow_plain_text = true if "
+            "only machines of this cloud reach that network"
         )
     return url
 
@@ -206,7 +222,10 @@ def check_external_urls(conf: cfg.ConfigOpts) -> None:
 
 
 def is_loopback(address: str | None) -> bool:
-    """True if traffic to this address stays on the machine. Of names only localhost does."""
+    """True if traffic to this address stays on the machine.
+
+    True for no address, a path of a Unix socket and the name localhost. Other names are False.
+    """
     if not address or address == "localhost" or address.startswith("/"):
         return True
     try:

@@ -21,8 +21,9 @@ T = TypeVar("T")
 
 
 class TlsSocket:
-    """A TLS connection over ``plain``, which it owns. ``name`` is the server's name for a client.
+    """A TLS connection over the socket ``plain``, which this object takes over and closes.
 
+    With ``name``, the name that the server's certificate must contain, this is the client's side.
     Without ``name`` this is the server's side.
     """
 
@@ -74,16 +75,26 @@ class TlsSocket:
         """Receive up to ``size`` bytes. Empty at the end of the stream.
 
         Raises:
-            BlockingIOError, TimeoutError: No data is available.
+            BlockingIOError: No data is available, and the timeout is 0.
+            TimeoutError: No data came in time.
         """
         return self._when_possible(lambda: self._sock.recv(size))
 
     def send(self, data: bytes | memoryview) -> int:
-        """Send as ``socket.send`` does."""
+        """Send the beginning of the data, as ``socket.send`` does, and return its length.
+
+        Raises:
+            BlockingIOError: No data can be sent now, and the timeout is 0.
+            TimeoutError: No data could be sent in time.
+        """
         return self._when_possible(lambda: self._sock.send(data))
 
     def sendall(self, data: bytes) -> None:
-        """Send as ``socket.sendall`` does."""
+        """Send all data. The timeout applies to each part of the data.
+
+        Raises:
+            BlockingIOError, TimeoutError: As for ``send``. A part of the data may have been sent.
+        """
         left = memoryview(data)
         while left:
             left = left[self.send(left) :]
@@ -99,23 +110,23 @@ class TlsSocket:
             except ssl.SSLWantWriteError:
                 events = select.POLLOUT
             if self._timeout == 0:
-                raise BlockingIOError("not now")
+                raise BlockingIOError("the TLS connection is not ready")
             self._await(events, end)
 
     def _await(self, events: int, end: float | None) -> None:
         if (number := self._sock.fileno()) < 0:
-            raise OSError("it was closed")
+            raise OSError("the TLS connection was closed")
         poll = select.poll()
         poll.register(number, events)
         if not poll.poll(None if end is None else max(0.0, end - time.monotonic()) * 1000):
             raise TimeoutError("timed out")
 
     def settimeout(self, seconds: float | None) -> None:
-        """Set the timeout of each call. 0: never wait."""
+        """Set the timeout of each call. 0: never wait. None: wait without limit."""
         self._timeout = seconds
 
     def setblocking(self, waits: bool) -> None:
-        """Wait without limit, or never."""
+        """Let each call wait without limit (True), or never (False)."""
         self._timeout = None if waits else 0.0
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
@@ -127,7 +138,10 @@ class TlsSocket:
         return self._sock.fileno()
 
     def dup(self) -> Watched:
-        """Return this connection with a file descriptor that stays open after ``close``."""
+        """Return the read side of this connection, with a descriptor that survives ``close``.
+
+        The caller closes the result.
+        """
         return Watched(self)
 
     def shutdown(self, how: int) -> None:
@@ -136,7 +150,7 @@ class TlsSocket:
         socket.socket.shutdown(self._sock, how)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the socket. A TLS shutdown is not sent."""
         with self._lock:
             self._sock.close()
 

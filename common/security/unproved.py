@@ -33,7 +33,7 @@ class Unproved:
         """Add a connection, and end another one if there are too many.
 
         Args:
-            connection: The accepted connection.
+            connection: The connection, which stays the caller's.
             peer: The peer's address from accept().
 
         Returns:
@@ -52,7 +52,11 @@ class Unproved:
         return number
 
     def remove(self, number: int) -> None:
-        """Remove a connection that has ended or whose peer has authenticated."""
+        """Remove a connection that has ended or has authenticated. The connection is not closed.
+
+        Args:
+            number: The result of ``add``. A connection that was ended for another one is no error.
+        """
         with self._lock:
             copy, _ = self._open.pop(number, (None, ""))
         if copy is not None:
@@ -60,7 +64,12 @@ class Unproved:
 
 
 def to_shed(oldest_first: Iterable[Connection], addresses: Mapping[Connection, str]) -> Connection:
-    """Return the oldest connection of the address with the most connections."""
+    """Return the oldest connection of the address with the most connections. The caller ends it.
+
+    Args:
+        oldest_first: The connections, of which there is at least one.
+        addresses: The address of each connection (see ``origin``).
+    """
     waiting = list(oldest_first)
     counts = Counter(addresses[connection] for connection in waiting)
     # max() returns the first of equals, which is the oldest.
@@ -68,9 +77,13 @@ def to_shed(oldest_first: Iterable[Connection], addresses: Mapping[Connection, s
 
 
 def origin(peer: object) -> str:
-    """Return the client of a peer address: an IPv4 address, or the /64 network of an IPv6 address.
+    """Return the key under which connections of one client are counted.
 
-    A client has all addresses of its IPv6 network.
+    The key is the IPv4 address, or the /64 network of an IPv6 address, because a client has all
+    addresses of such a network.
+
+    Args:
+        peer: The peer's address from accept().
     """
     host = peer[0] if isinstance(peer, tuple) else str(peer)
     if ":" not in host:
@@ -80,7 +93,7 @@ def origin(peer: object) -> str:
 
 
 def _end(connection: socket.socket) -> None:
-    """Wake the connection's thread, which then ends it."""
+    """Shut a connection down, so that the thread that waits for it ends it, and close the copy."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError as error:

@@ -24,11 +24,16 @@ if TYPE_CHECKING:
 
 #: The prefix of a sealed text. It is not valid base64.
 SEALED = "sealed:"
-_NO_KEY = "This cloud has no [DEFAULT] secret_key to keep secrets with; set one."
+_NO_KEY = "This cloud has no [DEFAULT] secret_key to encrypt secrets with; set the option."
 
 
 class Vault:
-    """Seals and opens with keys separated by commas. The first seals, all open (rotation)."""
+    """Seals (encrypts) and opens (decrypts) secrets.
+
+    Args:
+        keys: The keys, separated by commas. The first one seals and all open, so that keys can be
+            rotated. Empty: calls that need a key raise Unavailable.
+    """
 
     def __init__(self, keys: str) -> None:
         self._keys = [key.strip() for key in keys.split(",") if key.strip()]
@@ -51,7 +56,7 @@ class Vault:
         return secrets
 
     def seal_text(self, text: str) -> str:
-        """Return the text encrypted and with the prefix, for a column.
+        """Return the text encrypted and with the prefix ``SEALED``, for a column.
 
         Raises:
             Unavailable: There is no key.
@@ -59,7 +64,7 @@ class Vault:
         return f"{SEALED}{self._box.encrypt(text.encode()).decode()}"
 
     def open_text(self, kept: str) -> str:
-        """Return the text of a column. Old texts that are not sealed are returned unchanged.
+        """Return the decrypted text of a column. A text without the prefix is returned unchanged.
 
         Raises:
             Unavailable: There is no key, or the text was sealed with another key.
@@ -97,7 +102,7 @@ class Vault:
         except InvalidToken as problem:
             raise errors.Unavailable(
                 "Secrets were sealed with another [DEFAULT] secret_key; give all processes the "
-                "same one."
+                "same key."
             ) from problem
 
     @cached_property

@@ -47,10 +47,12 @@ class BrowserCookies:
     def new_cookie(self, path: str, headers: Headers) -> str | None:
         """Return the value of Set-Cookie for the response with the page.
 
+        The token is bound to the cookie here, or for an embedded page when a websocket brings the
+        cookie.
+
         Returns:
             None if the token is invalid or bound to another browser, if the client is not a browser
-                that
-            would send the cookie, or if the database does not answer.
+            that would send the cookie, or if the database does not answer.
         """
         token, is_top_level = token_of(path), self._is_browser(headers)
         if not token or not (is_top_level or self._is_embedded(headers)):
@@ -74,7 +76,7 @@ class BrowserCookies:
         return f"{self._build_cookie_name(token)}={cookie}; Path=/; Max-Age={self._seconds}; HttpOnly; {same_site}"
 
     def cookie_of(self, path: str, headers: Headers) -> str:
-        """Return the request's cookie for the token in this path, or ""."""
+        """Return the value of the request's cookie for the token in this path, or ""."""
         name = self._build_cookie_name(token_of(path))
         for line in headers.get_all("Cookie"):
             for part in line.split(";"):
@@ -116,7 +118,10 @@ def _accepts_html(headers: Headers) -> bool:
 
 
 def token_of(path: str) -> str:
-    """Return the token in ``/?token=…`` or in noVNC's ``/websockify?path=?token=…``, or ""."""
+    """Return the token in ``/?token=…`` or in noVNC's ``/websockify?path=?token=…``.
+
+    Return "" if the path has no token or too many parameters.
+    """
     try:
         query = parse_qs(urlsplit(path).query, max_num_fields=MAX_PARAMETERS)
         for inner in query.get("path", ()):

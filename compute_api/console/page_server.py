@@ -113,7 +113,11 @@ class PageServer:
         )
 
     def answer(self, request: Request) -> Response | None:
-        """Return the response to a request, or None if a websocket may be opened."""
+        """Return the response to a request, or None if a websocket may be opened.
+
+        This checks the path and the origin of a websocket. ``ConsoleSessions.serve`` checks the
+        token later.
+        """
         path = urlsplit(request.path).path if request.path.startswith("/") else ""
         if (
             "websocket" in request.headers.get_all("Upgrade")
@@ -130,12 +134,14 @@ class PageServer:
             log.warning("spice-html5 is missing, so SPICE consoles cannot be shown: %s", _INSTALL)
             return self._build_response(
                 HTTPStatus.NOT_FOUND,
-                f"There is no spice-html5 here: {_INSTALL}.\n".encode(),
+                f"The console service has no spice-html5: {_INSTALL}.\n".encode(),
                 "text/plain; charset=utf-8",
             )
         if file is None or content is None:
             return self._build_response(
-                HTTPStatus.NOT_FOUND, b"There is no such page.\n", "text/plain; charset=utf-8"
+                HTTPStatus.NOT_FOUND,
+                b"The console service has no such page.\n",
+                "text/plain; charset=utf-8",
             )
         if file.suffix == ".html" and self._is_framed(request):
             return self._build_response(
@@ -165,13 +171,15 @@ class PageServer:
         origins = headers.get_all("Origin")
         if path not in WEBSOCKETS:
             return self._build_response(
-                HTTPStatus.NOT_FOUND, b"There is no such console.\n", "text/plain; charset=utf-8"
+                HTTPStatus.NOT_FOUND,
+                b"No console is served at this path; use the URL of the console.\n",
+                "text/plain; charset=utf-8",
             )
         if len(origins) > 1 or not self._origins.issuperset(origins):
             return self._build_response(
                 HTTPStatus.FORBIDDEN,
                 b"Pages of this origin may not open consoles; an operator can add "
-                b"it to [console] allowed_origins.\n",
+                b"the origin to [console] allowed_origins.\n",
                 "text/plain; charset=utf-8",
             )
         return None
@@ -181,8 +189,13 @@ class PageServer:
     ) -> Response:
         """Build a response with security headers.
 
-        The URL of a page contains a token. Therefore no referrer is sent, and the page is not
-        stored.
+        The URL of a page contains a token. Therefore browsers send no referrer and store no page.
+
+        Args:
+            status: The status.
+            content: The body.
+            content_type: The type of the body.
+            policy: The content security policy. Empty: the policy of all pages.
         """
         headers = Headers(
             {
@@ -214,11 +227,13 @@ def origin(url: str) -> str:
 
 
 def _list_files(folder: Path, below: str = "") -> dict[str, Path]:
-    """Return the files in the folder by URL path. Links that lead out of the folder are left out.
+    """Return the files in the folder with a suffix in ``TYPES``, by URL path.
+
+    Links that lead out of the folder are left out.
 
     Args:
         folder: The folder.
-        below: URL path of the folder.
+        below: URL path of the folder without slashes at the ends. Empty: the root.
     """
     root, prefix = folder.resolve(), f"/{below}" if below else ""
     files = {}
@@ -229,6 +244,7 @@ def _list_files(folder: Path, below: str = "") -> dict[str, Path]:
 
 
 def _read_file(file: Path) -> bytes | None:
+    """Return the content of a file, or None if it cannot be read or exceeds ``MAX_FILE_BYTES``."""
     try:
         with file.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)

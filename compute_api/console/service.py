@@ -46,7 +46,7 @@ BINARY = Subprotocol("binary")
 
 
 class ConsoleServer:
-    """The threads around ``ConsoleSessions``.
+    """The threads of the process: they accept and serve connections, and check the sessions.
 
     Args:
         listener: The listening socket.
@@ -124,7 +124,7 @@ class ConsoleServer:
         return threads
 
     def close(self) -> None:
-        """Stop accepting connections, and end all sessions."""
+        """Stop accepting connections, and end all sessions. Wait for them for at most 5 seconds."""
         self._stop.set()
         try:
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -203,16 +203,21 @@ def listen(host: str, port: int) -> socket.socket:
         )
     except OSError as problem:
         sys.exit(
-            f"kilonova-console: [console] host {host}, port {port}: {problem}; give an address of this machine "
-            "and a port that is free"
+            f"kilonova-console: [console] host {host}, port {port}: {problem}; set an address of this machine "
+            "and a free port"
         )
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open database and broker, listen, and start the threads.
 
+    If the address cannot be used, the process ends with a message.
+
     Returns:
         A function that closes all of them.
+
+    Raises:
+        ConfigError: The configuration is invalid.
     """
     from common.clients.identity import IdentityClient
     from common.rpc import agent

@@ -50,13 +50,13 @@ KEEP_INTERVAL_SECONDS = 600.0
 #: Close codes: normal end, access denied, failure, restart of the service, and try again later.
 DONE, REFUSED, FAILED, RESTART, BUSY = 1000, 1008, 1011, 1012, 1013
 _REVOKED = "Your token was revoked, or your user or project is disabled."
-_ENDED = "The console's session has ended: ask for a new address."
+_ENDED = "The console's session has ended. Request a new console URL."
 _AGAIN = "The console was opened again in this browser."
-_GONE = "The server was deleted or has moved, or the console was closed: ask for a new address."
+_GONE = "The server was deleted or has moved, or the console was closed. Request a new console URL."
 
 
 class ConsoleAgents(Protocol):
-    """Opens the guest's side of consoles on hosts."""
+    """Sends queries to hosts' agents, which open the consoles of guests."""
 
     def query(self, host: str, verb: str, arguments: JsonObject) -> JsonObject:
         """Run a query on the host's agent.
@@ -68,11 +68,15 @@ class ConsoleAgents(Protocol):
 
 
 class BadToken(Exception):
-    """The token is unknown, used or expired, or its server has moved."""
+    """The token of a console cannot be used.
+
+    The token is unknown, used, expired or of another browser, its server has moved, its user has
+    lost access, or the kind of the console does not use this service.
+    """
 
 
 class SessionRefused(Exception):
-    """A session is refused. ``code`` is the close code, and the text names the remedy."""
+    """A session is refused. ``code`` is the websocket's close code, and the text is the reason."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -94,7 +98,7 @@ class ConsoleSession:
         self._ended_at: float | None = None
 
     def carry(self) -> None:
-        """Pass data in both directions until one side ends."""
+        """Pass data in both directions until one side ends. Then close both sides."""
         back = threading.Thread(target=self._carry_to_browser, name="console-back", daemon=True)
         back.start()
         try:
@@ -115,9 +119,10 @@ class ConsoleSession:
         self._browser.close(*self._end)
 
     def end(self, code: int, text: str) -> None:
-        """End the session, and send the code and text to the browser.
+        """Begin to end the session. ``carry`` then sends the code and text to the browser.
 
-        A repeated call after ``ENDING_SECONDS`` closes the connection without a message.
+        The first call decides on code and text. A repeated call after ``ENDING_SECONDS`` closes the
+        connection without a message, because the browser has not reacted.
         """
         if self._ended_at is None:
             self._end, self._ended_at = (code, text), time.monotonic()
@@ -175,7 +180,10 @@ class ConsoleSessions:
         return len(self._open)
 
     def serve(self, browser: ServerConnection) -> None:
-        """Serve a websocket: check the token, connect the guest, and pass data until the end."""
+        """Serve a websocket: check the token, connect the guest, and pass data until the end.
+
+        A websocket that is refused is closed, with a reason if the token was valid.
+        """
         assert browser.request is not None
         token = token_of(browser.request.path)
         cookie = self._browsers.cookie_of(browser.request.path, browser.request.headers)
@@ -206,7 +214,12 @@ class ConsoleSessions:
                 del self._places[record.hash]
 
     def _add_channel(self, browser: ServerConnection, record: ConsoleTokenRow) -> None:
-        """Serve a further connection of an open session, of this or another process."""
+        """Serve a further connection of an open session, of this or another process.
+
+        Raises:
+            SessionRefused: The session has ``MAX_CHANNELS`` further connections, or the host cannot
+                be reached.
+        """
         with self._lock:
             if self._channels[record.hash] >= MAX_CHANNELS:
                 raise SessionRefused(BUSY, "This console has too many connections.")
@@ -222,7 +235,8 @@ class ConsoleSessions:
     def _end_earlier_session(self, record: ConsoleTokenRow) -> None:
         """End the earlier session of the same browser, and wait until its place is free.
 
-        A session of another process ends when that process next checks the records.
+        After ``ENDING_SECONDS`` this function returns in any case. A session of another process is
+        not waited for. That process ends the session when it next checks the records.
         """
         with self._lock:
             sessions = [session for session, key in self._open.items() if key == record.hash]
@@ -239,22 +253,29 @@ class ConsoleSessions:
             servers, users = zip(*self._places.values(), strict=True) if self._places else ((), ())
             if len(self._places) >= self._most:
                 raise SessionRefused(
-                    BUSY, "Too many consoles are open; try this address again later."
+                    BUSY, "Too many consoles are open; try this console URL again later."
                 )
             if servers.count(record.server_id) >= self._per_server:
                 raise SessionRefused(
-                    BUSY, "Too many consoles of this server are open: close one and try again."
+                    BUSY,
+                    "Too many consoles of this server are open; close a console and try again.",
                 )
             if users.count(record.user_id) >= self._per_user:
                 raise SessionRefused(
-                    BUSY, "You have too many consoles open: close one and try again."
+                    BUSY, "You have too many consoles open; close a console and try again."
                 )
             self._places[record.hash] = (record.server_id, record.user_id)
 
     def _join(self, browser: ServerConnection, token: str, cookie: str) -> None:
         """Use the token, connect the guest, and pass data until the end.
 
-        Then the token's row is deleted, and the other connections of the session end.
+        Then the session ends in the database, which deletes the token's row unless the browser may
+        open the console again. The other connections of the session end too.
+
+        Raises:
+            BadToken: The token was used or has expired meanwhile.
+            SessionRefused: The host cannot be reached.
+            Problem: The host or the database does not answer, or the host refuses.
         """
         record = self._store.write(
             lambda tx: (
@@ -292,7 +313,12 @@ class ConsoleSessions:
                 del self._open[session]
 
     def _connect_guest(self, record: ConsoleTokenRow) -> Side:
-        """Connect to the guest's console through the host's agent."""
+        """Connect to the guest's console at the address that the host's agent returns.
+
+        Raises:
+            SessionRefused: The address cannot be reached.
+            Problem: The agent does not answer, or refuses.
+        """
         offer = self._agents.query(
             record.host, "console", {"server": record.server_id, "kind": HOST_KINDS[record.kind]}
         )
@@ -311,12 +337,13 @@ class ConsoleSessions:
                 error,
             )
             raise SessionRefused(
-                FAILED, "The server's host cannot be reached: ask for a new address, try again."
+                FAILED,
+                "The server's host cannot be reached. Request a new console URL and try again.",
             ) from error
         return guest
 
     def _connect(self, host: str, port: int) -> Side:
-        """Connect to the address of a console.
+        """Connect to the address of a console on a host, with TLS if the configuration has it.
 
         Raises:
             OSError: The host is unreachable, or its certificate is invalid.
@@ -375,11 +402,11 @@ class ConsoleSessions:
                 session.end(REFUSED, _REVOKED)
 
     def close(self) -> None:
-        """End all sessions."""
+        """Begin to end all sessions, because the process ends. This does not wait for the end."""
         with self._lock:
             sessions = list(self._open)
         for session in sessions:
-            session.end(RESTART, "The console service restarts: ask for a new address.")
+            session.end(RESTART, "The console service restarts. Request a new console URL.")
 
 
 def _refuse(browser: ServerConnection, refusal: BadToken | SessionRefused | errors.Problem) -> None:
@@ -388,7 +415,9 @@ def _refuse(browser: ServerConnection, refusal: BadToken | SessionRefused | erro
     Without a valid token the connection ends without a close frame, as in Nova's proxies.
     """
     if isinstance(refusal, BadToken):
-        log.info("console refused: the token is unknown, used or expired, or the server has moved")
+        log.info(
+            "console refused: the token is unknown, used, expired or revoked, or the server has moved"
+        )
         _shut(browser.socket)
         return
     if isinstance(refusal, SessionRefused):

@@ -37,13 +37,19 @@ class TokenChecker:
                 encryption.
 
         Raises:
-            Unavailable: The identity service does not answer.
+            Unavailable: The identity service does not answer, or this process cannot decrypt the
+                token.
+            Problem: The identity service refuses to validate tokens for Kilonova's user.
         """
         return sealed is None or self._validate(str(self._vault.open(sealed)["token"]))
 
 
 def keystone(identity: IdentityClient, auth_url: str) -> IsValid:
-    """Return a function that validates a token with Keystone, using Kilonova's own token."""
+    """Return a function that validates a token with Keystone, using Kilonova's own token.
+
+    The function returns False for an unknown or revoked token. An expired token is valid if the
+    identity service supports ``allow_expired``.
+    """
     base = auth_url.rstrip("/")
     http = Http("identity service", base if base.endswith("/v3") else f"{base}/v3")
 
@@ -59,8 +65,8 @@ def keystone(identity: IdentityClient, auth_url: str) -> IsValid:
             if response.status_code in (200, 404):
                 return bool(response.status_code == 200)
             raise kind_of(response.status_code)(
-                f"The identity service answered {response.status_code} when asked for the "
-                "token of a console's user; may [identity] username validate tokens?"
+                f"The identity service answered {response.status_code} to the validation of a console "
+                "user's token; check that [identity] username may validate tokens."
             )
 
         return identity.with_token(send, "The identity service")

@@ -76,7 +76,11 @@ def log_requests(application: WSGIApplication) -> WSGIApplication:
 
 
 def begin_request(environ: WSGIEnvironment, state: object) -> str:
-    """Store the request state, which will contain the caller, and return the request id."""
+    """Store the request state in the environment, and return the id of the request.
+
+    The log line reads the caller from the state at the end of the request. The id is that of
+    ``log_requests``, or a new one without this wrapper.
+    """
     environ[STATE] = state
     return environ.get(REQUEST) or ids.new_request()
 
@@ -87,7 +91,7 @@ def note(environ: WSGIEnvironment, **parts: str) -> None:
 
 
 def redact_path(path: str) -> str:
-    """Return the path without tokens, for the log."""
+    """Return the path for the log, with tokens replaced and cut to ``_MAX_PATH_CHARS``."""
     return _LONG.sub("***", _SECRET.sub(r"\1***", path))[:_MAX_PATH_CHARS]
 
 
@@ -132,9 +136,10 @@ def _record(environ: WSGIEnvironment, status: str, seconds: float) -> None:
 
 
 def _record_at_end(items: Iterable[bytes], record: Callable[[], None]) -> Iterable[bytes]:
-    """Return the same items, and call ``record`` when they are closed.
+    """Return the items of a response, and call ``record`` when the items are closed.
 
-    The class of the items stays the same, because gunicorn recognizes files by their class.
+    The result is the same object with another ``close``, because gunicorn recognizes files by their
+    class. Only a generator, which accepts no other ``close``, is wrapped.
     """
     close = getattr(items, "close", lambda: None)
 

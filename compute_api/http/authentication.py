@@ -57,12 +57,15 @@ class TokenCache:
         return True
 
     def get(self, key: str) -> bytes | None:
-        """Return the value, or None if it is unknown or expired."""
+        """Return the value of a key, or None if the key is unknown or its value has expired."""
         until, value = self._values.get(key, (0.0, b""))
         return value if self._monotonic() < until else None
 
     def set(self, key: str, value: bytes, time: float = 0) -> None:
-        """Store a value for ``time`` seconds."""
+        """Store a value for ``time`` seconds.
+
+        A full cache first drops the expired values, or all values if none has expired.
+        """
         with self._lock:
             if len(self._values) >= MAX_CACHED_TOKENS:
                 now = self._monotonic()
@@ -77,7 +80,9 @@ class TokenCache:
 class _AuthProtocol(auth_token.AuthProtocol):  # type: ignore[misc]  # the library has no types
     """The library's middleware with two changes.
 
-    It checks the endpoint in the catalogue, and a silent identity service is not a wrong token.
+    The middleware refuses an identity endpoint for which ``refusal`` returns a reason. If the
+    identity service does not answer, the middleware raises Unavailable, where the library may treat
+    the token as invalid.
     """
 
     refusal: Callable[[str], str]
@@ -109,13 +114,19 @@ def authenticate(
     fault: Callable[[int, str], object],
     cache: TokenCache | None = None,
 ) -> WSGIApplication:
-    """Wrap the application so that tokens are validated.
+    """Wrap the application so that tokens are validated before the application is called.
+
+    A request without a valid token reaches the application too, without a caller in the
+    environment. The application refuses such a request.
 
     Args:
         application: The application.
         conf: The configuration.
         fault: Builds the body of an error from status and text.
         cache: The cache of tokens. None creates a new cache.
+
+    Raises:
+        ConfigError: [identity] auth_url is plain HTTP to another machine.
     """
     # The library warns about every option of the password plugin although it uses them.
     logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)

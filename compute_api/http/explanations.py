@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error texts for values that violate a JSON schema, at build_explainer cost.
+"""Error texts for values that violate a JSON schema, at bounded cost.
 
 The texts are those of jsonschema, as in Nova. jsonschema alone includes the whole value in a text
 and visits each part of a value of any size. Here a text contains only the beginning of the value,
@@ -35,12 +35,12 @@ Formats = Mapping[str, Callable[[str], bool]]
 
 
 def cut(text: str, most: int = MAX_SHOWN_CHARACTERS) -> str:
-    """Return the beginning of the text."""
+    """Return the text, or its first ``most`` characters and an ellipsis if the text is longer."""
     return text if len(text) <= most else text[:most] + "…"
 
 
 def abbreviate(value: object) -> str:
-    """Return the beginning of the value's repr, without secrets."""
+    """Return the beginning of the value's repr, with '***' in place of values of secret keys."""
     text = ""
     for piece in _split_repr(value):
         text += piece
@@ -89,7 +89,7 @@ _BRIEF: dict[type, type] = {str: _Text, list: _List, dict: _Object}
 
 
 class Explainer(Protocol):
-    """A validator of jsonschema."""
+    """The methods of a jsonschema validator that this module uses."""
 
     def iter_errors(self, instance: object) -> Iterator[ValidationError]:
         """Yield the errors of the value."""
@@ -128,7 +128,7 @@ def build_explainer(draft: str, formats: Formats) -> Callable[[JsonObject], Expl
 
 
 def _limit_errors(keyword: Keyword) -> Keyword:
-    """Return the keyword with at most one error, and with a build_explainer repr of the value."""
+    """Return the keyword with at most one error, and with an abbreviated value in its text."""
 
     def check(
         validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
@@ -141,7 +141,7 @@ def _limit_errors(keyword: Keyword) -> Keyword:
 
 @functools.cache
 def _compile_pattern(pattern: str) -> Callable[[object], bool]:
-    """Return the check of a schema's own pattern."""
+    """Return a function that checks whether a text matches a pattern of a schema."""
     return jsonschema_rs.Draft202012Validator({"pattern": pattern}).is_valid
 
 
@@ -161,7 +161,7 @@ class _Keywords:
         }
 
     def _compile_rule(self, rule: JsonObject) -> Callable[[object], bool]:
-        """Return the compiled check of a rule."""
+        """Return a function that checks whether a value is valid for a part of the schema."""
         if id(rule) not in self._compiled:
             compiled = jsonschema_rs.Draft202012Validator(
                 rule, formats=dict(self._formats), validate_formats=True

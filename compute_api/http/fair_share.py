@@ -33,9 +33,15 @@ _REFUSED = "Too many requests of this project are being served; try again later.
 class Admission:
     """The permission of a request to run in a lane.
 
-    Args:
+    Attributes:
         lane: The lane.
         resume: Gives the request to a thread again. This is called in any thread.
+        began: Time at which the request arrived, for the log.
+        project: Id of the project, once the token is validated.
+        deadline: Time at which a waiting request is refused.
+        holds_place: The request runs.
+        must_wait: The response that was just built must be discarded, because the request waits.
+        is_refused: The request has waited too long, or too many requests of the project wait.
     """
 
     def __init__(self, lane: Lane, resume: Callable[[], object]) -> None:
@@ -72,9 +78,11 @@ class Lane:
         self._waiting: OrderedDict[str, deque[Admission]] = OrderedDict()
 
     def enter(self, admission: Admission) -> bool:
-        """Take a place if the project has a free place, and return True if so.
+        """Take a place for a request if the lane and the project have a free one.
 
-        Earlier waiting requests of the project take precedence.
+        Returns:
+            True if the request has a place and may run. False if no place is free, or if earlier
+            requests of the project are waiting. Then the caller calls ``wait``.
         """
         with self._lock:
             if admission.project not in self._waiting and self._has_place(admission.project):
@@ -82,7 +90,11 @@ class Lane:
             return admission.holds_place
 
     def wait(self, admission: Admission) -> None:
-        """Put a request into the project's queue, and resume or refuse the request later."""
+        """Put a request into the queue of its project.
+
+        The request is resumed when a place becomes free, which may be at once. The request is
+        refused after ``MAX_WAIT_SECONDS``, or at once if ``MAX_WAITING`` requests are waiting.
+        """
         with self._lock:
             line = self._waiting.setdefault(admission.project, deque())
             admission.deadline = self._monotonic() + MAX_WAIT_SECONDS
@@ -92,7 +104,7 @@ class Lane:
         self._resume(resumed, refused)
 
     def leave(self, admission: Admission) -> None:
-        """Release the place of a request, if it has one."""
+        """Release the place of a request, if it has one, and resume waiting requests."""
         with self._lock:
             if not admission.holds_place:
                 return
@@ -105,7 +117,7 @@ class Lane:
         self._resume(resumed, [])
 
     def refuse_late(self) -> None:
-        """Refuse the requests that have waited too long."""
+        """Refuse the requests that have waited for ``MAX_WAIT_SECONDS``. Called regularly."""
         now, refused = self._monotonic(), []
         with self._lock:
             for project, line in list(self._waiting.items()):
@@ -178,13 +190,18 @@ class Lanes:
         return threads // 2 + 6
 
     def of(self, method: str, may_wait: bool) -> Lane:
-        """Return the lane of a request."""
+        """Return the lane of a request.
+
+        Args:
+            method: The HTTP method.
+            may_wait: True if the request uses the waiting threads.
+        """
         if method in ("GET", "HEAD"):
             return self.waiting_reads if may_wait else self.reads
         return self.waiting_changes if may_wait else self.changes
 
     def refuse_late(self) -> None:
-        """Refuse the requests that have waited too long."""
+        """Refuse the requests of all lanes that have waited for ``MAX_WAIT_SECONDS``."""
         for lane in (self.reads, self.changes, self.waiting_reads, self.waiting_changes):
             lane.refuse_late()
 
@@ -193,6 +210,8 @@ def limit_projects(
     application: WSGIApplication, fault: Callable[[int, str], object]
 ) -> WSGIApplication:
     """Wrap the application so that a request only runs if its project has a free place.
+
+    A request without an ``Admission`` or without a project is not limited.
 
     Args:
         application: Called with the headers that authentication sets.

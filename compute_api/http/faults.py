@@ -40,6 +40,9 @@ class ApiFault:
 def fault_of(problem: BaseException, texts: Mapping[int, str] = TEXTS) -> ApiFault:
     """Return the fault for an exception.
 
+    An exception that is neither a Problem nor an error of falcon becomes status 500 without
+    details.
+
     Args:
         problem: The exception.
         texts: Texts of errors of the framework, by status.
@@ -76,7 +79,7 @@ class FaultyApp(Protocol):
 
 
 def answered_with(app: FaultyApp, handle: Callable[..., None]) -> None:
-    """Register the handler for every exception in the application."""
+    """Register the handler for every exception in the application, including falcon's own."""
     app.add_error_handler(Exception, handle)
     # This replaces falcon's own handler.
     app.add_error_handler(falcon.HTTPError, handle)
@@ -129,7 +132,7 @@ class TextFaults:
             "%s %.200r failed", req.method, access_log.redact_path(req.path), exc_info=problem
         )
         raise falcon.HTTPInternalServerError(
-            description="Unexpected error; the operator's log says more."
+            description="Unexpected error. The operator finds details in the service's log."
         )
 
     def _serialize(

@@ -36,8 +36,8 @@ class Dependency:
     Attributes:
         name: Name in the response.
         check: Raises an exception if the dependency fails.
-        required: Without this dependency the process is not ready. Without another one it does
-            less.
+        required: True: the process is not ready without this dependency. False: the process stays
+            ready, although some operations fail.
     """
 
     name: str
@@ -64,7 +64,10 @@ class Health:
         self._fresh_until = float("-inf")
 
     def answer(self, path: str) -> tuple[int, JsonObject] | None:
-        """Return status and body for one of the two paths, or None for another path."""
+        """Return status and body for the path ``ALIVE`` or ``READY``, or None for another path.
+
+        For ``READY`` the status is 503 if a required dependency fails.
+        """
         if path == ALIVE:
             return 200, {"status": "alive"}
         if path != READY:
@@ -89,7 +92,8 @@ class Health:
     def _read_failures(self) -> Mapping[str, str]:
         """Return the error text of each dependency, "" if the dependency works.
 
-        One thread checks. The others return the previous result, or wait for the first result.
+        If the last result is older than ``KEEP_SECONDS``, one thread checks again. Meanwhile other
+        threads return the previous result, or wait for the first result.
         """
         if not self._lock.acquire(blocking=not self._failures):
             return self._failures
@@ -127,7 +131,7 @@ def _check(dependency: Dependency) -> str:
         return problem.text
     except Exception:
         log.exception("%s is not ready", dependency.name)
-        return "failed; the log of this process says more"
+        return "failed; see the log of this process"
     return ""
 
 

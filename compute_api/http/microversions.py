@@ -41,12 +41,14 @@ class Range:
 def find_version(
     headers: Mapping[str, str], service: str, older_header: str | None = None
 ) -> str | None:
-    """Return the version of a service in the headers, in lower case, or None.
+    """Return the requested version of a service in lower case, or None if no header has one.
+
+    The text is not validated. For example, it may be "latest".
 
     Args:
         headers: The headers, with names in upper case.
         service: Name of the service in the common header.
-        older_header: Name of the service's own legacy header.
+        older_header: Name of the service's own legacy header, or None.
     """
     for item in headers.get(HEADER.upper(), "").split(","):
         name, _, version = item.strip().partition(" ")
@@ -57,11 +59,14 @@ def find_version(
 
 
 def is_version(text: str) -> bool:
-    """True if the text has the form of a version."""
+    """True if the text has the form of a version: two numbers of any size, joined by a dot."""
     return _DIGITS.match(text) is not None
 
 
-def parse(text: str) -> tuple[int, int] | None:
-    """Return major and minor number, or None if the text is not a possible version."""
+def parsed(text: str) -> tuple[int, int] | None:
+    """Return major and minor number of a version.
+
+    Return None if the text has another form, or a number has more than four digits.
+    """
     match = _FORM.match(text)
     return (int(match[1]), int(match[2])) if match else None

@@ -42,7 +42,7 @@ RequestT = TypeVar("RequestT", bound=HttpRequest)
 
 
 class RequestIds:
-    """Adds the request id to every response."""
+    """Chooses the id of each request, and adds the id to the response in these headers."""
 
     def __init__(self, *headers: str) -> None:
         self._headers = headers
@@ -72,7 +72,11 @@ class BodySizes:
         self._max_bytes = max_bytes
 
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Check Content-Length. Falcon calls this before routing."""
+        """Check Content-Length. Falcon calls this before routing.
+
+        Raises:
+            TooLarge: The body has more than ``max_bytes``.
+        """
         request_data.check_length(req, self._max_bytes)
 
 
@@ -83,7 +87,11 @@ class Authentication(Generic[RequestT]):
         self._is_public = is_public
 
     def process_request(self, req: RequestT, resp: falcon.Response) -> None:
-        """Identify the caller. Falcon calls this before routing."""
+        """Store the caller, unless the operation is public. Falcon calls this before routing.
+
+        Raises:
+            Unauthorized, Forbidden: As for ``authenticated_context``.
+        """
         if not self._is_public(req):
             req.context.caller = authenticated_context(
                 req.env, req.context.request_id, req.remote_addr
@@ -103,7 +111,12 @@ def require_caller(caller: RequestContext) -> None:
 def authenticated_context(
     environ: JsonMapping, request_id: str, remote_address: str | None
 ) -> RequestContext:
-    """Return the caller, including the token.
+    """Return the caller that ``authentication`` stored in the WSGI environment, with the token.
+
+    Args:
+        environ: The WSGI environment.
+        request_id: Id of this request.
+        remote_address: Address of the client.
 
     Raises:
         Unauthorized: The request has no validated token.
@@ -114,7 +127,7 @@ def authenticated_context(
     if environ.get("HTTP_X_IDENTITY_STATUS") != "Confirmed" or not user:
         raise errors.Unauthorized(UNAUTHENTICATED)
     if not project:
-        raise errors.Forbidden("The token has no project scope; ask for one with a project.")
+        raise errors.Forbidden("The token has no project scope; request a token for a project.")
     return RequestContext(
         user_id=user,
         project_id=project,

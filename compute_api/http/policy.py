@@ -87,7 +87,7 @@ class Policy:
         self._load_rules()
 
     def _read_stamp(self) -> tuple[int, ...]:
-        """Return values that change with the file, or () if the file does not exist."""
+        """Return values that change when the policy file changes, or () without a file."""
         try:
             status = os.stat(self._file) if self._file else None
         except OSError:
@@ -95,7 +95,11 @@ class Policy:
         return (status.st_mtime_ns, status.st_size, status.st_ino) if status else ()
 
     def _reload_changed_file(self) -> None:
-        """Apply a changed file. One thread does so, and the others use the previous rules."""
+        """Read the policy file again if it has changed, and log the result.
+
+        If the file is invalid, the previous rules stay in force. While one thread reads, the other
+        threads use the previous rules.
+        """
         if self._read_stamp() == self._stamp or not self._reading.acquire(blocking=False):
             return
         try:
@@ -183,7 +187,8 @@ class Policy:
 def load_policy(conf: cfg.ConfigOpts, section: str, rules: RuleSet) -> Policy:
     """Return the policy with the file in the option ``policy_file`` of this section.
 
-    A relative path begins at the folder of the configuration file.
+    Without the option, only the defaults apply. A relative path begins at the folder of the
+    configuration file.
 
     Raises:
         ConfigError: The file is invalid.

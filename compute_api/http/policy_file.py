@@ -72,7 +72,12 @@ class IsAdmin(policy.Check):
 
 
 def parse(name: str, check: FileCheck) -> BaseCheck:
-    """Return the check in the form that oslo.policy evaluates."""
+    """Return the check as an object of oslo.policy, which the enforcer can evaluate.
+
+    Args:
+        name: Name of the rule.
+        check: The check in the policy file.
+    """
     # RuleDefault accepts lists too.
     return _make_direct(policy.RuleDefault(name, cast(str, check)).check)
 
@@ -178,7 +183,7 @@ def read(path: str) -> dict[str, FileRule]:
     if node is None:
         return {}
     if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(f'{path}:{node.start_mark.line + 1}: write rules as "name": "who may"')
+        raise ConfigError(f'{path}:{node.start_mark.line + 1}: write rules as "name": "check"')
     return {key.value: rule for key, rule in _read_rules(path, node)}
 
 
@@ -187,7 +192,7 @@ def _read_rules(path: str, node: yaml.MappingNode) -> Iterator[tuple[yaml.Scalar
     for key, value in node.value:
         at = f"{path}:{key.start_mark.line + 1}"
         if not isinstance(key, yaml.ScalarNode):
-            raise ConfigError(f"{at}: a rule's name is a text")
+            raise ConfigError(f"{at}: the name of a rule must be a text")
         if key.value in lines:
             raise ConfigError(f"{at}: {key.value} is in line {lines[key.value]} already")
         lines[key.value] = key.start_mark.line + 1
@@ -205,7 +210,7 @@ def _parse_value(node: yaml.Node) -> FileCheck:
         return [_parse_value(part) for part in node.value]
     is_text = isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:str"
     if not is_text or (not node.value and node.style not in ("'", '"')):
-        raise ValueError('who may is a text in quotes: "!" for nobody, "@" for everybody')
+        raise ValueError('the check must be a text in quotes, for example "!" (always deny)')
     return str(node.value)
 
 
@@ -227,7 +232,7 @@ def _check_rule(check: FileCheck) -> None:
     if isinstance(check, list) and any(
         isinstance(deep, list) for part in check if isinstance(part, list) for deep in part
     ):
-        raise ValueError("lists in lists in lists mean nothing")
+        raise ValueError("a list in a list must contain checks and no further lists")
     if check and parts != words(parse("", check)):
         raise ValueError(
             f"{check!r} cannot be parsed; join checks like role:member with and, or, not and brackets"
@@ -255,7 +260,13 @@ def references(check: FileCheck) -> list[str]:
 
 
 def cycle(rules: JsonMapping) -> list[str]:
-    """Return rules that refer to each other, with the first rule repeated at the end, or []."""
+    """Return the names in a cycle of rules that refer to each other, or [] if there is none.
+
+    The first name is repeated at the end. Only the first cycle is returned.
+
+    Args:
+        rules: The check of each rule by name.
+    """
     done: set[str] = set()
 
     def walk(name: str, path: list[str]) -> list[str]:
@@ -294,8 +305,8 @@ class MergedRules:
 def merge(path: str, rules: RuleSet) -> MergedRules:
     """Override the defaults with the rules of a file.
 
-    As in oslo.policy, a former name applies to all new names that the file does not contain. It is
-    ignored if its check is the former default, or only refers to the new name.
+    As in oslo.policy, a former name applies to all new names that the file does not contain. A
+    former name is ignored if its check is the former default, or only refers to the new name.
 
     Raises:
         ConfigError: The file is invalid (see ``read``), or rules refer to each other in a cycle.
@@ -312,7 +323,7 @@ def merge(path: str, rules: RuleSet) -> MergedRules:
     checks = {**defaults, **{name: file_rules[source].check for name, source in sources.items()}}
     if names := cycle(checks):
         line = min(file_rules[sources[name]].line for name in names if name in sources)
-        raise ConfigError(f"{path}:{line}: these rules are made of one another: {', '.join(names)}")
+        raise ConfigError(f"{path}:{line}: these rules refer to each other: {', '.join(names)}")
     warnings = [
         f"{path}:{line}: {text}"
         for line, text in _find_warnings(file_rules, checks, rules, set(renamed.values()))
@@ -343,7 +354,7 @@ def _find_warnings(
             if part not in checks:
                 yield (
                     rule.line,
-                    f"{name}: there is no rule {part}, so nobody passes it{_suggest_name(part, checks)}",
+                    f"{name}: there is no rule {part}, so this part never permits{_suggest_name(part, checks)}",
                 )
         if name in defaults or name in used:
             continue

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The request object of handlers: caller, version, query, body, store and policy.
 
-The endpoint of a service creates it. Handlers use no other part of HTTP.
+The endpoint of a service creates this object. Handlers use no other part of HTTP.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class ApiRequest:
         *arguments: object,
         **named: object,
     ) -> T:
-        """Create an object with ``work(tx, …)`` in a transaction.
+        """Create an object with ``work(tx, …)`` in a transaction, and return it.
 
         Args:
-            is_there: Checks whether the object exists. This is called if the database did not
-                answer the COMMIT.
-            work: Creates the object.
+            is_there: Returns True if the result of ``work`` is stored. This is called if the
+                database did not answer the COMMIT.
+            work: Creates the object and returns it.
             *arguments: Arguments of ``work``.
             **named: Keyword arguments of ``work``.
         """

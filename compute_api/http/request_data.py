@@ -25,7 +25,7 @@ MAX_CONTAINERS = 65536
 
 
 def query_of(text: str) -> dict[str, list[str]]:
-    """Return the values of each parameter.
+    """Return the values of each query parameter. A parameter without a value has the value "".
 
     Raises:
         BadRequest: The query has too many parameters, or a NUL character.
@@ -39,13 +39,13 @@ def query_of(text: str) -> dict[str, list[str]]:
         ) from problem
     for name, value in pairs:
         if "\x00" in value or "\x00" in name:
-            raise errors.BadRequest("A query parameter holds the character NUL.")
+            raise errors.BadRequest("A query parameter contains the character NUL.")
         parameters.setdefault(name, []).append(value)
     return parameters
 
 
 def bytes_of(req: falcon.Request, most: int) -> bytes:
-    """Return the body, whether it is chunked or not.
+    """Read the body of a request, whether it is chunked or not.
 
     Raises:
         TooLarge: The body has more than ``most`` bytes.
@@ -83,7 +83,7 @@ def json_of(req: falcon.Request, most: int, malformed: Callable[[ValueError], st
 
 
 def parse_json(data: bytes, malformed: Callable[[ValueError], str]) -> JsonValue:
-    """Parse the bytes of a body. See ``json_of``."""
+    """Parse the bytes of a body as ``json_of`` does, without a limit of the size."""
     if data.count(b"{") + data.count(b"[") > MAX_CONTAINERS:
         raise errors.BadRequest(
             f"The request body has too many objects and lists: at most {MAX_CONTAINERS} are accepted."
@@ -112,7 +112,7 @@ def check_path(parameters: Iterable[str]) -> None:
 
 
 def check_length(req: falcon.Request, most: int) -> None:
-    """Check the declared length of the body.
+    """Check the declared length of the body. A body without Content-Length passes.
 
     Raises:
         TooLarge: The body has more than ``most`` bytes.
@@ -147,7 +147,7 @@ def refuse_unfit(data: bytes, body: object) -> None:
             f"The request body is nested too deeply: at most {MAX_DEPTH} levels are accepted."
         )
     if b"\\u0000" in data and _has_nul(body):
-        raise errors.BadRequest("The request body holds the character NUL.")
+        raise errors.BadRequest("The request body contains the character NUL.")
 
 
 def is_too_deep(data: bytes, body: object) -> bool:

@@ -30,7 +30,13 @@ class ApiResponse:
 
 
 def send(resp: falcon.Response, outcome: object, success: int) -> ApiResponse:
-    """Write the result of a handler, a body or an ``ApiResponse``, to the HTTP response."""
+    """Write the result of a handler to the HTTP response, and return it as an ``ApiResponse``.
+
+    Args:
+        resp: The HTTP response.
+        outcome: A body or an ``ApiResponse``.
+        success: The status if ``outcome`` has none.
+    """
     response = outcome if isinstance(outcome, ApiResponse) else ApiResponse(outcome)
     resp.status = response.status or success
     resp.set_headers(dict(response.headers))

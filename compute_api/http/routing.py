@@ -50,7 +50,7 @@ class ApiRoute:
 
     @property
     def versions(self) -> Range:
-        """The microversions of the operation."""
+        """The microversions of the operation, from ``since`` to ``until``."""
         return Range(self.since, self.until)
 
 
@@ -59,7 +59,7 @@ RequestT = TypeVar("RequestT", bound=falcon.Request)
 
 
 def by_path(routes: Iterable[RouteT]) -> dict[str, list[RouteT]]:
-    """Group the routes by path."""
+    """Return the routes of each path, in the given order."""
     routes_by_path: dict[str, list[RouteT]] = {}
     for route in routes:
         routes_by_path.setdefault(route.path, []).append(route)
@@ -79,7 +79,7 @@ class Endpoint(Generic[RouteT, RequestT]):
         raise NotImplementedError
 
     def row(self, method: str, version: int) -> RouteT | None:
-        """Return the row for this method and microversion, or None."""
+        """Return the row for this method and microversion, or None if no row matches."""
         return next(
             (row for row in self.rows if row.method == method and version in row.versions), None
         )

@@ -89,7 +89,9 @@ _FORMAT_TEXTS = {
 def put(path: str, value: Document) -> Change:
     """Return the change that sets the schema of a key.
 
-    A ``*`` in the path means the items of a list.
+    Args:
+        path: Names of keys from the root, separated by "/". ``*`` means the items of a list.
+        value: The schema of the last key.
     """
 
     def change(document: Document) -> None:
@@ -101,7 +103,7 @@ def put(path: str, value: Document) -> Change:
 
 
 def drop(path: str) -> Change:
-    """Return the change that removes a key."""
+    """Return the change that removes a key. The path is as for ``put``."""
 
     def change(document: Document) -> None:
         *parents, last = path.split("/")
@@ -111,7 +113,7 @@ def drop(path: str) -> Change:
 
 
 def require(path: str) -> Change:
-    """Return the change that makes a key required."""
+    """Return the change that makes a key required. The path is as for ``put``."""
 
     def change(document: Document) -> None:
         *parents, last = path.split("/")
@@ -151,7 +153,7 @@ class VersionedSchema:
         self._at = functools.lru_cache(maxsize=None)(self._build)
 
     def at(self, version: int) -> Schema:
-        """Return the schema of this version. It is built at the first use."""
+        """Return the schema of this microversion, which is built at the first use."""
         return self._at(max([0] + [since for since, _ in self._changes if since <= version]))
 
     def _build(self, version: int) -> Schema:
@@ -193,7 +195,7 @@ class Schema:
             raise errors.BadRequest(self._describe_error(value))
 
     def prune(self, value: JsonValue) -> JsonValue:
-        """Return the value without keys that the schema does not contain."""
+        """Return a copy of the value without the keys that the schema does not permit."""
         return _prune(self.document, value)
 
     @property

@@ -63,17 +63,25 @@ def create(images: OwnImages, tickets: Tickets) -> WSGIApplication:
 
 
 class ImageGateway:
-    """Answers requests of all paths and methods."""
+    """Answers requests of hosts for all paths and methods."""
 
     def __init__(self, images: OwnImages, tickets: Tickets) -> None:
         self._images, self._tickets = images, tickets
 
     def serve(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Answer a request. Falcon calls this."""
+        """Answer a request. Falcon calls this.
+
+        Raises:
+            NotFound: The gateway has no such path or method, or the image does not exist.
+            Unauthorized: The ticket is not valid, or does not permit the operation.
+            Problem: The image service refuses, or does not answer.
+        """
         match = PATH.fullmatch(req.path)
         operation = (req.method, bool(match and match[2]))
         if match is None or operation not in (("GET", False), ("GET", True), ("PUT", True)):
-            raise errors.NotFound("There is nothing of that name here.")
+            raise errors.NotFound(
+                "The image gateway has no such path, or the path has no such method."
+            )
         ticket = self._tickets.check(req.headers.get(TOKEN, ""))
         req.context.host = ticket.host
         access_log.note(req.env, host=ticket.host)
@@ -120,7 +128,7 @@ def _check_ticket(ticket: Ticket, image: str, method: str, is_data: bool) -> Non
         else ticket.reads | ticket.writes
     )
     if image not in permitted_images:
-        raise errors.Unauthorized("The ticket does not open this image for that.")
+        raise errors.Unauthorized("The ticket does not permit this operation on the image.")
 
 
 def _read_body(req: falcon.Request) -> Iterator[bytes]:
@@ -136,10 +144,12 @@ def _read_body(req: falcon.Request) -> Iterator[bytes]:
             yield chunk
     except (OSError, ParseException) as problem:
         raise errors.BadRequest(
-            "The image broke off while it was being sent, or is badly chunked."
+            "The transfer of the image's data broke off, or the data is badly chunked."
         ) from problem
     if size < (req.content_length or 0):
-        raise errors.BadRequest(f"The image broke off: {size} of {req.content_length} bytes came.")
+        raise errors.BadRequest(
+            f"The transfer of the image's data broke off: {size} of {req.content_length} bytes arrived."
+        )
 
 
 def _describe_refusal(req: falcon.Request, problem: errors.Problem) -> str:

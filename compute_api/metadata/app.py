@@ -62,13 +62,18 @@ def create(guests: GuestCache, proxy_secret: str, rate: RateLimiter) -> WSGIAppl
 
 
 class MetadataResource:
-    """Answers requests of all paths and methods."""
+    """Answers requests of guests for all paths and methods."""
 
     def __init__(self, guests: GuestCache, proxy_secret: str, rate: RateLimiter) -> None:
         self._guests, self._secret, self._rate = guests, proxy_secret, rate
 
     def serve(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Answer a request. Falcon calls this."""
+        """Answer a request. Falcon calls this.
+
+        Raises:
+            Problem: The signature is wrong, or the guest is unknown (``identify``, ``find``).
+            HTTPError: The guest sends too many requests, or the path or method does not exist.
+        """
         identity = identify(req.headers, self._secret)
         access_log.note(req.env, server=identity.server)
         wait, is_first_refusal = self._rate.take(identity.server)
@@ -87,7 +92,7 @@ class MetadataResource:
             raise falcon.HTTPMethodNotAllowed(READ_METHODS)
         content = look_up(guest.data, parts)
         if content is None:
-            raise falcon.HTTPNotFound(description="There is nothing of that name.")
+            raise falcon.HTTPNotFound(description="The metadata service has no such path.")
         resp.data, resp.content_type = content
 
     def _serve_password(
@@ -105,8 +110,8 @@ def look_up(data: InstanceData, parts: Sequence[str]) -> tuple[bytes, str] | Non
     """Return the content at this path and its content type, or None if the path does not exist.
 
     Args:
-        data: The guest.
-        parts: The path's parts.
+        data: The guest's data.
+        parts: The parts of the path between slashes, without empty parts.
     """
     tree, parts = (parts[0], parts[1:]) if parts[:1] in (["openstack"], ["ec2"]) else ("ec2", parts)
     versions = VERSIONS if tree == "openstack" else EC2_VERSIONS
@@ -145,7 +150,7 @@ def _read_password(req: falcon.Request) -> str:
     """
     if (req.content_length or 0) > MAX_PASSWORD_BYTES:
         raise errors.BadRequest(
-            f"Request is too large; a password has at most {MAX_PASSWORD_BYTES} bytes."
+            f"The request is too large; a password has at most {MAX_PASSWORD_BYTES} bytes."
         )
     try:
         body = request_data.stream_of(req).read(MAX_PASSWORD_BYTES + 1)
@@ -156,17 +161,17 @@ def _read_password(req: falcon.Request) -> str:
         raise errors.BadRequest("The password is not text in UTF-8.") from problem
     if len(body) > MAX_PASSWORD_BYTES:
         raise errors.BadRequest(
-            f"Request is too large; a password has at most {MAX_PASSWORD_BYTES} bytes."
+            f"The request is too large; a password has at most {MAX_PASSWORD_BYTES} bytes."
         )
     if len(body) < (req.content_length or 0):
         raise errors.BadRequest("The request body ended early.")
     if not password or "\x00" in password:
-        raise errors.BadRequest("The password is empty, or holds the character NUL.")
+        raise errors.BadRequest("The password is empty, or contains the character NUL.")
     return password
 
 
 def _describe_refusal(req: falcon.Request, problem: errors.Problem) -> str:
     return (
-        f"{req.method} {req.path[:200]!r}, said to be of server {str(req.headers.get(SERVER))[:64]!r} at "
+        f"{req.method} {req.path[:200]!r} with the headers of server {str(req.headers.get(SERVER))[:64]!r} at "
         f"{str(req.headers.get(ADDRESS))[:64]!r}: {problem.text}"
     )

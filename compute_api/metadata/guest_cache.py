@@ -51,7 +51,7 @@ class GuestRecord:
 
 
 class VendorDataSource(Protocol):
-    """The operator's vendor data services."""
+    """The operator's services that return vendor data for single guests."""
 
     def of(self, facts: JsonObject) -> JsonObject:
         """Return the vendor data for the guest with these facts.
@@ -69,7 +69,9 @@ class CachedVendorData:
         self._data: JsonObject | None = None
 
     def __call__(self) -> JsonObject:
-        """Return the vendor data.
+        """Return the vendor data, requested by the first call and then kept.
+
+        A failed request is repeated by the next call.
 
         Raises:
             Unavailable: A service does not answer, or another request of the guest is waiting for
@@ -78,7 +80,7 @@ class CachedVendorData:
         if self._data is None:
             if not self._lock.acquire(blocking=False):
                 raise errors.Unavailable(
-                    "The vendor data of the server is being asked for; try again later."
+                    "The vendor data of the server is being requested; try again later."
                 )
             try:
                 self._data = self._request_data() if self._data is None else self._data
@@ -116,7 +118,7 @@ class GuestCache:
         self._guests: dict[str, tuple[float, GuestRecord]] = {}
 
     def find(self, identity: GuestIdentity) -> GuestRecord:
-        """Return the guest that sent a request.
+        """Return the guest that sent a request, from the cache if the cached version is current.
 
         Raises:
             NotFound: The server does not exist in this project or on this host, or the address is
@@ -130,7 +132,9 @@ class GuestCache:
         ):
             guest = self._read(identity.server)
         if not _is_on_host(guest, identity):
-            raise errors.NotFound("The server is not on the host that asks for it.")
+            raise errors.NotFound(
+                "The server is not on the host of the proxy that sent the request."
+            )
         if guest.project != identity.project:
             raise errors.NotFound("The server belongs to another project.")
         if identity.address not in guest.addresses:
@@ -146,7 +150,9 @@ class GuestCache:
         is_stored = self._store.write(lambda tx: metadata.post_password(tx, server_id, password))
         self._guests.pop(server_id, None)
         if not is_stored:
-            raise errors.Conflict("The password has been set; its owner has to clear it first.")
+            raise errors.Conflict(
+                "The server has a password already; the owner must clear that password first."
+            )
 
     def _request_vendor_data(self, services: VendorDataSource, data: InstanceData) -> JsonObject:
         roles = self._store.read(lambda tx: metadata.boot_roles(tx, data.spec.server))
@@ -183,7 +189,10 @@ class GuestCache:
 
 
 def _read_facts(tx: Connection, server_id: str) -> tuple[ServerFacts | None, list[AttachedVolume]]:
-    """Return the server, and its tagged volumes with the device names in the guest."""
+    """Return the server, and its tagged volumes with the device names in the guest.
+
+    Return None and an empty list if the server does not exist.
+    """
     row = metadata.facts(tx, server_id)
     rows = metadata.tagged_volumes(tx, row) if row is not None else []
     return row, [

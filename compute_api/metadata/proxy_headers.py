@@ -49,7 +49,9 @@ class GuestIdentity:
 
 
 def identify(headers: Mapping[str, str], secret: str) -> GuestIdentity:
-    """Return the guest that sent the request.
+    """Return the guest that sent the request, after a check of the proxy's signature.
+
+    The caller checks that this guest exists (``GuestCache.find``).
 
     Args:
         headers: The headers, with names in upper case.
@@ -62,7 +64,7 @@ def identify(headers: Mapping[str, str], secret: str) -> GuestIdentity:
     """
     if not secret:
         raise errors.Forbidden(
-            "This cloud has no [metadata] proxy_shared_secret; its operator has to set one."
+            "This cloud has no [metadata] proxy_shared_secret; its operator must set the option."
         )
     for name in (SERVER, PROJECT, SIGNATURE):
         if not headers.get(name):

@@ -18,7 +18,11 @@ WITH_GENERATION = 19
 
 
 def index(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Return the aggregates of a provider, with two SQL statements."""
+    """Return the aggregates of a provider, with two SQL statements.
+
+    Raises:
+        NotFound: The provider does not exist.
+    """
 
     def work(tx: Connection) -> tuple[ProviderRow, list[str]]:
         provider = providers.show(tx, provider_uuid)
@@ -31,6 +35,10 @@ def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     """Replace the aggregates that operators set. The aggregates of the host stay.
 
     Since 1.19 the body contains the provider's generation.
+
+    Raises:
+        NotFound: The provider does not exist.
+        Conflict: The provider has another generation.
     """
     has_generation = request.version >= WITH_GENERATION
     uuids = [
@@ -52,7 +60,7 @@ def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def _normalize(item: str) -> str:
-    """Return the item without dashes if it is spelled so, else with dashes in lower case."""
+    """Return a uuid in lower case with dashes, or unchanged if in lower case without dashes."""
     dashed, bare = ids.spellings(item)
     return bare if item == bare else dashed
 

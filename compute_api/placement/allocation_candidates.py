@@ -25,11 +25,16 @@ DICTS, TRAITS, ALL_CLASSES, TREES, MAPPINGS = 12, 17, 27, 29, 34
 #: Largest number of candidates in a response.
 MOST = 10_000
 _KEY = re.compile(r"(resources|required|member_of|in_tree)(.*)\Z")
-_ALONE = "Kilonova looks for providers that can give everything alone, as its hosts do."
+_ALONE = "Kilonova only looks for single providers with all resources, because its hosts are such providers."
 
 
 def index(request: PlacementRequest) -> ApiResponse:
-    """Return the response to GET /allocation_candidates, with at most eight SQL statements."""
+    """Return the response to GET /allocation_candidates, with at most eight SQL statements.
+
+    Raises:
+        BadRequest: The query is invalid, names an unknown trait or class, or needs several
+            providers.
+    """
     suffix, filters = _parse_group(request)
     limit = request.first("limit")
 
@@ -143,7 +148,10 @@ def _view_request(
 def _summarize(
     tx: Connection, version: int, providers: list[ProviderRow], filters: ProviderFilters
 ) -> JsonObject:
-    """Return resources, traits and tree of each provider by uuid, with three SQL statements."""
+    """Return resources, traits and tree of each provider by uuid.
+
+    This takes three SQL statements, or two before ``TRAITS``.
+    """
     ids = [row.id for row in providers]
     stock, used = inventories.of(tx, ids), inventories.usages(tx, ids)
     traits_by_id = traits.of(tx, ids) if version >= TRAITS else {}

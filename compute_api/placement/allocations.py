@@ -19,7 +19,7 @@ TYPES = {"server": "INSTANCE", "migration": "MIGRATION"}
 def show(request: PlacementRequest, consumer_uuid: str) -> ApiResponse:
     """Return the allocations of a consumer, with one SQL statement.
 
-    An unknown consumer has no allocations.
+    An unknown consumer gets an empty object instead of an error.
     """
     rows = request.read(consumers.of_consumer, consumer_uuid)
     allocations: dict[str, JsonObject] = {}
@@ -38,7 +38,11 @@ def show(request: PlacementRequest, consumer_uuid: str) -> ApiResponse:
 
 
 def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Return the allocations of a provider, with two SQL statements."""
+    """Return the allocations of a provider, with two SQL statements.
+
+    Raises:
+        NotFound: The provider does not exist.
+    """
 
     def work(tx: Connection) -> tuple[ProviderRow, list[ProviderAllocation]]:
         provider = providers.show(tx, provider_uuid)
@@ -58,13 +62,17 @@ def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def type_of(kind: str) -> str:
-    """Return Placement's name of a consumer type."""
+    """Return Placement's name of a consumer type, or the type itself if Placement has no name."""
     return TYPES.get(kind, kind)
 
 
 def refuse(request: PlacementRequest, **params: str) -> None:
-    """Refuse a request that would change allocations."""
+    """Refuse every request that would change allocations.
+
+    Raises:
+        Forbidden: Always.
+    """
     raise errors.Forbidden(
-        "Allocations are written by Kilonova's own claim alone, when servers are placed and moved; "
-        "they cannot be changed from outside. Change the server instead."
+        "Clients cannot change allocations. Kilonova writes them when servers are placed and moved; "
+        "change the server instead."
     )

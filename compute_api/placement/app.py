@@ -155,7 +155,7 @@ class PlacementEndpoint(Endpoint[PlacementRoute, HttpRequest]):
 
 
 def _check_content_type(req: HttpRequest, route: PlacementRoute) -> None:
-    """Check that the request declares a JSON body if it has a body.
+    """Check the length of the body, and that the body of a route with a schema is JSON.
 
     Raises:
         BadRequest: The length is invalid, or a body has no content type.

@@ -27,7 +27,7 @@ _TEXTS = {**faults.TEXTS, 406: "Only application/json is provided"}
 
 
 def body(status: int, detail: str) -> JsonObject:
-    """Return the body of an error, without the fields that depend on the request."""
+    """Return the body of an error without request id, code and versions."""
     return {
         "errors": [{"status": status, "title": http.HTTPStatus(status).phrase, "detail": detail}]
     }

@@ -24,7 +24,7 @@ ALL_RESERVED = 26
 
 
 def view(row: InventoryRow) -> JsonObject:
-    """Return the fields of an inventory in the body."""
+    """Return the fields of an inventory as the body contains them."""
     return {name: getattr(row, name) for name in FIELDS}
 
 
@@ -51,12 +51,20 @@ def _view_one(provider: ProviderRow, row: InventoryRow) -> ApiResponse:
 
 
 def index(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Return all inventories, with two SQL statements."""
+    """Return all inventories of a provider, with two SQL statements.
+
+    Raises:
+        NotFound: The provider does not exist.
+    """
     return _view_all(*request.read(_read, provider_uuid))
 
 
 def show(request: PlacementRequest, provider_uuid: str, resource_class: str) -> ApiResponse:
-    """Return one inventory, with two SQL statements."""
+    """Return one inventory of a provider, with two SQL statements.
+
+    Raises:
+        NotFound: The provider does not exist, or has no inventory of this class.
+    """
     provider, rows = request.read(_read, provider_uuid)
     if resource_class not in rows:
         raise errors.NotFound(f"No inventory of class {resource_class} for {provider_uuid}")
@@ -64,7 +72,17 @@ def show(request: PlacementRequest, provider_uuid: str, resource_class: str) -> 
 
 
 def put_all(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Replace all inventories of a provider."""
+    """Replace all inventories of a provider.
+
+    For a host's provider the body contains every class that the host reports, and only the
+    overrides of these classes can change.
+
+    Raises:
+        NotFound: The provider does not exist.
+        BadRequest: A class does not exist, or a value is invalid.
+        Conflict: The provider has another generation, a missing class has allocations or is
+            reported by the host, or a value differs from the host's report.
+    """
     new_inventories = {
         name: _parse(request, provider_uuid, name, values, "update")
         for name, values in request.body["inventories"].items()
@@ -86,7 +104,13 @@ def put_all(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def add(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Create an inventory of a class that the provider does not have yet."""
+    """Create an inventory of a class that the provider does not have yet.
+
+    Raises:
+        NotFound: The provider does not exist.
+        BadRequest: The class does not exist, or a value is invalid.
+        Conflict: The provider has this class already, or another generation.
+    """
     name = request.body["resource_class"]
     new_inventories = {name: _parse(request, provider_uuid, name, request.body, "create")}
 
@@ -100,8 +124,8 @@ def add(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
         provider = _lock(tx, provider_uuid, request.body.get("resource_provider_generation"))
         if name in inventories.of(tx, [provider.id])[provider.id]:
             raise errors.Conflict(
-                f"Update conflict: {name} exists on resource provider {provider_uuid}; change it "
-                "instead."
+                f"Update conflict: {name} exists on resource provider {provider_uuid}; use PUT to "
+                "change this inventory."
             )
         inventories.put(tx, provider, new_inventories, whole=False)
         return _read(tx, provider_uuid)
@@ -116,7 +140,13 @@ def add(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def put(request: PlacementRequest, provider_uuid: str, resource_class: str) -> ApiResponse:
-    """Replace an inventory of the provider."""
+    """Replace an inventory of the provider, or the overrides of a class that a host reports.
+
+    Raises:
+        NotFound: The provider does not exist.
+        BadRequest: The provider has no inventory of this class, or a value is invalid.
+        Conflict: The provider has another generation, or a value differs from the host's report.
+    """
     new_inventories = {
         resource_class: _parse(request, provider_uuid, resource_class, request.body, "update")
     }
@@ -136,7 +166,12 @@ def put(request: PlacementRequest, provider_uuid: str, resource_class: str) -> A
 
 
 def delete(request: PlacementRequest, provider_uuid: str, resource_class: str) -> None:
-    """Delete an inventory that an operator created."""
+    """Delete an inventory that an operator created.
+
+    Raises:
+        NotFound: The provider does not exist, or has no inventory of this class.
+        Conflict: The host reports the class, or the class has allocations.
+    """
 
     def work(tx: Connection) -> None:
         provider = _lock(tx, provider_uuid)
@@ -148,12 +183,23 @@ def delete(request: PlacementRequest, provider_uuid: str, resource_class: str) -
 
 
 def delete_all(request: PlacementRequest, provider_uuid: str) -> None:
-    """Delete all inventories of a provider that an operator created."""
+    """Delete all inventories of a provider that an operator created.
+
+    Raises:
+        NotFound: The provider does not exist.
+        Conflict: The host reports an inventory, or an inventory has allocations. Then no inventory
+            is deleted.
+    """
     request.write(lambda tx: inventories.put(tx, _lock(tx, provider_uuid), {}))
 
 
 def _lock(tx: Connection, provider_uuid: str, generation: int | None = None) -> ProviderRow:
-    """Lock the provider and update its time of change."""
+    """Lock the provider until the end of the transaction, and raise its generation.
+
+    Raises:
+        NotFound: The provider does not exist.
+        Conflict: The provider has another generation than ``generation``.
+    """
     provider = providers.lock(tx, provider_uuid, generation)
     allocations.touch(tx, [provider.id])
     return provider
@@ -162,7 +208,14 @@ def _lock(tx: Connection, provider_uuid: str, generation: int | None = None) -> 
 def _parse(
     request: PlacementRequest, provider_uuid: str, name: str, body: JsonMapping, verb: str
 ) -> JsonObject:
-    """Return the fields of an inventory in a body.
+    """Return the inventory's fields that a request body contains.
+
+    Args:
+        request: The request, for its microversion.
+        provider_uuid: The provider, for errors.
+        name: The resource class, for errors.
+        body: The fields of the inventory.
+        verb: "update" or "create", for errors.
 
     Raises:
         BadRequest: The reserved amount leaves no capacity, or the ratio is not positive.

@@ -34,7 +34,7 @@ class Terms:
 
 
 def resources(text: str) -> dict[str, int]:
-    """Parse the amounts by resource class. For example, ``VCPU:2,DISK_GB:10``.
+    """Return the amount of each resource class in a text, for example ``VCPU:2,DISK_GB:10``.
 
     Raises:
         BadQuery: The text has another form, or an amount is out of range.
@@ -68,9 +68,14 @@ def resources(text: str) -> dict[str, int]:
 
 
 def traits(values: Sequence[str], version: int, key: str = "required") -> Terms:
-    """Parse the values of ``required``. All values must hold.
+    """Parse the values of ``required`` to a condition that contains all of them.
 
     Before 1.39 only the last value counts.
+
+    Args:
+        values: The values of the parameter, which may be repeated.
+        version: The microversion.
+        key: The parameter's name, for errors.
 
     Raises:
         BadQuery: A value is invalid in this microversion, or a trait is both required and
@@ -121,7 +126,12 @@ def _describe_form(version: int) -> str:
 
 
 def members(values: Sequence[str], version: int, key: str = "member_of") -> Terms:
-    """Parse the values of ``member_of``. All values must hold.
+    """Parse the values of ``member_of`` to a condition that contains all of them.
+
+    Args:
+        values: The values of the parameter, which may be repeated since 1.24.
+        version: The microversion.
+        key: The parameter's name, for errors.
 
     Raises:
         BadQuery: A value is invalid in this microversion.
@@ -157,7 +167,7 @@ def members(values: Sequence[str], version: int, key: str = "member_of") -> Term
 
 
 def tree(value: str, key: str = "in_tree") -> str:
-    """Return the normalized uuid of a provider.
+    """Return the value, which is the uuid of a provider, in lower case with dashes.
 
     Raises:
         BadQuery: The value is not a uuid.

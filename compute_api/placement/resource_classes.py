@@ -29,12 +29,20 @@ def index(request: PlacementRequest) -> ApiResponse:
 
 
 def show(request: PlacementRequest, name: str) -> ApiResponse:
-    """Return a resource class, with at most one SQL statement."""
+    """Return a resource class, with at most one SQL statement.
+
+    Raises:
+        NotFound: The class does not exist.
+    """
     return ApiResponse(_view(request, name), modified=request.read(resource_classes.show, name))
 
 
 def create(request: PlacementRequest) -> ApiResponse:
-    """Create a resource class (POST)."""
+    """Create a custom resource class (POST).
+
+    Raises:
+        Conflict: The class exists.
+    """
     name = request.body["name"]
     if not request.write(resource_classes.create, name):
         raise errors.Conflict(f"Conflicting resource class already exists: {name}")
@@ -42,18 +50,36 @@ def create(request: PlacementRequest) -> ApiResponse:
 
 
 def rename(request: PlacementRequest, name: str) -> ApiResponse:
-    """Rename a resource class (PUT until 1.6)."""
+    """Rename an unused custom resource class (PUT until 1.6).
+
+    Raises:
+        NotFound: The class does not exist.
+        BadRequest: The class is a standard class.
+        Conflict: The class is in use, or the new name exists.
+    """
     request.write(resource_classes.rename, name, request.body["name"])
     return ApiResponse(_view(request, request.body["name"]))
 
 
 def ensure(request: PlacementRequest, name: str) -> ApiResponse:
-    """Create a resource class (PUT since 1.7). The status is 204 if the class exists."""
+    """Create a custom resource class (PUT since 1.7).
+
+    The status is 201, or 204 if the class exists.
+
+    Raises:
+        BadRequest: The name is not that of a custom class.
+    """
     CUSTOM_CLASS.check_body(request.version, name)
     is_new = request.write(resource_classes.create, name)
     return ApiResponse(status=201 if is_new else 204, headers=_build_headers(request, name))
 
 
 def delete(request: PlacementRequest, name: str) -> None:
-    """Delete an unused resource class."""
+    """Delete an unused custom resource class.
+
+    Raises:
+        NotFound: The class does not exist.
+        BadRequest: The class is a standard class.
+        Conflict: The class is in use.
+    """
     request.write(resource_classes.delete, name)

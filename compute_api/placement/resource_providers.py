@@ -20,12 +20,12 @@ IN_TREES, ANSWERED, MAY_LEAVE = 14, 20, 37
 
 
 def path(request: PlacementRequest, provider_uuid: str) -> str:
-    """Return the path of a provider for bodies."""
+    """Return the URL path of a provider, for links in bodies."""
     return f"{request.prefix}/resource_providers/{provider_uuid}"
 
 
 def view(request: PlacementRequest, row: ProviderRow) -> JsonObject:
-    """Return the body of a provider."""
+    """Return a provider as the body contains it, with links and tree by microversion."""
     href = path(request, row.uuid)
     links = [
         {"rel": "self", "href": href},
@@ -45,6 +45,9 @@ def index(request: PlacementRequest) -> ApiResponse:
     """Return the matching providers, with at most four SQL statements.
 
     Up to three statements check the classes and traits in the query.
+
+    Raises:
+        BadRequest: The query is invalid, or names an unknown trait or class.
     """
     values, version = request.query, request.version
     members = queries.members(values.get("member_of", []), version)
@@ -86,13 +89,22 @@ def refuse_unknown(tx: Connection, filters: ProviderFilters) -> None:
 
 
 def show(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Return a provider, with one SQL statement."""
+    """Return a provider, with one SQL statement.
+
+    Raises:
+        NotFound: The provider does not exist.
+    """
     row = request.read(providers.show, provider_uuid)
     return ApiResponse(view(request, row), modified=row.changed_at)
 
 
 def create(request: PlacementRequest) -> ApiResponse:
-    """Create a provider. Since 1.20 the response has a body."""
+    """Create a provider. Since 1.20 the response has a body.
+
+    Raises:
+        BadRequest: The parent does not exist, or is the provider itself.
+        Conflict: The name or uuid is in use, or the parent is a host's provider.
+    """
     values = _normalize_uuids(request.body)
     row = request.make(
         providers.is_made,
@@ -108,7 +120,14 @@ def create(request: PlacementRequest) -> ApiResponse:
 
 
 def update(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Rename a provider, and move it below ``parent_provider_uuid`` if the body has this key."""
+    """Rename a provider, and move it below ``parent_provider_uuid`` if the body has this key.
+
+    Raises:
+        NotFound: The provider does not exist.
+        BadRequest: The parent does not exist or is below the provider, or the provider has a parent
+            and the microversion does not permit another one.
+        Conflict: The name is in use, or the provider or the parent belongs to a host.
+    """
     values = _normalize_uuids(request.body)
 
     def work(tx: Connection) -> ProviderRow:
@@ -123,12 +142,17 @@ def update(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def delete(request: PlacementRequest, provider_uuid: str) -> None:
-    """Delete a provider that an operator created."""
+    """Delete a provider that an operator created.
+
+    Raises:
+        NotFound: The provider does not exist.
+        Conflict: The provider belongs to a host, or has children or allocations.
+    """
     request.write(providers.delete, provider_uuid)
 
 
 def _normalize_uuids(body: JsonMapping) -> JsonObject:
-    """Return the body with normalized uuids."""
+    """Return the body with its uuids in lower case with dashes."""
     return {
         name: str(uuid.UUID(value)) if name.endswith("uuid") and value is not None else value
         for name, value in body.items()

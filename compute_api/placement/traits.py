@@ -15,10 +15,13 @@ from compute_api.placement.schemas import CUSTOM_TRAIT
 
 
 def index(request: PlacementRequest) -> ApiResponse:
-    """Return the matching traits, with two SQL statements.
+    """Return the matching traits, with at most two SQL statements.
 
-    The query may have ``name=in:A,B`` or ``name=startswith:PREFIX``, and ``associated=true`` or
-    ``associated=false``.
+    The query may have ``name=in:A,B`` or ``name=startswith:PREFIX``, and ``associated=true`` (only
+    traits of providers) or ``associated=false`` (only other traits).
+
+    Raises:
+        BadQuery: The query is invalid.
     """
     associated = (request.first("associated") or "").lower()
     if associated not in ("", "true", "false") or (
@@ -44,12 +47,20 @@ def _parse_name_filter(text: str | None) -> Callable[[str], bool]:
 
 
 def show(request: PlacementRequest, name: str) -> ApiResponse:
-    """Return an empty response if the trait exists, with at most three SQL statements."""
+    """Return an empty response if the trait exists, with at most three SQL statements.
+
+    Raises:
+        NotFound: The trait does not exist.
+    """
     return ApiResponse(modified=request.read(traits.show, name))
 
 
 def create(request: PlacementRequest, name: str) -> ApiResponse:
-    """Create a trait. The status is 201, or 204 if the trait exists."""
+    """Create a custom trait. The status is 201, or 204 if the trait exists.
+
+    Raises:
+        BadRequest: The name is not that of a custom trait.
+    """
     try:
         CUSTOM_TRAIT.check_body(request.version, name)
     except errors.BadRequest as problem:
@@ -64,12 +75,22 @@ def create(request: PlacementRequest, name: str) -> ApiResponse:
 
 
 def delete(request: PlacementRequest, name: str) -> None:
-    """Delete a trait that no provider has."""
+    """Delete a custom trait that no provider has.
+
+    Raises:
+        NotFound: The trait does not exist.
+        BadRequest: The trait is a standard trait.
+        Conflict: A provider has the trait.
+    """
     request.write(traits.delete, name)
 
 
 def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Return the traits of a provider, with two SQL statements."""
+    """Return the traits of a provider, with two SQL statements.
+
+    Raises:
+        NotFound: The provider does not exist.
+    """
 
     def work(tx: Connection) -> tuple[ProviderRow, list[str]]:
         provider = providers.show(tx, provider_uuid)
@@ -79,7 +100,14 @@ def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Replace the traits that operators set. Traits that a host reports stay."""
+    """Replace the traits that operators set, and return all traits. Traits of the host stay.
+
+    Raises:
+        NotFound: The provider does not exist.
+        BadRequest: A trait does not exist.
+        Conflict: The provider has another generation, or the trait COMPUTE_STATUS_DISABLED was
+            added to a host.
+    """
 
     def work(tx: Connection) -> tuple[ProviderRow, list[str]]:
         provider = providers.lock(tx, provider_uuid, request.body["resource_provider_generation"])
@@ -91,7 +119,11 @@ def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def clear(request: PlacementRequest, provider_uuid: str) -> None:
-    """Remove all traits that operators set."""
+    """Remove all traits that operators set. Traits that a host reports stay.
+
+    Raises:
+        NotFound: The provider does not exist.
+    """
 
     def work(tx: Connection) -> None:
         provider = providers.lock(tx, provider_uuid)

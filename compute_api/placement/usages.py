@@ -15,7 +15,13 @@ RULE = "placement:usages"
 
 
 def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Return the usage of each class in the inventories, with three SQL statements."""
+    """Return the usage of each resource class of a provider, with three SQL statements.
+
+    An unused class of the inventories has the usage 0.
+
+    Raises:
+        NotFound: The provider does not exist.
+    """
 
     def work(tx: Connection) -> tuple[ProviderRow, dict[str, int]]:
         provider = providers.show(tx, provider_uuid)
@@ -33,6 +39,9 @@ def index(request: PlacementRequest) -> ApiResponse:
     """Return the usage of a project or of a user in a project.
 
     Since 1.38 the usage is grouped by consumer type, which takes two SQL statements instead of one.
+
+    Raises:
+        Forbidden: The policy does not permit the caller to read this project's usage.
     """
     project, user = str(request.first("project_id")), request.first("user_id")
     request.require(RULE, {"project_id": project})

@@ -346,7 +346,7 @@ def test_image_client_upload_raises_conflict_when_stored_record_differs(
     glance: Glance, changes: dict[str, Any]
 ) -> None:
     glance.record.update(STORED | changes)
-    with pytest.raises(errors.Conflict, match=f"has image {ID} not as it was given"):
+    with pytest.raises(errors.Conflict, match=f"stored image {ID} with .* was sent"):
         upload(glance)
 
 

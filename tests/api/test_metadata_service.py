@@ -647,7 +647,7 @@ class Services:
         self.queries.append(facts)
         assert self.go.wait(30)
         if self.is_down:
-            raise errors.Unavailable("The vendor data of cmdb cannot be had.")
+            raise errors.Unavailable("The vendor data of cmdb cannot be read.")
         return {"cmdb": {"rack": len(self.queries)}}
 
 

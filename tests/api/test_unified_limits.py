@@ -49,7 +49,7 @@ class Keystone:
         )
         if self.down:
             raise errors.Unavailable(
-                "The identity service does not tell the limits of this project; try again later."
+                "The identity service does not return the limits of this project; try again later."
             )
         return {**self.registered, **self.own.get(project_id, {})}
 
@@ -354,7 +354,7 @@ def test_requests_with_limits_return_503_without_keystone(cloud: Cloud, keystone
     ):
         answer = cloud.call(method, path, body)
         assert answer.status_code == 503, path
-        assert "does not tell the limits" in answer.json["serviceUnavailable"]["message"]
+        assert "does not return the limits" in answer.json["serviceUnavailable"]["message"]
     assert len(cloud.rows(schema.servers)) == 1
     for method, path, body, status in (
         ("GET", "/servers/detail", None, 200),

@@ -146,7 +146,7 @@ def certificate_of_other_authority(site: Site, own: Certificate) -> Certificate:
     [
         (certificate_of_other_host, "does not name host h1"),
         (certificate_without_key, "present certificate's key"),
-        (expired_certificate, "is over"),
+        (expired_certificate, "is not valid now"),
         (certificate_of_other_authority, "not of this cloud's authority"),
     ],
 )

@@ -108,8 +108,9 @@ def test_image_gateway_maps_refusals_of_image_service(
         download(gateway)
     if status == 403:
         assert refusal.value.text.startswith(
-            "The image service does not let this user read the image; check its roles. It says: By a rule Kilonova's "
-            "own user, kilonova of project service (admin, manager, member, reader, service), needs the role admin"
+            "The image service does not let this user read the image; check the user's roles. The service's message: "
+            "By a rule Kilonova's own user, kilonova of project service (admin, manager, member, reader, service), "
+            "needs the role admin"
         )
     service.respond_with(HEAD + b"Content-Length: 1\r\n\r\nx")
     assert download(gateway) == b"x"

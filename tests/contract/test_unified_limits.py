@@ -188,7 +188,7 @@ def test_unified_limits_with_wrong_options_are_unavailable_and_logged(
         "user_domain_id = default",
         *lines,
     )
-    with pytest.raises(errors.Unavailable, match="does not tell the limits"):
+    with pytest.raises(errors.Unavailable, match="does not return the limits"):
         reader.of("*")
     assert message in caplog.text
     assert cloud.admin_password not in caplog.text
@@ -219,7 +219,7 @@ def test_unified_limits_are_unavailable_when_identity_does_not_answer(
         "user_domain_id = default",
         "system_scope = all",
     )
-    with pytest.raises(errors.Unavailable, match="does not tell the limits"):
+    with pytest.raises(errors.Unavailable, match="does not return the limits"):
         reader.of("*")
 
 

@@ -246,7 +246,7 @@ def test_vendor_data_target_is_skipped_after_three_failures(service: Service) ->
 
 def test_vendor_data_failure_raises_unavailable_when_fatal(service: Service) -> None:
     service.answer = answer_with(b"<html>")
-    with pytest.raises(errors.Unavailable, match="vendor data of t cannot be had"):
+    with pytest.raises(errors.Unavailable, match="vendor data of t cannot be read"):
         create_dynamic(service, is_fatal=True).of(FACTS)
     unreachable = Dynamic([Target("t", "http://127.0.0.1:1/")], session.Session(), is_fatal=True)
     with pytest.raises(errors.Unavailable):

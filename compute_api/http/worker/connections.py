@@ -126,7 +126,7 @@ class ClientConnections:
 
     # --- New connections ---
     def accept(self, listener: socket.socket, tag: Hashable = None) -> None:
-        """Accept the waiting connections of a listener."""
+        """Accept waiting connections of a listener, at most ``ACCEPT_BATCH``."""
         for _ in range(ACCEPT_BATCH):
             try:
                 sock, peer = listener.accept()
@@ -159,7 +159,11 @@ class ClientConnections:
     def _make_room(
         self, clients: Iterable[ClientConnection], newest: ClientConnection | None
     ) -> bool:
-        """Drop the longest waiting connection without a response in progress, else the newest."""
+        """Drop the longest waiting connection without a response in progress, else the newest.
+
+        Returns:
+            True if a connection was dropped.
+        """
         for client in clients:
             if client.phase is not ConnectionPhase.ANSWER and client is not newest:
                 self.drop(client)
@@ -213,7 +217,7 @@ class ClientConnections:
             self._listen(client, 0)
 
     def _handle_end(self, client: ClientConnection) -> None:
-        """Handle the end of the input. The client may still read."""
+        """Handle the end of the client's data. The client may still read the response."""
         client.has_ended = True
         if client.phase is ConnectionPhase.BODY:
             client.incoming.cut()
@@ -224,7 +228,7 @@ class ClientConnections:
             self.drop(client)
 
     def _advance(self, client: ClientConnection) -> None:
-        """Check whether the request is complete, and update the deadline."""
+        """Parse the data that has arrived, update the deadline, and start a complete request."""
         incoming = client.incoming
         had_head = incoming.request is not None
         try:
@@ -286,7 +290,7 @@ class ClientConnections:
         self.refuse(client, status, f"{str(problem)[:200]}.")
 
     def refuse(self, client: ClientConnection, status: int, text: str) -> None:
-        """Send an error response and close the connection."""
+        """Send an error response. The connection is closed after at most ``LINGER_SECONDS``."""
         with contextlib.suppress(BrokenPipeError):
             client.out.sendall(self._refuse(status, text))
             client.out.flush()
@@ -301,9 +305,11 @@ class ClientConnections:
 
     # --- Responses ---
     def wait_for(self, client: ClientConnection) -> None:
-        """Send buffered data, and update the deadline.
+        """Send buffered data, and wait for the client to take the rest.
 
-        The client must take ``bytes_per_second``, or the connection is dropped.
+        The client must take ``bytes_per_second``, or the connection is dropped. A paused response
+        continues when the buffer has room. A complete response ends when the client has taken all
+        data.
         """
         if not client.is_open:
             return
@@ -333,12 +339,19 @@ class ClientConnections:
             self._complete(client)
 
     def pause_answer(self, client: ClientConnection) -> None:
-        """Continue the response when the client has taken more data."""
+        """Pause the response until the client has taken more data. Then ``go_on`` continues."""
         client.is_paused = True
         self.wait_for(client)
 
     def finish_answer(self, client: ClientConnection, is_last: bool) -> None:
-        """Complete the response after the last write to ``out``."""
+        """Note that the whole response is in ``out``, and send the rest of the data.
+
+        If the response was to a streamed body, the next waiting body may be streamed.
+
+        Args:
+            client: The connection.
+            is_last: Close the connection after this response.
+        """
         if client.stream is not None:
             client.stream.close()
             self._streaming[client.key] -= 1
@@ -386,9 +399,10 @@ class ClientConnections:
 
     # --- End of connections ---
     def close_late(self) -> None:
-        """Drop the connections that missed their deadline, at most once a second.
+        """Drop the connections that missed their deadline.
 
-        While the process ends, the check runs up to ten times a second.
+        An incomplete request first gets status 408. The thread calls this often, but the check runs
+        at most once a second, or ten times a second while the process ends.
         """
         now = time.monotonic()
         if now < self._next_check:
@@ -406,9 +420,10 @@ class ClientConnections:
                 self.drop(client)
 
     def end(self) -> None:
-        """Close the connections without a request.
+        """Begin to close all connections, because the process ends.
 
-        An idle connection may have a request in transit, so it gets ``LINGER_SECONDS``.
+        A connection whose request is being answered is closed after the response. Other connections
+        are closed after ``LINGER_SECONDS``, because a request may be in transit.
         """
         self.is_ending, self._next_check = True, 0.0
         for of_address in self._clients.values():
@@ -460,7 +475,7 @@ class ClientConnections:
 
 
 class BodyStream:
-    """The rest of a body that exceeds the buffer, read by the worker thread."""
+    """The rest of a request body that exceeds the buffer, read by the worker thread."""
 
     def __init__(self, sock: ClientSocket, limits: ClientLimits) -> None:
         self._sock, self._limits = sock.dup(), limits
@@ -487,7 +502,7 @@ class BodyStream:
                     data: bytes = self._sock.recv(READ_BYTES)
                     self._read += len(data)
                     return data
-        raise TimeoutError("the body did not come in time")
+        raise TimeoutError("the rest of the request body did not come in time")
 
     def close(self) -> None:
         """Close the duplicate of the socket."""
@@ -495,7 +510,10 @@ class BodyStream:
 
 
 def _raise_descriptor_limit() -> int:
-    """Raise the limit of open files to the hard limit, and return it."""
+    """Raise the limit of open files to the hard limit, and return the limit.
+
+    Without a hard limit, return about a million.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard if hard != resource.RLIM_INFINITY else 1 << 20

@@ -64,12 +64,15 @@ def apply_headers(environ: WSGIEnvironment) -> None:
 
 
 def _read_first(environ: WSGIEnvironment, name: str) -> str:
-    """Return the value that the outermost proxy set."""
+    """Return the first value of the header X-Forwarded-``name``, or "".
+
+    The outermost proxy sets the first value.
+    """
     return str(environ.get(f"HTTP_X_FORWARDED_{name}", "")).partition(",")[0].strip()
 
 
 def _parse_forwarded(header: str) -> tuple[str, str, str]:
-    """Return proto, host and for of the first element of a ``Forwarded`` header."""
+    """Return proto, host and for of a ``Forwarded`` header's first element, "" if missing."""
     pairs = (part.partition("=") for part in header.partition(",")[0].split(";"))
     values = {name.strip().lower(): value.strip().strip('"') for name, _, value in pairs}
     return values.get("proto", ""), values.get("host", ""), values.get("for", "")

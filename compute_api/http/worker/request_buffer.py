@@ -35,7 +35,7 @@ class BufferedUnreader(Unreader):  # type: ignore[misc]  # gunicorn ships no typ
         self.more: Callable[[], bytes] | None = None
 
     def add(self, data: bytes) -> None:
-        """Append data."""
+        """Append data that gunicorn reads after the data added before."""
         self._buffered.append(data)
 
     def chunk(self, size_hint: int | None = None) -> bytes:
@@ -83,13 +83,13 @@ class RequestBuffer:
         return True
 
     def cut(self) -> None:
-        """End the body with the data that has arrived."""
+        """End the body with the data that has arrived, because the client sends no more."""
         self.is_cut = True
         self.request.unreader.add(bytes(self.arrived))
         self.arrived.clear()
 
     def forget(self) -> None:
-        """Reset the buffer after the response."""
+        """Prepare for the next request after the response. Data that has arrived is kept."""
         self.request = self._chunks = None
         self._searched = self._length = 0
 
@@ -97,7 +97,7 @@ class RequestBuffer:
         end = self.arrived.find(_END, max(0, self._searched - len(_END)))
         self._searched = len(self.arrived)
         if (end if end >= 0 else self._searched) > MAX_HEAD_BYTES:
-            raise LimitRequestHeaders("the head is too long")
+            raise LimitRequestHeaders(f"The request's head has more than {MAX_HEAD_BYTES} bytes")
         if end < 0:
             return False
         head = bytes(self.arrived[: end + len(_END)])
@@ -113,7 +113,7 @@ class RequestBuffer:
         return True
 
     def _find_end(self) -> int | None:
-        """Return the end of the body, or None if some of the body is missing."""
+        """Return the position after the body in ``arrived``, or None if the body is incomplete."""
         if self._chunks is not None:
             return self._chunks.end(self.arrived)
         return self._length if len(self.arrived) >= self._length else None
@@ -145,7 +145,9 @@ class ChunkedBody:
         self._is_last = False
 
     def end(self, data: bytearray) -> int | None:
-        """Return the end of the body, or None if some of the body is missing.
+        """Return the position after the body in ``data``, or None if some of the body is missing.
+
+        Each call gets the same data with more bytes at the end.
 
         Raises:
             InvalidChunkSize: The size of a chunk is invalid.
@@ -174,7 +176,7 @@ class ChunkedBody:
 
     @staticmethod
     def _parse_size(size: bytes) -> tuple[bool, int]:
-        """Return whether this is the last chunk, and its length with the terminator."""
+        """Return True for the last chunk, and the length of the chunk with its terminator."""
         if not size or len(size) > 16 or size.strip(b"0123456789abcdefABCDEF"):
             raise InvalidChunkSize(size[:16])
         length = int(size, 16)

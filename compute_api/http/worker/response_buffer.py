@@ -73,7 +73,7 @@ class ResponseBuffer:
             self.held = 0
 
     def push(self) -> bool:
-        """Send buffered data, and return True if none is left."""
+        """Send buffered data. Return True if no data is left, also after a broken connection."""
         with self._lock:
             return self._send()
 

@@ -52,8 +52,8 @@ def worker(
 
     Args:
         limits: The limits of clients.
-        fault: Builds the body of an error outside of the application.
-        may_wait: True for paths of requests that use the waiting threads.
+        fault: Builds the body of an error that the worker itself sends, from status and text.
+        may_wait: Returns True for paths of requests that use the waiting threads.
         waiting_threads: Number of waiting threads.
         shares_threads: Share the threads between projects (see ``Worker``).
     """
@@ -100,7 +100,7 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
         host: Address to listen on.
         port: Port to listen on.
         load: Creates the application in a worker.
-        close: Releases the resources of the application.
+        close: Releases the resources of the application when a worker exits.
         workers: Number of workers.
         threads: Threads of a worker.
         limits: The limits of clients.
@@ -178,7 +178,11 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
             self.cfg.set(name, value)
 
     def load(self) -> WSGIApplication:
-        """Create the application in a worker. gunicorn calls this."""
+        """Create the application in a worker. gunicorn calls this.
+
+        Raises:
+            AppImportError: The configuration is invalid. This ends the master too.
+        """
         try:
             # Later workers replace workers that passed the check.
             if self._forks == 1:
@@ -186,13 +190,14 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
             return forwarded.apply_proxy_headers(access_log.log_requests(self._load()), config.CONF)
         except ConfigError as problem:
             self._status = Arbiter.APP_LOAD_ERROR
-            # This also ends the master.
             raise AppImportError(f"{self._name}: {problem}") from problem
 
     def reload(self) -> None:
         """Replace the workers. gunicorn calls this in the master on SIGHUP.
 
-        New workers read the whole configuration except ``KEPT``. The old ones serve until then.
+        The new workers use the changed configuration, except for the options in ``KEPT`` and
+        ``KEPT_OF_SECTION``. If no worker can start with the changed configuration, the new workers
+        use the old one. The old workers serve until the new ones run.
         """
         process = self._name.removeprefix("kilonova-")
         section = process.replace("-", "_")
@@ -201,9 +206,13 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
         super().reload()
 
     def _can_start(self, process: str) -> bool:
-        """True if a worker can start with the current file.
+        """True if a worker can start with the configuration files in their present state.
 
-        This is tried in a child process, because a worker that cannot start ends the master.
+        A child process tries to start, because a worker that cannot start ends the master. The
+        child logs an error in the configuration.
+
+        Args:
+            process: Name of the process without "kilonova-".
         """
         read, write = os.pipe()
         child = os.fork()

@@ -47,7 +47,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
 
     @staticmethod
     def fault(status: int, text: str) -> object:
-        """Return the body of an error outside of the application."""
+        """Return the body of an error that the worker itself sends, not the application."""
         return {"error": {"code": status, "title": HTTPStatus(status).phrase, "message": text}}
 
     def get_thread_pool(self) -> ThreadPoolExecutor:
@@ -140,10 +140,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         self.method_queue.defer(self.clients.finish_answer, client, is_last)
 
     def _answer(self, client: ClientConnection) -> bool:
-        """Run the application, and write as much of the response as the client takes.
+        """Run the application, and write the response until the buffer is full.
 
         Returns:
-            True if the whole response is written.
+            True if the whole response is written. False: ``_go_on`` writes the rest later.
 
         Raises:
             _MustWaitError: The project has no free place, so there is no response yet.
@@ -187,7 +187,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         with contextlib.suppress(BrokenPipeError):
             if client.answer is None or not client.answer.response.headers_sent:
                 client.out.sendall(
-                    self._build_refusal(500, "Unexpected error. Tell your operator when it was.")
+                    self._build_refusal(500, "Unexpected error. Report the time to your operator.")
                 )
             client.out.flush()
 
@@ -204,7 +204,7 @@ class _MustWaitError(Exception):
 
 
 def refusal(status: int, body: object) -> bytes:
-    """Return a complete error response, after which the connection is closed."""
+    """Return the bytes of an error response. The caller closes the connection afterwards."""
     content = orjson.dumps(body)
     return (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
@@ -233,7 +233,7 @@ class PendingResponse:
         self._result: Iterable[bytes] = ()
 
     def take(self, result: Iterable[bytes]) -> None:
-        """Store the result of the application."""
+        """Store the result of the application, which is written later."""
         self._result, self.items = result, iter(result)
 
     def close(self) -> None:

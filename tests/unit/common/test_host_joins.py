@@ -45,7 +45,7 @@ def pack(content: object) -> str:
     ],
 )
 def test_join_token_read_refuses_incomplete_token(text: str) -> None:
-    with pytest.raises(ValueError, match="not whole: copy all"):
+    with pytest.raises(ValueError, match="not whole: copy the whole token"):
         JoinToken.read(text)
 
 

@@ -295,7 +295,7 @@ def test_plain_url_in_the_catalogue_is_refused_and_logged_once(
     }[section]
     for _ in range(2):
         with pytest.raises(
-            errors.Unavailable, match=f"endpoint of {kind} in the catalogue is plain text"
+            errors.Unavailable, match=f"refuses the endpoint of {kind} in the catalogue"
         ):
             read_url()
     [message] = [record.getMessage() for record in caplog.records]

@@ -100,7 +100,7 @@ def test_expired_limits_raise_unavailable_when_keystone_fails(
     assert client.of("*")["servers"] == 10
     clock.now += 10
     for _ in range(6):
-        with pytest.raises(errors.Unavailable, match="does not tell the limits"):
+        with pytest.raises(errors.Unavailable, match="does not return the limits"):
             client.of("*")
     assert len(keystone.asked) == 1 + 3, "after three failures the client pauses"
     keystone.problem = None

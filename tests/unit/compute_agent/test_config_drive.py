@@ -109,7 +109,7 @@ class Services:
     def of(self, facts: dict[str, Any]) -> dict[str, Any]:
         self.requests.append(facts)
         if self.failing:
-            raise errors.Unavailable("The vendor data of cmdb cannot be had.")
+            raise errors.Unavailable("The vendor data of cmdb cannot be read.")
         return {"cmdb": {"rack": len(self.requests)}}
 
 
@@ -130,7 +130,7 @@ def test_config_drive_requests_vendor_data_once_per_drive(
 
 
 def test_config_drive_is_not_built_when_required_vendor_data_fails(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="vendor data of cmdb cannot be had"):
+    with pytest.raises(OSError, match="vendor data of cmdb cannot be read"):
         ConfigDrives(ISO9660, VENDOR, cast(Dynamic, Services(failing=True))).build(
             SPEC, tmp_path / "config"
         )

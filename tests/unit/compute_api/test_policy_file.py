@@ -63,9 +63,9 @@ def load_policy(path: Path, text: str) -> Policy:
         (
             f'"{STOP}": "@"\n"mine": "rule:{START}"\n"{START}": "rule:mine"\n',
             2,
-            "made of one another",
+            "refer to each other",
         ),
-        ('"context_is_admin": "is_admin:True"\n', 1, "made of one another"),
+        ('"context_is_admin": "is_admin:True"\n', 1, "refer to each other"),
         ('"a": "\x01"\n', 1, "this is no YAML"),
     ],
 )
@@ -164,7 +164,7 @@ def test_empty_policy_file_keeps_all_defaults(path: Path) -> None:
         ),
         (
             f'"{STOP}": "rule:project_memberapi"\n',
-            f"1: {STOP}: there is no rule project_memberapi, so nobody passes it; "
+            f"1: {STOP}: there is no rule project_memberapi, so this part never permits; "
             "did you mean project_member_api?",
         ),
         (
