@@ -45,6 +45,7 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
     """Return the WSGI application with the real services. Call this in the worker process.
 
     Args:
+        conf: The configuration.
         policy: The policy that the master has read, or None to read the policy now.
     """
     from common.clients import limits, network_records, shares, volumes

@@ -38,6 +38,9 @@ class HostAgents(Protocol):
         """Send a query to a host, and return the answer.
 
         Args:
+            host: Name of the host.
+            verb: Name of the query.
+            arguments: Arguments of the query.
             timeout: Seconds to wait for the answer.
 
         Raises:
@@ -46,7 +49,11 @@ class HostAgents(Protocol):
         """
 
     def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
-        """Send commands to a host. Return False if they are lost. The conductor repeats them."""
+        """Send commands to a host. Return False if the message is lost.
+
+        The answer to the host's next report contains lost commands, so callers need not repeat
+        them.
+        """
 
 
 class TenantImages(Protocol):

@@ -27,7 +27,7 @@ def page(request: Request, server: ServerRecord) -> JsonObject:
         actions.list_for,
         server.id,
         limit=request.limit,
-        marker=request.first("marker"),
+        marker=request.query_value("marker"),
         changed_since=since,
         changed_before=before,
     )

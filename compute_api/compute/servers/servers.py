@@ -134,7 +134,7 @@ def _parse_query(request: Request, operation: str) -> ServerFilters | None:
         changed_since=since,
         changed_before=before,
         sort=_parse_sort(request),
-        marker=request.first("marker"),
+        marker=request.query_value("marker"),
         limit=request.limit,
     )
 
@@ -159,12 +159,12 @@ def _parse_tags(request: Request) -> dict[str, list[str]]:
     """Return the tag filters, each of which is a list with commas."""
     if request.version not in Range("2.26"):
         return {}
-    return {name: text.split(",") for name in _TAGS if (text := request.first(name))}
+    return {name: text.split(",") for name in _TAGS if (text := request.query_value(name))}
 
 
 def _parse_boolean(request: Request, name: str) -> bool:
     """Return a boolean parameter. Raises BadRequest for a value that is not a boolean."""
-    value = (request.first(name) or "").strip().lower()
+    value = (request.query_value(name) or "").strip().lower()
     if value not in ("true", "false", "1", "0", "yes", "no", "on", "off", "t", "f", "y", "n"):
         raise errors.BadRequest(f"Invalid {name} value '{value[:40]}': give true or false.")
     return is_true(value)
@@ -231,13 +231,13 @@ def _choose_project(request: Request, operation: str, all_filters: bool) -> str 
 
     Without all_tenants this is the caller's project.
     """
-    all_tenants = request.first("all_tenants")
+    all_tenants = request.query_value("all_tenants")
     if all_tenants is None or (all_tenants != "" and not _parse_boolean(request, "all_tenants")):
         return request.context.project_id
     request.require(f"{_API}servers:{operation}:get_all_tenants")
     if not all_filters:
         return None
-    return request.first("project_id") or request.first("tenant_id")
+    return request.query_value("project_id") or request.query_value("tenant_id")
 
 
 def _parse_sort(request: Request) -> list[tuple[str, bool]]:

@@ -50,7 +50,7 @@ def delete(request: Request, snapshot_id: str) -> None:
         BadRequest: ``delete_info`` is invalid, or the volume or its server does not allow the
         merge.
     """
-    delete_info = _parse_delete_info(request.first("delete_info"))
+    delete_info = _parse_delete_info(request.query_value("delete_info"))
     files = {
         name: None
         if delete_info.get(field) is None

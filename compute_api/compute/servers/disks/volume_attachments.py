@@ -41,7 +41,7 @@ def index(request: Request, server: ServerRecord) -> JsonObject:
         for row in request.read(volumes.list_of, server.id)
         if row.volume_id and view.is_shown(row, request.version)
     ]
-    offset = int(request.first("offset") or 0)
+    offset = int(request.query_value("offset") or 0)
     return {
         "volumeAttachments": [
             view.of(row, request.version) for row in rows[offset : offset + request.limit]
