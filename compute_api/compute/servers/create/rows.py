@@ -38,13 +38,13 @@ class NewServers:
     flavor: Flavor
     min_count: int
     max_count: int
-    #: of each server's row
+    #: Columns that the rows of all servers have.
     columns: JsonObject
-    #: of each action
+    #: Arguments of each action.
     args: JsonObject
-    #: the server group of the servers
+    #: The server group of the servers, or None.
     group_id: str | None
-    #: personality: files for the config drive
+    #: Files for the config drive (personality).
     files: Sequence[dict[str, str]] = field(repr=False)
     #: With device names, in the order in which the guest sees the volumes.
     volumes: ServerVolumes
@@ -132,7 +132,11 @@ def build_rows(
     """Build the rows of servers, and of the actions that will create their guests.
 
     Args:
+        request: The request.
+        new_servers: The common data of the servers.
+        reservation_id: Id that all servers of the request have.
         row_ids: For each server its id and the id of its action.
+        password: Password of all servers, stored encrypted in the actions.
 
     Raises:
         NotImplementedHere: There are files, and this cloud has no key to encrypt them.
@@ -180,6 +184,8 @@ def _make_hostname(name: str, server_id: str, suffix: str) -> str:
     """Make a host name of at most 63 letters, digits and hyphens out of a server's name.
 
     Args:
+        name: Name of the server.
+        server_id: Id of the server, for a name without any usable letter.
         suffix: Distinguishes the servers of one request. Only the text before the suffix is cut.
     """
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
@@ -194,6 +200,8 @@ def build_volume_rows(
     """Build the rows of one server's volumes.
 
     Args:
+        server_volumes: The mappings, and the volumes that existed before.
+        server_id: Id of the server.
         new_ids: For each mapping the id of the new volume, or None if the volume existed before.
     """
     rows: list[JsonObject] = []
