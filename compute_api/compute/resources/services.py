@@ -24,7 +24,10 @@ DISABLED = "disabled"
 
 
 def state(row: HeardServiceRow) -> HostState:
-    """Return UP if the service sends heartbeats and is not forced down, else DOWN."""
+    """Return UP if the conductors count the service as up and it is not forced down.
+
+    Otherwise return DOWN.
+    """
     return HostState.UP if row.up and not row.forced_down else HostState.DOWN
 
 
