@@ -45,13 +45,21 @@ class Request(ApiRequest):
 
     @property
     def networks(self) -> TenantNetworks | None:
-        """The network service, or None in a cloud without a network service."""
+        """The network service, or None in a cloud without a network service.
+
+        Raises:
+            Unavailable: The service catalogue cannot be read.
+        """
         service = self.services.networks
         return service if service is not None and service.has_service() else None
 
     @property
     def volumes(self) -> TenantVolumes | None:
-        """The block storage service, or None in a cloud without one."""
+        """The block storage service, or None in a cloud without a block storage service.
+
+        Raises:
+            Unavailable: The service catalogue cannot be read.
+        """
         service = self.services.volumes
         return service if service is not None and service.has_service() else None
 

@@ -21,7 +21,11 @@ from compute_api.http.response import ApiResponse
 
 
 def index(request: Request, service_id: str) -> JsonObject:
-    """Return the actions on a host, newest first, for GET /os-services/{service_id}/actions."""
+    """Return the actions on a host, newest first, for GET /os-services/{service_id}/actions.
+
+    Raises:
+        NotFound: The compute service does not exist.
+    """
     microversions.check_extension(request.headers)
 
     def work(tx: Connection) -> list[HostAction]:
@@ -69,7 +73,12 @@ def create(request: Request, service_id: str) -> ApiResponse:
 
 
 def delete(request: Request, service_id: str, action_id: str) -> None:
-    """Stop an action on a host, which then begins no further moves. Running moves continue."""
+    """Stop an action on a host, which then begins no further moves. Running moves continue.
+
+    Raises:
+        NotFound: The compute service does not exist, or its host has no such action.
+        Conflict: The action has ended.
+    """
     microversions.check_extension(request.headers)
     request.write(lambda tx: host_actions.stop(tx, _find_action(tx, service_id, action_id).id))
 

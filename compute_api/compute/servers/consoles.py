@@ -150,7 +150,7 @@ def show_token(request: Request, token: str) -> JsonObject:
 
     Raises:
         NotFound: The token does not exist or has expired.
-        HostDown: The server's host is down or does not answer.
+        Conflict: The server is on no host, or the host does not answer (HostDown).
     """
     return {"console": _open_console(request, token)[0]}
 
@@ -168,7 +168,7 @@ def _open_console(request: Request, token: str) -> tuple[JsonObject, JsonObject]
 
     Raises:
         NotFound: The token does not exist or has expired.
-        HostDown: The server's host is down or does not answer.
+        Conflict: The server is on no host, or the host does not answer (HostDown).
     """
     record = request.read(console_tokens.find, token)
     if record is None:

@@ -29,7 +29,7 @@ class Destination:
 
     @property
     def args(self) -> JsonObject:
-        """The arguments of the workflow."""
+        """The arguments of the workflow: zone, host and forced, without the node."""
         return {"zone": self.zone, "host": self.host, "forced": self.forced}
 
 

@@ -22,7 +22,7 @@ def index(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def page(request: Request, server: ServerRecord) -> JsonObject:
-    """Return one page of a server's actions, newest first and filtered by time, since 2.58.
+    """Return one page of a server's actions, newest first, optionally by time, since 2.58.
 
     Raises:
         BadRequest: The marker is not the request id of an action of the server.

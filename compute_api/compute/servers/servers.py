@@ -185,10 +185,10 @@ States = list[tuple[str, Sequence[str], Sequence[str]]]
 
 
 def _parse_statuses(statuses: Sequence[str]) -> tuple[States | None, bool]:
-    """Return the states with one of these statuses, and False if none of the statuses exists.
+    """Return the states with one of these statuses, and True if any of the statuses exists.
 
     A state is a vm_state with two lists of task_states: the states that match (empty: all) and
-    those that do not match. Without statuses return (None, True), which means no filter.
+    those that do not match. Without statuses the result is (None, True), which means no filter.
     """
     if not statuses:
         return None, True

@@ -186,7 +186,9 @@ def _freeze_guest(request: Request, server: ServerRecord) -> Iterator[None]:
         try:
             query_host(request, server, "unquiesce", arguments)
         except errors.Problem as problem:
-            log.info("server %s may stay frozen until the freeze ends: %s", server.id, problem.text)
+            log.info(
+                "server %s may stay frozen until its host thaws it: %s", server.id, problem.text
+            )
 
 
 # --- properties of the image ---
