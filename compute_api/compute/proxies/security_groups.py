@@ -160,9 +160,10 @@ def _convert_rule(body: JsonMapping) -> JsonObject:
     low, high = _parse_number("from_port", values[1]), _parse_number("to_port", values[2])
     least, most = _NUMBERS[protocol]
     if not (least <= low <= most and least <= high <= most and (low <= high or protocol == "icmp")):
+        order = "" if protocol == "icmp" else ", and from_port must not be above to_port"
         raise errors.BadRequest(
             f"Invalid port range {low}:{high}: for {protocol}, from_port and to_port must be from "
-            f"{least} to {most}, and from_port must not be above to_port."
+            f"{least} to {most}{order}."
         )
     ports = {"port_range_min": low, "port_range_max": high}
     return {
