@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The WSGI application of the Compute API, and the order in which it processes a request.
 
-``service.application`` calls ``create`` once per process, and so do tests. A wrapper checks tokens
-and passes the caller in the WSGI environment. Without a token only the version documents are
-available. The order is: request id, size, root and project in the URL, caller, microversion, route
-of that version, query against the schema, server (if the route is about one), policy, body against
-the schema, handler. Handlers of routes without a policy rule check the policy themselves, after the
-body.
+``service.application`` calls ``create`` once in each worker process. A wrapper checks tokens and
+passes the caller in the WSGI environment. Without a token only the version documents are available.
+
+The order is: request id, size, root and project in the URL, caller, microversion, route of that
+version, query against the schema, server (only if the path contains a server id), policy, body
+against the schema, handler. Handlers of routes without a policy rule check the policy themselves,
+after the body.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ BODY_TYPES = (JSON_TYPE, "application/vnd.openstack.compute+json", "text/plain")
 
 
 def create(services: Services, policy: Policy | None = None) -> WSGIApplication:
-    """Return the application with these services.
+    """Return the WSGI application of the Compute API with these services.
 
     Args:
-        services: The services.
-        policy: Policy instead of the default rules, or None.
+        services: The store and the other services of the handlers.
+        policy: Policy instead of the default rules. None means ``COMPUTE_RULES``.
     """
     middlewares: list[Any] = [
         RequestIds("X-Compute-Request-Id", "X-Openstack-Request-Id"),
@@ -99,7 +100,7 @@ class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
 
     Args:
         rows: Routes with this path.
-        gone: Methods that were removed from the API, separated by spaces. Their response is 410.
+        gone: HTTP methods that were removed from the API, separated by spaces. The response is 410.
     """
 
     def __init__(self, rows: list[Route], gone: str) -> None:
@@ -111,7 +112,13 @@ class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
         raise falcon.HTTPGone()
 
     def serve(self, req: ComputeHttpRequest, resp: falcon.Response, **params: str) -> None:
-        """Serve a request: check it in the order of this module, and call the handler."""
+        """Check a request in the order of this module, and answer with the result of the handler.
+
+        Raises:
+            Unauthorized: The request has no caller.
+            NotFound: No route has this method at this microversion, or the server does not exist.
+            Problem: A check or the handler refuses the request.
+        """
         state = req.context
         services, policy = state.services, state.policy
         require_caller(state.caller)
@@ -142,7 +149,15 @@ class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
         send(resp, route.handler(request, *arguments, **params), route.success)
 
     def _body(self, req: ComputeHttpRequest, state: ComputeState, route: Route) -> JsonValue:
-        """Return the checked body, or None if the route takes no body."""
+        """Return the body, checked against the route's schema, or None if the route takes no body.
+
+        Below /v2 unknown keys are removed instead of refused.
+
+        Raises:
+            UnsupportedMediaType: The media type is not one of ``BODY_TYPES``.
+            BadRequest: The body is not JSON, or violates the schema.
+            TooLarge: The body is larger than the route allows.
+        """
         if route.body is None:
             return None
         media_type = request_data.media_type_of(req.content_type or JSON_TYPE)
@@ -164,7 +179,13 @@ class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
 
 
 def _read_server(request: Request, route: Route, server_id: str) -> ServerRecord:
-    """Return the row of the route's server, after the check of the route's policy rule."""
+    """Return the row of the route's server, after the check of the route's policy rule.
+
+    Raises:
+        NotFound: The server does not exist for the caller. A deleted server counts only if the
+            route serves deleted servers.
+        Forbidden: The policy rule denies.
+    """
     row: ServerRecord = request.read(servers.show, server_id, request.scope, deleted=route.deleted)
     if route.policy:
         target: Mapping[str, str] = {"project_id": row.project_id, "user_id": row.user_id}

@@ -35,14 +35,17 @@ _TEXTS = {
 
 
 def body(status: int, message: str) -> JsonObject:
-    """Return the body of an error response with this status."""
+    """Return the JSON body of an error response with this status and message."""
     return {KINDS.get(status, "computeFault"): {"code": status, "message": message}}
 
 
 def handle(
     req: falcon.Request, resp: falcon.Response, problem: BaseException, params: object
 ) -> None:
-    """Build the response for an exception of a handler. Falcon calls this."""
+    """Write the response for an exception of a handler. Falcon calls this.
+
+    Statuses from 500 on, except 501, are logged with the traceback.
+    """
     fault = faults.fault_of(problem, _TEXTS)
     if fault.status >= 500 and fault.status != 501:
         faults.log_failure(log, req, problem)

@@ -24,7 +24,7 @@ VERSION_DOCUMENTS = re.compile(r"/v2|/v2\.1(/versions(/[^/]+)?)?")
 
 
 class ComputeState(RequestState):
-    """The data that the middleware has collected about a request."""
+    """The data about one request, which the middleware collects."""
 
     #: Scheme, host and prefix of links.
     base: str = ""
@@ -64,9 +64,9 @@ class Dependencies:
 class ApiRoots:
     """Converts all forms of a URL to one, for example /v2.1/servers.
 
-    Below /v2 the API is that from before microversions. The path may contain a project id before
-    the resource. As in Nova, a path with a slash at the end is a 404, except for the roots. Why: an
-    empty id must not turn the request for a resource into a request for the whole list.
+    Below /v2 the API is the version from before microversions. The path may contain a project id
+    before the resource. As in Nova, a path with a slash at the end is a 404, except for the roots.
+    Why: a request for a resource with an empty id must not become a request for the whole list.
     """
 
     def __init__(self, public_url: str | None) -> None:
@@ -121,7 +121,7 @@ class UrlProjects:
 
 
 class ComputeVersions:
-    """Stores the chosen microversion, and adds the version headers to the response."""
+    """Stores the microversion of the request, and adds the version headers to the response."""
 
     def process_request(self, req: ComputeHttpRequest, resp: falcon.Response) -> None:
         state = req.context

@@ -108,7 +108,10 @@ _PROXIED = "2.35"
 
 
 def operations() -> set[str]:
-    """Return all present and removed operations: methods with paths, and keys of actions."""
+    """Return all present and removed operations of this API.
+
+    An operation is a method with a path, for example "GET /servers", or the key of an action.
+    """
     removed = {f"{method} {path}" for path, methods in GONE.items() for method in methods.split()}
     return (
         {f"{route.method} {route.path}" for route in ROUTES}

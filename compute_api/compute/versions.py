@@ -24,7 +24,12 @@ _DOCUMENTATION = {
 
 
 def _build_version(base: str, root: str) -> JsonObject:
-    """Return the entry of a root, v2 or v2.1, in the list of versions."""
+    """Return the entry of a root in the list of versions.
+
+    Args:
+        base: Scheme, host and prefix of the link.
+        root: v2 or v2.1.
+    """
     newest = root == "v2.1"
     return {
         "id": "v2.1" if newest else "v2.0",
@@ -63,7 +68,7 @@ class VersionDocument:
 
 
 def choices(req: ComputeHttpRequest, resp: falcon.Response, **params: str) -> None:
-    """Answer any other path without a version with 300 and the same path in each version."""
+    """Answer a path without a version with 300 and the same path below each root."""
     base = req.context.base
     entries = []
     for root in ("v2", "v2.1"):

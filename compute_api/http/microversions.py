@@ -63,7 +63,7 @@ def is_version(text: str) -> bool:
     return _DIGITS.match(text) is not None
 
 
-def parsed(text: str) -> tuple[int, int] | None:
+def parse(text: str) -> tuple[int, int] | None:
     """Return major and minor number of a version.
 
     Return None if the text has another form, or a number has more than four digits.

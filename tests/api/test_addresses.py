@@ -74,9 +74,13 @@ def test_server_addresses_are_grouped_by_network_with_floating_last(cloud: Cloud
 
 
 def test_server_ips_of_network_without_the_server_returns_404(cloud: Cloud) -> None:
-    answer = cloud.call("GET", f"/servers/{create_server(cloud, RED)}/ips/blue")
+    server = create_server(cloud, RED)
+    answer = cloud.call("GET", f"/servers/{server}/ips/blue")
     assert answer.json == {
-        "itemNotFound": {"code": 404, "message": "Network blue is not one of the server's."}
+        "itemNotFound": {
+            "code": 404,
+            "message": f"Server {server} has no interface in network blue.",
+        }
     }
 
 

@@ -100,11 +100,12 @@ def test_resize_stores_disk_config_of_request(cloud: Cloud, server: str) -> None
         ("nowhere", "Flavor nowhere could not be found."),
         (
             TINY,
-            "flavorRef: Server disk was unable to be resized because: it cannot be changed from 20 GiB to 1 GiB; ",
+            "flavorRef: Server disk was unable to be resized because: the root disk cannot "
+            "change from 20 GiB to 1 GiB; ",
         ),
         (
             "none",
-            "flavorRef: Server disk was unable to be resized because: it cannot be changed to a flavor "
+            "flavorRef: Server disk was unable to be resized because: the root disk cannot change to a flavor "
             "without a disk; ",
         ),
         ("odd", "flavor m1.odd: extra spec hw:cpu_policy"),
@@ -281,17 +282,17 @@ def test_confirm_and_revert_without_migration_return_400(
         (
             "host1",
             False,
-            "Host host1 that the server came from is down; revert when it is up again, or confirm",
+            "The source host host1 of the resize is down. Revert when this host is up again, or confirm",
         ),
         (
             "host1",
             True,
-            "Host host1 that the server came from is down; revert when it is up again, or confirm",
+            "The source host host1 of the resize is down. Revert when this host is up again, or confirm",
         ),
         (
             "host2",
             False,
-            "Host host2 that the server is on does not answer, and the server may run there.",
+            "The server's host host2 does not answer, and the server may still run there.",
         ),
         ("host2", True, None),
     ],

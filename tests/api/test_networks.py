@@ -218,19 +218,21 @@ def test_create_server_with_unusable_networks_is_refused(networked_cloud: Cloud,
         (400, f"Network {UNKNOWN} could not be found.", {"networks": [{"uuid": UNKNOWN}]}),
         (400, f"Network {foreign} could not be found.", {"networks": [{"uuid": foreign}]}),
         (400, f"Network {bare} requires a subnet in order to boot instances on.", {"networks": [{"uuid": bare}]}),
-        (400, "networks: each entry needs a port, or the uuid of a network, which None is not.", {"networks": [{}]}),
-        (400, "networks: each entry needs a port, or the uuid of a network, which red is not.",
+        (400, "networks: each entry needs a port, or a network's UUID as uuid; None is not a UUID.",
+         {"networks": [{}]}),
+        (400, "networks: each entry needs a port, or a network's UUID as uuid; red is not a UUID.",
          {"networks": [{"uuid": "red"}], "mv": "2.36"}),
         (400, f"Port id {UNKNOWN} could not be found.", {"networks": [{"port": UNKNOWN}]}),
         (400, f"Port id {foreign_port} could not be found.", {"networks": [{"port": foreign_port}]}),
-        (400, f"Port {foreign_port} is not usable: it is another project's.",
+        (400, f"Port {foreign_port} is not usable: it belongs to another project.",
          {"networks": [{"port": foreign_port}], "token": "admin"}),
         (400, f"Port {dry} requires a FixedIP in order to be used.", {"networks": [{"port": dry}]}),
         (409, f"Port {used} is still in use.", {"networks": [{"port": used}]}),
         (400, f"networks: port {free} is given twice.", {"networks": [{"port": free}, {"port": free}]}),
         (400, f"networks: fixed_ip 10.0.0.9 cannot be given together with port {free}, which has its addresses "
          "already.", {"networks": [{"port": free, "fixed_ip": "10.0.0.9"}]}),
-        (400, "networks: a port belongs to one server; make servers with ports of their own in separate requests.",
+        (400, "networks: a port can belong to one server only; create servers with existing ports in separate "
+         "requests.",
          {"networks": [{"port": free}], "max_count": 2}),
         (400, "networks: max_count cannot be greater than 1 if a fixed_ip is specified.",
          {"networks": [{"uuid": red, "fixed_ip": "10.0.0.9"}], "min_count": 2}),
@@ -322,8 +324,8 @@ def test_create_server_auto_without_any_network_returns_400(networked_cloud: Clo
     assert_refused(
         networked_cloud,
         400,
-        f"networks: unable to automatically allocate a network for project {PROJECT}; make one, or ask "
-        'for "none".',
+        f"networks: unable to automatically allocate a network for project {PROJECT}; create a "
+        'network, or give "none".',
         networks="auto",
     )
 
@@ -354,7 +356,7 @@ def test_create_server_without_network_service_refuses_networks(
     assert_refused(
         networked_cloud,
         400,
-        'networks: this cloud has no network service; leave networks out, or ask for "none" or "auto".',
+        'networks: this cloud has no network service; leave networks out, or give "none" or "auto".',
         networks=[{"uuid": UNKNOWN}],
     )
     assert create_and_read(networked_cloud, networks="auto")[1].args["networks"] == []

@@ -223,9 +223,7 @@ def test_add_security_group_to_server_without_ports_returns_404(
     networked_cloud.set_state(server)
     assert change_group(networked_cloud, server, "addSecurityGroup", "web").json["itemNotFound"][
         "message"
-    ] == (
-        f"Server {server} has no port that a security group could apply to; attach an interface first."
-    )
+    ] == (f"Server {server} has no port for a security group; attach an interface first.")
 
 
 def test_add_security_group_without_network_service_returns_404(cloud: Cloud) -> None:

@@ -149,17 +149,25 @@ def test_create_server_stores_local_disks_of_request(
             ".guest_format: 'zfs' is not one of swap, ext2, ext3, ext4, xfs, ",
         ),
         ("both", [{**BLANK, "uuid": IMAGE}], ".uuid: a disk of source_type blank has no source"),
-        ("both", [{**BLANK, "disk_bus": "ide"}], ".disk_bus: not for disks of source_type blank"),
+        (
+            "both",
+            [{**BLANK, "disk_bus": "ide"}],
+            ".disk_bus: not allowed for a disk of source_type blank",
+        ),
         (
             "both",
             [{**BLANK, "device_type": "cdrom"}],
-            ".device_type: disks of source_type blank are disks",
+            ".device_type: a disk of source_type blank always has the type disk",
         ),
-        ("both", [{**BLANK, "no_device": True}], ".no_device: not for disks of source_type blank"),
+        (
+            "both",
+            [{**BLANK, "no_device": True}],
+            ".no_device: not allowed for a disk of source_type blank",
+        ),
         (
             "both",
             [{**BLANK, "volume_size": 5}, {**BLANK, "volume_size": 5}],
-            ": with what the flavor has the server would have 4 local disks, the root disk among them; at most 3 ",
+            ": with the disks of the flavor, the server would have 4 local disks including the root disk; at most 3 ",
         ),
         (
             "both",
@@ -171,12 +179,12 @@ def test_create_server_stores_local_disks_of_request(
                     "boot_index": -1,
                 }
             ],
-            ": this cloud has no volume service; ",
+            ": this cloud has no volume service. ",
         ),
         (
             "both",
             [{"source_type": "blank", "volume_size": 1, "boot_index": -1}],
-            ".destination_type: say whether a disk of source_type blank",
+            ".destination_type: a disk of source_type blank needs",
         ),
     ],
 )
@@ -206,10 +214,13 @@ def test_create_server_accepts_boot_disk_mapping_equal_to_flavor(
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"volume_size": 2}, ".volume_size: flavor m1.both has 1 GiB for the root disk, and 2 "),
-        ({"disk_bus": "scsi"}, ".disk_bus: the image's hw_disk_bus decides the bus of its disk, "),
-        ({"device_type": "cdrom"}, ".device_type: the local boot disk is a disk; "),
-        ({"guest_format": "ext4"}, ".guest_format: not for the image as local boot disk; "),
+        (
+            {"volume_size": 2},
+            ".volume_size: flavor m1.both has 1 GiB for the root disk, and 2 GiB ",
+        ),
+        ({"disk_bus": "scsi"}, ".disk_bus: the local boot disk has the bus virtio, "),
+        ({"device_type": "cdrom"}, ".device_type: the local boot disk always has the type disk; "),
+        ({"guest_format": "ext4"}, ".guest_format: not allowed for the image as local boot disk; "),
     ],
 )
 def test_create_server_with_different_boot_disk_returns_400_by_field(
@@ -270,7 +281,7 @@ def test_resize_to_flavor_with_less_ephemeral_space_returns_400(
     cloud.set_state(server)
     message = act(cloud, server, "resize", {"flavorRef": flavor}, status=400)
     assert message.startswith(
-        "flavorRef: Server disk was unable to be resized because: its ephemeral disks have "
+        "flavorRef: Server disk was unable to be resized because: the ephemeral disks have "
         f"{used_gb} GiB, and flavor m1.{flavor} has "
     )
     assert cloud.rows(schema.migrations) == []
@@ -307,7 +318,7 @@ def test_resize_over_max_local_disks_returns_400(two_disk_cloud: Cloud) -> None:
     message = act(two_disk_cloud, server, "resize", {"flavorRef": "both"}, status=400)
     assert message == (
         "flavorRef: Server disk was unable to be resized because: with flavor m1.both the server would "
-        "have 3 local disks, the root disk among them; at most 2 are allowed."
+        "have 3 local disks including the root disk; at most 2 are allowed."
     )
     assert two_disk_cloud.rows(schema.migrations) == []
 

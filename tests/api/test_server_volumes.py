@@ -347,7 +347,7 @@ ORDER = "Block Device Mapping is Invalid: Boot sequence"
         ([BOOT, {**BOOT, "uuid": OTHER}], {}, ORDER),
         ([BOOT, {**BLANK, "boot_index": 2}], {}, ORDER),
         ([LOCAL, BOOT], {"image": IMAGE}, ORDER),
-        ([BLANK_BOOT], {}, "nothing can be booted from a disk of source_type blank"),
+        ([BLANK_BOOT], {}, "servers cannot boot from a disk of source_type blank"),
         ([{**BOOT, "uuid": NOWHERE}], {}, f"Invalid: failed to get volume {NOWHERE}."),
         ([{**FROM_SNAPSHOT, "uuid": NOWHERE}], {}, f"failed to get snapshot {NOWHERE}."),
         ([{**FROM_IMAGE, "uuid": NOWHERE}], {}, f"failed to get image {NOWHERE}."),
@@ -355,7 +355,7 @@ ORDER = "Block Device Mapping is Invalid: Boot sequence"
         ([BOOT, {k: v for k, v in BLANK.items() if k != "volume_size"}], {}, "non-zero size"),
         ([BOOT, {**BLANK, "uuid": OTHER}], {}, "Invalid: Invalid device UUID."),
         ([{k: v for k, v in BOOT.items() if k != "uuid"}], {}, "Missing device UUID."),
-        ([BOOT, {**BOOT, "boot_index": 1}], {}, "a server has a volume once"),
+        ([BOOT, {**BOOT, "boot_index": 1}], {}, "a volume is given twice"),
         ([{**BOOT, "volume_type": "fast"}], {"mv": "2.67"}, "volume type to existing volume"),
         ([{**FROM_IMAGE, "volume_type": "no"}], {"mv": "2.67"}, "Volume type no could not be"),
         ([BOOT], {"max_count": 2}, "Cannot attach one or more volumes to multiple instances"),
@@ -363,10 +363,10 @@ ORDER = "Block Device Mapping is Invalid: Boot sequence"
         ([{**BOOT, "disk_bus": "pigeon"}], {}, ".disk_bus: 'pigeon' is not one of virtio, scsi"),
         ([{**BOOT, "device_type": "lun"}], {}, ".device_type: 'lun' is not one of disk"),
         ([BOOT, {**BLANK, "device_type": "cdrom"}], {}, ".device_type: 'cdrom' is not one of disk"),
-        ([{**BOOT, "guest_format": "ext4"}], {}, ".guest_format: a volume keeps"),
+        ([{**BOOT, "guest_format": "ext4"}], {}, ".guest_format: volumes are not formatted"),
         ([{**BOOT, "no_device": True}], {}, ".no_device: "),
         ([{**BOOT, "destination_type": "local"}], {}, ".destination_type: "),
-        ([{**SWAP, "tag": "t"}, BOOT], {"mv": "2.42", "flavorRef": "swap"}, ".tag: disks of"),
+        ([{**SWAP, "tag": "t"}, BOOT], {"mv": "2.42", "flavorRef": "swap"}, ".tag: local disks"),
     ],
 )
 def test_create_server_with_invalid_block_device_mapping_returns_400(
@@ -409,7 +409,7 @@ def test_create_server_with_new_encrypted_volume_returns_400(
     message = read_refusal(
         cloud, *mappings[:-1], {**mappings[-1], "volume_type": "fast"}, mv="2.67"
     )
-    assert "is encrypted there (its type is fast)" in message and "without encryption" in message
+    assert "is encrypted (volume type fast)" in message and "without encryption" in message
     assert [volume["id"] for volume in volumes.created] == volumes.deleted
 
 
@@ -552,7 +552,7 @@ def test_rebuild_of_server_on_volume_writes_image_from_2_93(cloud: Cloud, volume
     assert "Volume is smaller than the minimum size" in rebuild("2.93").text
     properties = {"block_device_mapping": "[]"}
     cloud.images.images[IMAGE] = replace(image, ref=replace(image.ref, properties=properties))
-    assert "has no bytes" in rebuild("2.93").text
+    assert "contains no data" in rebuild("2.93").text
     cloud.images.images[IMAGE] = image
     answer = rebuild("2.93")
     assert answer.status_code == 202 and answer.json["server"]["image"] == ""

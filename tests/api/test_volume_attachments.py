@@ -347,7 +347,7 @@ def test_swap_volume_is_refused_to_users_and_foreign_service(
         (VOLUME, {"encrypted": True}, 400, "is encrypted"),
         (OTHER, {"servers": (OTHER,)}, 400, "must be detached in order to swap"),
         (OTHER, {"size_gb": 1}, 400, "must be the same size or larger"),
-        (OTHER, {"migration": ""}, 400, "is not the one to which"),
+        (OTHER, {"migration": ""}, 400, "is not the target of the migration"),
         (OTHER, {"encrypted": True}, 400, "is encrypted"),
     ],
 )

@@ -280,7 +280,7 @@ def test_create_server_with_malformed_image_mappings_returns_400(
     image = cloud.images.images[IMAGE]
     properties = {**image.ref.properties, "block_device_mapping": text}
     cloud.images.images[IMAGE] = replace(image, ref=replace(image.ref, properties=properties))
-    assert "is no list of mappings" in read_refusal(cloud, image=IMAGE)
+    assert "is not a list of mappings" in read_refusal(cloud, image=IMAGE)
 
 
 def test_create_server_from_image_with_missing_snapshot_returns_400(

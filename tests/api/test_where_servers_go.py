@@ -104,12 +104,12 @@ def test_create_server_with_requested_host_does_not_force_host(zoned_cloud: Clou
         ({"host": "nowhere"}, "Compute host nowhere could not be found."),
         (
             {"host": "host1", "hypervisor_hostname": "other"},
-            "Compute host host1 could not be found. It is there, but its node is not other.",
+            "Compute host host1 could not be found. A host with this name exists, but its node is not other.",
         ),
         ({"availability_zone": "nova:nowhere"}, "Compute host nowhere could not be found."),
         (
             {"availability_zone": "nova:host1:host2.cloud"},
-            "Compute host host1 could not be found. It is there, but its node is not host2.cloud.",
+            "Compute host host1 could not be found. A host with this name exists, but its node is not host2.cloud.",
         ),
         (
             {"availability_zone": "a:b:c:d"},
@@ -218,20 +218,20 @@ def test_create_server_stores_and_shows_scheduler_hints(cloud: Cloud) -> None:
         ({"_nova_check_type": ["rebuild"]}, "os:scheduler_hints._nova_check_type: names"),
         (
             {"different_host": [ids.new() for _ in range(65)]},
-            "os:scheduler_hints.different_host: hints name at most 64",
+            "os:scheduler_hints.different_host: same_host and different_host may together name at most 64",
         ),
         (
             {
                 "same_host": [ids.new() for _ in range(40)],
                 "different_host": [ids.new() for _ in range(25)],
             },
-            "os:scheduler_hints.different_host: hints name at most 64",
+            "os:scheduler_hints.different_host: same_host and different_host may together name at most 64",
         ),
         (
             {"group": [ids.new(), ids.new()]},
             "os:scheduler_hints.group: a server can be in one group only",
         ),
-        ({"query": "x" * 20000}, "os:scheduler_hints: at most 16384 bytes"),
+        ({"query": "x" * 20000}, "os:scheduler_hints: the hints may have at most 16384 bytes"),
         ({"same_host": ["not an id"]}, "Invalid input for field/attribute same_host"),
         ({"group": "by name"}, "Invalid input for field/attribute group"),
         ({"cidr": "24"}, "Invalid input"),
@@ -413,6 +413,6 @@ def test_rebuild_with_image_of_other_hardware_needs_returns_400(
         assert answer.status_code == 202, answer.text
     else:
         assert read_refusal(answer).startswith(
-            f"imageRef: this image asks for other {difference} than the server has"
+            f"imageRef: this image needs other {difference} than the server has"
         )
         assert cloud.rows(schema.servers)[0].image_id == IMAGE

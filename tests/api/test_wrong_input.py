@@ -26,11 +26,11 @@ from tests.api.conftest import IMAGE, Callers, Cloud
 GOOD: dict[str, Any] = {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}
 UNKNOWN = "deadbeef-dead-dead-dead-deaddeadbeef"
 NO_NETWORK = (
-    'networks: this cloud has no network service; leave networks out, or ask for "none" or "auto".'
+    'networks: this cloud has no network service; leave networks out, or give "none" or "auto".'
 )
 NO_VOLUME = (
-    "block_device_mapping_v2: this cloud has no volume service; a disk is the image as local boot disk "
-    "(source_type image, destination_type local), or a new one (source_type blank, destination_type local)."
+    "block_device_mapping_v2: this cloud has no volume service. Disks can be the image as local boot disk "
+    "(source_type image, destination_type local), or new local disks (source_type blank, destination_type local)."
 )
 
 
@@ -68,7 +68,7 @@ CREATES: list[tuple[str, str, dict[str, Any], int, str]] = [
      "not valid."),
     ("least above most", "2.1", {"min_count": 3, "max_count": 2}, 400, "min_count must be <= max_count"),
     ("too many at once", "2.1", {"min_count": 1, "max_count": "99999"}, 400,
-     "max_count must be at most 1000: make the servers in several requests"),
+     "max_count must be at most 1000: create the servers in several requests"),
     ("user data", "2.1", {"user_data": "!"}, 400,
      "Invalid input for field/attribute user_data. The value is not repeated here. It is not base64."),
     ("password", "2.1", {"adminPass": 7}, 400,
@@ -83,7 +83,7 @@ CREATES: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("metadata items", "2.1", {"metadata": {str(number): "" for number in range(129)}}, 403,
      "Maximum number of metadata items exceeds 128"),
     ("files", "2.1", {"personality": [{"path": f"/{number}", "contents": ""} for number in range(6)]}, 403,
-     "Quota exceeded: at most 5 injected files."),
+     "Quota exceeded: a request may have at most 5 injected files."),
     ("over quota", "2.1", {"min_count": 11, "max_count": 11}, 403,
      "Quota exceeded for instances: Requested 11, but already used 0 of 10 instances"),
 ]

@@ -23,7 +23,10 @@ DEFAULT_POOL = "nova"
 
 
 def index(request: Request) -> JsonObject:
-    """Return the project's floating IPs for GET /os-floating-ips."""
+    """Return the project's floating IPs for GET /os-floating-ips.
+
+    The list is empty without a network service, or if this service has no routers.
+    """
     networks, token = request.networks, request.context.token
     if networks is None:
         return {"floating_ips": []}
@@ -46,6 +49,8 @@ def create(request: Request) -> JsonObject:
 
     Raises:
         NotFound: The pool does not exist, or has no free address.
+        BadRequest: The request names no pool, and several pools can be the default.
+        NotImplementedHere: The cloud has no network service.
     """
     networks, token = network_records.required_to_make(request), request.context.token
     pool = _choose_pool(_list_pools(networks, token), (request.body or {}).get("pool"))
@@ -93,12 +98,12 @@ def _choose_pool(pool_networks: Sequence[JsonObject], name: str | None) -> JsonO
         raise errors.NotFound(
             "Floating IP pool not found."
             if name is None
-            else f"Floating IP pool {name[:80]} not found; GET /os-floating-ip-pools lists them."
+            else f"Floating IP pool {name[:80]} not found; GET /os-floating-ip-pools lists all pools."
         )
     if len(matches) > 1:
         raise errors.BadRequest(
             f"There are several floating IP pools: {', '.join(network['id'] for network in matches)[:400]}; "
-            "name one by its id."
+            "give the id of one as pool."
         )
     return matches[0]
 

@@ -38,7 +38,7 @@ _PROGRESS = {"queued": 25, "saving": 50, "active": 100}
 
 
 def index(request: Request) -> JsonObject:
-    """Return one page of ids and names for GET /images."""
+    """Return one page of images for GET /images, with id, name and links only."""
     return _list(
         request,
         "images",
@@ -58,7 +58,7 @@ def detail(request: Request) -> JsonObject:
 def _list(request: Request, path: str, view: Callable[[JsonObject], JsonObject]) -> JsonObject:
     filters = {"limit": str(request.limit)}
     for name in request.query:
-        value = request.first(name) or ""
+        value = request.query_value(name) or ""
         if name == "marker":
             filters["marker"] = value
         elif name.startswith(_PROPERTY):
@@ -149,7 +149,11 @@ def metadata(request: Request, image_id: str) -> JsonObject:
 
 
 def item(request: Request, image_id: str, key: str) -> JsonObject:
-    """Return one property for GET /images/{id}/metadata/{key}."""
+    """Return one property for GET /images/{id}/metadata/{key}.
+
+    Raises:
+        NotFound: The image does not exist, or has no such property.
+    """
     return {"meta": {key: _get_property(_list_properties(_read_record(request, image_id)), key)}}
 
 
@@ -180,7 +184,11 @@ def replace(request: Request, image_id: str) -> JsonObject:
 
 
 def put(request: Request, image_id: str, key: str) -> JsonObject:
-    """Set one property for PUT /images/{id}/metadata/{key}."""
+    """Set one property for PUT /images/{id}/metadata/{key}.
+
+    Raises:
+        BadRequest: The body does not contain the key of the path.
+    """
     body = request.body["meta"]
     if key not in body:
         raise errors.BadRequest("Request body and URI mismatch")
@@ -201,7 +209,13 @@ def remove(request: Request, image_id: str, key: str) -> None:
 def _change_properties(
     request: Request, image_id: str, old: Mapping[str, str], new: dict[str, str]
 ) -> dict[str, str]:
-    """Replace the properties of an image, and return the new properties.
+    """Replace the properties of an image in the image service, and return the new properties.
+
+    Args:
+        request: The request.
+        image_id: Id of the image.
+        old: The present properties. Unchanged properties are not sent.
+        new: All new properties. Properties that are only in ``old`` are removed.
 
     Raises:
         Forbidden: The quota does not allow so many properties.

@@ -11,7 +11,7 @@ from compute_api.compute.views.proxies import networks as view
 
 
 def index(request: Request) -> JsonObject:
-    """Return the caller's networks for GET /os-networks."""
+    """Return all networks that the caller sees for GET /os-networks."""
     return {"networks": [view.network(network) for network in _list_networks(request)]}
 
 
@@ -21,7 +21,7 @@ def show(request: Request, network_id: str) -> JsonObject:
 
 
 def tenant_index(request: Request) -> JsonObject:
-    """Return the caller's networks for GET /os-tenant-networks."""
+    """Return all networks that the caller sees for GET /os-tenant-networks."""
     return {"networks": [view.tenant_network(network) for network in _list_networks(request)]}
 
 
@@ -31,6 +31,9 @@ def tenant_show(request: Request, network_id: str) -> JsonObject:
 
 
 def _list_networks(request: Request) -> list[JsonObject]:
-    """Return all networks that are visible to the caller, including external networks."""
+    """Return all networks that are visible to the caller, including external networks.
+
+    Without a network service the list is empty.
+    """
     networks = request.networks
     return [] if networks is None else networks.records(request.context.token, NETWORKS)

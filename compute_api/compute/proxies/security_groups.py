@@ -25,7 +25,11 @@ ALL_OF_ICMP = -1
 
 
 def index(request: Request) -> JsonObject:
-    """Return one page of security groups for GET /os-security-groups."""
+    """Return one page of security groups for GET /os-security-groups.
+
+    Administrators get the groups of all projects with ``all_tenants``. Without a network service
+    the list is empty.
+    """
     networks, context = request.networks, request.context
     if networks is None:
         return {"security_groups": []}
@@ -36,7 +40,7 @@ def index(request: Request) -> JsonObject:
         else networks.security_groups(context.token, context.project_id, whole=True)
     )
     page = sorted(groups, key=lambda group: (group["project_id"], group["name"], group["id"]))
-    page = page[int(request.first("offset") or 0) :][: request.limit or None]
+    page = page[int(request.query_value("offset") or 0) :][: request.limit or None]
     return {"security_groups": [view.group(group, groups) for group in page]}
 
 
@@ -55,7 +59,7 @@ def create(request: Request) -> JsonObject:
 
 
 def update(request: Request, group_id: str) -> JsonObject:
-    """Change name and description for PUT /os-security-groups/{id}."""
+    """Change the name and description of a group for PUT /os-security-groups/{id}."""
     networks, record_id = network_records.required(request), _check_id(group_id)
     with conflicts_as(errors.BadRequest):
         return _show_group(
@@ -72,7 +76,12 @@ def delete(request: Request, group_id: str) -> None:
 
 
 def create_rule(request: Request) -> JsonObject:
-    """Add an ingress rule to a group for POST /os-security-group-rules."""
+    """Add an ingress rule to a group for POST /os-security-group-rules.
+
+    Raises:
+        BadRequest: The rule is invalid, or the network service refuses it.
+        NotFound: The group or the source group does not exist for the caller.
+    """
     body, networks = request.body["security_group_rule"], network_records.required_to_make(request)
     values = _convert_rule(body)
     parent = network_records.one(request, GROUPS, body["parent_group_id"])
@@ -89,14 +98,14 @@ def create_rule(request: Request) -> JsonObject:
 
 
 def delete_rule(request: Request, rule_id: str) -> None:
-    """Delete a rule for DELETE /os-security-group-rules/{id}."""
+    """Delete a security group rule for DELETE /os-security-group-rules/{id}."""
     network_records.required(request).delete(request.context.token, RULES, _check_id(rule_id))
 
 
 def _check_id(record_id: str) -> str:
     if not network_records.is_id(record_id):
         raise errors.BadRequest(
-            f"{record_id[:80]} is not a UUID, as the ids of security groups and their rules are."
+            f"{record_id[:80]} is not a UUID. Ids of security groups and of their rules are UUIDs."
         )
     return record_id
 
@@ -107,7 +116,7 @@ def _select_fields(request: Request) -> JsonObject:
 
 
 def _show_group(request: Request, group: JsonObject) -> JsonObject:
-    """Return the body of a group, after a look-up of the groups that its rules refer to."""
+    """Return the body of a group. Source groups of the rules are read for their names."""
     has_sources = any(rule.get("remote_group_id") for rule in group["security_group_rules"])
     networks, token = network_records.required(request), request.context.token
     groups = networks.security_groups(token, group["project_id"], whole=True) if has_sources else []
@@ -151,9 +160,10 @@ def _convert_rule(body: JsonMapping) -> JsonObject:
     low, high = _parse_number("from_port", values[1]), _parse_number("to_port", values[2])
     least, most = _NUMBERS[protocol]
     if not (least <= low <= most and least <= high <= most and (low <= high or protocol == "icmp")):
+        order = "" if protocol == "icmp" else ", and from_port must not be above to_port"
         raise errors.BadRequest(
-            f"Invalid port range {low}:{high}: with {protocol} both are from {least} to {most}, "
-            "and from_port is not above to_port."
+            f"Invalid port range {low}:{high}: for {protocol}, from_port and to_port must be from "
+            f"{least} to {most}{order}."
         )
     ports = {"port_range_min": low, "port_range_max": high}
     return {
@@ -171,16 +181,21 @@ def _parse_number(name: str, value: object) -> int:
 
 
 def _convert_range(cidr: object) -> JsonObject:
-    """Convert the range of source addresses. None means all IPv4 addresses."""
+    """Convert the range of source addresses. None means all IPv4 addresses.
+
+    Raises:
+        BadRequest: The range is invalid.
+    """
     try:
         if cidr is not None and not isinstance(cidr, str):
-            raise ValueError("a range is text")
+            raise ValueError("cidr must be a string")
         interface = ipaddress.ip_interface(cidr or "0.0.0.0/0")
     except ValueError as problem:
         raise errors.BadRequest(f"Invalid cidr {str(cidr)[:80]}.") from problem
     if interface.network.prefixlen == 0 and int(interface.ip):
         raise errors.BadRequest(
-            f"Bad prefix for network in cidr {cidr}: a length of 0 means every address."
+            f"Bad prefix for network in cidr {cidr}: the length 0 means all addresses; give "
+            "0.0.0.0/0 or ::/0."
         )
     text = cidr if cidr and "/" in cidr else str(interface.network)
     return {"ethertype": f"IPv{interface.version}", "remote_ip_prefix": text}

@@ -17,11 +17,11 @@ from compute_api.compute.views.proxies import volumes as view
 from compute_api.http.validation import is_true
 
 VOLUMES, SNAPSHOTS = "volumes", "snapshots"
-_WITHOUT = "This cloud has no block storage service, and so no volumes or snapshots."
+_WITHOUT = "This cloud has no block storage service, so there are no volumes or snapshots."
 
 
 def index(request: Request) -> JsonObject:
-    """Return volumes for GET /os-volumes and GET /os-volumes/detail."""
+    """Return one page of volumes for GET /os-volumes and GET /os-volumes/detail."""
     return {VOLUMES: _list_page(request, VOLUMES, view.volume)}
 
 
@@ -46,7 +46,7 @@ def delete(request: Request, volume_id: str) -> None:
 
 
 def snapshot_index(request: Request) -> JsonObject:
-    """Return snapshots for GET /os-snapshots and GET /os-snapshots/detail."""
+    """Return one page of snapshots for GET /os-snapshots and GET /os-snapshots/detail."""
     return {SNAPSHOTS: _list_page(request, SNAPSHOTS, view.snapshot)}
 
 
@@ -81,14 +81,25 @@ def _list_page(
 ) -> list[JsonObject]:
     service = request.volumes
     records = [] if service is None else service.records(request.context.token, resource)
-    offset = int(request.first("offset") or 0)
+    offset = int(request.query_value("offset") or 0)
     return [show_record(record) for record in records[offset : offset + request.limit]]
 
 
 def _create_record(
     request: Request, resource: str, body: JsonMapping, **values: JsonValue
 ) -> JsonObject:
-    """Create a record with ``values``, and with the name and description of the body."""
+    """Create a record with ``values``, and with the name and description of the body.
+
+    Args:
+        request: The request.
+        resource: ``VOLUMES`` or ``SNAPSHOTS``.
+        body: The object in the request's body.
+        values: Further fields of the record.
+
+    Raises:
+        Forbidden: A quota of the block storage service does not allow the record.
+        NotImplementedHere: The cloud has no block storage service.
+    """
     service = request.volumes
     if service is None:
         raise errors.NotImplementedHere(_WITHOUT)

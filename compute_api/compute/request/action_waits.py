@@ -2,7 +2,9 @@
 """Requests that wait, for a step of their own action or for the end of another action.
 
 ``for_step`` serves rows of ``states.ACTIONS`` with ``answer_after``. A definite failure of the step
-becomes the request's error. After the timeout the result is unknown, and the caller answers 202.
+becomes the request's error. After the timeout the result is unknown, and the caller answers as if
+the action had only begun.
+
 The interval of the polls grows from 20 to 200 ms. Requests to a server have separate threads
 (``http.worker``), and only a limited number of these may wait.
 """
@@ -31,7 +33,7 @@ STEP_TIMEOUT_SECONDS = 30.0
 SLOT_SECONDS = 10.0
 #: A request waits for its turn for this many times ``answer_timeout_seconds``.
 TURN_TIMEOUTS = 2
-_ENDED_EARLY = "The action was ended before it was done."
+_ENDED_EARLY = "The action ended before the requested change was complete."
 #: Statuses of an external service for requests that its quota or policy forbids. The user gets 403.
 _FORBIDDEN = (403, 413)
 FIRST_POLL_SECONDS, MAX_POLL_SECONDS, POLL_BACKOFF = 0.02, 0.2, 1.5
@@ -39,9 +41,10 @@ FIRST_POLL_SECONDS, MAX_POLL_SECONDS, POLL_BACKOFF = 0.02, 0.2, 1.5
 
 @contextmanager
 def slot(services: Services) -> Iterator[bool]:
-    """Wait for a slot that permits this thread to wait, and hold the slot during the with block.
+    """Wait for a slot, which permits this thread to wait, and hold the slot during the with block.
 
-    Yields False if no slot becomes free within ``SLOT_SECONDS``.
+    Yields True with a slot. Yields False if no slot becomes free within ``SLOT_SECONDS``, or within
+    ``answer_timeout_seconds`` if that is shorter.
     """
     seconds = min(SLOT_SECONDS, services.settings.answer_timeout_seconds)
     is_free = services.wait_slots.acquire(timeout=seconds)
@@ -53,13 +56,20 @@ def slot(services: Services) -> Iterator[bool]:
 
 
 def in_turn(services: Services, server_id: str, begin: Callable[[], T], *, waits: bool = True) -> T:
-    """Begin an action of a server as soon as earlier actions have ended.
+    """Begin an action as soon as earlier actions of the server have ended.
+
+    Requests of this process to the same server begin their actions one after the other. The wait
+    takes at most ``TURN_TIMEOUTS`` times ``answer_timeout_seconds``.
 
     Args:
-        services: The services.
+        services: The services, with the queues of requests and the timeout.
         server_id: Id of the server.
-        begin: Begins the action, or raises Busy.
-        waits: Whether the request has a slot. Without a slot there is no wait.
+        begin: Begins the action, or raises Busy while another action is running.
+        waits: Whether the request has a slot. Without a slot ``begin`` is called once, without a
+            wait.
+
+    Returns:
+        The result of ``begin``.
 
     Raises:
         Busy: The earlier actions have not ended in time.
@@ -71,7 +81,9 @@ def in_turn(services: Services, server_id: str, begin: Callable[[], T], *, waits
 
 
 def begin_in_turn(services: Services, server_id: str, begin: Callable[[], T]) -> T:
-    """Begin an action at once, or in its turn if another action of the server is running.
+    """Begin an action at once, or if another action is running, in turn with a slot.
+
+    Returns the result of ``begin``. If no slot is free, ``begin`` is only tried once more.
 
     Raises:
         Busy: The earlier actions have not ended in time.
@@ -93,11 +105,14 @@ def for_step(
     clock: Clock | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> EventRow | None:
-    """Wait for the success of a step, and return its event, or None after the timeout.
+    """Wait for the success of a step, and return the step's event, or None after the timeout.
+
+    A failed step counts only when the whole action has failed, after its undo.
 
     Raises:
-        failure: The step failed, or the action ended before the step. The text is the journal's.
-        Forbidden: The step failed because of the policy or quota of an external service.
+        failure: The action failed at this step, or ended before the step succeeded. The text is
+            that of the journal or of the action.
+        Forbidden: The action failed because of the policy or quota of an external service.
     """
     clock = clock or Clock()
     end, delay = clock.monotonic() + timeout_seconds, FIRST_POLL_SECONDS
@@ -132,6 +147,8 @@ def for_turn(
     pause: Callable[[float], None] = time.sleep,
 ) -> T:
     """Call ``begin`` until it no longer raises Busy, and return its result.
+
+    With a timeout of 0, ``begin`` is called once.
 
     Raises:
         Busy: Another action was still running after the timeout.

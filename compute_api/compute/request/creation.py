@@ -43,7 +43,7 @@ def _no_volumes(count: int) -> list[JsonObject]:
 
 @dataclass(frozen=True)
 class Creation:
-    """The input of one POST /servers: ``min_count`` to ``max_count`` similar servers."""
+    """The input of one POST /servers, for ``min_count`` to ``max_count`` similar servers."""
 
     project_id: str
     user_id: str
@@ -104,7 +104,8 @@ Outcomes = list[tuple[_Ticket, Created | BaseException]]
 def _is_committed(tx: Connection, outcomes: Outcomes) -> bool:
     """Return whether the transaction with these outcomes was committed.
 
-    Because its servers exist together or not at all, a look at the first one is enough.
+    All new servers of a transaction exist together or not at all, so the first one is enough. A
+    transaction without new servers counts as committed.
     """
     server_ids = [
         outcome.server_id
@@ -118,6 +119,7 @@ class Creator:
     """Creates all new servers of this process.
 
     Args:
+        store: The database.
         defaults: Limits for resources without a limit of the project or the quota class.
         max_batch: Maximum number of requests in one transaction.
     """
@@ -137,11 +139,15 @@ class Creator:
     def create(self, creation: Creation) -> Created:
         """Create the servers of one request, in a transaction that other requests may share.
 
+        A request whose Idempotency-Key was used before with the same body creates no servers. The
+        result is that of the first request, with ``repeated`` set.
+
         Raises:
             OverQuota: The quota allows fewer than ``min_count`` servers.
             Conflict: An earlier request used the Idempotency-Key with another body.
             BadRequest: The server group does not exist any more.
-            Unavailable: The database does not answer, or is too busy.
+            Unavailable: The database does not answer or is too busy, or the API is stopping.
+            Problem: ``creation.rows`` or ``creation.volumes`` refuses the request.
         """
         ticket = _Ticket(creation)
         with self._lock:
@@ -192,7 +198,10 @@ class Creator:
                 self._commit([ticket])
 
     def _work(self, tx: Connection, batch: list[_Ticket]) -> Outcomes:
-        """Run the transaction, which may be repeated, so it changes only the database."""
+        """Insert the rows of a batch, and return the outcome of each request.
+
+        Invariant: this changes only the database, because the store may repeat the transaction.
+        """
         by_project: dict[str, list[_Ticket]] = {}
         for ticket in batch:
             by_project.setdefault(ticket.creation.project_id, []).append(ticket)
@@ -287,7 +296,7 @@ class _ProjectUsage:
         return count
 
     def promise(self, creation: Creation, count: int) -> None:
-        """Add the servers to the project's usage in this transaction."""
+        """Count servers that this transaction will insert, for the checks of later requests."""
         self.account.add(creation.user_id, creation.size, count)
         if creation.group is not None:
             self.members[creation.group] += count
@@ -296,7 +305,8 @@ class _ProjectUsage:
 def _admit(usage: _ProjectUsage, creation: Creation, new: _NewRows) -> Created | BaseException:
     """Return the outcome of one request, and add the rows of its servers to ``new``.
 
-    A repeated request gets the earlier result. A request over quota gets the error as outcome.
+    A repeated request gets the earlier result. A request over quota, or with a used Idempotency-Key
+    and another body, gets the error as outcome.
     """
     if creation.key in usage.earlier_requests:
         digest, server_id, reservation_id = usage.earlier_requests[creation.key]

@@ -49,7 +49,11 @@ class HostAgents(Protocol):
         """
 
     def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
-        """Send commands to a host. Return False if they are lost. The conductor repeats them."""
+        """Send commands to a host. Return False if the message is lost.
+
+        The answer to the host's next report contains lost commands, so callers need not repeat
+        them.
+        """
 
 
 class TenantImages(Protocol):
@@ -172,7 +176,7 @@ class TenantVolumes(Protocol):
 
 @dataclass(frozen=True)
 class ApiSettings:
-    """The options that handlers need."""
+    """The options of the configuration that handlers of the API need."""
 
     #: Maximum number of items on a page.
     max_limit: int = 1000
@@ -181,7 +185,7 @@ class ApiSettings:
     public_url: str | None = None
     #: Zone of hosts outside all zone aggregates.
     default_zone: str = "nova"
-    #: Zone of servers whose request names none.
+    #: Zone of servers if the request contains no zone. None means any zone.
     default_schedule_zone: str | None = None
     #: Alias of PCI devices in flavors -> pairs of vendor and product.
     pci_aliases: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)

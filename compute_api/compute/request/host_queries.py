@@ -30,8 +30,10 @@ def query_host(
     """Send a query to the server's host, and return the answer.
 
     Raises:
-        Conflict: The server is on no host, or its host is down or does not answer (HostDown).
+        Conflict: The server is on no host.
+        HostDown: The host is down or does not answer.
         Unavailable: Too many requests are waiting for hosts.
+        Problem: The host reports an error.
     """
     if not server.host:
         raise errors.Conflict(f"Instance {server.id} is not ready")
@@ -53,12 +55,13 @@ def query_hosts(
 ) -> dict[str, JsonObject | errors.Problem]:
     """Send a query to each of these hosts, one after the other, and return answers or errors.
 
-    Hosts that got no query before ``TOTAL_TIMEOUT_SECONDS`` are left out.
+    A host that reports an error or does not answer has the error as value. Hosts that got no query
+    before ``TOTAL_TIMEOUT_SECONDS`` are left out.
 
     Args:
-        request: The API request.
+        request: The request that waits for the hosts.
         hosts: Names of hosts, which should be up.
-        verb: Name of the query.
+        verb: Name of the query, which has no arguments.
 
     Raises:
         Unavailable: Too many requests are waiting for hosts.

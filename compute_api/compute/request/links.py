@@ -35,7 +35,7 @@ class Links:
         return f"{self.base}/{self.project}{'/' if self.project else ''}"
 
     def of(self, collection: str, ident: str) -> list[dict[str, str]]:
-        """Return the self and bookmark links of a resource."""
+        """Return the self link and the bookmark link of a resource."""
         path = f"{collection}/{quote(ident, safe='')}"
         return [{"rel": "self", "href": self.root + path}, self.bookmark(collection, ident)]
 
@@ -47,7 +47,7 @@ class Links:
         }
 
     def next(self, path: str, query: Mapping[str, list[str]], marker: str) -> list[dict[str, str]]:
-        """Return the link to the next page of a list, in a list of one."""
+        """Return the link to the next page of a list, as the only item of a list."""
         pairs = [
             (name, value) for name, values in query.items() if name != "marker" for value in values
         ]

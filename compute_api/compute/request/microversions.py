@@ -143,8 +143,10 @@ def unsupported(version: int) -> errors.NotFound:
 def chosen(headers: Mapping[str, str]) -> int:
     """Return the version that the headers choose, or the lowest version without such a header.
 
+    The text "latest" chooses the highest version.
+
     Raises:
-        BadRequest: The header is not a version.
+        BadRequest: The header does not have the form of a version.
         NotAcceptable: The version is not supported.
     """
     header = find_version(headers, "compute", OLDER_HEADER)

@@ -26,12 +26,18 @@ def generate() -> str:
 
 
 def derive(code: str) -> str:
-    """Return the password that a secret of hexadecimal digits determines."""
+    """Return the password for ``code``, a text of hexadecimal digits.
+
+    The same code always gives the same password.
+    """
     return "".join(LETTERS[byte % len(LETTERS)] for byte in bytes.fromhex(code)[:_LENGTH])
 
 
 def seal_text(vault: Vault | None, text: str | None) -> str | None:
-    """Return user data for the server's row, encrypted if the cloud has a key."""
+    """Return user data for the server's row, encrypted if the cloud has a key.
+
+    Returns None without user data.
+    """
     return vault.seal_text(text) if vault is not None and text else text or None
 
 
@@ -40,13 +46,15 @@ def seal(
 ) -> str | None:
     """Return the encrypted secrets for the action's row, or None without secrets or without a key.
 
+    Empty values are left out. Without a key the action runs without the password.
+
     Raises:
         NotImplementedHere: There are files, and this cloud has no key.
     """
     if vault is None and files:
         raise errors.NotImplementedHere(
-            "This cloud cannot keep injected files until they are written; its operator "
-            "can give it a [DEFAULT] secret_key."
+            "This cloud has no [DEFAULT] secret_key to encrypt injected files, so it cannot store "
+            "them. Leave personality out."
         )
     fields = {"admin_pass": password, "files": list(files), **more}
     fields = {name: value for name, value in fields.items() if value}

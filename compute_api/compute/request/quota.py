@@ -53,7 +53,7 @@ class UnregisteredLimits:
     listed: Iterable[str] = ("servers",)
 
     def limit(self, name: str) -> int:
-        """Return 0, or -1 for a resource without limit."""
+        """Return the limit of a resource without a registered limit: 0, or -1 for no limit."""
         return 0 if (name in self.listed) == (self.strategy == "require") else -1
 
 
@@ -75,7 +75,7 @@ class UnifiedLimits:
 
         Args:
             resource: Name of the limit in this API or in Keystone.
-            user_id: Ignored, because Keystone has no limits of users.
+            user_id: Ignored, because Keystone has no limits for single users.
         """
         name = self.name(resource)
         if name not in self.numbers and not name.startswith(CLASS) and name not in NAMES.values():
@@ -83,7 +83,7 @@ class UnifiedLimits:
         return self.numbers[name] if name in self.numbers else self.missing.limit(name)
 
     def name(self, resource: str) -> str:
-        """Return Keystone's name of a limit."""
+        """Return Keystone's name of a limit, or the same name if Keystone has no other."""
         return NAMES.get(resource, resource)
 
     def has_own(self, user_id: str, resource: str) -> bool:
@@ -114,7 +114,8 @@ class Quota:
     Args:
         defaults: Limits for resources without a limit of the project or the quota class.
         keystone: Client for limits that replace those in the database, or None.
-        missing: Limits of resources that Keystone does not list.
+        missing: Limits of resources that Keystone does not list. None means the defaults of
+            ``UnregisteredLimits``.
     """
 
     def __init__(

@@ -36,6 +36,8 @@ class Request(ApiRequest):
 
         Raises:
             BadRequest: The image does not exist for the caller.
+            Forbidden: Kilonova's own user cannot read the image, so hosts could not download it.
+            Unavailable: The image service does not answer.
         """
         if image_id not in self._images:
             self._images[image_id] = self.services.images.show(image_id, self.context.token)
@@ -43,13 +45,21 @@ class Request(ApiRequest):
 
     @property
     def networks(self) -> TenantNetworks | None:
-        """The network service, or None in a cloud without interfaces of servers."""
+        """The network service, or None in a cloud without a network service.
+
+        Raises:
+            Unavailable: The service catalogue cannot be read.
+        """
         service = self.services.networks
         return service if service is not None and service.has_service() else None
 
     @property
     def volumes(self) -> TenantVolumes | None:
-        """The block storage service, or None in a cloud without one."""
+        """The block storage service, or None in a cloud without a block storage service.
+
+        Raises:
+            Unavailable: The service catalogue cannot be read.
+        """
         service = self.services.volumes
         return service if service is not None and service.has_service() else None
 
@@ -68,15 +78,19 @@ class Request(ApiRequest):
         return frozenset(rule for rule in rules if self.policy.allows(rule, self.context))
 
     def limits(self) -> Numbers:
-        """Return the limits of the caller's project."""
+        """Return the limits of the caller's project.
+
+        Raises:
+            Unavailable: The limits are in Keystone, and Keystone does not answer.
+        """
         return self.read(self.services.quota.source(self.context.project_id))
 
     def check(self, action: states.Action, server: ServerRecord, *, waits: bool = False) -> None:
         """Check early that the server's state allows the action, before requests to other services.
 
         Args:
-            action: The action.
-            server: The server.
+            action: The row of the action.
+            server: The row of the server.
             waits: Whether the request waits for a running action, which then is no error.
 
         Raises:
@@ -100,9 +114,14 @@ class Request(ApiRequest):
 
         Args:
             begin: ``actions.begin``, or a function with the same parameters.
-            rows: The action, or several rows of which the server's vm_state selects one.
+            rows: The action, or several rows. The first row that allows the server's vm_state
+                applies.
             server_id: Id of the server.
             named: Further arguments of ``begin``.
+
+        Raises:
+            NotFound: The server does not exist for the caller.
+            Conflict: The state, a lock or a running action does not allow the action.
         """
         is_begun: Callable[[Connection, str], bool] = partial(actions.is_begun, server_id=server_id)
         return self.make(
@@ -110,8 +129,11 @@ class Request(ApiRequest):
         )
 
     # --- the query ---
-    def first(self, name: str) -> str | None:
-        """Return the last value of a query parameter, or None."""
+    def query_value(self, name: str) -> str | None:
+        """Return the value of a query parameter, or None without the parameter.
+
+        Of several values, the last applies.
+        """
         values = self.query.get(name)
         return values[-1] if values else None
 
@@ -132,7 +154,9 @@ class Request(ApiRequest):
         """
         parameters = self.parameters
         since, before = (
-            parse(text) if name in parameters and (text := self.first(name)) is not None else None
+            parse(text)
+            if name in parameters and (text := self.query_value(name)) is not None
+            else None
             for name in ("changes-since", "changes-before")
         )
         if since is not None and before is not None and since > before:
@@ -143,12 +167,14 @@ class Request(ApiRequest):
 
     @property
     def limit(self) -> int:
-        """The maximum number of items on a page.
+        """The maximum number of items on a page, which can be 0.
+
+        The configured maximum applies to larger values, and without the parameter ``limit``.
 
         Raises:
             BadRequest: The parameter ``limit`` is not a number.
         """
-        text = self.first("limit")
+        text = self.query_value("limit")
         most = self.services.settings.max_limit
         if text is None:
             return most
@@ -162,7 +188,7 @@ class Request(ApiRequest):
         Args:
             name: Key of the items in the body.
             path: Path of the list below the versioned root.
-            items: The items of this page.
+            items: The rendered items of this page.
             marker: Id of the last item, or None if there are no items.
         """
         body: JsonObject = {name: items}

@@ -19,7 +19,7 @@ class Turns:
     def first(self, server_id: str, timeout_seconds: float) -> Iterator[None]:
         """Wait until this request is first in the server's queue, or until the timeout.
 
-        The with block runs in both cases.
+        The with block runs in both cases. Afterwards the next request is first.
         """
         with self._lock:
             line, length = self._lines.get(server_id, (threading.Lock(), 0))

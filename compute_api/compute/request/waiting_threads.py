@@ -16,5 +16,8 @@ _TO_A_SERVER = re.compile(r"/servers/[^/]+/.")
 
 
 def may_wait(path: str) -> bool:
-    """Return whether the path is that of a single server, whose requests may wait."""
+    """Return whether requests to this path may wait, which are those below the path of a server.
+
+    For example, /servers/{id}/action, but not /servers/{id}.
+    """
     return _TO_A_SERVER.search(path) is not None

@@ -28,7 +28,12 @@ def index(request: Request) -> JsonObject:
 
 
 def show(request: Request, aggregate_id: str) -> JsonObject:
-    """Return one aggregate for GET /os-aggregates/{id}."""
+    """Return one aggregate for GET /os-aggregates/{id}.
+
+    Raises:
+        NotFound: The aggregate does not exist.
+        BadRequest: The id is not a number.
+    """
     return _build_body(request, request.read(aggregates.show, _parse_number(aggregate_id)))
 
 
@@ -37,7 +42,7 @@ def _parse_number(text: str) -> int:
     if number is None and ids.number(text.removeprefix("-")) is not None:
         raise errors.NotFound(f"Aggregate {text} could not be found.")
     if number is None:
-        raise errors.BadRequest(f"Invalid aggregate id {text[:40]}: give its number.")
+        raise errors.BadRequest(f"Invalid aggregate id {text[:40]}: it must be a number.")
     return number
 
 
@@ -55,7 +60,7 @@ def create(request: Request) -> JsonObject:
 
 
 def update(request: Request, aggregate_id: str) -> JsonObject:
-    """Change the name and the zone of an aggregate for PUT /os-aggregates/{id}."""
+    """Change the name or the zone of an aggregate for PUT /os-aggregates/{id}."""
     body, number = request.body["aggregate"], _parse_number(aggregate_id)
     name = body["name"].strip() if "name" in body else None
     meta = {aggregates.ZONE: body[aggregates.ZONE]} if aggregates.ZONE in body else None
@@ -83,14 +88,21 @@ def _change_and_show(
 
 
 def delete(request: Request, aggregate_id: str) -> None:
-    """Delete an aggregate for DELETE /os-aggregates/{id}."""
+    """Delete an aggregate without hosts for DELETE /os-aggregates/{id}."""
     request.write(aggregates.delete, _parse_number(aggregate_id))
 
 
 def act(request: Request, aggregate_id: str) -> JsonObject:
-    """Add or remove a host, or set metadata, for POST /os-aggregates/{id}/action."""
+    """Add or remove a host, or set metadata, for POST /os-aggregates/{id}/action.
+
+    Raises:
+        BadRequest: The action does not exist, or the body is invalid.
+        Forbidden: The policy does not allow the action.
+        NotFound: The aggregate or the host does not exist.
+        Conflict: The host cannot be added or removed.
+    """
     if len(request.body) != 1:
-        raise errors.BadRequest("Malformed request body: give one action.")
+        raise errors.BadRequest("Malformed request body: it must contain exactly one action.")
     [key] = request.body
     if key not in schemas.BY_KEY:
         raise errors.BadRequest(f"There is no such action: {key[:80]}")
@@ -115,10 +127,13 @@ def act(request: Request, aggregate_id: str) -> JsonObject:
 
 
 def cache_images(request: Request, aggregate_id: str) -> ApiResponse:
-    """Let the hosts of an aggregate download images in advance (since 2.81).
+    """Request that the hosts of an aggregate download images in advance (since 2.81).
+
+    The response does not wait for the downloads.
 
     Raises:
         BadRequest: An image is repeated, does not exist for the caller, or is not active.
+        NotFound: The aggregate does not exist.
     """
     image_ids = [image["id"] for image in request.body["cache"]]
     if len(set(image_ids)) < len(image_ids):

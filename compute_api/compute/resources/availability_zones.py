@@ -14,7 +14,10 @@ from compute_api.compute.views.times import format_micros
 
 
 def index(request: Request) -> JsonObject:
-    """Return the zones for servers, for GET /os-availability-zone."""
+    """Return the zones of compute hosts, for GET /os-availability-zone.
+
+    A zone is available if at least one of its compute services is enabled.
+    """
     rows, by_host = _read_services_and_zones(request)
     zones: dict[str, bool] = {}
     for row in rows:
@@ -30,7 +33,11 @@ def index(request: Request) -> JsonObject:
 
 
 def detail(request: Request) -> JsonObject:
-    """Return all zones with hosts and services, for GET /os-availability-zone/detail."""
+    """Return all zones with hosts and services, for GET /os-availability-zone/detail.
+
+    Services other than compute services are in the zone ``INTERNAL``. Zones that are not available
+    have no hosts in the response.
+    """
     rows, by_host = _read_services_and_zones(request)
     hosts_by_zone: dict[str, dict[str, JsonObject]] = {}
     enabled: dict[str, bool] = {}
@@ -57,6 +64,8 @@ def detail(request: Request) -> JsonObject:
 
 
 def _read_services_and_zones(request: Request) -> tuple[list[HeardServiceRow], dict[str, str]]:
+    """Return all services, and a mapping of hosts to zones."""
+
     def work(tx: Connection) -> tuple[list[HeardServiceRow], dict[str, str]]:
         return services.list_all(tx), aggregates.zones(tx, request.services.settings.default_zone)
 

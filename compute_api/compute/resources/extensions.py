@@ -112,7 +112,7 @@ def _build_extension(alias: str, name: str) -> JsonObject:
 
 
 def announced(operations: Collection[str]) -> dict[str, str]:
-    """Return alias -> name of the extensions of a cloud with these operations.
+    """Return alias -> name of the extensions that a cloud with these operations announces.
 
     Args:
         operations: Methods with paths, for example "GET /servers", and keys of actions.
@@ -149,7 +149,11 @@ class Extensions:
         }
 
     def show(self, request: Request, alias: str) -> JsonObject:
-        """Return one extension for GET /extensions/{alias}."""
+        """Return one extension for GET /extensions/{alias}.
+
+        Raises:
+            NotFound: The cloud does not have the extension.
+        """
         if alias not in self._names:
             raise errors.NotFound("The resource could not be found.")
         return {"extension": _build_extension(alias, self._names[alias])}

@@ -47,9 +47,12 @@ Handler = Callable[[Request, Sequence[JsonMapping], JsonMapping], list[int]]
 
 
 def create(request: Request) -> ApiResponse:
-    """Handle events, and return a code for each.
+    """Handle events for POST /os-server-external-events, and return a code for each.
 
     The status is 200 if all events succeed, otherwise 207.
+
+    Raises:
+        Unavailable: The network service does not answer, or is too slow for the number of events.
     """
     events = request.body["events"]
     rows = request.read(servers.some, {event["server_uuid"] for event in events})
@@ -86,13 +89,17 @@ def _check_event(event: JsonMapping, row: ServerPlace | None) -> int:
 
 
 def _wake_plug(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
+    """Wake actions that wait for a plugged or unplugged port."""
     request.write(actions.wake, {event["server_uuid"] for event in events}, PLUG)
     request.services.wakeup.wake(neighbours=True)
     return [DONE] * len(events)
 
 
 def _wake_reimage(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
-    """Wake actions that wait for a volume. They read the result from the block storage service."""
+    """Wake actions that wait for a volume. They read the result from the block storage service.
+
+    Return the code of each event: MISSING if the server does not have the volume.
+    """
     codes = []
     for event in events:
         try:
@@ -111,7 +118,13 @@ def _wake_reimage(request: Request, events: Sequence[JsonMapping], rows: JsonMap
 def _refresh_interfaces(
     request: Request, events: Sequence[JsonMapping], rows: JsonMapping
 ) -> list[int]:
-    """Copy the interfaces of servers from the network service to their rows."""
+    """Copy the interfaces of servers from the network service to their rows.
+
+    Servers without interfaces are left out. Without a network service all events are UNPROCESSABLE.
+
+    Raises:
+        Unavailable: The reads take longer than ``REREAD_TIMEOUT_SECONDS``.
+    """
     networks, clock = request.networks, Clock()
     if networks is None:
         return [UNPROCESSABLE] * len(events)
@@ -119,7 +132,8 @@ def _refresh_interfaces(
     for server_id in dict.fromkeys(event["server_uuid"] for event in events):
         if clock.monotonic() > end:
             raise errors.Unavailable(
-                "The network service is too slow for so many events; send them again in parts."
+                "The network service is too slow for so many events; send the events again in "
+                "several requests."
             )
         if rows[server_id].interfaces:
             server_networks.refresh_interfaces(request, networks, server_id)
@@ -127,7 +141,7 @@ def _refresh_interfaces(
 
 
 def _detach(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
-    """Detach deleted ports from their guests.
+    """Begin to detach deleted ports from their guests, and return the code of each event.
 
     This includes locked servers, because the port no longer exists. If the state of a server does
     not allow the detachment now, record a pending cleanup.
@@ -149,7 +163,10 @@ def _detach(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) 
 def _begin_detach(request: Request, server_id: str, port: str) -> bool:
     """Begin the detachment of a port.
 
-    Returns False if the server's state or a running action does not allow that.
+    Returns False if the server's state or a running action does not allow the detachment.
+
+    Raises:
+        NotFound: The server does not exist any more.
     """
     try:
         request.make(
@@ -168,8 +185,17 @@ def _begin_detach(request: Request, server_id: str, port: str) -> bool:
 def _record_deletion(tx: Connection, server_id: str, port: str, is_known: bool) -> None:
     """Record a pending cleanup for a deleted port, unless the running action removes the port.
 
-    A port that is missing in the server's row is recorded too if an action is running, because the
+    A port that is missing in the server's row is recorded only if an action is running, because the
     action may be adding that port.
+
+    Args:
+        tx: The transaction.
+        server_id: Id of the server.
+        port: Id of the deleted port.
+        is_known: Whether the server's row contains the port.
+
+    Raises:
+        NotFound: The server does not exist any more.
     """
     server = servers.show(tx, server_id)
     if not server.action and not is_known:
@@ -180,7 +206,10 @@ def _record_deletion(tx: Connection, server_id: str, port: str, is_known: bool) 
 
 
 def _extend(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
-    """Let guests see the new size of extended volumes. This includes locked servers."""
+    """Begin actions that show guests the new size of extended volumes, including locked servers.
+
+    Return the code of each event.
+    """
     row, system = states.row("extend_volume"), dataclasses.replace(request.context, admin=True)
     codes = []
     for event in events:

@@ -219,7 +219,7 @@ NAMESPACES = re.compile(
 
 @functools.cache
 def _list_patterns() -> tuple[tuple[re.Pattern[str], Check], ...]:
-    """Return patterns for names with a variable part, with the check of their values."""
+    """Return patterns for names with a variable part, each with the check of its values."""
     classes, traits = "|".join(os_resource_classes.STANDARDS), "|".join(os_traits.get_traits())
     return tuple(
         (re.compile(pattern, re.ASCII), check)
@@ -238,16 +238,20 @@ def _list_patterns() -> tuple[tuple[re.Pattern[str], Check], ...]:
 
 
 def check_names(specs: Iterable[str]) -> None:
-    """Raise BadRequest for names that are reserved for Kilonova."""
+    """Raise BadRequest for names of extra specs that are reserved for Kilonova."""
     for name in specs:
         if name.startswith(OWN_SPECS):
             raise errors.BadRequest(
-                f"Extra specs that begin with {OWN_SPECS} are Kilonova's own: {name[:_MAX_SHOWN]!r}."
+                f"Extra spec {name[:_MAX_SHOWN]!r} is reserved for Kilonova, like all names that "
+                f"begin with {OWN_SPECS}; use another name."
             )
 
 
 def check(specs: JsonMapping) -> None:
-    """Raise BadRequest for the first extra spec with an unknown name or an invalid value."""
+    """Raise BadRequest for the first extra spec with an unknown name or an invalid value.
+
+    Names outside of ``NAMESPACES`` are accepted with any value.
+    """
     for name, value in specs.items():
         check_value = KNOWN.get(name) or next(
             (candidate for pattern, candidate in _list_patterns() if pattern.fullmatch(name)), None
@@ -257,7 +261,7 @@ def check(specs: JsonMapping) -> None:
             if colon and NAMESPACES.fullmatch(space):
                 raise errors.BadRequest(
                     f"Validation failed; extra spec {name[:_MAX_SHOWN]!r} does not exist. See "
-                    f"docs/flavors.md for those in {space}:."
+                    f"docs/flavors.md for the names that begin with {space}:."
                 )
         elif error := check_value(str(value)):
             raise errors.BadRequest(

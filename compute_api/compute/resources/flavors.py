@@ -36,10 +36,10 @@ def _list(request: Request, path: str, names_only: bool) -> JsonObject:
         is_public=_parse_public_filter(request),
         min_ram=_parse_minimum(request, "minRam"),
         min_disk=_parse_minimum(request, "minDisk"),
-        name=request.first("name") if "name" in _list_parameters(request) else None,
-        sort_key=request.first("sort_key") or "flavorid",
-        descending=request.first("sort_dir") == "desc",
-        marker=request.first("marker"),
+        name=request.query_value("name") if "name" in _list_parameters(request) else None,
+        sort_key=request.query_value("sort_key") or "flavorid",
+        descending=request.query_value("sort_dir") == "desc",
+        marker=request.query_value("marker"),
         limit=request.limit,
     )
     items = view.many(rows, request.links, request.version, request.allowed(view.RULES), names_only)
@@ -58,7 +58,7 @@ def _parse_public_filter(request: Request) -> bool | None:
 
     Only administrators can choose the filter. Their default is public flavors.
     """
-    text = request.first("is_public")
+    text = request.query_value("is_public")
     if not request.is_admin:
         return None
     if text is None:
@@ -84,7 +84,7 @@ def _parse_public_filter(request: Request) -> bool | None:
 
 
 def _parse_minimum(request: Request, name: str) -> int:
-    text = request.first(name)
+    text = request.query_value(name)
     if text is None:
         return 0
     try:
@@ -94,7 +94,11 @@ def _parse_minimum(request: Request, name: str) -> int:
 
 
 def show(request: Request, flavor_id: str) -> JsonObject:
-    """Return one flavor for GET /flavors/{id}."""
+    """Return one flavor for GET /flavors/{id}.
+
+    Raises:
+        NotFound: The flavor does not exist for the caller.
+    """
     return _build_body(request, request.read(flavors.show, flavor_id, request.scope))
 
 
@@ -139,7 +143,11 @@ def delete(request: Request, flavor_id: str) -> None:
 
 # --- access ---
 def access(request: Request, flavor_id: str) -> JsonObject:
-    """Return the projects with access to a flavor that is not public."""
+    """Return the projects with access to a private flavor, for GET /flavors/{id}/os-flavor-access.
+
+    Raises:
+        NotFound: The flavor does not exist, or is public.
+    """
 
     def work(tx: Connection) -> JsonObject:
         row = flavors.show(tx, flavor_id)
@@ -151,12 +159,22 @@ def access(request: Request, flavor_id: str) -> JsonObject:
 
 
 def change_access(request: Request, flavor_id: str) -> JsonObject:
-    """Grant or revoke access before 2.7, when a grant on a public flavor is no error."""
+    """Grant or revoke a project's access to a flavor before 2.7, also for public flavors.
+
+    Raises:
+        Conflict: The project to be added has access already.
+        NotFound: The flavor does not exist, or the project to be removed has no access.
+    """
     return _change_access(request, flavor_id, public=True)
 
 
 def change_access_strictly(request: Request, flavor_id: str) -> JsonObject:
-    """Grant or revoke access since 2.7. Raises Conflict for a grant on a public flavor."""
+    """Grant or revoke a project's access to a flavor since 2.7.
+
+    Raises:
+        Conflict: The flavor is public, or the project to be added has access already.
+        NotFound: The flavor does not exist, or the project to be removed has no access.
+    """
     return _change_access(request, flavor_id, public=False)
 
 
@@ -177,12 +195,17 @@ def _change_access(request: Request, flavor_id: str, public: bool) -> JsonObject
 
 # --- extra specs ---
 def extra_specs(request: Request, flavor_id: str) -> JsonObject:
-    """Return the extra specs for GET /flavors/{id}/os-extra_specs."""
+    """Return all extra specs of a flavor for GET /flavors/{id}/os-extra_specs."""
     return {"extra_specs": request.read(flavors.show, flavor_id, request.scope).extra_specs}
 
 
 def add_extra_specs(request: Request, flavor_id: str) -> JsonObject:
-    """Add extra specs without validation, before 2.86."""
+    """Add or overwrite extra specs before 2.86, when names and values are not validated.
+
+    Raises:
+        BadRequest: A name is reserved for Kilonova.
+        NotFound: The flavor does not exist.
+    """
     extra_specs_known.check_names(request.body["extra_specs"])
     specs = {key: str(value) for key, value in request.body["extra_specs"].items()}
     request.write(flavors.set_extra_specs, flavor_id, specs)
@@ -190,13 +213,17 @@ def add_extra_specs(request: Request, flavor_id: str) -> JsonObject:
 
 
 def add_known_extra_specs(request: Request, flavor_id: str) -> JsonObject:
-    """Add extra specs after validation of names and values, since 2.86."""
+    """Add or overwrite extra specs after validation of names and values, since 2.86."""
     extra_specs_known.check(request.body["extra_specs"])
     return add_extra_specs(request, flavor_id)
 
 
 def extra_spec(request: Request, flavor_id: str, key: str) -> JsonObject:
-    """Return one extra spec for GET /flavors/{id}/os-extra_specs/{key}."""
+    """Return one extra spec for GET /flavors/{id}/os-extra_specs/{key}.
+
+    Raises:
+        NotFound: The flavor does not exist for the caller, or has no such extra spec.
+    """
     specs = request.read(flavors.show, flavor_id, request.scope).extra_specs
     if key not in specs:
         raise flavors.no_extra_spec(flavor_id, key)
@@ -204,7 +231,11 @@ def extra_spec(request: Request, flavor_id: str, key: str) -> JsonObject:
 
 
 def put_extra_spec(request: Request, flavor_id: str, key: str) -> JsonObject:
-    """Set one extra spec without validation, before 2.86."""
+    """Set one extra spec before 2.86, when the name and the value are not validated.
+
+    Raises:
+        BadRequest: The name is reserved for Kilonova, or is not the key of the path.
+    """
     if key not in request.body:
         raise errors.BadRequest("Request body and URI mismatch")
     extra_specs_known.check_names(request.body)
@@ -213,7 +244,7 @@ def put_extra_spec(request: Request, flavor_id: str, key: str) -> JsonObject:
 
 
 def put_known_extra_spec(request: Request, flavor_id: str, key: str) -> JsonObject:
-    """Set one extra spec after validation of name and value, since 2.86."""
+    """Set one extra spec after validation of the name and the value, since 2.86."""
     extra_specs_known.check(request.body)
     return put_extra_spec(request, flavor_id, key)
 

@@ -21,7 +21,11 @@ from compute_api.http.response import ApiResponse
 
 
 def index(request: Request, service_id: str) -> JsonObject:
-    """Return the actions on a host, newest first, for GET /os-services/{service_id}/actions."""
+    """Return the actions on a host, newest first, for GET /os-services/{service_id}/actions.
+
+    Raises:
+        NotFound: The compute service does not exist.
+    """
     microversions.check_extension(request.headers)
 
     def work(tx: Connection) -> list[HostAction]:
@@ -31,7 +35,11 @@ def index(request: Request, service_id: str) -> JsonObject:
 
 
 def show(request: Request, service_id: str, action_id: str) -> JsonObject:
-    """Return an action on a host with its events."""
+    """Return an action on a host with its events.
+
+    Raises:
+        NotFound: The compute service does not exist, or its host has no such action.
+    """
     microversions.check_extension(request.headers)
 
     def work(tx: Connection) -> JsonObject:
@@ -42,7 +50,10 @@ def show(request: Request, service_id: str, action_id: str) -> JsonObject:
 
 
 def create(request: Request, service_id: str) -> ApiResponse:
-    """Begin a drain or an evacuation for POST /os-services/{service_id}/actions."""
+    """Begin a drain or an evacuation for POST /os-services/{service_id}/actions.
+
+    A conductor executes the action. The response does not wait for that.
+    """
     microversions.check_extension(request.headers)
     [(name, arguments)] = request.body.items()
 
@@ -62,7 +73,12 @@ def create(request: Request, service_id: str) -> ApiResponse:
 
 
 def delete(request: Request, service_id: str, action_id: str) -> None:
-    """Stop an action on a host, which then begins no further moves."""
+    """Stop an action on a host, which then begins no further moves. Running moves continue.
+
+    Raises:
+        NotFound: The compute service does not exist, or its host has no such action.
+        Conflict: The action has ended.
+    """
     microversions.check_extension(request.headers)
     request.write(lambda tx: host_actions.stop(tx, _find_action(tx, service_id, action_id).id))
 
@@ -86,5 +102,5 @@ def _find_action(tx: Connection, service_id: str, action_id: str) -> HostAction:
     host = _find_host(tx, service_id)
     row = host_actions.show(tx, action_id[:36])
     if row.host != host:
-        raise errors.NotFound(f"There is no action {action_id[:40]} on host {host}.")
+        raise errors.NotFound(f"Host {host} has no action {action_id[:40]}.")
     return row

@@ -23,7 +23,7 @@ _PREFIX = "nova-"
 
 
 def index(request: Request) -> JsonObject:
-    """Return the services of all hosts, optionally of one zone, for GET /os-hosts."""
+    """Return the services of all hosts, or of one zone, for GET /os-hosts."""
 
     def work(tx: Connection) -> list[dict[str, str]]:
         zones = aggregates.zones(tx, request.services.settings.default_zone)
@@ -36,14 +36,18 @@ def index(request: Request) -> JsonObject:
             for row in services.list_all(tx)
         ]
 
-    zone = request.first("zone")
+    zone = request.query_value("zone")
     return {
         "hosts": [service for service in request.read(work) if zone in (None, "", service["zone"])]
     }
 
 
 def show(request: Request, host: str) -> JsonObject:
-    """Return capacity and usage of a host, in total and by project, for GET /os-hosts/{host}."""
+    """Return capacity and usage of a host, in total and by project, for GET /os-hosts/{host}.
+
+    Raises:
+        NotFound: The host does not exist.
+    """
 
     def work(tx: Connection) -> tuple[JsonObject, list[servers.FlavorCount]]:
         return _find_host(tx, host), servers.flavors_on(tx, host)
@@ -94,7 +98,12 @@ def _count_stock(row: JsonObject, amount: Callable[[dict[str, int]], int]) -> Co
 
 
 def update(request: Request, host: str) -> JsonObject:
-    """Enable or disable a host for new servers, for PUT /os-hosts/{host}."""
+    """Enable or disable a host for new servers, for PUT /os-hosts/{host}.
+
+    Raises:
+        NotFound: The host does not exist.
+        NotImplementedHere: The body contains maintenance_mode.
+    """
     if "maintenance_mode" in request.body:
         request.read(_find_host, host)
         raise errors.NotImplementedHere("Virt driver does not implement host maintenance mode.")
@@ -110,6 +119,11 @@ def update(request: Request, host: str) -> JsonObject:
 
 
 def refused_power(request: Request, host: str) -> None:
-    """Refuse GET /os-hosts/{host}/startup, shutdown and reboot."""
+    """Refuse GET /os-hosts/{host}/startup, shutdown and reboot.
+
+    Raises:
+        NotFound: The host does not exist.
+        NotImplementedHere: The host exists.
+    """
     request.read(_find_host, host)
     raise errors.NotImplementedHere("Virt driver does not implement host power management.")

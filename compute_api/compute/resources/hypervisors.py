@@ -2,8 +2,8 @@
 """Handlers of /os-hypervisors: hosts with their capacity and their servers.
 
 Before 2.53 the id is the number of the host's service. Since 2.53 it is the UUID of the host's
-resource provider, as in Placement. The uptime is read from the host itself. The uptime is null if
-the host is down or does not answer.
+resource provider, as in Placement. The uptime is read from the host itself. In the details (since
+2.88) the uptime is null if the host is down or does not answer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _list(request: Request, path: str, fields: tuple[Field, ...], key: str) -> J
         else {}
     )
     pattern = (
-        request.first("hypervisor_hostname_pattern")
+        request.query_value("hypervisor_hostname_pattern")
         if "hypervisor_hostname_pattern" in parameters
         else None
     )
@@ -74,7 +74,7 @@ def _list(request: Request, path: str, fields: tuple[Field, ...], key: str) -> J
 
 def _find_marker(request: Request, key: str) -> int | None:
     """Return the number of the service after which the page begins, or None for the first page."""
-    marker = request.first("marker")
+    marker = request.query_value("marker")
     if marker is None:
         return None
     row = _find_row(request, marker, key)
@@ -84,6 +84,13 @@ def _find_marker(request: Request, key: str) -> int | None:
 
 
 def _find_row(request: Request, hypervisor_id: str, key: str) -> Row | None:
+    """Return the row of a hypervisor, or None if no hypervisor has this id.
+
+    Args:
+        request: The request.
+        hypervisor_id: Number or UUID in the request.
+        key: The kind of the id: service_id (a number) or provider_uuid.
+    """
     value = ids.number(hypervisor_id) if key == "service_id" else hypervisor_id
     if value is None:
         return None
@@ -99,18 +106,29 @@ def _read_servers(
         if request.route.query
         else {}
     )
-    if not always and not ("with_servers" in parameters and is_true(request.first("with_servers"))):
+    if not always and not (
+        "with_servers" in parameters and is_true(request.query_value("with_servers"))
+    ):
         return None
     return request.read(servers.on_hosts, [row["name"] for row in rows])
 
 
 def show(request: Request, hypervisor_id: str) -> JsonObject:
-    """Return one hypervisor for GET /os-hypervisors/{number} before 2.53."""
+    """Return one hypervisor for GET /os-hypervisors/{number} before 2.53.
+
+    Raises:
+        NotFound: The hypervisor does not exist.
+    """
     return _show(request, hypervisor_id, "service_id")
 
 
 def show_by_uuid(request: Request, hypervisor_id: str) -> JsonObject:
-    """Return one hypervisor for GET /os-hypervisors/{uuid} since 2.53."""
+    """Return one hypervisor for GET /os-hypervisors/{uuid} since 2.53.
+
+    Raises:
+        BadRequest: The id is not a UUID.
+        NotFound: The hypervisor does not exist.
+    """
     return _show(request, _check_uuid(hypervisor_id), "provider_uuid")
 
 
@@ -134,12 +152,24 @@ def _show(request: Request, hypervisor_id: str, key: str) -> JsonObject:
 
 
 def uptime(request: Request, hypervisor_id: str) -> JsonObject:
-    """Return the uptime of a host for GET /os-hypervisors/{number}/uptime."""
+    """Return the uptime of a host for GET /os-hypervisors/{number}/uptime.
+
+    Raises:
+        NotFound: The hypervisor does not exist.
+        BadRequest: The host is down or does not answer.
+        Unavailable: Too many requests are waiting for hosts.
+    """
     return _read_uptime(request, _get_row(request, hypervisor_id, "service_id"))
 
 
 def uptime_by_uuid(request: Request, hypervisor_id: str) -> JsonObject:
-    """Return the uptime of a host for GET /os-hypervisors/{uuid}/uptime."""
+    """Return the uptime of a host for GET /os-hypervisors/{uuid}/uptime.
+
+    Raises:
+        NotFound: The hypervisor does not exist.
+        BadRequest: The id is not a UUID, or the host is down or does not answer.
+        Unavailable: Too many requests are waiting for hosts.
+    """
     return _read_uptime(request, _get_row(request, _check_uuid(hypervisor_id), "provider_uuid"))
 
 
@@ -164,7 +194,8 @@ def _read_uptime(request: Request, row: Row) -> JsonObject:
 def _add_uptimes(request: Request, rows: list[Row], fields: tuple[Field, ...]) -> None:
     """Add the uptime to rows if the response shows details, since 2.88.
 
-    The uptime is None if the host is down, does not answer, or too many requests are waiting.
+    The uptime is None if the host is down, does not answer in time or reports an error, or if too
+    many requests are waiting.
     """
     if fields is not view.FIELDS or request.version not in view.WITH_UPTIME:
         return
@@ -180,7 +211,11 @@ def _add_uptimes(request: Request, rows: list[Row], fields: tuple[Field, ...]) -
 
 
 def search(request: Request, hypervisor_id: str) -> JsonObject:
-    """Return the hypervisors with matching names for GET /os-hypervisors/{pattern}/search."""
+    """Return the hypervisors with matching names for GET /os-hypervisors/{pattern}/search.
+
+    Raises:
+        NotFound: No name contains the pattern.
+    """
     return {
         "hypervisors": view.many(
             _find_by_pattern(request, hypervisor_id), request.version, None, view.NAMES
@@ -189,7 +224,11 @@ def search(request: Request, hypervisor_id: str) -> JsonObject:
 
 
 def servers_of(request: Request, hypervisor_id: str) -> JsonObject:
-    """Return matching hypervisors with their servers for GET /os-hypervisors/{pattern}/servers."""
+    """Return matching hypervisors with their servers for GET /os-hypervisors/{pattern}/servers.
+
+    Raises:
+        NotFound: No name contains the pattern.
+    """
     rows = _find_by_pattern(request, hypervisor_id)
     return {
         "hypervisors": view.many(
@@ -206,10 +245,10 @@ def _find_by_pattern(request: Request, pattern: str) -> list[Row]:
 
 
 def refused_node(request: Request, **ignored: str) -> None:
-    """Refuse POST and DELETE of /os-baremetal-nodes with Nova's text."""
+    """Refuse POST and DELETE of /os-baremetal-nodes with BadRequest and Nova's text."""
     raise errors.BadRequest("Command Not supported. Please use the bare metal service for this.")
 
 
 def statistics(request: Request) -> JsonObject:
-    """Return the sums over enabled hosts for GET /os-hypervisors/statistics."""
+    """Return the count of enabled hosts, and sums of their fields, for GET …/statistics."""
     return {"hypervisor_statistics": view.statistics(request.read(hosts.list_all), request.version)}

@@ -32,7 +32,12 @@ class NewKey:
 
 
 def fingerprint(kind: str, public: str) -> str:
-    """Return the fingerprint of a public key, with colons: MD5 for ssh, SHA-1 for x509.
+    """Return the fingerprint of a public key, with colons.
+
+    Args:
+        kind: "x509" for a certificate in PEM, with a SHA-1 fingerprint. Otherwise an SSH key, with
+            MD5.
+        public: The public key.
 
     Raises:
         BadRequest: The text is not a public key of this kind.
@@ -41,7 +46,12 @@ def fingerprint(kind: str, public: str) -> str:
 
 
 def generate(kind: str, name: str) -> NewKey:
-    """Generate an RSA key, for x509 with a self-signed certificate as public part."""
+    """Generate an RSA key pair.
+
+    Args:
+        kind: "x509" makes the public part a self-signed certificate in PEM, otherwise an SSH key.
+        name: Common name of the certificate.
+    """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -74,7 +84,7 @@ def _compute_ssh_fingerprint(public: str) -> str:
     parts = public.split()
     try:
         if len(parts) < 2 or "\n" in public.strip():
-            raise ValueError("not one line of type and key")
+            raise ValueError("an SSH key must be one line with type and key")
         serialization.load_ssh_public_key(" ".join(parts[:2]).encode())
         blob = base64.b64decode(parts[1], validate=True)
     except (ValueError, UnsupportedAlgorithm, binascii.Error, UnicodeError) as problem:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handlers of key pairs. Since 2.10 administrators have access to those of all users."""
+"""Handlers of key pairs. Since 2.10 administrators have access to the key pairs of all users."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ _RULE = "os_compute_api:os-keypairs:"
 
 
 def _find_owner(request: Request, operation: str) -> str:
-    """Return the user whose key pairs the request is about, after the check of the policy."""
+    """Return the user in the query, or else the caller, after the check of the policy.
+
+    Raises:
+        Forbidden: The caller may not access the key pairs of this user.
+    """
     assert request.route.query is not None
     has_parameter = "user_id" in request.route.query.at(request.version).document["properties"]
-    requested_id = request.first("user_id") if has_parameter else None
+    requested_id = request.query_value("user_id") if has_parameter else None
     user_id = requested_id or request.context.user_id
     request.require(_RULE + operation, {"user_id": user_id})
     return user_id
@@ -39,13 +43,17 @@ def page(request: Request) -> JsonObject:
     user_id = _find_owner(request, "index")
     if request.limit == 0:
         return {"keypairs": []}
-    rows = request.read(keypairs.page, user_id, request.first("marker"), request.limit)
+    rows = request.read(keypairs.page, user_id, request.query_value("marker"), request.limit)
     items = view.many(rows, request.version)
     return request.page("keypairs", "os-keypairs", items, rows[-1].name if rows else None)
 
 
 def show(request: Request, name: str) -> JsonObject:
-    """Return one key pair for GET /os-keypairs/{name}."""
+    """Return one key pair for GET /os-keypairs/{name}.
+
+    Raises:
+        NotFound: The user has no such key pair.
+    """
     return view.one(
         request.read(keypairs.show, _find_owner(request, "show"), name), request.version
     )
@@ -57,7 +65,13 @@ def delete(request: Request, name: str) -> None:
 
 
 def create(request: Request) -> JsonObject:
-    """Import a public key, or generate a key pair, for POST /os-keypairs."""
+    """Import a public key, or generate a key pair, for POST /os-keypairs.
+
+    Raises:
+        BadRequest: The public key is invalid.
+        Forbidden: The quota is exhausted, or the caller may not create key pairs of this user.
+        Conflict: The user has a key pair with this name.
+    """
     body = request.body["keypair"]
     user_id = body.get("user_id") or request.context.user_id
     request.require(_RULE + "create", {"user_id": user_id})

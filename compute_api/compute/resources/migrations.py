@@ -52,14 +52,14 @@ def index(request: Request) -> JsonObject:
     filters: JsonObject = {
         column: value
         for name, column in _FILTERS.items()
-        if name in parameters and (value := request.first(name)) is not None
+        if name in parameters and (value := request.query_value(name)) is not None
     }
     if filters.get("project_id") != request.context.project_id:
         request.require(_API + "os-migrations:index:all_projects")
     if request.version in _PAGED:
         since, before = request.changed
         filters |= {
-            "marker": request.first("marker"),
+            "marker": request.query_value("marker"),
             "changed_since": since,
             "changed_before": before,
         }
@@ -93,7 +93,11 @@ def _make_target(server: ServerRecord) -> dict[str, str]:
 
 
 def show(request: Request, server: ServerRecord, migration_id: str) -> JsonObject:
-    """Return a live migration in progress for GET /servers/{id}/migrations/{migration_id}."""
+    """Return a live migration in progress for GET /servers/{id}/migrations/{migration_id}.
+
+    Raises:
+        NotFound: The server has no such migration, or this is no live migration in progress.
+    """
     row = request.read(_find_migration, server.id, migration_id)
     if row is None:
         raise errors.NotFound(
@@ -115,6 +119,7 @@ def show(request: Request, server: ServerRecord, migration_id: str) -> JsonObjec
 
 
 def _find_migration(tx: Connection, server_id: str, migration_id: str) -> ShownMigrationRow | None:
+    """Return a migration of the server, or None if the id is unknown or is not a number."""
     number = ids.number(migration_id)
     return None if number is None else migrations.show(tx, server_id, number)
 
@@ -164,13 +169,25 @@ COMPLETE = LiveMigrationControl(
 
 
 def abort(request: Request, server: ServerRecord, migration_id: str) -> None:
-    """Abort a live migration. Since 2.65 this includes queued migrations."""
+    """Request the abort of a live migration. Since 2.65 this includes queued migrations.
+
+    Raises:
+        NotFound: The server has no such migration.
+        BadRequest: The status of the migration does not allow an abort.
+        Conflict: The server is not migrating, or is locked.
+    """
     statuses = migrations.ABORTABLE + (migrations.QUEUED if request.version in _QUEUED else ())
     _request_control(request, server, migration_id, ABORT, statuses)
 
 
 def force_complete(request: Request, server: ServerRecord, migration_id: str) -> None:
-    """Complete a live migration as soon as possible, by force (action force_complete)."""
+    """Request the forced completion of a live migration (action force_complete).
+
+    Raises:
+        BadRequest: The server has no such migration, its status does not allow this, or it is being
+            aborted.
+        Conflict: The server is not migrating, or is locked.
+    """
     _request_control(request, server, migration_id, COMPLETE, migrations.ABORTABLE)
 
 
@@ -181,6 +198,16 @@ def _request_control(
     action: LiveMigrationControl,
     statuses: tuple[MigrationStatus, ...],
 ) -> None:
+    """Record a control in the migration's row, and send it to the source host.
+
+    Args:
+        request: The request.
+        server: The row of the server.
+        migration_id: Id of the migration in the request.
+        action: The control.
+        statuses: Statuses of migrations that allow the control.
+    """
+
     def work(tx: Connection) -> tuple[str, Command] | None:
         server_state = actions.take_lock(tx, server.id, request.scope)
         actions.check(action.row, server.id, server_state, request.context)

@@ -33,9 +33,9 @@ def _read_limits(
 
 
 def show(request: Request, project_id: str) -> JsonObject:
-    """Return the limits of a project or user for GET /os-quota-sets/{project}."""
+    """Return the limits of a project, or of a user in it, for GET /os-quota-sets/{project}."""
     _check_policy(request, "show", project_id)
-    limits = _read_limits(request, project_id, RESOURCES, request.first("user_id") or "")
+    limits = _read_limits(request, project_id, RESOURCES, request.query_value("user_id") or "")
     return {"quota_set": {"id": project_id, **limits}}
 
 
@@ -47,7 +47,7 @@ def defaults(request: Request, project_id: str) -> JsonObject:
 def detail(request: Request, project_id: str) -> JsonObject:
     """Return limits and usage of a project or user for GET /os-quota-sets/{project}/detail."""
     _check_policy(request, "detail", project_id)
-    user, source = request.first("user_id") or "", request.services.quota.source(project_id)
+    user, source = request.query_value("user_id") or "", request.services.quota.source(project_id)
 
     def work(tx: Connection) -> JsonObject:
         limits = source(tx)
@@ -65,7 +65,7 @@ def _count_usage(
 ) -> dict[str, int]:
     """Return the usage of the user, or of the project, by the API's names of resources.
 
-    If users cannot have separate limits, the result is the usage of the project.
+    If users cannot have separate limits, or without a user, the result is the usage of the project.
     """
     user = user_id if limits.by_user else ""
     used = limits.read_usage(tx, project_id).get(user, {})
@@ -92,7 +92,7 @@ def _check_within_project(values: dict[str, int], limits: quotas.Numbers) -> Non
 
 
 def update(request: Request, project_id: str) -> JsonObject:
-    """Set limits of a project or user for PUT /os-quota-sets/{project}.
+    """Set limits of a project or user for PUT /os-quota-sets/{project}, and return all limits.
 
     With Keystone's limits this changes no limit, because those are set in Keystone.
 
@@ -101,7 +101,7 @@ def update(request: Request, project_id: str) -> JsonObject:
             project's limit.
     """
     body = dict(request.body["quota_set"])
-    force, user = is_true(body.pop("force", False)), request.first("user_id") or ""
+    force, user = is_true(body.pop("force", False)), request.query_value("user_id") or ""
     values = {name: int(value) for name, value in body.items()}
     source = request.services.quota.source(project_id)
 
@@ -126,14 +126,18 @@ def update(request: Request, project_id: str) -> JsonObject:
 
 
 def delete(request: Request, project_id: str) -> None:
-    """Reset a project or user to the default limits. Keystone's limits stay unchanged."""
+    """Delete the limits of a project and of its users, so that the default limits apply.
+
+    With a user in the query, delete only the user's limits, so that the project's limits apply.
+    Keystone's limits stay unchanged.
+    """
     if request.services.quota.is_ours:
-        request.write(quotas.forget, project_id, request.first("user_id") or "")
+        request.write(quotas.forget, project_id, request.query_value("user_id") or "")
 
 
 # --- quota classes, of which only "default" has an effect, as in Nova ---
 def show_class(request: Request, name: str) -> JsonObject:
-    """Return the limits of a class for GET /os-quota-class-sets/{name}."""
+    """Return the limits of a quota class for GET /os-quota-class-sets/{name}."""
     return {
         "quota_class_set": {
             "id": name,
@@ -143,7 +147,7 @@ def show_class(request: Request, name: str) -> JsonObject:
 
 
 def update_class(request: Request, name: str) -> JsonObject:
-    """Set the limits of a class. Keystone's limits stay unchanged."""
+    """Set the limits of a quota class. Keystone's limits stay unchanged."""
     values = {key: int(value) for key, value in request.body["quota_class_set"].items()}
     key = _make_class_key(request, name)
     if request.services.quota.is_ours:
@@ -190,8 +194,12 @@ LIMITS: tuple[Field, ...] = (
 
 
 def limits(request: Request) -> JsonObject:
-    """Return limits and usage of a project for GET /limits."""
-    project_id = request.first("tenant_id") or request.context.project_id
+    """Return limits and usage of a project for GET /limits.
+
+    Raises:
+        Forbidden: The project is not the caller's, and the policy does not allow that.
+    """
+    project_id = request.query_value("tenant_id") or request.context.project_id
     if project_id != request.context.project_id:
         request.require("os_compute_api:limits:other_project")
 

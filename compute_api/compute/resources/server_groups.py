@@ -27,9 +27,13 @@ FIELDS: tuple[Field, ...] = (
 
 
 def index(request: Request) -> JsonObject:
-    """Return one page of server groups for GET /os-server-groups."""
+    """Return one page of server groups for GET /os-server-groups.
+
+    The groups are those of the caller's project, or of all projects if the query has
+    ``all_projects`` and the policy allows that.
+    """
     all_projects = "all_projects" in request.query and request.allows(_RULE + "index:all_projects")
-    offset = int((request.first("offset") or "0")[:9])
+    offset = int((request.query_value("offset") or "0")[:9])
 
     def work(tx: Connection) -> list[JsonObject]:
         project_id = None if all_projects else request.context.project_id
@@ -42,6 +46,12 @@ def index(request: Request) -> JsonObject:
 
 
 def _find(tx: Connection, request: Request, group_id: str, operation: str) -> ServerGroupRow:
+    """Return the row of a group after the check of the policy.
+
+    Raises:
+        NotFound: The group does not exist for the caller.
+        Forbidden: The policy denies the operation.
+    """
     row = server_groups.show(tx, group_id, request.scope)
     request.require(_RULE + operation, {"project_id": row.project_id})
     return row
@@ -62,7 +72,12 @@ def show(request: Request, group_id: str) -> JsonObject:
 
 
 def create(request: Request) -> JsonObject:
-    """Create a server group for POST /os-server-groups."""
+    """Create a server group for POST /os-server-groups.
+
+    Raises:
+        BadRequest: The body has rules, and the policy is not anti-affinity.
+        Forbidden: The quota is exhausted.
+    """
     body = request.body["server_group"]
     policy = body["policy"] if "policy" in body else body["policies"][0]
     rules = {key: int(value) for key, value in body.get("rules", {}).items()}
@@ -96,5 +111,5 @@ def create(request: Request) -> JsonObject:
 
 
 def delete(request: Request, group_id: str) -> None:
-    """Delete a server group for DELETE /os-server-groups/{id}."""
+    """Delete a server group for DELETE /os-server-groups/{id}. The servers stay."""
     request.write(lambda tx: server_groups.delete(tx, _find(tx, request, group_id, "delete").id))

@@ -24,7 +24,10 @@ DISABLED = "disabled"
 
 
 def state(row: HeardServiceRow) -> HostState:
-    """Return UP if conductors hear from the service and an operator has not forced it down."""
+    """Return UP if the conductors count the service as up and it is not forced down.
+
+    Otherwise return DOWN.
+    """
     return HostState.UP if row.up and not row.forced_down else HostState.DOWN
 
 
@@ -53,7 +56,9 @@ def index(request: Request) -> JsonObject:
 
     def work(tx: Connection) -> list[JsonObject]:
         zones = aggregates.zones(tx, request.services.settings.default_zone)
-        rows = services.list_all(tx, host=request.first("host"), binary=request.first("binary"))
+        rows = services.list_all(
+            tx, host=request.query_value("host"), binary=request.query_value("binary")
+        )
         getters = visible_fields(FIELDS, request.version)
         return [render_readable(getters, row, zones) for row in rows]
 
@@ -67,8 +72,12 @@ def update_by_host(request: Request, service_id: str) -> JsonObject:
     """Change a service by host and binary, before 2.53.
 
     Args:
-        request: The request. The body has host and binary.
+        request: The request, whose body names host and binary.
         service_id: enable, disable, disable-log-reason or force-down.
+
+    Raises:
+        NotFound: The change or the service does not exist.
+        BadRequest: The body lacks the value of the change.
     """
     body = request.body
     changes_by_name = {
@@ -121,7 +130,12 @@ def _force_down(body: JsonObject) -> Change:
 
 
 def update(request: Request, service_id: str) -> JsonObject:
-    """Change a compute service for PUT /os-services/{uuid}."""
+    """Change a compute service for PUT /os-services/{uuid}.
+
+    Raises:
+        BadRequest: The id is not a UUID, the body is inconsistent, or this is no compute service.
+        NotFound: The service does not exist.
+    """
     if not ids.is_uuid(service_id):
         raise errors.BadRequest(f"Invalid uuid {service_id[:80]}")
     changes = _parse_changes(request.body)
@@ -145,6 +159,11 @@ def update(request: Request, service_id: str) -> JsonObject:
 
 
 def _parse_changes(body: JsonObject) -> JsonObject:
+    """Return the new columns of a service.
+
+    Raises:
+        BadRequest: The body has no change, or a disabled_reason without the status disabled.
+    """
     if not {"status", "forced_down"} & set(body):
         raise errors.BadRequest(
             "No updates were requested. Fields 'status' or 'forced_down' should be specified."
@@ -169,7 +188,7 @@ def delete_by_number(request: Request, service_id: str) -> None:
     """Delete a service for DELETE /os-services/{number} before 2.53."""
     number = ids.number(service_id)
     if number is None:
-        raise errors.BadRequest(f"Invalid service id {service_id[:40]}: give its number.")
+        raise errors.BadRequest(f"Invalid service id {service_id[:40]}: it must be a number.")
     _delete(request, service_id, number=number)
 
 
@@ -186,6 +205,16 @@ def _delete(
     """Delete a service, and for a compute service all records of its host.
 
     An agent that still runs registers again as a new service.
+
+    Args:
+        request: The request.
+        shown: Id of the service in error messages.
+        uuid: UUID of the service, or None if ``number`` is given.
+        number: Number of the service, or None if ``uuid`` is given.
+
+    Raises:
+        NotFound: The service does not exist.
+        Conflict: The host has servers, or other records that must not be lost.
     """
 
     def work(tx: Connection) -> None:

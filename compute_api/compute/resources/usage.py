@@ -32,7 +32,7 @@ def index(request: Request) -> JsonObject:
 
     With ``detailed=1`` the response contains the servers too.
     """
-    detailed = request.first("detailed") == "1"
+    detailed = request.query_value("detailed") == "1"
     items, marker = _read_usages(request, None, detailed)
     if request.version not in _PAGED:
         return {"tenant_usages": items}
@@ -40,7 +40,10 @@ def index(request: Request) -> JsonObject:
 
 
 def show(request: Request, project_id: str) -> JsonObject:
-    """Return the usage of one project with its servers."""
+    """Return the usage of one project with its servers, for GET /os-simple-tenant-usage/{project}.
+
+    The usage is an empty object if no server of the project existed in the period.
+    """
     request.require("os_compute_api:os-simple-tenant-usage:show", {"project_id": project_id})
     items, marker = _read_usages(request, project_id, detailed=True)
     item = items[0] if items else {}
@@ -60,7 +63,7 @@ def _build_page(
         request: The request.
         name: Key of the content in the body.
         path: Path of the list below the versioned root.
-        content: The content of the page.
+        content: The usages of this page.
         marker: Id of the last server of a full page. None means that no page follows.
     """
     body = {name: content}
@@ -72,6 +75,10 @@ def _build_page(
 def _read_usages(
     request: Request, project_id: str | None, detailed: bool
 ) -> tuple[list[JsonObject], str | None]:
+    """Return the usages by project, and the id of the last server if the page is full.
+
+    Otherwise the id is None.
+    """
     paged = request.version in _PAGED
 
     def work(tx: Connection) -> tuple[list[JsonObject], str | None]:
@@ -85,7 +92,7 @@ def _read_usages(
                     tx,
                     period,
                     project_id,
-                    *((request.first("marker"), request.limit) if paged else ()),
+                    *((request.query_value("marker"), request.limit) if paged else ()),
                 )
             )
         is_full = paged and bool(usage_rows) and len(usage_rows) == request.limit
@@ -98,9 +105,13 @@ def _read_usages(
 
 
 def _parse_period(request: Request, now: int) -> Period:
-    """Return the period of the query. Both ends default to now."""
-    since, until = (_parse_time(request.first(name), now) for name in ("start", "end"))
-    if since >= until and (request.first("start") or request.first("end")):
+    """Return the period of the query. Both ends default to now.
+
+    Raises:
+        BadRequest: A time is invalid, or the start is not before the end.
+    """
+    since, until = (_parse_time(request.query_value(name), now) for name in ("start", "end"))
+    if since >= until and (request.query_value("start") or request.query_value("end")):
         raise errors.BadRequest(
             "Invalid start time. The start time cannot occur after the end time."
         )
@@ -116,7 +127,7 @@ def _parse_time(text: str | None, now: int) -> int:
         except ValueError:
             continue
     raise errors.BadRequest(
-        f"Invalid datetime string: {text[:80]}; a time is written like 2026-01-31T23:59:59."
+        f"Invalid datetime string: {text[:80]}; write the time like 2026-01-31T23:59:59."
     )
 
 

@@ -26,7 +26,11 @@ def index(request: Request) -> JsonObject:
 
 
 def show(request: Request, before: str) -> JsonObject:
-    """Return the log of the last month that was complete at the time ``before``."""
+    """Return the log of the last month that was complete at the time ``before``.
+
+    Raises:
+        BadRequest: The time is not in one of ``_FORMATS``.
+    """
     text = unquote(before)
     for form in _FORMATS:
         try:
@@ -34,7 +38,7 @@ def show(request: Request, before: str) -> JsonObject:
         except ValueError:
             continue
     raise errors.BadRequest(
-        f"Invalid timestamp for date {text[:80]}; write it like 2026-01-31 23:59:59."
+        f"Invalid timestamp for date {text[:80]}; write the time like 2026-01-31 23:59:59."
     )
 
 

@@ -80,7 +80,13 @@ def integer(minimum: int) -> Document:
 
 
 def record(properties: Document, required: tuple[str, ...] = (), **more: object) -> Document:
-    """Return the schema of an object with these keys only."""
+    """Return the schema of an object that may have these keys only.
+
+    Args:
+        properties: Schemas by key.
+        required: Keys that the object must have.
+        more: Further keywords of the schema.
+    """
     return {
         "type": "object",
         "properties": properties,
@@ -96,7 +102,12 @@ def wrapped(name: str, content: Document) -> Document:
 
 
 def repeated(content: Document | None = None, most: int | None = None) -> Document:
-    """Return the schema of a query parameter that a request may repeat."""
+    """Return the schema of a query parameter, which a request may repeat.
+
+    Args:
+        content: Schema of each value. None means any text.
+        most: Maximum number of values. None means no limit.
+    """
     limit: Document = {} if most is None else {"maxItems": most}
     return {"type": "array", "items": {"type": "string"} if content is None else content, **limit}
 

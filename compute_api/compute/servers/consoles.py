@@ -65,7 +65,8 @@ def _create_url(request: Request, server: ServerRecord, protocol: str, kind: str
 
     Raises:
         BadRequest: The type is invalid, or the host or the guest does not have the type.
-        Conflict: The server is on no host, or has no screen in its power state.
+        Conflict: The server is on no host, has no screen in its power state, or for SPICE the host
+            does not answer.
     """
     if kind not in TYPES[protocol]:
         raise errors.BadRequest(f"Invalid console type {kind}")
@@ -104,7 +105,7 @@ def _require_host_with_spice(request: Request, host: str, kind: str) -> None:
 
 
 def _require_guest_with_spice(request: Request, server: ServerRecord) -> None:
-    """Raise BadRequest if the guest has no SPICE display, or Conflict if the guest does not run.
+    """Raise BadRequest if the guest has no SPICE display, or Conflict if the host does not answer.
 
     For example, the guest was started before the operator enabled SPICE on the host.
     """
@@ -118,8 +119,8 @@ def address(public_url: str, kind: str, token: str) -> str:
 
     Args:
         public_url: URL of the console service, option ``console_url``.
-        kind: Kind of the console. "serial" is the serial console.
-        token: The console token.
+        kind: Type of the console, for example novnc or serial.
+        token: The console token, which the URL contains.
     """
     base = urlsplit(public_url.rstrip("/"))
     if kind == "serial":
@@ -133,7 +134,7 @@ def address(public_url: str, kind: str, token: str) -> str:
 
 
 def refused_token(request: Request, token: str) -> None:
-    """Refuse GET /os-console-auth-tokens/{token} before 2.31.
+    """Refuse GET /os-console-auth-tokens/{token} before 2.31 with BadRequest.
 
     At these microversions only tokens of RDP consoles are valid, which do not exist here.
     """
@@ -146,6 +147,10 @@ def show_token(request: Request, token: str) -> JsonObject:
     ``internal_access_path`` is a secret that the proxy must send first on its connection. The
     secret is valid once and for half a minute. For spice-direct it is null, because the host
     recognizes the proxy by address. The token stays valid.
+
+    Raises:
+        NotFound: The token does not exist or has expired.
+        Conflict: The server is on no host, or the host does not answer (HostDown).
     """
     return {"console": _open_console(request, token)[0]}
 
@@ -157,10 +162,13 @@ def show_token_with_tls(request: Request, token: str) -> JsonObject:
 
 
 def _open_console(request: Request, token: str) -> tuple[JsonObject, JsonObject]:
-    """Return the response fields of a console, and its ``tls_port`` separately.
+    """Return the response fields of a console, and separately ``tls_port``.
+
+    The second object is empty except for spice-direct.
 
     Raises:
         NotFound: The token does not exist or has expired.
+        Conflict: The server is on no host, or the host does not answer (HostDown).
     """
     record = request.read(console_tokens.find, token)
     if record is None:
@@ -179,7 +187,11 @@ def _open_console(request: Request, token: str) -> tuple[JsonObject, JsonObject]
 
 
 def console_output(request: Request, server: ServerRecord) -> JsonObject:
-    """Return the last lines of the guest's serial console (action os-getConsoleOutput)."""
+    """Return the end of the guest's serial console output (action os-getConsoleOutput).
+
+    ``length`` in the body is the number of lines. Without a length, or with -1, the response has
+    all lines of the last ``MAX_CONSOLE_BYTES``.
+    """
     length = request.body["os-getConsoleOutput"].get("length")
     answer = query_host(
         request, server, "console_output", {"server": server.id, "length_bytes": MAX_CONSOLE_BYTES}

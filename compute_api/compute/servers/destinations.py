@@ -29,7 +29,7 @@ class Destination:
 
     @property
     def args(self) -> JsonObject:
-        """The arguments of the workflow."""
+        """The arguments of the workflow: zone, host and forced, without the node."""
         return {"zone": self.zone, "host": self.host, "forced": self.forced}
 
 
@@ -37,8 +37,8 @@ def parse(text: str | None, default_zone: str | None = None) -> Destination:
     """Parse ZONE, ZONE:HOST, ZONE:HOST:NODE or ZONE::NODE, the forms of availability_zone.
 
     Args:
-        text: The text of the request, or None.
-        default_zone: Zone for a text that names none.
+        text: The value of availability_zone, or None.
+        default_zone: Zone for a text without a zone.
 
     Raises:
         BadRequest: The text has more than two colons.
@@ -59,11 +59,11 @@ def resolve(tx: Connection, where: Destination, default_zone: str) -> Destinatio
 
     Args:
         tx: The transaction.
-        where: The destination of the request.
+        where: The requested destination.
         default_zone: Zone of hosts outside all zone aggregates.
 
     Raises:
-        BadRequest: The zone has no host for new servers, or the host does not exist.
+        BadRequest: The zone has no enabled host, or the host does not exist or has another node.
     """
     if where.zone is not None and not where.forced:
         check_zone(tx, where.zone, default_zone)
@@ -78,7 +78,11 @@ def resolve(tx: Connection, where: Destination, default_zone: str) -> Destinatio
                     where, host=name, zone=aggregates.zones(tx, default_zone, [name])[name]
                 )
             return replace(where, host=name)
-    other = f" It is there, but its node is not {where.node}." if rows and where.host else ""
+    other = (
+        f" A host with this name exists, but its node is not {where.node}."
+        if rows and where.host
+        else ""
+    )
     raise errors.BadRequest(f"Compute host {where.host or where.node} could not be found.{other}")
 
 
@@ -89,10 +93,10 @@ def check_zone(tx: Connection, zone: str, default_zone: str) -> None:
 
 
 def check_unshelve(tx: Connection, zone: str | None, host: str | None, default_zone: str) -> None:
-    """Check the zone and the host for an unshelve.
+    """Check the zone and the host for an unshelve. None means that the request does not name one.
 
     Raises:
-        BadRequest: The zone or the host does not exist.
+        BadRequest: The zone or the host does not exist, or the zone has no enabled host.
         Conflict: The host is in another zone.
     """
     if zone is not None:

@@ -19,6 +19,7 @@ def show(request: Request, server: ServerRecord) -> JsonObject:
 
     Raises:
         WrongState: The guest does not run.
+        HostDown: The server's host is down or does not answer.
     """
     if server.power_state != states.RUNNING:
         raise errors.WrongState(
@@ -38,7 +39,7 @@ def password(request: Request, server: ServerRecord) -> JsonObject:
     """Return the password that the guest published, for GET /servers/{id}/os-server-password.
 
     The guest encrypts the password with the owner's public key and posts it to the metadata
-    service.
+    service. Without a published password the text is empty.
     """
     return {"password": server.password or ""}
 

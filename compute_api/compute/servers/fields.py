@@ -24,7 +24,10 @@ MAX_HINT_BYTES = 16384
 
 
 def parse_access_ip(text: str | None) -> str | None:
-    """Return an address in the form that responses use, which for IPv6 is that of RFC 5952."""
+    """Return an address in the form that responses use, or None for None.
+
+    IPv6 addresses get the form of RFC 5952.
+    """
     return None if text is None else str(ipaddress.ip_address(text))
 
 
@@ -55,10 +58,12 @@ def parse_flavor_id(reference: str | int) -> str:
 def parse_personality(
     body: JsonMapping, read_limits: Callable[[], Numbers]
 ) -> list[dict[str, str]]:
-    """Return the files for the config drive.
+    """Return the files for the config drive, as objects with path and contents (base64).
+
+    Limits are read only if there are files.
 
     Raises:
-        Forbidden: A limit is exceeded. Limits are read only if there are files.
+        Forbidden: There are too many files, or a path or a file is too long.
         BadRequest: A file has no path.
     """
     files = [
@@ -75,14 +80,20 @@ def parse_personality(
         limits.of("injected_" + name) for name in ("files", "file_path_bytes", "file_content_bytes")
     )
     if 0 <= max_files < len(files):
-        raise errors.Forbidden(f"Quota exceeded: at most {max_files} injected files.")
+        raise errors.Forbidden(
+            f"Quota exceeded: a request may have at most {max_files} injected files."
+        )
     for item in files:
         if not item["path"]:
             raise errors.BadRequest("personality: each file needs a path.")
         if 0 <= max_path < len(item["path"].encode()):
-            raise errors.Forbidden(f"Quota exceeded: a path has at most {max_path} bytes.")
+            raise errors.Forbidden(
+                f"Quota exceeded: the path of an injected file may have at most {max_path} bytes."
+            )
         if 0 <= max_content < len(base64.b64decode(item["contents"])):
-            raise errors.Forbidden(f"Quota exceeded: a file has at most {max_content} bytes.")
+            raise errors.Forbidden(
+                f"Quota exceeded: an injected file may have at most {max_content} bytes."
+            )
     return files
 
 
@@ -102,12 +113,13 @@ def check_hints(hints: JsonMapping) -> None:
     Why: hints are stored and sent with every placement of the server, so they are limited.
 
     Raises:
-        BadRequest: Hints name too many servers, are too large, or have a reserved name.
+        BadRequest: Hints name too many servers or several groups, are too large, or have a reserved
+            name.
     """
     for name in hints:
         if name.startswith("_"):
             raise errors.BadRequest(
-                f"os:scheduler_hints.{name[:80]}: names that begin with _ are not for requests."
+                f"os:scheduler_hints.{name[:80]}: names that begin with _ are reserved; leave it out."
             )
     servers: set[str] = set()
     for name in ("same_host", "different_host"):
@@ -115,9 +127,12 @@ def check_hints(hints: JsonMapping) -> None:
         servers.update([hinted] if isinstance(hinted, str) else hinted)
         if len(servers) > MAX_HINTED_SERVERS:
             raise errors.BadRequest(
-                f"os:scheduler_hints.{name}: hints name at most {MAX_HINTED_SERVERS} servers."
+                f"os:scheduler_hints.{name}: same_host and different_host may together name at most "
+                f"{MAX_HINTED_SERVERS} servers."
             )
     if isinstance(hints.get("group"), list) and len(hints["group"]) > 1:
         raise errors.BadRequest("os:scheduler_hints.group: a server can be in one group only.")
     if len(orjson.dumps(hints)) > MAX_HINT_BYTES:
-        raise errors.BadRequest(f"os:scheduler_hints: at most {MAX_HINT_BYTES} bytes.")
+        raise errors.BadRequest(
+            f"os:scheduler_hints: the hints may have at most {MAX_HINT_BYTES} bytes as JSON."
+        )

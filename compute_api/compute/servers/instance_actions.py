@@ -13,13 +13,20 @@ from compute_api.compute.views.servers import instance_actions as view
 
 
 def index(request: Request, server: ServerRecord) -> JsonObject:
-    """Return all actions of a server for GET /servers/{id}/os-instance-actions before 2.58."""
+    """Return the actions of a server for GET /servers/{id}/os-instance-actions before 2.58.
+
+    The list has the newest 1000 actions, newest first.
+    """
     rows = request.read(actions.list_for, server.id)
     return {"instanceActions": [view.action(row, request.version) for row in rows]}
 
 
 def page(request: Request, server: ServerRecord) -> JsonObject:
-    """Return one page of a server's actions, filtered by time, since 2.58."""
+    """Return one page of a server's actions, newest first, optionally by time, since 2.58.
+
+    Raises:
+        BadRequest: The marker is not the request id of an action of the server.
+    """
     since, before = request.changed
     if request.limit == 0:
         return {"instanceActions": []}
@@ -27,7 +34,7 @@ def page(request: Request, server: ServerRecord) -> JsonObject:
         actions.list_for,
         server.id,
         limit=request.limit,
-        marker=request.first("marker"),
+        marker=request.query_value("marker"),
         changed_since=since,
         changed_before=before,
     )
@@ -44,7 +51,11 @@ def page(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def show(request: Request, server: ServerRecord, request_id: str) -> JsonObject:
-    """Return an action with its events for GET /servers/{id}/os-instance-actions/{request_id}."""
+    """Return an action with its events for GET /servers/{id}/os-instance-actions/{request_id}.
+
+    Raises:
+        NotFound: The server has no action of this request.
+    """
 
     def work(tx: Connection) -> tuple[ActionRow, list[EventRow]]:
         row = actions.show(tx, server.id, request_id)

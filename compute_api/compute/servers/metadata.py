@@ -34,6 +34,7 @@ def show(request: Request, server: ServerRecord, key: str) -> JsonObject:
 
 
 def _find_item(metadata: Metadata, key: str) -> str:
+    """Return the value of a metadata item, or raise NotFound."""
     if key not in metadata:
         raise errors.NotFound("Metadata item was not found")
     return metadata[key]
@@ -62,7 +63,11 @@ def put(request: Request, server: ServerRecord, key: str) -> JsonObject:
 
 
 def remove(request: Request, server: ServerRecord, key: str) -> None:
-    """Remove one metadata item for DELETE /servers/{id}/metadata/{key}."""
+    """Remove one metadata item for DELETE /servers/{id}/metadata/{key}.
+
+    Raises:
+        NotFound: The server does not have the item.
+    """
 
     def without(old: Metadata) -> Metadata:
         _find_item(old, key)
@@ -81,12 +86,13 @@ def _change(
 
     Args:
         request: The request.
-        server: The server.
-        change: Returns the new metadata for the present metadata.
+        server: The row of the server.
+        change: Returns the new items. The argument is the items in the locked row.
         adds: Whether the change may add items, so that the limit of items is checked.
 
     Raises:
         Locked: The server is locked, and the caller is not an administrator.
+        Forbidden: The limit of items is exceeded.
     """
     if server.locked and not request.is_admin:
         raise errors.Locked(server.id)
@@ -124,7 +130,11 @@ def replace_tags(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def add_tag(request: Request, server: ServerRecord, tag: str) -> ApiResponse:
-    """Add a tag for PUT /servers/{id}/tags/{tag}. Answer 201, or 204 if the server had the tag."""
+    """Add a tag for PUT /servers/{id}/tags/{tag}. Answer 201, or 204 if the server had the tag.
+
+    Raises:
+        BadRequest: The tag is invalid, or the server has ``MAX_TAGS`` tags.
+    """
     if not (_TAG.match(tag) and is_printable(tag)):
         raise errors.BadRequest(
             f"Tag '{tag[:80]}' is invalid. It must be a non empty string of printable characters "
@@ -148,7 +158,11 @@ def add_tag(request: Request, server: ServerRecord, tag: str) -> ApiResponse:
 
 
 def remove_tag(request: Request, server: ServerRecord, tag: str) -> None:
-    """Remove a tag for DELETE /servers/{id}/tags/{tag}."""
+    """Remove a tag for DELETE /servers/{id}/tags/{tag}.
+
+    Raises:
+        NotFound: The server does not have the tag.
+    """
 
     def without(old: list[str]) -> list[str]:
         if tag not in old:

@@ -53,11 +53,15 @@ Prepare = Callable[[Request, ServerRecord, Any], PreparedAction]
 def refuse_changed(row: ServerRecord, checked: ServerRecord) -> None:
     """Check that the locked row has the flavor and the image that were checked without the lock.
 
+    Args:
+        row: The row of the server, read under the lock.
+        checked: The row of the server, read before the lock.
+
     Raises:
-        Conflict: Another request has changed one of them.
+        Conflict: Another request has changed the flavor or the image.
     """
     if (row.flavor, row.image) != (checked.flavor, checked.image):
         raise errors.Conflict(
-            f"Instance {checked.id} got another flavor or image while the request was checked; try "
-            "again."
+            f"Another request changed the flavor or image of instance {checked.id} at the same time; "
+            "try again."
         )

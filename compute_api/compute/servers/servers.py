@@ -110,7 +110,14 @@ def _list_servers(request: Request, path: str, names_only: bool) -> JsonObject:
 
 
 def _parse_query(request: Request, operation: str) -> ServerFilters | None:
-    """Return the filters of the query, or None if no server can match."""
+    """Return the filters of the query, or None if no server can match.
+
+    The result is None before 2.38 for a status that does not exist.
+
+    Raises:
+        BadRequest: A filter is invalid, or since 2.38 the status does not exist.
+        Forbidden: The caller may not use a filter.
+    """
     all_filters = request.allows(_API + "servers:allow_all_filters")
     filters = _parse_filters(request, all_filters)
     listed_states, is_known = _parse_statuses(request.query.get("status", ()))
@@ -134,13 +141,17 @@ def _parse_query(request: Request, operation: str) -> ServerFilters | None:
         changed_since=since,
         changed_before=before,
         sort=_parse_sort(request),
-        marker=request.first("marker"),
+        marker=request.query_value("marker"),
         limit=request.limit,
     )
 
 
 def _parse_filters(request: Request, all_filters: bool) -> JsonObject:
-    """Return the filters on columns that the caller may use. Others are ignored, as in Nova."""
+    """Return the filters on columns that the caller may use. Others are ignored, as in Nova.
+
+    Raises:
+        BadRequest: Nova refuses the attribute as a filter, or ``locked`` is not a boolean.
+    """
     filters: JsonObject = {}
     for name, values in request.query.items():
         if name in _NO_FILTER or name.startswith("_"):
@@ -156,15 +167,15 @@ def _parse_filters(request: Request, all_filters: bool) -> JsonObject:
 
 
 def _parse_tags(request: Request) -> dict[str, list[str]]:
-    """Return the tag filters, each of which is a list with commas."""
+    """Return the tag filters of the query. The value of a filter is a list with commas."""
     if request.version not in Range("2.26"):
         return {}
-    return {name: text.split(",") for name in _TAGS if (text := request.first(name))}
+    return {name: text.split(",") for name in _TAGS if (text := request.query_value(name))}
 
 
 def _parse_boolean(request: Request, name: str) -> bool:
     """Return a boolean parameter. Raises BadRequest for a value that is not a boolean."""
-    value = (request.first(name) or "").strip().lower()
+    value = (request.query_value(name) or "").strip().lower()
     if value not in ("true", "false", "1", "0", "yes", "no", "on", "off", "t", "f", "y", "n"):
         raise errors.BadRequest(f"Invalid {name} value '{value[:40]}': give true or false.")
     return is_true(value)
@@ -174,7 +185,11 @@ States = list[tuple[str, Sequence[str], Sequence[str]]]
 
 
 def _parse_statuses(statuses: Sequence[str]) -> tuple[States | None, bool]:
-    """Return the states with one of these statuses, and whether any of the statuses exists."""
+    """Return the states with one of these statuses, and True if any of the statuses exists.
+
+    A state is a vm_state with two lists of task_states: the states that match (empty: all) and
+    those that do not match. Without statuses the result is (None, True), which means no filter.
+    """
     if not statuses:
         return None, True
     matching: States = []
@@ -199,9 +214,10 @@ def _list_other_tasks(vm_state: str) -> tuple[str, ...]:
 
 
 def _parse_deleted(request: Request, all_filters: bool, by_time: bool) -> bool | None:
-    """Return the filter on deleted servers, or None if the list includes both kinds.
+    """Return the filter on deleted servers: True for deleted servers only, False for existing ones.
 
-    Administrators may set the filter. Without it a list by time includes both kinds.
+    None means both kinds, which is the default of a list by time (``by_time``). Only callers that
+    may use all filters can choose.
     """
     if all_filters and "deleted" in request.query:
         return _parse_boolean(request, "deleted")
@@ -229,18 +245,28 @@ def _parse_soft_deleted(
 def _choose_project(request: Request, operation: str, all_filters: bool) -> str | None:
     """Return the project of the listed servers, or None for all projects.
 
-    Without all_tenants this is the caller's project.
+    Without all_tenants this is the caller's project. With all_tenants, a caller that may use all
+    filters can choose a project with project_id or tenant_id.
+
+    Raises:
+        Forbidden: The policy does not allow all_tenants.
     """
-    all_tenants = request.first("all_tenants")
+    all_tenants = request.query_value("all_tenants")
     if all_tenants is None or (all_tenants != "" and not _parse_boolean(request, "all_tenants")):
         return request.context.project_id
     request.require(f"{_API}servers:{operation}:get_all_tenants")
     if not all_filters:
         return None
-    return request.first("project_id") or request.first("tenant_id")
+    return request.query_value("project_id") or request.query_value("tenant_id")
 
 
 def _parse_sort(request: Request) -> list[tuple[str, bool]]:
+    """Return the sort keys, each with True for descending order.
+
+    Raises:
+        BadRequest: A direction is unknown, or there are more directions than keys.
+        Forbidden: Only administrators may use the key.
+    """
     keys, directions = request.query.get("sort_key", []), request.query.get("sort_dir", [])
     if any(direction.lower() not in ("asc", "desc") for direction in directions):
         raise errors.BadRequest("Unknown sort direction, must be one of: asc, desc")
@@ -263,11 +289,12 @@ def show(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def show_rebuilt(request: Request, server: ServerRecord, password: str) -> JsonObject:
-    """Return the response body of a rebuild, with the password of the server."""
+    """Return the response body of a rebuild, with the new password of the server."""
     return view.rebuilt(server, _make_view(request, server), request.version, password)
 
 
 def _make_view(request: Request, server: ServerRecord) -> view.ServerView:
+    """Return the additional data for the response about one server, read in one transaction."""
     server_view = view.ServerView(
         request.links, request.is_admin, request.allowed(view.RULES), vault=request.services.vault
     )
@@ -299,7 +326,7 @@ def update(request: Request, server: ServerRecord) -> JsonObject:
     """Update fields that need no work on a host, and return the server for PUT /servers/{id}.
 
     Raises:
-        Conflict: The zone is not the server's current zone, or the server is being moved.
+        Conflict: The requested zone is not the server's current zone, or the server is being moved.
     """
     body = request.body["server"]
     values = {column: body[key] for key, column in _UPDATED.items() if key in body}
@@ -319,13 +346,13 @@ def update(request: Request, server: ServerRecord) -> JsonObject:
         row: ServerRecord = servers.show(tx, server.id)
         if zone is not None and zone != row.availability_zone:
             raise errors.Conflict(
-                f"Instance {server.id} is in availability zone {row.availability_zone}; it can be "
-                "pinned to that one, or with null to none."
+                f"Instance {server.id} is in availability zone {row.availability_zone}. Give this "
+                "zone as pinned_availability_zone, or null to remove the pin."
             )
         if zone is not None and migrations.open_of(tx, [server.id]):
             raise errors.Conflict(
-                f"Instance {server.id} is being moved; it can be pinned when the move has ended, or "
-                "was confirmed or reverted."
+                f"Instance {server.id} is being moved. Pin the instance after the move has ended, or "
+                "after a resize is confirmed or reverted."
             )
         return row
 
@@ -345,6 +372,9 @@ def delete(request: Request, server: ServerRecord) -> None:
     deleted at once if its state does not allow that, for example during another action. A server in
     ERROR is soft-deleted only if it has run and is on a host. A server that is already soft-deleted
     stays unchanged.
+
+    Raises:
+        Conflict: The server is locked, or its state does not allow the deletion.
     """
     if request.services.settings.reclaim_interval == 0:
         rows: tuple[states.Action, ...] = (DELETE,)
@@ -367,7 +397,7 @@ def _begin_broken(
     server_id: str,
     **named: Any,  # noqa: ANN401 - passed on unchanged
 ) -> str:
-    """Begin the deletion of a server in ERROR.
+    """Begin the deletion of a server in ERROR, and return the id of the action.
 
     The server is soft-deleted if it has run, is on a host, and its last action is not a soft delete
     that failed. Otherwise it is deleted at once.
@@ -387,7 +417,7 @@ def _begin_first(
 ) -> str:
     """Begin the first row that the server's state and running action allow.
 
-    If no row is allowed, raise the error of the last row.
+    Return the id of the action. If no row is allowed, raise the error of the last row.
     """
     *others, last = rows
     for row in others:

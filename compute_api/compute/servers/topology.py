@@ -19,7 +19,7 @@ _ON_HOST = "compute:server:topology:host:index"
 def show(request: Request, server: ServerRecord) -> JsonObject:
     """Return the NUMA nodes of a server for GET /servers/{id}/topology.
 
-    The list is empty if flavor and image request no NUMA topology.
+    The list is empty if flavor and image request no NUMA topology, or if the server is on no host.
     """
     assignment = next(
         (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aggregates in responses. ``view`` is the list of the aggregate's hosts."""
+"""Aggregates in responses. The argument ``view`` of fields is the list of the aggregate's hosts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,14 @@ FIELDS: tuple[Field, ...] = (
 def one(
     row: AggregateRow, hosts: list[str], version: int, fields: tuple[Field, ...] = FIELDS
 ) -> JsonObject:
-    """Return the body of a single aggregate."""
+    """Return the body of a single aggregate.
+
+    Args:
+        row: The aggregate.
+        hosts: Names of the hosts of the aggregate.
+        version: The microversion of the request.
+        fields: The fields of the body, ``NEW`` for the response to a create.
+    """
     return {"aggregate": render_readable(visible_fields(fields, version), row, hosts)}
 
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Omitted:
-    """Type of the result of ``get`` that leaves the field out of the response."""
+    """Type of ``OMITTED``, with which ``Field.get`` leaves the field out of the response."""
 
 
 OMITTED = Omitted()
@@ -74,9 +74,9 @@ def visible_fields(
     """Return the fields that are visible at a version to a caller that passes these rules.
 
     Args:
-        fields: All fields of the object.
-        version: Number of the microversion.
-        allowed: Names of the policy rules that the caller passes.
+        fields: All fields of the body.
+        version: The microversion of the request.
+        allowed: Policy rules that the caller passes.
         change: Whether the response is that of an update.
     """
     shown = [
@@ -106,12 +106,18 @@ def _make_reader(attributes: list[str]) -> Callable[[object], Iterable[object]]:
 
 
 def rules(fields: tuple[Field, ...]) -> frozenset[str]:
-    """Return the policy rules of the fields."""
+    """Return the policy rules that protect at least one of the fields."""
     return frozenset(field.rule for field in fields if field.rule)
 
 
 def render(view_in_force: VisibleFields, row: object, view: object = None) -> JsonObject:
-    """Return the body of a row."""
+    """Return the body of a row.
+
+    Args:
+        view_in_force: The visible fields.
+        row: The row, whose attributes are the plain fields.
+        view: The additional data for fields with a function.
+    """
     body = dict(zip(view_in_force.plain, view_in_force.values(row), strict=True))
     for name, get in view_in_force.computed:
         body[name] = get(row, view)
@@ -123,11 +129,17 @@ def render(view_in_force: VisibleFields, row: object, view: object = None) -> Js
 
 
 def render_readable(view_in_force: VisibleFields, row: object, view: object = None) -> JsonObject:
-    """Return the body of a row in a list. Log damaged columns, and show null for them."""
+    """Return the body of a row in a list. Show null for a field whose value cannot be computed.
+
+    The exception of the first such field is logged.
+    """
     try:
         return render(view_in_force, row, view)
     except Exception:
-        log.exception("a record cannot be shown whole; see its row: %s", getattr(row, "id", row))
+        log.exception(
+            "a record is shown with null for damaged fields; see its row: %s",
+            getattr(row, "id", row),
+        )
     body = dict(zip(view_in_force.plain, view_in_force.values(row), strict=True))
     for name, get in (*view_in_force.computed, *view_in_force.optional):
         try:

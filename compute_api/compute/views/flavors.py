@@ -33,7 +33,14 @@ FIELDS: tuple[Field, ...] = (
 
 
 def one(row: FlavorRow, links: Links, version: int, allowed: frozenset[str]) -> JsonObject:
-    """Return the body of a single flavor."""
+    """Return the body of a single flavor.
+
+    Args:
+        row: The flavor.
+        links: The links of the request.
+        version: The microversion of the request.
+        allowed: The rules of ``RULES`` that the caller passes.
+    """
     return {"flavor": render(visible_fields(FIELDS, version, allowed), row, links)}
 
 

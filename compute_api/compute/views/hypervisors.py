@@ -24,7 +24,7 @@ from compute_api.http.microversions import Range
 
 
 def state(row: JsonMapping) -> HostState:
-    """Return the state of the hypervisor's host."""
+    """Return UP if the conductors count the host as up and it is not forced down, else DOWN."""
     return HostState.UP if row["up"] and not row["forced_down"] else HostState.DOWN
 
 
@@ -33,7 +33,7 @@ def _build_service(row: JsonMapping, ident: object) -> JsonObject:
 
 
 def stock(row: JsonMapping, resource: str) -> dict[str, int]:
-    """Return the total, used and reserved amounts of a resource class."""
+    """Return the total, used and reserved amounts of a resource class, 0 for an unknown class."""
     inventory = row["inventory"].get(resource, {})
     return {key: int(inventory.get(key, 0)) for key in ("total", "used", "reserved")}
 
@@ -119,7 +119,7 @@ _SUMMED = (
 def one(
     row: JsonMapping, version: int, servers: object, fields: tuple[Field, ...] = FIELDS
 ) -> JsonObject:
-    """Return the body of one hypervisor."""
+    """Return the body of one hypervisor. Its servers are included if ``servers`` is not None."""
     return render(visible_fields(fields, version), row, servers)
 
 
@@ -132,6 +132,6 @@ def many(
 
 
 def statistics(rows: Sequence[JsonMapping], version: int) -> dict[str, int]:
-    """Return the sums over enabled hosts."""
+    """Return the count of enabled hosts, and the sums of their fields in ``_SUMMED``."""
     items = many([row for row in rows if not row["disabled"]], version, None, FIELDS)
     return {"count": len(items), **{name: sum(item[name] for item in items) for name in _SUMMED}}

@@ -36,7 +36,13 @@ def one(row: KeypairRow, version: int) -> JsonObject:
 
 
 def new(row: KeypairRow, version: int, private: str | None) -> JsonObject:
-    """Return the response to a create, the only body with a generated private key."""
+    """Return the response to a create, the only body that may contain the private key.
+
+    Args:
+        row: The key pair.
+        version: The microversion of the request.
+        private: The generated private key, or None for an imported public key.
+    """
     return {"keypair": render_readable(visible_fields(NEW, version), row, private)}
 
 

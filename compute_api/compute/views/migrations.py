@@ -30,7 +30,7 @@ ON_ITS_WAY = (
 class MigrationView:
     """The data that the migrations of a response share.
 
-    ``with_hosts`` is True if the caller may see hosts.
+    ``with_hosts`` is True if the caller may see hosts. Otherwise the fields of hosts are null.
     """
 
     links: Links
@@ -60,6 +60,7 @@ def _make_bytes_getter(name: str) -> Callable[[ShownMigrationRow, MigrationView]
 
 
 def _get_links(row: ShownMigrationRow, view: MigrationView) -> object:
+    """Return the links of a live migration in progress, or OMITTED for other migrations."""
     return (
         view.links.of(f"servers/{row.server_id}/migrations", str(row.id))
         if is_on_its_way(row)
@@ -107,11 +108,11 @@ BELOW_SERVER: tuple[Field, ...] = (
 
 
 def many(rows: Sequence[ShownMigrationRow], view: MigrationView, version: int) -> list[JsonObject]:
-    """The items of the list of all migrations."""
+    """Return the items of the list of all migrations."""
     getters = visible_fields(FIELDS, version)
     return [render_readable(getters, row, view) for row in rows]
 
 
 def below_server(row: ShownMigrationRow, view: MigrationView, version: int) -> JsonObject:
-    """One migration below its server."""
+    """Return the body of one migration below its server."""
     return render(visible_fields(BELOW_SERVER, version), row, view)

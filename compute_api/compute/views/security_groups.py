@@ -16,10 +16,10 @@ _EVERYWHERE = {"IPv4": "0.0.0.0/0", "IPv6": "::/0"}
 
 
 def group(record: JsonMapping, groups: Iterable[JsonMapping]) -> JsonObject:
-    """Return the body of a group.
+    """Return the body of a group with its ingress rules. Egress rules are left out.
 
     Args:
-        record: The record of the network service.
+        record: The group, in the format of the network service.
         groups: Groups that the rules may refer to as sources.
     """
     by_id = {item["id"]: item for item in groups}
@@ -40,8 +40,8 @@ def rule(record: JsonMapping, by_id: Mapping[str, JsonMapping]) -> JsonObject:
     """Return the body of a rule. The source is a group or a range of addresses.
 
     Args:
-        record: The record of the network service.
-        by_id: Groups by id, for the name of the source group.
+        record: The rule, in the format of the network service.
+        by_id: Groups by id, for the name of the source group. An unknown group has its id as name.
     """
     protocol, least, most = (
         record.get("protocol"),

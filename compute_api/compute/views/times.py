@@ -9,13 +9,19 @@ from datetime import UTC, datetime
 
 @functools.lru_cache(maxsize=8192)
 def format_seconds(micros: int | None) -> str | None:
-    """Return a time like 2026-01-02T03:04:05Z, or None if the column is empty or damaged."""
+    """Return a time like 2026-01-02T03:04:05Z, or None for an empty or damaged column.
+
+    ``micros`` are microseconds since 1970.
+    """
     return _format(micros, "%Y-%m-%dT%H:%M:%SZ")
 
 
 @functools.lru_cache(maxsize=8192)
 def format_micros(micros: int | None) -> str | None:
-    """Return a time like 2026-01-02T03:04:05.000000, or None if the column is empty or damaged."""
+    """Return a time like 2026-01-02T03:04:05.000000, or None for an empty or damaged column.
+
+    ``micros`` are microseconds since 1970.
+    """
     text = _format(micros, "%Y-%m-%dT%H:%M:%S.")
     return None if text is None or micros is None else f"{text}{micros % 1_000_000:06d}"
 

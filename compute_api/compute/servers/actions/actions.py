@@ -37,6 +37,8 @@ def act(request: Request, server: ServerRecord) -> ApiResponse:
 
     Raises:
         BadRequest: The action does not exist, or the body is invalid.
+        NotFound: The action does not exist at this microversion.
+        HTTPError: Nova has removed the action (410 or 404).
         Forbidden: The policy does not allow the action.
         Conflict: The server's state does not allow the action.
     """
@@ -76,6 +78,10 @@ def act(request: Request, server: ServerRecord) -> ApiResponse:
 def _begin(
     request: Request, rows: list[states.Action], server: ServerRecord, prepared: PreparedAction
 ) -> str:
+    """Begin the prepared action, and return the id of the action.
+
+    If the action certainly has not begun, undo the prepared changes in external services.
+    """
     begin = partial(
         request.begin,
         prepared.begin,
@@ -97,7 +103,13 @@ def _begin(
 
 
 def _find_served_rows(key: str, request: Request) -> list[states.Action]:
-    """Return the rows of this action at this version."""
+    """Return the rows of this action at this version.
+
+    Raises:
+        BadRequest: The action does not exist.
+        NotFound: The action does not exist at this version.
+        HTTPError: Nova has removed the action.
+    """
     rows = [row for row in states.ACTIONS if row.key == key and key in schemas.BY_KEY]
     for removed, versions, error in REMOVED:
         if removed == key and request.version in versions:
@@ -113,7 +125,11 @@ def _find_served_rows(key: str, request: Request) -> list[states.Action]:
 
 
 def _select_rows(key: str, served: list[states.Action], request: Request) -> list[states.Action]:
-    """Check the body and return the rows that match the body's values."""
+    """Check the body against the action's schema, and return the rows that match the body's values.
+
+    Raises:
+        BadRequest: The body violates the schema, or no row matches the values.
+    """
     schema = schemas.BY_KEY[key].at(request.version)
     if request.links.legacy:
         request.body = schema.prune(request.body)
@@ -129,7 +145,11 @@ def _select_rows(key: str, served: list[states.Action], request: Request) -> lis
 
 
 def _wait(request: Request, action_id: str, step: str, failure: type[errors.Problem]) -> None:
-    """Wait for the step, or return at once if too many requests already wait."""
+    """Wait for the step, or return at once if too many requests already wait.
+
+    Raises:
+        failure: The action failed at this step. After a timeout there is no error.
+    """
     with action_waits.slot(request.services) as is_free:
         if is_free:
             action_waits.for_step(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare the actions that move a server: resize, migrations, evacuate, confirm, revert.
 
-Like ``preparers``, but these actions begin through ``store.servers.migrations``, which opens or
-closes the migration in the same transaction. This module refuses unknown hosts, the server's own
-host, unsuitable flavors, and a flavor that exceeds the quota. Whether a server fits on a host is
-the scheduler's decision.
+Unlike the actions of ``preparers``, these actions begin through ``store.servers.migrations``, which
+opens or closes the migration in the same transaction. This module refuses unknown hosts, the
+server's own host, unsuitable flavors, and a flavor that exceeds the quota. Whether a server fits on
+a host is the scheduler's decision.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PASSWORD_SHOWN, _EVACUATE_CHECKED, _STOPPED = Range(until="2.13"), Range("2.29"
 
 
 def _make_begin(kind: MigrationType) -> Begin:
-    """Return the begin of an action that opens a migration of this kind."""
+    """Return a function that begins an action and opens a migration of this kind."""
 
     def begin(tx: Connection, rows: Sequence[states.Action], server_id: str, **others: Any) -> str:  # noqa: ANN401 - passed on unchanged
         return migrations.begin(tx, rows[0], server_id, kind, **others)
@@ -61,8 +61,10 @@ def resize(request: Request, server: ServerRecord, body: JsonObject) -> Prepared
     """Prepare a resize to the flavor in ``flavorRef``.
 
     Raises:
-        BadRequest: The flavor does not exist for the caller, is the current flavor, or is too small
-            for the image or the disks.
+        BadRequest: The flavor does not exist for the caller, is the current flavor, is too small
+            for the image or the disks, or needs hardware that no host supports. Or the body has
+            disk config AUTO, which the image disables.
+        Conflict: The server is on no host.
         HostDown: The server's host does not answer.
         OverQuota: The quota does not allow the larger flavor. This is raised when the action
             begins.
@@ -114,6 +116,9 @@ def _check_change(old: models.Flavor, new: models.Flavor, has_disk: bool) -> Non
     """Check that the flavor changes and that the root disk does not shrink.
 
     A flavor that was deleted and created again with the same id and another size is another flavor.
+
+    Raises:
+        BadRequest: The flavor is the current flavor, or its disk is smaller.
     """
     if old.id == new.id and _list_sizes(old) == _list_sizes(new):
         raise errors.BadRequest("When resizing, instances must change flavor!")
@@ -124,8 +129,8 @@ def _check_change(old: models.Flavor, new: models.Flavor, has_disk: bool) -> Non
             else "to a flavor without a disk"
         )
         raise errors.BadRequest(
-            f"flavorRef: Server disk was unable to be resized because: it cannot be changed {to}; "
-            "take a flavor whose disk is not smaller."
+            "flavorRef: Server disk was unable to be resized because: the root disk cannot change "
+            f"{to}; choose a flavor with at least the same disk size."
         )
 
 
@@ -137,6 +142,9 @@ def _check_image(request: Request, server: ServerRecord, flavor: models.Flavor) 
     """Check that the flavor meets the image's minimum memory and disk.
 
     The check is skipped if the caller can no longer read the image.
+
+    Raises:
+        BadRequest: The flavor is too small.
     """
     if server.image_id is None:
         return
@@ -186,13 +194,17 @@ def _require_host(server: ServerRecord) -> str:
 
 
 def _check_source(request: Request, server: ServerRecord, problem: type[errors.Problem]) -> None:
-    """Raise ``problem`` if the host of the server is down."""
+    """Raise ``problem`` if the host of the server is down.
+
+    Raises:
+        Conflict: The server is on no host.
+    """
     if not request.read(services.is_up, _require_host(server)):
         raise problem(
             _describe_unavailable(request, server)
             if problem is errors.BadRequest
-            else f"Instance {server.id} is on a host that is down; try again when it is up. If it does not come "
-            "back, an administrator can evacuate the server."
+            else f"Instance {server.id} is on a host that is down; try again when it is up. If the host stays "
+            "down, an administrator can evacuate the server."
         )
 
 
@@ -210,7 +222,14 @@ def _check_host(request: Request, host: str | None) -> None:
 
 
 def migrate(request: Request, server: ServerRecord, body: JsonObject | None) -> PreparedAction:
-    """Prepare a cold migration, from 2.56 on optionally to a named host."""
+    """Prepare a cold migration, from 2.56 on optionally to a named host.
+
+    Raises:
+        BadRequest: The named host does not exist, or is the server's host.
+        Forbidden: The caller may not name a host.
+        Conflict: The server is on no host.
+        HostDown: The server's host is down.
+    """
     host = (body or {}).get("host") if request.version in _HOST_OF_MIGRATE else None
     _require_for_host(request, server, "os-migrate-server:migrate:host", host)
     _check_host(request, host)
@@ -229,8 +248,11 @@ def _is_forced(body: JsonObject, checked: bool) -> bool:
     """Return whether the move skips the operator's filters for the named host.
 
     Args:
-        body: The action's part of the request's body.
-        checked: Whether filters apply to named hosts at this microversion.
+        body: The value of the action in the body, with ``host`` and ``force``.
+        checked: Whether filters apply to named hosts at this microversion, unless ``force`` is set.
+
+    Raises:
+        BadRequest: The body has ``force`` without a host.
     """
     if is_true(body.get("force", False)) and not body.get("host"):
         raise errors.BadRequest("Can't force to a non-provided destination")
@@ -241,6 +263,12 @@ def migrate_live(request: Request, server: ServerRecord, body: JsonObject) -> Pr
     """Prepare a live migration.
 
     Before 2.34 the response waits until both hosts have checked that the migration is possible.
+
+    Raises:
+        BadRequest: The named host does not exist, is down or is the server's host, or the server's
+            host is down.
+        Forbidden: The caller may not name a host.
+        Conflict: The server is on no host.
     """
     host, block = body["host"], body["block_migration"]
     _require_for_host(request, server, "os-migrate-server:migrate_live:host", host)
@@ -271,8 +299,10 @@ def evacuate(request: Request, server: ServerRecord, body: JsonObject) -> Prepar
     """Prepare an evacuation, which recreates the server on another host.
 
     Raises:
-        BadRequest: The host of the server is up, or may still run guests and cannot be fenced.
+        BadRequest: The host of the server is up, or may still run guests and cannot be fenced. Or
+            the requested host is the server's host.
         NotFound: The requested host does not exist.
+        Conflict: The server is on no host.
     """
     host, shared = (
         body.get("host"),
@@ -312,19 +342,20 @@ def _check_dead(request: Request, host: str) -> None:
 
 # --- the end of a resize ---
 def confirm(request: Request, server: ServerRecord, body: object) -> PreparedAction:
-    """Prepare the confirmation of a resize, which deletes the old guest at the source.
+    """Prepare the confirmation of a resize or cold migration.
 
-    If the source is down, this remains a pending cleanup.
+    The action deletes the old guest at the source. If the source is down, the old guest becomes a
+    pending cleanup.
     """
     return PreparedAction(begin=_make_closing_begin())
 
 
 def revert(request: Request, server: ServerRecord, body: object) -> PreparedAction:
-    """Prepare the return of a resized server to the source.
+    """Prepare the return of a resized or cold migrated server to the source.
 
     Raises:
-        HostDown: The source is down, or the destination is down and may still run the guest.
-            This is raised when the action begins.
+        HostDown: The source is down, or the destination is down and may still run the guest. This
+            is raised when the action begins.
     """
 
     def check(tx: Connection, server_id: str) -> None:
@@ -336,6 +367,12 @@ def revert(request: Request, server: ServerRecord, body: object) -> PreparedActi
 
 
 def _make_closing_begin(check: Callable[[Connection, str], None] | None = None) -> Begin:
+    """Return a function that begins a confirm or a revert and closes the migration.
+
+    Args:
+        check: Called first in the transaction, or None.
+    """
+
     def begin(
         tx: Connection,
         rows: Sequence[states.Action],
@@ -356,21 +393,23 @@ def _check_return(tx: Connection, request: Request, move: MigrationRow) -> None:
     """Check that the server can return to the source.
 
     Errors name the host only if the policy lets the caller see the hosts of servers.
+
+    Raises:
+        HostDown: The source is down, or the destination is down and may still run the guest.
     """
     shows_hosts = request.allows(ATTRIBUTES)
     source, dest = move.source_host or "", move.dest_host or ""
     if not services.is_up(tx, source):
-        host = f"Host {source}" if shows_hosts else "The host"
+        host = f"The source host {source}" if shows_hosts else "The source host"
         raise errors.HostDown(
-            f"{host} that the server came from is down; revert when it is up again, or confirm the "
-            "resize: the host then removes what is left there when it is up again."
+            f"{host} of the resize is down. Revert when this host is up again, or confirm the "
+            "resize: the host removes the old guest when it is up again."
         )
     if not services.is_up(tx, dest) and not services.are_dead(tx, dest):
-        host = f"Host {dest}" if shows_hosts else "The host"
+        host = f"The server's host {dest}" if shows_hosts else "The server's host"
         raise errors.HostDown(
-            f"{host} that the server is on does not answer, and the server may run there. Revert "
-            "when the host is up again, or when an administrator who is sure that it is off has "
-            "forced it down: "
+            f"{host} does not answer, and the server may still run there. Revert when the host is "
+            "up again. If the host is certainly off, an administrator can force it down first: "
             f"openstack compute service set --down {dest if shows_hosts else 'HOST'} "
             "nova-compute"
         )

@@ -62,7 +62,7 @@ def unlock(request: Request, server: ServerRecord, body: object) -> PreparedActi
 
 
 def reset_state(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
-    """Prepare a reset of the server's vm_state by an operator."""
+    """Prepare a reset of the server's vm_state to active or error by an operator."""
     return PreparedAction({"state": body["state"]})
 
 
@@ -74,8 +74,8 @@ def change_password(request: Request, server: ServerRecord, body: JsonObject) ->
     """
     if request.services.vault is None:
         raise errors.NotImplementedHere(
-            "This cloud cannot keep passwords until they are set; its operator can give it "
-            "a [DEFAULT] secret_key."
+            "This cloud has no [DEFAULT] secret_key to encrypt passwords, so it cannot change the "
+            "password of a server. Ask the operator to set secret_key."
         )
     return PreparedAction(password=body["adminPass"])
 
@@ -93,10 +93,12 @@ def rescue(request: Request, server: ServerRecord, body: JsonObject | None) -> P
     """Prepare a rescue, which boots the server from a rescue image with a new password.
 
     Without ``rescue_image_ref`` this is the server's own image. A server that boots from a volume
-    has no image, so it needs ``rescue_image_ref``, and microversion 2.87.
+    has no image, so it needs ``rescue_image_ref``, and microversion 2.87. The response contains the
+    password.
 
     Raises:
-        BadRequest: The image does not exist for the caller, or cannot be used.
+        BadRequest: The image does not exist for the caller, or cannot be used, or the server boots
+            from a volume without the conditions above.
     """
     body = body or {}
     password, image_id, image = (
@@ -111,8 +113,8 @@ def rescue(request: Request, server: ServerRecord, body: JsonObject | None) -> P
         rescue_image = request.image(image_id)
         if rescue_image.ref.properties.get(block_devices.IMAGE_MAPPINGS):
             raise errors.BadRequest(
-                f"Requested rescue image '{image_id}' is not supported: it has no bytes, but names "
-                "snapshots of volumes; use another one."
+                f"Requested rescue image '{image_id}' is not supported: it contains no data, only "
+                "references to volume snapshots; use another image."
             )
         image_checks.check_disk(rescue_image)
         image = to_wire(rescue_image.ref)
@@ -141,7 +143,7 @@ def _list_image_properties(
     """Return the properties of a new image of this server.
 
     Args:
-        server: The server.
+        server: The row of the server.
         metadata: The caller's metadata, which replaces properties of the server's own image.
         more: Properties that the caller cannot set.
     """
@@ -171,7 +173,8 @@ def _check_image_metadata(request: Request, body: JsonObject) -> dict[str, str]:
     taken = sorted(OWN_KEYS & set(metadata))
     if taken:
         raise errors.BadRequest(
-            f"metadata: an image has a field of the name {taken[0]}, which cannot be set so."
+            f"metadata: {taken[0]} is a field of the image and cannot be set as metadata; use another "
+            "name."
         )
     if request.version in _COUNTED_METADATA:
         server_fields.check_metadata(metadata, request.limits)
@@ -179,6 +182,13 @@ def _check_image_metadata(request: Request, body: JsonObject) -> dict[str, str]:
 
 
 def _answer_image(request: Request, image_id: str, kept: bool = True) -> ApiResponse:
+    """Return the response with the image's id, or before 2.45 with a link in the header Location.
+
+    Args:
+        request: The request.
+        image_id: Id of the new image.
+        kept: False leaves out the link, because the image will not exist.
+    """
     if request.version not in _BEFORE_IDS:
         return ApiResponse({"image_id": image_id}, 202)
     return ApiResponse(
@@ -190,6 +200,14 @@ def create_image(request: Request, server: ServerRecord, body: JsonObject) -> Pr
     """Prepare the creation of an image of the server.
 
     If the server boots from a volume, create snapshots of the volumes now, with the caller's token.
+    ``give_up`` of the result deletes them if the action cannot begin.
+
+    Raises:
+        BadRequest: A metadata name is the name of an image field, or a volume does not exist any
+            more.
+        Forbidden: The metadata has too many items, or a quota does not allow the snapshots.
+        Conflict: A snapshot failed.
+        Unavailable: The block storage service does not answer.
     """
     image_id, name = ids.new(), body["name"].strip()
     properties = _list_image_properties(
@@ -206,7 +224,13 @@ def create_image(request: Request, server: ServerRecord, body: JsonObject) -> Pr
 
 
 def create_backup(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
-    """Prepare a backup: a new image, after which only the newest ``rotation`` backups remain."""
+    """Prepare a backup: a new image, after which only the newest ``rotation`` backups remain.
+
+    Raises:
+        BadRequest: The server boots from a volume, or a metadata name is the name of an image
+            field.
+        Forbidden: The metadata has too many items.
+    """
     refuse_volume_backed(request, server, "Backup is not supported for volume-backed instances.")
     image_id, rotation = ids.new(), int(body["rotation"])
     properties = _list_image_properties(
@@ -246,11 +270,13 @@ _TO_A_ZONE = Range("2.77")
 def unshelve(request: Request, server: ServerRecord, body: JsonObject | None) -> PreparedAction:
     """Prepare an unshelve.
 
-    From 2.77 on the caller can choose a zone, to which the server is then pinned. From 2.91 on the
-    caller can choose a host. Without a choice the server keeps its pinned zone.
+    From 2.77 on the caller can choose a zone, to which the server is then pinned. A null zone
+    removes the pin. From 2.91 on the caller can choose a host. Without a choice the server keeps
+    its pinned zone.
 
     Raises:
         BadRequest: The zone or the host does not exist.
+        Forbidden: The caller may not choose a host.
         Conflict: The server is not offloaded, or the host is in another zone.
     """
     body = body if request.version in _TO_A_ZONE and body else {}

@@ -60,6 +60,8 @@ _UNGUARDED = {
 def prepare(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
     """Check a rebuild, and return its arguments and the new columns of the server.
 
+    The response is the server after the begin, with the new password.
+
     Raises:
         BadRequest: A field is invalid, or the image cannot be used.
         Forbidden: The caller may not use a field, or a limit is exceeded.
@@ -118,23 +120,29 @@ def prepare(request: Request, server: ServerRecord, body: JsonObject) -> Prepare
 def _check_same_place(
     flavor: models.Flavor, old: Mapping[str, str], new: Mapping[str, str]
 ) -> None:
-    """Check that the new image needs the same resources of the host as the old one."""
+    """Check that the new image needs the same resources of the host as the old image.
+
+    Why: a rebuild keeps the server on its host.
+
+    Raises:
+        BadRequest: The images need different resources.
+    """
     before = _list_demands(flavor, old)
     for name, demand in _list_demands(flavor, new).items():
         if demand != before[name]:
             raise errors.BadRequest(
-                f"imageRef: this image asks for other {name} than the server has, and a rebuild "
-                "keeps the server's place on its host; make a new server from it."
+                f"imageRef: this image needs other {name} than the server has. A rebuild cannot "
+                "change the resources on the host; create a new server from the image."
             )
 
 
 def _list_demands(flavor: models.Flavor, properties: Mapping[str, str]) -> JsonObject:
-    """Return the demands of a guest on its host, by the name in error messages."""
+    """Return the resources that a guest needs from its host, by their names in error messages."""
     guest = hardware.hardware(flavor, properties)
     return {
         "resources": hardware.resources(flavor, properties),
         "NUMA nodes": guest.numa_nodes,
-        "CPUs of its own": (guest.dedicated, guest.threads),
+        "dedicated CPUs": (guest.dedicated, guest.threads),
         "memory pages": guest.page_kb,
         "PCI devices": (guest.devices, guest.options.get("pci_policy")),
     }
@@ -144,19 +152,24 @@ def _check_reimage(request: Request, root: BlockDeviceRow, image: Image) -> bool
     """Return whether the rebuild overwrites the root volume, which it does from 2.93 on.
 
     Raises:
-        BadRequest: The image does not fit the volume, or differs from the volume's before 2.93.
+        BadRequest: The image does not fit the volume, or before 2.93 is not the image of the
+            volume.
+        Unavailable: The block storage service does not answer.
     """
     if request.version in _WRITES_VOLUMES:
         image_checks.check_volume(image, root.size_gb or 0)
         if image.ref.properties.get(IMAGE_MAPPINGS):
             raise errors.BadRequest(
-                f"Image {image.ref.id} has no bytes, but names snapshots of volumes; make a new server "
-                "from it."
+                f"Image {image.ref.id} contains no data, only references to volume snapshots; create a "
+                "new server from the image."
             )
         return True
     service = request.volumes
     if service is None:
-        raise errors.Unavailable("This cloud's block storage service is not known here; try again.")
+        raise errors.Unavailable(
+            "The service catalogue has no block storage service now, and the server boots from a "
+            "volume; try again."
+        )
     volume = service.volume(request.context.token, str(root.volume_id))
     if volume.image_metadata.get("image_id") != image.ref.id:
         raise errors.BadRequest(
@@ -169,7 +182,10 @@ def _check_reimage(request: Request, root: BlockDeviceRow, image: Image) -> bool
 def _build_image_columns(
     server: ServerRecord, image: Image, boots_from_volume: bool, reimage: bool
 ) -> JsonObject:
-    """Return the columns of the image. A server that boots from a volume has no image id."""
+    """Return the columns of the image. A server that boots from a volume has no image id.
+
+    Without ``reimage`` such a server keeps its columns.
+    """
     if not boots_from_volume:
         return {
             "image_id": image.ref.id,
@@ -183,7 +199,7 @@ def _build_image_columns(
 
 
 def _make_begin(server: ServerRecord, has_new_image: bool, vault: Vault | None) -> Begin:
-    """Return the begin of a rebuild.
+    """Return a function that begins the rebuild.
 
     With another image the action stores the old columns, in case the host refuses the image. It
     also stores the new values of columns that may change during the rebuild. User data is stored
@@ -224,7 +240,13 @@ def _make_begin(server: ServerRecord, has_new_image: bool, vault: Vault | None) 
 
 
 def _read_key_columns(request: Request, body: JsonObject) -> JsonObject:
-    """Return the columns of the caller's key pair with this name."""
+    """Return the columns of the caller's key pair with the name in the body.
+
+    The result is empty without key_name. A null key_name removes the key pair.
+
+    Raises:
+        BadRequest: The key pair does not exist.
+    """
     if "key_name" not in body:
         return {}
     if body["key_name"] is None:

@@ -28,10 +28,10 @@ class RequestedServers:
     min_count: int
     max_count: int
     devices: BlockDevices
-    #: personality: files for the config drive
+    #: Files for the config drive (personality).
     files: Sequence[dict[str, str]] = field(repr=False)
     hints: JsonObject
-    #: the server group of the hints
+    #: The server group in the hints, or None.
     group_id: str | None
     flavor_id: str
     #: The caller is allowed to choose this destination. Its existence is checked later.
@@ -49,8 +49,8 @@ def parse_body(request: Request) -> RequestedServers:
     min_count, max_count = _parse_counts(body)
     if body.get("hostname") and max_count > 1:
         raise errors.BadRequest(
-            "hostname: several servers of one request cannot have the same; leave it out, and each "
-            "gets one made of its name."
+            "hostname: several servers of one request cannot have the same host name. Leave hostname "
+            "out, and each server gets a host name from its name."
         )
     devices = block_devices.parse(body, request.image)
     files = server_fields.parse_personality(body, request.limits)
@@ -74,7 +74,11 @@ def parse_body(request: Request) -> RequestedServers:
 
 
 def _parse_counts(body: JsonMapping) -> tuple[int, int]:
-    """Return min_count and max_count, each with the default of the API."""
+    """Return min_count and max_count, each with the default of the API.
+
+    Raises:
+        BadRequest: The counts contradict each other, or max_count is above 1000.
+    """
     min_count = int(body.get("min_count") or 1)
     max_count = int(body.get("max_count") or min_count)
     if min_count < 1 or max_count < 1:
@@ -83,7 +87,7 @@ def _parse_counts(body: JsonMapping) -> tuple[int, int]:
         raise errors.BadRequest("min_count must be <= max_count")
     if max_count > 1000:
         raise errors.BadRequest(
-            "max_count must be at most 1000: make the servers in several requests"
+            "max_count must be at most 1000: create the servers in several requests"
         )
     return min_count, max_count
 
@@ -93,6 +97,7 @@ def _parse_destination(request: Request, body: JsonMapping) -> Destination:
 
     Raises:
         Forbidden: The body names a host, and the caller may not choose one.
+        BadRequest: Both availability_zone and other fields name a host.
     """
     destination = destinations.parse(
         body.get("availability_zone"), request.services.settings.default_schedule_zone

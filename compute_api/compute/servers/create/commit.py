@@ -141,9 +141,14 @@ class NewVolumes:
     def create(self, servers: int, zone: str | None) -> None:
         """Create the volumes of ``servers`` servers. After an error, delete them again.
 
+        Args:
+            servers: Number of servers.
+            zone: Zone of the volumes, or None for the default of the block storage service.
+
         Raises:
             Forbidden: A quota of the volume service refuses a volume.
-            BadRequest: The volume service refuses a volume for another reason.
+            BadRequest: The volume service refuses a volume for another reason, or a new volume is
+                encrypted.
         """
         try:
             for _ in range(servers):
@@ -162,6 +167,7 @@ class NewVolumes:
             raise
 
     def _create_volume(self, mapping: VolumeMapping, zone: str | None) -> Volume | None:
+        """Create the volume of a mapping, or return None if the volume exists already."""
         if mapping.source == VOLUME:
             return None
         return self.service.create(
@@ -177,6 +183,10 @@ class NewVolumes:
         """Delete the new volumes of all servers after the first ``servers`` servers.
 
         A deletion that fails is retried for ``DELETE_SECONDS``, then logged.
+
+        Args:
+            servers: Number of servers that keep their volumes.
+            pause: Sleeps for a number of seconds.
         """
         volume_ids = [
             volume_id for row in self.ids[servers:] for volume_id in row if volume_id is not None
@@ -207,7 +217,7 @@ def _refuse_encrypted(mapping: VolumeMapping, volume: Volume | None) -> None:
     if volume is not None and volume.encrypted:
         source = f"{mapping.source} {mapping.source_id}" if mapping.source_id else mapping.source
         raise errors.BadRequest(
-            f"{INVALID}: a volume of source_type {source} is encrypted there (its type is "
-            f"{volume.volume_type or 'not known'}), which no host of this cloud can open; ask for a "
-            "volume_type without encryption, or for another source."
+            f"{INVALID}: a new volume of source_type {source} is encrypted (volume type "
+            f"{volume.volume_type or 'unknown'}), and hosts of this cloud cannot open encrypted "
+            "volumes. Choose a volume_type without encryption, or another source."
         )

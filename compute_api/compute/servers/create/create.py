@@ -30,7 +30,7 @@ from compute_api.http.validation import is_true
 
 
 def create(request: Request) -> ApiResponse:
-    """Create servers for POST /servers, and return the id of the first.
+    """Create servers for POST /servers, and return the id of the first, or the reservation id.
 
     Raises:
         BadRequest, Forbidden, Conflict: A field or a resource that the body names cannot be used.

@@ -23,7 +23,11 @@ _PURPOSE = "idempotency"
 
 
 def parse_key(text: str | None) -> str | None:
-    """Check and return the value of the header Idempotency-Key. None means no header."""
+    """Check and return the value of the header Idempotency-Key. None means no header.
+
+    Raises:
+        BadRequest: The value is empty, too long, or not printable ASCII.
+    """
     if text is None:
         return None
     if not 0 < len(text) <= 255 or not text.isascii() or not text.isprintable():
@@ -32,7 +36,10 @@ def parse_key(text: str | None) -> str | None:
 
 
 class IdempotentBody:
-    """The body of a create, with the Idempotency-Key of the request or None."""
+    """The body of a create, with the Idempotency-Key of the request or None.
+
+    Computes the digests of the body, and the password of the new servers.
+    """
 
     def __init__(
         self, vault: Vault | None, project_id: str, key: str | None, body: JsonObject
@@ -53,12 +60,15 @@ class IdempotentBody:
     def digests(self) -> Sequence[str]:
         """The digests of this body, newest first: one for each accepted secret_key.
 
-        New rows are stored with the first digest.
+        There is at least one digest. New rows are stored with the first digest.
         """
         return list(self._secrets)
 
     def password(self, server_id: str) -> str:
         """Return the password of the new servers.
+
+        This is adminPass of the body. Otherwise it is derived from the key, or random without a key
+        or a secret_key.
 
         Args:
             server_id: Id of the first of the new servers.
@@ -69,8 +79,8 @@ class IdempotentBody:
         """Return the password of the first answer, or None if the password cannot be derived.
 
         Args:
-            server_id: Id of the created server, as stored with the first request.
-            digest: The digest that the first request stored.
+            server_id: Id of the first server that the first request created.
+            digest: The digest that the first request stored, one of ``digests``.
         """
         return self._password(server_id, digest)
 

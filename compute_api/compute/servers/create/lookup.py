@@ -25,7 +25,7 @@ from compute_api.compute.servers.disks.volumes import ServerVolumes
 
 @dataclass(frozen=True)
 class NamedRows:
-    """The rows of the database that a create names."""
+    """The rows of the database that the body of a create names."""
 
     flavor: Flavor
     key: KeypairRow | None
@@ -34,7 +34,7 @@ class NamedRows:
 
 @dataclass(frozen=True)
 class NamedResources(NamedRows):
-    """Everything that a create names."""
+    """All resources that the body of a create names."""
 
     volumes: ServerVolumes
     #: The image that the servers boot, or the description of the image in the root volume.
@@ -46,6 +46,8 @@ def look_up(request: Request, requested: RequestedServers) -> NamedResources:
 
     Raises:
         BadRequest: A resource does not exist for the caller, or cannot be used.
+        Forbidden: The caller may not attach volumes, or hosts could not download the image.
+        Unavailable: An external service does not answer.
     """
     rows = request.read(_read_rows, request, requested)
     devices = requested.devices

@@ -38,13 +38,13 @@ class NewServers:
     flavor: Flavor
     min_count: int
     max_count: int
-    #: of each server's row
+    #: Columns that the rows of all servers have.
     columns: JsonObject
-    #: of each action
+    #: Arguments of each action.
     args: JsonObject
-    #: the server group of the servers
+    #: The server group of the servers, or None.
     group_id: str | None
-    #: personality: files for the config drive
+    #: Files for the config drive (personality).
     files: Sequence[dict[str, str]] = field(repr=False)
     #: With device names, in the order in which the guest sees the volumes.
     volumes: ServerVolumes
@@ -133,10 +133,10 @@ def build_rows(
 
     Args:
         request: The request.
-        new_servers: The servers to create.
-        reservation_id: Id of the reservation, which all servers of a request share.
+        new_servers: The common data of the servers.
+        reservation_id: Id that all servers of the request have.
         row_ids: For each server its id and the id of its action.
-        password: The admin password of the servers.
+        password: Password of all servers, stored encrypted in the actions.
 
     Raises:
         NotImplementedHere: There are files, and this cloud has no key to encrypt them.
@@ -185,7 +185,7 @@ def _make_hostname(name: str, server_id: str, suffix: str) -> str:
 
     Args:
         name: Name of the server.
-        server_id: Id of the server, for a name without letters and digits.
+        server_id: Id of the server, for a name without any usable letter.
         suffix: Distinguishes the servers of one request. Only the text before the suffix is cut.
     """
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
@@ -200,7 +200,7 @@ def build_volume_rows(
     """Build the rows of one server's volumes.
 
     Args:
-        server_volumes: The volumes of the request.
+        server_volumes: The mappings, and the volumes that existed before.
         server_id: Id of the server.
         new_ids: For each mapping the id of the new volume, or None if the volume existed before.
     """

@@ -50,7 +50,7 @@ def delete(request: Request, snapshot_id: str) -> None:
         BadRequest: ``delete_info`` is invalid, or the volume or its server does not allow the
         merge.
     """
-    delete_info = _parse_delete_info(request.first("delete_info"))
+    delete_info = _parse_delete_info(request.query_value("delete_info"))
     files = {
         name: None
         if delete_info.get(field) is None
@@ -58,13 +58,19 @@ def delete(request: Request, snapshot_id: str) -> None:
         for name, field in (("file", "file_to_merge"), ("into", "merge_target_file"))
     }
     if files["into"] is not None and files["file"] is None:
-        raise errors.BadRequest("delete_info names a merge_target_file and no file_to_merge.")
+        raise errors.BadRequest(
+            "delete_info has a merge_target_file without a file_to_merge; give both."
+        )
     arguments = {"snapshot_id": _check_snapshot_id(snapshot_id), **files}
     _begin(request, DELETE, delete_info["volume_id"], arguments)
 
 
 def _parse_delete_info(text: str | None) -> JsonObject:
-    """Parse the query parameter. Raises BadRequest if it is missing or invalid."""
+    """Parse the query parameter ``delete_info``.
+
+    Raises:
+        BadRequest: The parameter is missing or invalid.
+    """
     try:
         delete_info = orjson.loads(text or "")
     except orjson.JSONDecodeError as problem:
@@ -72,13 +78,16 @@ def _parse_delete_info(text: str | None) -> JsonObject:
     if not isinstance(delete_info, dict) or not isinstance(delete_info.get("volume_id"), str):
         raise errors.BadRequest("delete_info must be a JSON object with a volume_id.")
     if delete_info.get("type", FORMAT) != FORMAT:
-        raise errors.BadRequest(f"delete_info must have the type {FORMAT}, or none.")
+        raise errors.BadRequest(f"delete_info must have the type {FORMAT}, or no type.")
     return delete_info
 
 
 def _check_snapshot_id(snapshot_id: str) -> str:
     if not SNAPSHOT_ID.fullmatch(snapshot_id):
-        raise errors.BadRequest("The snapshot's id is none.")
+        raise errors.BadRequest(
+            f"{snapshot_id[:80]!r} is not a snapshot id: it must have 1 to 64 letters, digits, "
+            "hyphens and underscores."
+        )
     return snapshot_id
 
 
@@ -90,6 +99,8 @@ def _check_file_name(value: object, name: str) -> str:
 
 def _begin(request: Request, row: states.Action, volume_id: str, details: Values) -> None:
     """Begin the action on the server that has the volume.
+
+    If another action of the server is running, wait for its end.
 
     Raises:
         BadRequest: The volume is not attached, is multiattach, or the server's state does not allow
@@ -117,11 +128,16 @@ def _begin(request: Request, row: states.Action, volume_id: str, details: Values
 
 
 def _find_device(request: Request, volume_id: str) -> BlockDeviceRow:
+    """Return the attachment of a volume.
+
+    Raises:
+        BadRequest: No server has the volume, or the volume is multiattach.
+    """
     rows = request.read(volumes.of_volume, volume_id)
     if not rows:
         raise errors.BadRequest(f"No server has volume {volume_id[:80]}.")
     if len(rows) > 1 or rows[0].multiattach:
         raise errors.BadRequest(
-            f"Volume {volume_id} is one that several servers may have, whose snapshots no host takes."
+            f"Volume {volume_id} is multiattach. Hosts take no snapshots of multiattach volumes."
         )
     return rows[0]

@@ -30,9 +30,9 @@ BOOT_ORDER = (
     "valid."
 )
 BUSES = ("virtio", "scsi", "sata", "usb", "ide")
-#: device types of volumes that hosts can give a guest
+#: Device types of volumes that hosts support.
 DEVICE_TYPES = ("disk",)
-#: fields of volumes, which no local disk may have
+#: Fields of volumes, which local disks must not have.
 VOLUME_FIELDS = ("volume_id", "snapshot_id", "volume_type")
 _EPHEMERAL = re.compile("ephemeral[0-9]+")
 
@@ -52,7 +52,7 @@ class VolumeMapping:
     tag: str | None = None
     delete_on_termination: bool = False
     volume_type: str | None = None
-    #: the name in the guest, chosen later
+    #: Name in the guest. ``disks.choose_disks`` chooses it.
     device_name: str | None = None
 
     @property
@@ -67,7 +67,7 @@ class BlockDevices:
 
     #: The image of the root disk on the host. Empty if the server boots from a volume.
     image_id: str
-    #: mappings of disks of the host
+    #: Mappings of disks on the host.
     local: Sequence[JsonObject]
     volumes: Sequence[VolumeMapping]
 
@@ -91,6 +91,11 @@ def parse(body: JsonMapping, read_image: Callable[[str], Image]) -> BlockDevices
 
 
 def _parse_request(body: JsonMapping) -> list[JsonObject]:
+    """Return the mappings of the body, converted to the second version.
+
+    Raises:
+        BadRequest: The body has mappings of both versions, or a mapping is invalid.
+    """
     if body.get(OLD_FIELD):
         if body.get(FIELD):
             raise errors.BadRequest(
@@ -103,7 +108,8 @@ def _parse_request(body: JsonMapping) -> list[JsonObject]:
 def _convert_all(mappings: Sequence[JsonMapping], has_image: bool) -> list[JsonObject]:
     """Convert mappings of the first version, which has no boot order.
 
-    Without an image the server boots from /dev/vda, or from the first volume by device name.
+    Without an image the server boots from the first volume by device name. Volumes without a device
+    name come last. Mappings with ``no_device`` are left out.
     """
     converted = [_convert(mapping) for mapping in mappings if not mapping.get("no_device")]
     if has_image:
@@ -118,6 +124,11 @@ def _convert_all(mappings: Sequence[JsonMapping], has_image: bool) -> list[JsonO
 
 
 def _convert(mapping: JsonMapping) -> JsonObject:
+    """Convert a mapping of the first version.
+
+    Raises:
+        BadRequest: The mapping is neither a volume, a snapshot, a swap disk nor an ephemeral disk.
+    """
     converted: JsonObject = {
         name: mapping[name]
         for name in ("device_name", "volume_size", "delete_on_termination")
@@ -138,7 +149,11 @@ def _convert(mapping: JsonMapping) -> JsonObject:
 
 
 def _parse_image(image_id: str, properties: Mapping[str, str]) -> list[JsonObject]:
-    """Return the mappings in the properties of an image, or an empty list."""
+    """Return the mappings in the properties of an image, or an empty list.
+
+    Raises:
+        BadRequest: The property is not a list of valid mappings.
+    """
     text = properties.get(IMAGE_MAPPINGS)
     if not text:
         return []
@@ -149,14 +164,14 @@ def _parse_image(image_id: str, properties: Mapping[str, str]) -> list[JsonObjec
         ]
     except (ValueError, TypeError) as problem:
         raise errors.BadRequest(
-            f"Image {image_id}: its property {IMAGE_MAPPINGS} is no list of mappings; use another image."
+            f"Image {image_id}: the property {IMAGE_MAPPINGS} is not a list of mappings; use another image."
         ) from problem
     for mapping in mappings:
         try:
             schemas.IMAGE_MAPPING.at(0).check(mapping)
         except errors.BadRequest as problem:
             raise errors.BadRequest(
-                f"Image {image_id}: its property {IMAGE_MAPPINGS} cannot be used. {problem.text}"
+                f"Image {image_id}: the property {IMAGE_MAPPINGS} is invalid. {problem.text}"
             ) from problem
     return mappings if is_true(properties.get("bdm_v2", "")) else _convert_all(mappings, False)
 
@@ -188,17 +203,23 @@ def _parse_name(mapping: JsonMapping) -> str | None:
 
 
 def _choose_destination(mapping: JsonMapping) -> str:
+    """Return ``LOCAL`` or ``VOLUME``. Volumes and snapshots need no destination_type.
+
+    Raises:
+        BadRequest: The destination_type is missing, or does not match the source_type.
+    """
     destination = mapping.get("destination_type")
     if destination is None and mapping.get("source_type") in (VOLUME, SNAPSHOT):
         return VOLUME
     if destination is None:
         raise errors.BadRequest(
-            f"{FIELD}.destination_type: say whether a disk of source_type "
-            f"{mapping.get('source_type', 'blank')} is local or a volume."
+            f"{FIELD}.destination_type: a disk of source_type "
+            f"{mapping.get('source_type', 'blank')} needs the destination_type local or volume."
         )
     if destination == LOCAL and mapping.get("source_type") in (VOLUME, SNAPSHOT):
         raise errors.BadRequest(
-            f"{FIELD}.destination_type: what is of source_type {mapping['source_type']} is a volume."
+            f"{FIELD}.destination_type: a disk of source_type {mapping['source_type']} must have the "
+            "destination_type volume."
         )
     return str(destination)
 
@@ -211,7 +232,7 @@ def _parse_volume(mapping: JsonMapping) -> VolumeMapping:
     if source != BLANK and not source_id:
         raise errors.BadRequest(f"{INVALID}: Missing device UUID.")
     if mapping.get("no_device"):
-        raise errors.BadRequest(f"{FIELD}.no_device: images name no disks here; leave it out.")
+        raise errors.BadRequest(f"{FIELD}.no_device: not supported for volumes; leave it out.")
     size = int(mapping.get("volume_size") or 0)
     if source == IMAGE and not size:
         raise errors.BadRequest(
@@ -226,9 +247,7 @@ def _parse_volume(mapping: JsonMapping) -> VolumeMapping:
             f"{INVALID}: Specifying volume type to existing volume is not supported."
         )
     if mapping.get("guest_format"):
-        raise errors.BadRequest(
-            f"{FIELD}.guest_format: a volume keeps what it holds; leave it out."
-        )
+        raise errors.BadRequest(f"{FIELD}.guest_format: volumes are not formatted; leave it out.")
     return VolumeMapping(
         source=source,
         source_id=source_id,
@@ -263,13 +282,16 @@ def _check_root(
     """Check that the server has exactly one root disk, either a volume or the image.
 
     A local mapping may name the image again, as the boot disk.
+
+    Raises:
+        BadRequest: The root disk is missing or ambiguous, or a local disk has a tag.
     """
     image_id = str(body.get("imageRef") or "")
     images = [mapping for mapping in local if mapping.get("source_type") == IMAGE]
     for mapping in images:
         if extra := sorted({*VOLUME_FIELDS} & set(mapping)):
             raise errors.BadRequest(
-                f"{FIELD}.{extra[0]}: not for the image as local boot disk; leave it out."
+                f"{FIELD}.{extra[0]}: not allowed for the image as local boot disk; leave it out."
             )
         if (
             str(mapping.get("boot_index", "")) != "0"
@@ -277,7 +299,9 @@ def _check_root(
         ):
             raise errors.BadRequest(BOOT_ORDER)
     if any(mapping.get("tag") for mapping in local):
-        raise errors.BadRequest(f"{FIELD}.tag: disks of hosts cannot be tagged in this cloud.")
+        raise errors.BadRequest(
+            f"{FIELD}.tag: local disks cannot have tags in this cloud; leave it out."
+        )
     if len(images) > 1:
         raise errors.BadRequest(f"{FIELD}: only one disk can be the boot disk.")
     indexes = [*map(_parse_boot_index, images), *(volume.boot_index for volume in volumes)]
@@ -291,7 +315,11 @@ def _check_root(
 
 
 def _check_boot_order(indexes: Sequence[int | None]) -> None:
-    """Check that the indexes are 0, 1, 2, … without gaps, in any order. None is skipped."""
+    """Check that the indexes are 0, 1, 2, … without gaps, in any order. None is skipped.
+
+    Raises:
+        BadRequest: There is a gap, or no index.
+    """
     order = sorted(index for index in indexes if index is not None)
     if order != list(range(len(order))) or not order:
         raise errors.BadRequest(BOOT_ORDER)

@@ -48,8 +48,8 @@ def choose_disks(
 
     Args:
         mappings: Mappings of local disks.
-        volumes: Mappings of volumes.
-        flavor: Flavor of the server.
+        volumes: Mappings of volumes, still without device names.
+        flavor: The flavor, which limits the local disks.
         properties: Properties of the image. ``hw_disk_bus`` is the bus of volumes without a bus.
         max_disks: Local disks that a server may have, including its root disk.
 
@@ -78,6 +78,9 @@ def _check_boot_disk(
     """Refuse a mapping of the image as local boot disk that differs from the disk of the flavor.
 
     The disk may be larger than the mapping requests.
+
+    Raises:
+        BadRequest: The mapping requests a larger disk, or another bus, type or format.
     """
     bus = properties.get("hw_disk_bus") or device_names.VIRTIO
     for mapping in local:
@@ -87,27 +90,31 @@ def _check_boot_disk(
         if size > flavor.root_gb:
             raise errors.BadRequest(
                 f"{FIELD}.volume_size: flavor {flavor.name} has {flavor.root_gb} GiB for the root "
-                f"disk, and {size} are asked for."
+                f"disk, and {size} GiB are requested."
             )
         if mapping.get("disk_bus") not in (None, "", bus):
             raise errors.BadRequest(
-                f"{FIELD}.disk_bus: the image's hw_disk_bus decides the bus of its disk, {bus} "
-                "here; leave it out."
+                f"{FIELD}.disk_bus: the local boot disk has the bus {bus}, which the image property "
+                "hw_disk_bus determines; leave it out."
             )
         if mapping.get("device_type") not in (None, "", "disk"):
             raise errors.BadRequest(
-                f"{FIELD}.device_type: the local boot disk is a disk; leave it out."
+                f"{FIELD}.device_type: the local boot disk always has the type disk; leave it out."
             )
         if mapping.get("guest_format"):
             raise errors.BadRequest(
-                f"{FIELD}.guest_format: not for the image as local boot disk; leave it out."
+                f"{FIELD}.guest_format: not allowed for the image as local boot disk; leave it out."
             )
 
 
 def _choose_local(
     local: Sequence[JsonMapping], flavor: Flavor, max_disks: int
 ) -> JsonObject | None:
-    """Return the disks that replace the flavor's ephemeral and swap disks, or None."""
+    """Return the disks that replace the flavor's ephemeral and swap disks, or None to keep these.
+
+    Raises:
+        BadRequest: A mapping is invalid, or the server would have too many or too large disks.
+    """
     blanks = [mapping for mapping in local if mapping.get("source_type", BLANK) == BLANK]
     for mapping in blanks:
         _check_blank(mapping)
@@ -123,7 +130,7 @@ def _choose_local(
         disks["swap_mb"] = _choose_swap(swaps, flavor)
     if _count(flavor, disks) > max_disks:
         raise errors.BadRequest(
-            f"{FIELD}: with what the flavor has the server {_describe_excess(flavor, disks, max_disks)}"
+            f"{FIELD}: with the disks of the flavor, the server {_describe_excess(flavor, disks, max_disks)}"
         )
     return disks or None
 
@@ -132,9 +139,9 @@ def check_resize(old: Flavor, disks: JsonObject | None, new: Flavor, most: int) 
     """Check that the new flavor has room for the ephemeral disks, which a resize keeps.
 
     Args:
-        old: The flavor before the resize.
-        disks: The server's choice of local disks, or None for the flavor's disks.
-        new: The flavor after the resize.
+        old: The present flavor.
+        disks: The requested disks in the server's row, or None for the flavor's disks.
+        new: The new flavor.
         most: Local disks that a server may have. A server that already has more may keep that
             number.
 
@@ -145,8 +152,8 @@ def check_resize(old: Flavor, disks: JsonObject | None, new: Flavor, most: int) 
     held_gb = local_disks.ephemeral_gb(old, disks)
     if new.ephemeral_gb < held_gb:
         raise errors.BadRequest(
-            f"{refused} its ephemeral disks have {held_gb} GiB, and flavor {new.name} has "
-            f"{new.ephemeral_gb}; take one that has as much."
+            f"{refused} the ephemeral disks have {held_gb} GiB, and flavor {new.name} has "
+            f"{new.ephemeral_gb} GiB; choose a flavor with at least {held_gb} GiB."
         )
     if _count(new, disks) > max(most, _count(old, disks)):
         raise errors.BadRequest(
@@ -160,11 +167,15 @@ def _count(flavor: Flavor, disks: JsonObject | None) -> int:
 
 
 def _describe_excess(flavor: Flavor, disks: JsonObject | None, most: int) -> str:
-    return f"would have {_count(flavor, disks)} local disks, the root disk among them; at most {most} are allowed."
+    return f"would have {_count(flavor, disks)} local disks including the root disk; at most {most} are allowed."
 
 
 def _check_blank(mapping: JsonMapping) -> None:
-    """Refuse every field of a new local disk except size and file system."""
+    """Refuse every field of a new local disk except size and file system.
+
+    Raises:
+        BadRequest: The mapping has another field, or an unknown file system.
+    """
     if mapping.get("uuid") or mapping.get("image_id"):
         raise errors.BadRequest(
             f"{FIELD}.uuid: a disk of source_type blank has no source; leave it out."
@@ -174,16 +185,17 @@ def _check_blank(mapping: JsonMapping) -> None:
         & {name for name, value in mapping.items() if value}
     ):
         raise errors.BadRequest(
-            f"{FIELD}.{extra[0]}: not for disks of source_type blank; leave it out."
+            f"{FIELD}.{extra[0]}: not allowed for a disk of source_type blank; leave it out."
         )
     if mapping.get("device_type") not in (None, "", "disk"):
         raise errors.BadRequest(
-            f"{FIELD}.device_type: disks of source_type blank are disks; leave it out."
+            f"{FIELD}.device_type: a disk of source_type blank always has the type disk; leave it out."
         )
     if int(-1 if mapping.get("boot_index") is None else mapping["boot_index"]) >= 0:
         raise errors.BadRequest(
-            BOOT_ORDER + f" {FIELD}.boot_index: nothing can be booted from a disk of source_type "
-            "blank; give -1."
+            BOOT_ORDER
+            + f" {FIELD}.boot_index: servers cannot boot from a disk of source_type blank; "
+            "give -1."
         )
     if _parse_format(mapping) not in ("", local_disks.SWAP, *local_disks.FORMATS):
         raise errors.BadRequest(
@@ -197,19 +209,24 @@ def _check_ephemeral(disks: JsonObject, flavor: Flavor) -> None:
     if not flavor.ephemeral_gb or requested_gb > flavor.ephemeral_gb:
         raise errors.BadRequest(
             f"{FIELD}.volume_size: flavor {flavor.name} has {flavor.ephemeral_gb} GiB for "
-            f"ephemeral disks, and {requested_gb or 'some'} are asked for; one without a size has all."
+            f"ephemeral disks, and {requested_gb or 'some'} GiB are requested. A disk without a size "
+            "gets all GiB of the flavor."
         )
 
 
 def _choose_swap(swaps: Sequence[JsonMapping], flavor: Flavor) -> int:
-    """Return the size of the swap disk in MiB."""
+    """Return the size of the swap disk in MiB. Without a size this is the swap size of the flavor.
+
+    Raises:
+        BadRequest: There are several swap disks, or the flavor has less swap.
+    """
     if len(swaps) > 1:
         raise errors.BadRequest(f"{FIELD}.guest_format: a server can have one swap disk only.")
     size = _parse_size(swaps[0]) or flavor.swap_mb
     if not 0 < size <= flavor.swap_mb:
         raise errors.BadRequest(
             f"{FIELD}.volume_size: flavor {flavor.name} has {flavor.swap_mb} MiB of swap, and "
-            f"{size or 'some'} are asked for."
+            f"{size or 'some'} MiB are requested."
         )
     return size
 
@@ -219,5 +236,8 @@ def _parse_format(mapping: JsonMapping) -> str:
 
 
 def _parse_size(mapping: JsonMapping) -> int:
-    """Return the requested size, or 0 if the mapping has no size."""
+    """Return the requested size, or 0 if the mapping has no size.
+
+    The unit is GiB, or MiB for swap.
+    """
     return int(mapping.get("volume_size") or 0)

@@ -31,7 +31,11 @@ def index(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def show(request: Request, server: ServerRecord, share_id: str) -> JsonObject:
-    """Return a share of a server for GET /servers/{id}/shares/{share_id}."""
+    """Return a share of a server for GET /servers/{id}/shares/{share_id}.
+
+    Raises:
+        NotFound: The server does not have the share.
+    """
     return {
         "share": view.of(request.read(shares.show, server.id, share_id), server, request.is_admin)
     }
@@ -63,6 +67,13 @@ def attach(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def _read_usable_share(request: Request, share_id: str) -> Share:
+    """Return a share of the shared file system service that hosts can mount.
+
+    Raises:
+        NotFound: The share does not exist for the caller.
+        Conflict: Hosts cannot mount the share.
+        NotImplementedHere: The cloud has no shared file system service.
+    """
     service = request.services.shares
     if service is None or not service.has_service():
         raise errors.NotImplementedHere(
@@ -84,7 +95,12 @@ def _read_usable_share(request: Request, share_id: str) -> Share:
 
 
 def detach(request: Request, server: ServerRecord, share_id: str) -> None:
-    """Begin to detach a share for DELETE /servers/{id}/shares/{share_id}."""
+    """Begin to detach a share for DELETE /servers/{id}/shares/{share_id}.
+
+    Raises:
+        NotFound: The server does not have the share.
+        Conflict: The server's state does not allow the action.
+    """
     request.check(DETACH, server, waits=True)
     _begin_in_turn(
         request,
@@ -94,6 +110,10 @@ def detach(request: Request, server: ServerRecord, share_id: str) -> None:
 
 
 def _begin_in_turn(request: Request, server: ServerRecord, begin: Callable[[], str]) -> None:
-    """Begin an action once the server's running action has ended, if that happens soon."""
+    """Begin an action at once, or when the server's running action has ended, and wake a conductor.
+
+    Raises:
+        Busy: The running action has not ended in time.
+    """
     action_waits.begin_in_turn(request.services, server.id, begin)
     request.services.wakeup.wake()

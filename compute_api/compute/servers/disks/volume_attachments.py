@@ -41,7 +41,7 @@ def index(request: Request, server: ServerRecord) -> JsonObject:
         for row in request.read(volumes.list_of, server.id)
         if row.volume_id and view.is_shown(row, request.version)
     ]
-    offset = int(request.first("offset") or 0)
+    offset = int(request.query_value("offset") or 0)
     return {
         "volumeAttachments": [
             view.of(row, request.version) for row in rows[offset : offset + request.limit]
@@ -50,7 +50,11 @@ def index(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def show(request: Request, server: ServerRecord, volume_id: str) -> JsonObject:
-    """Return an attachment for GET /servers/{id}/os-volume_attachments/{volume_id}."""
+    """Return an attachment for GET /servers/{id}/os-volume_attachments/{volume_id}.
+
+    Raises:
+        NotFound: The server does not have the volume, or the response cannot show it yet.
+    """
     row = request.read(volumes.show, server.id, volume_id)
     if not view.is_shown(row, request.version):
         raise errors.NotFound(f"Instance {server.id} is not attached to volume {volume_id}")
@@ -59,6 +63,8 @@ def show(request: Request, server: ServerRecord, volume_id: str) -> JsonObject:
 
 def attach(request: Request, server: ServerRecord) -> ApiResponse:
     """Begin to attach a volume for POST /servers/{id}/os-volume_attachments.
+
+    Before 2.101 the response is the attachment. Since 2.101 it is 202 without a body.
 
     Raises:
         NotFound: The volume does not exist for the caller.
@@ -110,6 +116,11 @@ def _refuse_shelved(request: Request, server: ServerRecord, row: states.Action) 
 
 
 def _read_volume(service: TenantVolumes, request: Request, volume_id: str) -> Volume:
+    """Return the volume as the caller sees it.
+
+    Raises:
+        NotFound: The volume does not exist for the caller.
+    """
     try:
         return service.volume(request.context.token, volume_id)
     except (errors.NotFound, errors.BadRequest) as problem:
@@ -119,7 +130,11 @@ def _read_volume(service: TenantVolumes, request: Request, volume_id: str) -> Vo
 def _check_volume(
     request: Request, server: ServerRecord, volume: Volume, body: JsonObject
 ) -> WantedVolume:
-    """Check that the server can have the volume, and return the record to store."""
+    """Check that the server can have the volume, and return the record to store.
+
+    Raises:
+        BadRequest: The volume cannot be attached to this server.
+    """
     tag = body.get("tag")
     if server.vm_state == states.SHELVED_OFFLOADED:
         if tag:
@@ -153,7 +168,11 @@ def _has_volume(tx: Connection, server_id: str, volume_id: str) -> bool:
 
 
 def check_usable(request: Request, volume: Volume) -> None:
-    """Raise BadRequest unless the volume is available, or multiattach, and not encrypted."""
+    """Raise BadRequest unless a server can use the volume.
+
+    The volume must be available, or if it is multiattach, available or in use. Encrypted volumes
+    are refused, and before 2.60 multiattach volumes.
+    """
     if volume.multiattach and request.version not in _MULTIATTACH:
         raise errors.BadRequest(
             "Multiattach volumes are only supported starting with compute API version 2.60."
@@ -171,8 +190,9 @@ def refuse_encrypted(volume: Volume) -> None:
     """Raise BadRequest if the volume is encrypted, because hosts have no access to the key."""
     if volume.encrypted:
         raise errors.BadRequest(
-            f"Invalid volume: volume '{volume.id}' is encrypted, which no host of this cloud can "
-            "open; retype it to a type without encryption while no server has it, or take another one."
+            f"Invalid volume: volume '{volume.id}' is encrypted, and hosts of this cloud cannot open "
+            "encrypted volumes. Retype the detached volume to a type without encryption, or use "
+            "another volume."
         )
 
 
@@ -192,6 +212,8 @@ def update(request: Request, server: ServerRecord, volume_id: str) -> None:
     Before 2.85 every request is a swap.
 
     Raises:
+        NotFound: The server does not have the volume.
+        Forbidden: The policy does not allow the caller a swap.
         BadRequest: A field cannot be changed, or the new volume cannot replace the old volume.
         Conflict: The block storage service is not migrating the volume.
     """
@@ -213,13 +235,19 @@ def update(request: Request, server: ServerRecord, volume_id: str) -> None:
 
 
 def _swap(request: Request, server: ServerRecord, volume_id: str, new_volume_id: str) -> None:
-    """Begin to replace a volume by the target of the block storage service's migration."""
+    """Begin to replace a volume by the target of the block storage service's migration.
+
+    Raises:
+        BadRequest: The new volume does not exist, or cannot replace the old volume.
+        Conflict: The service is not migrating the old volume, or the server's state does not allow
+            the action.
+    """
     service = service_of(request)
     old = _read_volume(service, request, volume_id)
     if old.migration != MIGRATING:
         raise errors.Conflict(
-            f"volume {volume_id} is not migrating; this API should only be called by Cinder. To have it "
-            "elsewhere, ask the block storage service to migrate or retype it."
+            f"volume {volume_id} is not migrating; this API should only be called by Cinder. To move the "
+            "volume, migrate or retype it in the block storage service."
         )
     try:
         new = _read_volume(service, request, new_volume_id)
@@ -249,7 +277,7 @@ def _refuse_swap(request: Request, server: ServerRecord, old: Volume, new: Volum
         )
     if new.migration != f"target:{old.id}":
         raise errors.BadRequest(
-            f"Invalid volume: volume {new.id} is not the one to which volume {old.id} is migrated."
+            f"Invalid volume: volume {new.id} is not the target of the migration of volume {old.id}."
         )
     refuse_encrypted(old)
     refuse_encrypted(new)
@@ -272,6 +300,11 @@ def detach(request: Request, server: ServerRecord, volume_id: str) -> None:
     """Begin to detach a volume for DELETE /servers/{id}/os-volume_attachments/{volume_id}.
 
     A volume that is already being detached needs no second action.
+
+    Raises:
+        NotFound: The server does not have the volume.
+        Forbidden: The server boots from the volume.
+        Conflict: The server's state does not allow the action.
     """
     _refuse_shelved(request, server, DETACH)
     row = request.read(volumes.show, server.id, volume_id)

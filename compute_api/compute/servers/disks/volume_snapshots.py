@@ -67,8 +67,8 @@ class VolumeSnapshots:
             self.pause(POLL_SECONDS)
         for snapshot in left:
             log.warning(
-                "snapshot %s was made for an image that was refused, and cannot be deleted: its owner "
-                "can, later",
+                "snapshot %s was created for an image that was refused, and cannot be deleted yet: "
+                "its owner can delete it later",
                 snapshot,
             )
 
@@ -83,6 +83,8 @@ class VolumeSnapshots:
 def make(request: Request, server: ServerRecord, name: str) -> VolumeSnapshots:
     """Create snapshots of all volumes of the server for an image with this name.
 
+    After an error, the snapshots are deleted again.
+
     Raises:
         Forbidden: A quota of the block storage service does not allow the snapshots.
         BadRequest: A volume does not exist any more.
@@ -92,7 +94,10 @@ def make(request: Request, server: ServerRecord, name: str) -> VolumeSnapshots:
     """
     service = request.volumes
     if service is None:
-        raise errors.Unavailable("This cloud's block storage service is not known here; try again.")
+        raise errors.Unavailable(
+            "The service catalogue has no block storage service now, and the server boots from a "
+            "volume; try again."
+        )
     rows = request.read(volumes.list_of, server.id)
     snapshots = VolumeSnapshots(service, request.context.token)
     with action_waits.slot(request.services) as is_free:
@@ -124,7 +129,7 @@ def _await_snapshots(snapshots: VolumeSnapshots) -> None:
     """Poll until all snapshots are available, at most ``WAIT_SECONDS``.
 
     Why: while the guest is frozen, the snapshots show the same moment. Snapshots that take longer
-    complete after the freeze.
+    complete after the freeze, without an error.
 
     Raises:
         Conflict: A snapshot has failed.
@@ -140,8 +145,8 @@ def _await_snapshots(snapshots: VolumeSnapshots) -> None:
         for snapshot in snapshots.made:
             if snapshot.status not in (CREATING, AVAILABLE):
                 raise errors.Conflict(
-                    f"Snapshot {snapshot.id} of volume {snapshot.volume_id} could not be made: the block storage "
-                    f"service shows it as {snapshot.status}; see there, and try again."
+                    f"Snapshot {snapshot.id} of volume {snapshot.volume_id} failed: its status in the block storage "
+                    f"service is {snapshot.status}. See the snapshot there, and try again."
                 )
         if time.monotonic() > until or all(
             snapshot.status == AVAILABLE for snapshot in snapshots.made
@@ -154,7 +159,9 @@ def _await_snapshots(snapshots: VolumeSnapshots) -> None:
 def _freeze_guest(request: Request, server: ServerRecord) -> Iterator[None]:
     """Freeze the guest's file systems during the with block.
 
-    The host thaws them after ``STILL_SECONDS`` even if the request to do so is lost.
+    The block runs without a freeze if the server is not ACTIVE, or if the freeze fails and the
+    image does not require it. The host thaws the file systems after ``STILL_SECONDS`` even if the
+    request to do so is lost.
 
     Raises:
         Conflict: The freeze failed, and the server's image requires the freeze.
@@ -172,14 +179,16 @@ def _freeze_guest(request: Request, server: ServerRecord) -> Iterator[None]:
                 "The guest's file systems could not be frozen, and its image requires that "
                 f"({REQUIRED}): {problem.text}"
             ) from problem
-        log.info("volumes of server %s are snapshotted as they are: %s", server.id, problem.text)
+        log.info("volumes of server %s are snapshotted without freeze: %s", server.id, problem.text)
     try:
         yield
     finally:
         try:
             query_host(request, server, "unquiesce", arguments)
         except errors.Problem as problem:
-            log.info("server %s may be held still until its time: %s", server.id, problem.text)
+            log.info(
+                "server %s may stay frozen until its host thaws it: %s", server.id, problem.text
+            )
 
 
 # --- properties of the image ---

@@ -58,12 +58,13 @@ def look_up(
 
     Args:
         request: The request.
-        mappings: Mappings of volumes.
+        mappings: The requested volumes.
         servers: Number of servers that get such volumes.
         boots_image: Whether the request names an image, which then describes the root disk.
 
     Raises:
         BadRequest: A resource does not exist for the caller, or cannot be used.
+        Forbidden: The policy does not allow the caller to attach volumes.
     """
     if not mappings:
         return ServerVolumes()
@@ -73,7 +74,7 @@ def look_up(
     if servers > 1 and volume_ids:
         raise errors.BadRequest("Cannot attach one or more volumes to multiple instances")
     if len(set(volume_ids)) < len(volume_ids):
-        raise errors.BadRequest(f"{FIELD}.uuid: a server has a volume once.")
+        raise errors.BadRequest(f"{FIELD}.uuid: a volume is given twice; leave one out.")
     _check_types(service, request, mappings)
     existing: dict[str, Volume] = {}
     images: dict[str, Image] = {}
@@ -94,8 +95,8 @@ def _require_service(request: Request) -> TenantVolumes:
             f"{OLD_FIELD}: this cloud has no volume service; boot from an image."
         )
     raise errors.BadRequest(
-        f"{FIELD}: this cloud has no volume service; a disk is the image as local boot disk "
-        "(source_type image, destination_type local), or a new one (source_type blank, "
+        f"{FIELD}: this cloud has no volume service. Disks can be the image as local boot disk "
+        "(source_type image, destination_type local), or new local disks (source_type blank, "
         "destination_type local)."
     )
 
@@ -103,6 +104,7 @@ def _require_service(request: Request) -> TenantVolumes:
 def _check_types(
     service: TenantVolumes, request: Request, mappings: Sequence[VolumeMapping]
 ) -> None:
+    """Raise BadRequest if a requested volume type does not exist for the caller."""
     requested = {mapping.volume_type for mapping in mappings if mapping.volume_type}
     if not requested:
         return
@@ -163,6 +165,8 @@ def _describe_image(
 ) -> Image:
     """Return the image in the root volume, from the metadata of the volume or of its source.
 
+    The image has no id.
+
     Raises:
         BadRequest: Servers cannot boot from the volume.
     """
@@ -173,8 +177,8 @@ def _describe_image(
         return replace(image, ref=replace(image.ref, id=""))
     if root.source not in (VOLUME, SNAPSHOT):
         raise errors.BadRequest(
-            f"{BOOT_ORDER} {FIELD}.boot_index: nothing can be booted from a disk of "
-            "source_type blank; give -1."
+            f"{BOOT_ORDER} {FIELD}.boot_index: servers cannot boot from a disk of source_type "
+            "blank; give -1."
         )
     token = request.context.token
     if root.source == VOLUME:
@@ -199,13 +203,16 @@ def _describe_image(
 
 
 def _parse_number(metadata: JsonMapping, name: str) -> int:
+    """Return a number of the image metadata, or 0 if it is missing or not a number."""
     text = str(metadata.get(name) or "0")
     # The first 18 digits of a longer number are more than any flavor or volume has.
     return int(text.lstrip("0")[:18] or 0) if text.isascii() and text.isdecimal() else 0
 
 
 def choose_zone(request: Request, volumes: ServerVolumes, zone: str | None) -> str | None:
-    """Return the zone of existing volumes if the cloud requires servers to be there, else ``zone``.
+    """Return the zone of the servers: ``zone``, or if that is None the zone of existing volumes.
+
+    If the cloud attaches volumes across zones, return ``zone`` unchanged.
 
     Raises:
         BadRequest: A volume is in another zone.

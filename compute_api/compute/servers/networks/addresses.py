@@ -32,10 +32,14 @@ def index(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def show(request: Request, server: ServerRecord, network: str) -> JsonObject:
-    """Return the addresses in one network, for GET /servers/{id}/ips/{network}."""
+    """Return the addresses in one network, for GET /servers/{id}/ips/{network}.
+
+    Raises:
+        NotFound: The server has no interface in a network with this name.
+    """
     addresses = view.grouped(server.interfaces)
     if network not in addresses:
-        raise errors.NotFound(f"Network {network[:80]} is not one of the server's.")
+        raise errors.NotFound(f"Server {server.id} has no interface in network {network[:80]}.")
     return {network: addresses[network]}
 
 
@@ -82,12 +86,19 @@ def remove_floating(request: Request, server: ServerRecord) -> None:
 
 
 def _find_floating_ip(networks: TenantNetworks, token: str, address: str) -> JsonObject:
+    """Return the floating IP with this address.
+
+    Raises:
+        NotFound: The floating IP does not exist for the caller.
+        Conflict: Several floating IPs have the address.
+    """
     rows = list_floating_ips(networks, token, floating_ip_address=address)
     if not rows:
         raise errors.NotFound(f"Floating IP {address} not found.")
     if len(rows) > 1:
         raise errors.Conflict(
-            f"There are several floating IPs {address}; use the network service to say which."
+            f"Several floating IPs have the address {address}; associate or disassociate one by its "
+            "id in the network service."
         )
     return rows[0]
 
@@ -95,10 +106,10 @@ def _find_floating_ip(networks: TenantNetworks, token: str, address: str) -> Jso
 def _choose_fixed_address(
     ports: Iterable[JsonObject], server_id: str, fixed_address: str | None
 ) -> tuple[str, str]:
-    """Return the port and the fixed address for a floating IP.
+    """Return the id of the port and the fixed address for a floating IP.
 
     Args:
-        ports: Ports of the server.
+        ports: The ports of the server.
         server_id: Id of the server, for errors.
         fixed_address: The requested fixed address. None chooses the first IPv4 address.
 

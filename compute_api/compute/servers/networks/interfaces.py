@@ -27,7 +27,10 @@ ATTACH, DETACH = states.row("attach_interface"), states.row("detach_interface")
 
 
 def index(request: Request, server: ServerRecord) -> JsonObject:
-    """Return the interfaces of a server for GET /servers/{id}/os-interface."""
+    """Return the interfaces of a server for GET /servers/{id}/os-interface.
+
+    Without a network service the list is empty.
+    """
     networks = request.networks
     if networks is None:
         return {"interfaceAttachments": []}
@@ -40,7 +43,11 @@ def index(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def show(request: Request, server: ServerRecord, port_id: str) -> JsonObject:
-    """Return an interface of a server for GET /servers/{id}/os-interface/{port_id}."""
+    """Return an interface of a server for GET /servers/{id}/os-interface/{port_id}.
+
+    Raises:
+        NotFound: The server has no interface with this port.
+    """
     networks = request.networks
     missing = errors.NotFound(f"Server {server.id} has no interface with port {port_id[:80]}.")
     if networks is None or not FORMATS["uuid"](port_id):
@@ -89,7 +96,13 @@ def attach(request: Request, server: ServerRecord) -> ApiResponse:
 
 
 def _attach_and_wait(request: Request, server: ServerRecord, args: JsonObject) -> ApiResponse:
-    """Begin the action, wait for the guest's interface, and return the response."""
+    """Begin the action, wait for the guest's interface, and return the response.
+
+    The response is 202 without a body after the timeout.
+
+    Raises:
+        Conflict: The action failed, or the server's state does not allow the action.
+    """
     timeout, store = request.services.settings.answer_timeout_seconds, request.services.store
     action_id = action_waits.in_turn(
         request.services, server.id, lambda: _begin(request, server, ATTACH, args)
@@ -112,7 +125,11 @@ def _look_up_interface(
 ) -> JsonObject:
     """Look up the requested interface, and return the entry for the action's arguments.
 
-    Without a network or a port this is the project's only network.
+    Without a network or a port in the request this is the project's only network.
+
+    Raises:
+        BadRequest: The fields exclude each other, or the project has no network.
+        Forbidden: The project's quota of ports is exhausted.
     """
     network_id, port_id, fixed = body.get("net_id"), body.get("port_id"), body.get("fixed_ips")
     if network_id and port_id:
@@ -143,7 +160,12 @@ def _look_up_interface(
 
 
 def detach(request: Request, server: ServerRecord, port_id: str) -> None:
-    """Begin to detach an interface for DELETE /servers/{id}/os-interface/{port_id}."""
+    """Begin to detach an interface for DELETE /servers/{id}/os-interface/{port_id}.
+
+    Raises:
+        NotFound: The server has no interface with this port.
+        Conflict: The server's state does not allow the action.
+    """
     if port_id not in _read_tags(server):
         raise errors.NotFound(f"Server {server.id} has no interface with port {port_id[:80]}.")
     request.check(DETACH, server, waits=True)
@@ -167,7 +189,8 @@ def _begin(request: Request, server: ServerRecord, row: states.Action, args: Jso
 def network_info(request: Request, server: ServerRecord) -> None:
     """Copy the server's interfaces from the network service to its row (action injectNetworkInfo).
 
-    Hosts receive changes of ports directly from the network service.
+    Hosts receive changes of ports directly from the network service. Without a network service the
+    action does nothing.
     """
     networks = request.networks
     if networks is not None:

@@ -18,7 +18,9 @@ from compute_api.http.validation import FORMATS
 
 NETWORKS, PORTS, FLOATING_IPS = "networks", "ports", "floatingips"
 GROUPS, RULES = "security-groups", "security-group-rules"
-_WITHOUT = "This cloud has no network service, and so no networks, security groups or floating IPs."
+_WITHOUT = (
+    "This cloud has no network service, so there are no networks, security groups or floating IPs."
+)
 
 
 def required(request: Request) -> TenantNetworks:
@@ -54,7 +56,7 @@ def one(request: Request, resource: str, record_id: str) -> JsonObject:
     """Return the record with this id.
 
     Args:
-        request: The request.
+        request: The request, whose token the network service checks.
         resource: Path of the collection, for example ``PORTS``.
         record_id: Id of the record.
 
@@ -78,7 +80,7 @@ def conflicts_as(kind: type[errors.Problem], *also: type[errors.Problem]) -> Ite
 
 
 def list_floating_ips(networks: TenantNetworks, token: str, **filters: object) -> list[JsonObject]:
-    """Return the floating IPs, none if the network service has no routers."""
+    """Return the floating IPs, or an empty list if the network service has no routers."""
     try:
         return networks.records(token, FLOATING_IPS, **filters)
     except errors.NotFound:

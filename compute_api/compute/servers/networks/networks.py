@@ -73,6 +73,8 @@ def choose_interfaces(
 ) -> ChosenInterfaces:
     """Choose the interfaces and security groups of the servers of one create.
 
+    In a cloud without a network service the servers get no interfaces.
+
     Raises:
         BadRequest, Forbidden, Conflict: A network, port, address or group cannot be used.
         Unavailable: The network service does not answer.
@@ -92,8 +94,8 @@ def choose_interfaces(
         requested, ports = look_up_interfaces(request, project_id, items, CREATING)
     if value == "auto" and not requested:
         raise errors.BadRequest(
-            f"networks: unable to automatically allocate a network for project {project_id}; make "
-            'one, or ask for "none".'
+            f"networks: unable to automatically allocate a network for project {project_id}; create "
+            'a network, or give "none".'
         )
     groups = _look_up_groups(
         networks, request.context.token, project_id, [group["name"] for group in names]
@@ -118,17 +120,21 @@ def parse_security_groups(body: JsonMapping) -> list[dict[str, str]]:
 
 
 def _refuse_networks(body: JsonMapping) -> None:
-    """Refuse named networks in a cloud without a network service."""
+    """Raise BadRequest for named networks, in a cloud without a network service."""
     networks = body.get("networks")
     if isinstance(networks, list) and networks:
         raise errors.BadRequest(
-            "networks: this cloud has no network service; leave networks out, or ask for "
+            "networks: this cloud has no network service; leave networks out, or give "
             '"none" or "auto".'
         )
 
 
 def _check_items(items: Sequence[JsonMapping], max_count: int) -> Sequence[JsonMapping]:
-    """Check that each entry names a port or a network, without fields that exclude each other."""
+    """Return the entries, after a check that each names a port or a network.
+
+    Raises:
+        BadRequest: An entry names neither, or has fields that exclude each other.
+    """
     for item in items:
         network_id, port_id, address = item.get("uuid"), item.get("port"), item.get("fixed_ip")
         if port_id and address:
@@ -138,8 +144,8 @@ def _check_items(items: Sequence[JsonMapping], max_count: int) -> Sequence[JsonM
             )
         if port_id and max_count > 1:
             raise errors.BadRequest(
-                "networks: a port belongs to one server; make servers with ports of their own in "
-                "separate requests."
+                "networks: a port can belong to one server only; create servers with existing ports "
+                "in separate requests."
             )
         if address and max_count > 1:
             raise errors.BadRequest(
@@ -147,8 +153,8 @@ def _check_items(items: Sequence[JsonMapping], max_count: int) -> Sequence[JsonM
             )
         if not port_id and not FORMATS["uuid"](str(network_id)):
             raise errors.BadRequest(
-                f"networks: each entry needs a port, or the uuid of a network, which "
-                f"{str(network_id)[:80]} is not."
+                f"networks: each entry needs a port, or a network's UUID as uuid; "
+                f"{str(network_id)[:80]} is not a UUID."
             )
     return items
 
@@ -163,6 +169,10 @@ def look_up_interfaces(
         project_id: Project of the server.
         items: Entries of the request. If empty, the project's only network is used, if any.
         refusals: The errors that differ between a create and an attachment.
+
+    Raises:
+        BadRequest, Forbidden, NotFound, Conflict: A network, port or address cannot be used, or the
+            entries are empty and the project has several networks.
     """
     networks = request.networks
     assert networks is not None
@@ -218,7 +228,11 @@ def _look_up_ports(
     items: Iterable[JsonMapping],
     refusals: NetworkErrors,
 ) -> dict[str, JsonObject]:
-    """Return the requested ports by id, after checks that a server can use them."""
+    """Return the requested ports by id, after checks that a server can use them.
+
+    Raises:
+        BadRequest, NotFound, Conflict: A port cannot be used.
+    """
     ports: dict[str, JsonObject] = {}
     for port_id in [item["port"] for item in items if item.get("port")]:
         if port_id in ports:
@@ -230,7 +244,7 @@ def _look_up_ports(
         if port.get("device_id"):
             raise errors.Conflict(f"Port {port_id} is still in use.")
         if port.get("project_id", port.get("tenant_id")) not in (project_id, None):
-            raise errors.BadRequest(f"Port {port_id} is not usable: it is another project's.")
+            raise errors.BadRequest(f"Port {port_id} is not usable: it belongs to another project.")
         if not port.get("fixed_ips") and port.get("ip_allocation") not in ("deferred", "none"):
             raise errors.BadRequest(f"Port {port_id} requires a FixedIP in order to be used.")
         reason = find_unsupported_request(port) or _find_guarantee(networks, token, port)
@@ -243,7 +257,7 @@ def _look_up_ports(
 
 
 def _find_guarantee(networks: TenantNetworks, token: str, record: JsonMapping) -> str | None:
-    """Return the name of the guarantee in the QoS policies of a port or network, or None.
+    """Return the guarantee in the QoS policies of a port or network, as text for errors, or None.
 
     Why: the network service shows resource_request to administrators only. A policy that the caller
     may not read is left to the conductor, which sees the request when it binds the port.
@@ -264,6 +278,13 @@ def _find_guarantee(networks: TenantNetworks, token: str, record: JsonMapping) -
 def _check_network(
     request: Request, network_id: str, by_id: Mapping[str, JsonObject], refusals: NetworkErrors
 ) -> None:
+    """Check that servers of the caller can have interfaces in a network.
+
+    Raises:
+        BadRequest: The network has no subnet.
+        Forbidden: The network is external, and the policy does not allow that.
+        Problem: The network does not exist for the caller (``refusals.unknown``).
+    """
     network = by_id.get(network_id)
     if network is None:
         raise refusals.unknown(f"Network {network_id} could not be found.")
@@ -343,6 +364,10 @@ def _look_up_groups(
 
     The result is empty for the default group alone, because the network service adds that by
     default.
+
+    Raises:
+        BadRequest: A group does not exist.
+        Conflict: Several groups have the name.
     """
     if set(names) <= {DEFAULT_GROUP}:
         return []

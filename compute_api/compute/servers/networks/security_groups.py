@@ -19,8 +19,8 @@ from compute_api.compute.views import security_groups as view
 def of_server(request: Request, server: ServerRecord) -> JsonObject:
     """Return the response to GET /servers/{id}/os-security-groups.
 
-    The response contains the security groups of the server's ports, with their rules. Groups of
-    other projects are left out. Without a network service the list is empty.
+    The response contains the security groups of the server's ports, with their ingress rules.
+    Groups of other projects are left out. Without a network service the list is empty.
     """
     networks, token = request.networks, request.context.token
     if networks is None:
@@ -41,15 +41,21 @@ def of_server(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def add(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
-    """Prepare the action addSecurityGroup, with the id of the group."""
+    """Prepare the action addSecurityGroup, with the id and name of the group.
+
+    Raises:
+        NotFound: The group does not exist, or the server has no port.
+        Conflict: Several groups have the name.
+    """
     return PreparedAction(_find_group(request, server, body["name"]))
 
 
 def remove(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
-    """Prepare the action removeSecurityGroup, with the id of the group.
+    """Prepare the action removeSecurityGroup, with the id and name of the group.
 
     Raises:
-        NotFound: No port of the server has the group.
+        NotFound: The group does not exist, or no port of the server has the group.
+        Conflict: Several groups have the name.
     """
     args = _find_group(request, server, body["name"])
     networks = request.networks
@@ -63,7 +69,12 @@ def remove(request: Request, server: ServerRecord, body: JsonObject) -> Prepared
 
 
 def _find_group(request: Request, server: ServerRecord, name: str) -> JsonObject:
-    """Find a group of the server's project by id or name, and return the action's arguments."""
+    """Find a group of the server's project by id or name, and return the action's arguments.
+
+    Raises:
+        NotFound: The group does not exist, or the server has no port.
+        Conflict: Several groups have the name.
+    """
     networks = request.networks
     if networks is None:
         raise errors.NotFound(
@@ -74,7 +85,6 @@ def _find_group(request: Request, server: ServerRecord, name: str) -> JsonObject
     )
     if server.interfaces in (None, "[]"):
         raise errors.NotFound(
-            f"Server {server.id} has no port that a security group could apply to; attach an "
-            "interface first."
+            f"Server {server.id} has no port for a security group; attach an interface first."
         )
     return {"group": group["id"], "name": group["name"]}

@@ -9,7 +9,7 @@ from common.domain.json_types import JsonMapping, JsonObject
 
 
 def pool(network: JsonMapping) -> str:
-    """Return the name of an external network as a pool of floating IPs."""
+    """Return the name that the API shows for a pool: the network's name, or else its id."""
     return str(network["name"] or network["id"])
 
 
@@ -19,9 +19,9 @@ def floating_ip(
     """Return the body of one floating IP.
 
     Args:
-        record: The record of the network service.
-        pools: Names by the id of the network.
-        servers: Ids by the id of the port.
+        record: The floating IP, in the format of the network service.
+        pools: Names of pools by the id of the network. The default is the id.
+        servers: Ids of servers by the id of the port.
     """
     network_id = record["floating_network_id"]
     return {

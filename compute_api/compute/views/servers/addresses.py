@@ -15,7 +15,11 @@ from common.domain.json_types import JsonObject
 
 
 def grouped(text: str | None) -> dict[str, list[JsonObject]]:
-    """Return label of a network -> {version, addr} of each address."""
+    """Return the addresses by network: label -> objects with version and addr.
+
+    Args:
+        text: The column ``interfaces``, or None for no addresses.
+    """
     return {
         label: [
             {"version": address["version"], "addr": address["addr"]}
@@ -27,7 +31,11 @@ def grouped(text: str | None) -> dict[str, list[JsonObject]]:
 
 @functools.lru_cache(maxsize=4096)
 def of_server(text: str | None) -> orjson.Fragment:
-    """Return the addresses by network with types and MAC addresses, as in the body of a server."""
+    """Return the addresses by network with types and MAC addresses, as in the body of a server.
+
+    Args:
+        text: The column ``interfaces``, or None for no addresses.
+    """
     return orjson.Fragment(
         orjson.dumps(
             {

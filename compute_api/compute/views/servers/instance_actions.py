@@ -47,10 +47,12 @@ class ActionEvent:
 
     @property
     def cut_off(self) -> bool:
+        """True if the action ended during the attempt, for example because it was superseded."""
         return self.ended is None and self.action.finished_at is not None
 
     @property
     def failed(self) -> bool:
+        """True if the attempt failed, its undo failed, or the action ended during the attempt."""
         return self.cut_off or (
             self.ended is not None and self.ended.event in (StepEvent.FAILED, StepEvent.UNDO_FAILED)
         )
@@ -101,7 +103,14 @@ def action(row: ActionRow, version: int) -> JsonObject:
 def action_with_events(
     row: ActionRow, journal: list[EventRow], version: int, allowed: frozenset[str]
 ) -> JsonObject:
-    """Return the body of an action with its events, newest first."""
+    """Return the body of an action with its events, newest first.
+
+    Args:
+        row: The action.
+        journal: All journal entries of the action, oldest first.
+        version: The microversion of the request.
+        allowed: The rules of ``RULES`` that the caller passes.
+    """
     getters = visible_fields(EVENT_FIELDS, version, allowed)
     rendered = [render_readable(getters, event) for event in reversed(events(row, journal))]
     return {
@@ -111,7 +120,7 @@ def action_with_events(
 
 
 def events(row: ActionRow, journal: list[EventRow]) -> list[ActionEvent]:
-    """Return the events of a journal, one for each attempt of a step."""
+    """Return the events of a journal, one for each attempt of a step, oldest first."""
     events_by_attempt: dict[tuple[str, int], ActionEvent] = {}
     for entry in journal:
         event = events_by_attempt.setdefault((entry.step, entry.attempt), ActionEvent(row, entry))

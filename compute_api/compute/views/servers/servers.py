@@ -84,13 +84,18 @@ def host_id(project_id: str, host: str | None) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _embed_json(text: str | None) -> orjson.Fragment:
-    """Return the document of a column for an answer. Raises ValueError if it is damaged."""
+    """Return a JSON column as text for the response, "null" for an empty column.
+
+    Raises:
+        ValueError: The column is damaged.
+    """
     if text:
         orjson.loads(text)
     return orjson.Fragment(text or "null")
 
 
 def _get_user_data(row: ServerRecord, view: ServerView) -> str | None:
+    """Return the decrypted user data, or the column unchanged without a key."""
     stored: str | None = row.user_data
     return view.vault.open_text(stored) if stored and view.vault is not None else stored
 
@@ -153,16 +158,20 @@ _compute_status = functools.lru_cache(maxsize=1024)(states.status)
 
 
 def status(row: ServerRecord, view: object = None) -> str:
-    """Return the status of a server in the API."""
+    """Return the status that the API shows for a server."""
     return _compute_status(row.vm_state, row.task_state)
 
 
 def _get_progress(row: ServerRecord, view: ServerView) -> object:
+    """Return the progress, or OMITTED in statuses without a progress."""
     return row.progress if status(row) in _PROGRESS else OMITTED
 
 
 def _get_fault(row: ServerRecord, view: ServerView) -> object:
-    """Return the fault of a server in ERROR or DELETED, or the fault of a stuck action."""
+    """Return the fault of a server in ERROR or DELETED, or the fault of a stuck action.
+
+    The result is OMITTED for other servers.
+    """
     if row.fault is None or (row.action is None and status(row) not in _FAULTY):
         return OMITTED
     fault = loads(row.fault)
@@ -209,7 +218,7 @@ def _get_groups(row: ServerRecord, view: ServerView) -> object:
 
 
 def _get_zone(row: ServerRecord) -> str:
-    """Return the zone of the server's host, or without a host the requested zone.
+    """Return the zone of the server's host, or without a host the requested zone, or "".
 
     An offloaded server has no zone, as in Nova.
     """
@@ -383,7 +392,7 @@ RULES = rules(FIELDS) | {EXTRA_SPECS}
 
 
 def shows_user_data(version: int, allowed: frozenset[str]) -> bool:
-    """Return whether the response needs the long columns."""
+    """Return whether the response shows user data, which needs the long columns of servers."""
     return USER_DATA in dict(visible_fields(FIELDS, version, allowed).computed)
 
 
@@ -397,8 +406,8 @@ def one(row: ServerRecord, view: ServerView, version: int, change: bool = False)
 
     Args:
         row: The server.
-        view: The data that the body needs besides the server.
-        version: Number of the microversion.
+        view: The data that the servers of the response share.
+        version: The microversion of the request.
         change: Whether the body is a response to PUT or rebuild.
     """
     return {"server": _show_server(visible_fields(ONE, version, view.allowed, change), row, view)}
@@ -421,7 +430,7 @@ def rebuilt(row: ServerRecord, view: ServerView, version: int, password: str) ->
 def many(
     rows: Sequence[ServerRecord], view: ServerView, version: int, names_only: bool = False
 ) -> list[JsonObject]:
-    """Return the items of a list of servers."""
+    """Return the items of a list of servers. A damaged row gets a partial item."""
     getters = visible_fields(NAMES if names_only else FIELDS, version, view.allowed)
     return [_show_server(getters, row, view) for row in rows]
 

@@ -23,8 +23,8 @@ def of(row: BlockDeviceRow, version: int, new: bool = False) -> JsonObject:
     """Return the body of an attachment.
 
     Args:
-        row: The row of the volume.
-        version: Number of the microversion.
+        row: The attachment.
+        version: The microversion of the request.
         new: Whether the body is the response to the attach request, which always has ``id``.
     """
     shown: JsonObject = {
