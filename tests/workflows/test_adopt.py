@@ -229,8 +229,8 @@ def test_adopt_on_full_host_is_refused_with_amounts(cloud: Cloud) -> None:
             .values(total=schema.inventories.c.total - left)
         )
     )
-    why = operator.check_refusal("has no room for it", server)
-    assert "128 MEMORY_MB are needed" in why and "are used" in why
+    why = operator.check_refusal("has no room for the guest", server)
+    assert "128 MEMORY_MB are needed" in why and "are in use" in why
     operator.adopt(server, force=True)
     assert [one for one in cloud.findings() if one.subject == server or "h1" in one.subject] == []
 

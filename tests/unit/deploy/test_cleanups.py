@@ -64,7 +64,7 @@ def test_cleanup_list_is_empty_without_pending_cleanups(
     conf: str, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--config", conf, "cleanup", "list"]) == 0
-    assert capsys.readouterr().out == "no neighbour has anything still to remove\n"
+    assert capsys.readouterr().out == "no cleanup is pending\n"
     assert main(["--config", conf, "cleanup", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 

@@ -311,7 +311,7 @@ def test_command_without_controller_libraries_names_package_to_install() -> None
         [sys.executable, "-c", code, "hosts"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("kilonova: this command needs what a controller has")
+    assert done.stderr.startswith("kilonova: this command needs the Python module ")
     assert "sqlalchemy" in done.stderr and "kilonova-control" in done.stderr
     assert done.stderr.count("\n") == 1
 
