@@ -93,7 +93,7 @@ def test_status_and_doctor_list_pending_cleanups_without_a_finding(
     assert main(["--config", conf, "doctor", "--no-hosts"]) == doctor.NO_ANSWER
     output = capsys.readouterr().out
     assert (
-        "nothing found; not looked at: " in output
+        "nothing found; not checked: " in output
         and f"server {SERVER}: binding {PORT} at h1, tried 1 times: {TRUNK}" in output
     )
     assert main(["--config", conf, "status"]) == 0

@@ -278,7 +278,7 @@ def test_join_starts_agent_and_waits_for_its_contact(
     control_plane = FakeControlPlane()
     join.start_agent(control_plane)  # type: ignore[arg-type]  # all that it asks
     assert systemctl_calls == [("enable", "kilonova-agent"), ("restart", "kilonova-agent")]
-    assert control_plane.looks == 3 and "the cloud hears it" in capsys.readouterr().out
+    assert control_plane.looks == 3 and "has heard it" in capsys.readouterr().out
 
 
 def test_join_reports_agent_without_contact_or_masked_unit(
