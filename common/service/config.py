@@ -56,8 +56,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                                 "service and the image gateway listen on this address unless their sections set "
                                 "another."),
         cfg.StrOpt("state_dir", default=STATE,
-                   help="Folder for what must survive a restart: journal, guests' disks, image cache; default of an "
-                        f"agent: {AGENT_STATE}."),
+                   help="Folder for data that must survive a restart: journal, guests' disks, image cache. Default of "
+                        f"an agent: {AGENT_STATE}."),
         cfg.StrOpt("secret_key", default="", secret=True,
                    help="Key that encrypts passwords and user data in the database, and signs tickets with which "
                         "hosts fetch images. Any long random text, the same for all processes except agents. Several "
@@ -86,15 +86,15 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.HostAddressOpt("host", default="127.0.0.1",
                            help="Address on which each process serves its metrics, in plain text and without a "
                                 "password. If it is not a loopback address, let only Prometheus reach the ports."),
-        cfg.PortOpt("api_port", default=9174, help="Port of api processes' metrics; 0: they have none."),
-        cfg.PortOpt("conductor_port", default=9175, help="Port of conductor processes' metrics; 0: they have none."),
-        cfg.PortOpt("scheduler_port", default=9176, help="Port of scheduler processes' metrics; 0: they have none."),
-        cfg.PortOpt("agent_port", default=9177, help="Port of agent processes' metrics; 0: they have none."),
-        cfg.PortOpt("placement_port", default=9178, help="Port of placement processes' metrics; 0: they have none."),
-        cfg.PortOpt("metadata_port", default=9179, help="Port of metadata processes' metrics; 0: they have none."),
-        cfg.PortOpt("console_port", default=9180, help="Port of console processes' metrics; 0: they have none."),
+        cfg.PortOpt("api_port", default=9174, help="Port of the metrics of api processes. 0: no metrics."),
+        cfg.PortOpt("conductor_port", default=9175, help="Port of the metrics of conductor processes. 0: no metrics."),
+        cfg.PortOpt("scheduler_port", default=9176, help="Port of the metrics of scheduler processes. 0: no metrics."),
+        cfg.PortOpt("agent_port", default=9177, help="Port of the metrics of agent processes. 0: no metrics."),
+        cfg.PortOpt("placement_port", default=9178, help="Port of the metrics of placement processes. 0: no metrics."),
+        cfg.PortOpt("metadata_port", default=9179, help="Port of the metrics of metadata processes. 0: no metrics."),
+        cfg.PortOpt("console_port", default=9180, help="Port of the metrics of console processes. 0: no metrics."),
         cfg.PortOpt("image_gateway_port", default=9181,
-                    help="Port of image gateway processes' metrics; 0: they have none."),
+                    help="Port of the metrics of image gateway processes. 0: no metrics."),
         cfg.IntOpt("port_step", default=100, min=0, max=1000,
                    help="Distance between the metrics ports of several processes of the same kind on one machine. If "
                         "the port is taken, a process uses the port that is higher by this number, and so on. Its "

@@ -168,7 +168,7 @@ def test_adopt_creates_server_record_from_lost_guest(
     assert operator.adopt(server) == 0
     output = capsys.readouterr().out
     [port] = cloud.networks.ports(server)
-    for word in (f"({FLAVOR.id})", "project project, user user", port["id"], "lost, for no host"):
+    for word in (f"({FLAVOR.id})", "project project, user user", port["id"], "lost, because hosts"):
         assert output.count(word) == 2, output
     row = cloud.show(server)
     assert (row.name, row.project_id, row.user_id, row.host) == ("s", "project", "user", "h1")

@@ -235,7 +235,7 @@ class Neighbours:
     rules: Callable[[], Rules | None] = nothing
 
     def ask(self) -> NeighbourAnswers:
-        """Query all of them once."""
+        """Call each function once, and return the answers."""
         return NeighbourAnswers(
             self.ports(),
             self.attachments(),

@@ -43,7 +43,7 @@ def drain(options: argparse.Namespace) -> int:
 
 
 def evacuate(options: argparse.Namespace) -> int:
-    """Start recreating a dead host's servers on other hosts, and watch. Return 0 if all moved."""
+    """Start recreating a dead host's servers elsewhere, and watch. Return 0 once it is empty."""
     return _command(options, Name.EVACUATE, Arguments(parallel=options.parallel, force=options.yes))
 
 

@@ -40,7 +40,7 @@ def add(options: argparse.Namespace) -> int:
     """Print a token for ``kilonova join``, or with ``--file`` write the host's first keys.
 
     Raises:
-        Conflict: The host has keys already.
+        Conflict: The host has joined already, or with ``--file`` has keys already.
         ConfigError: The address of the host or of the broker is missing or unusable.
     """
     conf, store = _open(options)

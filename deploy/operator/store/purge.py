@@ -46,7 +46,7 @@ from common.store.servers.actions import ENDED, LIVE
 DAY = 24 * 3600 * SECOND
 #: The limit of rows that one transaction deletes.
 ROWS = 500
-#: The number of rows of a kind that are processed together.
+#: The maximum number of rows of a kind that one query returns.
 LOOKED_AT = 100
 Key = tuple[Any, ...]
 Condition = sa.ColumnElement[bool]

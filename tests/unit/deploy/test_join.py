@@ -119,7 +119,7 @@ def test_join_reports_kvm_or_emulation(
     text = join_checks.acceleration(conf)
     assert text.startswith("KVM works" if works else "emulation, ten times slower")
     conf.set_override("virt_type", "qemu", group="agent")
-    assert join_checks.acceleration(conf) == "emulation, as [agent] virt_type says"
+    assert join_checks.acceleration(conf) == "emulation, because [agent] virt_type is qemu"
     conf.set_override("virt_type", "kvm", group="agent")
     if not works:
         with pytest.raises(ConfigError, match="virt_type is kvm: .*modprobe"):
