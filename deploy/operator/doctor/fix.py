@@ -17,7 +17,7 @@ from common.store.engine import Connection, Store
 from deploy.operator.doctor import Finding, remedies
 from deploy.operator.doctor.kinds import KINDS, Mender
 
-#: Called with host and server, returns the exit status.
+#: Called with the name of the host and the id of the server. Returns the command's exit status.
 GuestCommand = Callable[[str, str], int]
 
 

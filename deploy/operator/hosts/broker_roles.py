@@ -44,7 +44,7 @@ def remove(options: argparse.Namespace) -> int:
     broker_users = users(conf)
     for instructions in (broker_users.remove(user), broker_users.disconnect(user)):
         print_instructions(instructions)
-    print(f"{user} was deleted at the broker")
+    print(f"user {user} is deleted at the broker, after the commands above if there are any")
     return 0
 
 

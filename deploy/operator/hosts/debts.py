@@ -106,7 +106,7 @@ def state(host: HostState) -> str:
 
 
 def goes(debt: Debt, at: int) -> str:
-    """Return the next step that removes the guest."""
+    """Return a text about when the guest is removed, with the operator's next step if any."""
     if not debt.host.service:
         return "the host has no service: start its agent, which then removes the guest"
     if not debt.host.up:
