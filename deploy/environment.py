@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The virtual environment .venv, installed from a lock with hashes.
 
-The commands in deploy/ use this module. A stamp with the digest of the lock and of setup.cfg marks
-a complete .venv, which is then left as it is. Both locks agree on every version, so the larger one
-also serves ./deploy/up.
+The commands in deploy/ use this module. A stamp file with the digest of the lock and of setup.cfg
+marks a complete .venv, which is then left as it is. The locks ``RUNTIME`` and ``TEST`` have the
+same versions, so an environment of ``TEST`` also serves ./deploy/up.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ ADVICE = "Check the network and the proxy (HTTPS_PROXY, PIP_INDEX_URL), then run
 
 
 def make(lock: Path, log: Path) -> str:
-    """Install the packages of the lock into .venv, unless they are there.
+    """Install the packages of the lock into .venv, unless .venv is complete.
+
+    An environment of ``TEST`` counts as complete for every lock.
 
     Args:
         lock: The file of requirements with hashes.
@@ -97,7 +99,7 @@ def make(lock: Path, log: Path) -> str:
 
 
 def make_oracle(log: Path) -> str:
-    """Fetch the placement service's own tests and return a note.
+    """Fetch the placement service's own tests unless present, and return a note.
 
     Raises:
         Failure: The package cannot be downloaded.
@@ -113,7 +115,7 @@ def make_oracle(log: Path) -> str:
 
 
 def make_tempest(log: Path) -> str:
-    """Make the environment of Tempest and return a note.
+    """Make the environment of Tempest unless complete, and return a note.
 
     Raises:
         Failure: A package cannot be downloaded.
@@ -122,7 +124,7 @@ def make_tempest(log: Path) -> str:
 
 
 def make_clients(log: Path) -> str:
-    """Make the environment of the clients' test suites and return a note.
+    """Make the environment of the clients' test suites unless complete, and return a note.
 
     Raises:
         Failure: A package cannot be downloaded.
@@ -131,7 +133,7 @@ def make_clients(log: Path) -> str:
 
 
 def make_cinder(log: Path) -> str:
-    """Make the environment of Cinder and return a note.
+    """Make the environment of Cinder unless complete, and return a note.
 
     Raises:
         Failure: A package cannot be downloaded.
@@ -140,7 +142,7 @@ def make_cinder(log: Path) -> str:
 
 
 def make_ceilometer(log: Path) -> str:
-    """Make the environment of Ceilometer and return a note.
+    """Make the environment of Ceilometer unless complete, and return a note.
 
     Raises:
         Failure: A package cannot be downloaded.
@@ -149,12 +151,12 @@ def make_ceilometer(log: Path) -> str:
 
 
 def has_ceilometer() -> bool:
-    """True if the environment has the Ceilometer of the lock."""
+    """True if the environment with the Ceilometer of the present lock is complete."""
     return _lock_stamp(CEILOMETER, CEILOMETER_LOCK).exists()
 
 
 def make_docs(log: Path) -> str:
-    """Make the environment of Sphinx and return a note.
+    """Make the environment of Sphinx unless complete, and return a note.
 
     Raises:
         Failure: A package cannot be downloaded.
@@ -169,7 +171,7 @@ def docs_command(folder: Path) -> list[str | Path]:
 
 
 def has_tempest() -> bool:
-    """True if the environment has the Tempest of the lock."""
+    """True if the environment with the Tempest of the present lock is complete."""
     return _lock_stamp(TEMPEST, TEMPEST_LOCK).exists()
 
 
@@ -201,7 +203,7 @@ def _nova_stamp() -> Path:
 
 
 def make_samples(log: Path) -> str:
-    """Fetch the samples of Nova's notifications and return a note.
+    """Fetch the samples of Nova's notifications unless present, and return a note.
 
     Raises:
         Failure: The package cannot be downloaded.
@@ -274,7 +276,7 @@ def _make_environment(folder: Path, lock: Path, log: Path) -> None:
 def _installer(
     *options: str | Path, python: Path = PYTHON
 ) -> tuple[list[str | Path], dict[str, str]]:
-    """Return the start of uv's command that installs packages, and its environment variables."""
+    """Return uv's command that installs packages with these options, and its variables."""
     index = os.environ.get("PIP_INDEX_URL")
     # Trust the machine's authorities, for networks with an authority of their own.
     variables = {"UV_NATIVE_TLS": "true"}

@@ -86,7 +86,7 @@ PROMTOOL = ROOT / "build/promtool"
 
 
 def image_packages(image: str = "tiny") -> tuple[str, ...]:
-    """Return the Debian packages that an image's build script lists in its header.
+    """Return the Debian packages that the script deploy/images/IMAGE/build lists in its header.
 
     Raises:
         Failure: The header has no such line.
@@ -95,7 +95,7 @@ def image_packages(image: str = "tiny") -> tuple[str, ...]:
     match = re.search(r"^# debian-packages: (.+)$", (ROOT / name).read_text(), re.MULTILINE)
     if match is None:
         raise Failure(
-            f"{name} does not name its packages.", "Restore the file from the repository."
+            f"{name} has no line '# debian-packages:'.", "Restore the file from the repository."
         )
     return tuple(match[1].split())
 
@@ -104,9 +104,9 @@ _KERNEL_NAMED = r"Depends: (linux-image-\S+-cloud-amd64)"
 
 
 def unpack_kernel(log: Path) -> None:
-    """Unpack the guests' kernel into build/kernel, unless there is a kernel.
+    """Unpack the guests' kernel into build/kernel, unless the folder has a kernel.
 
-    The package is never installed, because this machine would boot that kernel.
+    The package is not installed, because this machine would boot that kernel.
 
     Raises:
         Failure: The package cannot be downloaded or unpacked.
@@ -133,7 +133,9 @@ def unpack_kernel(log: Path) -> None:
 
 
 def unpack_promtool(log: Path) -> None:
-    """Unpack promtool without its package, which would start a server in most releases.
+    """Unpack promtool into build, unless present.
+
+    The package is not installed, because it would start a server in most releases.
 
     Raises:
         Failure: The package cannot be downloaded.
@@ -158,13 +160,13 @@ def _unpack(package: str, folder: Path, log: Path) -> Path:
     download = ["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", package]
     run(download, APT_FAILED, log=log, cwd=folder)
     archive = next(folder.glob("*.deb"))
-    run(["dpkg-deb", "-x", archive, folder], "Make room on the disk.", log=log)
+    run(["dpkg-deb", "-x", archive, folder], "Free space on the disk.", log=log)
     archive.unlink()
     return folder
 
 
 def release() -> dict[str, str]:
-    """Return /etc/os-release, for example ID=debian, VERSION_ID=12, VERSION_CODENAME=bookworm.
+    """Return the fields of /etc/os-release, for example ID, VERSION_ID and VERSION_CODENAME.
 
     Raises:
         Failure: The release is not in ``RELEASES``.
@@ -172,7 +174,7 @@ def release() -> dict[str, str]:
     fields = platform.freedesktop_os_release()
     if fields.get("VERSION_CODENAME") not in RELEASES:
         raise Failure(
-            f"Kilonova's commands do not know {fields['PRETTY_NAME']}.", "Use Debian 12 or 13."
+            f"Kilonova's commands do not support {fields['PRETTY_NAME']}.", "Use Debian 12 or 13."
         )
     return fields
 
@@ -221,7 +223,7 @@ def missing(names: Sequence[str]) -> list[str]:
 
 
 def install(names: Sequence[str], log: Path, *, kernel: bool = True) -> str:
-    """Install the missing packages and return a note.
+    """Install those of these packages that are missing, and return a note.
 
     Args:
         names: The packages.
@@ -235,7 +237,7 @@ def install(names: Sequence[str], log: Path, *, kernel: bool = True) -> str:
     if not missing_names:
         if kernel:
             unpack_kernel(log)
-        return "all are there"
+        return "all are installed"
     if os.geteuid() != 0:
         raise Failure(
             f"These Debian packages are missing: {' '.join(missing_names)}",
@@ -260,7 +262,7 @@ def install(names: Sequence[str], log: Path, *, kernel: bool = True) -> str:
 
 @contextmanager
 def _prevent_service_starts() -> Iterator[None]:
-    """Let no package start its services, unless the machine has a policy-rc.d of its own."""
+    """Prevent that new packages start services, unless the machine has its own policy-rc.d."""
     if POLICY.exists():
         yield
         return
@@ -290,9 +292,9 @@ def _enabled_units() -> set[str]:
 
 
 def _disable(units: set[str], log: Path) -> None:
-    """Disable the units that came with the packages.
+    """Disable the units of servers among ``units``.
 
-    They would start with the machine's next boot and take the ports.
+    They would start at the machine's next boot and take the ports.
     """
     ours = sorted(
         unit

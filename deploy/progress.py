@@ -48,7 +48,7 @@ def steps(
     Args:
         table: Title and function of each step.
         first: Number of the first step.
-        total: The number behind the slash. None means the number of the last step.
+        total: The number after the slash. None: the number of the last step.
 
     Raises:
         Failure: A step failed. The message contains its number and title.
@@ -120,7 +120,7 @@ def run(
             env={**os.environ, "PATH": path, **(env or {})},
         )
     except FileNotFoundError as problem:
-        raise Failure(f"There is no program {command[0]}.", todo) from problem
+        raise Failure(f"The program {command[0]} is not installed.", todo) from problem
     except subprocess.TimeoutExpired as problem:
         raise Failure(f"{command[0]} did not end within {timeout:.0f} s.", todo) from problem
     output = result.stdout.decode(errors="replace")
@@ -138,9 +138,10 @@ def run(
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file that only root can read and write, as the ``opener`` of ``open``.
+    """Open a file, and create it with mode 0600. For the argument ``opener`` of ``open``.
 
-    A symbolic link is refused.
+    Raises:
+        OSError: The path is a symbolic link, or cannot be opened.
     """
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
@@ -155,9 +156,9 @@ def wait(
     """Poll until the condition is true.
 
     Args:
-        condition: The condition.
+        condition: Called until the result is True.
         seconds: The longest time to wait.
-        what: The problem, if the condition stays false.
+        what: The problem if the condition stays false, as the subject and verb of a sentence.
         todo: Advice, or a function that returns advice after the wait, for example from a log.
         pause: Seconds between two checks.
 

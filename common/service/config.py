@@ -50,365 +50,412 @@ _DATABASES = ("sqlite:///", "postgresql+psycopg://", "mysql+pymysql://", "mysql+
 OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     "DEFAULT": (
         cfg.HostAddressOpt("host", default=socket.gethostname(), sample_default="the host's name",
-                           help="Name of this host in the cloud; it must never change."),
+                           help="Name of this host in the cloud. The name must never change."),
         cfg.HostAddressOpt("my_ip", default="127.0.0.1",
-                           help="Address of a controller at which hosts and other controllers reach it: what metadata "
-                                "service and image gateway listen on, where their sections say nothing else."),
+                           help="Address of a controller at which hosts and other controllers reach it. The metadata "
+                                "service and the image gateway listen on this address unless their sections set "
+                                "another."),
         cfg.StrOpt("state_dir", default=STATE,
-                   help="Folder for what must survive a restart: journal, guests' disks, image cache; default of an "
-                        f"agent: {AGENT_STATE}."),
+                   help="Folder for data that must survive a restart: journal, guests' disks, image cache. Default of "
+                        f"an agent: {AGENT_STATE}."),
         cfg.StrOpt("secret_key", default="", secret=True,
-                   help="Keeps passwords and user data in the database unreadable and signs what opens images for "
-                        "hosts; any long random text, the same for all processes but agents. Several, separated by "
-                        "commas: the first is used, all are understood."),
+                   help="Key that encrypts passwords and user data in the database, and signs tickets with which "
+                        "hosts fetch images. Any long random text, the same for all processes except agents. Several "
+                        "keys are separated by commas: the first encrypts and signs, all are accepted."),
         cfg.IntOpt("reclaim_instance_interval", default=0, min=0,
-                   help="Seconds that a deleted server can be restored; 0: it is deleted at once."),
+                   help="Seconds for which a deleted server can be restored. 0: a delete is final at once."),
         cfg.IntOpt("shelved_offload_time", default=0, min=-1,
-                   help="Seconds after which a shelved server leaves its host; 0: at once; -1: never by itself."),
-        cfg.IntOpt("max_local_block_devices", default=3, min=1, max=10, help="Most disks of a server on its host."),
+                   help="Seconds after which a shelved server is removed from its host. 0: at once. -1: never "
+                        "automatically."),
+        cfg.IntOpt("max_local_block_devices", default=3, min=1, max=10,
+                   help="Maximum number of disks of a server on its host."),
         cfg.StrOpt("default_ephemeral_format", default="", choices=["", "ext2", "ext3", "ext4", "xfs", "vfat", "ntfs"],
-                   help="File system of ephemeral disks; empty: ext4 for Linux, ntfs for Windows, vfat for others."),
+                   help="File system of ephemeral disks. Empty: ext4 for Linux, ntfs for Windows, vfat for others."),
         *notifications.AUDIT,
         cfg.StrOpt("log_level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"],
-                   help="Least severity that is logged."),
+                   help="Lowest severity that is logged."),
     ),
     "log": (
         cfg.StrOpt("format", default="text", choices=["text", "json"],
-                   help="Form of the log's lines, on standard error: for people, or one JSON object each."),
+                   help="Format of the log lines on standard error. text: for people. json: one JSON object per "
+                        "line."),
     ),
     "prometheus": (
-        cfg.BoolOpt("enabled", default=False, help="Whether processes count what they do, and Prometheus may read it."),
+        cfg.BoolOpt("enabled", default=False, help="Whether processes count their work, and serve the metrics to "
+                                                   "Prometheus."),
         cfg.HostAddressOpt("host", default="127.0.0.1",
-                           help="Address on which each process lets its metrics be read, without a password and in "
-                                "plain text: on another than loopback, let only Prometheus reach the ports."),
-        cfg.PortOpt("api_port", default=9174, help="Port of api processes' metrics; 0: they have none."),
-        cfg.PortOpt("conductor_port", default=9175, help="Port of conductor processes' metrics; 0: they have none."),
-        cfg.PortOpt("scheduler_port", default=9176, help="Port of scheduler processes' metrics; 0: they have none."),
-        cfg.PortOpt("agent_port", default=9177, help="Port of agent processes' metrics; 0: they have none."),
-        cfg.PortOpt("placement_port", default=9178, help="Port of placement processes' metrics; 0: they have none."),
-        cfg.PortOpt("metadata_port", default=9179, help="Port of metadata processes' metrics; 0: they have none."),
-        cfg.PortOpt("console_port", default=9180, help="Port of console processes' metrics; 0: they have none."),
+                           help="Address on which each process serves its metrics, in plain text and without a "
+                                "password. If it is not a loopback address, let only Prometheus reach the ports."),
+        cfg.PortOpt("api_port", default=9174, help="Port of the metrics of api processes. 0: no metrics."),
+        cfg.PortOpt("conductor_port", default=9175, help="Port of the metrics of conductor processes. 0: no metrics."),
+        cfg.PortOpt("scheduler_port", default=9176, help="Port of the metrics of scheduler processes. 0: no metrics."),
+        cfg.PortOpt("agent_port", default=9177, help="Port of the metrics of agent processes. 0: no metrics."),
+        cfg.PortOpt("placement_port", default=9178, help="Port of the metrics of placement processes. 0: no metrics."),
+        cfg.PortOpt("metadata_port", default=9179, help="Port of the metrics of metadata processes. 0: no metrics."),
+        cfg.PortOpt("console_port", default=9180, help="Port of the metrics of console processes. 0: no metrics."),
         cfg.PortOpt("image_gateway_port", default=9181,
-                    help="Port of image gateway processes' metrics; 0: they have none."),
+                    help="Port of the metrics of image gateway processes. 0: no metrics."),
         cfg.IntOpt("port_step", default=100, min=0, max=1000,
-                   help="A second process of a kind on one machine, which finds that port taken, lets its metrics be "
-                        "read at a port so much higher, a third twice as much; its log says at which. 0: nowhere."),
+                   help="Distance between the metrics ports of several processes of the same kind on one machine. If "
+                        "the port is taken, a process uses the port that is higher by this number, and so on. Its "
+                        "log has the port. 0: only the first process has metrics."),
     ),
     "tracing": (
         cfg.BoolOpt("enabled", default=False,
-                    help="Whether spans of requests, actions, steps and commands are sent to a collector of "
-                         "OpenTelemetry. Needs the extra tracing: pip install 'kilonova[tracing]'."),
+                    help="Whether spans of requests, actions, steps and commands are sent to an OpenTelemetry "
+                         "collector. Needs the extra tracing: pip install 'kilonova[tracing]'."),
         cfg.Opt("endpoint", type=_url(("http://", "https://")), default="http://127.0.0.1:4318/v1/traces",
-                help="URL that takes them as OTLP over HTTP. More, as headers: OpenTelemetry's own variables in the "
-                     "unit's environment, OTEL_EXPORTER_OTLP_HEADERS."),
+                help="URL to which spans are sent as OTLP over HTTP. For headers, set OpenTelemetry's variable "
+                     "OTEL_EXPORTER_OTLP_HEADERS in the unit's environment."),
         cfg.FloatOpt("sample_ratio", default=1.0, min=0, max=1,
-                     help="Which part of all requests is traced; the same for all processes and hosts."),
+                     help="Fraction of requests that are traced. Must be the same for all processes and hosts."),
     ),
     "database": (
         cfg.Opt("url", type=_url(_DATABASES), default="sqlite:////var/lib/kilonova/kilonova.db", secret=True,
-                help="SQLAlchemy URL of the database. SQLite is for one machine."),
+                help="SQLAlchemy URL of the database. SQLite is only for a single machine."),
         cfg.BoolOpt("tls", default=True,
-                    help="Whether connections to the server use TLS when [tls] ca_file is set; false: for a server on "
-                         "this machine."),
+                    help="Whether connections to the database server use TLS if [tls] ca_file is set. false: for a "
+                         "server on this machine."),
         cfg.IntOpt("connect_timeout", default=5, min=1, max=60,
-                   help="Seconds to reach the server, or to wait for one of the process's connections. With a proxy or "
-                        "several addresses in front, what one of them takes to fail over must fit."),
+                   help="Maximum seconds to connect to the server, or to wait for one of the process's connections. "
+                        "If a proxy or several addresses are in front of the server, allow for the time of a "
+                        "fail-over."),
         cfg.IntOpt("lock_timeout", default=3, min=1, max=60,
-                   help="Seconds that a statement waits for rows that another transaction holds. What waited in vain "
-                        "is tried again for 9 seconds; then requests are answered 503, and conductors come back later. "
-                        "Less than half of statement_timeout."),
+                   help="Maximum seconds for which a statement waits for rows that another transaction has locked. A "
+                        "transaction that waited in vain is retried for 9 seconds. Then requests are answered with "
+                        "503, and conductors retry later. Must be less than half of statement_timeout."),
         cfg.IntOpt("statement_timeout", default=10, min=1, max=600,
-                   help="Seconds that one statement may take. A server that has said nothing for 2 seconds longer "
-                        "counts as dead: the connection is given up. Upgrades and the doctor may take any time."),
+                   help="Maximum seconds for one statement. If the server does not answer for 2 seconds longer, it "
+                        "counts as dead and the connection is closed. Upgrades and the doctor are not limited."),
         cfg.IntOpt("idle_transaction_timeout", default=10, min=1, max=600,
-                   help="Seconds after which the server ends a transaction whose client has fallen silent, and frees "
-                        "the rows that it held: what a machine that dies in the middle costs the others."),
+                   help="Seconds after which the server ends a transaction of a client that is silent, and unlocks "
+                        "its rows. Other transactions wait this long for rows of a machine that dies within a "
+                        "transaction."),
     ),
     "tls": (
         cfg.StrOpt("ca_file", default="",
                    help="PEM file with the authorities that sign the certificates of broker, database and Kilonova's "
-                        "processes. When set, all connections between these use TLS, and certificates and names are "
-                        "verified; they never fall back to plain text."),
+                        "processes. If set, all connections between these use TLS, certificates and names are "
+                        "verified, and there is no fallback to plain text."),
         cfg.StrOpt("cert_file", default="",
-                   help="PEM file with this process's certificate: for the names and addresses at which others reach "
+                   help="PEM file with this process's certificate, for the names and addresses at which others reach "
                         "it. Agents, metadata service, image gateway and console service need one."),
-        cfg.StrOpt("key_file", default="", help="PEM file with its key, without a password; default: cert_file."),
+        cfg.StrOpt("key_file", default="", help="PEM file with the key of cert_file, without a password. Default: "
+                                                "cert_file."),
         cfg.StrOpt("ca_key_file", default="",
-                   help="On conductors' machines alone: PEM file with the key of the authority in ca_file. When set, "
-                        "a host that joins gets its certificate with its keys; else it brings its own."),
+                   help="Only on machines of conductors: PEM file with the key of the authority in ca_file. If set, "
+                        "conductors issue the certificate of a host that joins. Otherwise the operator provides the "
+                        "certificate."),
         cfg.BoolOpt("allow_plain_text", default=False,
-                    help="Whether connections to other machines may be plain text where TLS is not set up; otherwise "
-                         "that is refused at start. Loopback addresses need neither."),
+                    help="Whether connections to other machines may be plain text if TLS is not configured. If not, "
+                         "processes refuse such a configuration at start. Loopback addresses are always allowed."),
     ),
     "api": (
-        cfg.HostAddressOpt("host", default="127.0.0.1", help="Address that the API listens on."),
+        cfg.HostAddressOpt("host", default="127.0.0.1", help="Address on which the API listens."),
         cfg.PortOpt("port", default=8774, help="Port of the API."),
-        cfg.IntOpt("workers", default=1, min=1, max=64, help="Processes of the API."),
+        cfg.IntOpt("workers", default=1, min=1, max=64, help="Number of API processes."),
         cfg.IntOpt("threads", default=16, min=1, max=64,
-                   help="Threads of each API process; requests to one server have four times as many beside these. "
-                        "One project has at most half of them for changes, and an eighth for reads."),
-        cfg.IntOpt("max_limit", default=1000, min=1, max=10000, help="Most items that one list returns."),
+                   help="Number of threads of each API process. Requests for single servers have four times as many "
+                        "additional threads. One project uses at most half of them for changes and an eighth for "
+                        "reads."),
+        cfg.IntOpt("max_limit", default=1000, min=1, max=10000, help="Maximum number of items in one list."),
         cfg.IntOpt("max_body", default=1024 * 1024, min=1024,
-                   help="Largest request body, in bytes; 65536 where no request needs more."),
-        cfg.StrOpt("public_url", help="URL that links in answers start with; default: as the client asked."),
+                   help="Maximum size of a request body in bytes. 65536 is enough if no request needs more."),
+        cfg.StrOpt("public_url", help="URL with which links in answers begin. Default: the URL of the request."),
         cfg.StrOpt("policy_file",
-                   help="oslo.policy file that overrides the defaults, in Nova's rule names; read again when it "
-                        "changes."),
+                   help="oslo.policy file that overrides the defaults, with Nova's rule names. It is read again when "
+                        "it changes."),
         cfg.Opt("pci_alias", type=PciAliases(), default={}, sample_default="[]",
-                help="What flavors call PCI devices in pci_passthrough:alias, as a JSON list of "
-                     '{"name": "gpu", "vendor_id": "10de", "product_id": "1db4"}.'),
+                help='Names of PCI devices for pci_passthrough:alias in flavors, as a JSON list of {"name": "gpu", '
+                     '"vendor_id": "10de", "product_id": "1db4"}.'),
     ),
     "http": (
         cfg.IntOpt("connections", default=4000, min=64, max=60_000,
-                   help="Most connections of clients to one process of API, metadata or placement service, or image "
-                        "gateway. One more takes the place of the one that has waited longest, of the address that "
-                        "has the most."),
+                   help="Maximum number of client connections to one process of API, metadata service, placement "
+                        "service or image gateway. A further connection replaces the longest waiting one of the "
+                        "address with the most connections."),
         cfg.IntOpt("connections_per_address", default=500, min=1,
-                   help="The same for one address (of IPv6: one /64). More behind a proxy: it is one address."),
-        cfg.IntOpt("head_seconds", default=10, min=1, help="Seconds that a request's line and headers may take."),
+                   help="Maximum number of client connections from one address (for IPv6: one /64). Increase it "
+                        "behind a proxy, which is one address."),
+        cfg.IntOpt("head_seconds", default=10, min=1, help="Maximum seconds for the request line and the headers of "
+                                                           "a request."),
         cfg.IntOpt("stall_timeout_seconds", deprecated_name="patience_seconds", default=10, min=1,
-                   help="Seconds that a body may take to come and an answer to be taken, beside one for each 16 KiB."),
-        cfg.IntOpt("idle_seconds", default=75, min=1, help="Seconds that a connection stays open between requests."),
+                   help="Maximum seconds to receive a body or to send an answer, in addition to one second for each "
+                        "16 KiB."),
+        cfg.IntOpt("idle_seconds", default=75, min=1, help="Seconds for which a connection stays open between "
+                                                           "requests."),
     ),
     "oslo_middleware": (
         cfg.BoolOpt("enable_proxy_headers_parsing", default=False,
-                    help="Whether HTTP services believe Forwarded, X-Forwarded-Proto, -Host, -For and -Prefix, of "
-                         "which links are made: only where every request comes through a proxy that sets them anew."),
+                    help="Whether HTTP services use Forwarded, X-Forwarded-Proto, -Host, -For and -Prefix for links. "
+                         "Only safe if every request comes through a proxy that replaces these headers."),
     ),
     "conductor": (
-        cfg.IntOpt("batch", default=64, min=1, max=1000, help="Most actions advanced in one transaction."),
-        cfg.IntOpt("max_attempts", default=3, min=1, max=20, help="Hosts that a create is tried on."),
+        cfg.IntOpt("batch", default=64, min=1, max=1000, help="Maximum number of actions that one transaction "
+                                                              "advances."),
+        cfg.IntOpt("max_attempts", default=3, min=1, max=20, help="Maximum number of hosts on which a create is "
+                                                                  "attempted."),
         cfg.IntOpt("host_silence", default=30, min=10, max=600,
                    help="Seconds without a sign of life after which a host counts as down."),
         cfg.IntOpt("resize_confirm_window", default=0, min=0,
-                   help="Seconds after which a resize that nobody confirmed or reverted is confirmed; 0: never."),
-        cfg.BoolOpt("allow_resize_to_same_host", default=False, help="Whether a resize may stay on its host."),
+                   help="Seconds after which a resize that is neither confirmed nor reverted is confirmed. 0: never."),
+        cfg.BoolOpt("allow_resize_to_same_host", default=False, help="Whether a resize may stay on the same host."),
         cfg.StrOpt("fencing_hook", default="",
-                   help="Program that makes sure that the guests of a host are dead: it gets the host's name, and ends "
-                        "with 0 only when they are. Without it a silent host is evacuated only when it was forced "
-                        "down."),
-        cfg.IntOpt("fencing_timeout", default=120, min=1, max=3600, help="Seconds that the fencing hook may take."),
+                   help="Program that makes sure that the guests of a host are dead. Its argument is the host's "
+                        "name, and it must exit with 0 only if the guests are dead. Without a hook, a silent host is "
+                        "evacuated only if it was forced down."),
+        cfg.IntOpt("fencing_timeout", default=120, min=1, max=3600,
+                   help="Maximum seconds that the fencing hook may take."),
     ),
     "host_keys": (
         cfg.StrOpt("command_secret", default="", secret=True,
-                   help="Makes the keys that prove commands and reports; any long random text, the same for all "
-                        "conductors, and on no other machine. When it changes, every host needs: kilonova host "
-                        "rotate."),
+                   help="Secret from which the keys for commands and reports are derived. Any long random text, the "
+                        "same for all conductors, and on no other machine. After a change, every host needs: "
+                        "kilonova host rotate."),
         cfg.StrOpt("query_secret", default="", secret=True,
-                   help="Makes the keys that prove questions to hosts, as for a console; any long random text, the "
-                        "same for all API, console and conductor processes, and on no host."),
+                   help="Secret from which the keys for queries to hosts are derived, for example for a console. Any "
+                        "long random text, the same for all API, console and conductor processes, and on no host."),
         cfg.Opt("management_url", type=_url(("http://", "https://")), secret=True,
-                help="RabbitMQ's management, with an administrator's name and password, for kilonova host add, rotate "
-                     "and remove; default: they print what is to be done at the broker."),
+                help="URL of RabbitMQ's management API with an administrator's name and password, for kilonova host "
+                     "add, rotate and remove. Default: these commands print the commands to run at the broker."),
     ),
     "ha": (
         cfg.BoolOpt("evacuate", default=False,
-                    help="Whether the servers of a host that went down are evacuated without anybody's word. Needs "
-                         "[conductor] fencing_hook, which is called first."),
-        cfg.IntOpt("after", default=60, min=10, help="Seconds for which the host must have been silent."),
+                    help="Whether the servers of a host that is down are evacuated automatically. Needs [conductor] "
+                         "fencing_hook, which is called first."),
+        cfg.IntOpt("after", default=60, min=10, help="Seconds for which the host must have been silent before an "
+                                                     "automatic evacuation."),
         cfg.IntOpt("max_hosts", default=1, min=1,
-                   help="The most hosts with servers that may be down: with more of them nothing is evacuated, because "
-                        "a network is then likelier to be broken than so many hosts."),
+                   help="Maximum number of hosts with servers that may be down. If more are down, no host is "
+                        "evacuated automatically, because a broken network is more likely."),
     ),
     "scheduler": (
         cfg.ListOpt("enabled_filters",
                     default=["ComputeFilter", "ComputeCapabilitiesFilter", "ImagePropertiesFilter",
                              "ServerGroupAntiAffinityFilter", "ServerGroupAffinityFilter"],
-                    help="Filters, in order: Nova's, and those that installed distributions bring. Zones, traits, "
-                         "resources, server groups, NUMA nodes and PCI devices are always checked."),
+                    help="Filters in order: Nova's, and those of installed distributions. Zones, traits, resources, "
+                         "server groups, NUMA nodes and PCI devices are always checked."),
         cfg.IntOpt("max_instances_per_host", default=50, min=1,
-                   help="Servers of a host, for NumInstancesFilter; AggregateNumInstancesFilter has it where metadata "
-                        "says nothing."),
+                   help="Maximum number of servers on a host, for NumInstancesFilter. AggregateNumInstancesFilter "
+                        "uses it for hosts without a value in the metadata of an aggregate."),
         cfg.IntOpt("max_io_ops_per_host", default=8, min=0,
-                   help="Servers being built, copied or moved on a host, for IoOpsFilter and AggregateIoOpsFilter."),
+                   help="Maximum number of servers that are built, copied or moved on a host at a time, for "
+                        "IoOpsFilter and AggregateIoOpsFilter."),
         cfg.StrOpt("image_properties_default_architecture",
                    choices=["aarch64", "armv7l", "i686", "ppc64", "ppc64le", "riscv64", "s390x", "x86_64"],
-                   help="Architecture of images that do not say theirs, for ImagePropertiesFilter; default: any."),
+                   help="Architecture of images that name no architecture, for ImagePropertiesFilter. Default: any."),
         cfg.ListOpt("isolated_images", default=[],
-                    help="Ids of images that run on isolated_hosts only, for IsolatedHostsFilter."),
-        cfg.ListOpt("isolated_hosts", default=[], help="Names of the hosts that are kept for isolated_images."),
+                    help="Ids of images that run only on isolated_hosts, for IsolatedHostsFilter."),
+        cfg.ListOpt("isolated_hosts", default=[], help="Names of the hosts for isolated_images."),
         cfg.BoolOpt("restrict_isolated_hosts_to_isolated_images", default=True,
-                    help="Whether nothing else runs on isolated_hosts."),
+                    help="Whether isolated_hosts refuse servers of other images."),
         cfg.StrOpt("aggregate_image_properties_isolation_namespace",
-                   help="Metadata that AggregateImagePropertiesIsolation compares begins with it and the separator; "
-                        "default: all is compared."),
-        cfg.StrOpt("aggregate_image_properties_isolation_separator", default=".", help="What ends the namespace."),
+                   help="Prefix of the aggregate metadata that AggregateImagePropertiesIsolation compares, without "
+                        "the separator. Default: all metadata is compared."),
+        cfg.StrOpt("aggregate_image_properties_isolation_separator", default=".",
+                   help="Separator after the prefix in aggregate_image_properties_isolation_namespace."),
         cfg.IntOpt("build_failure_limit", default=5, min=0,
-                   help="Builds that fail in a row before a host is left out for a while; 0: never."),
+                   help="Number of failed builds in a row after which a host is left out for build_failure_pause. 0: "
+                        "never."),
         cfg.IntOpt("build_failure_pause", default=300, min=1,
-                   help="Seconds that it is left out, before it is tried with one server."),
+                   help="Seconds for which such a host is left out. Then it gets one server as a test."),
         cfg.ListOpt("enabled_weighers", default=[
             "RAMWeigher", "CPUWeigher", "DiskWeigher", "MetricsWeigher", "IoOpsWeigher", "PCIWeigher",
             "ServerGroupSoftAffinityWeigher", "ServerGroupSoftAntiAffinityWeigher", "BuildFailureWeigher",
             "HypervisorVersionWeigher", "NumInstancesWeigher", "ImagePropertiesWeigher"],
-                    help="Weighers: Nova's, and those that installed distributions bring. A multiplier may stand in "
-                         "the metadata of aggregates too; of several the smallest counts."),
-        cfg.FloatOpt("ram_weight_multiplier", default=1.0, help="Weight of free memory; negative: stack."),
-        cfg.FloatOpt("cpu_weight_multiplier", default=1.0, help="Weight of free VCPUs; negative: stack."),
-        cfg.FloatOpt("disk_weight_multiplier", default=1.0, help="Weight of free disk; negative: stack."),
+                    help="Weighers: Nova's, and those of installed distributions. The metadata of aggregates may set "
+                         "a multiplier too. If several aggregates of a host do, the smallest value counts."),
+        cfg.FloatOpt("ram_weight_multiplier", default=1.0, help="Weight of free memory. Negative: fill hosts one "
+                                                                "after the other."),
+        cfg.FloatOpt("cpu_weight_multiplier", default=1.0, help="Weight of free VCPUs. Negative: fill hosts one "
+                                                                "after the other."),
+        cfg.FloatOpt("disk_weight_multiplier", default=1.0, help="Weight of free disk space. Negative: fill hosts "
+                                                                 "one after the other."),
         cfg.FloatOpt("io_ops_weight_multiplier", default=-1.0,
-                     help="Weight of servers being built, copied or moved on a host; negative: prefer quiet hosts."),
+                     help="Weight of the number of servers that are built, copied or moved on a host. Negative: "
+                          "prefer hosts with few."),
         cfg.FloatOpt("pci_weight_multiplier", default=1.0, min=0.0,
-                     help="Weight of keeping hosts with many free PCI devices for servers that want many."),
+                     help="Weight of keeping hosts with many free PCI devices for servers that request many."),
         cfg.FloatOpt("soft_affinity_weight_multiplier", default=1.0, min=0.0, help="Weight of soft-affinity groups."),
         cfg.FloatOpt("soft_anti_affinity_weight_multiplier", default=1.0, min=0.0,
                      help="Weight of soft-anti-affinity groups."),
         cfg.FloatOpt("build_failure_weight_multiplier", default=1000000.0, min=0.0,
-                     help="Weight of having no builds that failed in a row."),
+                     help="Weight of hosts without failed builds in a row."),
         cfg.FloatOpt("hypervisor_version_weight_multiplier", default=1.0,
-                     help="Weight of newer hypervisors; negative: prefer older ones."),
+                     help="Weight of newer hypervisor versions. Negative: prefer older versions."),
         cfg.FloatOpt("num_instances_weight_multiplier", default=0.0,
-                     help="Weight of the number of servers; positive: stack, negative: spread."),
+                     help="Weight of the number of servers on a host. Positive: fill hosts one after the other. "
+                          "Negative: spread servers."),
         cfg.FloatOpt("image_props_weight_multiplier", default=0.0,
-                     help="Weight of servers whose image has properties like the request's; negative: spread."),
+                     help="Weight of servers on the host whose image has the same properties as the image of the "
+                          "request. Negative: spread them."),
         cfg.ListOpt("image_props_weight_setting", default=[],
-                    help="Properties that count for it, each name=ratio; empty: all alike. Where only aggregates have "
-                         "image_props_weight_multiplier, name some."),
-        cfg.StrOpt("default_availability_zone", default="nova", help="Zone of hosts in no aggregate with one."),
-        cfg.StrOpt("default_schedule_zone", help="Zone that new servers are pinned to when none is asked for; default: "
-                                                 "they go to any."),
+                    help="Image properties that ImagePropertiesWeigher compares, each as name=ratio. Empty: all, "
+                         "with equal weight. Set some if only aggregates have image_props_weight_multiplier."),
+        cfg.StrOpt("default_availability_zone", default="nova", help="Availability zone of hosts that are in no "
+                                                                     "aggregate with a zone."),
+        cfg.StrOpt("default_schedule_zone", help="Availability zone of new servers if the request names none. "
+                                                 "Default: any zone."),
     ),
     "metrics": (
         cfg.FloatOpt("weight_multiplier", default=1.0,
-                     help="Weight of what agents measure. Aggregates may have it as metrics_weight_multiplier."),
-        cfg.ListOpt("weight_setting", default=[], help="Metrics that count, each name=ratio: cpu.percent=-1."),
-        cfg.BoolOpt("required", default=True, help="Whether hosts that do not tell one of these metrics are left out."),
-        cfg.FloatOpt("weight_of_unavailable", default=-10000.0, help="Else, what such a host has instead of the sum."),
+                     help="Weight of the metrics that agents measure. Aggregates may set it as "
+                          "metrics_weight_multiplier."),
+        cfg.ListOpt("weight_setting", default=[], help="Metrics that MetricsWeigher uses, each as name=ratio, for "
+                                                       "example cpu.percent=-1."),
+        cfg.BoolOpt("required", default=True, help="Whether hosts that do not report one of these metrics are left "
+                                                   "out."),
+        cfg.FloatOpt("weight_of_unavailable", default=-10000.0, help="Weight of a host that does not report one of "
+                                                                     "these metrics, if required is false."),
     ),
     **hosts.OPTIONS,
     "identity": (
         cfg.Opt("auth_url", type=_url(("http://", "https://")), default="http://127.0.0.1:5000/v3",
-                help="The identity service."),
-        cfg.StrOpt("username", default="kilonova", help="Kilonova's own user."),
-        cfg.StrOpt("password", default="", secret=True, help="Its password."),
-        cfg.StrOpt("project_name", default="service", help="Its project."),
-        cfg.StrOpt("domain", default="Default", help="Domain of that user and project."),
+                help="URL of the identity service."),
+        cfg.StrOpt("username", default="kilonova", help="Name of Kilonova's own user."),
+        cfg.StrOpt("password", default="", secret=True, help="Password of Kilonova's own user."),
+        cfg.StrOpt("project_name", default="service", help="Project of Kilonova's own user."),
+        cfg.StrOpt("domain", default="Default", help="Domain of Kilonova's own user and of its project."),
         cfg.StrOpt("region", default="RegionOne", help="Region whose endpoints are used."),
         cfg.BoolOpt("allow_plain_text", default=False,
-                    help="Whether the identity service, what its catalogue names and other services that are given a "
-                         "token may be asked by http:// on other machines; otherwise that is refused: at start where "
-                         "their URLs are configured, and when it is needed where the catalogue has them."),
+                    help="Whether the identity service and other services that get a token may be called with "
+                         "http:// on other machines. If not, configured URLs are refused at start, and URLs of the "
+                         "catalogue are refused when they are used."),
     ),
     "image": (
         cfg.StrOpt("endpoint", help="URL of the image service; default: from the catalogue."),
     ),
     "image_gateway": (
         cfg.HostAddressOpt("host", default="127.0.0.1",
-                           help="Address that the image gateway listens on; default: [DEFAULT] my_ip."),
-        cfg.PortOpt("port", default=9293, help="Its port."),
-        cfg.IntOpt("workers", default=1, min=1, max=64, help="Its processes: about one for each processor that images "
-                                                             "may use."),
+                           help="Address on which the image gateway listens. Default: [DEFAULT] my_ip."),
+        cfg.PortOpt("port", default=9293, help="Port of the image gateway."),
+        cfg.IntOpt("workers", default=1, min=1, max=64, help="Number of image gateway processes, about one for each "
+                                                             "processor that image transfers may use."),
         cfg.IntOpt("threads", default=64, min=1, max=256,
-                   help="Threads of each process: images that it passes on at the same time."),
+                   help="Number of threads of each process, which is the number of images that it transfers at the "
+                        "same time."),
         cfg.Opt("url", type=_url(("http://", "https://")), default="http://127.0.0.1:9293",
-                help="URL under which hosts reach it; default: my_ip and port, https:// where [tls] ca_file is set."),
+                help="URL at which hosts reach the image gateway. Default: my_ip and port, with https:// if [tls] "
+                     "ca_file is set."),
         cfg.StrOpt("ticket_secret", default="", secret=True,
-                   help="Makes and checks the tickets with which hosts ask for images; any long random text, the same "
-                        "for all conductors and image gateways, and for nobody else. Several, separated by commas: "
-                        "the first makes, all check. Default: secret_key, which API processes have too."),
+                   help="Secret that signs the tickets with which hosts fetch images. Any long random text, only for "
+                        "conductors and image gateways, and the same for all. Several secrets are separated by "
+                        "commas: the first signs, all are accepted. Default: secret_key, which API processes have "
+                        "too."),
     ),
     "network": (
-        cfg.StrOpt("endpoint", help="URL of the network service; default: from the catalogue. When that has none "
-                                    "either, servers have no networks."),
-        cfg.IntOpt("timeout", default=10, min=1, max=60, help="Seconds for an answer of the network service."),
-        cfg.IntOpt("calls", default=8, min=1, max=64, help="Calls to the network service at a time, each process."),
+        cfg.StrOpt("endpoint", help="URL of the network service. Default: from the catalogue. If the catalogue has "
+                                    "none either, servers have no networks."),
+        cfg.IntOpt("timeout", default=10, min=1, max=60, help="Maximum seconds for an answer of the network service."),
+        cfg.IntOpt("calls", default=8, min=1, max=64, help="Maximum number of simultaneous calls of each process to "
+                                                           "the network service."),
         cfg.IntOpt("vif_plugging_timeout", default=300, min=0, max=3600,
-                   help="Seconds that a guest waits, paused, until the network service has wired it; 0: never."),
-        cfg.BoolOpt("vif_plugging_is_fatal", default=True, help="Whether a server fails that was not wired in time."),
+                   help="Maximum seconds for which a guest is paused until the network service has connected its "
+                        "ports. 0: guests do not wait."),
+        cfg.BoolOpt("vif_plugging_is_fatal", default=True, help="Whether a server fails if its ports are not "
+                                                                "connected in time."),
     ),
     "share": (
-        cfg.StrOpt("endpoint", help="URL of the shared file system service; default: from the catalogue. When that has "
-                                    "none either, servers have no shares."),
-        cfg.IntOpt("timeout", default=10, min=1, max=60, help="Seconds for an answer of that service."),
+        cfg.StrOpt("endpoint", help="URL of the shared file system service. Default: from the catalogue. If the "
+                                    "catalogue has none either, servers have no shares."),
+        cfg.IntOpt("timeout", default=10, min=1, max=60, help="Maximum seconds for an answer of the shared file "
+                                                              "system service."),
         cfg.IntOpt("apply_timeout", default=60, min=1, max=3600,
-                   help="Seconds in which it must let a host mount a share that was asked for."),
+                   help="Maximum seconds until the service has applied the rule that lets a host mount a share."),
     ),
     "volume": (
-        cfg.StrOpt("endpoint", help="URL of the block storage service; default: from the catalogue. When that has none "
-                                    "either, servers have no volumes."),
-        cfg.IntOpt("timeout", default=30, min=1, max=300, help="Seconds for an answer of that service."),
+        cfg.StrOpt("endpoint", help="URL of the block storage service. Default: from the catalogue. If the catalogue "
+                                    "has none either, servers have no volumes."),
+        cfg.IntOpt("timeout", default=30, min=1, max=300, help="Maximum seconds for an answer of the block storage "
+                                                               "service."),
         cfg.BoolOpt("cross_az_attach", default=True,
-                    help="Whether a server may have volumes of another availability zone. If not, volumes are made in "
-                         "the server's zone."),
+                    help="Whether a server may have volumes of another availability zone. If not, new volumes are "
+                         "created in the server's zone."),
         cfg.IntOpt("create_timeout", default=600, min=1, max=86400,
-                   help="Seconds in which it must make the volumes that a server is created with."),
+                   help="Maximum seconds until the service has created the volumes of a new server."),
     ),
     "metadata": (
         cfg.HostAddressOpt("host", default="127.0.0.1",
-                           help="Address that the metadata service listens on; default: [DEFAULT] my_ip."),
-        cfg.PortOpt("port", default=8775, help="Its port."),
-        cfg.IntOpt("threads", default=16, min=1, max=64, help="Its threads."),
+                           help="Address on which the metadata service listens. Default: [DEFAULT] my_ip."),
+        cfg.PortOpt("port", default=8775, help="Port of the metadata service."),
+        cfg.IntOpt("threads", default=16, min=1, max=64, help="Number of threads of the metadata service."),
         cfg.StrOpt("proxy_shared_secret", default="", secret=True,
-                   help="Signs what the network service's metadata proxy says; the same there. Without it nobody is "
-                        "answered."),
+                   help="Secret with which the network service's metadata proxy signs requests, the same as there. "
+                        "Without it the metadata service refuses all requests."),
         cfg.IntOpt("cache_seconds", default=15, min=0, max=600,
-                   help="Seconds for which a server's data is remembered while it does not change."),
-        cfg.IntOpt("rate", default=50, min=1, help="Requests a second that one guest is answered."),
-        cfg.StrOpt("vendor_data_file", help="JSON file that every guest finds as vendor_data.json; agents read theirs "
-                                            "for config drives."),
+                   help="Seconds for which a server's data is cached while it does not change."),
+        cfg.IntOpt("rate", default=50, min=1, help="Maximum number of requests per second of one guest."),
+        cfg.StrOpt("vendor_data_file", help="JSON file that every guest gets as vendor_data.json. Agents read their "
+                                            "own file for config drives."),
     ),
     "vendor_data": (
         cfg.ListOpt("providers", default=["static"], item_type=types.String(choices=["static", "dynamic"]),
-                    help="Where vendor data comes from. static: [metadata] vendor_data_file, as vendor_data.json and "
-                         "in vendor_data2.json; dynamic: dynamic_targets, in vendor_data2.json."),
+                    help="Sources of vendor data. static: [metadata] vendor_data_file, as vendor_data.json and in "
+                         "vendor_data2.json. dynamic: dynamic_targets, in vendor_data2.json."),
         cfg.ListOpt("dynamic_targets", default=[],
-                    help="Services that are asked for each server, by a POST of what is known of it; each name@url. "
-                         "Metadata services ask them, and agents for config drives. User and password, in "
-                         "keystoneauth's options: [vendordata_dynamic_auth]; empty: without a token."),
-        cfg.StrOpt("dynamic_ssl_certfile", default="", help="CAs of the targets' certificates; empty: the system's."),
-        cfg.IntOpt("dynamic_connect_timeout", default=5, min=1, max=60, help="Seconds to reach a target."),
+                    help="Services that get a POST request with facts about a server, each as name@url. Metadata "
+                         "services send it, and agents for config drives. [vendordata_dynamic_auth] has user and "
+                         "password as options of keystoneauth. If that section is empty, the request has no token."),
+        cfg.StrOpt("dynamic_ssl_certfile", default="", help="PEM file with the authorities of the targets' "
+                                                            "certificates. Empty: those of the system."),
+        cfg.IntOpt("dynamic_connect_timeout", default=5, min=1, max=60,
+                   help="Maximum seconds to connect to a target."),
         cfg.IntOpt("dynamic_read_timeout", default=5, min=1, max=60,
-                   help="Seconds for each part of its answer. No boot waits longer for a target than both together."),
+                   help="Maximum seconds for each part of a target's answer. No boot waits longer for a target than "
+                        "both timeouts together."),
         cfg.BoolOpt("dynamic_failure_fatal", default=False,
-                    help="Whether a server whose target fails is not built, and gets no vendor_data2.json; else the "
-                         "target's part is empty."),
+                    help="Whether a server fails to build, and gets no vendor_data2.json, if a target fails. If not, "
+                         "the target's part is empty."),
     ),
     "console": (
-        cfg.HostAddressOpt("host", default="127.0.0.1", help="Address that the console service listens on."),
-        cfg.PortOpt("port", default=6080, help="Its port."),
+        cfg.HostAddressOpt("host", default="127.0.0.1", help="Address on which the console service listens."),
+        cfg.PortOpt("port", default=6080, help="Port of the console service."),
         cfg.Opt("public_url", type=_url(("http://", "https://")), default="http://127.0.0.1:6080",
-                help="URL under which browsers reach it."),
+                help="URL at which browsers reach the console service."),
         cfg.ListOpt("allowed_origins", default=[],
-                    help="Origins of pages that may open a console or show one in a frame, besides public_url, for "
+                    help="Origins of pages besides public_url that may open a console or show one in a frame, for "
                          "example that of a dashboard (Horizon): https://cloud.example."),
-        cfg.IntOpt("token_seconds", default=600, min=10, max=86400, help="Seconds for which a console's URL opens."),
-        cfg.IntOpt("sessions", default=200, min=1, help="Open consoles in all."),
-        cfg.IntOpt("sessions_per_server", default=10, min=1, help="Open consoles of one server."),
-        cfg.IntOpt("sessions_per_user", default=50, min=1, help="Open consoles of one user."),
+        cfg.IntOpt("token_seconds", default=600, min=10, max=86400,
+                   help="Seconds for which the URL of a console is valid."),
+        cfg.IntOpt("sessions", default=200, min=1, help="Maximum number of open consoles."),
+        cfg.IntOpt("sessions_per_server", default=10, min=1, help="Maximum number of open consoles of one server."),
+        cfg.IntOpt("sessions_per_user", default=50, min=1, help="Maximum number of open consoles of one user."),
         cfg.StrOpt("novnc", default="/usr/share/novnc", help="Folder with noVNC."),
     ),
     "spice": (
         cfg.BoolOpt("enabled", default=False,
-                    help="For agents: whether guests that are defined from then on speak SPICE beside VNC."),
+                    help="For agents: whether guests that are defined from now on have SPICE in addition to VNC."),
         cfg.ListOpt("direct_proxies", default=[], item_type=types.IPAddress(),
-                    help="For agents: addresses of the operator's own SPICE proxies, which alone reach spice-direct "
-                         "consoles; none: there are none."),
+                    help="For agents: addresses of the operator's own SPICE proxies. Only these reach spice-direct "
+                         "consoles. Empty: there are no spice-direct consoles."),
         cfg.Opt("direct_proxy_base_url", type=like("|https?://.+", "https://spice.example/nova"), default="",
-                help="For APIs: what the URL of a spice-direct console begins with, https://spice.example/nova; empty: "
-                     "there are none."),
+                help="For APIs: beginning of the URL of a spice-direct console, for example "
+                     "https://spice.example/nova. Empty: there are no spice-direct consoles."),
         cfg.StrOpt("html5", default="/usr/share/spice-html5",
                    help="For console services: folder with spice-html5, the page of spice-html5 consoles."),
     ),
     "placement": (
-        cfg.HostAddressOpt("host", default="127.0.0.1", help="Address that the placement service listens on."),
-        cfg.PortOpt("port", default=8778, help="Its port."),
-        cfg.IntOpt("threads", default=8, min=1, max=64, help="Its threads."),
-        cfg.StrOpt("policy_file", help="oslo.policy file over its defaults, in Placement's rule names; may change."),
+        cfg.HostAddressOpt("host", default="127.0.0.1", help="Address on which the placement service listens."),
+        cfg.PortOpt("port", default=8778, help="Port of the placement service."),
+        cfg.IntOpt("threads", default=8, min=1, max=64, help="Number of threads of the placement service."),
+        cfg.StrOpt("policy_file", help="oslo.policy file that overrides the defaults, with Placement's rule names. "
+                                       "It is read again when it changes."),
     ),
     "quota": (
         cfg.StrOpt("driver", default="kilonova", choices=["kilonova", "unified"],
-                   help="Whose limits are in force: this cloud's own, or Keystone's registered limits and limits, read "
-                        "with oslo.limit as [oslo_limit] says; the other options of this section without unified_ are "
-                        "for the first."),
+                   help="Source of the limits. kilonova: this cloud's own limits. unified: Keystone's registered "
+                        "limits and limits, read with oslo.limit as configured in [oslo_limit]. The options of this "
+                        "section without unified_ are for the driver kilonova."),
         cfg.StrOpt("unified_limits_resource_strategy", default="require", choices=["require", "ignore"],
-                   help="require: the resources of the list cannot be had while they have no registered limit, all "
-                        "others have none. ignore: the other way round."),
+                   help="require: a resource of the list without a registered limit cannot be used, and other "
+                        "resources without one have no limit. ignore: a resource of the list without a registered "
+                        "limit has no limit, and others without one cannot be used."),
         cfg.ListOpt("unified_limits_resource_list", default=["servers"],
                     item_type=like("servers|server_[a-z_]+|class:[A-Z][A-Z0-9_]*", "servers or class:VCPU"),
-                    help="Resources by their names in Keystone."),
+                    help="Resources, with their names in Keystone."),
         cfg.IntOpt("unified_limits_cache_seconds", default=10, min=0, max=600,
-                   help="How long Keystone's limits are believed without being asked for again."),
-        cfg.IntOpt("instances", default=10, min=-1, help="Servers of a project; -1: no limit."),
+                   help="Seconds for which Keystone's limits are cached."),
+        cfg.IntOpt("instances", default=10, min=-1, help="Maximum number of servers of a project. -1: no limit."),
         cfg.IntOpt("cores", default=20, min=-1, help="VCPUs of a project."),
         cfg.IntOpt("ram", default=51200, min=-1, help="Memory of a project, in MiB."),
         cfg.IntOpt("metadata_items", default=128, min=-1, help="Metadata items of a server."),
@@ -431,10 +478,14 @@ def register(conf: cfg.ConfigOpts = CONF) -> None:
 
 
 def load(path: str | None = None, process: str = "") -> cfg.ConfigOpts:
-    """Read the file and check every value.
+    """Read the configuration file into ``CONF``, check every value, and return ``CONF``.
 
-    The path is, in order: the argument, $KILONOVA_CONF, the process's file in /etc/kilonova (if it
-    exists).
+    Without any file all options have their defaults, credentials or values of the environment.
+
+    Args:
+        path: Path of the file. None: $KILONOVA_CONF, else the process's file in /etc/kilonova if it
+            exists.
+        process: Name of the process without "kilonova-", or "" for a command.
 
     Raises:
         ConfigError: The file is missing, an option has a wrong value, or an option is unknown.
@@ -455,8 +506,10 @@ def load(path: str | None = None, process: str = "") -> cfg.ConfigOpts:
 def reread(process: str = "") -> list[str]:
     """Read the file of ``load`` again, and return the names of changed options, like ``api.port``.
 
+    ``CONF`` then has the new values. The names include options of libraries in the file.
+
     Raises:
-        ConfigError: As ``load``. Then no value has changed.
+        ConfigError: As ``load``. Then ``CONF`` is unchanged.
     """
     path = CONF.config_file[0] if CONF.config_file else None
     trial = cfg.ConfigOpts()
@@ -518,7 +571,7 @@ def _fill(conf: cfg.ConfigOpts, path: str | None, process: str) -> None:
                 _read(section, group, option.dest)
     except cfg.ConfigFilesNotFoundError as problem:
         raise ConfigError(
-            f"There is no configuration file {path}. Make one with: kilonova config sample"
+            f"There is no configuration file {path}. Create one with: kilonova config sample"
         ) from problem
     except cfg.Error as problem:
         raise ConfigError(f"{path}: {problem}") from problem
@@ -526,7 +579,7 @@ def _fill(conf: cfg.ConfigOpts, path: str | None, process: str) -> None:
 
 
 def _read(section: cfg.ConfigOpts | cfg.ConfigOpts.GroupAttr, group: str, name: str) -> None:
-    """Convert a value.
+    """Read and check the value of an option.
 
     Raises:
         cfg.Error: The value is wrong.
@@ -576,10 +629,7 @@ def _derive(conf: cfg.ConfigOpts, source: CredentialSource) -> None:
 
 
 def origins(conf: cfg.ConfigOpts) -> dict[str, str]:
-    """Return option -> origin, for options that neither the file nor the environment sets.
-
-    The options have names like ``api.port``.
-    """
+    """Return the origin of each credential and each derived value, by option (``api.port``)."""
     credentials = [source for source in conf._sources if isinstance(source, CredentialSource)]
     return {name: origin for source in credentials for name, origin in source.origins.items()}
 
@@ -590,7 +640,7 @@ def _check_names_and_limits(
     """Check that every line and credential is a known option, and that options fit together.
 
     Raises:
-        ConfigError: One is unknown, or two contradict each other.
+        ConfigError: A line or credential is unknown, or two options contradict each other.
     """
     if path and (refused := config_file.unknown(path, OPTIONS)):
         raise ConfigError(refused)
@@ -599,9 +649,8 @@ def _check_names_and_limits(
     limits = conf.database
     if 2 * limits.lock_timeout >= limits.statement_timeout:
         raise ConfigError(
-            f"{path}: [database] lock_timeout is {limits.lock_timeout}, and statement_timeout "
-            f"{limits.statement_timeout}: it must be less than half of it, or a statement that waits for "
-            "two rows ends as if the server were dead"
+            f"{path}: [database] lock_timeout ({limits.lock_timeout}) must be less than half of statement_timeout "
+            f"({limits.statement_timeout}), because a statement may wait for two locked rows"
         )
 
 
@@ -619,5 +668,7 @@ def vendor_data(conf: cfg.ConfigOpts) -> JsonObject:
     except (OSError, ValueError) as problem:
         raise ConfigError(f"[metadata] vendor_data_file {path}: {problem}") from problem
     if not isinstance(content, dict):
-        raise ConfigError(f"[metadata] vendor_data_file {path}: it must hold one JSON object")
+        raise ConfigError(
+            f"[metadata] vendor_data_file {path}: the file must contain one JSON object"
+        )
     return content

@@ -90,7 +90,7 @@ LOGINS = {
 
 @dataclass(frozen=True)
 class Line:
-    """An option in a file. ``number`` is the number of the first line."""
+    """An option in a file. ``number`` is the number of its first line, from 1."""
 
     section: str
     option: str
@@ -121,7 +121,7 @@ class _Lines(iniparser.BaseParser):
 
 
 def lines(path: str) -> list[Line]:
-    """Return every option of the file, in order. oslo.config must have read the file before."""
+    """Return every option of the file, in order. oslo.config must have accepted the file before."""
     return _parse(path).options
 
 
@@ -132,12 +132,12 @@ def _parse(path: str) -> _Lines:
 
 
 def unknown(path: str, options: Mapping[str, Iterable[cfg.Opt]]) -> str:
-    """Return a text that lists the file's unknown options with the nearest known names.
+    """Return a text that lists the file's unknown sections and options with the nearest names.
 
-    Empty if all options are known.
+    The text is "" if all are known.
 
     Args:
-        path: Path of the configuration file.
+        path: Path of the file.
         options: Kilonova's own options, by section.
     """
     parser = _parse(path)
@@ -159,9 +159,15 @@ def unknown(path: str, options: Mapping[str, Iterable[cfg.Opt]]) -> str:
 def refused_credentials(
     path: str | None, credentials: Iterable[str], options: Mapping[str, Iterable[cfg.Opt]]
 ) -> str:
-    """Return the error in the names of systemd's credentials, or an empty text.
+    """Return a text about the first credential that cannot be used, or "".
 
-    Names of unknown sections are ignored, because they belong to other programs.
+    That is a credential of an unknown option, or of an option that the file sets too. Credentials
+    of unknown sections are ignored, because they belong to other programs.
+
+    Args:
+        path: Path of the configuration file, or None.
+        credentials: Names of credentials (SECTION.OPTION).
+        options: Kilonova's own options, by section.
     """
     options_set = {(line.section, line.option): line for line in lines(path)} if path else {}
     for section, name in (name.split(".") for name in sorted(credentials)):
@@ -169,10 +175,7 @@ def refused_credentials(
         if names and name not in names:
             return f"credential {section}.{name}: there is no such option{_nearest(name, sorted(names), '{}')}"
         if (section, name) in options_set:
-            return (
-                f"{path}:{options_set[section, name].number}: [{section}] {name} is a credential of "
-                "systemd too: take one of the two away"
-            )
+            return f"{path}:{options_set[section, name].number}: [{section}] {name} is also a credential: remove one"
     return ""
 
 

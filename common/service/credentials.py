@@ -34,12 +34,12 @@ class CredentialSource(sources.ConfigurationSource):
     """The credentials of this process, for oslo.config.
 
     Args:
-        beside: The configuration's folder, which contains ``secrets`` and ``tls``, or None to use
-            neither.
+        beside: The folder of the configuration file, which may contain the folders ``secrets`` and
+            ``tls``. None: neither folder is used.
 
     Raises:
         OSError: A credential cannot be read.
-        ValueError: Others can read the folder, or a credential is in both places.
+        ValueError: Other users can read ``secrets``, or a credential is also one of systemd.
     """
 
     def __init__(self, beside: Path | None = None) -> None:
@@ -53,7 +53,7 @@ class CredentialSource(sources.ConfigurationSource):
             own = dict(_read(_check_private(beside / FOLDER)))
             if duplicates := own.keys() & of_systemd.keys():
                 raise ValueError(
-                    f"{min(duplicates)} is a file of {beside / FOLDER} too: take one of the two away"
+                    f"{min(duplicates)} is both a credential of systemd and a file in {beside / FOLDER}: remove one"
                 )
             self.add(own, {name: str(beside / FOLDER / name) for name in own})
         self.given = frozenset(self.values)  #: names of credentials
@@ -64,7 +64,7 @@ class CredentialSource(sources.ConfigurationSource):
         self.origins |= origins
 
     def add_tls_files(self) -> bool:
-        """Use the certificates in the folder ``tls``. True if there are any."""
+        """Use the certificates in the folder ``tls``. Return False if there are none."""
         if self._beside is None:
             return False
         paths = {name: self._beside / TLS_FOLDER / file for name, file in TLS_FILES.items()}
@@ -95,7 +95,7 @@ def _check_private(folder: Path) -> Path | None:
     except FileNotFoundError:
         return None
     if open_to_others:
-        raise ValueError(f"others may read {folder}: chmod o= {folder}")
+        raise ValueError(f"other users can read {folder}; run: chmod o= {folder}")
     return folder
 
 

@@ -46,7 +46,12 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def start(level: str = "INFO", form: str = TEXT) -> None:
-    """Log from this level on, in this form."""
+    """Log to standard error. Existing handlers are replaced.
+
+    Args:
+        level: Name of the lowest level that is logged.
+        form: TEXT or JSON.
+    """
     root = logging.getLogger()
     for handler in root.handlers[:]:
         root.removeHandler(handler)
@@ -58,13 +63,13 @@ def start(level: str = "INFO", form: str = TEXT) -> None:
 
 
 def event(logger: logging.Logger, message: str, level: int = logging.INFO, **parts: object) -> None:
-    """Log an event with fields. Fields that are None or empty are left out."""
+    """Log an event with fields. Fields that are None or "" are left out."""
     if logger.isEnabledFor(level):
         logger.log(level, message, extra={"parts": parts})
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
-    """Writes records. A repeated problem is written once a minute with a count."""
+    """Writes records to a stream. A repeated problem is written once a minute with a count."""
 
     def __init__(self, stream: TextIO, form: str = TEXT, repeats: Repeats | None = None) -> None:
         super().__init__(stream)
@@ -99,7 +104,7 @@ def is_journal_stream(stream: TextIO) -> bool:
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a line for people that programs can parse too."""
+    """Formats a record as text with its fields as name=value."""
 
     def __init__(self, is_journal: bool = False) -> None:
         super().__init__(_JOURNAL_FORMAT if is_journal else _FORMAT)
@@ -112,7 +117,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats one object per line.
+    """Formats a record as one JSON object on one line.
 
     The members are time, level, process, logger, message, the fields, and a traceback as exception.
     """
@@ -135,7 +140,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class JournalFormatter(logging.Formatter):
-    """Puts the priority before each line of another formatter."""
+    """Puts the record's priority for the journal before each line of another formatter."""
 
     def __init__(self, inner: logging.Formatter) -> None:
         super().__init__()
@@ -154,7 +159,7 @@ def priority(level: int) -> int:
 
 
 def _parts(record: logging.LogRecord) -> dict[str, object]:
-    """Return the fields of a record and the id of its thread's request."""
+    """Return the record's fields that are not empty, and the id of this thread's request if any."""
     fields: dict[str, object] = getattr(record, "parts", {})
     parts = {name: part for name, part in fields.items() if part is not None and part != ""}
     if "request" not in parts and (request := request_id.get()):
@@ -163,7 +168,10 @@ def _parts(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _value(part: object) -> str:
-    """Return the text of a field: quoted and in ASCII unless it is plain."""
+    """Return the text of a field. Values with other than plain ASCII characters are quoted.
+
+    Quoted values are cut to ``MAX_VALUE_CHARS``, with escapes for other characters.
+    """
     if isinstance(part, float):
         return f"{part:.1f}"
     text = str(part)

@@ -46,7 +46,7 @@ MAX_CAUSE_CHARS = 300
 
 
 def mendable(problem: BaseException) -> BaseException | None:
-    """Return the cause that an operator can fix, or None if the problem is a defect of Kilonova."""
+    """Return the exception among ``problem`` and its causes that an operator can fix, or None."""
     return next((cause for cause in _causes(problem) if _is_mendable(cause)), None)
 
 
@@ -70,10 +70,11 @@ def _causes(problem: BaseException) -> Iterator[BaseException]:
 
 
 def without_traceback(record: logging.LogRecord) -> logging.LogRecord:
-    """Return the record without traceback if an operator can fix the cause.
+    """Return a copy of the record without traceback if an operator can fix the cause.
 
-    Then the text of the cause replaces the traceback, and the attribute ``trouble`` identifies the
-    problem. Other records are returned unchanged.
+    The first lines of the cause and of its root cause are appended to the message, and the
+    attribute ``trouble`` identifies the problem. Records without such a cause, and records below
+    WARNING, are returned unchanged.
     """
     problems = _problems_in(record)
     cause = next((cause_found for problem in problems if (cause_found := mendable(problem))), None)
@@ -98,7 +99,10 @@ def _problems_in(record: logging.LogRecord) -> list[BaseException]:
 
 
 def _first_line(problem: BaseException) -> str:
-    """Return the first line. A database library adds lines with values of the statement."""
+    """Return the first line of the text, or the name of the type if there is no text.
+
+    Why: a database library adds lines with values of the statement.
+    """
     lines = str(problem).strip().splitlines()
     return (lines[0] if lines else type(problem).__name__)[:MAX_CAUSE_CHARS]
 
@@ -125,7 +129,8 @@ class Repeats:
     def news(self, record: logging.LogRecord) -> Iterator[logging.LogRecord]:
         """Yield the records to write now.
 
-        These are the record, unless it is repeated, and counts of ended problems.
+        These are ``record``, unless it repeats a problem of the last minute, and a line with the
+        count for each problem that was suppressed and whose minute is over.
         """
         now = self._monotonic()
         if record.levelno < logging.WARNING:
@@ -144,7 +149,7 @@ class Repeats:
         yield record if before is None or not before.more else _add_count(record, before.more)
 
     def rest(self) -> Iterator[logging.LogRecord]:
-        """Yield the counts of all suppressed records."""
+        """Yield a line with the count for each problem with suppressed records, and forget all."""
         yield from self._drop_ended(float("inf"))
 
     def _drop_ended(self, now: float) -> Iterator[logging.LogRecord]:

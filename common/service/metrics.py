@@ -2,9 +2,9 @@
 """Metrics for Prometheus: the list of the metrics of a process, and their HTTP endpoint.
 
 ``service.start`` calls ``start``. Before that, and in a process without [prometheus] enabled,
-counting costs only a comparison, and prometheus-client is not imported. A master with workers
-collects theirs from files in a folder of its own. ``conductor.gauges`` has the metrics from the
-database.
+counting costs only a comparison, and prometheus-client is not imported. The master of a process
+with workers collects the workers' metrics from files in a temporary folder. ``conductor.gauges``
+has the metrics from the database.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WITH_WORKERS = frozenset(("api", "placement", "metadata", "image-gateway"))
 
 
 class Metric:
-    """One metric with labels.
+    """One metric with labels. The methods have no effect while the process does not count.
 
     Invariant: labels have few values, which come from Kilonova and never from a client.
     """
@@ -61,33 +61,33 @@ class Metric:
         self.known.append(self)
 
     def add(self, *labels: str, value: float = 1) -> None:
-        """Add to the counter."""
+        """Add ``value`` to the counter with these labels."""
         if self._registry is not None:
             self._of(labels).inc(value)
 
     def observe(self, value: float, *labels: str) -> None:
-        """Record a measured value in seconds."""
+        """Record a measured value, usually in seconds, in the histogram with these labels."""
         if self._registry is not None:
             self._of(labels).observe(value)
 
     def set(self, value: float, *labels: str) -> None:
-        """Set the gauge."""
+        """Set the gauge with these labels."""
         if self._registry is not None:
             self._of(labels).set(value)
 
     def track(self, value: Callable[[], float]) -> None:
-        """Read the gauge from this function on each request. Not for workers."""
+        """Call ``value`` for the gauge at each read of the metrics. Not for workers."""
         if self._registry is not None:
             self._of(()).set_function(value)
 
     def begin(self, registry: CollectorRegistry | None) -> None:
-        """Start counting in this registry, or stop counting if None."""
+        """Start counting in this registry. None: stop counting."""
         self._real, self._registry = None, registry
 
     def _of(self, labels: tuple[str, ...]) -> Any:  # noqa: ANN401 - depends on the kind
-        """Return the metric with these labels, created at first use.
+        """Return the metric of prometheus-client with these labels, created at first use.
 
-        A process reports no metrics of tasks that it never does.
+        So a process reports no metrics of tasks that it never does.
         """
         if self._real is None:
             with _making:
@@ -111,32 +111,41 @@ class Metric:
 REQUESTS = Metric(
     COUNTER,
     "http_requests",
-    "Requests that were answered, by the path's template; other: there is none.",
+    "Number of answered requests, by the template of the path. other: a path without a template.",
     "method",
     "route",
     "status",
 )
 REQUEST_SECONDS = Metric(
-    HISTOGRAM, "http_request_seconds", "How long an answer took.", "method", "route"
+    HISTOGRAM, "http_request_seconds", "Duration of requests in seconds.", "method", "route"
 )
 STEPS = Metric(
     COUNTER,
     "action_steps",
-    "Steps of actions that are over, by how they ended.",
+    "Number of ended steps of actions, by their last event.",
     "workflow",
     "step",
     "event",
 )
 STEP_SECONDS = Metric(
-    HISTOGRAM, "action_step_seconds", "How long a step took.", "workflow", "step", buckets=LONG
+    HISTOGRAM,
+    "action_step_seconds",
+    "Duration of steps in seconds.",
+    "workflow",
+    "step",
+    buckets=LONG,
 )
 ACTIONS = Metric(
-    COUNTER, "actions_ended", "Actions that ended here, done or failed.", "workflow", "state"
+    COUNTER,
+    "actions_ended",
+    "Number of actions that this process ended, done or failed.",
+    "workflow",
+    "state",
 )
 ACTION_SECONDS = Metric(
     HISTOGRAM,
     "action_seconds",
-    "How long actions took, from the request.",
+    "Duration of actions in seconds since the request.",
     "workflow",
     "state",
     buckets=LONG,
@@ -144,42 +153,54 @@ ACTION_SECONDS = Metric(
 CLAIMS = Metric(
     COUNTER,
     "claims",
-    "Claims of places on hosts: taken, lost to others, or none was valid.",
+    "Number of claims of resources on hosts: successful, lost to other claims, or without a valid host.",
     "result",
 )
 SELECT_SECONDS = Metric(
-    HISTOGRAM, "scheduler_select_seconds", "How long a scheduler's answer took, with its turn."
+    HISTOGRAM,
+    "scheduler_select_seconds",
+    "Duration of selections by a scheduler in seconds, including the wait for its turn.",
 )
 SELECTIONS = Metric(
-    COUNTER, "scheduler_selections", "Servers that were given hosts, or none.", "result"
+    COUNTER,
+    "scheduler_selections",
+    "Number of servers for which a scheduler selected hosts, or found none.",
+    "result",
 )
 COMMANDS = Metric(
-    COUNTER, "host_commands", "Commands that a host has carried out.", "verb", "event"
+    COUNTER, "host_commands", "Number of commands that a host has executed.", "verb", "event"
 )
 COMMAND_SECONDS = Metric(
-    HISTOGRAM, "host_command_seconds", "How long a command took.", "verb", buckets=LONG
+    HISTOGRAM, "host_command_seconds", "Duration of commands in seconds.", "verb", buckets=LONG
 )
 EXCHANGE_SECONDS = Metric(
-    HISTOGRAM, "host_exchange_seconds", "How long an exchange with a conductor took.", "result"
+    HISTOGRAM,
+    "host_exchange_seconds",
+    "Duration of exchanges with a conductor in seconds.",
+    "result",
 )
 SILENCE = Metric(
-    GAUGE, "host_silence_seconds", "Seconds since a conductor answered this host; -1: none has."
+    GAUGE,
+    "host_silence_seconds",
+    "Seconds since a conductor answered this host. -1: no conductor has answered yet.",
 )
-LEASED = Metric(GAUGE, "host_has_lease", "Whether this host may start guests.")
-POOL_SIZE = Metric(GAUGE, "database_pool_size", "Connections that are kept open at most.")
-POOL_USED = Metric(GAUGE, "database_pool_used", "Connections that are in use.")
+LEASED = Metric(GAUGE, "host_has_lease", "1 if this host has a lease to start guests, otherwise 0.")
+POOL_SIZE = Metric(
+    GAUGE, "database_pool_size", "Maximum number of database connections that are kept open."
+)
+POOL_USED = Metric(GAUGE, "database_pool_used", "Number of database connections in use.")
 
 
 #: Metrics of a process's own files, computed when they are read: name -> description, labels.
 OF_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "certificate_left_seconds": ("Until the certificate in [tls] cert_file ends.", ()),
+    "certificate_left_seconds": ("Seconds until the certificate in [tls] cert_file expires.", ()),
 }
 
 
 class CertificateGauge:
-    """Collector of prometheus-client for the certificate's end.
+    """Collector of prometheus-client for the seconds until the certificate expires.
 
-    A master reports this as well, because its workers use the same file.
+    With workers, the master reports this metric, because all workers use the same file.
     """
 
     def __init__(self, path: str) -> None:
@@ -203,9 +224,12 @@ class CertificateGauge:
 
 
 class _Served:
-    """The endpoint of this process's metrics, at the first of these ports that is free.
+    """The registries of this process's metrics, and the address and ports of their endpoint.
 
-    ``folder`` has the files of workers, or is None without workers.
+    Args:
+        address: The address on which ``serve`` listens.
+        ports: The ports that ``serve`` tries in this order.
+        folder: The folder with the files of workers, or None without workers.
     """
 
     def __init__(self, address: str, ports: Sequence[int], folder: str | None) -> None:
@@ -216,7 +240,7 @@ class _Served:
         self.collectors: list[Collector] = []
 
     def registry(self) -> CollectorRegistry:
-        """Return the registry to read: in a master, that of the workers."""
+        """Return the registry to read, which in a master has the metrics of all workers."""
         if self.folder is None:
             return self.own
         from prometheus_client import CollectorRegistry, multiprocess
@@ -233,7 +257,12 @@ _served: _Served | None = None
 
 
 def start(conf: cfg.ConfigOpts, process: str) -> None:
-    """Start counting, if this process has a port for metrics."""
+    """Start counting, if [prometheus] is enabled and this process has a port for metrics.
+
+    Args:
+        conf: The configuration.
+        process: Name of the process without "kilonova-".
+    """
     global _served
     own = conf.prometheus
     port = own[f"{process.replace('-', '_')}_port"] if own.enabled else 0
@@ -267,7 +296,7 @@ def is_counting() -> bool:
 
 
 def collect(collector: Collector) -> None:
-    """Register another collector for reads of the metrics."""
+    """Register a collector of prometheus-client. No effect if this process does not count."""
     if _served is not None:
         _served.own.register(collector)
         _served.collectors.append(collector)
@@ -276,7 +305,8 @@ def collect(collector: Collector) -> None:
 def serve() -> None:
     """Serve this process's metrics from a thread, at the first free port.
 
-    If no port is free, the process runs without metrics and logs an error.
+    If no port is free, the process runs without metrics and logs an error. No effect if this
+    process does not count.
     """
     if _served is None:
         return
@@ -311,7 +341,7 @@ def forget_worker(worker: int) -> None:
 
 
 def text() -> str:
-    """Return the current metrics in Prometheus' text format."""
+    """Return the current metrics in Prometheus' text format, or "" if the process has none."""
     from prometheus_client import generate_latest
 
     return generate_latest(_served.registry()).decode() if _served is not None else ""

@@ -21,15 +21,15 @@ OPTIONS = (
         "notification_format",
         default=OFF,
         choices=[OFF, VERSIONED, UNVERSIONED, BOTH],
-        help="What is told of servers, services, aggregates, flavors … through oslo.messaging, in Nova's words; "
-        "none: nothing, at no cost. The same for all processes. Transport and topics: "
-        "[oslo_messaging_notifications].",
+        help="Format of the notifications about servers, services, aggregates, flavors and others, as Nova sends "
+        "them through oslo.messaging. none: no notifications are written, at no cost. Must be the same for all "
+        "processes. For transport and topics see [oslo_messaging_notifications].",
     ),
     cfg.StrOpt(
         "notify_on_state_change",
         default=OFF,
         choices=[OFF, VM_STATE, VM_AND_TASK_STATE],
-        help="Of which changes of a server's state instance.update tells.",
+        help="Changes of a server's state for which instance.update is sent.",
     ),
     cfg.ListOpt(
         "versioned_notifications_topics",
@@ -40,8 +40,8 @@ OPTIONS = (
         "outbox_limit",
         default=100_000,
         min=100,
-        help="Most notifications that wait while no broker takes them; then the oldest are dropped, with a "
-        "warning.",
+        help="Maximum number of notifications that wait while no broker accepts them. Beyond this number the oldest "
+        "are dropped, with a warning.",
     ),
 )
 
@@ -51,13 +51,13 @@ AUDIT = (
     cfg.BoolOpt(
         "instance_usage_audit",
         default=False,
-        help="Whether instance.exists is told of every server that ran in a period, when the period is over.",
+        help="Whether instance.exists is sent at the end of a period for every server that ran in the period.",
     ),
     cfg.Opt(
         "instance_usage_audit_period",
         type=like(FORM, "month or day@18"),
         default=MONTH,
-        help="The periods: hour, day, month or year, in UTC; day@18 begins at 18:00, month@15 on the 15th.",
+        help="The periods: hour, day, month or year, in UTC. day@18 begins at 18:00, month@15 on the 15th.",
     ),
 )
 
@@ -66,7 +66,7 @@ AUDIT = (
 class NotificationSettings:
     """The settings of a process that writes notifications.
 
-    ``host`` is the process's own name. ``states`` and ``periods`` are the options
+    ``host`` is the option ``[DEFAULT] host``. ``states`` and ``periods`` are the options
     notify_on_state_change and instance_usage_audit_period.
     """
 

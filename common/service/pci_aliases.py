@@ -37,8 +37,8 @@ class PciAliases(types.ConfigType):
                 kinds_by_name.setdefault(name, []).append(kind)
         except (ValueError, KeyError, AttributeError, TypeError) as problem:
             raise ValueError(
-                'must be a JSON list of {"name": "gpu", "vendor_id": "10de", "product_id": "1db4"}: a '
-                "name, and numbers of four hexadecimal digits"
+                'must be a JSON list of {"name": "gpu", "vendor_id": "10de", "product_id": "1db4"}, with '
+                "vendor_id and product_id of four hexadecimal digits"
             ) from problem
         return kinds_by_name
 

@@ -43,7 +43,7 @@ OF_IDENTITY = (
 )
 
 
-#: Options that can change at run time, with the callback for changes.
+#: Patterns of options that can change at run time, with the callback for changes.
 _callbacks: list[tuple[tuple[str, ...], Callable[[cfg.ConfigOpts], None]]] = [
     (
         ("DEFAULT.log_level", "log.format"),
@@ -61,7 +61,7 @@ def takes(*options: str, then: Callable[[cfg.ConfigOpts], None] = lambda conf: N
 
     Args:
         options: Patterns, for example ``identity.*``.
-        then: Callback that applies the new values. May raise ConfigError.
+        then: Callback that applies the new values. May raise ConfigError, which refuses them.
     """
     _callbacks.append((options, then))
 

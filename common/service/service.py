@@ -27,9 +27,10 @@ from common.domain import errors
 from common.service import config, log, metrics, reload, tracing
 
 logger = logging.getLogger(__name__)
+#: Seconds from a request to stop until the process is killed.
 GRACE = 8.0
-#: Exit status of a process with a wrong configuration, as in sysexits(3). The unit does not restart
-#: it.
+#: Exit status of a process with a wrong configuration, as in sysexits(3). Systemd does not restart
+#: such a process.
 EX_CONFIG = 78
 #: Files of a process are readable only by its user.
 UMASK = 0o077
@@ -37,9 +38,12 @@ T = TypeVar("T")
 
 
 def start(name: str) -> cfg.ConfigOpts:
-    """Read the command line and the configuration, and start logging.
+    """Read the command line and the configuration, and start log, metrics and tracing.
 
     A wrong value ends the process with an explanation.
+
+    Args:
+        name: Name of the process without "kilonova-".
     """
     path = command_line(name).parse_args().config
     os.umask(UMASK)
@@ -95,12 +99,12 @@ def exit_on_config_error(name: str, read: Callable[[], T]) -> T:
 def run(
     name: str, conf: cfg.ConfigOpts, open_up: Callable[[cfg.ConfigOpts], Callable[[], None]]
 ) -> None:
-    """Call ``open_up``, notify systemd, wait for a signal, and close.
+    """Call ``open_up``, notify systemd, wait for TERM or INT, close, and end the process.
 
-    HUP reloads the configuration.
+    HUP reloads the configuration. This function does not return.
 
     Args:
-        name: Name of the service.
+        name: Name of the process without "kilonova-".
         conf: The configuration.
         open_up: Opens the service and returns the function that closes it.
     """
@@ -138,7 +142,7 @@ def run(
 
 
 def notify(state: str) -> None:
-    """Send a state to systemd, if started by systemd (sd_notify's protocol)."""
+    """Send a state like "READY=1" to systemd (sd_notify's protocol), if systemd started us."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -148,10 +152,10 @@ def notify(state: str) -> None:
 
 
 def only_one(state_dir: str, kind: str) -> IO[str]:
-    """Ensure that no other process of this kind uses this folder, else end this process.
+    """Lock the folder for processes of this kind. If another one has the lock, end this process.
 
     Returns:
-        A lock file that must stay open.
+        The lock file, which must stay open as long as this process uses the folder.
     """
     folder = Path(state_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -159,17 +163,19 @@ def only_one(state_dir: str, kind: str) -> IO[str]:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        sys.exit(f"kilonova-{kind}: another one works on {folder}; give each its own state_dir")
+        sys.exit(
+            f"kilonova-{kind}: another kilonova-{kind} uses {folder}; give each process its own state_dir"
+        )
     return handle
 
 
 def own_name(state_dir: str, kind: str, host: str) -> tuple[str, IO[str]]:
-    """Return a name HOST/NUMBER for this process that only its successor takes again.
+    """Return a name HOST/NUMBER that no other running process of this kind has.
 
-    The number is the lowest with a free lock file.
+    The number is the lowest whose lock file is free, so a restarted process gets the same name.
 
     Returns:
-        The name, and the lock file that must stay open.
+        The name, and the lock file, which must stay open as long as this process uses the name.
     """
     folder = Path(state_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -181,4 +187,4 @@ def own_name(state_dir: str, kind: str, host: str) -> tuple[str, IO[str]]:
             handle.close()
             continue
         return f"{host}/{number}", handle
-    raise RuntimeError(f"a thousand {kind}s run on {host}")
+    raise RuntimeError(f"kilonova-{kind}: all 999 names of this host are in use ({host}/1 to 999)")

@@ -54,7 +54,15 @@ Value = str | int | float | bool
 
 
 class _Spans:
-    """Creates and sends this process's spans. ``exporter`` is called in each worker."""
+    """Creates and sends this process's spans.
+
+    Args:
+        process: Name of the process without "kilonova-".
+        host: Name of the host.
+        ratio: Fraction of requests that are traced.
+        exporter: Creates the exporter. Called in each worker, because threads do not survive a
+            fork.
+    """
 
     def __init__(
         self, process: str, host: str, ratio: float, exporter: Callable[[], SpanExporter]
@@ -141,7 +149,7 @@ class _Spans:
         new_span.end(end)
 
     def close(self) -> None:
-        """Send the remaining spans, for at most ``END_SECONDS``."""
+        """Send the remaining spans, and return after at most ``END_SECONDS``."""
         with self._making:
             provider, self._provider = self._provider, None
         if provider is not None:
@@ -151,7 +159,10 @@ class _Spans:
 
 
 def _links(client: str | None) -> Sequence[Link]:
-    """Return a link to the client's span. It is not the parent, because clients choose its id."""
+    """Return a link to the client's span, or () without a valid traceparent header.
+
+    The client's span is not the parent, because clients choose its id.
+    """
     match = _TRACEPARENT.fullmatch(client or "")
     if match is None or not int(match[1], 16) or not int(match[2], 16):
         return ()
@@ -171,8 +182,8 @@ def start(
 
     Args:
         conf: The configuration.
-        process: Name of the process in the spans.
-        exporter: Creates the exporter, in place of the one for [tracing] endpoint.
+        process: Name of the process without "kilonova-".
+        exporter: Creates the exporter. None: the exporter for [tracing] endpoint.
 
     Raises:
         ConfigError: OpenTelemetry is not installed, or the endpoint is plain text on another
@@ -210,21 +221,18 @@ def stop() -> None:
 
 # --- ids ---
 def trace_id(request: str) -> int:
-    """Return the trace id of a request: the UUID in its id."""
+    """Return the trace id of a request: the UUID in its id ("req-UUID") as a number."""
     return int(request.removeprefix("req-").replace("-", ""), 16)
 
 
 def span_id(*names: str | int) -> int:
-    """Return the span id of a request, an action, or a step of an action. Never 0."""
+    """Return the span id that follows from these names, for example an action's id. Never 0."""
     key = "/".join(map(str, names))
     return int.from_bytes(sha256(key.encode()).digest()[:8], "big") or 1
 
 
 def traceparent(request: str) -> str | None:
-    """Return the traceparent header for calls on behalf of this request.
-
-    None: the request is not traced.
-    """
+    """Return the traceparent header for calls of this request, or None if it is not traced."""
     if not is_traced(request):
         return None
     return f"00-{trace_id(request):032x}-{span_id(request):016x}-{SAMPLED:02x}"
@@ -250,13 +258,13 @@ def request(
     project: str | None,
     client: str | None,
 ) -> None:
-    """Write the span of an answered request.
+    """Write the span of an answered request, if the request is traced.
 
     Args:
         request_id: Id of the request.
-        method: The HTTP method.
+        method: HTTP method.
         route: Template of the path.
-        status: The HTTP status of the response.
+        status: HTTP status of the answer.
         seconds: Duration of the request.
         project: Id of the caller's project, or None.
         client: Traceparent header of the request, or None.
@@ -283,7 +291,11 @@ def request(
 
 
 def action(parts: JsonMapping) -> None:
-    """Write the span of an action that has ended. ``parts`` are the fields of its log line."""
+    """Write the span of an ended action, if its request is traced.
+
+    Args:
+        parts: Fields of the action's log line.
+    """
     request_id, key = parts["request"], parts["action"]
     if spans is None or not is_traced(request_id):
         return
@@ -299,7 +311,12 @@ def action(parts: JsonMapping) -> None:
 
 
 def step(parts: JsonMapping, attempt: int) -> None:
-    """Write the span of a step that has ended. ``parts`` are the fields of its log line."""
+    """Write the span of an ended step, if its request is traced.
+
+    Args:
+        parts: Fields of the step's log line.
+        attempt: Number of the attempt.
+    """
     request_id, ended = parts["request"], parts["event"]
     if spans is None or not is_traced(request_id):
         return
@@ -318,11 +335,11 @@ def step(parts: JsonMapping, attempt: int) -> None:
 
 
 def command(parts: JsonMapping, attempt: int) -> None:
-    """Write the span of a command that a host has executed or tried.
+    """Write the span of a command that a host has executed or tried, if its request is traced.
 
     Args:
         parts: Fields of the command's log line.
-        attempt: Number of the attempt.
+        attempt: Number of the attempt of the step.
     """
     request_id, ended = parts["request"], parts["event"]
     if spans is None or not is_traced(request_id):
@@ -361,9 +378,12 @@ class _LastWords(logging.Handler):
 
 
 def otlp_exporter(endpoint: str, verify: bool | str, seconds: float = SEND_SECONDS) -> SpanExporter:
-    """Return an exporter of spans as OTLP over HTTP.
+    """Return an exporter of spans as OTLP over HTTP. After a failure the spans are dropped.
 
-    Failures are logged, and the spans are dropped.
+    Args:
+        endpoint: URL of the collector.
+        verify: Path of the authorities' certificates. A bool: those of the system.
+        seconds: Maximum seconds for one attempt to send, with its retries.
     """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import SpanExportResult
@@ -380,7 +400,7 @@ def otlp_exporter(endpoint: str, verify: bool | str, seconds: float = SEND_SECON
             except Exception as problem:  # noqa: BLE001
                 last_words.text = f"{type(problem).__name__}: {problem}"[:200]
             log.warning(
-                "%d spans were not sent to %s (%s); see that a collector runs there, or set [tracing] "
+                "%d spans were not sent to %s (%s); check that a collector runs there, or set [tracing] "
                 "enabled = false",
                 len(spans),
                 endpoint,

@@ -29,7 +29,7 @@ from conductor.hosts.move_progress import words
 from deploy.operator.output import columns
 from deploy.operator.store import stuck_actions
 
-ENDED_BY_HAND = "It did not go on, and an operator has ended it."
+ENDED_BY_HAND = "The action did not continue, and an operator ended it."
 #: Verb of the operator -> its effect.
 WAYS = {
     "retry": "the action continues at its step; repair the cause first",
@@ -50,7 +50,10 @@ def _store(options: argparse.Namespace) -> Iterator[Store]:
 
 
 def listed(options: argparse.Namespace) -> int:
-    """Print the actions in hand, oldest first. Return 1 if one needs an operator."""
+    """Print the actions that have not ended, oldest first. Return 1 if one needs an operator.
+
+    With ``--stuck`` print only actions that need an operator.
+    """
     with _store(options) as store:
         at, rows = store.snapshot(
             lambda tx: (moment(tx), stuck_actions.listed(tx, only_stuck=options.stuck))
@@ -79,7 +82,7 @@ def _line(row: ActionInHandRow, at: int) -> list[str]:
 
 
 def state(row: ActionInHandRow) -> str:
-    """Return due, waiting, stuck or overdue, and whether the action is being undone."""
+    """Return due, waiting, stuck or overdue, followed by ", undoing" during the undo."""
     return ("overdue" if row.overdue else row.state) + (
         ", undoing" if row.phase == ActionPhase.UNDO else ""
     )
@@ -121,14 +124,18 @@ def facts(row: ActionInHandRow, at: int) -> JsonObject:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print an action in hand with the journal. Return 1 if the action needs an operator."""
+    """Print an action that has not ended, with its journal. Return 1 if it needs an operator.
+
+    Raises:
+        NotFound: The action has ended or does not exist.
+    """
 
     def work(tx: Connection) -> tuple[int, Any, list[Any]]:
         rows = [row for row in stuck_actions.listed(tx) if row.id == options.id]
         if not rows:
             row = actions.show_by_id(tx, options.id)
             raise errors.NotFound(
-                f"Action {options.id} is {row.state}."
+                f"Action {options.id} has ended: it is {row.state}. Run: kilonova timeline {row.server_id}"
                 if row is not None
                 else f"There is no action {options.id}."
             )
@@ -179,7 +186,7 @@ def text(row: ActionInHandRow, at: int, journal: list[JsonObject]) -> str:
 
 def retry(options: argparse.Namespace) -> int:
     """Continue stuck actions at their current step."""
-    return _change_each(options, stuck_actions.retry, "goes on")
+    return _change_each(options, stuck_actions.retry, "continues")
 
 
 def abort(options: argparse.Namespace) -> int:
@@ -192,7 +199,7 @@ def abort(options: argparse.Namespace) -> int:
 
 
 def settle(options: argparse.Namespace) -> int:
-    """End stuck actions as failed."""
+    """End stuck and overdue actions as failed, without undo."""
     return _change_each(
         options,
         lambda tx, name: stuck_actions.settle(tx, name, ENDED_BY_HAND),
@@ -214,20 +221,26 @@ def undoable(row: ActionRow) -> None:
         steps = WORKFLOWS[row.workflow].steps[: WORKFLOWS[row.workflow].index(row.step)]
     except LookupError as problem:
         raise errors.Conflict(
-            f"Action {row.id} cannot be undone: {problem}. Settle it, or retry it under a release "
-            "that knows it."
+            f"Action {row.id} cannot be undone: {problem}. Settle the action, or retry it under a release "
+            "that knows the workflow."
         ) from problem
     if any(step.pivot for step in steps):
         raise errors.Conflict(
-            f"Action {row.id} cannot be undone: at its step {row.step} there is no way back. Retry "
-            "it, or settle it."
+            f"Action {row.id} cannot be undone: step {row.step} comes after the pivot, from which an action is "
+            "only completed. Retry or settle the action."
         )
 
 
 def _change_each(
     options: argparse.Namespace, work: Callable[[Connection, str], Any], done: str
 ) -> int:
-    """Change each action in a separate transaction. Return 1 if one was refused."""
+    """Change each action in a separate transaction. Return 1 if one was refused.
+
+    Args:
+        options: The command line, with the ids of the actions.
+        work: Changes the action with this id and returns its row.
+        done: Completes the printed sentence "action …, … of server …, ".
+    """
     refused = 0
     with _store(options) as store:
         for name in options.id:

@@ -52,9 +52,9 @@ def facts(row: CleanupRow) -> dict[str, object]:
 
 
 def table(rows: list[CleanupRow]) -> str:
-    """Return the cleanups as text for people, each with the last answer of the service below."""
+    """Return a table of the cleanups, with the reason of the last failure below each."""
     if not rows:
-        return "no neighbour has anything still to remove"
+        return "no cleanup is pending"
     lines = columns(
         [
             HEAD,
@@ -81,15 +81,15 @@ def table(rows: list[CleanupRow]) -> str:
 
 
 def retry(options: argparse.Namespace) -> int:
-    """Run a cleanup within seconds."""
+    """Make a cleanup due, so that a conductor runs it within seconds. Return 1 if there is none."""
     return _change(
-        options, cleanups.hasten, "is tried again within seconds; see: kilonova cleanup list"
+        options, cleanups.hasten, "is retried within seconds; see: kilonova cleanup list"
     )
 
 
 def drop(options: argparse.Namespace) -> int:
-    """Remove a cleanup from the list. It never runs."""
-    return _change(options, cleanups.drop, "is given up; what it names stays at the neighbour")
+    """Delete a cleanup without running it. Return 1 if there is none."""
+    return _change(options, cleanups.drop, "is dropped; its object remains in the external service")
 
 
 def _change(

@@ -216,7 +216,7 @@ def _address(text: str) -> str:
     try:
         return str(ipaddress.ip_address(text))
     except ValueError as problem:
-        raise argparse.ArgumentTypeError(f"{text!r} is no IP address") from problem
+        raise argparse.ArgumentTypeError(f"{text!r} is not an IP address") from problem
 
 
 def _kind_of_rows(text: str) -> str:
@@ -420,7 +420,8 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
             {
                 "type": _address,
                 "metavar": "IP",
-                "help": "the host's address for others; default: that of host add, else that towards the broker",
+                "help": "the address at which other machines reach this host; default: the address given to "
+                "host add, else the address from which this machine reaches the broker",
             },
         ),
         (
@@ -466,7 +467,10 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
         _PARALLEL,
         (
             "--wait",
-            {"action": "store_true", "help": "go on until also those have gone that cannot go now"},
+            {
+                "action": "store_true",
+                "help": "continue until the servers that cannot move now have moved too",
+            },
         ),
     ),
     ("host", "restore"): (_HOST,),
@@ -475,7 +479,7 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
         _DRY,
         _STOP,
         _PARALLEL,
-        ("--yes", {"action": "store_true", "help": "although many hosts are gone at once"}),
+        ("--yes", {"action": "store_true", "help": "evacuate even if many hosts are down at once"}),
     ),
     ("broker", "add"): (_ROLE, _ROLE_FILE),
     ("broker", "remove"): (_ROLE,),

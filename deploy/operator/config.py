@@ -21,13 +21,13 @@ BROKER = """
 
 
 def sample(options: argparse.Namespace) -> int:
-    """Print the sample."""
+    """Print the sample of the configuration file."""
     print(text(), end="")
     return 0
 
 
 def text() -> str:
-    """Return the whole sample."""
+    """Return the sample of the configuration file, with every option commented out."""
     parts = [HEAD]
     for group, options in config.OPTIONS.items():
         parts.append(f"\n[{group}]\n")
@@ -52,7 +52,7 @@ def default(option: cfg.Opt) -> str:
 
 
 def allowed(option: cfg.Opt) -> str:
-    """Return the choices or limits of the option as text, or an empty text."""
+    """Return the choices or limits of the option as text, or "" for an option without."""
     choices = getattr(option.type, "choices", None)
     if choices:
         return ", ".join(map(str, choices))

@@ -65,7 +65,8 @@ def database(conf: cfg.ConfigOpts) -> str:
 
     Raises:
         Problem: The database does not answer.
-        ConfigError: The database refuses, or has another version.
+        ConfigError: The database refuses the connection, or has another version than this code
+            needs.
     """
     from common.store import upgrades
     from common.store.engine import Store
@@ -79,7 +80,7 @@ def database(conf: cfg.ConfigOpts) -> str:
         store.close()
     if present != needed:
         raise errors.ConfigError(
-            f"it has version {present or 'none'}, this code needs {needed}. {remedy(present)}"
+            f"the database has version {present or 'none'}, this code needs {needed}. {remedy(present)}"
         )
     return f"{store.dialect_name}, version {present}"
 
@@ -93,10 +94,11 @@ def broker(conf: cfg.ConfigOpts) -> str:
 
 
 def identity(conf: cfg.ConfigOpts) -> str:
-    """Return Kilonova's user.
+    """Return Kilonova's user after a login and a check of the user's roles.
 
     Raises:
         ConfigError: The user lacks a role.
+        Problem: The identity service does not answer, or refuses the login.
     """
     from common.clients.identity import IdentityClient
 
@@ -128,22 +130,26 @@ def network(conf: cfg.ConfigOpts) -> str:
     url = client.network_url()
     if url is None:
         return (
-            "there is none, so servers have no networks: register it, or set [network] endpoint, if "
-            "that is not meant"
+            "the catalogue names no network service, so servers have no networks. If that is not intended, "
+            "register the service or set [network] endpoint"
         )
     return _check_service(url, "/v2.0/extensions", client.token(), "network")
 
 
 def _check_service(url: str, path: str, token: str, section: str) -> str:
-    """Return the base URL of a service if it accepts Kilonova's token."""
+    """Send a GET request to a service with Kilonova's token, and return the service's base URL.
+
+    Raises:
+        Problem: The service does not answer, or answers with a status other than success.
+    """
     from common.clients.http import Http, kind_of
 
     base = url.rstrip("/").removesuffix("/v2.0").removesuffix("/v2")
     answer = Http(f"{section} service", base, SECONDS).send("GET", base + path, token)
     if answer.status_code >= 300:
         raise kind_of(answer.status_code)(
-            f"{base}{path} answers {answer.status_code}; see that it is the {section} service ([{section}] "
-            "endpoint, else the catalogue) and takes tokens of [identity] auth_url"
+            f"{base}{path} answers {answer.status_code}. Check that this is the {section} service ([{section}] "
+            "endpoint, or else the catalogue), and that it accepts tokens of [identity] auth_url"
         )
     return base
 
@@ -164,7 +170,7 @@ def broker_of_host(conf: cfg.ConfigOpts) -> str:
 
 
 def libvirt(conf: cfg.ConfigOpts) -> str:
-    """Return libvirt's URI and version.
+    """Return libvirt's URI and version, or a notice if the host uses another driver.
 
     Raises:
         ConfigError: The Python package of libvirt is missing.
@@ -178,7 +184,7 @@ def libvirt(conf: cfg.ConfigOpts) -> str:
             "libvirt-python is not installed; install kilonova with the extra agent"
         ) from problem
 
-    version = Connection(conf.agent.libvirt_uri).ask("tell its version", _version)
+    version = Connection(conf.agent.libvirt_uri).ask("report its version", _version)
     return f"{conf.agent.libvirt_uri}, version {version}"
 
 

@@ -22,7 +22,7 @@ HIDDEN = "(set)"
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the table. With ``--set`` only options that differ from their default."""
+    """Print the options. With ``--set`` print only options whose origin is not the default."""
     is_agent = options.agent or Path(options.config or "").name == Path(config.AGENT_FILE).name
     conf = config.load(options.config, config.AGENT if is_agent else "")
     shown_rows = [row for row in rows(conf) if row["from"] != "default" or not options.set]
@@ -35,7 +35,7 @@ def show(options: argparse.Namespace) -> int:
 
 
 def rows(conf: cfg.ConfigOpts) -> Iterator[dict[str, str]]:
-    """Yield every option of Kilonova, and the broker's URL."""
+    """Yield option, value and origin of every option of Kilonova, and of ``transport_url``."""
     lines = {
         (line.section, line.option): f"{path}:{line.number}"
         for path in conf.config_file

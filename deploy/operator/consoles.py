@@ -14,9 +14,9 @@ from common.store.servers import console_tokens
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the open sessions.
+    """Print the open console sessions, oldest first.
 
-    After a crash of a console service the sessions stay in the list for the lifetime of a token.
+    After a crash of a console service its sessions stay in the list until their tokens expire.
     """
     store = _open_store(options)
     rows = store.read(console_tokens.sessions)
@@ -30,14 +30,18 @@ def show(options: argparse.Namespace) -> int:
 
 
 def end(options: argparse.Namespace) -> int:
-    """End the sessions of a server, or all, within two seconds. Unused console URLs end too."""
+    """Revoke the console sessions and unused console URLs of a server, or all of them.
+
+    The console services close the sessions within two seconds. Without ``--server`` or ``--all``
+    the exit status is 2.
+    """
     if not options.server and not options.all:
         print("kilonova: give --server ID or --all", file=sys.stderr)
         return 2
     store = _open_store(options)
     number = store.write(lambda tx: console_tokens.revoke(tx, options.server))
     store.close()
-    print(f"{number} sessions and addresses ended")
+    print(f"ended {number} console sessions and unused console URLs")
     return 0
 
 

@@ -20,11 +20,14 @@ PROGRESS_SECONDS = 5.0  # Seconds between two lines of progress.
 
 
 def explain_silence(path: str | None, problem: errors.Problem) -> Exception:
-    """Return the refusal of the database, if the database answers and refuses connections.
+    """Return the error to print when a command failed with ``problem``.
+
+    After a NoStore this function connects again. If the database refuses the connection, the result
+    is the ConfigError with the reason. Otherwise the result is ``problem``.
 
     Args:
-        path: The configuration file.
-        problem: The problem of a command, which is returned if the database does not refuse.
+        path: Path of the configuration file.
+        problem: The error that ended the command.
     """
     if type(problem) is errors.NoStore:
         try:
@@ -38,7 +41,10 @@ def explain_silence(path: str | None, problem: errors.Problem) -> Exception:
 
 
 def upgrade(options: argparse.Namespace) -> int:
-    """Upgrade the database to the version of this code, and encrypt user data if there is a key."""
+    """Upgrade the database to the version that this code needs.
+
+    If ``[DEFAULT] secret_key`` is set, also encrypt user data that is stored as plain text.
+    """
     conf = config.load(options.config)
     store = Store.open(conf, unhurried=True)
     before, after = upgrades.upgrade(store)
@@ -55,22 +61,24 @@ def upgrade(options: argparse.Namespace) -> int:
     finally:
         store.close()
     if sealed_servers:
-        print(f"user data of {sealed_servers} servers, which could be read here, is sealed")
+        print(
+            f"encrypted the user data of {sealed_servers} servers, which was stored as plain text"
+        )
     return 0
 
 
 def version(options: argparse.Namespace) -> int:
-    """Print both versions. Return 1 if they differ."""
-    store = Store.open(config.load(options.config), unhurried=True)
+    """Print the database's version and that needed by this code. Return 1 if they differ."""
+    store = Store.opened(config.load(options.config), unhurried=True)
     present, needed = upgrades.version(store), upgrades.newest()
     store.close()
-    print(f"the database has {present or 'none'}, this code needs {needed}")
+    print(f"the database has version {present or 'none'}, this code needs {needed}")
     return 0 if present == needed else 1
 
 
 def purge(options: argparse.Namespace) -> int:
-    """Remove old rows kind by kind, or with --dry-run count them."""
-    store = Store.open(config.load(options.config), unhurried=True)
+    """Delete old rows kind by kind. With ``--dry-run`` only count them."""
+    store = Store.opened(config.load(options.config), unhurried=True)
     upgrades.check(store)
     total = 0
     try:

@@ -58,11 +58,11 @@ class WrongUse(Exception):
 
 
 def explain(options: argparse.Namespace, ask: Ask | None = None) -> int:
-    """Print the explanation and return the exit status.
+    """Print the explanation and return the exit status (see the module).
 
     Args:
-        options: The options of the command.
-        ask: Replaces the request to a scheduler.
+        options: The command line.
+        ask: Replaces the request to a scheduler. None: send the request.
     """
     conf = config.load(options.config)
     store = Store.open(conf)
@@ -106,12 +106,13 @@ def _check(options: argparse.Namespace) -> None:
     new_server_options = [f"--{name}" for name in _NEW_SERVER_OPTIONS if getattr(options, name)]
     if options.server and new_server_options:
         raise WrongUse(
-            f"{new_server_options[0]}: a server that is there says that itself; leave SERVER out to ask for a new one"
+            f"{new_server_options[0]}: this option describes a new server and cannot be combined with SERVER; "
+            "leave one of the two out"
         )
     if not options.server and not options.flavor:
-        raise WrongUse("--flavor: say of which flavor, or name a SERVER that found no host")
+        raise WrongUse("--flavor: give the flavor of a new server, or a SERVER that found no host")
     if options.count < 1:
-        raise WrongUse("--count: at least 1")
+        raise WrongUse("--count: the number must be at least 1")
 
 
 def _scheduler_client(conf: cfg.ConfigOpts) -> Ask:
@@ -125,8 +126,8 @@ def _scheduler_client(conf: cfg.ConfigOpts) -> Ask:
             return scheduler.SchedulerClient(transport).explain(spec)
         except errors.Unavailable as problem:
             raise errors.NoAnswer(
-                "No scheduler answers, so nothing is known. See in kilonova status whether kilonova-scheduler is up; "
-                "start it, or check [DEFAULT] transport_url and [database] url where it runs, then ask again."
+                "No scheduler answers. See in kilonova status whether a kilonova-scheduler is up. Start it, or "
+                "check [DEFAULT] transport_url and [database] url where it runs, then repeat the command."
             ) from problem
         finally:
             transport.close()
@@ -137,7 +138,7 @@ def _scheduler_client(conf: cfg.ConfigOpts) -> Ask:
 # --- a server that does not exist ---
 @contextmanager
 def _errors_name(option: str) -> Iterator[None]:
-    """Turn errors of the API's checks into WrongUse with the name of the option."""
+    """Turn BadRequest and NotFound of the API's checks into WrongUse with the option's name."""
     try:
         yield
     except (errors.BadRequest, errors.NotFound) as problem:
@@ -145,14 +146,18 @@ def _errors_name(option: str) -> Iterator[None]:
 
 
 def _build_spec(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> RequestSpec:
-    """Return the request spec that a create with these options would have."""
+    """Return the request spec that a create with these options would have.
+
+    Raises:
+        WrongUse: The API would refuse the value of an option.
+    """
     from compute_api.compute.servers import destinations
 
     hints, project = _hints(options), options.project or ""
     with _errors_name("--zone"):
         destination = destinations.parse(options.zone, conf.scheduler.default_schedule_zone)
     if options.host and destination.forced:
-        raise WrongUse("--host: --zone names a host already")
+        raise WrongUse("--host: --zone already names a host; leave one of the two out")
     default_zone = conf.scheduler.default_availability_zone
     with _errors_name("--zone"):
         destination = store.read(lambda tx: destinations.resolve(tx, destination, default_zone))
@@ -197,7 +202,11 @@ def _build_spec(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store)
 def _hints(options: argparse.Namespace) -> JsonObject:
     """Return the scheduler hints in the form of the API.
 
-    A name that occurs several times becomes a list. --group is one of the hints.
+    The values of a name that occurs several times become a list. ``--group`` becomes the hint
+    ``group``.
+
+    Raises:
+        WrongUse: A hint is invalid.
     """
     from compute_api.compute.schemas.servers.servers import HINTS
     from compute_api.compute.servers.fields import check_hints
@@ -239,10 +248,14 @@ def flavor_named(tx: Connection, name: str) -> Flavor:
 
 
 def image_named(conf: cfg.ConfigOpts, name: str) -> Image:
-    """Return the image with this id, otherwise with this name, as Kilonova's own user sees it.
+    """Return the image with this id, otherwise the active image with this name.
+
+    The image service is queried as Kilonova's own user.
 
     Raises:
-        BadRequest: No image or several images have this name.
+        BadRequest: No active image or several active images have this name.
+        NotFound: No image has this id.
+        Unavailable: The identity service or the image service does not answer.
     """
     from common.clients.identity import READ, IdentityClient
     from common.clients.image import ACTIVE, ImageClient
@@ -254,8 +267,8 @@ def image_named(conf: cfg.ConfigOpts, name: str) -> Image:
         image_ids = [image["id"] for image in client.find({"name": name, "status": ACTIVE}, token)]
         if len(image_ids) != 1:
             raise errors.BadRequest(
-                f"there {'is' if not image_ids else 'are'} {len(image_ids) or 'no'} "
-                f"image{'s' * (len(image_ids) > 1)} of the name {name}; give its id"
+                f"{len(image_ids) or 'no'} active image{'s' * (len(image_ids) > 1)} "
+                f"{'have' if image_ids else 'has'} the name {name}; give the id of the image"
             )
         name = image_ids[0]
     return client.show(name, token)
@@ -263,14 +276,21 @@ def image_named(conf: cfg.ConfigOpts, name: str) -> Image:
 
 # --- an existing server ---
 class Placed:
-    """A server, and the journal of its last action with a placement."""
+    """An existing server, and the failed steps of its newest action with a placement.
+
+    ``action`` is None if none of the server's newest 100 actions has a placement.
+    """
 
     def __init__(self, store: Store, name: str) -> None:
         self.server = store.read(lambda tx: _server(tx, name))
         self.action, self.events = store.read(lambda tx: _placement(tx, self.server.id))
 
     def spec(self) -> RequestSpec:
-        """Return the request spec of the server's placement."""
+        """Return the request spec of the server's placement, from its record and its action.
+
+        Raises:
+            WrongUse: The stored flavor or image is refused now.
+        """
         server, args = self.server, self.action.args if self.action is not None else {}
         image = from_wire(ImageRef, loads(server.image)) if server.image else None
         host, forced = args.get("host"), bool(args.get("forced"))
@@ -318,7 +338,7 @@ class Placed:
             + (f"on {server.host}" if server.host else "on no host")
         ]
         if action is None:
-            lines.append("nothing has placed it yet")
+            lines.append("no action has placed the server yet")
         elif not self.events:
             lines.append(
                 f"{action.name} of {iso(action.created_at)} ({action.request_id}): no step failed"
@@ -335,21 +355,28 @@ class Placed:
 
 
 def _server(tx: Connection, name: str) -> ServerRecord:
-    """Return the server with this id, even if deleted, otherwise the only server with this name."""
+    """Return the server with this id, even if deleted, otherwise the only server with this name.
+
+    Raises:
+        WrongUse: There is no such server, or several servers have this name.
+    """
     if ids.is_uuid(name):
         with _errors_name("SERVER"):
             return servers.show(tx, name, deleted=True)
     matches = servers.page(tx, ServerFilters(filters={"name": [name]}, limit=2), names_only=True)
     if len(matches) != 1:
         raise WrongUse(
-            f"SERVER: there {'are several servers' if matches else 'is no server'} of the name {name}; give "
-            "its id"
+            f"SERVER: {'several servers have' if matches else 'no server has'} the name {name}; give the id of the "
+            "server"
         )
     return servers.show(tx, matches[0].id)
 
 
 def _placement(tx: Connection, server_id: str) -> tuple[Any, list[Any]]:
-    """Return the newest action with a placement, and the failed steps."""
+    """Return the newest action with a placement and its failed steps.
+
+    Return (None, []) if none of the newest 100 actions has a placement.
+    """
     for row in actions.list_for(tx, server_id, limit=100):
         events = actions.events_of(tx, row.id)
         if any(event.step == "place" for event in events):
@@ -363,7 +390,7 @@ def _placement(tx: Connection, server_id: str) -> tuple[Any, list[Any]]:
 
 # --- the answer ---
 def _request(spec: RequestSpec) -> JsonObject:
-    """Return the request for JSON output, without facts about the user."""
+    """Return the request spec for JSON output, without project and user."""
     return {
         "flavor": spec.flavor.name if spec.flavor else None,
         "image": spec.image_id,
@@ -379,9 +406,9 @@ def _request(spec: RequestSpec) -> JsonObject:
 
 
 def _together(store: Store, spec: RequestSpec) -> bool:
-    """True if all servers of the request must share a host.
+    """True if all servers of the request must share a host, because of the policy affinity.
 
-    Then the room is that of the roomiest zone instead of the sum of all zones.
+    Then the room is the largest number in ``Explanation.room`` instead of the sum of all zones.
     """
     try:
         return spec.group is not None and bool(
@@ -394,7 +421,15 @@ def _together(store: Store, spec: RequestSpec) -> bool:
 def text(
     spec: RequestSpec, explanation: Explanation, count: int, room: int, is_together: bool
 ) -> str:
-    """Return the explanation as text for people."""
+    """Return the explanation as text for people.
+
+    Args:
+        spec: The request.
+        explanation: The scheduler's answer.
+        count: The requested number of servers.
+        room: The number of servers that fit.
+        is_together: True if all servers must share a host.
+    """
     lines = [
         "needs "
         + ", ".join(

@@ -20,7 +20,7 @@ from common.domain import errors
 from common.domain.text import printable
 from deploy.operator.commands import ARGUMENTS, COMMANDS, NOUNS, ONE_OF
 
-#: Exit status of a program that a shell saw end by SIGPIPE.
+#: Exit status that shells report for a program that ended by SIGPIPE.
 READER_GONE = 141
 #: The meaning of exit statuses.
 STATUSES = {
@@ -58,7 +58,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status. Entry point of the console script."""
+    """Run the command and return its exit status (``STATUSES``). Entry point of the console script.
+
+    Args:
+        arguments: The command line without the program's name. None: that of this process.
+
+    Raises:
+        SystemExit: The command line is wrong (status 2), or requests help or the version (0).
+    """
     try:
         with _printable_output():
             return _run(arguments)
@@ -72,10 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _printable_output() -> Iterator[None]:
-    """Write only printable characters, line feeds and tabs to the terminal.
+    """Filter standard output and standard error through ``common.domain.text.printable``.
 
-    Many outputs contain texts of hosts, guests and external services, and escape sequences in these
-    would be commands to the terminal.
+    Many outputs contain texts of hosts, guests and external services. Escape sequences in these
+    texts would be commands to the operator's terminal.
     """
     output, problems = sys.stdout, sys.stderr
     sys.stdout = cast(TextIO, _Printable(output))
@@ -102,7 +109,10 @@ class _Printable:
 
 
 def _reader_is_gone() -> bool:
-    """True if standard output has no reader. Other pipes and sockets may have raised the error."""
+    """True if standard output has no reader.
+
+    A BrokenPipeError may also come from another pipe or socket.
+    """
     output = select.poll()
     output.register(sys.__stdout__ or 1, 0)
     return bool(output.poll(0))
@@ -118,8 +128,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         module = importlib.import_module(options.module)
     except ModuleNotFoundError as missing:
         print(
-            f"kilonova: this command needs what a controller has, and {missing.name} is not here: run it "
-            "there, or install kilonova-control (by pip: kilonova[api,conductor])",
+            f"kilonova: this command needs the Python module {missing.name}, which is not installed. Run the "
+            "command on a controller, or install kilonova-control (with pip: kilonova[api,conductor])",
             file=sys.stderr,
         )
         return 1

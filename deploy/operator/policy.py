@@ -35,7 +35,10 @@ TARGETS = (
 
 
 def policies(options: argparse.Namespace) -> dict[str, Policy]:
-    """Return each rule with its policy. A rule that both services have is the API's."""
+    """Return the policy of each rule, by the rule's name.
+
+    A rule of both the API and the placement service gets the policy of the API.
+    """
     conf = config.load(options.config)
     placement = policy.load_policy(conf, "placement", PLACEMENT_RULES)
     api = policy.load_policy(conf, "api", COMPUTE_RULES)
@@ -46,7 +49,7 @@ def policies(options: argparse.Namespace) -> dict[str, Policy]:
 
 
 def listed(options: argparse.Namespace) -> int:
-    """Print every rule."""
+    """Print every policy rule with its check and origin."""
     rules = {name: owner.in_force[name] for name, owner in policies(options).items()}
     if options.json:
         print(
@@ -74,7 +77,7 @@ def explain(options: argparse.Namespace) -> int:
     """Print whether a caller with these roles may use the rule.
 
     Returns:
-        0 if the caller may at least for own resources, 1 if not, 2 if the arguments are wrong.
+        0 if the rule allows the caller's own resources, 1 if not, 2 if the arguments are wrong.
     """
     owners = policies(options)
     if not options.rule or not options.roles:
@@ -85,7 +88,7 @@ def explain(options: argparse.Namespace) -> int:
             name for name in owners if options.rule in name
         ]
         print(
-            f"kilonova: there is no rule {options.rule}{f'; did you mean {nearest[0]}?' if nearest else ''}",
+            f"kilonova: there is no policy rule {options.rule}{f'; did you mean {nearest[0]}?' if nearest else ''}",
             file=sys.stderr,
         )
         return WRONG
@@ -132,7 +135,7 @@ def text(owner: Policy, rule: str, caller: RequestContext, answers: dict[str, bo
             if role not in map(str.lower, caller.roles)
         ),
     ]
-    lines.append(f"a caller who is {', '.join(roles)} may do it to")
+    lines.append(f"a caller with the roles {', '.join(roles)} may do it to")
     return "\n".join(
         [
             *lines,
@@ -142,7 +145,10 @@ def text(owner: Policy, rule: str, caller: RequestContext, answers: dict[str, bo
 
 
 def parts(owner: Policy, rule: str) -> Iterator[tuple[str, str]]:
-    """Yield the rule and the rules that it refers to, each once, with their checks."""
+    """Yield name and check of the rule and of all rules that it refers to, each once.
+
+    The check of a rule that does not exist is "".
+    """
     todo, seen = [rule], set[str]()
     while todo:
         name = todo.pop(0)
@@ -155,9 +161,9 @@ def parts(owner: Policy, rule: str) -> Iterator[tuple[str, str]]:
 
 
 def guarded(rule: str) -> Iterator[str]:
-    """Yield the operations that check this rule first.
+    """Yield the operations that check this rule before they start.
 
-    Checks inside an operation are not listed.
+    Operations that check the rule later are not listed.
     """
     if rule in BASES:
         return

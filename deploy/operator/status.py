@@ -26,7 +26,7 @@ LONGEST = 20
 
 
 def status(options: argparse.Namespace) -> int:
-    """Print the status. Return 1 if a service is down or silent."""
+    """Print the status. Return 1 if a service that is not forced down is down or silent."""
     conf = config.load(options.config)
     silence = conf.conductor.host_silence
     store = Store.open(conf)

@@ -49,8 +49,8 @@ def timeline(options: argparse.Namespace) -> int:
         print(json.dumps(history, indent=1))
     elif not history:
         print(
-            f"no action is of {options.about}; what was refused before it became one stands in the "
-            "API's log alone"
+            f"{options.about} has no action. Requests that were refused before an action began are only in "
+            "the API's log"
         )
     else:
         print("\n\n".join(text(action) for action in history))
@@ -58,7 +58,7 @@ def timeline(options: argparse.Namespace) -> int:
 
 
 def _server_id(tx: Connection, text: str) -> str:
-    """Return the id of the server with this id or name.
+    """Return the id of the server with this name. An id is returned without a check.
 
     Raises:
         NotFound: No server has this name.
@@ -68,10 +68,12 @@ def _server_id(tx: Connection, text: str) -> str:
         return text
     server_ids = journals.find_servers(tx, text)
     if not server_ids:
-        raise errors.NotFound(f"There is no server {text!r}; give its id or a request's.")
+        raise errors.NotFound(
+            f"No server has the name {text!r}; give its id, or the id of a request."
+        )
     if len(server_ids) > 1:
         raise errors.Conflict(
-            f"Several servers are named {text!r}: {', '.join(server_ids)}; give an id."
+            f"Several servers have the name {text!r}: {', '.join(server_ids)}; give its id."
         )
     return server_ids[0]
 
@@ -79,7 +81,9 @@ def _server_id(tx: Connection, text: str) -> str:
 def facts(row: ActionRow, events: Sequence[EventRow]) -> JsonObject:
     """Return an action with the steps for JSON output.
 
-    ``after`` is in seconds since the action began, ``seconds`` of a step since the step started.
+    ``after`` is the time in seconds since the action began. ``seconds`` of a step is the time since
+    its start, or since the previous event if the step has no start. ``seconds`` is None for the
+    start of a step, and for an action that has not ended.
     """
     steps, started, before = [], {}, row.created_at
     for event in events:

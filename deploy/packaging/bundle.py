@@ -62,9 +62,13 @@ MODES = {True: 0o755, False: 0o644}
 
 
 def find_needed(top: Distribution, extras: Iterable[str]) -> set[str]:
-    """Return the distributions that Kilonova needs with these extras, directly or indirectly.
+    """Return the names of the distributions that Kilonova needs with these extras.
 
-    Names are canonical. Kilonova itself is left out.
+    Indirect requirements are included, Kilonova itself is not. Names are canonical.
+
+    Args:
+        top: The distribution of Kilonova.
+        extras: Extras of Kilonova. All requirements must be installed.
     """
     extras_by_name: dict[str, frozenset[str]] = {}
     waiting = [(canonicalize_name(NAME), frozenset(extras))]
@@ -83,10 +87,7 @@ def find_needed(top: Distribution, extras: Iterable[str]) -> set[str]:
 
 
 def divide(top: Distribution) -> dict[str, list[str]]:
-    """Return the distributions of each package.
-
-    Shared distributions are in the common package.
-    """
+    """Return package -> names of its distributions. Those of the common package are only there."""
     of = {package: find_needed(top, extras) for package, extras in EXTRAS.items()}
     return {
         package: sorted(names - (of[COMMON] if package != COMMON else set()))
@@ -104,14 +105,19 @@ def copy(name: str, to: Path) -> None:
         if {"..", "__pycache__", "tests"} & {*file.parts}:
             continue
         if not is_unchanged(file):
-            raise SystemExit(f"{file} of {name} was changed: remove .venv, then build again")
+            raise SystemExit(
+                f"{file} of {name} differs from its wheel: remove .venv, then build again"
+            )
         target = to / file
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file.locate(), target)
 
 
 def is_unchanged(file: PackagePath) -> bool:
-    """True if the file has the digest from its wheel. The list of digests has no digest."""
+    """True if the file has the digest from its wheel.
+
+    Also True for the list of digests itself (RECORD), which has no digest.
+    """
     if file.hash is None:
         return True
     digest = hashlib.new(file.hash.mode, file.read_binary()).digest()
@@ -119,7 +125,7 @@ def is_unchanged(file: PackagePath) -> bool:
 
 
 def build(folder: Path) -> Path:
-    """Build the wheel of Kilonova from the current folder, and return the path."""
+    """Build the wheel of Kilonova from the working directory into ``folder``. Return its path."""
     code = "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])"
     subprocess.run(
         [sys.executable, "-c", code, folder], check=True, stdin=subprocess.DEVNULL, timeout=300
@@ -139,13 +145,13 @@ def packages(debian: Path) -> list[str]:
 
 
 def overrides(package: str) -> str:
-    """Return the lintian overrides of this package."""
+    """Return the lintian overrides of this package, which differ for libraries and services."""
     kind = "libraries" if package in EXTRAS else "services"
     return (ROOT / f"debian/lintian-overrides.{kind}").read_text()
 
 
 def environment(folder: Path) -> None:
-    """Create an empty virtual environment with Debian's interpreter."""
+    """Create an empty virtual environment in ``folder`` with Debian's interpreter."""
     (folder / "bin").mkdir(parents=True, exist_ok=True)
     (folder / "pyvenv.cfg").write_text(
         f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {VERSION}\n"
@@ -161,7 +167,7 @@ def python_dependency() -> str:
 
 
 def script(entry: EntryPoint) -> str:
-    """Return the program of an entry point. Only this module is imported, for a fast start."""
+    """Return the text of an entry point's program, which imports only the entry point's module."""
     return (
         f"#!/{PREFIX}/bin/python\nimport sys\n\nfrom {entry.module} import {entry.attr}\n\n"
         f'if __name__ == "__main__":\n    sys.exit({entry.attr}())\n'
@@ -169,14 +175,14 @@ def script(entry: EntryPoint) -> str:
 
 
 def write(path: Path, text: str, *, program: bool = False) -> None:
-    """Write one file of a package."""
+    """Write one file of a package with its folders and its mode (``MODES``)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(MODES[program])
 
 
 def program(debian: Path, entry: EntryPoint) -> None:
-    """Write a program with a link in /usr/bin, and the unit of a service."""
+    """Write an entry point's program, its link in /usr/bin, and the unit if it is a service."""
     package = debian / (COMMON if entry.name == NAME else entry.name)
     write(package / PREFIX / "bin" / entry.name, script(entry), program=True)
     link = package / "usr/bin" / entry.name
@@ -188,12 +194,12 @@ def program(debian: Path, entry: EntryPoint) -> None:
 
 
 def unit_text(name: str) -> str:
-    """Return a unit with the packages' paths of programs."""
+    """Return the text of a unit in deploy/systemd with the paths of the packages' programs."""
     return (ROOT / "systemd" / name).read_text().replace(UNITS_PREFIX, f"/{PREFIX}")
 
 
 def pages(debian: Path) -> None:
-    """Write man pages and completions."""
+    """Write man pages and shell completions into the folders of the packages."""
     for name, text in manual.pages().items():
         stem, section = name.rsplit(".", 1)
         package = debian / (stem if section == "8" else COMMON)
@@ -204,7 +210,7 @@ def pages(debian: Path) -> None:
 
 
 def configuration(debian: Path) -> None:
-    """Write users, rights, the configuration to fill in, and examples."""
+    """Write sysusers.d and tmpfiles.d files, the configuration to fill in, and examples."""
     for kind, suffix in (("sysusers.d", "sysusers"), ("tmpfiles.d", "tmpfiles")):
         for file in (ROOT / kind).glob("kilonova-*.conf"):
             if file.stem in EXTRAS:
@@ -223,7 +229,11 @@ def configuration(debian: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Fill the folders of all packages."""
+    """Fill the folders of all packages.
+
+    Args:
+        arguments: The path of the folder debian.
+    """
     debian = Path(arguments[0]).resolve()
     libraries = debian / COMMON / PREFIX / LIBRARIES
     environment(debian / COMMON / PREFIX)

@@ -22,7 +22,7 @@ from deploy.progress import Failure, main, run, say, steps
 
 FOLDER = packages.ROOT / "build/deb"
 SDIST = "import sys; from setuptools import build_meta as b; b.build_sdist(sys.argv[1])"
-ADVICE = "Mend what the lines above name."
+ADVICE = "Fix the problem in the lines above."
 CHANGES = """kilonova ({version}) {release}; urgency=medium
 
   * What has changed is in changelog.gz.
@@ -32,10 +32,13 @@ CHANGES = """kilonova ({version}) {release}; urgency=medium
 
 
 def command(arguments: list[str]) -> int:
-    """Install the build requirements, and build the packages."""
+    """Install the build requirements, build the packages, and print their paths."""
     revision = arguments[0] if arguments else "1"
     if len(arguments) > 1 or not re.fullmatch(r"[0-9][0-9A-Za-z.+~]*", revision):
-        raise Failure(f"Not understood: {' '.join(arguments)}", "./deploy/deb [REVISION]")
+        raise Failure(
+            f"Invalid arguments: {' '.join(arguments)}",
+            "Run ./deploy/deb [REVISION]. A revision begins with a digit.",
+        )
     # All users may read the packaged files.
     os.umask(0o022)
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -71,7 +74,13 @@ def debian_version(version: str, revision: str) -> str:
 
 
 def _unpack(tree: Path, revision: str, log: Path) -> None:
-    """Unpack the source distribution, and add the folder that dpkg expects."""
+    """Build and unpack the source distribution, and add the folder debian that dpkg expects.
+
+    Args:
+        tree: The folder into which the source is unpacked.
+        revision: The revision of the packages.
+        log: The file that gets the programs' output.
+    """
     sdist = tree.parent / "sdist"
     run([environment.PYTHON, "-c", SDIST, sdist], ADVICE, log=log, cwd=packages.ROOT)
     for metadata in packages.ROOT.glob("*.egg-info"):
@@ -109,9 +118,10 @@ def _build(tree: Path, log: Path) -> None:
 
 
 def judge(folder: Path) -> str:
-    """Return the output of lintian about the packages in the folder.
+    """Check the packages in the folder with lintian, and return its output.
 
-    Errors and warnings are failures.
+    Raises:
+        Failure: Lintian reports an error or a warning.
     """
     return run(
         [

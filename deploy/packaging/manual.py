@@ -40,14 +40,14 @@ def verbs(
 
 
 def options(command: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return the arguments of a command, without subcommands."""
+    """Return the options and arguments of a command, without its subcommands."""
     return [
         action for action in command._actions if not isinstance(action, argparse._SubParsersAction)
     ]
 
 
 def services() -> list[str]:
-    """Return the processes whose units read Kilonova's configuration."""
+    """Return the names, without "kilonova-", of the services whose units set KILONOVA_CONF."""
     return sorted(
         unit.stem.removeprefix("kilonova-")
         for unit in UNITS.glob("kilonova-*.service")
@@ -56,7 +56,7 @@ def services() -> list[str]:
 
 
 def pages() -> dict[str, str]:
-    """Return every page by file name."""
+    """Return the roff text of every man page by file name, for example "kilonova-host.1"."""
     pages_by_file = {"kilonova.1": _main_page()}
     nouns = [(words, command) for words, command in verbs(parser()) if len(words) == 1]
     for words, command in nouns:
@@ -204,13 +204,16 @@ def _text(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Return text for roff. No line is a request, and minus signs can be copied."""
+    """Return the text on one line, escaped so that roff prints it as it is.
+
+    The text never becomes a request of roff, and minus signs can be copied from the page.
+    """
     text = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text.startswith((".", "'")) else text
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write all pages."""
+    """Write all pages into the folder in ``arguments``."""
     folder = Path(arguments[0])
     for name, text in pages().items():
         (folder / name).write_text(text)

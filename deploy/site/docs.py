@@ -18,9 +18,9 @@ FOLDER = packages.ROOT / "build/site"
 
 
 def command(arguments: list[str]) -> int:
-    """Install Sphinx, and build the site."""
+    """Install Sphinx, and build the site in ``FOLDER``."""
     if arguments:
-        raise Failure(f"Not known: {' '.join(arguments)}", "./deploy/docs")
+        raise Failure(f"Invalid arguments: {' '.join(arguments)}", "Run ./deploy/docs.")
     with tempfile.TemporaryDirectory(prefix="kn-docs-") as temporary:
         log = Path(temporary) / "install.log"
         steps(
@@ -30,12 +30,12 @@ def command(arguments: list[str]) -> int:
                 ("pages", _make),
             ]
         )
-    say(f"The site is in {FOLDER}; begin with index.html.")
+    say(f"The site is in {FOLDER}. Open index.html.")
     return 0
 
 
 def _make() -> str:
-    return run(environment.docs_command(FOLDER), "Mend what the lines above name.")
+    return run(environment.docs_command(FOLDER), "Fix the problems in the lines above.")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from scheduler import filters, weighers
 
 
 def api() -> str:
-    """Return every operation, a table per resource, and the removed operations."""
+    """Return a table of operations for each resource, and a table of the removed paths."""
     kinds: dict[str, list[Route]] = {}
     for route in sorted(ROUTES, key=lambda route: _kind(route.path)):
         kinds.setdefault(_kind(route.path), []).append(route)
@@ -39,7 +39,7 @@ def api() -> str:
 
 
 def actions() -> str:
-    """Return the table of all actions, including actions with an operation of their own."""
+    """Return the table of all server actions, including actions with an operation of their own."""
     return _table(
         ("action", "microversions", "policy", "from the states", "then", "success"),
         map(_action, states.ACTIONS),
@@ -47,7 +47,7 @@ def actions() -> str:
 
 
 def configuration() -> str:
-    """Return every option, a table per section."""
+    """Return a table of options for each section of the configuration."""
     return "\n".join(
         f"## [{group}]\n\n" + _table(("option", "type", "default", ""), map(_option, options))
         for group, options in OPTIONS.items()
@@ -55,12 +55,12 @@ def configuration() -> str:
 
 
 def filters_table() -> str:
-    """Return every filter by its name in ``enabled_filters``."""
+    """Return the table of all filters, by their names in ``enabled_filters``."""
     enabled = next(
         option for option in OPTIONS["scheduler"] if option.dest == "enabled_filters"
     ).default
     return _table(
-        ("name", "effect", "by default", "asked of rebuilds"),
+        ("name", "effect", "by default", "also for rebuilds"),
         (
             (
                 f"`{name}`",
@@ -74,7 +74,7 @@ def filters_table() -> str:
 
 
 def weighers_table() -> str:
-    """Return every weigher by its name in ``enabled_weighers``, with its multiplier."""
+    """Return the table of all weighers, by their names in ``enabled_weighers``."""
     conf = cfg.ConfigOpts()
     for group, options in OPTIONS.items():
         conf.register_opts(options, None if group == "DEFAULT" else group)
@@ -110,7 +110,7 @@ def _operation(route: Route) -> Sequence[str]:
     return (
         f"`{route.method} {route.path}`",
         _versions(route.since, route.until),
-        f"`{route.policy}`" if route.policy else "what is asked for decides",
+        f"`{route.policy}`" if route.policy else "depends on the request",
         str(route.success),
     )
 
@@ -147,13 +147,13 @@ def _option(option: cfg.Opt) -> Sequence[str]:
 
 
 def _passes(entry: filters.Entry) -> str:
-    """Return the first paragraph of the filter's docstring."""
+    """Return the filter's effect: the first paragraph of its docstring, or that it is built in."""
     if entry.make is None:
-        return "asked of every request, whatever is enabled"
+        return "always checked, whatever is enabled"
     by_aggregate = isinstance(entry.make, functools.partial)
     make = entry.make.func if isinstance(entry.make, functools.partial) else entry.make
     text = " ".join((make.__doc__ or "").split("\n\n")[0].split()).replace("``", "`")
-    return _cell(text + " Aggregates say how many." * by_aggregate)
+    return _cell(text + " The metadata of aggregates has the number." * by_aggregate)
 
 
 def _cell(text: str) -> str:

@@ -53,9 +53,9 @@ def page() -> str:
 
 
 def edges() -> dict[tuple[str, str], list[str]]:
-    """Return (from, to) -> actions between these states, in the table's order.
+    """Return (from, to) -> names of the actions between these states, in the table's order.
 
-    Actions from every state are left out.
+    Actions that are allowed in every state, and actions that keep the state, are left out.
     """
     actions_by_edge: dict[tuple[str, str], list[str]] = {}
     for row in ACTIONS:
@@ -69,7 +69,7 @@ def edges() -> dict[tuple[str, str], list[str]]:
 
 
 def _name(row: Action) -> str:
-    """Return the key of the body, with the value that selects the row."""
+    """Return the action's key in the request body, with the value that selects this row if any."""
     return f"{row.key} {row.when[1]}" if row.when else row.key
 
 
@@ -87,7 +87,7 @@ def _id(vm_state: str) -> str:
 
 
 def _from_every_state() -> str:
-    """Return the actions from every state as a sentence."""
+    """Return a sentence with the actions that are allowed in every state."""
     rows = [row for row in ACTIONS if row.vm == states.ANY and row.after is not None]
     names = ", ".join(f"`{_name(row)}` (to `{row.after}`)" for row in rows)
     return f"From every state: {names}.\n"

@@ -62,6 +62,7 @@ class Case:
 class FailedTest:
     """A failed test, and the command that repeats the test."""
 
+    #: The test's id, or the name of a job that failed without a failed test.
     what: str
     command: str
 
@@ -109,7 +110,7 @@ class Result:
         return self.status in (0, NO_TESTS)
 
     def read(self) -> None:
-        """Read the test cases from pytest's report, if pytest could write one."""
+        """Read the test cases from pytest's report. Without a valid report there are none."""
         try:
             cases = ElementTree.parse(self.report).iter("testcase")  # noqa: S314 - written by our pytest
         except (FileNotFoundError, ElementTree.ParseError):
@@ -132,7 +133,7 @@ class Result:
         return tests
 
     def failures(self) -> str:
-        """Return the log from pytest's first failure on, or else the last part."""
+        """Return the log from pytest's first list of failures on, or its last 20,000 characters."""
         text = self.log.read_text(errors="replace")
         first = FAILURES.search(text)
         return text[first.start() :] if first else text[-20_000:]
@@ -158,12 +159,12 @@ def _read_case(element: ElementTree.Element) -> Case:
 
 
 class Jobs:
-    """Run jobs in their order, a few at a time.
+    """Run jobs in their order, at most ``SIDE_BY_SIDE`` at a time.
 
     Args:
-        folder: Where logs and reports are written.
-        command: Returns the command line of a job that writes a report to a path.
-        environment: Returns a job's environment. Called when the job starts, because this may
+        folder: The folder for logs and reports.
+        command: Returns the command line of a job that writes a report to this path.
+        environment: Returns the environment of a job. Called when the job starts, because it may
             start servers.
     """
 
@@ -179,7 +180,10 @@ class Jobs:
         self._ended: queue.SimpleQueue[Result | Exception] = queue.SimpleQueue()
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Result]:
-        """Run the jobs and yield each result at the end of the job."""
+        """Run the jobs, and yield each result when its job ends.
+
+        If the caller closes the iterator early, the running jobs are interrupted.
+        """
         waiting = iter(jobs)
         workers = [
             threading.Thread(target=self._work, args=(waiting,))
@@ -281,7 +285,14 @@ def _wait_with_usage(process: subprocess.Popen[bytes]) -> tuple[int, float]:
 
 
 def pytest_command(job: Job, report: Path | None, *more: str) -> list[str | Path]:
-    """Return the command line of a job. Tests that ``more`` names run instead of the whole ring."""
+    """Return the command line of a job.
+
+    Args:
+        job: The job.
+        report: Path of the report to write, or None for a run in the foreground.
+        more: More arguments. If some of them are tests, only these run instead of the whole ring. A
+            job with a module gets them only in the foreground.
+    """
     if job.module:
         return [PYTHON, "-m", job.module, *(() if report else more)]
     written = [] if report is None else [f"--junitxml={report}", "-o", REPORT_FORMAT]

@@ -51,7 +51,7 @@ INSTALLED = "/opt/kilonova/venv/bin/"
 
 
 def main() -> int:
-    """Run all checks and return the number of failures."""
+    """Run all checks and return the number of failed checks."""
     programs = VENV / "bin"
     with tempfile.TemporaryDirectory() as folder:
         commands: list[list[str | Path]] = [

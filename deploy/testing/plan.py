@@ -53,7 +53,7 @@ class Budget:
     all: int = 0
 
     def of(self, chosen: Set) -> int:
-        """Return the budget in this set."""
+        """Return the CPU-seconds that the job may use in this set."""
         return self.default if chosen is Set.DEFAULT else self.all
 
 
@@ -194,7 +194,7 @@ RINGS = (
 
 
 def job_of(ring: str, fixtures: Collection[str], marks: Collection[str]) -> Job:
-    """Return the job that a test of this ring belongs to."""
+    """Return the first job of this ring to which a test with these fixtures and marks belongs."""
     return next(job for job in (*JOBS, *ALONE) if job.ring == ring and job.has(fixtures, marks))
 
 

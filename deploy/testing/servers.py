@@ -2,9 +2,9 @@
 """Private RabbitMQ, PostgreSQL and MariaDB servers for the tests, in folders of their own.
 
 deploy/testing/test.py and tests/services.py use this module. ``Servers`` starts the servers as
-unprivileged users and stops them at exit, also after an exception or a signal. The servers write
-only to the folder. Their data survive a kill of the server. They may be lost with the machine,
-because the servers do not wait for the disk.
+unprivileged users and stops them at exit, also after an exception. The servers write only to the
+folder. Their data survive a kill of the server, but may be lost if the machine crashes, because the
+servers do not wait for the disk.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ _claims: dict[int, socket.socket] = {}
 
 
 def free_ports(count: int) -> int:
-    """Reserve a range of free ports for this process and return the first.
+    """Reserve a range of ``STEP`` ports for this process, and return the first.
+
+    The first ``count`` ports are free. The reservation holds until this process ends.
 
     Args:
         count: The number of ports, at most ``STEP``.
@@ -60,11 +62,11 @@ def free_ports(count: int) -> int:
             is_taken(start + number, EVERYWHERE) for number in range(count)
         ):
             return start
-    raise Failure("There are no free ports.", "See what listens with: ss -ltnp")
+    raise Failure("There are no free ports.", "List the listening programs with: ss -ltnp")
 
 
 def _reserve(start: int) -> bool:
-    """Return True if the range of ports was not reserved yet.
+    """Reserve a range of ports. Return False if a process has reserved the range already.
 
     The reservation is a socket with an abstract name, which the kernel releases when the process
     ends.
@@ -102,7 +104,7 @@ class Servers:
     def __enter__(self) -> Servers:
         if os.geteuid() != 0:
             raise Failure(
-                "Servers for the tests are started under users of their own, which only root can do.",
+                "The servers for the tests run as users of their own, and only root can start them so.",
                 "Run this as root.",
             )
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -121,7 +123,7 @@ class Servers:
             try:
                 process.wait(timeout=20)
             except subprocess.TimeoutExpired:
-                print(f"{name} did not stop within 20 s and is killed", flush=True)
+                print(f"killing {name}, which did not stop within 20 s", flush=True)
                 process.kill()
                 process.wait()
 
@@ -139,7 +141,7 @@ class Servers:
         return starters[kind]()
 
     def pid(self, kind: str) -> int:
-        """Return the process id of the last server of this kind."""
+        """Return the process id of the server of this kind that was started last."""
         return dict(self._processes)[kind].pid
 
     def kill(self, kind: str) -> None:
@@ -150,7 +152,7 @@ class Servers:
         self._processes.remove((kind, process))
 
     def restart(self, kind: str) -> None:
-        """Start a killed server again at the same address, and wait for an answer."""
+        """Start a killed database server again at the same address, and wait until it is ready."""
         self._restarts[kind]()
 
     def _rabbitmq(self) -> str:
@@ -292,13 +294,13 @@ class Servers:
         port: int,
         is_ready: Callable[[int], bool] = answers,
     ) -> None:
-        """Start a database, wait until the database is ready, and store how to restart it."""
+        """Start a database server, wait until it is ready, and enable ``restart`` for it."""
         self._run(name, command, user)
         self._wait(name, port, is_ready)
         self._restarts[name] = partial(self._start, name, command, user, port, is_ready)
 
     def _copy_certificates(self, folder: Path, user: str) -> dict[str, Path]:
-        """Return copies of the certificate's files that the server may read."""
+        """Copy the certificate's files for the server's user. Return the paths, or {} without."""
         if self._proof is None:
             return {}
         return {
@@ -342,11 +344,12 @@ class Servers:
             if process.poll() is not None:
                 tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
                 raise Failure(
-                    f"{name} ended with {process.returncode}:\n{tail}", "Its log is above."
+                    f"{name} ended with status {process.returncode}:\n{tail}",
+                    "Read the end of the server's log above.",
                 )
             return is_ready(port)
 
-        wait(ready, 90, f"{name} does not listen on port {port}", f"Look into {log}.", pause=0.05)
+        wait(ready, 90, f"{name} does not listen on port {port}", f"Read {log}.", pause=0.05)
 
 
 def _postgresql_program(name: str) -> str:

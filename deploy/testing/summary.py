@@ -42,7 +42,7 @@ def _minutes(seconds: float, speed: float) -> str:
 
 
 def longest_lines(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the longest tests."""
+    """Yield a line for each of the ``LONGEST`` longest tests, the longest first."""
     cases = sorted(
         (case for result in results for case in result.cases), key=lambda case: -case.seconds
     )
@@ -51,8 +51,8 @@ def longest_lines(results: Sequence[Result]) -> Iterator[str]:
 
 
 def skip_lines(results: Sequence[Result]) -> Iterator[str]:
-    """Yield how many tests were skipped for each reason."""
-    reasons = Counter(case.skipped for result in results for case in result.skipped_cases)
+    """Yield a line for each reason with the number of tests skipped, the most frequent first."""
+    reasons = Counter(case.skipped for result in results for case in result.skipped)
     for reason, count in reasons.most_common():
         yield f"{count:8} skipped: {reason}"
 

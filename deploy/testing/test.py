@@ -52,7 +52,7 @@ class Environment(ExitStack):
         self._folder, self._lock = folder, threading.Lock()
 
     def of(self, job: Job) -> dict[str, str]:
-        """Start the job's servers and return the job's environment."""
+        """Start the job's servers, and return its environment with ``KILONOVA_TEST_KIND_URL``."""
         environ = {**os.environ, **ENVIRON}
         if job.servers:
             with self._lock:
@@ -98,15 +98,19 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     sets = [name for name in names if name in (*LIMITS_MINUTES, *SLICES)]
     if {*names} - {*RINGS, *LIMITS_MINUTES, *SLICES} or (sets and (len(names) > 1 or more)):
         raise Failure(
-            f"Not understood: {' '.join(arguments)}",
-            f"./deploy/test [{'|'.join([*LIMITS_MINUTES, *SLICES])}], or ./deploy/test "
+            f"Invalid arguments: {' '.join(arguments)}",
+            f"Run ./deploy/test [{'|'.join([*LIMITS_MINUTES, *SLICES])}], or ./deploy/test "
             f"{'|'.join(RINGS)} ... [-- arguments of pytest, for instance -k name]",
         )
     return names, more
 
 
 def _jobs(names: Sequence[str]) -> list[Job]:
-    """Return the jobs of the named rings, or of every ring if no ring is named."""
+    """Return the jobs of the named rings.
+
+    The set ``default`` has the jobs with a budget in this set. ``all`` and the slices have the jobs
+    of every ring that does not run only by name.
+    """
     if _set_of(names) is Set.DEFAULT:
         return [job for job in JOBS if job.budget.default]
     rings = {name for name in names if name in RINGS} or {job.ring for job in JOBS}
@@ -114,9 +118,9 @@ def _jobs(names: Sequence[str]) -> list[Job]:
 
 
 def _set_of(names: Sequence[str]) -> Set | None:
-    """Return the set with the valid budgets.
+    """Return the set whose budgets apply, or None for a slice, which has no budget.
 
-    A ring has the budgets of ``all``, a slice has no budget.
+    The budgets of a ring are those of ``all``.
     """
     name = names[0] if names else Set.DEFAULT
     return None if name in SLICES else Set.DEFAULT if name == Set.DEFAULT else Set.ALL
@@ -161,7 +165,7 @@ def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
 def _in_the_foreground(
     jobs: Sequence[Job], more: Sequence[str], servers: Environment, folder: Path
 ) -> int:
-    """Run each ring in one process that prints the progress."""
+    """Run each ring in one process whose output is that of this command. Return the exit status."""
     failed = []
     for ring in dict.fromkeys(job.ring for job in jobs):
         whole = [job for job in jobs if job.ring == ring]
@@ -208,7 +212,16 @@ def summarize(
     scale: float,
     folder: Path,
 ) -> int:
-    """Print the summary and return the exit status. The line of counts is the last one."""
+    """Print the summary, with a line of counts at the end, and return the exit status.
+
+    Args:
+        results: The results of all jobs.
+        names: The set, slice or rings of the command line.
+        minutes: Duration of the run.
+        cpu_seconds: CPU-seconds of the jobs and their servers.
+        scale: Scale of the budgets, from ``deploy.testing.speed``.
+        folder: The folder with the logs, which is removed after a success.
+    """
     chosen, name = _set_of(names), names[0] if names else Set.DEFAULT
     for line in ("", "longest tests", *summary.longest_lines(results)):
         say(line)
@@ -226,7 +239,7 @@ def summarize(
     say(
         f"\n{minutes:.1f} minutes{allowed}. {cpu_seconds / 60:.1f} CPU minutes"
         + f", budget {budget * scale / 60:.1f}: {budget / 60:.1f} on the reference machine, "
-        f"this one takes {scale:.2f} times as long." * bool(budget)
+        f"this machine takes {scale:.2f} times as long." * bool(budget)
     )
     is_over = bool(
         name in LIMITS_MINUTES and cpu_seconds > budget * scale * plan.TOLERANCE and _is_ci()
@@ -235,7 +248,9 @@ def summarize(
     if failed or is_over:
         say(f"\nThe logs of jobs and servers are in {folder}.")
     if is_over:
-        say(f"FAILED More than {plan.TOLERANCE:.0%} of the CPU budget. Make the tests cheaper.")
+        say(
+            f"FAILED The tests used more than {plan.TOLERANCE:.0%} of the CPU budget. Make the tests cheaper."
+        )
     for test in failed:
         say(f"FAILED {test.what}    {test.command}")
     skipped = sum(len(result.skipped_cases) for result in results)

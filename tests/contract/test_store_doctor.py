@@ -176,7 +176,7 @@ BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
     "capacity": (
         update_rows(schema.inventories, INVENTORY.resource_class == "VCPU", total=1),
         {("capacity", "h1"), ("capacity", "h2")},
-        "2 of 1 VCPU are given out",
+        "2 VCPU are allocated, but the capacity is 1",
     ),
     "no inventory": (
         lambda tx: tx.execute(
@@ -185,7 +185,7 @@ BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
             )
         ),
         {("capacity", "1")},
-        "of no inventory",
+        "without an inventory",
     ),
     "not asked for": (
         assign(("s0", HardwareAssignment(devices=["0000:81:00.0"]))),
@@ -213,7 +213,7 @@ BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
     "a device that is none": (
         assign(("s0", HardwareAssignment(devices=["0000:99:00.0"]))),
         {("assignment-exact", "s0")},
-        "that h1 does not give out",
+        "that h1 does not report",
     ),
     "pages": (
         assign(("s0", numa_node(4, 10, 2048)), ("s1", numa_node(5, 8, 2048))),
@@ -225,13 +225,13 @@ BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
             sa.update(schema.servers).where(schema.servers.c.id == "s1").values(vcpus=2)
         ),
         {("counted", "s1")},
-        "it has or may get {'vcpus': 1, 'memory_mb': 64}",
+        "the server has or may get {'vcpus': 1, 'memory_mb': 64}",
     ),
     "anti-affinity": (move("s2", "h1"), {("group-policy", "*")}, "3 of its servers are on h1"),
     "affinity": (
         update_rows(schema.server_groups, sa.true(), policy="affinity"),
         {("group-policy", "*")},
-        "affinity, and its servers are on h1, h2",
+        "affinity, but its servers are on h1, h2",
     ),
     "enabled": (
         update_rows(schema.services, schema.services.c.host == "h2", disabled=False),
@@ -256,7 +256,7 @@ BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
     "notifications": (
         add_unsent_notification(outbox.LATE + SECOND),
         {("notifications-sent", "outbox")},
-        "none was sent since",
+        "the oldest notification waits since",
     ),
     "two zones": (
         update_rows(

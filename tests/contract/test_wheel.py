@@ -191,7 +191,7 @@ def test_wheel_prints_sample_configuration_and_upgrades_database(
     for command, output in (
         ("upgrade", f"database at version {newest}, was empty\n"),
         ("upgrade", f"database at version {newest} already\n"),
-        ("version", f"the database has {newest}, this code needs {newest}\n"),
+        ("version", f"the database has version {newest}, this code needs {newest}\n"),
     ):
         process = environment.run("kilonova", "database", command, KILONOVA_CONF=str(path))
         assert (process.returncode, process.stdout) == (0, output), process.stderr

@@ -123,7 +123,7 @@ def test_host_drain_continues_in_conductors_after_interrupt(
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert (
         lines[1].endswith("web stopped cold h2")
-        and lines[2] == "1 of 1 would go; nothing was changed"
+        and lines[2] == "1 of 1 servers would move; nothing was changed"
     )
     assert not conductor.wakeup.is_set()
 
@@ -141,13 +141,13 @@ def test_host_drain_continues_in_conductors_after_interrupt(
     assert (
         capsys.readouterr()
         .out.splitlines()[-1]
-        .startswith("the conductors go on without this command; watch them")
+        .startswith("the conductors continue without this command. To watch them")
     )
     store = Store(config.load(command[1]).database.url)
     state = store.read(lambda tx: host_status.host_state(tx, "h1"))
     [action] = store.read(lambda tx: host_actions.page(tx, "h1", 5))
     assert state.disabled and (action.name, action.state) == (Name.DRAIN, State.RUNNING)
     assert main([*command, "--stop"]) == 0
-    assert f"action {action.id} begins nothing more" in capsys.readouterr().out
+    assert f"action {action.id} starts no more moves" in capsys.readouterr().out
     assert store.read(lambda tx: host_actions.show(tx, action.id)).state is State.STOPPING
     store.close()

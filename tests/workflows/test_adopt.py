@@ -170,7 +170,7 @@ def test_adopt_creates_server_record_from_facts_of_guest(
     assert operator.adopt(server) == 0
     output = capsys.readouterr().out
     [port] = cloud.networks.ports(server)
-    for word in (f"({FLAVOR.id})", "project project, user user", port["id"], "lost, for no host"):
+    for word in (f"({FLAVOR.id})", "project project, user user", port["id"], "lost, because hosts"):
         assert output.count(word) == 2, output
     row = cloud.show(server)
     assert (row.name, row.project_id, row.user_id, row.host) == ("s", "project", "user", "h1")
@@ -231,8 +231,8 @@ def test_adopt_on_full_host_is_refused_and_reports_missing_memory(cloud: Cloud) 
             .values(total=schema.inventories.c.total - free_mb)
         )
     )
-    text = operator.check_refusal("has no room for it", server)
-    assert "128 MEMORY_MB are needed" in text and "are used" in text
+    text = operator.check_refusal("has no room for the guest", server)
+    assert "128 MEMORY_MB are needed" in text and "are in use" in text
     operator.adopt(server, force=True)
     assert [
         finding
@@ -266,7 +266,7 @@ def test_adopt_sets_host_of_server_moved_after_backup(either: Cloud) -> None:
     either.watcher = lambda: None  # The watcher would report the guest without a record.
     server = boot_moved_server(either, "os-migrateLive")
     operator = Adopter(either)
-    operator.check_refusal("--user: the database has this server", server, "h2", user="me")
+    operator.check_refusal("--user: the server has a record", server, "h2", user="me")
     operator.adopt(server, "h2")
     row = either.show(server)
     assert (row.host, row.vm_state, row.flavor_id) == ("h2", states.STOPPED, "1")
@@ -277,7 +277,7 @@ def test_adopt_with_replace_keeps_adopted_guest_and_removes_other(either: Cloud)
     either.watcher = lambda: None
     server = boot_moved_server(either, "resize")
     operator = Adopter(either)
-    operator.check_refusal("has a guest of it too, which is off", server, "h2")
+    operator.check_refusal("h1, which is its recorded host, has a guest too", server, "h2")
     operator.adopt(server, "h2", replace=True)
     row = either.show(server)
     assert (row.host, row.flavor_id, row.vcpus) == ("h2", "2", 2)
@@ -297,7 +297,7 @@ def test_adopt_is_refused_when_recorded_host_or_host_of_guest_is_silent(cloud: C
     server = boot_moved_server(cloud, "os-migrateLive")
     cloud.cut.add("h1")
     cloud.until_down("h1")
-    Adopter(cloud).check_refusal("h1, which the server's record names, does not", server, "h2")
+    Adopter(cloud).check_refusal("h1, which is the server's recorded host, does", server, "h2")
     cloud.force_down("h2")
     Adopter(cloud).check_refusal("h2 does not answer", server, "h2")
 
@@ -317,12 +317,15 @@ def test_adopt_is_refused_while_two_hosts_have_guest(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     ("forged_facts", "why"),
     [
-        ({"flavor": {"id": "1", "name": "n", "vcpus": 0, "memory_mb": 1, "root_gb": 1}}, "sense"),
-        ({"name": 7}, "sense"),
-        ({"image": {"id": "../../etc"}}, "sense"),
-        ({"ports": {"x": "y"}}, "sense"),
-        ({"key_data": "k" * 70000}, "sense"),
-        ({"project_id": "another"}, "of project project, and its guest on h2 says"),
+        (
+            {"flavor": {"id": "1", "name": "n", "vcpus": 0, "memory_mb": 1, "root_gb": 1}},
+            "not valid",
+        ),
+        ({"name": 7}, "not valid"),
+        ({"image": {"id": "../../etc"}}, "not valid"),
+        ({"ports": {"x": "y"}}, "not valid"),
+        ({"key_data": "k" * 70000}, "not valid"),
+        ({"project_id": "another"}, "to project project, but host h2 reports project another"),
     ],
 )
 def test_adopt_refuses_implausible_facts_of_host(
@@ -344,7 +347,7 @@ def test_adopt_leaves_out_ports_of_other_servers(
     operator = Adopter(cloud)
     operator.answers.forged_facts = {"ports": {foreign["id"]: "stolen", own["id"]: "own"}}
     operator.adopt(server)
-    assert f"port {foreign['id']}, which the guest has, is not" in capsys.readouterr().out
+    assert f"port {foreign['id']} of the guest is not" in capsys.readouterr().out
     assert [(nic["port"], nic["tag"]) for nic in cloud.show(server).interfaces] == [
         (own["id"], "own")
     ]
@@ -376,7 +379,7 @@ def test_adopt_requires_options_for_facts_missing_on_host(cloud: Cloud) -> None:
     server = boot_lost_server(cloud)
     cloud.hosts["h1"].driver.host.guests[server].facts = HostedServer(name="old")
     operator = Adopter(cloud)
-    text = operator.check_refusal("does not remember", server)
+    text = operator.check_refusal("does not report all", server)
     assert "--project, --user, --flavor, and --image" in text and "--name" not in text
     flavor = {"flavorid": "7", "name": "m7", "vcpus": 1, "memory_mb": 128, "root_gb": 1}
     flavor |= {"is_public": True}
@@ -431,7 +434,7 @@ def test_adopt_keeps_cpu_assignment_and_is_refused_while_cpus_are_taken(cloud: C
     cloud.settle()
     assert cloud.show(other).vm_state == states.ACTIVE
     operator = Adopter(cloud)
-    operator.check_refusal(f"CPU .* of host h1, which are {other}'s by now", server)
+    operator.check_refusal(f"CPU .* of host h1, which server {other} has too", server)
     cloud.ask(other, "delete")
     cloud.settle()
     operator.adopt(server)
@@ -442,7 +445,7 @@ def test_adopt_keeps_cpu_assignment_and_is_refused_while_cpus_are_taken(cloud: C
     cloud.hosts["h1"].driver.host.guests[server].facts = replace(
         cloud.hosts["h1"].driver.host.guests[server].facts, assignment=None
     )
-    operator.check_refusal("does not tell which", server)
+    operator.check_refusal("does not report which", server)
 
 
 def test_adopt_of_unknown_guest_or_host_is_refused(cloud: Cloud) -> None:
@@ -476,8 +479,8 @@ def test_adopt_of_guest_with_lost_volumes_is_refused(cloud: Cloud) -> None:
     guest = cloud.hosts["h1"].driver.host.guests[server]
     guest.volumes = [AttachedVolume(volume, "/dev/vdb", 1, {"driver_volume_type": "nbd"})]
     adopter = Adopter(cloud)
-    adopter.check_refusal(f"The guest has volume {volume}, and the database has lost that", server)
+    adopter.check_refusal(f"The guest has volume {volume}, but the server's record", server)
     adopter.answers.forged_facts = {"volumes": ["../etc"]}
-    adopter.check_refusal("makes no sense", server)
+    adopter.check_refusal("are not valid", server)
     adopter.answers.forged_facts, guest.volumes = {}, []
     assert adopter.adopt(server) == 0

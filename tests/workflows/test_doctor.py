@@ -122,7 +122,7 @@ def test_doctor_finds_planted_fault_of_each_kind_and_fix_ends_finding(
     run_until_clean(cloud, operator)
     assert operator.read_findings() == []
     assert operator.fix(planted.id) == 0
-    assert "nothing to mend" in capsys.readouterr().out
+    assert "nothing to repair" in capsys.readouterr().out
     assert operator.read_findings() == []
 
 

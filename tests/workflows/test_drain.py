@@ -210,7 +210,7 @@ def test_drain_dry_run_makes_no_changes(cloud: Cloud, operator: Operator) -> Non
     ordinary, grouped, _ = boot_five_servers(cloud)
     before = cloud.store.read(lambda tx: services.list_all(tx, "h1"))
     assert operator.drain(dry_run=True) == 1
-    assert operator.said[-1] == "4 of 5 would go; nothing was changed"
+    assert operator.said[-1] == "4 of 5 servers would move; nothing was changed"
     assert f"{grouped} (s, active) stays: no valid host" in operator.text
     assert all(server in operator.text for server in ordinary)
     assert (

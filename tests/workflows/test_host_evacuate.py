@@ -124,8 +124,8 @@ def test_host_evacuate_is_refused_for_silent_or_running_host(
         "does not prove that its guests are dead.*service set --down h1", operator.said[-1]
     )
     assert operator.evacuate(dry_run=True) == 1
-    assert operator.said[-2] == "3 of 4 would go; nothing was changed"
-    assert operator.said[-1].startswith("it would be refused: Host h1 is silent")
+    assert operator.said[-2] == "3 of 4 servers would move; nothing was changed"
+    assert operator.said[-1].startswith("the evacuation would be refused: Host h1 is silent")
     assert operator.evacuate("h2") == 1
     assert re.search("still in use.*kilonova host drain h2", operator.said[-1])
     assert kinds(cloud) == {}

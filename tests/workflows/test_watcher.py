@@ -40,5 +40,5 @@ def test_watcher_finds_overdue_action_after_rounds_without_changes(cloud: Cloud)
     trial.begin()
     change(cloud, schema.actions, workflow="unknown")
     cloud.round()
-    with pytest.raises(AssertionError, match="no conductor takes it"):
+    with pytest.raises(AssertionError, match="no conductor takes the action"):
         cloud.idle(1200)

@@ -15,7 +15,7 @@ normally means a defect of Kilonova, not a mistake of an operator. The exception
 ``ages`` returns work that is only old (guests to remove, actions, pending cleanups). Run ``check``
 in ``Store.snapshot``, which sees each transaction completely or not at all. Use ``read`` only if no
 process writes. Hosts and network service are queried at another moment, so callers must confirm a
-finding of ``compare`` by a second call.
+finding of a ``compare`` function by a second call.
 """
 
 from __future__ import annotations
@@ -133,7 +133,11 @@ def check(tx: Connection) -> list[Finding]:
 
 
 def _guests(live: Mapping[str, ServerRow], records: list[GuestRow]) -> Iterator[Finding]:
-    """Check that at most one guest of a server may run, and that its host has a guest."""
+    """Check the places of guests.
+
+    At most one guest of a server may run. A guest belongs to an existing server on the same host. A
+    server on a host has a guest's record there.
+    """
     running = Counter(
         row.server_id for row in records if row.may_run and row.wanted != GuestState.ABSENT
     )
@@ -146,7 +150,7 @@ def _guests(live: Mapping[str, ServerRow], records: list[GuestRow]) -> Iterator[
             yield Finding(
                 "guest-of-server",
                 server,
-                f"host {host} keeps a guest of a server that is gone",
+                f"host {host} keeps a guest of this server, which is deleted",
                 "guest-of-gone-server",
                 (host,),
             )
@@ -206,8 +210,8 @@ def _moves(
             yield Finding(
                 "guest-of-move",
                 row.server_id,
-                f"its guest on {row.host} is held by {row.holder}, which "
-                "is no migration from there",
+                f"the allocation of its guest on {row.host} is held by {row.holder}, which is not a "
+                "migration from this host",
                 "held-by-no-migration",
                 (row.host,),
             )
@@ -225,8 +229,8 @@ def _moves(
             yield Finding(
                 "move-of-server",
                 server,
-                f"migration {move.id} is {move.status}, the server is "
-                f"{moving.vm_state if moving is not None else 'gone'} and idle",
+                f"migration {move.id} is {move.status}, but the server is "
+                f"{moving.vm_state if moving is not None else 'deleted'} and has no action",
                 "move-without-action",
                 (str(move.id),),
             )
@@ -235,13 +239,17 @@ def _moves(
             yield Finding(
                 "move-of-server",
                 server_row.id,
-                "waits to be confirmed, and no migration is finished",
+                "is in VERIFY_RESIZE, but has no open migration",
                 "resized-without-move",
             )
 
 
 def _quotas(live: Mapping[str, ServerRow], moves: Sequence[MigrationRow]) -> Iterator[Finding]:
-    """Check that the quota counts the server's flavor, during a move the larger of both."""
+    """Check the amounts of each server that the quota counts.
+
+    They are those of the server's flavor, and during a move the larger ones of both flavors. During
+    a revert the amounts of the server's flavor are accepted too.
+    """
     open_moves = {row.server_id: row for row in moves if row.status in OPEN_MIGRATIONS}
     for row in live.values():
         move = open_moves.get(row.id)
@@ -256,12 +264,12 @@ def _quotas(live: Mapping[str, ServerRow], moves: Sequence[MigrationRow]) -> Ite
             yield Finding(
                 "counted",
                 row.id,
-                f"{counted} are counted for the quota, and it has or may get {expected}",
+                f"{counted} are counted for the quota, but the server has or may get {expected}",
             )
 
 
 def _shares(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
-    """Check the server's count of shares. Deleted servers have none."""
+    """Check each server's count of shares, and that deleted servers have no shares."""
     numbers = {row.server_id: row.number for row in tx.execute(_SHARED)}
     for row in live.values():
         if row.shares != numbers.get(row.id, 0):
@@ -269,11 +277,14 @@ def _shares(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
                 "shares", row.id, f"counts {row.shares} shares and has {numbers.get(row.id, 0)}"
             )
     for server in numbers.keys() - live.keys():
-        yield Finding("shares", server, "has shares and is gone", "shares-of-gone")
+        yield Finding("shares", server, "is deleted, but has shares", "shares-of-gone")
 
 
 def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
-    """Check that each server with an action is held by exactly that action, with the same fence."""
+    """Check that servers and running actions refer to each other, with the same fence.
+
+    Also report stuck actions, overdue actions and due actions without a time.
+    """
     running = {row.id: row for row in tx.execute(_RUNNING)}
     for row in live.values():
         head = running.get(row.action) if row.action else None
@@ -281,7 +292,7 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
             yield Finding(
                 "held-by-action",
                 row.id,
-                f"is held by action {row.action}, which has ended",
+                f"is held by action {row.action}, which has ended or does not exist",
                 "held-by-ended",
                 (row.action,),
             )
@@ -289,14 +300,12 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
             yield Finding(
                 "held-by-action",
                 row.id,
-                f"fence {row.fence}, its action has {head.fence}",
+                f"has fence {row.fence}, but its action has {head.fence}",
                 "fence-of-action",
                 (head.id,),
             )
         if row.task_state and not row.action:
-            yield Finding(
-                "task-state", row.id, f"task_state {row.task_state} and no action holds it"
-            )
+            yield Finding("task-state", row.id, f"has task_state {row.task_state}, but no action")
     # A delete continues after its server is gone, until external services have removed the rest.
     held = set(tx.scalars(_HOLDING))
     for head in running.values():
@@ -304,7 +313,7 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
             yield Finding(
                 "held-by-action",
                 head.server_id,
-                f"action {head.id} is {head.state} and does not hold it",
+                f"action {head.id} of this server is {head.state}, but does not hold the server",
                 "holds-nothing",
                 (head.id,),
             )
@@ -312,7 +321,7 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
             yield Finding(
                 "due",
                 head.server_id,
-                f"action {head.id} is due without a time, so no conductor takes it",
+                f"action {head.id} is due without a time, so no conductor takes the action",
                 facts=(head.id,),
             )
         if head.state == ActionState.STUCK:
@@ -327,35 +336,41 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
             yield Finding(
                 "overdue",
                 head.server_id,
-                f"{head.workflow} is due at {head.step or 'its beginning'} and no "
-                f"conductor takes it. Start one of its release, or: kilonova action settle {head.id}",
+                f"{head.workflow} is due at {head.step or 'its beginning'}, but no conductor takes "
+                "the action. Start a conductor of the action's release, or: kilonova action settle "
+                f"{head.id}",
                 facts=(head.id,),
             )
 
 
 def _notifications(tx: Connection) -> Iterator[Finding]:
-    """Check that notifications are sent.
+    """Check that the oldest notification does not wait too long.
 
-    The text of the finding is the same at a second check only if none was sent in between.
+    The finding's text has the time of the oldest notification. So the text is the same at a second
+    check only if no notification was sent in between.
     """
     since = outbox.late(tx)
     if since is not None:
         yield Finding(
             "notifications-sent",
             "outbox",
-            f"none was sent since {iso(since)}, when the oldest was written: "
-            "see the conductors' logs for the broker that takes none; start it, or correct "
-            "[oslo_messaging_notifications] transport_url. A conductor whose [notifications] "
-            "notification_format is none sends none. kilonova status counts what waits; beyond "
-            "[notifications] outbox_limit the oldest are dropped",
+            f"the oldest notification waits since {iso(since)}. The conductors' logs have the reason. "
+            "Start the broker, or correct [oslo_messaging_notifications] transport_url. A conductor "
+            "with [notifications] notification_format none sends no notifications. kilonova status "
+            "shows the number of waiting notifications. Beyond [notifications] outbox_limit the "
+            "oldest are dropped",
         )
 
 
 def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Finding]:
-    """Compare the guests that hosts run (host -> server -> power state) with the records.
+    """Compare the domains of hosts with the records.
 
     The findings are a server that runs on two hosts, a domain without a record, and an idle server
-    without a domain on its host. Such a server cannot be started there.
+    without a domain on its host. Servers on other hosts are not checked.
+
+    Args:
+        domains: Host -> server -> power state, of the hosts that answered.
+        tx: The transaction.
     """
     records = {
         (row.server_id, row.host)
@@ -379,8 +394,9 @@ def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Fi
         Finding(
             "guest-there",
             row.id,
-            f"host {row.host} has no domain of it. Where another finding names one on some host, "
-            f"adopt that; else its guest is gone: openstack server delete {row.id}",
+            f"host {row.host} has no domain of this server. If another finding reports a guest of the "
+            "server on some host, adopt that guest. If not, the guest is lost: openstack server delete "
+            f"{row.id}",
             facts=(row.host,),
         )
         for row in tx.execute(query)
@@ -400,10 +416,10 @@ def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Fi
 
 
 def compare_reported(queried: Collection[str], tx: Connection) -> list[Finding]:
-    """Return guests without a record that hosts have reported earlier.
+    """Return findings about guests without a record, from the stored reports of hosts.
 
     Args:
-        queried: Hosts that were queried now, and are left out.
+        queried: Hosts whose present answers were compared, and which are left out.
         tx: The transaction.
     """
     return [
@@ -417,8 +433,8 @@ def _unknown_domain(server: str, host: str) -> Finding:
     return Finding(
         "domain-known",
         server,
-        f"host {host} has a domain without a record. See: kilonova host adopt {host} "
-        f"{server}; or have it removed: kilonova host discard {host} {server}",
+        f"host {host} has a domain of this server without a record. To keep it: kilonova host adopt "
+        f"{host} {server}. To remove it: kilonova host discard {host} {server}",
         facts=(host,),
     )
 
@@ -458,12 +474,13 @@ def _unknown_ports(
     resting: Mapping[str, ServerPlace],
     spared: Set[str],
 ) -> list[Finding]:
-    """Return findings about ports that no server has."""
+    """Return findings about ports that no server's record has."""
     return [
         Finding(
             "port-of-server",
             port_id,
-            f"is of {port['device_id'] or 'nobody'}, which does not know it. {_port_remedy(port, resting)}",
+            f"has the device_id {port['device_id'] or 'of no server'}, but no server's record has this port. "
+            f"{_port_remedy(port, resting)}",
             "port-unplugged"
             if port["device_id"] in resting or not port["device_id"]
             else "port-of-nobody",
@@ -488,7 +505,7 @@ def _interfaces(
                 Finding(
                     "interface-of-server",
                     row.id,
-                    f"has an interface whose port {port_id} is gone",
+                    f"has an interface with port {port_id}, but the network service has no such port",
                     facts=(port_id,),
                 )
             )
@@ -497,8 +514,8 @@ def _interfaces(
                 Finding(
                     "port-of-server",
                     port_id,
-                    f"is of {port['device_id']} on "
-                    f"{port.get('binding:host_id')}; server {row.id} is on {row.host}",
+                    f"has the device_id {port['device_id']} and is bound to host "
+                    f"{port.get('binding:host_id')}, but belongs to server {row.id} on host {row.host}",
                     "port-elsewhere",
                     (row.id,),
                 )
@@ -536,19 +553,19 @@ def _port_remedy(port: JsonMapping, resting: Mapping[str, ServerPlace]) -> str:
     port_id, server = port["id"], port["device_id"]
     if server in resting:
         return (
-            f"To plug it in: openstack port set --device '' --device-owner '' {port_id}, then "
-            f"openstack server add port {server} {port_id}; else: openstack port delete {port_id}"
+            f"To attach the port: openstack port set --device '' --device-owner '' {port_id}, then "
+            f"openstack server add port {server} {port_id}. Otherwise: openstack port delete {port_id}"
         )
     return (
-        "If a host has a guest of it: kilonova host adopt or discard; "
-        f"else: openstack port delete {port_id}"
+        "If a host has a guest of the server: kilonova host adopt or kilonova host discard. If not: "
+        f"openstack port delete {port_id}"
     )
 
 
 def wanderers(tx: Connection) -> set[str]:
-    """Return the servers that were ever live-migrated.
+    """Return the ids of the servers with a live migration, also an ended one.
 
-    Only their ports may be bound to two hosts.
+    Only ports of these servers may be bound to two hosts.
     """
     return set(
         tx.scalars(
@@ -563,17 +580,18 @@ class Pending(NamedTuple):
     """Unfinished work of a server."""
 
     server: str
+    #: Description of the work (see ``ages``).
     what: str
     #: Seconds.
     age: float
 
 
 def ages(tx: Connection) -> dict[str, list[Pending]]:
-    """Return unfinished work.
+    """Return unfinished work with the keys ``debts``, ``actions`` and ``cleanups``.
 
-    ``debts`` have their host, ``actions`` their workflow, step and cause, and ``cleanups`` the
-    reason of their last failure. A cleanup that looks for the result of a late call is included
-    after its first attempt.
+    The description of a debt (a guest to be removed) is the host, that of an action has workflow,
+    step and cause, and that of a pending cleanup has the reason of the last failure. A cleanup that
+    looks for the result of a late call is included after its first attempt.
     """
     at = moment(tx)
     debts = [

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services that records need and the catalogue does not name.
+"""External services that records need and the catalogue does not name.
 
-Their ports, shares and volumes wait until an operator registers the service.
+Actions on ports, shares and volumes wait until an operator registers the service.
 """
 
 from __future__ import annotations
@@ -48,7 +48,12 @@ _NEEDS = {
 
 
 def compare_catalogue(missing: Collection[str], tx: Connection) -> list[Finding]:
-    """Return findings about these services (NETWORK, SHARE, VOLUME), which the catalogue lacks."""
+    """Return a finding for each missing service that a server or a pending cleanup needs.
+
+    Args:
+        missing: Services that the catalogue does not name (NETWORK, SHARE, VOLUME).
+        tx: The transaction.
+    """
     return sorted(_findings(missing, tx))
 
 
@@ -70,6 +75,6 @@ def _findings(missing: Collection[str], tx: Connection) -> Iterator[Finding]:
         yield Finding(
             "service-registered",
             NAMES[section],
-            f"{needs}, and the catalogue names none: register it in the region of [identity] region, "
-            f"or set [{section}] endpoint. It is seen within a minute; nothing has to be started anew",
+            f"{needs}, but the catalogue does not name this service. Register the service in the region of [identity] "
+            f"region, or set [{section}] endpoint. A registered service is used within a minute, without a restart",
         )

@@ -23,7 +23,7 @@ _FACTS = sa.select(hosts.c.name, hosts.c.facts)
 
 
 def check(tx: Connection) -> Iterator[Finding]:
-    """Yield a finding for each host whose agent should have renewed a day ago."""
+    """Yield a finding for each host whose agent should have renewed its certificate a day ago."""
     until = moment(tx) // SECOND + LATE_SECONDS
     for row in tx.execute(_FACTS):
         ends = (row.facts or {}).get("certificate_ends")
@@ -31,6 +31,6 @@ def check(tx: Connection) -> Iterator[Finding]:
             yield Finding(
                 "certificate-lasts",
                 row.name,
-                f"its certificate ends at {iso(ends * SECOND)}: journalctl -u kilonova-agent there says what keeps "
-                "the agent from renewing it (docs/encryption.md, Certificates of hosts)",
+                f"its certificate ends at {iso(ends * SECOND)}. The log of the agent on the host has the reason why "
+                "it was not renewed: journalctl -u kilonova-agent (docs/encryption.md, Certificates of hosts)",
             )

@@ -106,7 +106,7 @@ def _examine(conf: cfg.ConfigOpts, store: Store, options: argparse.Namespace) ->
     unchecked = sorted(set(silent) - _down(store))
     tell(store, current, options.json, unchecked)
     for name in sorted(set(silent)):
-        print(f"{name} did not answer: what is there is not checked", file=sys.stderr)
+        print(f"{name} did not answer, so its objects were not checked", file=sys.stderr)
     return status(current, unchecked)
 
 
@@ -114,14 +114,17 @@ def status(current: Sequence[Finding], silent: Collection[str]) -> int:
     """Return the exit status for monitoring.
 
     Args:
-        current: The findings of this check.
-        silent: Hosts and services that should have answered.
+        current: The findings.
+        silent: Hosts and services that should have answered and did not.
     """
     return 1 if current else NO_ANSWER if silent else 0
 
 
 def _down(store: Store) -> set[str]:
-    """Return the hosts that are known to be down. The doctor does not report these."""
+    """Return "host NAME" of each compute host that counts as down.
+
+    These hosts do not count as unchecked, because the doctor expects no answer of them.
+    """
     rows = store.read(lambda tx: services.list_all(tx, binary=Binary.COMPUTE))
     return {f"host {row.host}" for row in rows if not row.up}
 
@@ -129,15 +132,15 @@ def _down(store: Store) -> set[str]:
 def tell(
     store: Store, current: Sequence[Finding], as_json: bool, unseen: Sequence[str] = ()
 ) -> None:
-    """Print the findings.
+    """Print the findings with cause and remedy.
 
-    Without ``as_json`` also print remedies, running actions, pending cleanups, refusals of hosts,
-    and the hosts and services that did not answer.
+    Without ``as_json`` also print pending cleanups, actions that run for ``LONG_SECONDS``, refusals
+    of hosts, and the hosts and services that did not answer.
 
     Args:
         store: The database.
-        current: The findings of this check.
-        as_json: Print only the findings, as JSON.
+        current: The findings.
+        as_json: True to print one JSON document with the findings only.
         unseen: Hosts and services that did not answer.
     """
     if as_json:
@@ -169,7 +172,7 @@ def tell(
         if is_incomplete
         else "all is well"
     )
-    print(result + (f"; not looked at: {', '.join(unseen)}" if unseen else ""))
+    print(result + (f"; not checked: {', '.join(unseen)}" if unseen else ""))
 
 
 def facts(finding: Finding) -> dict[str, str]:
@@ -188,19 +191,19 @@ def facts(finding: Finding) -> dict[str, str]:
 
 
 def nothing() -> None:
-    """Return None, for a cloud without the service."""
+    """Return None. The default for a service or host that is not queried."""
 
 
 def none_missing() -> Collection[str]:
-    """Return no services, for a cloud whose catalogue is not checked."""
+    """Return no services. The default if the catalogue is not checked."""
     return ()
 
 
 @dataclass(frozen=True)
 class NeighbourAnswers:
-    """The answers of external services at one check.
+    """The answers of external services and hosts at one check.
 
-    None: the service does not exist, or does not answer.
+    None means that the service does not exist, did not answer, or was not queried.
     """
 
     ports: Ports | None
@@ -232,7 +235,7 @@ class Neighbours:
     rules: Callable[[], Rules | None] = nothing
 
     def ask(self) -> NeighbourAnswers:
-        """Query all of them once."""
+        """Call each function once, and return the answers."""
         return NeighbourAnswers(
             self.ports(),
             self.attachments(),
@@ -250,7 +253,14 @@ def findings(
     neighbours: Neighbours = Neighbours(),
     pause: float = PAUSE,
 ) -> list[Finding]:
-    """Return the findings that two checks, ``pause`` seconds apart, both have."""
+    """Return the findings that two checks, ``pause`` seconds apart, both have.
+
+    Args:
+        store: The database.
+        ask: Queries the hosts for their guests.
+        neighbours: Queries the external services, and the hosts for volumes and files.
+        pause: Seconds between the checks. If the first check has no findings, there is no second.
+    """
     first = _check_snapshot(store, ask(), neighbours.ask())
     if not first:
         return []
@@ -261,6 +271,8 @@ def findings(
 
 def of_neighbours(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Neighbours:
     """Return the functions that query the external services of this cloud.
+
+    The functions for hosts (``disks``, ``files``) are left at their defaults.
 
     Args:
         conf: The configuration.

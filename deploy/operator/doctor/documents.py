@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents of the database that cannot be read.
+"""JSON documents in the database that cannot be read.
 
 ``doctor.check`` calls ``check`` first, and ``until_damaged`` around its other parts. Reads only.
 """
@@ -25,7 +25,7 @@ from common.store.schema import (
 from deploy.operator.doctor.finding import Finding
 
 _INVARIANT = "document"
-#: Table -> the column that names a row to an operator.
+#: Table -> the column with the id or name of a row that findings show.
 _KEYS = {
     aggregates: aggregates.c.id,
     flavors: flavors.c.flavorid,
@@ -46,7 +46,12 @@ _QUERIES = {
 
 
 def check(tx: Connection, rows: Mapping[sa.Table, Iterable[object]]) -> Iterator[Finding]:
-    """Find damaged documents in these rows and in small tables."""
+    """Yield a finding for each damaged document in these rows and in the tables of ``_QUERIES``.
+
+    Args:
+        tx: The transaction.
+        rows: Rows that the doctor has read already, by table.
+    """
     queried = {table: tx.execute(query).all() for table, query in _QUERIES.items()}
     for table, table_rows in {**rows, **queried}.items():
         for row in table_rows:
@@ -60,9 +65,15 @@ def check(tx: Connection, rows: Mapping[sa.Table, Iterable[object]]) -> Iterator
 def until_damaged(
     name: str, findings: Iterable[Finding], damaged: Collection[Finding]
 ) -> Iterator[Finding]:
-    """Yield the findings of a part of the doctor up to the first damaged document.
+    """Yield the findings of a part of the doctor until they end or a damaged document raises.
 
-    Without damaged documents an exception is a defect of the doctor, and is raised.
+    In that case the last finding is that this part ended early. If there are no damaged documents,
+    the exception is a defect of the doctor and is raised.
+
+    Args:
+        name: Name of the part.
+        findings: The findings of the part.
+        damaged: The findings about damaged documents.
     """
     try:
         yield from findings

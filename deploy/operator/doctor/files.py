@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files on hosts of servers without a guest there, for which no record has an explanation."""
+"""Files of servers on hosts that have no guest of the server, and that no record explains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def compare_files(answers: Mapping[str, Collection[str]], tx: Connection) -> lis
     For hosts that were not queried or did not answer, the last report is used.
 
     Args:
-        answers: The answers of the hosts that were queried.
+        answers: The answers of the hosts that were queried and answered.
         tx: The transaction.
     """
     pairs = {(server, host) for host, servers in answers.items() for server in servers}
@@ -34,15 +34,15 @@ def _finding(stray: StrayFiles) -> Finding:
         return Finding(
             "files-known",
             stray.server,
-            f"host {stray.host} has files of it and no guest, and the server {location}",
+            f"host {stray.host} has files of this server but no guest, and the server {location}",
             "files-elsewhere",
             (stray.host,),
         )
     return Finding(
         "files-known",
         stray.server,
-        f"host {stray.host} has files of it and no guest, and no record says where its guest is: they may be all "
-        f"that is left of it. To have them removed: kilonova host discard {stray.host} {stray.server}",
+        f"host {stray.host} has files of this server but no guest, and the server has no record. The files may be the "
+        f"only copy. To remove them: kilonova host discard {stray.host} {stray.server}",
         "files-of-nobody",
         (stray.host,),
     )

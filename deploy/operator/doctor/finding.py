@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """A broken invariant."""
+    """A broken invariant, with the object for which it is broken."""
 
     #: The name of the invariant.
     invariant: str
     #: The id or name of the server, host or other object.
     subject: str
+    #: What is wrong, as a predicate of the subject or as a sentence.
     text: str
     #: The kind of finding (``kinds.KINDS``) if the invariant can be broken in several ways.
     case: str = field(default="", compare=False)

@@ -17,7 +17,7 @@ from common.store.engine import Connection, Store
 from deploy.operator.doctor import Finding, remedies
 from deploy.operator.doctor.kinds import KINDS, Mender
 
-#: Called with host and server, returns the exit status.
+#: Called with the name of the host and the id of the server. Returns the command's exit status.
 GuestCommand = Callable[[str, str], int]
 
 
@@ -30,7 +30,7 @@ class GuestCommands:
 
 
 def guest_commands(config: str | None) -> GuestCommands:
-    """Return ``kilonova host adopt`` and ``discard``, as confirmed by an operator."""
+    """Return ``kilonova host adopt`` and ``kilonova host discard`` as functions, with ``--yes``."""
     # Imported here because they load the API, which every other use of the doctor does without.
     from deploy.operator.hosts import adopt as host_adopt
     from deploy.operator.hosts import discard as host_discard
@@ -63,13 +63,15 @@ def fix(
         names: Ids of the findings to repair.
         findings: The current findings.
         look: Checks again, inside the transaction of the repair.
-        commands: The commands that adopt and discard a guest.
+        commands: Adopt and discard a guest without a record.
     """
     refused = 0
     for name in names:
         finding = next((candidate for candidate in findings if candidate.id == name), None)
         if finding is None:
-            print(f"{name}: nothing to mend; kilonova doctor shows what is")
+            print(
+                f"{name}: nothing to repair, there is no such finding; kilonova doctor lists them"
+            )
             continue
         try:
             done = _repair(store, finding, look, commands)
@@ -78,7 +80,7 @@ def fix(
             refused += 1
             continue
         remedy = KINDS[finding.kind].remedy
-        print(f"{name}: {remedy}" if done else f"{name}: nothing to mend any more")
+        print(f"{name}: {remedy}" if done else f"{name}: nothing to repair any more")
     return 1 if refused else 0
 
 
@@ -95,6 +97,6 @@ def _repair(
         is_spare = store.read(lambda tx: remedies.is_spare(tx, finding, look))
         if (commands.discard if is_spare else commands.adopt)(host, finding.subject):
             raise errors.Conflict(
-                f"The guest of {finding.subject} on host {host} is not repaired; see above."
+                f"The guest of {finding.subject} on host {host} was not repaired; see the lines above."
             )
     return bool(unrecorded_hosts)

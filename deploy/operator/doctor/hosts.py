@@ -64,11 +64,14 @@ def check(tx: Connection) -> Iterator[Finding]:
         yield Finding(
             "host-known",
             provider.name,
-            "is the provider of a host that is gone",
+            "is the provider of a host that does not exist any more",
             "provider-without-host",
             (str(provider.id),),
         )
     for beat in tx.execute(_AHEAD):
         yield Finding(
-            "heartbeat", beat.host, f"{beat.binary} was seen ahead of now", facts=(beat.binary,)
+            "heartbeat",
+            beat.host,
+            f"the heartbeat of {beat.binary} is more than an hour in the future",
+            facts=(beat.binary,),
         )

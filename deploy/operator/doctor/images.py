@@ -44,7 +44,7 @@ def compare_images(images: Sequence[JsonMapping], tx: Connection) -> list[Findin
         Finding(
             "image-in-transit",
             image,
-            f"is {record['status']} since a snapshot of server {record['instance_uuid']}, which has none in hand",
+            f"is {record['status']} as a snapshot of server {record['instance_uuid']}, which has no running action",
             facts=(str(record["instance_uuid"]),),
         )
         for image, record in incomplete.items()

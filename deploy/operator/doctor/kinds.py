@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """All kinds of findings, each with invariant, cause and remedy.
 
-Pure data. ``kilonova doctor`` prints the table, ``remedies`` implements the remedies, and
-docs/doctor.md is generated from it (``.venv/bin/python -m deploy.site.doctor_page``).
+Pure data. ``kilonova doctor`` prints cause and remedy of a finding, ``remedies`` implements the
+remedies, and docs/doctor.md is generated from the table (``.venv/bin/python -m
+deploy.site.doctor_page``).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Defect:
     way: Mender = Mender.ROWS
     #: True if the repair requires that no action has the server.
     is_free: bool = True
-    #: Findings of these kinds about the same server must be repaired before.
+    #: Findings of these kinds about the same server must be repaired first.
     first: tuple[str, ...] = ()
 
 
@@ -75,7 +76,7 @@ _ALL = (
          _BY_HAND, "the server is released", is_free=False),
     Defect("fence-of-action", "held-by-action", "a server and an action with different fences", _LOST,
          "both get a higher fence, and commands under way are sent again", is_free=False),
-    Defect("holds-nothing", "held-by-action", "an running action that does not hold the server", _BY_HAND,
+    Defect("holds-nothing", "held-by-action", "a running action that does not hold the server", _BY_HAND,
          "the action ends as superseded", is_free=False),
     Defect("due", "due", "an action that is due without a time", _BY_HAND, "the due time is set to now", is_free=False),
     Defect("never-sent", "due", "an action that waits for a command that was never sent", _BY_HAND,

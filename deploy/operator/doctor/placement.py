@@ -116,8 +116,7 @@ def _allocations(
             yield Finding(
                 "allocation-exact",
                 place[0],
-                f"holds {held[place]} on {place[1]} for the way back of a "
-                f"resize, which needs {kept_amounts[place]} more",
+                f"holds {held[place]} on {place[1]} for the revert of a resize, which needs {kept_amounts[place]}",
                 "allocation-of-way-back",
                 (place[1],),
             )
@@ -125,7 +124,7 @@ def _allocations(
         yield Finding(
             "allocation-of-guest",
             consumer,
-            f"holds resources on {host} where it has no guest",
+            f"holds resources on {host}, but has no guest there",
             "allocation-of-nothing",
             (host or "",),
         )
@@ -151,7 +150,9 @@ def _allocations(
         yield Finding(
             "consumer",
             consumer,
-            "consumer and allocations do not go together",
+            "has allocations without a consumer"
+            if consumer in holding
+            else "is a consumer without allocations",
             "no-consumer" if consumer in holding else "consumer-of-nothing",
         )
 
@@ -189,7 +190,7 @@ def _check_amounts(
         yield Finding(
             "allocation-exact",
             server.id,
-            f"was accepted and is refused now: {problem}",
+            f"has a flavor or image that this release refuses: {problem}",
             "flavor-refused",
         )
         return
@@ -197,7 +198,7 @@ def _check_amounts(
         yield Finding(
             "allocation-exact",
             server.id,
-            f"holds {dict(amounts)} on {host}, its flavor and image need {expected}",
+            f"holds {dict(amounts)} on {host}, but its flavor and image need {expected}",
             facts=(host,),
         )
 
@@ -207,9 +208,9 @@ def _properties(server: ServerRow) -> dict[str, str]:
 
 
 def _capacity(tx: Connection) -> Iterator[Finding]:
-    """Check that no provider allocates more than the capacity.
+    """Check that the allocations of each provider do not exceed the capacity.
 
-    After a cut of the capacity, the amount allocated at that time is accepted.
+    If the capacity was reduced below the allocated amount, that amount is accepted.
     """
     used = {(row.provider_id, row.resource_class): int(row.used) for row in tx.execute(_USED)}
     for row in tx.execute(_INVENTORIES):
@@ -218,11 +219,13 @@ def _capacity(tx: Connection) -> Iterator[Finding]:
             yield Finding(
                 "capacity",
                 row.name,
-                f"{amount} of {capacity(row)} {row.resource_class} are given out",
+                f"{amount} {row.resource_class} are allocated, but the capacity is {capacity(row)}",
             )
     for (provider, resource_class), amount in used.items():
         yield Finding(
-            "capacity", str(provider), f"{amount} {resource_class} are given out of no inventory"
+            "capacity",
+            str(provider),
+            f"{amount} {resource_class} are allocated without an inventory",
         )
 
 
@@ -230,9 +233,10 @@ def _capacity(tx: Connection) -> Iterator[Finding]:
 def _assignments(
     tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow], flavors: Flavors
 ) -> Iterator[Finding]:
-    """Check that each guest has the hardware that its flavor and image request.
+    """Check the assigned hardware of guests.
 
-    No two guests may share hardware.
+    A guest has assigned hardware exactly if the flavor or image requests some. No two guests share
+    hardware, and the hardware exists on the host.
     """
     by_host: dict[str, list[tuple[str, HardwareAssignment]]] = defaultdict(list)
     for row in records:
@@ -245,9 +249,9 @@ def _assignments(
             yield Finding(
                 "assignment-exact",
                 row.server_id,
-                "has no parts of its host though it asks for some"
+                "requests dedicated hardware of its host, but has none assigned"
                 if row.assignment is None
-                else "holds parts of its host that it does not ask for",
+                else "has assigned hardware that it does not ask for",
                 "" if row.assignment is None else "assignment-not-asked-for",
                 (row.host,),
             )
@@ -318,7 +322,7 @@ def _missing_hardware(
                     "assignment-exact",
                     server,
                     f"holds CPUs {sorted(set(numa_node.pins.values()) - own)} that NUMA node "
-                    f"{numa_node.numa_node} of {host} does not give out",
+                    f"{numa_node.numa_node} of {host} does not report",
                 )
             if numa_node.page_kb:
                 pages[numa_node.numa_node, numa_node.page_kb] += (
@@ -327,7 +331,7 @@ def _missing_hardware(
         gone = sorted(set(assignment.devices) - devices)
         if gone:
             yield Finding(
-                "assignment-exact", server, f"holds devices {gone} that {host} does not give out"
+                "assignment-exact", server, f"holds devices {gone} that {host} does not report"
             )
     for (number, size), count in sorted(pages.items()):
         existing = numa_nodes[number].pages.get(str(size), 0) if number in numa_nodes else 0
@@ -341,7 +345,7 @@ def _missing_hardware(
 
 # --- server groups and hosts ---
 def _groups(tx: Connection) -> Iterator[Finding]:
-    """Check hard policies of server groups."""
+    """Check that the servers of groups with hard policies are on allowed hosts."""
     for group, group_state in server_groups.hard(tx).items():
         counts = Counter(host for _, host in group_state.members)
         if (
@@ -352,7 +356,7 @@ def _groups(tx: Connection) -> Iterator[Finding]:
             yield Finding(
                 "group-policy",
                 group,
-                f"affinity, and its servers are on {', '.join(sorted(counts))}",
+                f"has the policy affinity, but its servers are on {', '.join(sorted(counts))}",
             )
         if group_state.policy == server_groups.ANTI_AFFINITY:
             for host, count in sorted(counts.items()):
@@ -360,16 +364,16 @@ def _groups(tx: Connection) -> Iterator[Finding]:
                     yield Finding(
                         "group-policy",
                         group,
-                        f"anti-affinity of {group_state.most} a host, and {count} of its "
-                        f"servers are on {host}",
+                        f"has the policy anti-affinity with at most {group_state.most} servers per host, but {count} "
+                        f"of its servers are on {host}",
                     )
 
 
 def _hosts(tx: Connection) -> Iterator[Finding]:
     """Check traits of disabled hosts, and members of aggregates.
 
-    A host has the trait if its service is disabled. Aggregates contain existing hosts, each in at
-    most one zone.
+    A host has the trait COMPUTE_STATUS_DISABLED exactly if its service is disabled. Aggregates
+    contain existing hosts, each in at most one zone.
     """
     marked, disabled = set(tx.scalars(_MARKED)), set(tx.scalars(_DISABLED))
     for host in sorted(marked ^ disabled):
@@ -385,8 +389,7 @@ def _hosts(tx: Connection) -> Iterator[Finding]:
             yield Finding(
                 "aggregate-host",
                 row.host,
-                f"is in aggregate {row.name or 'that is gone'}, "
-                f"{'and' if row.host in host_names else 'but'} there is "
+                f"is a member of aggregate {row.name or row.aggregate_id}, but there is "
                 f"{'no such aggregate' if row.name is None else 'no such host'}",
                 facts=(str(row.aggregate_id),),
             )

@@ -39,7 +39,7 @@ def compare_rules(rules: Sequence[JsonMapping], tx: Connection) -> list[Finding]
         Finding(
             "share-rule-of-server",
             share,
-            f"may be mounted from {address}, and no server of that host has it",
+            f"may be mounted from {address}, but no server of that host has the share",
             "share-rule-of-nobody",
             (address,),
         )

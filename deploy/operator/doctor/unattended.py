@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States and times that would keep a row unattended for ever.
+"""States and times because of which no process would ever continue a row.
 
 A resting state needs no action, and all others need one. A time far in the future was written with
 a wrong clock, because all of Kilonova's intervals are shorter.
@@ -79,11 +79,11 @@ _NO_GROUP = (
 def check(
     tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow]
 ) -> Iterator[Finding]:
-    """Yield all findings.
+    """Yield all findings of this module.
 
     Args:
         tx: The transaction.
-        live: The servers, by id.
+        live: The servers that are not deleted, by id.
         records: The guests.
     """
     yield from _servers(tx, live, records)
@@ -91,12 +91,12 @@ def check(
     yield from _actions(tx)
     yield from _shares(tx, live)
     for row in tx.execute(_NO_GROUP):
-        yield Finding("group-member", row.group_id, f"is gone and has {row.number} members")
+        yield Finding("group-member", row.group_id, f"is deleted, but has {row.number} members")
     for row in tx.execute(_HOST_ACTIONS):
         yield Finding(
             "due",
             row.host,
-            f"a conductor has the lease of its {row.name} for more than an hour",
+            f"a conductor's lease of its {row.name} ends more than an hour from now",
             "host-action-lease",
             (row.id,),
         )
@@ -109,7 +109,12 @@ def check(
             (str(row.id),),
         )
     for row in tx.execute(_DUTIES):
-        yield Finding("due", row.name, f"{row.owner} has this for more than an hour", "duty")
+        yield Finding(
+            "due",
+            row.name,
+            f"the lease of this duty by {row.owner} ends more than an hour from now",
+            "duty",
+        )
 
 
 def _servers(
@@ -125,13 +130,13 @@ def _servers(
                 row.id,
                 "is locked without an owner"
                 if row.locked
-                else f"is not locked, by {row.locked_by}",
+                else f"is not locked, but has the lock owner {row.locked_by}",
                 "lock",
             )
         if row.action is not None:
             continue
         if row.vm_state == states.BUILDING:
-            yield Finding("server-state", row.id, "is BUILDING and idle", "building-idle")
+            yield Finding("server-state", row.id, "is BUILDING without an action", "building-idle")
         if row.vm_state in WITH_DOMAIN and row.host is None:
             yield Finding("server-state", row.id, f"is {row.vm_state} on no host", "nowhere")
         if (
@@ -150,13 +155,13 @@ def _servers(
             yield Finding(
                 "server-state",
                 row.id,
-                f"is {row.vm_state} without a time",
+                f"is {row.vm_state}, but {since} is not set",
                 "resting-since",
             )
 
 
 def _debts(at: int, records: Sequence[GuestRow]) -> Iterator[Finding]:
-    """Check that removals of guests are requested again in time."""
+    """Check that no removal of a guest was sent in the future, which would stop its repetition."""
     for row in records:
         if row.wanted == GuestState.ABSENT and (row.sent_at or 0) > at + AHEAD:
             yield Finding(
@@ -175,9 +180,9 @@ def _actions(tx: Connection) -> Iterator[Finding]:
         yield Finding(
             "due",
             row.server_id,
-            f"{row.workflow} waits for a command that was sent nowhere"
+            f"{row.workflow} waits for a command that was never sent"
             if waits
-            else f"a conductor has the lease of {row.workflow} for more than an hour",
+            else f"a conductor's lease of {row.workflow} ends more than an hour from now",
             "never-sent" if waits else "lease-of-action",
             (row.id,),
         )
@@ -191,6 +196,6 @@ def _shares(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
             yield Finding(
                 "share-in-transit",
                 row.server_id,
-                f"its share {row.share_id} is {row.status}, and it is idle",
+                f"its share {row.share_id} is {row.status}, but the server has no action",
                 facts=(row.uuid,),
             )

@@ -43,7 +43,7 @@ def check(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
                 f"counts {server.volumes} volumes and has {numbers.get(server.id, 0)}",
             )
     for server_id in numbers.keys() - live.keys():
-        yield Finding("volumes", server_id, "has volumes and is gone", "volumes-of-gone")
+        yield Finding("volumes", server_id, "is deleted, but has volumes", "volumes-of-gone")
     for row in rows:
         owner = live.get(row.server_id)
         is_ignored = (row.server_id, row.volume_id) in ignored_volumes
@@ -52,7 +52,7 @@ def check(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
 
 
 def pending(tx: Connection) -> set[tuple[str, str]]:
-    """Return server and volume of each pending cleanup of an attachment.
+    """Return (server id, volume id) of each pending cleanup of an attachment.
 
     For a volume that was being migrated, the new volume is included.
     """
@@ -70,7 +70,7 @@ def _check_row(server: ServerRow, row: BlockDeviceRow) -> Iterator[Finding]:
         yield Finding(
             "volume-of-server",
             server.id,
-            f"its guest may have volume {row.volume_id}, which could not be attached and not be taken back",
+            f"its guest may have volume {row.volume_id}, because attaching the volume failed, and so did the undo",
             "volume-in-error",
             (str(row.volume_id),),
         )
@@ -85,8 +85,8 @@ def _check_row(server: ServerRow, row: BlockDeviceRow) -> Iterator[Finding]:
         yield Finding(
             "volume-of-server",
             server.id,
-            f"it is on {server.host or 'no host'}, and its volume {row.volume_id} is {row.status}"
-            f"{'' if row.connection else ', connected nowhere'}",
+            f"it is on {server.host or 'no host'}, but its volume {row.volume_id} is {row.status}"
+            f"{'' if row.connection else ' and not connected to a host'}",
             "volume-elsewhere",
             (str(row.volume_id),),
         )
@@ -119,8 +119,8 @@ def compare_volumes(attachments: Sequence[JsonMapping], tx: Connection) -> list[
             Finding(
                 "attachment-of-server",
                 str(attachment["id"]),
-                f"lets server {attachment['server_id']} have volume {attachment['volume_id']}, and the server "
-                f"{'does not know it' if attachment['server_id'] in resting else 'is gone'}",
+                f"attaches volume {attachment['volume_id']} to server {attachment['server_id']}, but the server "
+                f"{'does not have it' if attachment['server_id'] in resting else 'is gone'}",
                 facts=(str(attachment["server_id"]), str(attachment["volume_id"])),
             )
             for attachment in held.values()
@@ -155,8 +155,8 @@ def compare_guests(
             Finding(
                 "volume-of-guest",
                 server.id,
-                f"its guest on {server.host} runs with volume {volume}, which the server does not have: it may be "
-                "another server's",
+                f"its guest on {server.host} runs with volume {volume}, which the server does not have and which may "
+                "belong to another server",
                 "volume-of-another",
                 (volume,),
             )
@@ -166,7 +166,7 @@ def compare_guests(
             Finding(
                 "volume-of-guest",
                 server.id,
-                f"has volume {volume}, and its guest on {server.host} runs without it",
+                f"has volume {volume}, but its guest on {server.host} runs without the volume",
                 "volume-not-in-guest",
                 (volume,),
             )
@@ -200,8 +200,8 @@ def _without_attachment(
             yield Finding(
                 "volume-of-server",
                 row.server_id,
-                f"has volume {row.volume_id}, and the block storage service knows no attachment of it: others may "
-                "get it",
+                f"has volume {row.volume_id}, but the block storage service has no attachment of the volume, so other "
+                "servers may get it",
                 "volume-without-attachment",
                 (str(row.volume_id),),
             )
@@ -209,7 +209,7 @@ def _without_attachment(
             yield Finding(
                 "volume-of-server",
                 row.server_id,
-                f"has volume {row.volume_id}, and its attachment is {attachment['status']}",
+                f"has volume {row.volume_id}, but its attachment is {attachment['status']}",
                 "attachment-incomplete",
                 (str(row.volume_id), str(attachment["id"])),
             )

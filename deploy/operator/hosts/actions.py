@@ -38,12 +38,12 @@ PROGRESS = 10 * SECOND
 
 
 def drain(options: argparse.Namespace) -> int:
-    """Move the servers away from a running host."""
+    """Start moving the servers away from a host, and watch. Return 0 if the host is empty."""
     return _command(options, Name.DRAIN, Arguments(options.cold, options.parallel, options.wait))
 
 
 def evacuate(options: argparse.Namespace) -> int:
-    """Recreate the servers of a dead host on other hosts."""
+    """Start recreating a dead host's servers elsewhere, and watch. Return 0 once it is empty."""
     return _command(options, Name.EVACUATE, Arguments(parallel=options.parallel, force=options.yes))
 
 
@@ -72,7 +72,8 @@ def _command(options: argparse.Namespace, name: Name, args: Arguments) -> int:
     except KeyboardInterrupt:
         command = f"{KINDS[name].command} {options.host}"
         say(
-            f"the conductors go on without this command; watch them again: {command}; stop them: {command} --stop"
+            f"the conductors continue without this command. To watch them again: {command}. To stop them: "
+            f"{command} --stop"
         )
         return 1
     finally:
@@ -81,14 +82,21 @@ def _command(options: argparse.Namespace, name: Name, args: Arguments) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line at once, even into a pipe."""
+    """Print a line and flush standard output."""
     print(text, flush=True)
 
 
 def begin(
     store: Store, host: str, name: Name, args: Arguments, say: Callable[[str], None]
 ) -> HostAction:
-    """Start a host action, or return the open action of this kind.
+    """Start a host action and return it, or return the open action with this name.
+
+    Args:
+        store: The database.
+        host: Name of the host.
+        name: Drain or evacuation.
+        args: Arguments of a new action. An open action keeps its own.
+        say: Prints a line.
 
     Raises:
         NotFound: There is no such host.
@@ -108,13 +116,13 @@ def begin(
         say(
             f"host {host} is disabled already: {state.reason or 'no reason given'}"
             if state.disabled
-            else f"host {host} gets no more servers; kilonova host restore {host} takes that back"
+            else f"host {host} gets no more servers; kilonova host restore {host} reverts this"
         )
     return action
 
 
 def stop(store: Store, host: str, name: Name, say: Callable[[str], None]) -> int:
-    """Let the open action start no more moves. Return 0 if there was one.
+    """Let the open action with this name start no more moves. Return 1 if there is none.
 
     Raises:
         NotFound: There is no such host.
@@ -126,8 +134,8 @@ def stop(store: Store, host: str, name: Name, say: Callable[[str], None]) -> int
         return 1
     store.write(lambda tx: host_actions.stop(tx, action.id))
     say(
-        f"action {action.id} begins nothing more and ends when what is under way has ended: "
-        f"{action.progress.under_way} servers"
+        f"action {action.id} starts no more moves, and ends after the {action.progress.under_way} moves that are "
+        "under way"
     )
     return 0
 
@@ -135,7 +143,7 @@ def stop(store: Store, host: str, name: Name, say: Callable[[str], None]) -> int
 def watch(
     store: Store, action: HostAction, sleep: Callable[[float], None], say: Callable[[str], None]
 ) -> int:
-    """Print the events and moves of the action until the end. Return 0 if the host is empty."""
+    """Print the action's events and moves until its end. Return 0 if the action is done, else 1."""
     watcher = _Watcher(store, say)
     while True:
         try:
@@ -151,7 +159,7 @@ def watch(
 
 @dataclass
 class _Watcher:
-    """Prints news of a host action, and remembers the lines already printed."""
+    """Prints new events and moves of a host action, and remembers the lines already printed."""
 
     store: Store
     say: Callable[[str], None]
@@ -163,7 +171,7 @@ class _Watcher:
     moves: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
     def look(self, action: HostAction) -> HostAction:
-        """Print the news since the last call, and return the current action.
+        """Print the events and moves since the last call, and return the action's current row.
 
         Raises:
             Unavailable: The database does not answer.
@@ -194,7 +202,7 @@ class _Watcher:
             self.say(move_progress.line(move, at))
 
     def say_once(self, text: str) -> None:
-        """Print a text unless it was the last one."""
+        """Print a text unless it is the text of the last call."""
         if text != self.last_text:
             self.last_text = text
             self.say(text)
@@ -211,15 +219,17 @@ def rehearse(
     has_hook: bool,
     silence: int,
 ) -> int:
-    """Print the destination of each server, and change nothing. Return 0 if all servers can move.
+    """Print the destination of each server, and change nothing.
+
+    Return 0 if all servers can move and the action would not be refused, otherwise 1.
 
     Args:
         store: The database.
-        select: Requests proposals from a scheduler.
+        select: Requests destinations from a scheduler.
         host: Name of the host.
         name: Drain or evacuation.
-        args: Arguments of the host action.
-        say: Prints a line.
+        args: Arguments of the action.
+        say: Prints a text.
         has_hook: A fencing hook is configured.
         silence: Seconds of silence after which a host counts as down.
 
@@ -238,20 +248,20 @@ def rehearse(
     ]
     seconds_left = move_progress.forecast(durations, [], len(going), args.parallel, contents.at)
     in_time = f" in about {move_progress.words(seconds_left)}" if seconds_left and going else ""
-    say(f"{len(going)} of {len(lines)} would go{in_time}; nothing was changed")
+    say(f"{len(going)} of {len(lines)} servers would move{in_time}; nothing was changed")
     hosts = store.read(host_status.host_states).values()
     refusal = name is Name.EVACUATE and (
         KINDS[name].refusal(contents, has_hook)
         or (not args.force and too_many_down(hosts, contents.at, silence))
     )
     if refusal:
-        say(f"it would be refused: {refusal}")
+        say(f"the evacuation would be refused: {refusal}")
         return 1
     return 0 if len(going) == len(lines) else 1
 
 
 def table(lines: Sequence[Planned]) -> str:
-    """Return a plan as text: servers with destinations, then the others with their reasons."""
+    """Return a plan as text: servers with destinations, then servers that stay, with the reason."""
     going = [["server", "name", "state", "how", "to"]]
     going += [
         [

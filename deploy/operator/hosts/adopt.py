@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host adopt HOST SERVER``: makes a server again of a guest without a record.
+"""``kilonova host adopt HOST SERVER``: creates the server's record for a guest without one.
 
 The host reports facts about the server (``common.domain.server_facts``), the network service the
 server's ports, and the other hosts whether they have a guest of it too.
@@ -138,10 +138,14 @@ class Sources:
 
 
 def adopt(options: argparse.Namespace) -> int:
-    """Print the record to write. With --yes write the record.
+    """Print the record to write. With ``--yes`` also write the record.
+
+    Returns:
+        0 if the record was written, 1 without ``--yes``.
 
     Raises:
-        BadRequest: The text is no server's id, or options are missing.
+        BadRequest: The text is not a server's id, or options are missing.
+        NotFound: The host, or the guest on the host, does not exist.
         Conflict, OverQuota: The adoption is not possible.
         Unavailable: The host or the network service does not answer.
     """
@@ -149,7 +153,7 @@ def adopt(options: argparse.Namespace) -> int:
         server = str(uuid.UUID(options.server))
     except ValueError as problem:
         raise errors.BadRequest(
-            f"{options.server!r} is no server's id; kilonova doctor shows it"
+            f"{options.server!r} is not the id of a server; kilonova doctor shows the id"
         ) from problem
     conf = config.load(options.config)
     with closing(Store.open(conf, notifications=NotificationSettings.of(conf))) as store:
@@ -181,19 +185,21 @@ def _keystone(conf: cfg.ConfigOpts) -> KeystoneLimits | None:
 
 
 def carry_out(sources: Sources, server: str, options: argparse.Namespace) -> int:
-    """Run the command with these sources."""
+    """Run the command with these sources. Results and errors are those of ``adopt``."""
     store, host = sources.store, options.host
     if not store.read(lambda tx: host_status.host_state(tx, host)).answers:
-        raise errors.Conflict(f"Host {host} does not answer: start its kilonova-agent first.")
+        raise errors.Conflict(f"Host {host} does not answer. Start its kilonova-agent first.")
     answer = sources.hosts.query(host, "server_facts", {"server": server})
     if not ANSWER.is_valid(answer):
         raise errors.Conflict(
-            f"What host {host} says of {server} makes no sense; see the metadata of its domain "
-            f"there: virsh metadata {server} urn:kilonova:server:1"
+            f"The facts that host {host} reports about server {server} are not valid. To see the metadata of the "
+            f"domain, run on the host: virsh metadata {server} urn:kilonova:server:1"
         )
     record = store.read(lambda tx: Record.of(tx, server, host))
     if record is not None and record.host == host:
-        raise errors.Conflict(f"Server {server} is on host {host} by its record: nothing to adopt.")
+        raise errors.Conflict(
+            f"The record of server {server} has host {host} already: there is nothing to adopt."
+        )
     reported = from_wire(HostedServer, answer["facts"])
     _refuse_strange_volumes(store, server, reported.volumes)
     facts = _complete_facts(sources, reported, record, options)
@@ -202,7 +208,7 @@ def carry_out(sources: Sources, server: str, options: argparse.Namespace) -> int
     for line in describe(adoption_plan, sources, silent):
         print(line)
     if not options.yes:
-        print("nothing was written: --yes if that is meant")
+        print("nothing was written. To write this record, repeat the command with --yes")
         return 1
     limits = sources.quota.source(adoption_plan.facts.project_id)
     store.write(lambda tx: adoption.adopt(tx, adoption_plan, limits(tx)))
@@ -253,15 +259,15 @@ def _refuse_strange_volumes(store: Store, server: str, guest_volumes: Sequence[s
     Otherwise the guest would lose the volume, perhaps the boot volume, at the next start.
 
     Raises:
-        Conflict: The guest has another volume.
+        Conflict: The guest has a volume without a row.
     """
     rows = store.read(lambda tx: volumes.list_of(tx, server))
     strange = sorted(set(guest_volumes) - {str(row.volume_id) for row in rows})
     if strange:
         raise errors.Conflict(
-            f"The guest has volume {', '.join(strange)}, and the database has lost that. A server is not made of it: "
-            "stop the guest, remove it with kilonova host discard, and create a server that boots from the volume "
-            "or gets it attached; what is on it stays."
+            f"The guest has volume {', '.join(strange)}, but the server's record has not, so the guest cannot be "
+            "adopted. Stop the guest, remove it with kilonova host discard, and create a server with the volume. "
+            "The data on the volume stays."
         )
 
 
@@ -279,7 +285,7 @@ def _complete_facts(
         ]
         if owner_options:
             raise errors.BadRequest(
-                f"{owner_options[0]}: the database has this server, and its name and owner stay."
+                f"{owner_options[0]}: the server has a record, and keeps its name, project and user."
             )
         facts = replace(
             facts,
@@ -303,7 +309,7 @@ def _complete_facts(
     missing = [option for name, option in NEEDED.items() if not getattr(facts, name)]
     if missing:
         raise errors.BadRequest(
-            f"The host does not remember all of the server. Give {', '.join(missing)}"
+            f"The host does not report all facts about the server. Give {', '.join(missing)}"
             + ("" if facts.image else ", and --image if it is known")
             + "."
         )
@@ -367,30 +373,36 @@ def _check_places(sources: Sources, plan: Adoption, options: argparse.Namespace)
     for host, power_state in sorted(others.items()):
         if host != plan.record:
             raise errors.Conflict(
-                f"Host {host} has a guest of {plan.server} too. See which is the right one, and "
-                f"discard the other first: kilonova host discard {host} {plan.server}"
+                f"Host {host} has a guest of server {plan.server} too. Find out which guest is the right one. Then "
+                f"discard the other one, for example: kilonova host discard {host} {plan.server}"
             )
         if power_state != states.SHUTDOWN:
             raise errors.Conflict(
-                f"The server runs on host {host}, where its record says that it is. If the guest on "
-                f"{plan.host} is the right one, stop the server first."
+                f"The server runs on host {host}, which is its recorded host. If the guest on host {plan.host} is "
+                "the right one, stop the server first."
             )
         if not options.replace:
             raise errors.Conflict(
-                f"Host {host}, which the server's record names, has a guest of it too, which is off. "
-                f"To keep that one: kilonova host discard {plan.host} {plan.server}. To keep the one "
-                f"on {plan.host}: --replace, and the one on {host} is removed with its disk."
+                f"Server {plan.server}: host {host}, which is its recorded host, has a guest too, which is off. "
+                f"To keep the guest on {host}: kilonova host discard {plan.host} {plan.server}. To keep the guest on "
+                f"{plan.host}: repeat the command with --replace, which removes the guest on {host} with its disk."
             )
     if plan.record and f"host {plan.record}" in silent:
         raise errors.Conflict(
-            f"Host {plan.record}, which the server's record names, does not answer, and may have its "
-            "guest: start its kilonova-agent first."
+            f"Host {plan.record}, which is the server's recorded host, does not answer and may have its guest. "
+            f"Start kilonova-agent on {plan.record} first."
         )
     return silent
 
 
 def describe(plan: Adoption, sources: Sources, silent: list[str]) -> list[str]:
-    """Return the record to write as lines of text, with the facts that are lost."""
+    """Return the record to write as lines of text, with the facts that hosts do not store.
+
+    Args:
+        plan: The adoption.
+        sources: Looks up the present flavor.
+        silent: Hosts that did not answer ("host NAME").
+    """
     facts, flavor = plan.facts, plan.flavor
     lines = [
         f"server {plan.server} ({facts.name}) of project {facts.project_id}, user {facts.user_id}"
@@ -406,23 +418,24 @@ def describe(plan: Adoption, sources: Sources, silent: list[str]) -> list[str]:
             for item in plan.interfaces
         ),
         *(
-            f"  port {port}, which the guest has, is not the server's any more and is left out"
+            f"  port {port} of the guest is not a port of the server any more, and is left out"
             for port in sorted(set(facts.ports) - {item["port"] for item in plan.interfaces})
         ),
-        f"  takes {', '.join(f'{amount} {name}' for name, amount in sorted(plan.size.items()))} of the host",
+        f"  claims {', '.join(f'{amount} {name}' for name, amount in sorted(plan.size.items()))} of the host",
     ]
     if plan.record is None:
-        lines.append(f"  lost, for no host remembers them: {LOST}")
+        lines.append(f"  lost, because hosts do not store them: {LOST}")
     lines += [
-        f"  {item} did not answer: see that no guest of it is there" for item in sorted(silent)
+        f"  {item} did not answer: make sure that it has no guest of this server"
+        for item in sorted(silent)
     ]
     return lines
 
 
 def _flavor_difference(sources: Sources, flavor: Flavor) -> str:
-    """Return a text if the flavor does not exist any more or has changed."""
+    """Return a text if the flavor does not exist any more or has changed, otherwise ""."""
     try:
         now = sources.flavor(flavor.id)
     except errors.NotFound:
         return "; this flavor does not exist any more"
-    return "" if now == flavor else "; the flavor of this id is another one now"
+    return "" if now == flavor else "; the flavor with this id has changed since"

@@ -20,7 +20,10 @@ from deploy.operator.hosts.broker_users import print_instructions, users
 
 
 def add(options: argparse.Namespace) -> int:
-    """Create a role's user at the broker, and write a file with the URL for the processes."""
+    """Create a role's user at the broker, and write a file with ``transport_url`` for the role.
+
+    An existing user gets a new password.
+    """
     conf = config.load(options.config)
     identity = _identity(conf, options.role, secrets.token_hex(24))
     path = Path(options.file or f"{options.role}-broker.conf")
@@ -29,27 +32,24 @@ def add(options: argparse.Namespace) -> int:
     )
     print_instructions(users(conf).make(identity, address_of(conf).virtual_host or "/"))
     print(
-        f"{path} has the transport_url of {identity.user}. Put it into the configuration of every {options.role} "
-        "process in place of the one that is there, and restart them."
+        f"{path} has the transport_url of {identity.user}. Replace transport_url with it in the configuration of "
+        f"every {options.role} process, and restart these processes."
     )
     return 0
 
 
 def remove(options: argparse.Namespace) -> int:
-    """Delete a role's user at the broker, and close the connections."""
+    """Delete a role's user at the broker, and close the user's connections."""
     conf, user = config.load(options.config), broker_names.user_of_role(options.role)
     broker_users = users(conf)
     for instructions in (broker_users.remove(user), broker_users.disconnect(user)):
         print_instructions(instructions)
-    print(f"{user} was deleted at the broker")
+    print(f"user {user} is deleted at the broker, after the commands above if there are any")
     return 0
 
 
 def _identity(conf: cfg.ConfigOpts, role: str, password: str) -> Identity:
-    """Return the role's identity.
-
-    The exchange and the topics of notifications come from the configuration.
-    """
+    """Return the role's identity, with the exchange and the notification topics of ``conf``."""
     exchange, topics = (
         own_exchange(conf),
         ["notifications", *conf.notifications.versioned_notifications_topics],

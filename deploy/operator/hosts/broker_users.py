@@ -27,7 +27,8 @@ SECONDS = 10.0
 class Users(Protocol):
     """Manages users at the broker. Each method may be repeated.
 
-    Each method returns the commands that an administrator still has to run, or an empty text.
+    Each method returns the commands that an administrator still has to run, or "" if the change is
+    done.
     """
 
     def make(self, identity: Identity, virtual_host: str) -> str:
@@ -88,11 +89,11 @@ class Management:
         Args:
             method: The HTTP method.
             path: The path below ``/api/``.
-            body: The JSON body. None: no body.
+            body: The JSON body, or None.
             missing: Accept a 404, because the object may be gone already.
 
         Raises:
-            Unavailable: The broker does not answer, or refuses.
+            Unavailable: The management API does not answer, or refuses the request.
         """
         try:
             answer = self._session.request(
@@ -100,11 +101,11 @@ class Management:
             )
         except requests.RequestException as problem:
             raise errors.Unavailable(
-                f"The broker's management does not answer at {self._url}: {problem}"
+                f"The broker's management API does not answer at {self._url}: {problem}"
             ) from problem
         if answer.status_code >= 400 and not (missing and answer.status_code == 404):
             raise errors.Unavailable(
-                f"The broker's management at {self._url} refuses {method} {path}: "
+                f"The broker's management API at {self._url} refuses {method} {path}: "
                 f"{answer.status_code} {answer.text[:200]}"
             )
 
@@ -148,8 +149,8 @@ class ByHand:
                 ),
             ]
         ) + (
-            "\nThe first two ask for a password (the first one fails where the user is there): give both the one that "
-            "the written file has for that user."
+            "\nThe first two commands read a password. Enter the user's password from the written file for both. The "
+            "first command fails if the user exists already."
         )
 
     def disconnect(self, user: str) -> str:
@@ -160,7 +161,7 @@ class ByHand:
 
 
 def users(conf: cfg.ConfigOpts) -> Users:
-    """Return the manager of users at the configured broker."""
+    """Return ``Management`` if ``[host_keys] management_url`` is set, otherwise ``ByHand``."""
     return Management(conf.host_keys.management_url) if conf.host_keys.management_url else ByHand()
 
 
@@ -168,7 +169,7 @@ def print_instructions(commands: str) -> None:
     """Print the commands that an administrator of the broker has to run, if any."""
     if commands:
         print(
-            f"[host_keys] management_url is not set; on the broker's machine run:\n{commands}",
+            f"[host_keys] management_url is not set. Run on the broker's machine:\n{commands}",
             file=sys.stderr,
         )
 

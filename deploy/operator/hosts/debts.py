@@ -21,13 +21,17 @@ from common.store.views import host_contents
 from common.store.views.host_contents import Debt
 from deploy.operator.output import columns
 
-# A reachable host has removed the guest long before.
+# The age from which a guest is overdue. A reachable host removes a guest within seconds.
 LATE = 60 * SECOND
 
 
 def debts(options: argparse.Namespace) -> int:
-    """Print the guests to remove, oldest first. Return 1 if there are any."""
-    store = Store.open(config.load(options.config))
+    """Print the guests that hosts still have to remove, oldest first. Return 1 if there are any.
+
+    Raises:
+        NotFound: There is no host with the given name.
+    """
+    store = Store.opened(config.load(options.config))
     upgrades.check(store)
     try:
         if options.host:
@@ -44,7 +48,12 @@ def debts(options: argparse.Namespace) -> int:
 
 
 def facts(debt: Debt, at: int) -> dict[str, object]:
-    """Return an entry for JSON output."""
+    """Return a guest to be removed for JSON output.
+
+    Args:
+        debt: The guest to be removed.
+        at: The present time of the database.
+    """
     return {
         "server": debt.server,
         "name": debt.name,
@@ -59,9 +68,9 @@ def facts(debt: Debt, at: int) -> dict[str, object]:
 
 
 def table(pending: list[Debt], at: int) -> str:
-    """Return the entries as text for people, followed by the next step for each host."""
+    """Return a table of the guests to remove, followed by the next step for each host."""
     if not pending:
-        return "no host has anything still to remove"
+        return "no host has a guest to remove"
     lines = [["server", "name", "host", "since", "holds"]]
     lines += [
         [debt.server, debt.name, debt.host.name, iso(debt.since) or "", _holds(debt)]
@@ -81,7 +90,9 @@ def _holds(debt: Debt) -> str:
         ", ".join(f"{amount} {name}" for name, amount in sorted(debt.holds.items()))
         or "no resources"
     )
-    return resources + ("; its files stay, another host has them too" if debt.keeps_files else "")
+    return resources + (
+        "; the files stay, because another host uses them" if debt.keeps_files else ""
+    )
 
 
 def state(host: HostState) -> str:
@@ -95,14 +106,17 @@ def state(host: HostState) -> str:
 
 
 def goes(debt: Debt, at: int) -> str:
-    """Return the next step that removes the guest."""
+    """Return a text about when the guest is removed, with the operator's next step if any."""
     if not debt.host.service:
-        return "no service of it is known: start its agent there, and what is left is removed"
+        return "the host has no service: start its agent, which then removes the guest"
     if not debt.host.up:
-        return "it is removed when the host is back: start it and its kilonova-agent, which learns it when it registers"
+        return (
+            "the guest is removed when the host is back: start the host and its kilonova-agent, which gets the "
+            "command when it registers"
+        )
     if at - debt.since < LATE:
-        return "it has the command to remove it and confirms within seconds"
+        return "the host has the command to remove the guest, and confirms within seconds"
     return (
-        "it has had the command to remove it many times and has not confirmed: the log of kilonova-agent there "
-        "says why, and the debt goes as soon as that is mended"
+        "the host got the command to remove the guest several times and has not confirmed: the log of "
+        "kilonova-agent there has the reason. The host removes the guest when the cause is repaired"
     )

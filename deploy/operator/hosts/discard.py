@@ -30,18 +30,20 @@ from deploy.operator.store import adoption
 def discard(options: argparse.Namespace) -> int:
     """Request the removal of a guest, or of files without a guest.
 
-    Without --yes only print the effect.
+    Returns:
+        0 if the host has the request, 1 without ``--yes``, which only prints the effect.
 
     Raises:
-        BadRequest: The text is no server's id.
+        BadRequest: The text is not a server's id.
         NotFound: The host has no guest or files of the server.
-        Conflict: The guest has a record, or a host does not answer.
+        Conflict: The guest has a record, the recorded host has no guest of the server, or a host
+            does not answer.
     """
     try:
         server = str(uuid.UUID(options.server))
     except ValueError as problem:
         raise errors.BadRequest(
-            f"{options.server!r} is no server's id; kilonova doctor shows it"
+            f"{options.server!r} is not the id of a server; kilonova doctor shows the id"
         ) from problem
     conf = config.load(options.config)
     with (
@@ -56,17 +58,17 @@ def discard(options: argparse.Namespace) -> int:
 def carry_out(
     store: Store, hosts: HostAnswers, ports: Ports, server: str, host: str, is_confirmed: bool
 ) -> int:
-    """Run the command with these clients of hosts and network service."""
+    """Run the command with these clients. Results and errors are those of ``discard``."""
     record = store.read(lambda tx: guests.home(tx, server))
     if server not in _domains(store, hosts, host) and not _has_files(hosts, server, host):
         raise errors.NotFound(
-            f"Host {host} has no guest of server {server}, nor files of it; kilonova doctor shows which guests have "
-            "no record, and where they are."
+            f"Host {host} has no guest of server {server} and no files of it. kilonova doctor shows the guests "
+            "without a record, with their hosts."
         )
     if record is not None and record != host and server not in _domains(store, hosts, record):
         raise errors.Conflict(
-            f"Server {server} is on host {record} by its record, which has no guest of it: this may "
-            f"be the only one. To go on with it: kilonova host adopt {host} {server}"
+            f"Server {server} is recorded on host {record}, which has no guest of it. The guest on host {host} may be "
+            f"the only one. To keep it: kilonova host adopt {host} {server}"
         )
     has_ports = bool(ports(server)) and (record is not None or _is_last(store, hosts, server, host))
     keeps_files = record is not None and store.read(
@@ -82,26 +84,29 @@ def carry_out(
 
     if not is_confirmed:
         effect = (
-            f"removed; its disk stays, which is that of the guest on host {record} too"
+            f"removed; its disk stays, because the guest on host {record} uses it too"
             if keeps_files
-            else "removed with its disk, and nothing brings it back"
+            else "removed for ever, with its disk"
         )
         if has_ports:
-            effect += f"; its ports go {f'to {record}' if record else 'with it'}"
+            effect += f"; its ports would be {f'bound to {record}' if record else 'deleted'}"
         print(
-            f"the guest of server {server} on host {host} would be {effect}: --yes if that is meant"
+            f"the guest of server {server} on host {host} would be {effect}. To remove the guest, repeat the command "
+            "with --yes"
         )
         return 1
     store.write(work)
-    print(f"host {host} removes it within a minute: kilonova host debts {host}")
+    print(f"host {host} removes the guest within a minute; see: kilonova host debts {host}")
     return 0
 
 
 def _domains(store: Store, hosts: HostAnswers, host: str) -> Mapping[str, int]:
-    """Return the guests that a host has now.
+    """Query a host, and return its guests (server -> power state).
 
     Raises:
-        Conflict: The host does not answer.
+        NotFound: There is no such host.
+        Conflict: The host is down or silent.
+        Unavailable: The host does not answer the query.
     """
     if not store.read(lambda tx: host_status.host_state(tx, host)).answers:
         raise _no_answer(host)
@@ -115,7 +120,7 @@ def _has_files(hosts: HostAnswers, server: str, host: str) -> bool:
 
 
 def _no_answer(host: str) -> errors.Conflict:
-    return errors.Conflict(f"Host {host} does not answer: start its kilonova-agent first.")
+    return errors.Conflict(f"Host {host} does not answer. Start its kilonova-agent first.")
 
 
 def _is_last(store: Store, hosts: HostAnswers, server: str, host: str) -> bool:
@@ -128,7 +133,7 @@ def _is_last(store: Store, hosts: HostAnswers, server: str, host: str) -> bool:
 
 
 def _cleanup(server: str, host: str) -> dict[str, object]:
-    """Return the pending cleanup that checks the server's ports."""
+    """Return the pending cleanup that binds the server's ports to its host, or deletes them."""
     return {
         "kind": cleanups.PORTS,
         "target": server,
@@ -136,5 +141,5 @@ def _cleanup(server: str, host: str) -> dict[str, object]:
         "args": {},
         "server_id": server,
         "project_id": "",
-        "why": f"its guest on host {host} was discarded",
+        "why": f"the server's guest on host {host} was discarded",
     }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts that hosts and the network service report about guests, for the doctor, adopt and discard.
 
-``query`` parameters are ``agent.AgentClient.query``. A host that is down or silent is missing from
-the results.
+Parameters named ``query`` are ``agent.AgentClient.query``. A host that is down or does not answer
+is missing from the results.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def ask_hosts(
     query: Callable[[str, str, dict[str, object]], dict[str, Mapping[str, int]]],
     silent: list[str],
 ) -> Domains:
-    """Return the guests of all hosts.
+    """Return the guests of all hosts that answer.
 
     Args:
-        store: The database.
-        query: Sends a query (host, verb, arguments) to a host, and returns the answer.
-        silent: Receives "host NAME" of each host that is down or does not answer.
+        store: The database with the list of hosts.
+        query: Queries a host.
+        silent: Receives "host NAME" for each host that is down or does not answer.
     """
     answers = {}
     for row in store.read(lambda tx: services.list_all(tx, binary=Binary.COMPUTE)):
@@ -69,7 +69,7 @@ def ask_disks(
     store: Store,
     query: Callable[[str, str, dict[str, object]], dict[str, Mapping[str, Collection[str]]]],
 ) -> Disks:
-    """Return the volumes of the guests of all hosts. ``ask_hosts`` reports silent hosts."""
+    """Return the volumes of the guests of all hosts that answer. ``ask_hosts`` reports the rest."""
     answers = {}
     for host in _running_hosts(store):
         with suppress(errors.Unavailable):
@@ -80,7 +80,7 @@ def ask_disks(
 def ask_files(
     store: Store, query: Callable[[str, str, dict[str, object]], dict[str, Collection[str]]]
 ) -> Files:
-    """Return the servers of which a host has files and no guest, as ``ask_disks`` does."""
+    """Return, for all hosts that answer, the servers of which the host has files and no guest."""
     answers = {}
     for host in _running_hosts(store):
         with suppress(errors.Unavailable):

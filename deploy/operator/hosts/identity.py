@@ -37,7 +37,12 @@ NAMED = 5
 
 
 def add(options: argparse.Namespace) -> int:
-    """Print a token for ``kilonova join``, or with --file write the host's first keys."""
+    """Print a token for ``kilonova join``, or with ``--file`` write the host's first keys.
+
+    Raises:
+        Conflict: The host has joined already, or with ``--file`` has keys already.
+        ConfigError: The address of the host or of the broker is missing or unusable.
+    """
     conf, store = _open(options)
     if options.file:
         store.write(lambda tx: host_keys.add(tx, options.host))
@@ -49,11 +54,15 @@ def add(options: argparse.Namespace) -> int:
 
 
 def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> int:
-    """Print a token. All checks run before the previous token becomes invalid."""
+    """Print a new token, which replaces the previous token of the host.
+
+    All checks run before the previous token becomes invalid.
+    """
     host, password = options.host, secrets.token_hex(24)
     if conf.tls.ca_key_file and not options.address:
         raise errors.ConfigError(
-            f"hosts that join here get a certificate: say for which address, kilonova host add {host} --address IP"
+            "[tls] ca_key_file is set, so the host gets a certificate. Give the address for the certificate: kilonova "
+            f"host add {host} --address IP"
         )
     join_identity = broker_identities.of_join(host, password)
     url = url_as(conf, join_identity.user, password, at=options.broker)
@@ -62,8 +71,8 @@ def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
     ]
     if loopbacks and not options.broker:
         raise errors.ConfigError(
-            f"transport_url says {loopbacks[0]}, which from a host is that host: say where hosts reach the broker, "
-            f"kilonova host add {host} --broker HOST[:PORT]"
+            f"transport_url names the loopback address {loopbacks[0]}, at which hosts cannot reach the broker. Give an "
+            f"address for hosts: kilonova host add {host} --broker HOST[:PORT]"
         )
     authority = Path(conf.tls.ca_file).read_text() if tls.of(conf) else ""
     keys = host_keys.of_all(store, conf)
@@ -89,9 +98,12 @@ def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
             path,
             "".join(f"{node.user} {node.password}\n" for node in (host_identity, join_identity)),
         )
-        print_instructions(f"{instructions}\nThe written file is {path}: remove it then.")
+        print_instructions(
+            f"{instructions}\nThe written file is {path}. Remove the file afterwards."
+        )
     print(
-        f"Within an hour, once, as root on {host}: kilonova join TOKEN. Then here: kilonova host prove {host}",
+        f"Run as root on {host}, within an hour: kilonova join TOKEN. The token is valid once. Then run here: kilonova "
+        f"host prove {host}",
         file=sys.stderr,
     )
     print(token.text())
@@ -114,6 +126,10 @@ def remove(options: argparse.Namespace) -> int:
     """Remove an empty host.
 
     This deletes keys, token, service, provider, memberships, and users at the broker.
+
+    Raises:
+        Conflict: The host has servers.
+        NotFound: The host is unknown. Its users at the broker are deleted all the same.
     """
     conf, store = _open(options)
 
@@ -137,10 +153,10 @@ def remove(options: argparse.Namespace) -> int:
     ]
     if not is_known:  # An earlier command may have been killed before it deleted the users.
         raise errors.NotFound(
-            f"Host {options.host} has no keys: kilonova hosts lists those that are known."
+            f"Host {options.host} has no keys and no service. See the list of hosts: kilonova hosts"
         )
     print_instructions("\n".join(filter(None, instructions)))
-    print(f"host {options.host} was removed, and its messages are refused")
+    print(f"host {options.host} was removed; conductors refuse its messages from now on")
     return 0
 
 
@@ -166,12 +182,13 @@ def _open(options: argparse.Namespace) -> tuple[cfg.ConfigOpts, Store]:
     conf = config.load(options.config)
     if NAME.fullmatch(options.host) is None:
         raise errors.ConfigError(
-            f"{options.host!r} is no name of a host: letters, digits, '.', '_' and '-'"
+            f"{options.host!r} is not a host name; use letters, digits, '.', '_' and '-'"
         )
     for name in ("command_secret", "query_secret"):
         if not conf.host_keys[name]:
             raise errors.ConfigError(
-                f"there is no [host_keys] {name}: run this where a conductor runs, with its file"
+                f"[host_keys] {name} is not set. Run this command where a conductor runs, with the conductor's "
+                "configuration file"
             )
     store = Store.open(conf)
     upgrades.check(store)
@@ -179,7 +196,7 @@ def _open(options: argparse.Namespace) -> tuple[cfg.ConfigOpts, Store]:
 
 
 def _issue(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> int:
-    """Create the broker's user, and write the key file."""
+    """Create the host's user at the broker, and write the file with the host's newest keys."""
     host, all_keys = options.host, host_keys.of_all(store, conf)
     generation = all_keys.newest(host, Purpose.COMMAND).generation
     password = all_keys.broker_password(host, generation)
@@ -192,7 +209,7 @@ def _issue(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> i
     )
     print_instructions(instructions)
     print(
-        f"{path} has the keys of host {host}, generation {keys.generation}. Bring it to the host as [agent] key_file "
-        "(host.key in state_dir), readable for kilonova-agent alone, and restart kilonova-agent."
+        f"{path} has the keys of host {host}, generation {keys.generation}. Copy the file to the host as [agent] "
+        "key_file (default: host.key in state_dir), readable only for kilonova-agent, and restart kilonova-agent."
     )
     return 0

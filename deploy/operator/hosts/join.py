@@ -50,6 +50,7 @@ CERTIFICATE = "host.pem"
 class Place:
     """The configuration file of this host, the owner of files, and the token."""
 
+    #: Path of agent.conf.
     path: Path
     owner: Owner
     token: JoinToken
@@ -58,8 +59,8 @@ class Place:
         """Return the options that agent.conf must have.
 
         Args:
-            address: The host's address for migrations, or empty.
-            certificate: Path of the certificate, or empty.
+            address: The host's address for live migrations, or "" to leave the option out.
+            certificate: Path of the certificate, or "" to leave the option out.
         """
         options: dict[str, dict[str, str]] = {"DEFAULT": {"host": self.token.host}}
         if address:
@@ -78,7 +79,15 @@ class Place:
 
 
 def join(options: argparse.Namespace) -> int:
-    """Check the machine, use the token, write the files, start the agent."""
+    """Check the machine, use the token, write the files and start the agent.
+
+    With ``--no-start`` the agent is not started.
+
+    Raises:
+        ConfigError: A check failed. If the token was used before, ``kilonova host add`` has to
+            print another one.
+        Unavailable: The conductors do not answer.
+    """
     try:
         text = sys.stdin.read() if options.token == "-" else options.token  # noqa: S105 - stands for standard input
         token = JoinToken.read(text)
@@ -97,18 +106,19 @@ def join(options: argparse.Namespace) -> int:
         texts = merged(path, place.options(address, own))
         _use_token(place, conf, client, texts, certificate)
         if options.no_start:
-            print(f"{path} is written. Start kilonova-agent with it")
+            print(f"{path} was written. Start kilonova-agent with this configuration")
         else:
             start_agent(client)
-    print(f"Then, on the controller: kilonova host prove {token.host}")
+    print(f"Then run on the controller: kilonova host prove {token.host}")
     return 0
 
 
 @contextmanager
 def _connect(place: Place, folder: Path) -> Iterator[tuple[cfg.ConfigOpts, HostJoinsClient]]:
-    """Yield the agent's later configuration, as far as known, and a client of conductors.
+    """Yield the configuration that the agent will have, as far as known, and a conductors' client.
 
-    The configuration is read from a temporary copy, so that no file is written yet.
+    The configuration is read from a copy in ``folder``, so agent.conf is not written yet. The
+    client uses the token's key.
     """
     trial, authority = folder / config.AGENT_FILE.rpartition("/")[2], folder / CA
     trial.write_text(merged(place.path, place.options()))
@@ -129,10 +139,11 @@ def _connect(place: Place, folder: Path) -> Iterator[tuple[cfg.ConfigOpts, HostJ
 
 
 def _check_token(conf: cfg.ConfigOpts, token: JoinToken, client: HostJoinsClient) -> TokenState:
-    """Return the state of the token after a comparison of the clocks.
+    """Read the token's state from a conductor, compare the clocks, and return the state.
 
     Raises:
-        ConfigError: No conductor answers, or the token is not valid.
+        ConfigError: The broker or the conductors do not answer, the clocks differ, or the token is
+            not valid.
     """
     # The broker's refusal has a reason.
     look_in(conf, token.transport_url, "the token")
@@ -140,8 +151,9 @@ def _check_token(conf: cfg.ConfigOpts, token: JoinToken, client: HostJoinsClient
         state, difference = join_checks.clock(client.look)
     except errors.NoAnswer as problem:
         raise errors.ConfigError(
-            f"the broker answers, and no conductor does: none runs (kilonova status, on the controller), or the "
-            f"token was replaced, or host {token.host} was removed: kilonova host add {token.host} prints another"
+            "the broker answers, but no conductor does. Either no conductor runs (see kilonova status on the "
+            f"controller), or the token was replaced, or host {token.host} was removed. For another token run "
+            f"kilonova host add {token.host} on the controller"
         ) from problem
     if state.refusal:
         raise errors.ConfigError(state.refusal)
@@ -153,7 +165,7 @@ def _check_token(conf: cfg.ConfigOpts, token: JoinToken, client: HostJoinsClient
 def _check_machine(
     options: argparse.Namespace, place: Place, conf: cfg.ConfigOpts, state: TokenState
 ) -> str:
-    """Check the machine and return the address.
+    """Check the machine, and return the address at which other machines reach it.
 
     Raises:
         ConfigError: A check failed.
@@ -190,8 +202,8 @@ def _require_own_keys(path: Path, host: str) -> None:
         other = "(it cannot be read)"
     if other != host:
         raise errors.ConfigError(
-            f"this machine has the keys of host {other} in {path}: if it is to be another host, stop kilonova-agent, "
-            f"kilonova host remove {other} on the controller, and move its state_dir {path.parent} away"
+            f"this machine has the keys of host {other} in {path}. To make it host {host}, stop kilonova-agent, run "
+            f"kilonova host remove {other} on the controller, and move the state_dir {path.parent} away"
         )
 
 
@@ -206,9 +218,12 @@ def _key_file(conf: cfg.ConfigOpts) -> Path:
 def _certificate(
     options: argparse.Namespace, place: Place, folder: Path, state: TokenState, address: str
 ) -> str:
-    """Return the operator's certificate with the key (PEM).
+    """Return the certificate and key of ``--cert-file`` and ``--key-file`` (PEM).
 
-    Empty if the cloud has no TLS, or if the certificate comes with the identity.
+    The result is "" if the cloud has no TLS, or if a conductor signs the host's certificate.
+
+    Raises:
+        ConfigError: ``--cert-file`` is missing, not needed, or not valid for this host.
     """
     if not place.token.ca or state.signs:
         if options.cert_file:
@@ -223,9 +238,9 @@ def _certificate(
         return ""
     if not options.cert_file:
         raise errors.ConfigError(
-            f"this cloud has TLS, and no certificate comes with the token: --cert-file FILE, one of the cloud's "
-            f"authority that names {address}; or set [tls] ca_key_file where conductors run, and add the host "
-            f"with --address {address}"
+            f"this cloud has TLS, and no certificate comes with the token. Give --cert-file FILE with a certificate "
+            f"for {address} that the cloud's authority has signed. Or set [tls] ca_key_file where conductors run, "
+            f"and run kilonova host add {place.token.host} --address {address} again"
         )
     key = options.key_file or options.cert_file
     _report(
@@ -242,9 +257,16 @@ def _use_token(
     text: str,
     certificate: str,
 ) -> None:
-    """Use the token, and write the files.
+    """Exchange the token for the host's identity, and write the files.
 
-    The configuration is last, because no agent starts without it.
+    The configuration file is written last, because no agent starts without it.
+
+    Args:
+        place: The host's configuration file, the owner of files, and the token.
+        conf: The configuration that the agent will have.
+        client: The client of conductors.
+        text: The text of the configuration file.
+        certificate: The operator's certificate with its key (PEM), or "".
     """
     key = NewKey()
     identity = _request_identity(client, key.request(place.token.host))
@@ -277,13 +299,14 @@ def _request_identity(client: HostJoinsClient, request: str) -> Identity:
             time.sleep(PAUSE_SECONDS)
         except NotGenuine as problem:
             raise errors.ConfigError(
-                "the identity in the answer was not sealed for this machine: another machine uses the same token"
+                "the conductor's answer was not sealed for this machine: another machine uses the same token. Run "
+                "kilonova host add on the controller for another token"
             ) from problem
-    raise AssertionError("the last try is answered, or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _create_state_dir(path: Path, owner: Owner) -> None:
-    """Create state_dir as the unit's StateDirectory would."""
+    """Create state_dir if missing, with the owner and mode of the unit's StateDirectory."""
     if not path.exists():
         path.mkdir(parents=True, mode=0o750)
         if not owner.is_us:
@@ -291,24 +314,28 @@ def _create_state_dir(path: Path, owner: Owner) -> None:
 
 
 def start_agent(client: HostJoinsClient) -> None:
-    """Start the unit, and wait until a conductor hears the agent."""
+    """Enable and restart the agent's unit, and wait until a conductor has heard the agent.
+
+    Raises:
+        ConfigError: The unit does not start, or no conductor has heard the agent in time.
+    """
     for words in (("enable", join_checks.UNIT), ("restart", join_checks.UNIT)):
         if complaint := join_checks.systemctl(*words):
             raise errors.ConfigError(
-                f"systemctl {' '.join(words)}: {complaint}; see journalctl -u {join_checks.UNIT}, and then "
-                "systemctl restart it: this host has its keys"
+                f"systemctl {' '.join(words)}: {complaint}. See journalctl -u {join_checks.UNIT}. This host has its "
+                f"keys already, so then only run: systemctl restart {join_checks.UNIT}"
             )
     until = time.monotonic() + HEARD_SECONDS
     while time.monotonic() < until:
         try:
             if client.look().is_heard:
-                _report("agent", "runs, and the cloud hears it")
+                _report("agent", "runs, and a conductor has heard it")
                 return
         except errors.Unavailable:
             pass  # The next attempt follows.
         time.sleep(PAUSE_SECONDS)
     raise errors.ConfigError(
-        f"the agent runs, and the cloud has not heard it for {HEARD_SECONDS:.0f} s: see journalctl -u "
+        f"the agent was started, but no conductor has heard it for {HEARD_SECONDS:.0f} s: see journalctl -u "
         f"{join_checks.UNIT}"
     )
 

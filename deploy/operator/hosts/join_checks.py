@@ -38,6 +38,9 @@ def clock(look: Callable[[], TokenState]) -> tuple[TokenState, str]:
 
     Args:
         look: Requests the token's state from a conductor.
+
+    Raises:
+        ConfigError: The clocks differ by more than ``CLOCK_SECONDS``.
     """
     before = time.time()
     state = look()
@@ -46,8 +49,8 @@ def clock(look: Callable[[], TokenState]) -> tuple[TokenState, str]:
     if abs(ahead) > CLOCK_SECONDS + (after - before):
         way = "ahead of" if ahead > 0 else "behind"
         raise ConfigError(
-            f"this clock is {abs(ahead):.0f} s {way} the cloud's: let both be set by NTP (timedatectl "
-            "set-ntp true, or chrony), and see timedatectl"
+            f"this clock is {abs(ahead):.0f} s {way} the cloud's: synchronize both with NTP (timedatectl "
+            "set-ntp true, or chrony), and check the result with timedatectl"
         )
     return state, f"{abs(ahead):.1f} s from the cloud's"
 
@@ -55,22 +58,31 @@ def clock(look: Callable[[], TokenState]) -> tuple[TokenState, str]:
 def address(
     explicit: str | None, invited: str, configured: str | None, broker: BrokerAddress
 ) -> str:
-    """Return the address at which others reach this host.
+    """Return the address at which other machines reach this host.
 
-    The sources are, in order: this command, ``host add``, the configuration file, the local address
-    of the connection to the broker. A loopback address must be given explicitly.
+    The first of these sources counts: ``explicit``, ``invited``, ``configured``, and the local
+    address of a connection to the broker. The last one may not be a loopback address.
+
+    Args:
+        explicit: ``--address`` of this command.
+        invited: The address given to ``kilonova host add``, or "".
+        configured: ``live_migration_inbound_addr`` in the configuration file.
+        broker: The broker's address.
+
+    Raises:
+        ConfigError: The address is not an address of this machine, or not that in the certificate.
     """
     specified = explicit or invited or configured or ""
     chosen = specified or _address_towards(broker)
     if not specified and tls.is_loopback(chosen):
         raise ConfigError(
-            f"this host reaches the broker by {chosen}, at which no other reaches this host: say where they do, "
-            "--address IP"
+            f"this host reaches the broker by {chosen}, at which other machines cannot reach this host. Give an "
+            "address for them: --address IP"
         )
     if explicit and invited and explicit != invited:
         raise ConfigError(
-            f"--address is {explicit}, and kilonova host add was told {invited}, which is in the certificate: "
-            "leave --address away, or add the host with that address"
+            f"--address is {explicit}, but kilonova host add got {invited}, which is the address in the certificate. "
+            f"Leave --address out, or run kilonova host add again with --address {explicit}"
         )
     try:
         parsed = ipaddress.ip_address(chosen)
@@ -78,7 +90,7 @@ def address(
             probe.bind((chosen, 0))
     except (ValueError, OSError) as problem:
         raise ConfigError(
-            f"{chosen} is no address of this machine ({problem}); ip address shows those that are"
+            f"{chosen} is not an address of this machine ({problem}); the command ip address shows its addresses"
         ) from problem
     return chosen
 
@@ -99,11 +111,13 @@ def _address_towards(broker: BrokerAddress) -> str:
                 except OSError:
                     continue  # Another address may be reachable.
                 return str(probe.getsockname()[0])
-    raise ConfigError("no way leads to the broker: see the routes of this machine, or --address IP")
+    raise ConfigError(
+        "this machine has no route to the broker: check its routes, or give --address IP"
+    )
 
 
 def libvirt(conf: cfg.ConfigOpts) -> str:
-    """Check that libvirt answers."""
+    """Check that libvirt answers, and return its URI and version."""
     try:
         return config_check.libvirt(conf)
     except errors.Problem as problem:
@@ -113,11 +127,15 @@ def libvirt(conf: cfg.ConfigOpts) -> str:
 
 
 def acceleration(conf: cfg.ConfigOpts) -> str:
-    """Check how guests will run: with KVM or by emulation."""
+    """Check whether guests will run with KVM or by emulation.
+
+    Raises:
+        ConfigError: ``[agent] virt_type`` is kvm, and KVM does not work.
+    """
     if conf.agent.driver != "libvirt":
-        return f"no guests run, for [agent] driver is {conf.agent.driver}"
+        return f"no guests run, because [agent] driver is {conf.agent.driver}"
     if conf.agent.virt_type == "qemu":
-        return "emulation, as [agent] virt_type says"
+        return "emulation, because [agent] virt_type is qemu"
     from compute_agent.virt.libvirt.host.host import kvm_works
 
     with tempfile.TemporaryDirectory() as folder:
@@ -125,8 +143,8 @@ def acceleration(conf: cfg.ConfigOpts) -> str:
     if works:
         return "KVM works"
     mend = (
-        "switch virtualization on in the firmware (nested, where this is a guest), and see that /dev/kvm is "
-        "there: modprobe kvm_intel or kvm_amd"
+        "enable virtualization in the firmware (nested virtualization on a virtual machine), and load a module so "
+        "that /dev/kvm exists: modprobe kvm_intel or kvm_amd"
     )
     if conf.agent.virt_type == "kvm":
         raise ConfigError(f"KVM does not work, and [agent] virt_type is kvm: {mend}")
@@ -134,21 +152,31 @@ def acceleration(conf: cfg.ConfigOpts) -> str:
 
 
 def space(conf: cfg.ConfigOpts) -> str:
-    """Check the free space for guests' disks."""
+    """Check that state_dir has ``LEAST_GIB`` for guests' disks beyond the reserved space."""
     folder = Path(conf.state_dir)
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free / 2**30 - conf.agent.reserved_disk_gb
     if free < LEAST_GIB:
         raise ConfigError(
-            f"{conf.state_dir} has {max(0, free):.1f} GiB left for guests: make room, or mount a larger disk "
-            "there, or set state_dir"
+            f"{conf.state_dir} has {max(0, free):.1f} GiB left for guests: free some space, mount a larger disk there, "
+            "or set state_dir"
         )
     return f"{free:.0f} GiB for guests in {conf.state_dir}"
 
 
 def certificate(cert: str, key: str, ca: str, address: str) -> str:
-    """Check that the operator's certificate is for this host and of the cloud's authority."""
+    """Check that the operator's certificate names ``address``, and that ``ca`` has signed it.
+
+    Args:
+        cert: Path of the certificate.
+        key: Path of its key.
+        ca: Path of the certificate of the cloud's authority.
+        address: The address of this host.
+
+    Raises:
+        ConfigError: The certificate or the key cannot be used.
+    """
     tls.load(cert, key, ca, "--cert-file {}, --key-file {}, the token's authority {}")
     chain = x509.load_pem_x509_certificates(Path(cert).read_bytes())
     own = chain[0]
@@ -159,13 +187,13 @@ def certificate(cert: str, key: str, ca: str, address: str) -> str:
         reached = []
     if str(ipaddress.ip_address(address)) not in reached:
         raise ConfigError(
-            f"the certificate {cert} names {', '.join(reached) or 'no address'}, and not {address}: make one "
-            f"with subjectAltName=IP:{address}, or say --address"
+            f"the certificate {cert} names {', '.join(reached) or 'no address'}, and not {address}: create one with "
+            f"subjectAltName=IP:{address}, or give another --address"
         )
     authorities = [*chain[1:], *x509.load_pem_x509_certificates(Path(ca).read_bytes())]
     if not any(_is_signed_by(own, authority) for authority in authorities):
         raise ConfigError(
-            f"the certificate {cert} was not signed by the authority of this cloud, [tls] ca_file there"
+            f"the certificate {cert} was not signed by the authority of this cloud ([tls] ca_file of the controller)"
         )
     return f"{cert}, for {address}, until {own.not_valid_after_utc:%Y-%m-%d}"
 
@@ -179,14 +207,18 @@ def _is_signed_by(cert: x509.Certificate, authority: x509.Certificate) -> bool:
 
 
 def unit() -> None:
-    """Check that systemd can start the agent."""
+    """Check that systemd runs and knows the agent's unit.
+
+    Raises:
+        ConfigError: Systemd does not run, or does not know the unit.
+    """
     if not Path("/run/systemd/system").is_dir():
         raise ConfigError(
-            "systemd does not run here: --no-start, and start kilonova-agent your way"
+            "systemd does not run here: give --no-start, and start kilonova-agent yourself"
         )
     if systemctl("cat", f"{UNIT}.service"):
         raise ConfigError(
-            f"systemd knows no {UNIT}.service: install the agent's package, or its unit (deploy/systemd); or "
+            f"systemd knows no {UNIT}.service: install the agent's package or its unit (deploy/systemd), or give "
             "--no-start"
         )
 

@@ -40,17 +40,22 @@ class Owner:
             entry = pwd.getpwnam(name)
         except KeyError as problem:
             raise ConfigError(
-                f"there is no user {name}: install the agent's package, or its sysusers.d file "
-                "(docs/hosts.md, Users and rights on a host); --user names another"
+                f"there is no user {name}: install the agent's package or its sysusers.d file (docs/hosts.md, Users "
+                "and rights on a host), or give another user with --user"
             ) from problem
         is_us = entry.pw_uid == os.geteuid()
         if not is_us and os.geteuid() != 0:
-            raise ConfigError(f"files of user {name} are made by root: run this as root")
+            raise ConfigError(
+                f"only root can create files of user {name}: run this command as root"
+            )
         return cls(entry.pw_uid, entry.pw_gid, is_us)
 
 
 def merged(path: Path, required: Options) -> str:
-    """Return the text of a configuration file with these values added. All other lines stay.
+    """Return the text of the configuration file ``path`` with the missing values of ``required``.
+
+    All other lines stay. If the file does not exist, the text begins with ``HEAD``. No file is
+    written.
 
     Raises:
         ConfigError: The file has another value for one of them.
@@ -70,8 +75,8 @@ def merged(path: Path, required: Options) -> str:
                 missing.append(f"{option} = {value.replace('$', '$$')}")
             elif current != value:
                 raise ConfigError(
-                    f"{path} has [{section}] {option} = {current}, and this host is to have {value}: take the "
-                    "line away, or let it say that"
+                    f"{path} has [{section}] {option} = {current}, but this host needs {value}: remove or correct the "
+                    "line"
                 )
         if missing:
             _insert(lines, section, missing)

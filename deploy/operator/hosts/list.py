@@ -30,7 +30,7 @@ _FACTS = ("hypervisor_type", "hypervisor_version", "hypervisor_hostname", "cpu_i
 
 
 def hosts(options: argparse.Namespace) -> int:
-    """Print the hosts. Return 1 if none takes new servers."""
+    """Print the hosts. Return 1 if no host takes new servers."""
     conf = config.load(options.config)
     store = Store.open(conf)
     upgrades.check(store)
@@ -51,14 +51,15 @@ def hosts(options: argparse.Namespace) -> int:
 def overview(
     tx: Connection, default_zone: str, limit: int, pause: int, silence: int
 ) -> list[JsonObject]:
-    """Return one dictionary per host.
+    """Return one dictionary per host, sorted by name.
 
     Args:
         tx: The transaction.
-        default_zone: The zone of hosts in no aggregate with a zone.
-        limit: Number of failed builds in a row after which a host is left out.
-        pause: Seconds for which the host is left out.
-        silence: Seconds of silence after which conductors judge a host.
+        default_zone: Availability zone of hosts without one.
+        limit: Number of failed builds in a row after which the scheduler leaves a host out. 0: the
+            scheduler leaves no host out.
+        pause: Seconds for which the scheduler leaves the host out.
+        silence: Seconds of silence after which conductors declare a host down.
     """
     zones, at, keys = aggregates.zones(tx, default_zone), moment(tx), host_keys.generations(tx)
     failures = [failure._asdict() for failure in failed_builds.recent_failures(tx)]
@@ -118,7 +119,7 @@ def _row(host: JsonObject, zone: str, at: int, limit: int, pause: int) -> JsonOb
 
 
 def table(rows: list[JsonObject]) -> str:
-    """Return one line per host as text for people."""
+    """Return a table with one line per host, followed by images with failed builds and a count."""
     names = sorted({name for row in rows for name in row["classes"]})
     lines = [["host", "zone", "state", "servers", *(f"{name} free/total" for name in names), ""]]
     for row in rows:
@@ -168,7 +169,7 @@ def _images(rows: list[JsonObject]) -> list[str]:
 
 
 def _causes(failed: list[JsonObject]) -> str:
-    """Return each cause once, the most frequent first."""
+    """Return the ``CAUSES`` most frequent causes as text, the most frequent first."""
     counts: dict[str, int] = {}
     for failure in failed:
         counts[failure["cause"]] = counts.get(failure["cause"], 0) + failure["builds"]
@@ -182,7 +183,7 @@ def _causes(failed: list[JsonObject]) -> str:
 
 
 def state(row: JsonObject) -> str:
-    """Return up, down or forced down, and silent, disabled."""
+    """Return up, down or forced down, followed by ", silent" and ", disabled" where they apply."""
     is_silent = row["state"] == HostState.UP and row["silent"]
     return (
         str(row["state"])
@@ -194,33 +195,36 @@ def state(row: JsonObject) -> str:
 def silence_of(
     seen_at: int | None, is_up: bool | None, at: int, limit: int, heard: services.HostsHeard
 ) -> str:
-    """Describe the silence of a compute host that counts as up.
+    """Return a text about a silent host that still counts as up.
 
-    The text says how long the host has been silent, and why no conductor has judged the host.
+    The text has the duration of the silence, and why no conductor has declared the host down.
 
     Args:
-        seen_at: The time of the last sign of life.
-        is_up: True if the host counts as up. None: it has no heartbeat.
-        at: The time of the database.
-        limit: Seconds of silence after which conductors judge a host.
+        seen_at: The time of the host's last sign of life, or None without any.
+        is_up: True if the host counts as up.
+        at: The present time of the database.
+        limit: Seconds of silence after which conductors declare a host down.
         heard: How many of the compute hosts that are up conductors hear.
 
     Returns:
-        An empty text if the host is down, or was heard within the limit.
+        "" if the host does not count as up, was never heard, or was heard within the limit.
     """
     if not is_up or seen_at is None or at - seen_at <= limit * SECOND:
         return ""
     text = f"last heard {(at - seen_at) // SECOND} s ago"
     if heard.are_too_few:
         return (
-            f"{text}: not judged, because only {heard.heard} of {heard.known} hosts are heard. Look "
-            "at the broker, the conductors and the network first"
+            f"{text}: not declared down, because only {heard.heard} of {heard.known} hosts are heard. Check "
+            "the broker, the conductors and the network first"
         )
-    return f"{text}: no conductor has judged it yet. Look whether a conductor runs"
+    return f"{text}: no conductor has declared it down yet. Check whether a conductor runs"
 
 
 def notices(tx: Connection) -> list[str]:
-    """Return for each refusal of a host a line with its reason, and a line with the next step."""
+    """Return two lines for each refusal of a host: the refusal and the next step.
+
+    Refused messages older than ``REFUSALS_SHOWN_SECONDS`` are left out.
+    """
     lines = []
     for row in store_hosts.list_refused(tx, REFUSALS_SHOWN_SECONDS):
         if row.refused_ago is not None:
@@ -241,20 +245,30 @@ def notices(tx: Connection) -> list[str]:
 
 
 def refused_messages(number: int, ago: int) -> str:
-    """Return how many messages in the name of a host were refused, and when."""
+    """Return a text about refused messages in the name of a host.
+
+    Args:
+        number: The number of refused messages.
+        ago: Seconds since the last one.
+    """
     messages = "1 message" if number == 1 else f"{number} messages"
     return f"refused in its name: {messages}, the last one {ago} s ago"
 
 
 def refused_hostname(refused: str, shown: str) -> str:
-    """Return the name of a hypervisor that a host is refused, and the name that it has."""
+    """Return a text about a host that reports the hypervisor name of another host.
+
+    Args:
+        refused: The name that the host reports.
+        shown: The name that the host keeps.
+    """
     return (
         f"it reports the hypervisor name {refused}, which another host has, and is shown as {shown}"
     )
 
 
 def trouble(row: JsonObject) -> str:
-    """Return the host's problems that its state does not show."""
+    """Return the host's problems that ``state`` does not show, separated by semicolons, or ""."""
     problems = [row["disabled_reason"]] if row["disabled_reason"] and not row["enabled"] else []
     if row["silent"]:
         problems.append(row["silent"])
@@ -273,12 +287,14 @@ def trouble(row: JsonObject) -> str:
     if row["refused_ago"] is not None and row["refused_ago"] < REFUSALS_SHOWN_SECONDS:
         problems.append(
             f"{refused_messages(row['refused_messages'], row['refused_ago'])}: a conductor's log "
-            "says why"
+            "has the reason"
         )
     if row["refused_hostname"]:
         problems.append(
             refused_hostname(row["refused_hostname"], row["facts"]["hypervisor_hostname"])
         )
     if not row["has_key"]:
-        problems.append(f"it has no key, so nobody hears it: kilonova host add {row['name']}")
+        problems.append(
+            f"it has no key, so conductors refuse its messages: kilonova host add {row['name']}"
+        )
     return "; ".join(problems)

@@ -36,30 +36,32 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Prover:
-    """Clients of compute and image service for Kilonova's own user.
-
-    ``seconds`` is the limit of each step.
-    """
+    """Clients of the compute and image services with the tokens of Kilonova's own user."""
 
     identity: IdentityClient
     compute: Http
     image: Http
+    #: The limit of each step, in seconds.
     seconds: int
 
     def ask(
         self, method: str, path: str, body: JsonObject | None = None, *accepted: int
     ) -> JsonValue:
-        """Send a request and return the JSON of the answer, or None without any.
+        """Send a request, and return the JSON of the answer.
+
+        Paths below ``/v2/`` go to the image service, all others to the compute service.
 
         Args:
             method: The HTTP method.
-            path: The path. A path below /v2/ goes to the image service, any other to the Compute
-                API.
-            body: The JSON body. None: no body.
-            *accepted: Error statuses that raise no Problem.
+            path: The path with the query.
+            body: The JSON body, or None.
+            accepted: Error statuses for which the result is None.
+
+        Returns:
+            None for an answer without a body, and for an accepted error status.
 
         Raises:
-            Problem: The service refuses. The text is the service's own.
+            Problem: The service does not answer, or answers with another error status.
         """
         service = self.image if path.startswith("/v2/") else self.compute
         options: JsonObject = {"json": body} if body is not None else {}
@@ -77,10 +79,14 @@ class Prover:
         return answer.json() if answer.status_code < 300 and answer.content else None
 
     def wait(self, subject: str, look: Callable[[], T | None]) -> T:
-        """Call ``look`` until there is a value.
+        """Call ``look`` until the result is not None, and return the result.
+
+        Args:
+            subject: The subject of the error text "… took longer than … s".
+            look: Returns None as long as the caller has to wait.
 
         Raises:
-            Conflict: There was no value in time.
+            Conflict: The result was None for longer than ``seconds``.
         """
         until = time.monotonic() + self.seconds
         while (value := look()) is None:
@@ -91,7 +97,12 @@ class Prover:
 
 
 def prove(options: argparse.Namespace) -> int:
-    """Create, reach and delete a server on the host. Each step is printed with its seconds."""
+    """Create, reach and delete a server on the host. Print each step with its duration.
+
+    Raises:
+        Conflict: The host is silent or disabled, or a step failed or took too long.
+        Problem: A service refuses a request.
+    """
     conf = config.load(options.config)
     store = Store.open(conf)
     try:
@@ -110,7 +121,7 @@ def prove(options: argparse.Namespace) -> int:
     finally:
         began = time.monotonic()
         _remove(prover, server)
-    _report("removed", "nothing of it is left", began)
+    _report("removed", "the server was deleted", began)
     print(f"host {options.host} is proved: it takes servers")
     return 0
 
@@ -134,10 +145,10 @@ def _await_host(prover: Prover, store: Store, host: str) -> None:
         return state if state is not None and state.answers else None
 
     try:
-        state = prover.wait(f"Host {host} is not heard; it", look)
+        state = prover.wait(f"Host {host} is not up; waiting for it", look)
     except errors.Conflict as problem:
         raise errors.Conflict(
-            f"{problem}: see journalctl -u kilonova-agent there; kilonova hosts lists those that are"
+            f"{problem}: see journalctl -u kilonova-agent on the host, and the list of hosts: kilonova hosts"
         ) from problem
     if state.disabled:
         raise errors.Conflict(
@@ -149,7 +160,10 @@ def _remove_leftovers(prover: Prover, host: str) -> None:
     answer = prover.ask("GET", f"/servers?name=^{NAME}{host}$")
     for server in answer["servers"]:
         if server["name"] == NAME + host:
-            print(f"an earlier proof left server {server['id']}, which is removed", file=sys.stderr)
+            print(
+                f"deleting server {server['id']}, which an earlier run of this command left",
+                file=sys.stderr,
+            )
             _remove(prover, server["id"])
 
 
@@ -176,13 +190,13 @@ def _choose_image(prover: Prover) -> str:
     ]
     if not usable:
         raise errors.NotFound(
-            "The image service has no active image in the formats qcow2 and raw: upload one, or --image ID"
+            "The image service has no active image in the formats qcow2 and raw: upload one, or give --image ID"
         )
     return str(min(usable, key=lambda image: int(image["size"]))["id"])
 
 
 def _choose_flavor(prover: Prover, image: str) -> str:
-    """Return the id of the smallest flavor with room for the image."""
+    """Return the id of the flavor with the least memory among those that the image fits."""
     image_record = prover.ask("GET", f"/v2/images/{image}")
     size = int(image_record.get("virtual_size") or image_record.get("size") or 0)
     disk = max(int(image_record.get("min_disk") or 0), -(-size // GIB))
@@ -190,7 +204,7 @@ def _choose_flavor(prover: Prover, image: str) -> str:
     usable = [flavor for flavor in answer["flavors"] if int(flavor["disk"]) >= disk]
     if not usable:
         raise errors.NotFound(
-            f"No flavor has {disk} GiB of disk for image {image}: make one, or --flavor ID"
+            f"No flavor has enough memory and {disk} GiB of disk for image {image}: create one, or give --flavor ID"
         )
     return str(
         min(usable, key=lambda flavor: (flavor["ram"], flavor["vcpus"], flavor["disk"]))["id"]
@@ -207,9 +221,9 @@ def _await_active(prover: Prover, server: str, host: str) -> None:
     def look() -> JsonObject | None:
         shown: JsonObject = prover.ask("GET", f"/servers/{server}")["server"]
         if shown["status"] == "ERROR":
-            reason = (shown.get("fault") or {}).get("message", "no reason is given")
+            reason = (shown.get("fault") or {}).get("message", "the server has no fault.")
             raise errors.Conflict(
-                f"Server {server} failed on host {host}: {reason} kilonova timeline {server} tells more"
+                f"Server {server} failed on host {host}: {reason} Run: kilonova timeline {server}"
             )
         return shown if shown["status"] == "ACTIVE" else None
 
@@ -217,12 +231,18 @@ def _await_active(prover: Prover, server: str, host: str) -> None:
     actual_host = shown.get("OS-EXT-SRV-ATTR:host")
     if actual_host != host:
         raise errors.Conflict(
-            f"Server {server} is on {actual_host}, not on {host}: [identity] username needs the role admin"
+            f"Server {server} is on {actual_host}, not on {host}: the user [identity] username needs the role admin"
         )
 
 
 def _reach(prover: Prover, server: str, network: str | None) -> None:
-    """Read the guest's console log, or open a console. With a network also connect to ssh."""
+    """Read the guest's console log, or create a console URL if the log stays empty.
+
+    With a network also connect to the guest's ssh server.
+
+    Raises:
+        Conflict: The ssh server does not answer in time, or the server has no address.
+    """
     began = time.monotonic()
 
     def read_console() -> str | None:
@@ -232,11 +252,13 @@ def _reach(prover: Prover, server: str, network: str | None) -> None:
         return (answer or {}).get("output") or None
 
     try:
-        result = f"its console log has {len(prover.wait('The first word of its console', read_console))} characters"
+        result = (
+            f"its console log has {len(prover.wait('The console log', read_console))} characters"
+        )
     except errors.Conflict:
         body = {"remote_console": {"protocol": "serial", "type": "serial"}}
         prover.ask("POST", f"/servers/{server}/remote-consoles", body)
-        result = "it is silent, and its console can be opened"
+        result = "its console log is empty, and its console can be opened"
     _report("reached", result, began)
     if network:
         began = time.monotonic()
@@ -248,12 +270,12 @@ def _reach(prover: Prover, server: str, network: str | None) -> None:
 def _address(server: JsonObject) -> str:
     addresses = [entry["addr"] for entries in server["addresses"].values() for entry in entries]
     if not addresses:
-        raise errors.Conflict(f"Server {server['id']} has no address on that network.")
+        raise errors.Conflict(f"Server {server['id']} has no address.")
     return str(addresses[0])
 
 
 def _banner(address: str) -> str | None:
-    """Return the greeting of an ssh server (RFC 4253, 4.2), or None."""
+    """Connect to port 22, and return the greeting of an ssh server (RFC 4253, 4.2), or None."""
     try:
         with socket.create_connection((address, 22), SSH_SECONDS) as connection:
             connection.settimeout(SSH_SECONDS)
@@ -269,7 +291,7 @@ def _remove(prover: Prover, server: str) -> None:
     def look() -> bool | None:
         return prover.ask("GET", f"/servers/{server}", None, 404) is None or None
 
-    prover.wait(f"Server {server} is still there: its removal", look)
+    prover.wait(f"Server {server} still exists: its removal", look)
 
 
 def _report(step: str, text: str, began: float) -> None:

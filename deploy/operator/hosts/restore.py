@@ -21,7 +21,7 @@ from common.store.views import host_contents
 
 
 def restore(options: argparse.Namespace) -> int:
-    """Use the host again. Return 0 if the host takes servers now."""
+    """Use the host again. Return 0 if the host takes servers now, 1 if something is left to do."""
     conf = config.load(options.config)
     store = Store.open(conf, notifications=NotificationSettings.of(conf))
     upgrades.check(store)
@@ -33,15 +33,18 @@ def restore(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Restoration:
-    """The changes of the service's columns, texts about them, and texts about the rest."""
+    """The changes that ``kilonova host restore`` makes, and the conditions that remain."""
 
+    #: Column of the host's service -> new value.
     changes: dict[str, object]
+    #: A text about each change.
     done: list[str]
+    #: A text about each condition that remains, with the next step.
     stays: list[str]
 
 
 def plan_restoration(state: HostState) -> Restoration:
-    """Return the parts of a host's state that can be reverted."""
+    """Return the changes that make a host usable again, and the conditions that remain."""
     changes: dict[str, object] = {}
     done, stays = [], []
     if state.disabled and DISABLED_BY in state.reason:
@@ -49,12 +52,13 @@ def plan_restoration(state: HostState) -> Restoration:
         done.append(f"enabled (was: {state.reason})")
     elif state.disabled:
         stays.append(
-            f"it was not disabled by a drain but because: {state.reason or 'no reason given'}. Whoever did "
-            f"it enables it: openstack compute service set --enable {state.name} nova-compute"
+            "it was not disabled by a drain, but for this reason: "
+            f"{state.reason or 'no reason given'}. To enable it: openstack compute service set --enable {state.name} "
+            "nova-compute"
         )
     if state.forced_down and state.up and not state.fenced:
         changes |= {"forced_down": False}
-        done.append("not forced down any more: its agent is heard")
+        done.append("not forced down any more, because its agent is up")
     elif state.forced_down:
         condition = (
             "it was fenced"
@@ -62,20 +66,22 @@ def plan_restoration(state: HostState) -> Restoration:
             else "it is forced down, which proves that its guests are dead"
         )
         stays.append(
-            f"{condition}, and its agent has not registered since: start it there"
+            f"{condition}, and its agent has not registered since: start kilonova-agent on the host"
             + (
-                ", which ends that"
+                ", which ends the fencing"
                 if state.fenced
-                else f", then: kilonova host restore {state.name}"
+                else f", and then run: kilonova host restore {state.name}"
             )
         )
     elif not state.up:
-        stays.append("it is silent: start its kilonova-agent")
+        stays.append("it is silent: start kilonova-agent on the host")
     return Restoration(changes, done, stays)
 
 
 def give_back(store: Store, host: str, say: Callable[[str], None]) -> int:
     """Revert the host's state as far as possible, and print the result.
+
+    Return 0 if the host takes servers now, 1 if a condition remains.
 
     Raises:
         NotFound: There is no such host.
@@ -94,10 +100,10 @@ def give_back(store: Store, host: str, say: Callable[[str], None]) -> int:
     for text in restoration.stays:
         say(f"host {host}: {text}")
     if not restoration.done and not restoration.stays:
-        say(f"host {host} is up and enabled: nothing to take back")
+        say(f"host {host} is up and enabled: nothing to revert")
     if to_remove := store.snapshot(lambda tx: host_contents.debts(tx, host)):
         say(
-            f"host {host} has {len(to_remove)} guests to remove, and does when it is heard: "
+            f"host {host} has {len(to_remove)} guests to remove, and removes them once its agent is up: "
             f"kilonova host debts {host}"
         )
     return 1 if restoration.stays else 0

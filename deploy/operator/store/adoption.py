@@ -42,7 +42,7 @@ from common.store.tenants import quotas
 
 #: The name of the action in os-instance-actions.
 NAME = "adopt"
-CHANGED = "The records of {server} have changed meanwhile; look again."
+CHANGED = "The records of server {server} have changed meanwhile; repeat the command."
 #: States in which a server with a record may move to the guest's host.
 _MAY_COME = (
     states.ACTIVE,
@@ -80,7 +80,7 @@ class Adoption:
         """Resource class -> amount that the server holds on its host.
 
         Raises:
-            BadRequest: Flavor and image are refused now.
+            BadRequest: The flavor or the image asks for hardware that Kilonova does not accept.
         """
         return hardware.resources(self.flavor, self.properties)
 
@@ -105,18 +105,25 @@ class Adoption:
 
 
 def adopt(tx: Connection, adoption: Adoption, limits: quotas.Numbers) -> None:
-    """Write the server's row or place, the guest's record and the allocation.
+    """Create the server's row or change its host, and create the guest's record and allocation.
+
+    Args:
+        tx: The transaction.
+        adoption: The guest, and the facts about its server.
+        limits: The quota limits in the configuration.
 
     Raises:
         NotFound: There is no such host.
         OverQuota: The project has no room for the server.
+        Busy: An action or a move has the server.
         Conflict: The host does not answer or has no room, or server, guest or assigned hardware
             changed since they were read.
+        BadRequest: As ``Adoption.size``.
     """
     quotas.lock(tx, adoption.facts.project_id)
     if not host_status.host_state(tx, adoption.host, locked=True).answers:
         raise errors.Conflict(
-            f"Host {adoption.host} does not answer: start its kilonova-agent first."
+            f"Host {adoption.host} does not answer. Start its kilonova-agent first."
         )
     row = tx.execute(
         for_update(sa.select(servers).where(servers.c.id == adoption.server))
@@ -170,7 +177,7 @@ def adopt(tx: Connection, adoption: Adoption, limits: quotas.Numbers) -> None:
                     "args": {},
                     "server_id": adoption.server,
                     "project_id": adoption.facts.project_id,
-                    "why": f"it was adopted on host {adoption.host}",
+                    "why": f"the server was adopted on host {adoption.host}",
                 }
             ],
         )
@@ -179,7 +186,7 @@ def adopt(tx: Connection, adoption: Adoption, limits: quotas.Numbers) -> None:
 
 
 def share_storage(tx: Connection, first: str, second: str) -> bool:
-    """True if two hosts report the same storage."""
+    """True if both hosts report storage, and report the same."""
     storage_by_host = {
         row.name: (row.facts or {}).get("storage")
         for row in tx.execute(
@@ -200,8 +207,8 @@ def _check(tx: Connection, adoption: Adoption, row: ServerRow | None) -> None:
     places: list[GuestRow] = guests.places(tx, adoption.server)
     if any(place.host == adoption.host for place in places):
         raise errors.Conflict(
-            f"The guest of {adoption.server} on host {adoption.host} has a record; see kilonova host debts "
-            f"{adoption.host}, and openstack server show {adoption.server}."
+            f"The guest of server {adoption.server} on host {adoption.host} has a record already. See: kilonova host "
+            f"debts {adoption.host}, and openstack server show {adoption.server}"
         )
     if row is not None and row.deleted:
         raise was_deleted(adoption.server, adoption.host)
@@ -211,13 +218,14 @@ def _check(tx: Connection, adoption: Adoption, row: ServerRow | None) -> None:
         return
     if row.project_id != adoption.facts.project_id:
         raise errors.Conflict(
-            f"Server {adoption.server} is of project {row.project_id}, and its guest on {adoption.host} "
-            f"says that it is of {adoption.facts.project_id}: it is not adopted."
+            f"The guest cannot be adopted: server {adoption.server} belongs to project {row.project_id}, but host "
+            f"{adoption.host} reports project {adoption.facts.project_id} for its guest."
         )
     if row.vm_state not in _MAY_COME:
         raise errors.Conflict(
-            f"Server {adoption.server} is {row.vm_state}: confirm, revert, restore or delete it, or "
-            f"openstack server set --state error {adoption.server}, and look again."
+            f"Server {adoption.server} cannot move to the guest's host while its vm_state is {row.vm_state}. Confirm, "
+            f"revert, restore or delete the server, or run: openstack server set --state error {adoption.server}. "
+            "Then repeat the command."
         )
     moving = tx.scalar(
         sa.select(migrations.c.id).where(
@@ -233,15 +241,19 @@ def _check(tx: Connection, adoption: Adoption, row: ServerRow | None) -> None:
 def was_deleted(server: str, host: str) -> errors.Conflict:
     """Return the error about the adoption of a deleted server."""
     return errors.Conflict(
-        f"Server {server} was deleted, and its id is not given again: make an image of the guest's "
-        f"disk if it is wanted, and then: kilonova host discard {host} {server}"
+        f"Server {server} was deleted, and a deleted server is not created again. If the guest's disk is needed, "
+        f"make an image of it. Then run: kilonova host discard {host} {server}"
     )
 
 
 def _count(
     tx: Connection, adoption: Adoption, row: ServerRow | None, limits: quotas.Numbers
 ) -> None:
-    """Check that the project has quota for the additional resources."""
+    """Check that the project has quota for the additional resources, unless ``is_forced``.
+
+    Raises:
+        OverQuota: The project has no room for the server.
+    """
     classes = Counter(adoption.size)
     size = quotas.Size(1, adoption.flavor.vcpus, adoption.flavor.memory_mb, classes)
     user = adoption.facts.user_id
@@ -258,12 +270,17 @@ def _count(
 
 
 def _claim(tx: Connection, adoption: Adoption) -> None:
-    """Claim the resources of the host. With ``is_forced`` capacity is ignored."""
+    """Claim the resources of the host. With ``is_forced`` capacity is ignored.
+
+    Raises:
+        Conflict: The host has no room, the guest's assigned hardware is unknown, or another guest
+            has some of it.
+    """
     needs_assignment = hardware.hardware(adoption.flavor, adoption.properties).needs_assignment
     if needs_assignment and adoption.facts.assignment is None:
         raise errors.Conflict(
-            f"Its flavor {adoption.flavor.name} asks for parts of a host for itself, and the host does "
-            "not tell which the guest has: make an image of its disk, and a server of that."
+            f"Flavor {adoption.flavor.name} requests dedicated hardware, but host {adoption.host} does not report "
+            "which hardware the guest has. Make an image of the guest's disk, and create a server from the image."
         )
     request = ClaimRequest(
         adoption.server,
@@ -278,8 +295,8 @@ def _claim(tx: Connection, adoption: Adoption) -> None:
     if request.host is None:
         reason = "; ".join(shortages(tx, adoption.host, adoption.size)) or request.refused
         raise errors.Conflict(
-            f"Host {adoption.host} has no room for it: {reason}. Move servers away, or give --force, "
-            "and it gets no new ones until there is room."
+            f"Host {adoption.host} has no room for the guest: {reason}. Move servers away, or give --force. Then "
+            "the host gets no new servers until it has room."
         )
     if adoption.is_forced:
         inventories.settle(tx, list(allocations.lock(tx, [adoption.host]).values()))
@@ -307,14 +324,14 @@ def shortages(tx: Connection, host: str, amounts: Mapping[str, int]) -> list[str
         )
     }
     return [
-        f"{amount} {name} are needed, and {used.get(name, 0)} of {capacities.get(name, 0)} are used"
+        f"{amount} {name} are needed, but {used.get(name, 0)} of {capacities.get(name, 0)} are in use"
         for name, amount in sorted(amounts.items())
         if used.get(name, 0) + amount > capacities.get(name, 0)
     ]
 
 
 def _check_parts(tx: Connection, adoption: Adoption, own: HardwareAssignment) -> None:
-    """Check that no other guest has the same CPUs or devices. The provider is locked."""
+    """Check that no other guest has the same CPUs or devices. The caller locks the provider."""
     own_parts = _parts(own)
     query = sa.select(guests_table).where(
         guests_table.c.host == adoption.host,
@@ -325,8 +342,8 @@ def _check_parts(tx: Connection, adoption: Adoption, own: HardwareAssignment) ->
         shared = own_parts & _parts(from_wire(HardwareAssignment, row.assignment))
         if shared:
             raise errors.Conflict(
-                f"The guest has {', '.join(sorted(shared))} of host {adoption.host}, which are "
-                f"{row.server_id}'s by now: stop one of them, and move it away."
+                f"The guest uses {', '.join(sorted(shared))} of host {adoption.host}, which server {row.server_id} "
+                "has too. Move one of the two servers away."
             )
 
 
@@ -369,7 +386,7 @@ def _write(tx: Connection, adoption: Adoption, row: ServerRow | None, fence: int
 
 
 def _columns_from_host(adoption: Adoption) -> Values:
-    """Return the columns that only the host remembers."""
+    """Return the columns of a new server's row whose values only the host reports."""
     facts = adoption.facts
     return {
         "id": adoption.server,

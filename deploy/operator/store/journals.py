@@ -16,12 +16,15 @@ def of_server(tx: Connection, server_id: str) -> list[ActionRow]:
 
 
 def of_request(tx: Connection, request_id: str) -> list[ActionRow]:
-    """Return all actions that a request started. A request may have created several servers."""
+    """Return all actions that a request started, oldest first.
+
+    A request that creates several servers starts an action for each.
+    """
     return _read_actions(tx, actions.c.request_id == request_id)
 
 
 def find_servers(tx: Connection, name: str) -> list[str]:
-    """Return the ids of servers with this name, including deleted ones."""
+    """Return the ids of the servers with this name, oldest first, including deleted servers."""
     query = sa.select(servers.c.id).where(servers.c.name == name).order_by(servers.c.created_at)
     return list(tx.execute(query).scalars())
 

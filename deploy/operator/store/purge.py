@@ -46,7 +46,7 @@ from common.store.servers.actions import ENDED, LIVE
 DAY = 24 * 3600 * SECOND
 #: The limit of rows that one transaction deletes.
 ROWS = 500
-#: The number of rows of a kind that are processed together.
+#: The maximum number of rows of a kind that one query returns.
 LOOKED_AT = 100
 Key = tuple[Any, ...]
 Condition = sa.ColumnElement[bool]
@@ -54,20 +54,21 @@ Condition = sa.ColumnElement[bool]
 
 @dataclass(frozen=True)
 class Hanging:
-    """Dependent rows, which are deleted before the row with the id in ``column``.
+    """Rows that depend on a row of a kind, and are deleted before it.
 
-    With ``through``, ``column`` is the id of a row in the table of ``through``, and ``through`` is
-    the id of the kind's row.
+    ``column`` refers to the row of the kind. With ``through``, ``column`` refers to a row of a
+    table in between, whose column ``through`` refers to the row of the kind. For example, events
+    refer to actions, which refer to servers.
     """
 
     column: sa.Column[str]
     through: sa.Column[str] | None = None
 
     def of(self, ids: Sequence[object] | sa.Select[tuple[object]]) -> Condition:
-        """Return the condition on the dependent rows of these ids.
+        """Return the condition on the rows that depend on these rows of the kind.
 
         Args:
-            ids: Values, or a query.
+            ids: The ids of the rows, or a query for them.
         """
         if self.through is None:
             return self.column.in_(ids)
@@ -78,7 +79,7 @@ class Hanging:
 
 @dataclass(frozen=True)
 class RowKind:
-    """Rows that are deleted together."""
+    """A kind of rows that ``kilonova database purge`` deletes, with their dependent rows."""
 
     name: str
     table: sa.Table
@@ -96,7 +97,7 @@ class RowKind:
         return tuple(self.table.primary_key.columns)
 
     def is_over(self, before: int) -> Condition:
-        """Return the condition on rows that were old before this time and are not referred to."""
+        """Return the condition on rows that were old before this time and meet ``only``."""
         return sa.and_(*(since < before for since in self.over), *self.only)
 
 
@@ -105,7 +106,7 @@ def _none(*conditions: Condition) -> Condition:
 
 
 def _is_idle(server: sa.Column[Any]) -> Condition:
-    """Return the condition that no action has the server. A running action may need older rows."""
+    """Return the condition that no action runs on the server. An action may need older rows."""
     return _none(servers.c.id == server, servers.c.action.is_not(None))
 
 
@@ -175,12 +176,12 @@ KINDS = (
 
 
 def chosen(names: Sequence[str]) -> list[RowKind]:
-    """Return the kinds with these names. Without names, all kinds that need not be named."""
+    """Return the kinds with these names. Without names, all kinds without ``named_only``."""
     return [kind for kind in KINDS if (kind.name in names if names else not kind.named_only)]
 
 
 def counts(tx: Connection, kind: RowKind, days: int) -> Counter[str]:
-    """Return the number of rows to delete, by table, including dependent rows."""
+    """Return the number of rows by table that ``purge`` would delete, with dependent rows."""
     is_over = kind.is_over(moment(tx) - days * DAY)
     numbers = Counter({kind.table.name: tx.scalar(_count(kind.table, is_over)) or 0})
     for hanging in kind.hanging:
@@ -206,8 +207,8 @@ def purge(
     Args:
         store: The database.
         kind: The kind of rows.
-        days: Days since the rows became old.
-        report: Called with the sum so far after each transaction.
+        days: Days for which an old row is kept.
+        report: Called after each transaction with the numbers of deleted rows so far.
 
     Raises:
         NoStore, TooBusy, Unsure: The database does not answer, or the rows are locked. Deleted rows
@@ -240,10 +241,9 @@ def _read_keys(tx: Connection, kind: RowKind, before: int, after: Key | None) ->
 
 
 def _is_after(columns: Sequence[sa.Column[object]], after: Key) -> Condition:
-    """Return the condition on rows after this key.
+    """Return the condition on rows after this key, column by column.
 
-    The key's columns are compared one by one, because MariaDB uses no index for a comparison of
-    tuples.
+    Why: MariaDB uses no index for a comparison of tuples.
     """
     first, rest = columns[0] > after[0], columns[1:]
     return (
@@ -254,9 +254,9 @@ def _is_after(columns: Sequence[sa.Column[object]], after: Key) -> Condition:
 
 
 def _remove(tx: Connection, kind: RowKind, keys: Sequence[Key], before: int) -> Counter[str]:
-    """Delete at most ``ROWS`` rows.
+    """Delete at most ``ROWS`` rows of these keys and of their dependents. Return the numbers.
 
-    If fewer are deleted, these keys are done, except rows that other transactions have locked.
+    If fewer rows were deleted, only rows that other transactions have locked remain.
     """
     locked_keys = [
         tuple(row)

@@ -32,12 +32,12 @@ from common.store.servers.actions import (
 )
 from common.store.servers.migrations import abandon
 
-#: A due action that no conductor takes for so long is of a release that does not run here.
+#: If no conductor takes a due action within this time, no conductor of the action's release runs.
 OVERDUE = 600 * SECOND
 
 
 def overdue() -> sa.ColumnElement[bool]:
-    """Return the condition on actions that are due for long and not leased."""
+    """Return the condition on actions that are due for longer than ``OVERDUE`` and not leased."""
     return sa.and_(
         actions.c.state == ActionState.DUE,
         actions.c.due_at < now() - OVERDUE,
@@ -46,7 +46,7 @@ def overdue() -> sa.ColumnElement[bool]:
 
 
 def listed(tx: Connection, *, only_stuck: bool = False) -> list[ActionInHandRow]:
-    """Return actions in hand, oldest first, or only those that need an operator.
+    """Return the actions that have not ended, oldest first, or only stuck and overdue actions.
 
     A row has the action's columns, the server's name as ``server``, ``vm_state`` and ``task_state``
     of the server, and ``overdue``.
@@ -68,9 +68,9 @@ def listed(tx: Connection, *, only_stuck: bool = False) -> list[ActionInHandRow]
 
 
 def retry(tx: Connection, action_id: str) -> ActionRow:
-    """Continue a stuck action at the current step, and return the action as it was.
+    """Let a conductor continue a stuck action at its step. Return the action before the change.
 
-    A command is sent again under the same key. Any other step is due at once.
+    A command that was sent is sent again under the same key. Any other step is due at once.
 
     Raises:
         NotFound, Conflict: As ``_lock_stuck``.
@@ -89,24 +89,26 @@ def retry(tx: Connection, action_id: str) -> ActionRow:
 def abort(
     tx: Connection, action_id: str, why: str, check_undo: Callable[[ActionRow], None]
 ) -> ActionRow:
-    """Let a conductor undo a stuck action from the current step, and return the action as it was.
+    """Let a conductor undo a stuck action from its step. Return the action before the change.
 
-    The fence is raised, so that a host that still runs a command stops.
+    The fence is raised, so that hosts refuse commands of the action that are still under way.
 
     Args:
         tx: The transaction.
         action_id: Id of the action.
-        why: The reason, stored in the action.
+        why: The reason, which the server's fault and the journal show.
         check_undo: Raises a Problem if the action cannot be undone.
 
     Raises:
-        NotFound, Conflict: As ``_lock_stuck``.
+        NotFound, Conflict: As ``_lock_stuck``. Conflict also if the action has no data, or if its
+            server does not exist.
     """
     row, server = _lock_stuck(tx, action_id)
     check_undo(row)
     if server is None or not isinstance(row.data, dict):
         raise errors.Conflict(
-            f"Action {row.id} has no server, or no data, that could be undone; settle it."
+            f"Action {row.id} cannot be undone, because its server or its data is missing. Run: kilonova action "
+            f"settle {row.id}"
         )
     update(
         tx,
@@ -126,15 +128,16 @@ def abort(
 
 
 def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
-    """End a stuck or overdue action as failed, without undo, and return the action as it was.
+    """End a stuck or overdue action as failed, without undo. Return the action before the change.
 
-    The server goes to ERROR with the reason, and the user can start the next action.
+    The server goes to ERROR with the reason, and the user can start the next action. A deleted
+    server is only released.
 
     Raises:
         NotFound, Conflict: As ``_lock_stuck``.
     """
     row, server = _lock_stuck(tx, action_id, also_overdue=True)
-    message = f"{why} {row.cause or 'No conductor takes it.'}"
+    message = f"{why} {row.cause or 'No conductor takes the action.'}"
     append(
         tx,
         [
@@ -187,7 +190,12 @@ def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
 def _lock_stuck(
     tx: Connection, action_id: str, also_overdue: bool = False
 ) -> tuple[LockedActionRow, PlacedServerRow | None]:
-    """Return a stuck action and the server, both locked. The server may be gone.
+    """Lock and return a stuck action and its server. The server is None if its row is purged.
+
+    Args:
+        tx: The transaction.
+        action_id: Id of the action.
+        also_overdue: True to accept overdue actions too.
 
     Raises:
         NotFound: There is no such action.
@@ -212,7 +220,10 @@ def _lock_stuck(
 def _update_server(
     tx: Connection, row: ActionRow, server: PlacedServerRow | None, **changes: object
 ) -> None:
-    """Change the server, and restore the fault from before the action was stuck."""
+    """Change the server, and restore the fault that it had before the action was stuck.
+
+    Without a server this function has no effect.
+    """
     if server is None:
         return
     if isinstance(server.fault, dict) and server.fault.get("action") == row.id:

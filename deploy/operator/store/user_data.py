@@ -23,10 +23,10 @@ ROWS = 200
 
 
 def seal_user_data(store: Store, vault: Vault) -> int:
-    """Encrypt unencrypted user data, and return the number of rows.
+    """Encrypt the user data that is stored as plain text, and return the number of servers.
 
     Raises:
-        Unavailable: There is such a row, and no key.
+        Unavailable: A server has such user data, and the vault has no key.
     """
     sealed, last = 0, ""
     while rows := store.read(partial(_read_unsealed, last=last)):

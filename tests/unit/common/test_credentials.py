@@ -63,5 +63,7 @@ def test_credential_with_wrong_value_is_refused(load) -> None:
 
 
 def test_option_in_both_file_and_credential_is_refused(load) -> None:
-    with pytest.raises(errors.ConfigError, match=r"conf:2: \[identity\] password is a credential"):
+    with pytest.raises(
+        errors.ConfigError, match=r"conf:2: \[identity\] password is also a credential"
+    ):
         load("[identity]", "password = x", identity__password="y")

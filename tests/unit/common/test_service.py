@@ -14,7 +14,7 @@ def test_second_process_of_a_kind_on_one_state_folder_is_refused(tmp_path: Path)
     first = service.only_one(str(tmp_path / "state"), "agent")
     with pytest.raises(
         SystemExit,
-        match=f"kilonova-agent: another one works on {tmp_path}/state; give each its own",
+        match=f"kilonova-agent: another kilonova-agent uses {tmp_path}/state; give each process its",
     ):
         service.only_one(str(tmp_path / "state"), "agent")
     service.only_one(str(tmp_path / "other"), "agent").close()

@@ -113,11 +113,14 @@ def test_action_retry_continues_stuck_action_to_completion(operator: Operator) -
     change(operator.cloud, action, step=None)
     assert operator.run_action("retry", action) == (
         0,
-        f"action {action}, stop of server {server}, goes on\n",
+        f"action {action}, stop of server {server}, continues\n",
     )
     operator.cloud.settle()
     assert operator.cloud.show(server).vm_state == states.STOPPED
-    assert operator.run_action("show", action) == (1, f"kilonova: Action {action} is done.\n")
+    assert operator.run_action("show", action) == (
+        1,
+        f"kilonova: Action {action} has ended: it is done. Run: kilonova timeline {server}\n",
+    )
 
 
 def test_action_settle_fails_stuck_action_and_sets_server_to_error(operator: Operator) -> None:
@@ -128,7 +131,7 @@ def test_action_settle_fails_stuck_action_and_sets_server_to_error(operator: Ope
     )
     record = operator.cloud.show(server)
     assert (record.vm_state, record.task_state, record.action) == (states.ERROR, None, None)
-    assert record.fault["message"] == "It did not go on, and an operator has ended it."
+    assert record.fault["message"] == "The action did not continue, and an operator ended it."
     assert operator.read_action(action).secrets is None
     assert operator.run_action("settle", action) == (1, f"Action {action} is failed, not stuck.\n")
 
@@ -139,7 +142,7 @@ def test_action_settle_fails_stuck_action_and_sets_server_to_error(operator: Ope
         ({"step": "renamed"}, "stop has no step renamed in this release"),
         (
             {"workflow": "delete", "step": "gone", "data": []},
-            "at its step gone there is no way back",
+            "step gone comes after the pivot",
         ),
     ],
 )
@@ -148,7 +151,7 @@ def test_action_abort_is_refused_when_stuck_action_cannot_be_undone(
 ) -> None:
     _, action = operator.create_stuck_action(**values)
     status, output = operator.run_action("abort", action)
-    assert status == 1 and why in output and "ettle it" in output
+    assert status == 1 and why in output and "ettle the action" in output
     assert operator.read_action(action).state == ActionState.STUCK
 
 

@@ -65,7 +65,7 @@ def test_cleanup_list_is_empty_without_pending_cleanups(
     conf: str, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--config", conf, "cleanup", "list"]) == 0
-    assert capsys.readouterr().out == "no neighbour has anything still to remove\n"
+    assert capsys.readouterr().out == "no cleanup is pending\n"
     assert main(["--config", conf, "cleanup", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 
@@ -94,7 +94,7 @@ def test_status_and_doctor_list_pending_cleanups_without_a_finding(
     assert main(["--config", conf, "doctor", "--no-hosts"]) == doctor.NO_ANSWER
     output = capsys.readouterr().out
     assert (
-        "nothing found; not looked at: " in output
+        "nothing found; not checked: " in output
         and f"server {SERVER}: binding {PORT} at h1, tried 1 times: {TRUNK}" in output
     )
     assert main(["--config", conf, "status"]) == 0

@@ -209,11 +209,11 @@ def test_doctor_of_empty_cloud_finds_nothing_and_names_missing_services(
     assert main(["--config", str(conf), "doctor", "--no-hosts"]) == NO_ANSWER
     output = capsys.readouterr()
     last = output.out.splitlines()[-1]
-    assert last.startswith("nothing found; not looked at: ") and "the image service" in last
+    assert last.startswith("nothing found; not checked: ") and "the image service" in last
     # The other external services do not answer either, and stderr names them for monitoring.
     assert "the image service did not answer" in output.err
     assert main(["--config", str(conf), "doctor", "--no-hosts", "--fix", "lock/s"]) == 0
-    assert "nothing to mend" in capsys.readouterr().out
+    assert "nothing to repair" in capsys.readouterr().out
 
 
 def test_doctor_has_an_exit_status_for_each_outcome(
@@ -311,7 +311,7 @@ def test_command_without_controller_libraries_names_package_to_install() -> None
         [sys.executable, "-c", code, "hosts"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("kilonova: this command needs what a controller has")
+    assert done.stderr.startswith("kilonova: this command needs the Python module ")
     assert "sqlalchemy" in done.stderr and "kilonova-control" in done.stderr
     assert done.stderr.count("\n") == 1
 

@@ -76,7 +76,7 @@ def test_host_debts_is_empty_without_pending_removals(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--config", str(conf), "host", "debts"]) == 0
-    assert capsys.readouterr().out == "no host has anything still to remove\n"
+    assert capsys.readouterr().out == "no host has a guest to remove\n"
     assert main(["--config", str(conf), "host", "debts", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 
@@ -106,7 +106,7 @@ def test_host_debts_lists_host_resources_and_condition_of_removals(
     assert lines[0] == "server name host since holds"
     assert lines[1].startswith(f"{OTHER} b 2") and lines[1].endswith("512 MEMORY_MB, 1 VCPU")
     assert lines[2] == "1 debts" and lines[3].startswith(
-        "host b is silent, fenced; it is removed when the host is back"
+        "host b is silent, fenced; the guest is removed when the host is back"
     )
 
 
@@ -119,7 +119,7 @@ def test_host_debts_refuses_unknown_host(
 
 def test_late_removal_on_reachable_host_refers_to_its_agent_log() -> None:
     debt = Debt(SERVER, "web", HostState("a", "uuid", up=True, disabled=True), 0, {})
-    assert "kilonova-agent there says why" in goes(debt, LATE)
+    assert "kilonova-agent there has the reason" in goes(debt, LATE)
     assert state(debt.host) == "up, disabled"
     assert "start its agent" in goes(
         Debt(SERVER, "web", HostState("gone", "", up=False), 0, {}), LATE

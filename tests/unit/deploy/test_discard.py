@@ -39,9 +39,9 @@ class Host:
 @pytest.mark.parametrize(
     ("words", "up", "said"),
     [
-        (["a", SERVER], True, "--yes if that is meant"),
+        (["a", SERVER], True, "repeat the command with --yes"),
         (["a", SERVER, "--yes"], False, "does not answer"),
-        (["a", "web1", "--yes"], True, "is no server's id"),
+        (["a", "web1", "--yes"], True, "is not the id of a server"),
         (["b", SERVER, "--yes"], True, "There is no host b"),
         (["a", OTHER, "--yes"], True, f"Host a has no guest of server {OTHER}"),
         (["a", OTHER], True, f"Host a has no guest of server {OTHER}"),

@@ -381,7 +381,7 @@ def test_explain_with_ambiguous_server_name_asks_for_id(
 ) -> None:
     both = [cloud.failed_server() for _ in range(2)]
     assert cloud.run("web") == 2
-    assert "several servers of the name web; give its id" in capsys.readouterr().err
+    assert "several servers have the name web; give the id of the server" in capsys.readouterr().err
     assert cloud.run(both[0]) == 0
 
 

@@ -122,13 +122,13 @@ def test_host_remove_deletes_keys_and_services_of_empty_host(
 @pytest.mark.parametrize("name", ["h1/../h2", "h1\n", "", "h 1", ".*", "h1$", "x" * 300])
 def test_host_add_refuses_invalid_host_name(operator: Operator, name: str) -> None:
     assert operator.run_host("add", name) == 1
-    assert "is no name of a host" in operator.error_output
+    assert "is not a host name" in operator.error_output
 
 
 def test_host_add_without_command_secret_is_refused(operator: Operator) -> None:
     operator.conf.write_text(operator.conf.read_text().replace("command_secret = one\n", ""))
     assert operator.run_host("add", "h1") == 1
-    assert "there is no [host_keys] command_secret" in operator.error_output
+    assert "[host_keys] command_secret is not set" in operator.error_output
 
 
 # --- tokens ---

@@ -184,7 +184,7 @@ def test_host_prove_opens_console_when_guest_prints_nothing(
 @pytest.mark.parametrize(
     ("status", "host", "says"),
     [
-        ("ERROR", "h1", "failed on host h1: No room. kilonova timeline s1-kilonova-prove-h1"),
+        ("ERROR", "h1", "failed on host h1: No room. Run: kilonova timeline s1-kilonova-prove-h1"),
         ("ACTIVE", "h2", "is on h2, not on h1"),
         ("BUILD", "h1", "its creation took longer than 1 s"),
     ],
@@ -205,7 +205,7 @@ def test_host_prove_refuses_disabled_or_silent_host(
     store.write(lambda tx: services.set_state(tx, row.uuid, disabled=True))
     assert "is disabled (no reason): kilonova host restore h1" in run_prove()[2]
     store.write(lambda tx: services.set_state(tx, row.uuid, forced_down=True))
-    assert "Host h1 is not heard; it took longer than 1 s: see journalctl" in run_prove()[2]
+    assert "Host h1 is not up; waiting for it took longer than 1 s: see" in run_prove()[2]
     assert cloud.requested_servers == []
 
 

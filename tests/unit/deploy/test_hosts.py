@@ -166,7 +166,7 @@ def test_hosts_names_command_for_host_without_key(
     store.write(lambda tx: host_keys.remove(tx, "b"))
     assert [row["has_key"] for row in read_json(conf, capsys).values()] == [True, False, True]
     lines = read_lines(conf, capsys)
-    assert lines[2].endswith("it has no key, so nobody hears it: kilonova host add b")
+    assert lines[2].endswith("so conductors refuse its messages: kilonova host add b")
     assert "key" not in lines[1]
 
 
@@ -284,11 +284,11 @@ def test_hosts_shows_reason_for_silent_host_counted_as_up(
     silence(store, "b")
     [line] = [line for line in read_lines(conf, capsys) if line.startswith("b ")]
     assert "up, silent" in line and "last heard 18" in line
-    assert "no conductor has judged it yet" in line
+    assert "no conductor has declared it down yet" in line
     assert not any("heard" in line for line in read_lines(conf, capsys) if line.startswith("a "))
     silence(store, "a", "c")
     assert all(
-        "not judged, because only 0 of 3 hosts are heard" in line
+        "not declared down, because only 0 of 3 hosts are heard" in line
         for line in read_lines(conf, capsys)[1:4]
     )
 
@@ -302,7 +302,7 @@ def test_status_shows_silent_host_counted_as_up(
     assert main(["--config", str(conf), "status"]) == 1
     shown = [line for line in capsys.readouterr().out.splitlines() if "nova-compute" in line]
     assert len(shown) == 3
-    assert all("not judged, because only 0 of 3 hosts are heard" in line for line in shown)
+    assert all("not declared down, because only 0 of 3 hosts are heard" in line for line in shown)
 
 
 def test_hosts_and_doctor_show_a_refused_hypervisor_name(

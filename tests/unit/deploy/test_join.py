@@ -82,10 +82,10 @@ def test_join_accepts_loopback_address_only_when_configured() -> None:
 @pytest.mark.parametrize(
     ("given", "invited", "says"),
     [
-        ("192.0.2.200", "", r"192\.0\.2\.200 is no address of this machine"),
-        (None, "192.0.2.200", r"192\.0\.2\.200 is no address of this machine"),
-        (None, "a name", "a name is no address of this machine"),
-        ("127.0.0.1", "127.0.0.2", "--address is 127.0.0.1, and kilonova host add was told"),
+        ("192.0.2.200", "", r"192\.0\.2\.200 is not an address of this machine"),
+        (None, "192.0.2.200", r"192\.0\.2\.200 is not an address of this machine"),
+        (None, "a name", "a name is not an address of this machine"),
+        ("127.0.0.1", "127.0.0.2", "--address is 127.0.0.1, but kilonova host add got"),
     ],
 )
 def test_join_refuses_address_not_of_this_machine(
@@ -96,7 +96,7 @@ def test_join_refuses_address_not_of_this_machine(
 
 
 def test_join_without_route_to_broker_finds_no_address() -> None:
-    with pytest.raises(ConfigError, match="no way leads to the broker"):
+    with pytest.raises(ConfigError, match="has no route to the broker"):
         join_checks.address(None, "", None, broker("no-such-name.invalid"))
 
 
@@ -121,7 +121,7 @@ def test_join_reports_kvm_or_emulation(
     text = join_checks.acceleration(conf)
     assert text.startswith("KVM works" if works else "emulation, ten times slower")
     conf.set_override("virt_type", "qemu", group="agent")
-    assert join_checks.acceleration(conf) == "emulation, as [agent] virt_type says"
+    assert join_checks.acceleration(conf) == "emulation, because [agent] virt_type is qemu"
     conf.set_override("virt_type", "kvm", group="agent")
     if not works:
         with pytest.raises(ConfigError, match="virt_type is kvm: .*modprobe"):
@@ -147,7 +147,7 @@ def test_join_refuses_disk_without_space(
     set_free_gib(40)
     assert join_checks.space(conf) == f"40 GiB for guests in {tmp_path}/not/yet"
     set_free_gib(1.5)
-    with pytest.raises(ConfigError, match=r"has 1\.5 GiB left for guests: make room"):
+    with pytest.raises(ConfigError, match=r"has 1\.5 GiB left for guests: free some space"):
         join_checks.space(conf)
     set_free_gib(40)
     conf.set_override("reserved_disk_gb", 39, group="agent")
@@ -194,9 +194,7 @@ def test_join_keeps_lines_of_operator_in_configuration_file(tmp_path: Path) -> N
     )
     path.write_text(merged(path, OPTIONS))
     assert merged(path, OPTIONS) == path.read_text()
-    with pytest.raises(
-        ConfigError, match=r"has \[DEFAULT\] host = h1, and this host is to have h2"
-    ):
+    with pytest.raises(ConfigError, match=r"has \[DEFAULT\] host = h1, but this host needs h2"):
         merged(path, {"DEFAULT": {"host": "h2"}})
 
 
@@ -249,7 +247,7 @@ def test_join_refuses_configuration_of_another_host(
         OWN_USER,
     ]
     assert main(words) == 1
-    assert "[DEFAULT] host = h9, and this host is to have h1" in capsys.readouterr().err
+    assert "[DEFAULT] host = h9, but this host needs h1" in capsys.readouterr().err
     assert path.read_text() == "[DEFAULT]\nhost = h9\n"
 
 
@@ -282,14 +280,14 @@ def test_join_starts_agent_and_waits_for_its_contact(
     control_plane = FakeControlPlane()
     join.start_agent(control_plane)  # type: ignore[arg-type]  # all that it asks
     assert systemctl_calls == [("enable", "kilonova-agent"), ("restart", "kilonova-agent")]
-    assert control_plane.looks == 3 and "the cloud hears it" in capsys.readouterr().out
+    assert control_plane.looks == 3 and "has heard it" in capsys.readouterr().out
 
 
 def test_join_reports_agent_without_contact_or_masked_unit(
     systemctl_calls: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(join, "HEARD_SECONDS", 0.1)
-    with pytest.raises(ConfigError, match="has not heard it .*journalctl -u kilonova-agent"):
+    with pytest.raises(ConfigError, match="no conductor has heard .*journalctl -u kilonova-agent"):
         join.start_agent(FakeControlPlane(hears=False))  # type: ignore[arg-type]  # all that it asks
     monkeypatch.setattr(join_checks, "systemctl", lambda *words: "Unit is masked.")
     with pytest.raises(ConfigError, match="systemctl enable kilonova-agent: Unit is masked"):
@@ -306,7 +304,7 @@ def test_join_requires_systemd_and_unit_before_start(
     with pytest.raises(ConfigError, match="systemd knows no kilonova-agent.service: .*--no-start"):
         join_checks.unit()
     monkeypatch.setattr(Path, "is_dir", lambda self: False)
-    with pytest.raises(ConfigError, match="systemd does not run here: --no-start"):
+    with pytest.raises(ConfigError, match="systemd does not run here: give --no-start"):
         join_checks.unit()
 
 

@@ -107,7 +107,7 @@ def test_debian_bundle_refuses_modified_library(
     digest = "thing.py,sha256=v-fb7HbMj5i7bKpSvBeo7lz-LrpJ7hL6eKGR9S8KS0s,6"
     (info / "RECORD").write_text(f"{digest}\nthing-1.dist-info/METADATA,,\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(SystemExit, match="was changed: remove .venv"):
+    with pytest.raises(SystemExit, match="differs from its wheel: remove .venv"):
         bundle.copy("thing", tmp_path / "to")
 
 

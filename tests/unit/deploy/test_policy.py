@@ -64,7 +64,7 @@ def test_policy_explain_shows_parts_of_rule_and_permissions(command: Command) ->
         f"{STOP}: rule:mine or rule:gone  ({command.policy}:2)",
         f"mine: role:boss  ({command.policy}:1)",
         "gone: there is no such rule",
-        "a caller who is Boss may do it to",
+        "a caller with the roles Boss may do it to",
         "  what is theirs: yes",
         "  what is another user's of their project: yes",
         "  what is another project's: yes",

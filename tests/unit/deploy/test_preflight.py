@@ -85,7 +85,7 @@ def test_run_of_failing_program_shows_end_of_output_and_log_path(tmp_path: Path)
         run(["ls", "/nonexistent/folder"], "Look.", log=tmp_path / "log")
     assert "  | ls: " in caught.value.what and str(tmp_path / "log") in caught.value.todo
     assert "/nonexistent/folder" in (tmp_path / "log").read_text()
-    with pytest.raises(Failure, match="There is no program"):
+    with pytest.raises(Failure, match="The program .* is not installed"):
         run(["/nonexistent/program"], "Install it.")
 
 

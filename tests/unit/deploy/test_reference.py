@@ -56,7 +56,7 @@ def test_reference_operation_has_versions_rule_and_status() -> None:
     assert table["`GET /servers/{server_id}`"] == ["all", "`os_compute_api:servers:show`", "200"]
     assert table["`GET /servers/{server_id}/topology`"][0] == f"2.78 to {HISTORY[-1][0]}"
     assert table["`GET /os-floating-ip-pools`"][0] == "2.1 to 2.35"
-    assert table["`GET /images`"][1] == "what is asked for decides"
+    assert table["`GET /images`"][1] == "depends on the request"
 
 
 def test_reference_actions_equal_state_table() -> None:
@@ -85,7 +85,7 @@ def test_reference_configuration_has_every_option_with_default() -> None:
         ]
     api = {row[0]: row[1:] for row in read_rows(sections["api"])}
     assert api["`port`"][:2] == ["port", "`8774`"]
-    assert api["`workers`"] == ["integer", "`1`", "Processes of the API. Allowed: 1 to 64."]
+    assert api["`workers`"] == ["integer", "`1`", "Number of API processes. Allowed: 1 to 64."]
     assert read_rows(sections["database"])[0][1].endswith("(secret)")
 
 

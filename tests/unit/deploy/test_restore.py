@@ -39,7 +39,7 @@ DRAINED = HostState(
         (
             HostState("h1", "uuid", up=True, disabled=True, reason="new disk"),
             {},
-            "but because: new disk",
+            "but for this reason: new disk",
         ),
         (HostState("h1", "uuid", up=True, forced_down=True), {"forced_down": False}, ""),
         (
@@ -94,7 +94,7 @@ def test_host_restore_enables_drained_host(
         return store.read(lambda tx: host_status.host_state(tx, "h1"))
 
     command = ["--config", str(tmp_path / "kilonova.conf"), "host", "restore"]
-    assert "restore h1 takes that back" in run_drain(store)
+    assert "restore h1 reverts this" in run_drain(store)
     assert state().reason.startswith("drained by kilonova host drain since 20")
     begin(store, "h1", Name.DRAIN, Arguments(), lambda text: None)
     assert main(["--config", str(tmp_path / "kilonova.conf"), "status"]) == 0
@@ -110,7 +110,7 @@ def test_host_restore_enables_drained_host(
     )
     assert not state().disabled and state().reason == ""
     assert main([*command, "h1"]) == 0
-    assert capsys.readouterr().out == "host h1 is up and enabled: nothing to take back\n"
+    assert capsys.readouterr().out == "host h1 is up and enabled: nothing to revert\n"
     assert main([*command, "h9"]) == 1
     assert "There is no host h9" in capsys.readouterr().err
 

@@ -132,7 +132,7 @@ def test_mark_with_unknown_slice_ends_collection() -> None:
     [["frobnicate"], ["all", "unit"], ["guests", "moves"], ["ci"], ["moves", "--", "-k", "x"]],
 )
 def test_test_command_refuses_conflicting_words(words: list[str]) -> None:
-    with pytest.raises(Failure, match="Not understood"):
+    with pytest.raises(Failure, match="Invalid arguments"):
         command.run(words)
 
 

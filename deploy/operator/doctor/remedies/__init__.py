@@ -34,12 +34,12 @@ REMEDIES: dict[str, Callable[[Connection, Finding], None]] = {**SERVERS, **COUNT
 
 
 def mend(tx: Connection, finding: Finding, look: Look) -> bool:
-    """Run the remedy of a finding, and return whether the finding existed.
+    """Run the remedy of a finding. Return False without a change if the finding is gone.
 
     Args:
         tx: The transaction.
-        finding: The finding.
-        look: Checks again. If the result lacks the finding, no remedy runs.
+        finding: The finding, of a kind that is not ``Mender.GUEST``.
+        look: Checks again under the server's lock.
 
     Raises:
         Conflict: Only an operator can repair the finding, another finding comes first, or the
@@ -48,14 +48,16 @@ def mend(tx: Connection, finding: Finding, look: Look) -> bool:
     """
     kind = KINDS[finding.kind]
     if finding.kind not in REMEDIES:
-        raise errors.Conflict(f"{finding.id} is not mended by itself. {kind.remedy}.")
+        raise errors.Conflict(f"{finding.id} has no automatic repair. Next step: {kind.remedy}.")
     server_row = _lock_server(tx, finding)
     current = list(look(tx))
     if not any(other.id == finding.id for other in current):
         return False
     for other in current:
         if other.kind in kind.first and other.subject in (finding.subject, *finding.facts):
-            raise errors.Conflict(f"Mend this first: kilonova doctor --fix {other.id}")
+            raise errors.Conflict(
+                f"Another finding must be repaired first. Run: kilonova doctor --fix {other.id}"
+            )
     if kind.is_free and server_row is not None and server_row.action is not None:
         raise errors.Busy(server_row.id)
     REMEDIES[finding.kind](tx, finding)
@@ -76,14 +78,14 @@ def mend(tx: Connection, finding: Finding, look: Look) -> bool:
 
 
 def _lock_server(tx: Connection, finding: Finding) -> ServerRow | None:
-    """Lock and return the server of the finding, or None if it does not exist."""
+    """Lock the servers among subject and facts of the finding. Return the first, or None."""
     names = sorted({finding.subject, *finding.facts})
     ids = tx.scalars(sa.select(servers.c.id).where(servers.c.id.in_(names)).order_by(servers.c.id))
     return next(iter(actions.lock_servers(tx, list(ids)).values()), None)
 
 
 def unknown_at(tx: Connection, finding: Finding) -> list[str]:
-    """Return the hosts of the finding whose guest of the server has no record."""
+    """Return the hosts among the finding's facts without a record of the server's guest."""
     recorded = {row.host for row in guests.places(tx, finding.subject)}
     return [host for host in finding.facts if host not in recorded]
 
@@ -91,7 +93,8 @@ def unknown_at(tx: Connection, finding: Finding) -> list[str]:
 def is_spare(tx: Connection, finding: Finding, look: Look) -> bool:
     """True if a guest without a record can be discarded.
 
-    That is so if the server was deleted, or has a guest on the recorded host.
+    That is so if the server was deleted, or if its recorded host has a record of its guest and
+    ``look`` does not find that this guest is missing. False if the server has no record.
     """
     row = tx.execute(sa.select(servers).where(servers.c.id == finding.subject)).first()
     if row is None or row.deleted:

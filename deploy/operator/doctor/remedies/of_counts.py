@@ -45,13 +45,16 @@ def holds(tx: Connection, consumer: str, host: str) -> bool:
 
 
 def allocate(tx: Connection, row: ServerRow, host: str, holder: str | None = None) -> None:
-    """Allocate the amounts of the server's flavor and image on this host.
+    """Allocate the amounts of the server's flavor and image on this host, even without room.
+
+    During a move, these are the amounts of the old flavor on the source and of the new flavor on
+    the destination.
 
     Args:
         tx: The transaction.
         row: The server.
         host: Name of the host.
-        holder: The migration that gets the allocation. None: the server.
+        holder: Id of the migration that gets the allocation. None: the server.
     """
     move = migrations.open_of(tx, [row.id]).get(row.id)
     flavor = row.flavor
@@ -119,10 +122,10 @@ def _remove_shares_of_gone(tx: Connection, finding: Finding) -> None:
 
 
 def _remove_rule(tx: Connection, finding: Finding) -> None:
-    """Request a cleanup of the rule.
+    """Add a pending cleanup that removes the access rule of a share.
 
-    The cleanup names the server with the share if there is only one, because that server was
-    probably on the rule's host before.
+    If exactly one server has the share, the cleanup names this server, because it was probably on
+    the rule's host before.
     """
     [address] = finding.facts
     query = sa.select(share_mappings.c.server_id).where(
@@ -173,8 +176,8 @@ def _release_allocation(tx: Connection, finding: Finding) -> None:
     [host] = finding.facts
     if not host:
         raise errors.Conflict(
-            f"Consumer {finding.subject} holds resources of a provider that was made by hand: "
-            f"openstack resource provider allocation unset {finding.subject}"
+            f"Consumer {finding.subject} holds resources of a provider without a host, which Kilonova does not change. "
+            f"Run: openstack resource provider allocation unset {finding.subject}"
         )
     allocations.release(tx, [(finding.subject, host)])
 
@@ -191,7 +194,10 @@ def _allocate_guest(tx: Connection, finding: Finding) -> None:
     ).one()
     row = _read_server(tx, guest.server_id)
     if row is None:
-        raise errors.Conflict(f"Server {guest.server_id} is gone: kilonova host debts {host}")
+        raise errors.Conflict(
+            f"Server {guest.server_id} does not exist any more, so its guest on host {host} gets no allocation. See: "
+            f"kilonova host debts {host}"
+        )
     allocate(tx, row, host, guest.holder)
 
 
@@ -208,8 +214,8 @@ def _register_consumer(tx: Connection, finding: Finding) -> None:
         kind = "migration"
     if row is None:
         raise errors.Conflict(
-            f"No server or migration has the id {finding.subject}: openstack resource provider "
-            f"allocation unset {finding.subject}"
+            f"No server or migration has the id {finding.subject}. Run: openstack resource provider allocation unset "
+            f"{finding.subject}"
         )
     allocations.register(
         tx,

@@ -37,7 +37,9 @@ def _set_trait(tx: Connection, finding: Finding) -> None:
         )
     )
     if uuid is None:
-        raise errors.Conflict(f"Host {finding.subject} has no service: repair that finding first.")
+        raise errors.Conflict(
+            f"Host {finding.subject} has no service. Repair the finding host-without-service of this host first."
+        )
     services.set_state(tx, uuid)
 
 
@@ -55,10 +57,7 @@ def _enrol_service(tx: Connection, finding: Finding) -> None:
 
 
 def _register_again(tx: Connection, finding: Finding) -> None:
-    """End the host's session.
-
-    Then the host registers with its next exchange and reports its inventory.
-    """
+    """End the host's session. The host then registers at its next exchange, with its inventory."""
     tx.execute(sa.update(hosts).where(hosts.c.name == finding.subject).values(session=0))
 
 
@@ -67,8 +66,8 @@ def _remove_provider(tx: Connection, finding: Finding) -> None:
     tx.execute(sa.select(providers.c.id).where(providers.c.id == number).with_for_update())
     if tx.scalar(sa.select(allocations.c.used).where(allocations.c.provider_id == number).limit(1)):
         raise errors.Conflict(
-            f"Servers hold resources of provider {finding.subject}: mend those findings first, or "
-            "start the host again."
+            f"Consumers hold resources of provider {finding.subject}. Repair the findings about these allocations "
+            "first, or start the host's agent again."
         )
     for table in (inventories, provider_traits, provider_aggregates):
         tx.execute(sa.delete(table).where(table.c.provider_id == number))

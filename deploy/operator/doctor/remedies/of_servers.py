@@ -44,18 +44,18 @@ WRITTEN = (
     "memory_mb",
     "shares",
 )
-SETTLED = "No conductor has taken it for long, and an operator has ended it."
+SETTLED = "No conductor took the action for a long time, and an operator ended it."
 #: States in which a server's guest is off.
 _OFF = (states.STOPPED, states.SUSPENDED)
 
 
 def server(tx: Connection, server_id: str) -> ServerRow:
-    """Return a server that is locked."""
+    """Return the row of a server. The caller has locked the server."""
     return tx.execute(sa.select(servers).where(servers.c.id == server_id)).one()
 
 
 def write(tx: Connection, server_id: str, **values: object) -> None:
-    """Update a server that is locked."""
+    """Update the row of a server. The caller has locked the server."""
     tx.execute(
         sa.update(servers).where(servers.c.id == server_id).values(**values, updated_at=now())
     )
@@ -73,7 +73,9 @@ def _clear_task_state(tx: Connection, finding: Finding) -> None:
 
 
 def _fail_build(tx: Connection, finding: Finding) -> None:
-    _fail(tx, finding.subject, "It was not built to its end. Rebuild it, or delete it.")
+    _fail(
+        tx, finding.subject, "The build of the server did not finish. Rebuild or delete the server."
+    )
 
 
 def _place_or_fail(tx: Connection, finding: Finding) -> None:
@@ -84,11 +86,11 @@ def _place_or_fail(tx: Connection, finding: Finding) -> None:
     elif row.shelved_image_id is not None:
         write(tx, row.id, vm_state=states.SHELVED_OFFLOADED, task_state=None)
     else:
-        _fail(tx, row.id, "Its guest is gone, and so is its disk. Delete it.")
+        _fail(tx, row.id, "The guest of the server and its disk are lost. Delete the server.")
 
 
 def _fail_shelved(tx: Connection, finding: Finding) -> None:
-    _fail(tx, finding.subject, "The image that it rested in is gone. Delete it.")
+    _fail(tx, finding.subject, "The image of the shelved server is gone. Delete the server.")
 
 
 def _set_resting_time(tx: Connection, finding: Finding) -> None:
@@ -141,9 +143,9 @@ def _settle(tx: Connection, finding: Finding) -> None:
 
 # --- guests ---
 def _remove(tx: Connection, row: ServerRow, host: str) -> None:
-    """Remove the server's guest on this host, under a new fence.
+    """Let the host remove its guest of the server, under a new fence.
 
-    Shared files stay if another guest of the server uses them.
+    The files stay if the server's recorded host shares them.
     """
     write(tx, row.id, fence=row.fence + 1)
     shared = row.host is not None and host != row.host
@@ -159,7 +161,7 @@ def _remove(tx: Connection, row: ServerRow, host: str) -> None:
 def _place(tx: Connection, row: ServerRow, guest: GuestRow) -> None:
     """Make the guest's host the server's host.
 
-    The shelved image is deleted, and the ports are bound to the host.
+    Pending cleanups delete a shelved image and bind the ports to the host.
     """
     fence = row.fence + 1
     runs = guest.wanted == GuestState.RUNNING
@@ -204,7 +206,7 @@ def _remove_guest_of_gone(tx: Connection, finding: Finding) -> None:
 
 
 def _remove_files(tx: Connection, finding: Finding) -> None:
-    """Let the host remove the server's files, except shared files that another host uses."""
+    """Let the host remove the server's files, except files shared with the recorded host."""
     [host] = finding.facts
     row = server(tx, finding.subject)
     guests.discard(tx, row.id, host, elsewhere=None if row.deleted else row.host)
