@@ -520,7 +520,7 @@ class RequestSpec:
     #: Hosts that are no candidates.
     excluded: list[str] = field(default_factory=list)
     #: Hosts of ``excluded`` that still have an old guest of the server.
-    debts: list[str] = field(default_factory=list)
+    hosts_with_removals: list[str] = field(default_factory=list)
     #: The scheduler hints of the request.
     hints: JsonObject = field(default_factory=dict)
     #: The server group whose policy applies.

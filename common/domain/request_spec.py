@@ -23,7 +23,7 @@ class SpecOptions(TypedDict, total=False):
     force_host: str | None
     requested_host: str | None
     excluded: list[str]
-    debts: list[str]
+    hosts_with_removals: list[str]
     is_rebuild: bool
 
 

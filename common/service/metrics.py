@@ -193,7 +193,10 @@ POOL_USED = Metric(GAUGE, "database_pool_used", "Number of database connections 
 
 #: Metrics of a process's own files, computed when they are read: name -> description, labels.
 OF_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "certificate_left_seconds": ("Seconds until the certificate in [tls] cert_file expires.", ()),
+    "certificate_remaining_seconds": (
+        "Seconds until the certificate in [tls] cert_file expires.",
+        (),
+    ),
 }
 
 

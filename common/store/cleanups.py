@@ -173,7 +173,7 @@ def hasten(tx: Connection, cleanup_id: int) -> bool:
     return bool(found.rowcount)
 
 
-def drop(tx: Connection, cleanup_id: int) -> bool:
+def cancel(tx: Connection, cleanup_id: int) -> bool:
     """Delete a cleanup without doing the work. Returns False if the cleanup does not exist."""
     return bool(tx.execute(sa.delete(cleanups).where(cleanups.c.id == cleanup_id)).rowcount)
 

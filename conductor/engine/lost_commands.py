@@ -87,7 +87,7 @@ def resend(
         actions.mark_sent(tx, [row.id for row in rows])
     removals = [
         cleanup_command(row.server_id, row.fence, session, keep_files=row.keeps_files)
-        for row in guests.debts(tx, host, grace, BATCH_SIZE, _removal_keys(keys))
+        for row in guests.removals(tx, host, grace, BATCH_SIZE, _removal_keys(keys))
     ]
     if removals:
         guests.mark_sent(tx, host, [command.server for command in removals])

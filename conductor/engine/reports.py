@@ -427,7 +427,7 @@ def _write_results(
         if key.owner in heads
     ]
     if removed_guests:
-        confirmed_servers = guests.confirm_debts(tx, removed_guests)
+        confirmed_servers = guests.confirm_removals(tx, removed_guests)
         left_servers = {
             server
             for server, host, _ in removed_guests

@@ -154,8 +154,8 @@ def look_ahead(
         NoAnswer: No scheduler answers.
     """
     owing: dict[str, list[str]] = {}
-    for debt in store.read(lambda tx: guests.debts_of(tx, [server.id for server in servers])):
-        owing.setdefault(debt.server_id, []).append(debt.host)
+    for removal in store.read(lambda tx: guests.removals_of(tx, [server.id for server in servers])):
+        owing.setdefault(removal.server_id, []).append(removal.host)
     return host_plan.plan(
         servers,
         lambda server: KINDS[name].way(server, args),
@@ -680,7 +680,7 @@ def move_args(kind: MigrationType, by: str) -> dict[str, object]:
 def _describe_cleanups(look: Look) -> str:
     to_remove = look.guests.get(GuestState.ABSENT)
     return (
-        f"; {to_remove} guests are still to be removed there: kilonova host debts {look.host.name}"
+        f"; {to_remove} guests are still to be removed there: kilonova host removals {look.host.name}"
         if to_remove
         else ""
     )

@@ -187,7 +187,11 @@ def plan(
         try:
             hosts_with_guest = list(owing.get(server.id, ()))
             specs.append(
-                replace(spec(server), excluded=[host, *hosts_with_guest], debts=hosts_with_guest)
+                replace(
+                    spec(server),
+                    excluded=[host, *hosts_with_guest],
+                    hosts_with_removals=hosts_with_guest,
+                )
             )
             lines[server.id] = Planned(server, decision)
         except errors.BadRequest as problem:

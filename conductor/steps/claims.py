@@ -51,7 +51,7 @@ class PlacementData(ActionData):
     #: Those of ``failed_hosts`` for which a failed build was counted.
     blamed: list[str] = field(default_factory=list)
     #: Hosts that have not removed an old guest of the server yet.
-    hosts_with_debts: list[str] = field(default_factory=list)
+    hosts_with_removals: list[str] = field(default_factory=list)
 
 
 PlacementRun = Run[ActionArgs, PlacementData]
@@ -109,8 +109,8 @@ def spec(
         force_host=host if forced else None,
         requested_host=None if forced else host,
         is_rebuild=is_rebuild,
-        excluded=[*run.data.failed_hosts, *run.data.hosts_with_debts],
-        debts=run.data.hosts_with_debts,
+        excluded=[*run.data.failed_hosts, *run.data.hosts_with_removals],
+        hosts_with_removals=run.data.hosts_with_removals,
     )
     if server.volumes:
         requirements = replace(
@@ -119,15 +119,15 @@ def spec(
     return requirements
 
 
-def exclude_hosts_with_debts(engine: Engine, runs: Sequence[PlacementRun]) -> None:
+def exclude_hosts_with_removals(engine: Engine, runs: Sequence[PlacementRun]) -> None:
     """Record in each run the hosts that have not removed an old guest of the server yet.
 
     ``spec`` excludes these hosts. Such a host still holds the old guest's resources, and must not
     get a second guest.
     """
-    removals = engine.store.read(lambda tx: guests.debts_of(tx, [run.server.id for run in runs]))
+    removals = engine.store.read(lambda tx: guests.removals_of(tx, [run.server.id for run in runs]))
     for run in runs:
-        run.data.hosts_with_debts = [
+        run.data.hosts_with_removals = [
             removal.host for removal in removals if removal.server_id == run.server.id
         ]
 
@@ -282,11 +282,11 @@ def release_host(tx: Connection, engine: Engine, run: PlacementRun) -> None:
     is recorded.
     """
     if run.host is not None:
-        leave_debt(tx, run, run.host)
+        record_removal(tx, run, run.host)
     run.set(host=None, availability_zone=None)
 
 
-def leave_debt(
+def record_removal(
     tx: Connection, run: PlacementRun, host: str, keeps_files: bool = False, blames: bool = True
 ) -> None:
     """Record a pending cleanup of the server's guest on a host, and exclude the host from now on.
@@ -311,7 +311,9 @@ def leave_debt(
         run.data.blamed = [*run.data.blamed, host]
     run.data.tried = False
     run.data.failed_hosts = [*run.data.failed_hosts, host]
-    guests.add_debt(tx, run.server.id, run.fence, host=host, may_run=False, keeps_files=keeps_files)
+    guests.add_removal(
+        tx, run.server.id, run.fence, host=host, may_run=False, keeps_files=keeps_files
+    )
     run.commands.append((host, cleanup_command(run.server.id, run.fence, keep_files=keeps_files)))
 
 

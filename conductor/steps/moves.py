@@ -142,7 +142,7 @@ def propose(engine: Engine, runs: Sequence[MoveRun]) -> None:
     assignment, neither before nor afterwards. Otherwise the host would have to hold both
     assignments at once.
     """
-    claims.exclude_hosts_with_debts(engine, runs)
+    claims.exclude_hosts_with_removals(engine, runs)
     for run in runs:
         try:
             run.data.may_stay = (
@@ -255,7 +255,7 @@ def release_destination(tx: Connection, engine: Engine, run: MoveRun, blames: bo
         run.set_migration(dest_host=None)
         return
     run.raise_fence()  # The destination refuses commands that are still on their way.
-    claims.leave_debt(tx, run, claimed_destination(run), shares_storage(run), blames)
+    claims.record_removal(tx, run, claimed_destination(run), shares_storage(run), blames)
     return_source_resources(tx, run)
 
 

@@ -342,7 +342,7 @@ def holding(engine: Engine, server_id: str) -> list[str]:
     """
 
     def read(tx: Connection) -> list[str]:
-        hosts_with_removals = {removal.host for removal in guests.debts_of(tx, [server_id])}
+        hosts_with_removals = {removal.host for removal in guests.removals_of(tx, [server_id])}
         return sorted(host for host in hosts_with_removals if not services.are_dead(tx, host))
 
     return engine.store.read(read)

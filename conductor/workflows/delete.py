@@ -35,10 +35,10 @@ from conductor.engine.run import AnyRun, Run
 from conductor.engine.step import Step, StepEvents
 from conductor.engine.workflow import Workflow
 from conductor.steps import (
-    debts,
     guest,
     images,
     networks,
+    removals,
     shares,
     volume_cleanups,
     volume_snapshots,
@@ -77,7 +77,7 @@ DeleteRun = Run[ActionArgs, DeleteData]
 
 
 def _remove_guests(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
-    ready = debts.collect(tx, runs)
+    ready = removals.collect(tx, runs)
     server_mappings = (
         mappings.leaving(tx, server_ids)
         if (server_ids := [run.server.id for run in ready if run.server.shares])

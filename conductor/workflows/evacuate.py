@@ -30,8 +30,8 @@ from conductor.engine.run import Run, cleanup_command
 from conductor.engine.step import Step, StepEvents
 from conductor.engine.workflow import Workflow
 from conductor.steps import claims, guest, moves, networks
-from conductor.steps.debts import BURST_POLL_MICROS
 from conductor.steps.moves import MoveData
+from conductor.steps.removals import BURST_POLL_MICROS
 
 HAS_COME_BACK = "Host {host} has come back meanwhile, so the server stays there."
 
@@ -174,7 +174,7 @@ def _keep_old(tx: Connection, run: EvacuateRun) -> None:
         if row.host == moves.source(run):
             old_guest["wanted"] = row.wanted
         elif row.wanted != GuestState.ABSENT:
-            guests.add_debt(
+            guests.add_removal(
                 tx,
                 run.server.id,
                 run.fence,
@@ -192,7 +192,7 @@ def _release_destination(tx: Connection, engine: Engine, run: EvacuateRun) -> No
         return
     run.data.placed = False
     run.raise_fence()
-    claims.leave_debt(tx, run, moves.claimed_destination(run), moves.shares_storage(run))
+    claims.record_removal(tx, run, moves.claimed_destination(run), moves.shares_storage(run))
     old_guest, run.data.old = run.data.old or {}, None
     if "wanted" in old_guest:
         guests.become(
@@ -240,7 +240,7 @@ def _record_built(tx: Connection, run: EvacuateRun, result: Result) -> None:
 def _leave_source(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -> None:
     for run in runs:
         shared = moves.shares_storage(run)
-        guests.add_debt(
+        guests.add_removal(
             tx, run.server.id, run.fence, host=moves.source(run), may_run=False, keeps_files=shared
         )
         run.commands.append(

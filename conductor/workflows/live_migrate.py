@@ -34,7 +34,7 @@ from conductor.engine.engine import Engine, Lane
 from conductor.engine.run import Run
 from conductor.engine.step import Step, StepEvents
 from conductor.engine.workflow import Workflow
-from conductor.steps import claims, debts, guest, moves, networks, volumes
+from conductor.steps import claims, guest, moves, networks, removals, volumes
 from conductor.steps.moves import MoveData
 
 
@@ -160,7 +160,7 @@ def _switch(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> N
 
 
 def _leave_source(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:
-    debts.collect(tx, runs, moves.source, moves.shares_storage)
+    removals.collect(tx, runs, moves.source, moves.shares_storage)
 
 
 def _finish(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:

@@ -31,7 +31,7 @@ from conductor.engine.engine import Engine, Lane
 from conductor.engine.run import Run
 from conductor.engine.step import Step, StepEvents
 from conductor.engine.workflow import Workflow
-from conductor.steps import debts, guest, moves, networks
+from conductor.steps import guest, moves, networks, removals
 from conductor.steps.claims import record_successful_build
 from conductor.steps.moves import MoveData, MoveRun
 
@@ -269,7 +269,7 @@ def _begin_confirm(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -
             continue
         _compare_once(tx, run)
         run.set_migration(status=MigrationStatus.CONFIRMING)
-    for run in debts.collect(
+    for run in removals.collect(
         tx, [run for run in runs if not run.paused], moves.source, moves.shares_storage
     ):
         record_confirmed(tx, run)
@@ -365,7 +365,7 @@ def _undo_switch_to_source(tx: Connection, engine: Engine, run: MoveEndRun) -> N
 def _settle_at_source(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
     for run in runs:
         run.set(**moves.quota_columns(run.args.old_flavor))
-        guests.add_debt(
+        guests.add_removal(
             tx,
             run.server.id,
             run.fence,
@@ -386,7 +386,7 @@ def _install_resized_command(engine: Engine, run: MoveEndRun) -> Install:
 
 
 def _leave_destination(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
-    for run in debts.collect(tx, runs, moves.claimed_destination, moves.shares_storage):
+    for run in removals.collect(tx, runs, moves.claimed_destination, moves.shares_storage):
         run.set(vm_state=states.ACTIVE if was_running_before(run) else states.STOPPED)
         run.set_migration(status=MigrationStatus.REVERTED)
 

@@ -28,7 +28,7 @@ from conductor.engine.engine import Engine, Lane
 from conductor.engine.run import AnyRun, Run
 from conductor.engine.step import Step
 from conductor.engine.workflow import Workflow
-from conductor.steps import claims, debts, guest, images, networks, volumes
+from conductor.steps import claims, guest, images, networks, removals, volumes
 from conductor.steps.claims import PlacementData
 from conductor.steps.images import ImageData
 from conductor.steps.networks import PortData
@@ -58,7 +58,7 @@ def _record_image(tx: Connection, engine: Engine, runs: Sequence[ShelveRun]) -> 
 
 
 def _leave_host(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
-    for run in debts.collect(tx, runs):
+    for run in removals.collect(tx, runs):
         run.set(
             vm_state=states.SHELVED_OFFLOADED,
             host=None,
@@ -209,7 +209,7 @@ def _spec(run: UnshelveRun) -> RequestSpec:
 
 
 def _propose(engine: Engine, runs: Sequence[UnshelveRun]) -> None:
-    claims.exclude_hosts_with_debts(engine, runs)
+    claims.exclude_hosts_with_removals(engine, runs)
     claims.propose(engine, runs, _spec)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova action list | show | retry | abort | settle``: running and stuck actions.
+"""``kilonova action list | show | retry | abort | fail``: running and stuck actions.
 
 An action is stuck if it failed repeatedly for an unexpected reason. The action holds the server,
 and conductors do not repeat the action. Each command writes one transaction, which conductors see
@@ -34,7 +34,7 @@ ENDED_BY_HAND = "The action did not continue, and an operator ended it."
 WAYS = {
     "retry": "the action continues at its step; repair the cause first",
     "abort": "the action is undone from its step, and fails",
-    "settle": "the action ends as failed; the server goes to ERROR and accepts the next action; delete always works",
+    "fail": "the action ends as failed; the server goes to ERROR and accepts the next action; delete always works",
 }
 
 
@@ -180,7 +180,7 @@ def text(row: ActionInHandRow, at: int, journal: list[JsonObject]) -> str:
             f"  {event['at']}  {event['step']}, attempt {event['attempt']}, {event['event']}"
             f"{' on ' + event['host'] if event['host'] else ''}{message}"
         )
-    ways = list(WAYS) if row.state == ActionState.STUCK else ["settle"] if row.overdue else []
+    ways = list(WAYS) if row.state == ActionState.STUCK else ["fail"] if row.overdue else []
     return "\n".join([*lines, *(f"kilonova action {way} {row.id}: {WAYS[way]}" for way in ways)])
 
 
@@ -198,11 +198,11 @@ def abort(options: argparse.Namespace) -> int:
     )
 
 
-def settle(options: argparse.Namespace) -> int:
+def fail(options: argparse.Namespace) -> int:
     """End stuck and overdue actions as failed, without undo."""
     return _change_each(
         options,
-        lambda tx, name: stuck_actions.settle(tx, name, ENDED_BY_HAND),
+        lambda tx, name: stuck_actions.fail(tx, name, ENDED_BY_HAND),
         "has ended as failed",
     )
 
@@ -221,13 +221,13 @@ def undoable(row: ActionRow) -> None:
         steps = WORKFLOWS[row.workflow].steps[: WORKFLOWS[row.workflow].index(row.step)]
     except LookupError as problem:
         raise errors.Conflict(
-            f"Action {row.id} cannot be undone: {problem}. Settle the action, or retry it under a release "
-            "that knows the workflow."
+            f"Action {row.id} cannot be undone: {problem}. Run kilonova action fail, or "
+            "retry the action under a release that knows the workflow."
         ) from problem
     if any(step.pivot for step in steps):
         raise errors.Conflict(
             f"Action {row.id} cannot be undone: step {row.step} comes after the pivot, from which an action is "
-            "only completed. Retry or settle the action."
+            "only completed. Run kilonova action retry or fail."
         )
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova cleanup list|retry|drop``: pending cleanups in external services and on hosts.
+"""``kilonova cleanup list|retry|cancel``: pending cleanups in external services and on hosts.
 
 Conductors retry each cleanup automatically, with pauses from seconds to an hour. ``retry`` runs one
-within seconds, for example after a repair of the cause. ``drop`` removes one from the list. Then
+within seconds, for example after a repair of the cause. ``cancel`` removes one from the list. Then
 the object remains in the external service, and the operator has to delete the object.
 """
 
@@ -87,9 +87,11 @@ def retry(options: argparse.Namespace) -> int:
     )
 
 
-def drop(options: argparse.Namespace) -> int:
+def cancel(options: argparse.Namespace) -> int:
     """Delete a cleanup without running it. Return 1 if there is none."""
-    return _change(options, cleanups.drop, "is dropped; its object remains in the external service")
+    return _change(
+        options, cleanups.cancel, "is cancelled; its object remains in the external service"
+    )
 
 
 def _change(

@@ -80,9 +80,9 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
         "evacuate",
         "recreate the servers of a dead host on other hosts",
     ),
-    ("host", "debts"): (
-        "deploy.operator.hosts.debts",
-        "debts",
+    ("host", "removals"): (
+        "deploy.operator.hosts.removals",
+        "removals",
         "show guests that hosts still have to remove",
     ),
     ("host", "adopt"): (
@@ -125,9 +125,9 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
         "abort",
         "undo a stuck action",
     ),
-    ("action", "settle"): (
+    ("action", "fail"): (
         "deploy.operator.actions",
-        "settle",
+        "fail",
         "end a stuck action as failed; its server goes to ERROR",
     ),
     ("explain",): (
@@ -145,10 +145,10 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
         "retry",
         "run a pending cleanup within seconds",
     ),
-    ("cleanup", "drop"): (
+    ("cleanup", "cancel"): (
         "deploy.operator.cleanups",
-        "drop",
-        "drop a pending cleanup; its object remains",
+        "cancel",
+        "cancel a pending cleanup; its object remains",
     ),
     ("consoles", "list"): ("deploy.operator.consoles", "show", "list open console sessions"),
     ("consoles", "end"): (
@@ -166,10 +166,10 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
         "explain",
         "explain whether a role passes a rule",
     ),
-    ("host", "prove"): (
-        "deploy.operator.hosts.prove",
-        "prove",
-        "test a host: create a server there, reach it, delete it",
+    ("host", "verify"): (
+        "deploy.operator.hosts.verify",
+        "verify",
+        "verify a host: create a server there, reach it, delete it",
     ),
     ("join",): (
         "deploy.operator.hosts.join",
@@ -196,11 +196,11 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
 #: First words of several commands -> help text.
 NOUNS = {
     "database": "the database: upgrade, version, purge",
-    "cleanup": "pending cleanups: list, retry, drop",
+    "cleanup": "pending cleanups: list, retry, cancel",
     "consoles": "open console sessions: list, end",
-    "host": "one host: add, prove, rotate, remove, drain, restore, evacuate, debts, adopt, discard (all: hosts)",
+    "host": "one host: add, verify, rotate, remove, drain, restore, evacuate, removals, adopt, discard (all: hosts)",
     "broker": "users of the control plane roles at the broker: add, remove",
-    "action": "actions in hand and stuck actions: list, show, retry, abort, settle",
+    "action": "actions in hand and stuck actions: list, show, retry, abort, fail",
     "policy": "policy rules: list, explain",
     "config": "the configuration file: sample, check, show",
 }
@@ -305,7 +305,7 @@ ONE_OF: tuple[tuple[str, dict[str, Any]], ...] = (
 ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ("config", "check"): (
         _AGENT,
-        ("--no-neighbours", {"action": "store_true", "help": "only check the file"}),
+        ("--no-external-services", {"action": "store_true", "help": "only check the file"}),
     ),
     ("config", "show"): (
         _AGENT,
@@ -386,7 +386,7 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
         ),
     ),
     ("host", "remove"): (_HOST,),
-    ("host", "prove"): (
+    ("host", "verify"): (
         _HOST,
         ("--image", {"metavar": "ID", "help": "default: the smallest one"}),
         ("--flavor", {"metavar": "ID", "help": "default: the smallest one for the image"}),
@@ -483,7 +483,7 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ),
     ("broker", "add"): (_ROLE, _ROLE_FILE),
     ("broker", "remove"): (_ROLE,),
-    ("host", "debts"): (
+    ("host", "removals"): (
         ("host", {"nargs": "?", "metavar": "HOST", "help": "only this host; default: all hosts"}),
         _JSON,
     ),
@@ -533,10 +533,10 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
         _JSON,
     ),
     ("action", "show"): (("id", {"metavar": "ID"}), _JSON),
-    **{("action", way): (_IDS,) for way in ("retry", "abort", "settle")},
+    **{("action", way): (_IDS,) for way in ("retry", "abort", "fail")},
     ("cleanup", "list"): (_JSON,),
     ("cleanup", "retry"): (_ID,),
-    ("cleanup", "drop"): (_ID,),
+    ("cleanup", "cancel"): (_ID,),
     ("explain",): (
         (
             "server",

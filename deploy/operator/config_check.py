@@ -39,7 +39,7 @@ def check(options: argparse.Namespace) -> int:
         _check_policies(conf)
     vendor_data.configured(conf)
     print("the options are fine")
-    if options.no_neighbours:
+    if options.no_external_services:
         return 0
     failed = 0
     for name, look in (OF_HOST if is_agent else OF_CONTROL_PLANE).items():

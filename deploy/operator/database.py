@@ -69,7 +69,7 @@ def upgrade(options: argparse.Namespace) -> int:
 
 def version(options: argparse.Namespace) -> int:
     """Print the database's version and that needed by this code. Return 1 if they differ."""
-    store = Store.opened(config.load(options.config), unhurried=True)
+    store = Store.open(config.load(options.config), unhurried=True)
     present, needed = upgrades.version(store), upgrades.newest()
     store.close()
     print(f"the database has version {present or 'none'}, this code needs {needed}")
@@ -78,7 +78,7 @@ def version(options: argparse.Namespace) -> int:
 
 def purge(options: argparse.Namespace) -> int:
     """Delete old rows kind by kind. With ``--dry-run`` only count them."""
-    store = Store.opened(config.load(options.config), unhurried=True)
+    store = Store.open(config.load(options.config), unhurried=True)
     upgrades.check(store)
     total = 0
     try:

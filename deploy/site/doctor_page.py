@@ -30,7 +30,7 @@ WAYS = {
     Mender.REMOVAL: (
         "Guests to be removed",
         "Rows are repaired in one transaction. The host removes guests by a command that is repeated until the host "
-        "has confirmed it (`kilonova host debts`).",
+        "has confirmed it (`kilonova host removals`).",
     ),
     Mender.CLEANUP: (
         "Pending cleanups",

@@ -52,7 +52,7 @@ def longest_lines(results: Sequence[Result]) -> Iterator[str]:
 
 def skip_lines(results: Sequence[Result]) -> Iterator[str]:
     """Yield a line for each reason with the number of tests skipped, the most frequent first."""
-    reasons = Counter(case.skipped for result in results for case in result.skipped)
+    reasons = Counter(case.skipped for result in results for case in result.skipped_cases)
     for reason, count in reasons.most_common():
         yield f"{count:8} skipped: {reason}"
 

@@ -33,7 +33,7 @@ def named_hosts(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
         if name in snapshot.rows:
             is_named[snapshot.rows[name]] = True
         yield Check(is_named, "not the requested host")
-    with_cleanup = set(spec.debts)
+    with_cleanup = set(spec.hosts_with_removals)
     for text, excluded in (
         ("where the server is or was tried", set(spec.excluded) - with_cleanup),
         ("where an old guest of the server is not deleted yet", with_cleanup),

@@ -374,7 +374,7 @@ def test_console_of_server_without_running_guest_returns_409(
 
 
 def test_console_of_guest_pending_removal_returns_409(cloud: Cloud, server: str) -> None:
-    cloud.store.write(lambda tx: guests.add_debt(tx, server, 2))
+    cloud.store.write(lambda tx: guests.add_removal(tx, server, 2))
     assert create_console(cloud, server, VNC).status_code == 409
 
 
@@ -454,7 +454,7 @@ def test_show_console_token_after_server_delete_returns_404(
     token = token_in(create_console(cloud, server, VNC).json["remote_console"]["url"])
     assert cloud.call("DELETE", f"/servers/{server}").status_code == 204
     # The conductor does this first.
-    cloud.store.write(lambda tx: guests.add_debt(tx, server, 5))
+    cloud.store.write(lambda tx: guests.add_removal(tx, server, 5))
     assert show(cloud, token, "2.31").status_code == 404
 
 

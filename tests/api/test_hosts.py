@@ -254,7 +254,7 @@ def test_delete_service_returns_409_while_host_has_resources_in_use(cloud: Cloud
     cloud.store.write(
         lambda tx: guests.add(tx, [{"server_id": server, "host": "host1", "fence": 1}])
     )
-    cloud.store.write(lambda tx: guests.add_debt(tx, server, 2))
+    cloud.store.write(lambda tx: guests.add_removal(tx, server, 2))
     assert "1 guests on it that it has not removed yet" in delete_service(
         cloud, service, "2.53", 409
     )

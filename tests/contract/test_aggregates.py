@@ -249,7 +249,7 @@ def test_host_removal_during_reconnect_of_fenced_host_keeps_cleanup(store: Store
     new_host(store, "h1")
     server = ids.new()
     store.write(lambda tx: guests.add(tx, [{"server_id": server, "host": "h1", "fence": 1}]))
-    store.write(lambda tx: guests.add_debt(tx, server, 2))
+    store.write(lambda tx: guests.add_removal(tx, server, 2))
     store.write(lambda tx: services.fence(tx, "h1"))
     [service] = store.read(lambda tx: services.list_all(tx, "h1"))
     with ThreadPoolExecutor(1) as pool:

@@ -93,19 +93,19 @@ def test_expired_console_token_is_refused(store: Store) -> None:
 
 
 def move(tx: Any) -> None:
-    guests.add_debt(tx, SERVER, 4)
+    guests.add_removal(tx, SERVER, 4)
     guests.add(tx, [{"server_id": SERVER, "host": "h2", "fence": 4}])
 
 
 def move_and_return(tx: Any) -> None:
-    guests.add_debt(tx, SERVER, 4)
-    guests.confirm_debts(tx, [(SERVER, "h1", 4)])
+    guests.add_removal(tx, SERVER, 4)
+    guests.confirm_removals(tx, [(SERVER, "h1", 4)])
     guests.add(tx, [{"server_id": SERVER, "host": "h1", "fence": 5}])
 
 
 @pytest.mark.parametrize(
     "change",
-    [lambda tx: guests.add_debt(tx, SERVER, 4), move, move_and_return],
+    [lambda tx: guests.add_removal(tx, SERVER, 4), move, move_and_return],
     ids=["deleted", "moved", "came back"],
 )
 def test_console_token_and_session_end_when_guest_is_deleted_or_moved(
@@ -144,7 +144,7 @@ def test_console_token_is_reusable_only_with_first_cookie(store: Store) -> None:
     for cookie in ("", "b"):
         assert store.write(lambda tx, c=cookie: console_tokens.use(tx, token, c)) is None
     assert store.write(lambda tx: console_tokens.use(tx, token, "a")) is not None
-    store.write(lambda tx: guests.add_debt(tx, SERVER, 4))
+    store.write(lambda tx: guests.add_removal(tx, SERVER, 4))
     assert take_over("a") is None
 
 
@@ -177,7 +177,7 @@ def test_create_console_token_deletes_expired_and_surplus_rows(store: Store) -> 
 
 
 def test_create_console_token_without_guest_raises_conflict(store: Store) -> None:
-    store.write(lambda tx: guests.add_debt(tx, SERVER, 4))
+    store.write(lambda tx: guests.add_removal(tx, SERVER, 4))
     with pytest.raises(errors.Conflict, match="not ready"):
         create(store)
 
@@ -214,7 +214,7 @@ def test_console_session_is_found_only_by_first_cookie(
     assert opened.browser == console_tokens.hash_token("a")
     assert [find_session(cookie) for cookie in ("", "b", token)] == [None] * 3
     assert find_session("a").hash == opened.hash
-    store.write(lambda tx: guests.add_debt(tx, SERVER, 4))
+    store.write(lambda tx: guests.add_removal(tx, SERVER, 4))
     assert find_session("a") is None
 
 

@@ -223,16 +223,16 @@ def test_host_contents_show_incoming_move(store: Store) -> None:
 def test_host_contents_show_pending_cleanup_with_allocations(store: Store) -> None:
     server = new_server(store, "web")
     with store.begin() as tx:
-        guests.add_debt(tx, server, 2)
+        guests.add_removal(tx, server, 2)
         tx.execute(sa.update(schema.servers).where(schema.servers.c.id == server).values(deleted=1))
-    [debt] = store.read(host_contents.debts)
-    assert (debt.server, debt.name, debt.host.name, debt.holds) == (
+    [removal] = store.read(host_contents.removals)
+    assert (removal.server, removal.name, removal.host.name, removal.holds) == (
         server,
         "web",
         "h1",
         {"VCPU": 1, "MEMORY_MB": 128},
     )
-    assert store.read(lambda tx: host_contents.debts(tx, "h2")) == []
+    assert store.read(lambda tx: host_contents.removals(tx, "h2")) == []
 
 
 def test_live_migration_capable_lists_hosts_with_migration_uri(store: Store) -> None:

@@ -47,7 +47,7 @@ POLLS: dict[str, Poll] = {
     ),
     "lock_servers": lambda tx: actions.lock_servers(tx, SOME),
     "lock": lambda tx: actions.lock(tx, SOME),
-    "debts_of": lambda tx: guests.debts_of(tx, SOME),
+    "removals_of": lambda tx: guests.removals_of(tx, SOME),
     "free_leases_of": lambda tx: actions.free_leases_of(tx, "c/1"),
     # sweep
     "to be reclaimed": lambda tx: actions.resting(
@@ -71,7 +71,7 @@ POLLS: dict[str, Poll] = {
     "measured": lambda tx: migrations.store_progress(tx, {("h1", SOME[0]): {"memory_total": 1}}),
     "requested_controls": lambda tx: migrations.requested_controls(tx, "h1"),
     "completed": lambda tx: migrations.complete_evacuations(tx, SOME),
-    "debts": lambda tx: guests.debts(tx, "h1", 1, 64),
+    "removals": lambda tx: guests.removals(tx, "h1", 1, 64),
     "fences_on": lambda tx: guests.fences_on(tx, "h1"),
     "off_on": lambda tx: guests.off_on(tx, "h1", SOME),
     "wanted_running_on": lambda tx: guests.wanted_running_on(tx, "h1"),

@@ -360,10 +360,10 @@ def test_insert_ignore_keeps_existing_row(store: Store) -> None:
 def test_confirm_debts_requires_own_host_and_fence_and_frees_allocation(store: Store) -> None:
     server = active_server(store)
     host = store.read(lambda tx: tx.scalar(sa.select(schema.servers.c.host)))
-    store.write(lambda tx: guests.add_debt(tx, server, 5))
-    assert store.write(lambda tx: guests.confirm_debts(tx, [(server, host, 4)])) == set()
-    assert store.write(lambda tx: guests.confirm_debts(tx, [(server, "elsewhere", 5)])) == set()
-    assert store.write(lambda tx: guests.confirm_debts(tx, [(server, host, 5)])) == {server}
+    store.write(lambda tx: guests.add_removal(tx, server, 5))
+    assert store.write(lambda tx: guests.confirm_removals(tx, [(server, host, 4)])) == set()
+    assert store.write(lambda tx: guests.confirm_removals(tx, [(server, "elsewhere", 5)])) == set()
+    assert store.write(lambda tx: guests.confirm_removals(tx, [(server, host, 5)])) == {server}
     for table in (schema.guests, schema.allocations, schema.consumers):
         assert (
             store.read(

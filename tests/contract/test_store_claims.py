@@ -115,8 +115,8 @@ def claim(
 
 
 def release(store: Store, server: str, host: str) -> None:
-    store.write(lambda tx: guests.add_debt(tx, server, 1))
-    store.write(lambda tx: guests.confirm_debts(tx, [(server, host, 1)]))
+    store.write(lambda tx: guests.add_removal(tx, server, 1))
+    store.write(lambda tx: guests.confirm_removals(tx, [(server, host, 1)]))
 
 
 def fail_builds(store: Store, host: str, times: int, seconds_ago: int = 0) -> None:
@@ -243,9 +243,9 @@ def test_claimed_cpus_and_device_are_exclusive_until_removal_is_confirmed(store:
         [None],
         "no CPUs, memory pages or devices that fit",
     )
-    store.write(lambda tx: guests.add_debt(tx, with_device.consumer, 1))
-    assert claim(store, late) == [None], "a debt may still hold it"
-    store.write(lambda tx: guests.confirm_debts(tx, [(with_device.consumer, "h1", 1)]))
+    store.write(lambda tx: guests.add_removal(tx, with_device.consumer, 1))
+    assert claim(store, late) == [None], "a removal may still hold it"
+    store.write(lambda tx: guests.confirm_removals(tx, [(with_device.consumer, "h1", 1)]))
     assert claim(store, late) == ["h1"]
     assert claim_findings(store) == []
 

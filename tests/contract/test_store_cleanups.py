@@ -107,7 +107,7 @@ def test_cleanup_can_be_forgotten_by_target_and_dropped_by_id(store: Store) -> N
     store.write(lambda tx: cleanups.forget(tx, cleanups.PORT, "p1"))
     [cleanup] = store.read(cleanups.list_all)
     assert cleanup.target == "p2"
-    assert [store.write(lambda tx: cleanups.drop(tx, cleanup.id)) for _ in range(2)] == [
+    assert [store.write(lambda tx: cleanups.cancel(tx, cleanup.id)) for _ in range(2)] == [
         True,
         False,
     ]

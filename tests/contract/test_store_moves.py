@@ -467,12 +467,12 @@ def test_parallel_moves_and_reverts_keep_allocations_exact(store: Store) -> None
         }
 
         def undo_move(tx: sa.Connection) -> None:
-            guests.add_debt(tx, server, 1, host=other)
+            guests.add_removal(tx, server, 1, host=other)
             guests.hold(tx, server, host, None)
             allocations.hand_back(tx, migration, server, host)
 
         store.write(undo_move)
-        store.write(lambda tx: guests.confirm_debts(tx, [(server, other, 1)]))
+        store.write(lambda tx: guests.confirm_removals(tx, [(server, other, 1)]))
 
     assert run_in_parallel(len(places), move_and_return) == [None] * len(places)
     assert read_allocations(store) == {

@@ -29,7 +29,7 @@ BY_NAME = {kind.name: kind for kind in KINDS}
 OF_SERVERS = ("actions", "migrations", "console_tokens", "idempotency_keys", "guests")
 ADMIN = RequestContext(user_id="u", project_id="p", roles=("admin",), request_id="req-1")
 REFERENCES: dict[str, Callable[[sa.Connection, str], object]] = {
-    "a debt": lambda tx, server: guests.add(
+    "a removal": lambda tx, server: guests.add(
         tx, [{"server_id": server, "host": "h1", "fence": 9, "wanted": GuestState.ABSENT}]
     ),
     "a cleanup": lambda tx, server: tx.execute(

@@ -19,7 +19,7 @@ from tests.workflows.simulator import Cloud
 
 REMEDIES = {
     "retry": stuck_actions.retry,
-    "settle": lambda tx, key: stuck_actions.settle(tx, key, "It was given up."),
+    "settle": lambda tx, key: stuck_actions.fail(tx, key, "It was given up."),
     "abort": lambda tx, key: stuck_actions.abort(tx, key, "It was ended.", lambda row: None),
 }
 
@@ -115,8 +115,8 @@ def test_debts_omit_removals_known_to_host(cloud: Cloud) -> None:
     cloud.settle()
     with cloud.store.begin() as tx:
         for server in servers:
-            guests.add_debt(tx, server, 7)
-        removals = guests.debts(tx, "h1", 0, 1, {(servers[0], 7), (servers[1], 6)})
+            guests.add_removal(tx, server, 7)
+        removals = guests.removals(tx, "h1", 0, 1, {(servers[0], 7), (servers[1], 6)})
     assert [removal.server_id for removal in removals] == [servers[1]]
 
 

@@ -43,8 +43,8 @@ def test_evacuate_after_power_cut_recreates_server_and_host_returns_clean(lab: L
         guest.rest.await_status(guest.server, "ACTIVE")
         guest.await_ssh()
         assert guest.read_state().canary != before.canary, "made of its image again"
-        debts = lab.kilonova("host", "debts")
-        assert guest.server in debts.stdout and HOST in debts.stdout, debts
+        removals = lab.kilonova("host", "removals")
+        assert guest.server in removals.stdout and HOST in removals.stdout, removals
         lab.strike("start", HOST)
         lab.await_host(HOST)
         await_true(

@@ -115,7 +115,7 @@ def test_host_joins_is_proved_and_is_removed_without_remains(cloud: Live, machin
     assert again.returncode == 1 and "was used at" in again.stderr, again
 
     with run_agent(cloud, machine) as log:
-        proved = run_kilonova(cloud, machine, "--config", controller, "host", "prove", NAME)
+        proved = run_kilonova(cloud, machine, "--config", controller, "host", "verify", NAME)
         assert proved.returncode == 0, (proved, log.read_text()[-3000:])
         assert [line.split(":")[0] for line in proved.stdout.splitlines()[:3]] == [
             "created",

@@ -458,7 +458,7 @@ class Bench:
         Work is an unfinished action, a scheduled call, or a fault that has not ended.
         """
         ages = stage.read_ages(self.cloud)
-        hosts_with_cleanups = {host for _, host, _ in ages["debts"]}
+        hosts_with_cleanups = {host for _, host, _ in ages["removals"]}
         return (
             not ages["actions"]
             and not self._later

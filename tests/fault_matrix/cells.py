@@ -34,7 +34,7 @@ class Kind(StrEnum):
     #: A pending cleanup at an external service.
     CLEANUP = "cleanup"
     #: A pending cleanup on a host that was down.
-    DEBT = "debt"
+    REMOVAL = "removal"
     #: Another action, requested while this action is in progress.
     PAIR = "pair"
 
@@ -128,7 +128,7 @@ FAULTS: dict[Kind, tuple[str, ...]] = {
         "cleaning-done-late",
         "delete-while-cleaning",
     ),
-    Kind.DEBT: (
+    Kind.REMOVAL: (
         "remover-kill-before",
         "remover-kill-mid",
         "remover-kill-after",
@@ -217,9 +217,9 @@ def _yield_cleanup_cells() -> Iterator[Cell]:
 
 def _yield_host_cleanup_cells() -> Iterator[Cell]:
     for workflow in WORKFLOWS_WITH_CLEANUPS:
-        for fault in FAULTS[Kind.DEBT]:
+        for fault in FAULTS[Kind.REMOVAL]:
             if workflow != "delete" or fault not in _OF_EXISTING_SERVERS:
-                yield Cell("debts", workflow, Kind.DEBT, fault)
+                yield Cell("removals", workflow, Kind.REMOVAL, fault)
 
 
 def _yield_pairs() -> Iterator[Cell]:

@@ -11,8 +11,8 @@ from tests.fault_matrix import (
     at_accept,
     at_cleanups,
     at_database,
-    at_debts,
     at_hosts,
+    at_removals,
     at_scheduler,
     at_services,
     at_undo,
@@ -34,7 +34,7 @@ BY_KIND: dict[Kind, dict[str, Fault]] = {
     Kind.EXTERNAL: at_services.FAULTS,
     Kind.UNDO: at_undo.FAULTS,
     Kind.CLEANUP: at_cleanups.FAULTS,
-    Kind.DEBT: at_debts.FAULTS,
+    Kind.REMOVAL: at_removals.FAULTS,
     Kind.PAIR: dict.fromkeys(REQUESTS, pairs.inject_pair),
     Kind.ACCEPT: dict.fromkeys(at_accept.ACCEPTS, at_accept.inject_nothing),
 }
@@ -127,8 +127,8 @@ def check(cell: Cell, seed: int = 0) -> None:
 def _find_scenario(cell: Cell) -> str:
     if cell.kind is Kind.CLEANUP:
         return at_cleanups.ORIGINS[cell.step].scenario
-    if cell.kind is Kind.DEBT:
-        return at_debts.find_scenario(cell)
+    if cell.kind is Kind.REMOVAL:
+        return at_removals.find_scenario(cell)
     return stage.name_scenario(cell.workflow, cell.step)
 
 
@@ -138,8 +138,8 @@ def _run_turn(cell: Cell, fault: Fault, seed: int, turn: int) -> bool:
     try:
         if cell.kind is Kind.CLEANUP:
             at_cleanups.check(bench, cell, fault)
-        elif cell.kind is Kind.DEBT:
-            at_debts.check(bench, cell, fault, turn)
+        elif cell.kind is Kind.REMOVAL:
+            at_removals.check(bench, cell, fault, turn)
         else:
             _inject(bench, cell, turn, [])
         if not bench.hits:

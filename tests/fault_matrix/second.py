@@ -15,7 +15,7 @@ from tests.fault_matrix.outcome import Verdict
 #: Kinds of faults that can follow another fault.
 KINDS = (Kind.TRANSACTION, Kind.SCHEDULE, Kind.COMMAND, Kind.EXTERNAL, Kind.UNDO)
 #: Kinds whose cells watch a pending cleanup instead of an action.
-ALONE = (Kind.CLEANUP, Kind.DEBT)
+ALONE = (Kind.CLEANUP, Kind.REMOVAL)
 Faults = Mapping[Kind, Mapping[str, Fault]]
 #: Upper bound of the drawn point, for faults with several points.
 MOST_TURNS = 4

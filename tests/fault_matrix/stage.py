@@ -240,7 +240,7 @@ def read_ages(cloud: Cloud) -> Any:
 def describe_unfinished(cloud: Cloud) -> str:
     """Return the unfinished actions and pending cleanups as text."""
     unfinished = read_ages(cloud)
-    return f"actions {unfinished['actions']}, debts {unfinished['debts']}"
+    return f"actions {unfinished['actions']}, removals {unfinished['removals']}"
 
 
 __all__ = ["CIRCUMSTANCES", "KILL", "Fencer", "name_scenario", "pour"]

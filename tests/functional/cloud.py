@@ -361,9 +361,9 @@ class Cloud:
 
         def is_idle() -> bool:
             ages = self.watcher.read(doctor.ages)
-            return not ages["actions"] and not ages["debts"]
+            return not ages["actions"] and not ages["removals"]
 
-        self.await_true(is_idle, 20, "no action and no debt is left")
+        self.await_true(is_idle, 20, "no action and no removal is left")
 
     def await_quiet(self) -> None:
         """Wait until the cloud is idle, without statements and messages for 50 ms."""

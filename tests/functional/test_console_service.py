@@ -269,7 +269,7 @@ def test_console_refuses_expired_token(world: World) -> None:
 
 def test_console_refuses_token_of_deleted_server(world: World) -> None:
     token = world.token()
-    world.store.write(lambda tx: guests.add_debt(tx, SERVERS[0], 2))
+    world.store.write(lambda tx: guests.add_removal(tx, SERVERS[0], 2))
     assert world.hangs_up(token)
 
 
@@ -331,7 +331,7 @@ def test_console_session_ends_when_guest_stops(world: World) -> None:
 def test_console_session_ends_within_seconds_when_server_moves(world: World) -> None:
     with world.open(world.token()) as browser, world.open(world.token(server=SERVERS[1])) as other:
         assert echoes(browser) and echoes(other)
-        world.store.write(lambda tx: guests.add_debt(tx, SERVERS[0], 2))
+        world.store.write(lambda tx: guests.add_removal(tx, SERVERS[0], 2))
         began = time.monotonic()
         code, words = read_close_frame(browser)
         assert (
@@ -364,7 +364,7 @@ def test_console_session_of_stalled_browser_ends_and_blocks_no_other(world: Worl
         with world.open(world.token(server=SERVERS[1])) as other:
             assert echoes(other)
         await_true(lambda: len(world.sessions) == 1)
-        world.store.write(lambda tx: guests.add_debt(tx, SERVERS[0], 2))
+        world.store.write(lambda tx: guests.add_removal(tx, SERVERS[0], 2))
         await_true(lambda: len(world.sessions) == 0, 20)
         assert lazy.fileno() != -1
 

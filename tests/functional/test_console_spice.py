@@ -161,7 +161,7 @@ def test_server_delete_ends_all_spice_channels(world: World) -> None:
     with ExitStack() as opened:
         session = Session(world, opened)
         assert all(echoes(channel) for channel in session.all)
-        world.store.write(lambda tx: guests.add_debt(tx, SERVERS[0], 2))
+        world.store.write(lambda tx: guests.add_removal(tx, SERVERS[0], 2))
         for channel in session.all:
             assert read_close_frame(channel)[0] in (parts.DONE, parts.REFUSED)
         assert world.hangs_up(session.token, additional_headers={"Cookie": session.own})

@@ -161,7 +161,7 @@ def site(
 def test_join_turns_machine_into_host_with_working_keys(site: Site, broker: Broker) -> None:
     text = site.add_host()
     assert site.join(text) == 0, site.error_output
-    assert "kilonova host prove h1" in site.output
+    assert "kilonova host verify h1" in site.output
     config.CONF.clear()
     conf = config.load(str(site.agent), config.AGENT)
     assert (conf.host, conf.migration.live_migration_inbound_addr) == ("h1", "127.0.0.1")

@@ -55,7 +55,11 @@ def test_gauges_are_read_from_each_database_with_ten_statements(
     assert gauge_values["actions", "create", "boot", "stuck"] == 1
     assert 99 < gauge_values["actions_oldest_seconds", "create", "boot", "stuck"] < 200
     assert gauge_values["actions_due_late_seconds",] < 60
-    assert (gauge_values["cleanups", "ports"], gauge_values["outbox",], gauge_values["debts",]) == (
+    assert (
+        gauge_values["cleanups", "ports"],
+        gauge_values["outbox",],
+        gauge_values["pending_removals",],
+    ) == (
         1,
         0,
         0,
@@ -119,7 +123,7 @@ class FakeStore:
         self.reads += 1
         if self.is_away:
             raise errors.NoStore()
-        return [("debts", (), 3.0)]
+        return [("pending_removals", (), 3.0)]
 
 
 def test_gauges_are_cached_and_left_out_when_database_is_down(metrics_process: None) -> None:
@@ -127,9 +131,9 @@ def test_gauges_are_cached_and_left_out_when_database_is_down(metrics_process: N
     fake_store: Store = store  # type: ignore[assignment]  # the same method
     metrics.collect(DatabaseGauges(fake_store, lambda: at[0]))
     for _ in range(5):
-        assert "kilonova_debts 3.0" in metrics.text()
+        assert "kilonova_pending_removals 3.0" in metrics.text()
     assert store.reads == 1
     at[0], store.is_away = KEEP_SECONDS, True
-    assert "kilonova_debts 3.0" not in metrics.text()
+    assert "kilonova_pending_removals 3.0" not in metrics.text()
     store.is_away = False
-    assert "kilonova_debts 3.0" in metrics.text()
+    assert "kilonova_pending_removals 3.0" in metrics.text()

@@ -238,7 +238,7 @@ def test_host_prove_with_image_of_glance_succeeds(
     )
     run_client(controller, "flavor create small --ram 128 --disk 1 --vcpus 1")
     run_client(controller, "flavor create larger --ram 160 --disk 1 --vcpus 1")
-    assert "is proved" in controller.run("kilonova", "host", "prove", NODES[0])
+    assert "is proved" in controller.run("kilonova", "host", "verify", NODES[0])
 
 
 def test_server_with_port_of_neutron_answers_ssh(

@@ -448,7 +448,7 @@ PLANTS: dict[str, Plant] = {
         "confirm_resize",
     ),
     "resized-without-move": Plant(change_server(vm_state=states.RESIZED)),
-    "debt-sent": Plant(delay_guest_removal),
+    "removal-sent": Plant(delay_guest_removal),
     "domain-known": Plant(boot_server_without_rows, "", frozenset({"port-of-nobody"})),
     "two-domains": Plant(run_guest_on_both_hosts, also=frozenset({"domain-known"})),
     "guest-there": Plant(remove_domain),

@@ -302,7 +302,7 @@ def test_cleanup_of_share_rule_shows_server_with_the_share(
         [row] = cloud.store.read(cleanups.list_all)
         assert cli_cleanups.facts(row)["server"] == owner
         assert (owner or "none") in cli_cleanups.table([row]).splitlines()[1].split()
-        assert cloud.store.write(partial(cleanups.drop, cleanup_id=row.id))
+        assert cloud.store.write(partial(cleanups.cancel, cleanup_id=row.id))
 
 
 def test_doctor_ignores_share_rule_for_address_of_no_host(cloud: Cloud) -> None:

@@ -135,11 +135,11 @@ def test_cell_fails_when_guest_is_left_on_host(monkeypatch: pytest.MonkeyPatch) 
 
 def test_cell_fails_when_pending_cleanup_of_host_remains(monkeypatch: pytest.MonkeyPatch) -> None:
     """The conductor sends no cleanup to the returned host, or the host keeps the guest."""
-    cell = EVERY["debts/evacuate/remover-kill-before"]
+    cell = EVERY["removals/evacuate/remover-kill-before"]
     with monkeypatch.context() as no_commands:
-        no_commands.setattr(guests, "debts", lambda *arguments, **options: [])
+        no_commands.setattr(guests, "removals", lambda *arguments, **options: [])
         problem = run.run(cell).problem
-        assert "not over" in problem and "debts [Pending(" in problem
+        assert "not over" in problem and "removals [Pending(" in problem
     assert run.run(cell).problem == ""
     monkeypatch.setattr(MemoryHost, "remove", lambda *arguments: None)
     assert "domain" in run.run(cell).problem
@@ -175,7 +175,7 @@ def test_cell_fails_when_token_of_removed_guest_opens_console(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The token is valid for the server on any host."""
-    cell = EVERY["debts/evacuate/remover-kill-before"]
+    cell = EVERY["removals/evacuate/remover-kill-before"]
     monkeypatch.setattr(console_tokens, "_USABLE", schema.console_tokens.c.used_at.is_(None))
     assert "a token of a guest that is gone opens a console" in run.run(cell).problem
 

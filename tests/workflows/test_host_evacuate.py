@@ -68,7 +68,7 @@ def test_host_evacuate_moves_servers_of_host_forced_down(cloud: Cloud, operator:
     assert f"openstack server set --state active {paused}" in operator.text
     assert "1 servers left, 3 moved" in operator.said[-1]
     assert operator.said[-1].endswith(
-        "; 3 guests are still to be removed there: kilonova host debts h1"
+        "; 3 guests are still to be removed there: kilonova host removals h1"
     )
 
     cloud.cut.discard("h1")

@@ -90,12 +90,12 @@ def test_settle_of_overdue_action_notifies_error(cloud: Cloud) -> None:
     trial.begin()
     action = cloud.show(trial.server).action
     with pytest.raises(Conflict):
-        cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "Enough."))
+        cloud.store.write(lambda tx: stuck_actions.fail(tx, action, "Enough."))
     assert read_server_events(cloud.store, trial.server) == ["power_off.start"], (
         "the refused settle sent a notification"
     )
     cloud.time.pass_by(700)
-    cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "Enough."))
+    cloud.store.write(lambda tx: stuck_actions.fail(tx, action, "Enough."))
     assert read_server_events(cloud.store, trial.server) == ["power_off.start", "power_off.error"]
     assert read_outbox(cloud.store)[-1].body["object"]["vm_state"] == "error"
 

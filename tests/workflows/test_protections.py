@@ -136,13 +136,13 @@ def make_stuck_action(cloud: Cloud) -> tuple[str, str]:
     return server, action
 
 
-@pytest.mark.parametrize("operation", [stuck_actions.retry, stuck_actions.settle])
+@pytest.mark.parametrize("operation", [stuck_actions.retry, stuck_actions.fail])
 def test_retry_and_settle_conflict_when_server_has_other_action(
     cloud: Cloud, operation: Any
 ) -> None:
     server, action = make_stuck_action(cloud)
     update_server(cloud, server, action=ids.new())
-    reason = ["by hand"] if operation is stuck_actions.settle else []
+    reason = ["by hand"] if operation is stuck_actions.fail else []
     with pytest.raises(errors.Conflict, match="does not hold"):
         cloud.store.write(lambda tx: operation(tx, action, *reason))
 
@@ -150,7 +150,7 @@ def test_retry_and_settle_conflict_when_server_has_other_action(
 def test_settle_of_stuck_action_raises_fence_of_server(cloud: Cloud) -> None:
     server, action = make_stuck_action(cloud)
     fence = cloud.show(server).fence
-    cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "by hand"))
+    cloud.store.write(lambda tx: stuck_actions.fail(tx, action, "by hand"))
     assert (cloud.show(server).fence, cloud.show(server).vm_state) == (fence + 1, states.ERROR)
 
 

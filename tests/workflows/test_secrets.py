@@ -82,7 +82,7 @@ def test_plain_user_data_in_action_is_deleted_at_its_end(cloud: Cloud, end: str)
         cloud.store.write(
             lambda tx: tx.execute(sa.update(schema.actions).values(state="stuck", due_at=None))
         )
-        cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "Enough."))
+        cloud.store.write(lambda tx: stuck_actions.fail(tx, action, "Enough."))
     elif end == "superseded":
         cloud.ask(server, "delete")
     else:

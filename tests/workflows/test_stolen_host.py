@@ -110,12 +110,12 @@ def test_result_from_other_host_does_not_end_pending_removal(cloud: Cloud) -> No
     cloud.hosts[home].power_cut()
     cloud.ask(server, "delete")
     cloud.round()
-    [removal] = cloud.store.read(lambda tx: guests.debts_of(tx, [server]))
+    [removal] = cloud.store.read(lambda tx: guests.removals_of(tx, [server]))
     key = f"cleanup/{server}/ensure_absent/{removal.fence}"
     for status, known_fence in (("done", None), ("refused", 2**40)):
         result = Result(key, server, removal.fence, status, known_fence=known_fence)
         handle_report(cloud, stolen, results=[result])
-    [remaining] = cloud.store.read(lambda tx: guests.debts_of(tx, [server]))
+    [remaining] = cloud.store.read(lambda tx: guests.removals_of(tx, [server]))
     assert (remaining.host, remaining.fence) == (home, removal.fence)
 
 

@@ -143,7 +143,7 @@ CASES = [
 def test_stuck_create_ends_cleanly_by_retry_abort_settle_or_delete(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, step: str | None, part: str, operation: str
 ) -> None:
-    """The cause is removed before retry and abort. Settle and delete work while it persists."""
+    """The cause is removed before retry and abort. `fail` and delete work while it persists."""
     is_undo = part in ("failed", "undo", "undo_call")
     if is_undo:
         for host in cloud.hosts.values():
@@ -153,7 +153,7 @@ def test_stuck_create_ends_cleanly_by_retry_abort_settle_or_delete(
         poison(patch, "create", step, part, [server])
         row = run_until_stuck(cloud, server)
         if operation == "settle":
-            cloud.store.write(lambda tx: stuck_actions.settle(tx, row.id, "It was given up."))
+            cloud.store.write(lambda tx: stuck_actions.fail(tx, row.id, "It was given up."))
             assert cloud.show(server).fault["message"] == "It was given up."
         if operation in ("settle", "delete"):
             cloud.ask(server, "delete")
@@ -224,7 +224,7 @@ def test_retry_of_stuck_create_uses_result_and_repeats_no_command(
     "operation",
     [
         stuck_actions.retry,
-        lambda tx, key: stuck_actions.settle(tx, key, "why"),
+        lambda tx, key: stuck_actions.fail(tx, key, "why"),
         lambda tx, key: stuck_actions.abort(tx, key, "why", lambda row: None),
     ],
 )
@@ -254,11 +254,11 @@ def test_action_of_newer_release_becomes_overdue_and_can_be_settled(cloud: Cloud
     assert cloud.findings() == []
     cloud.time.pass_by(700)
     [finding] = cloud.store.read(doctor.check)
-    assert finding.invariant == "overdue" and f"kilonova action settle {action}" in finding.text
+    assert finding.invariant == "overdue" and f"kilonova action fail {action}" in finding.text
     assert [
         row.id for row in cloud.store.read(lambda tx: stuck_actions.listed(tx, only_stuck=True))
     ] == [action]
-    cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "It was given up."))
+    cloud.store.write(lambda tx: stuck_actions.fail(tx, action, "It was given up."))
     assert (cloud.show(server).vm_state, cloud.findings()) == (states.ERROR, [])
     cloud.ask(server, "os-stop")
     cloud.settle()
@@ -291,7 +291,7 @@ def test_settle_of_stuck_action_succeeds_without_server_row(cloud: Cloud) -> Non
     cloud.store.write(
         lambda tx: tx.execute(sa.delete(schema.servers).where(schema.servers.c.id == server))
     )
-    cloud.store.write(lambda tx: stuck_actions.settle(tx, row.id, "It was given up."))
+    cloud.store.write(lambda tx: stuck_actions.fail(tx, row.id, "It was given up."))
     assert cloud.store.read(lambda tx: actions.show_by_id(tx, row.id)).state == "failed"
 
 

@@ -54,7 +54,7 @@ def test_stuck_move_ends_cleanly_by_retry_or_settle(
         cloud.settle()
         trial.check_expected_end()
         return
-    cloud.store.write(lambda tx: stuck_actions.settle(tx, row.id, "It was given up."))
+    cloud.store.write(lambda tx: stuck_actions.fail(tx, row.id, "It was given up."))
     cloud.settle()
     assert (cloud.show(trial.server).vm_state, cloud.store.read(doctor.check)) == (states.ERROR, [])
     cloud.ask(trial.server, "delete")

@@ -23,7 +23,7 @@ from common.domain.service_binaries import Binary
 from common.domain.statuses import GuestState
 from common.store.engine import for_update, insert_many, now
 from common.store.placement import allocations
-from common.store.rows import DebtRow, GuestRow, ServerKey, Values
+from common.store.rows import GuestRow, RemovalRow, ServerKey, Values
 from common.store.schema import guests, heartbeats, servers, services
 
 #: States of the guest on the server's own host.
@@ -90,7 +90,7 @@ def hold(tx: Connection, server_id: str, host: str, migration: str | None) -> No
     )
 
 
-def add_debt(
+def add_removal(
     tx: Connection,
     server_id: str,
     fence: int,
@@ -170,14 +170,14 @@ def discard(
         for guest in places
     ):
         raise errors.Conflict(
-            f"A guest of {server_id} has a record: kilonova host debts says what will remove it."
+            f"A guest of {server_id} has a record: kilonova host removals says what will remove it."
         )
     fence = row.fence if row is not None else 1
-    debt = {"server_id": server_id, "host": host, "fence": fence, "wanted": GuestState.ABSENT}
-    add(tx, [{**debt, "keeps_files": keeps_files}])
+    removal = {"server_id": server_id, "host": host, "fence": fence, "wanted": GuestState.ABSENT}
+    add(tx, [{**removal, "keeps_files": keeps_files}])
 
 
-def confirm_debts(tx: Connection, confirmed: Iterable[RemovedGuest]) -> set[str]:
+def confirm_removals(tx: Connection, confirmed: Iterable[RemovedGuest]) -> set[str]:
     """Remove the guests that hosts have removed, and release their allocations.
 
     Confirmations with an older fence are ignored.
@@ -213,7 +213,7 @@ def confirm_debts(tx: Connection, confirmed: Iterable[RemovedGuest]) -> set[str]
     return {server for server, _ in keys}
 
 
-def debts(
+def removals(
     tx: Connection, host: str, older_than: int, limit: int, known: Collection[tuple[str, int]] = ()
 ) -> list[GuestRow]:
     """Return and lock up to ``limit`` pending cleanups of a host, oldest change first.
@@ -221,13 +221,13 @@ def debts(
     Cleanups sent within the last ``older_than`` µs, the (server, fence) pairs in ``known``, and
     rows locked by another transaction are left out.
     """
-    query = _DEBTS
+    query = _REMOVALS
     if known:
         query = query.where(sa.tuple_(guests.c.server_id, guests.c.fence).not_in(sorted(known)))
     return list(tx.execute(query, {"at": host, "older_than": older_than, "most": limit}))
 
 
-_DEBTS = (
+_REMOVALS = (
     sa.select(guests)
     .where(
         guests.c.host == sa.bindparam("at"),
@@ -243,12 +243,12 @@ _DEBTS = (
 )
 
 
-def debts_of(tx: Connection, server_ids: Iterable[str]) -> list[DebtRow]:
+def removals_of(tx: Connection, server_ids: Iterable[str]) -> list[RemovalRow]:
     """Return the pending cleanups of these servers. ``up`` is True if the host can be reached."""
-    return list(tx.execute(_DEBTS_OF, {"servers": list(server_ids)}))
+    return list(tx.execute(_REMOVALS_OF, {"servers": list(server_ids)}))
 
 
-_DEBTS_OF = (
+_REMOVALS_OF = (
     sa.select(
         guests,
         sa.and_(
@@ -325,15 +325,15 @@ def off_on(tx: Connection, host: str, reported: Iterable[str]) -> list[str]:
     return sorted(server_ids)
 
 
-def discard_debts(tx: Connection, host: str) -> None:
+def discard_removals(tx: Connection, host: str) -> None:
     """Remove the pending cleanups of a removed host. The caller has locked the provider."""
-    debts_there = list(
+    removals_there = list(
         tx.execute(
             sa.select(guests).where(guests.c.host == host, guests.c.wanted == GuestState.ABSENT)
         )
     )
-    if debts_there:
-        allocations.release(tx, [(row.holder or row.server_id, host) for row in debts_there])
+    if removals_there:
+        allocations.release(tx, [(row.holder or row.server_id, host) for row in removals_there])
         tx.execute(
             sa.delete(guests).where(guests.c.host == host, guests.c.wanted == GuestState.ABSENT)
         )

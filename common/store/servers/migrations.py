@@ -203,7 +203,7 @@ def abandon(tx: Connection, server_id: str, fence: int) -> None:
             allocations.stay(tx, move.uuid, server_id, move.source_host)
         for row in guests.places(tx, server_id):
             if row.wanted in (GuestState.KEPT, GuestState.ARRIVING):
-                guests.add_debt(
+                guests.add_removal(
                     tx,
                     server_id,
                     fence,

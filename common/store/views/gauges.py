@@ -41,8 +41,8 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "cleanups": ("What other services have still to remove.", ("kind",)),
     "cleanups_oldest_seconds": ("Age of the oldest of these.", ("kind",)),
     "guests_without_record": ("Guests that hosts have, and that no record knows.", ()),
-    "debts": ("Guests that hosts have still to remove.", ()),
-    "debts_oldest_seconds": ("Age of the oldest of these.", ()),
+    "pending_removals": ("Guests that hosts still have to remove.", ()),
+    "pending_removals_oldest_seconds": ("Age of the oldest of these.", ()),
     "lease_left_seconds": (
         "Until a duty may be taken over; less than 0: nobody has it.",
         ("duty",),
@@ -66,7 +66,7 @@ def read(tx: Connection) -> Iterator[Sample]:
         yield "actions", which, row.number
         yield "actions_oldest_seconds", which, age(row.oldest)
     yield "actions_due_late_seconds", (), age(tx.execute(_DUE).scalar())
-    for name, query in (("outbox", _OUTBOX), ("debts", _DEBTS)):
+    for name, query in (("outbox", _OUTBOX), ("pending_removals", _REMOVALS)):
         number, oldest = tx.execute(query).one()
         yield name, (), number
         yield f"{name}_oldest_seconds", (), age(oldest)
@@ -96,7 +96,7 @@ _ACTIONS = _count_query(
 ).where(actions.c.state.in_(LIVE))
 _DUE = sa.select(sa.func.min(actions.c.due_at))
 _OUTBOX = _count_query(notifications.c.created_at).select_from(notifications)
-_DEBTS = _count_query(guests.c.changed_at).where(guests.c.wanted == GuestState.ABSENT)
+_REMOVALS = _count_query(guests.c.changed_at).where(guests.c.wanted == GuestState.ABSENT)
 _CLEANUPS = _count_query(cleanups.c.created_at, cleanups.c.kind)
 _USED = (
     sa.select(sa.func.coalesce(sa.func.sum(allocations.c.used), 0))

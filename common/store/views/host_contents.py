@@ -2,8 +2,8 @@
 """The contents of a host: its servers, its open moves and its pending cleanups.
 
 The drain, the automatic evacuation and the operator's commands (``kilonova host ...``) read them
-anew in every round and keep no copy. Call ``look`` and ``debts`` in a ``Store.snapshot``: each runs
-several statements, and a move that begins between two of them would be in neither result.
+anew in every round and keep no copy. Call ``look`` and ``removals`` in a ``Store.snapshot``: each
+runs several statements, and a move that begins between two of them would be in neither result.
 ``begin`` starts a move of a server that is on this host.
 """
 
@@ -101,7 +101,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Debt:
+class PendingRemoval:
     """A pending cleanup of a guest. ``holds``: resource class -> allocated amount."""
 
     server: str
@@ -292,7 +292,7 @@ def live_migration_capable(tx: Connection) -> set[str]:
     }
 
 
-def debts(tx: Connection, host: str | None = None) -> list[Debt]:
+def removals(tx: Connection, host: str | None = None) -> list[PendingRemoval]:
     """Return the pending cleanups of all hosts, or of this host, oldest first.
 
     A host that is up removes them within seconds.
@@ -312,7 +312,7 @@ def debts(tx: Connection, host: str | None = None) -> list[Debt]:
         ),
     )
     return [
-        Debt(
+        PendingRemoval(
             row.server_id,
             row.name or "",
             known.get(row.host) or HostState(row.host, "", False),

@@ -24,7 +24,7 @@ from common.store.schema import (
     servers,
 )
 from common.store.schema import allocations as allocations_table
-from common.store.servers.guests import discard_debts
+from common.store.servers.guests import discard_removals
 
 
 def remove(tx: Connection, service: ServiceRow, shown: str) -> None:
@@ -54,7 +54,7 @@ def remove(tx: Connection, service: ServiceRow, shown: str) -> None:
     provider = allocations.lock(tx, [name]).get(name)
     tx.execute(sa.delete(aggregate_hosts).where(aggregate_hosts.c.host == name))
     if gone:
-        discard_debts(tx, name)
+        discard_removals(tx, name)
     _check_empty(tx, name, provider, shown)
     if provider is not None:
         for table in (inventories, provider_traits, provider_aggregates):

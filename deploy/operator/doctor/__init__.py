@@ -337,7 +337,7 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
                 "overdue",
                 head.server_id,
                 f"{head.workflow} is due at {head.step or 'its beginning'}, but no conductor takes "
-                "the action. Start a conductor of the action's release, or: kilonova action settle "
+                "the action. Start a conductor of the action's release, or: kilonova action fail "
                 f"{head.id}",
                 facts=(head.id,),
             )
@@ -587,14 +587,14 @@ class Pending(NamedTuple):
 
 
 def ages(tx: Connection) -> dict[str, list[Pending]]:
-    """Return unfinished work with the keys ``debts``, ``actions`` and ``cleanups``.
+    """Return unfinished work with the keys ``removals``, ``actions`` and ``cleanups``.
 
-    The description of a debt (a guest to be removed) is the host, that of an action has workflow,
-    step and cause, and that of a pending cleanup has the reason of the last failure. A cleanup that
-    looks for the result of a late call is included after its first attempt.
+    A removal (a guest to be removed) is described by its host, an action by workflow, step and
+    cause, and a pending cleanup by the reason of the last failure. A cleanup that looks for the
+    result of a late call is included after its first attempt.
     """
     at = moment(tx)
-    debts = [
+    removals = [
         Pending(row.server_id, row.host, (at - row.changed_at) / SECOND)
         for row in tx.execute(_OWED)
     ]
@@ -616,4 +616,4 @@ def ages(tx: Connection) -> dict[str, list[Pending]]:
         for row in cleanups.list_all(tx)
         if row.tries or row.kind not in cleanups.LATE
     ]
-    return {"debts": debts, "actions": waiting, "cleanups": pending}
+    return {"removals": removals, "actions": waiting, "cleanups": pending}

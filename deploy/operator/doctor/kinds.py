@@ -111,7 +111,7 @@ _ALL = (
          "the migration ends, the server keeps the host, and guests elsewhere are removed", Mender.REMOVAL),
     Defect("resized-without-move", "move-of-server", "a server in VERIFY_RESIZE without a migration",
          _BY_HAND, "the server goes to ACTIVE or STOPPED, according to the guest record"),
-    Defect("debt-sent", "debt", "a guest to be removed, with a command sent in the future", _CLOCK,
+    Defect("removal-sent", "removal", "a guest to be removed, with a command sent in the future", _CLOCK,
          "the command is sent again", Mender.REMOVAL, is_free=False),
     Defect("domain-known", "domain-known", "a guest without a record", _LOST,
          "the guest is adopted, or discarded if the server was deleted or has a guest on another host", Mender.GUEST),

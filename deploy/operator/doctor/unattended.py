@@ -87,7 +87,7 @@ def check(
         records: The guests.
     """
     yield from _servers(tx, live, records)
-    yield from _debts(moment(tx), records)
+    yield from _removals(moment(tx), records)
     yield from _actions(tx)
     yield from _shares(tx, live)
     for row in tx.execute(_NO_GROUP):
@@ -160,15 +160,15 @@ def _servers(
             )
 
 
-def _debts(at: int, records: Sequence[GuestRow]) -> Iterator[Finding]:
+def _removals(at: int, records: Sequence[GuestRow]) -> Iterator[Finding]:
     """Check that no removal of a guest was sent in the future, which would stop its repetition."""
     for row in records:
         if row.wanted == GuestState.ABSENT and (row.sent_at or 0) > at + AHEAD:
             yield Finding(
-                "debt",
+                "removal",
                 row.server_id,
                 f"host {row.host} has a command to remove its guest that was sent more than an hour in the future",
-                "debt-sent",
+                "removal-sent",
                 (row.host,),
             )
 

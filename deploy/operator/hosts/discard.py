@@ -96,7 +96,7 @@ def carry_out(
         )
         return 1
     store.write(work)
-    print(f"host {host} removes the guest within a minute; see: kilonova host debts {host}")
+    print(f"host {host} removes the guest within a minute; see: kilonova host removals {host}")
     return 0
 
 

@@ -4,7 +4,7 @@
 All checks run before the token is used. If the command is killed after that, the command has
 written no files or some of them. Then ``kilonova host add`` prints another token, and the command
 is repeated. The machine has no user of the cloud, so the controller creates the test server:
-``kilonova host prove``.
+``kilonova host verify``.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def join(options: argparse.Namespace) -> int:
             print(f"{path} was written. Start kilonova-agent with this configuration")
         else:
             start_agent(client)
-    print(f"Then run on the controller: kilonova host prove {token.host}")
+    print(f"Then run on the controller: kilonova host verify {token.host}")
     return 0
 
 

@@ -101,9 +101,9 @@ def give_back(store: Store, host: str, say: Callable[[str], None]) -> int:
         say(f"host {host}: {text}")
     if not restoration.done and not restoration.stays:
         say(f"host {host} is up and enabled: nothing to revert")
-    if to_remove := store.snapshot(lambda tx: host_contents.debts(tx, host)):
+    if to_remove := store.snapshot(lambda tx: host_contents.removals(tx, host)):
         say(
             f"host {host} has {len(to_remove)} guests to remove, and removes them once its agent is up: "
-            f"kilonova host debts {host}"
+            f"kilonova host removals {host}"
         )
     return 1 if restoration.stays else 0

@@ -132,7 +132,7 @@ def adopt(tx: Connection, adoption: Adoption, limits: quotas.Numbers) -> None:
     _count(tx, adoption, row, limits)
     fence = max(adoption.fence, row.fence if row is not None else 0) + 1
     if row is not None and row.host:
-        guests.add_debt(
+        guests.add_removal(
             tx,
             adoption.server,
             fence,
@@ -208,7 +208,7 @@ def _check(tx: Connection, adoption: Adoption, row: ServerRow | None) -> None:
     if any(place.host == adoption.host for place in places):
         raise errors.Conflict(
             f"The guest of server {adoption.server} on host {adoption.host} has a record already. See: kilonova host "
-            f"debts {adoption.host}, and openstack server show {adoption.server}"
+            f"removals {adoption.host}, and openstack server show {adoption.server}"
         )
     if row is not None and row.deleted:
         raise was_deleted(adoption.server, adoption.host)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stuck actions: listing, and the three ways out: retry, abort, settle.
+"""Stuck actions: listing, and the three ways out: retry, abort, fail.
 
 Called by ``deploy.operator.actions``. ``conductor.engine.retries`` makes actions stuck. A way out
 is one transaction, which locks the server and the action and checks both before any change. Until
@@ -108,7 +108,7 @@ def abort(
     if server is None or not isinstance(row.data, dict):
         raise errors.Conflict(
             f"Action {row.id} cannot be undone, because its server or its data is missing. Run: kilonova action "
-            f"settle {row.id}"
+            f"fail {row.id}"
         )
     update(
         tx,
@@ -127,7 +127,7 @@ def abort(
     return row
 
 
-def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
+def fail(tx: Connection, action_id: str, why: str) -> ActionRow:
     """End a stuck or overdue action as failed, without undo. Return the action before the change.
 
     The server goes to ERROR with the reason, and the user can start the next action. A deleted

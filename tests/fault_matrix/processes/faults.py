@@ -450,7 +450,7 @@ def explain_exclusion(cell: Cell) -> str:
     """Return the reason why a cell cannot run with processes, or an empty string."""
     if cell.kind is Kind.CLEANUP:
         return "only the simulator has external services that refuse a cleanup"
-    if cell.kind is Kind.DEBT:
+    if cell.kind is Kind.REMOVAL:
         return "only the simulator has returned hosts with pending cleanups"
     if reason := EXCLUDED_WORKFLOWS.get(cell.workflow):
         return reason

@@ -322,7 +322,9 @@ class World:
     def list_hosts_with_cleanups(self, server: str) -> list[str]:
         """Return the hosts that still have to remove a guest of the server."""
         return [
-            cleanup[1] for cleanup in self.store.read(doctor.ages)["debts"] if cleanup[0] == server
+            cleanup[1]
+            for cleanup in self.store.read(doctor.ages)["removals"]
+            if cleanup[0] == server
         ]
 
     def clean_up(self, server: str) -> None:

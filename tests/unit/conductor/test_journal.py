@@ -104,9 +104,9 @@ def test_workflow_run_refuses_row_of_another_workflow(args: Any, data: Any) -> N
 def test_copy_data_to_copies_only_fields_changed_by_prepare() -> None:
     row: Any = Row(MOVE, {"polls": 3})
     plan, run = MIGRATE.run(row, row, ()), MIGRATE.run(row, row, ())
-    plan.data.hosts_with_debts, run.data.polls = ["h3"], 4
+    plan.data.hosts_with_removals, run.data.polls = ["h3"], 4
     plan.copy_data_to(run)
-    assert (run.data.hosts_with_debts, run.data.polls) == (["h3"], 4)
+    assert (run.data.hosts_with_removals, run.data.polls) == (["h3"], 4)
     assert {
         data_field.name
         for data_field in fields(run.data)

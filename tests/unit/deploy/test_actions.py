@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova action list``, ``show``, ``retry``, ``abort`` and ``settle`` with a simulated cloud.
+"""``kilonova action list``, ``show``, ``retry``, ``abort`` and ``fail`` with a simulated cloud.
 
 The database is an SQLite file. The conductor of the simulator runs between the commands.
 """
@@ -92,7 +92,7 @@ def test_action_list_and_show_name_cause_and_commands_of_stuck_action(operator: 
         "failed 10 times in a row: an unexpected error in each try. LookupError: workflow stop has no step"
         in output
     )
-    assert all(f"kilonova action {way} {action}" in output for way in ("retry", "abort", "settle"))
+    assert all(f"kilonova action {way} {action}" in output for way in ("retry", "abort", "fail"))
     assert (
         json.loads(operator.run_action("show", action, "--json")[1])["events"][-1]["event"]
         == "stuck"
@@ -101,9 +101,9 @@ def test_action_list_and_show_name_cause_and_commands_of_stuck_action(operator: 
 
 def test_action_show_prints_cause_with_line_feed_on_one_line(operator: Operator) -> None:
     _, action = operator.create_stuck_action(step="renamed")
-    change(operator.cloud, action, cause="refused\nkilonova action settle forged")
+    change(operator.cloud, action, cause="refused\nkilonova action fail forged")
     lines = operator.run_action("show", action)[1].splitlines()
-    assert not [line for line in lines if line.endswith("settle forged") and "refused" not in line]
+    assert not [line for line in lines if line.endswith("fail forged") and "refused" not in line]
     assert [line for line in lines if "refused" in line]
 
 
@@ -123,9 +123,9 @@ def test_action_retry_continues_stuck_action_to_completion(operator: Operator) -
     )
 
 
-def test_action_settle_fails_stuck_action_and_sets_server_to_error(operator: Operator) -> None:
+def test_action_fail_ends_stuck_action_and_sets_server_to_error(operator: Operator) -> None:
     server, action = operator.create_stuck_action(step="renamed")
-    assert operator.run_action("settle", action, "none") == (
+    assert operator.run_action("fail", action, "none") == (
         1,
         f"action {action}, stop of server {server}, has ended as failed\nThere is no action none.\n",
     )
@@ -133,7 +133,7 @@ def test_action_settle_fails_stuck_action_and_sets_server_to_error(operator: Ope
     assert (record.vm_state, record.task_state, record.action) == (states.ERROR, None, None)
     assert record.fault["message"] == "The action did not continue, and an operator ended it."
     assert operator.read_action(action).secrets is None
-    assert operator.run_action("settle", action) == (1, f"Action {action} is failed, not stuck.\n")
+    assert operator.run_action("fail", action) == (1, f"Action {action} is failed, not stuck.\n")
 
 
 @pytest.mark.parametrize(
@@ -171,15 +171,15 @@ def test_action_abort_undoes_stuck_action(operator: Operator) -> None:
     assert operator.cloud.findings() == []
 
 
-def test_action_list_stuck_and_settle_include_action_no_conductor_takes(operator: Operator) -> None:
+def test_action_list_stuck_and_fail_include_action_no_conductor_takes(operator: Operator) -> None:
     [server] = operator.cloud.create(networks=[])
     operator.cloud.settle()
     action = operator.cloud.ask(server, "os-stop")
     change(operator.cloud, action, version=9, due_at=0)
     status, output = operator.run_action("list", "--stuck")
     assert status == 1 and "overdue" in output
-    assert f"kilonova action settle {action}" in operator.run_action("show", action)[1]
-    assert operator.run_action("settle", action)[0] == 0
+    assert f"kilonova action fail {action}" in operator.run_action("show", action)[1]
+    assert operator.run_action("fail", action)[0] == 0
     rows = operator.cloud.store.read(
         lambda tx: tx.execute(sa.select(schema.servers.c.vm_state)).scalars().all()
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova cleanup list``, ``retry`` and ``drop``.
+"""``kilonova cleanup list``, ``retry`` and ``cancel``.
 
 The tests include the pending cleanups in the output of ``doctor`` and ``status``.
 """
@@ -110,9 +110,9 @@ def test_cleanup_retry_makes_it_due_and_drop_removes_it(
     assert [row.id for row in store.write(lambda tx: cleanups.take(tx, [cleanups.BINDING], 9))] == [
         first.id
     ]
-    assert main(["--config", conf, "cleanup", "drop", str(second.id)]) == 0
+    assert main(["--config", conf, "cleanup", "cancel", str(second.id)]) == 0
     assert [row.id for row in store.read(cleanups.list_all)] == [first.id]
     capsys.readouterr()
-    for verb in ("retry", "drop"):
+    for verb in ("retry", "cancel"):
         assert main(["--config", conf, "cleanup", verb, str(second.id)]) == 1
         assert capsys.readouterr().err == f"kilonova: there is no pending cleanup {second.id}\n"

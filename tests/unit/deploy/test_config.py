@@ -65,7 +65,7 @@ def test_config_check_names_missing_transport_url(run_config: Run) -> None:
 def test_config_check_with_no_neighbours_reads_only_the_file(
     run_config: Run, tmp_path: Path
 ) -> None:
-    assert run_config(control_plane(tmp_path), "check", "--no-neighbours") == (
+    assert run_config(control_plane(tmp_path), "check", "--no-external-services") == (
         0,
         "the options are fine\n",
     )

@@ -139,9 +139,7 @@ def test_join_refuses_disk_without_space(
     def set_free_gib(gib: float) -> None:
         monkeypatch.setattr(
             "shutil.disk_usage",
-            lambda folder: (
-                SimpleNamespace(free=gib * 2**30) if folder == tmp_path else None
-            ),
+            lambda folder: SimpleNamespace(free=gib * 2**30) if folder == tmp_path else None,
         )
 
     set_free_gib(40)

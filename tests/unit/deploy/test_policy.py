@@ -138,5 +138,5 @@ def test_config_check_warns_of_unknown_rule_in_policy_file(
     command: Command, caplog: pytest.LogCaptureFixture
 ) -> None:
     command.policy.write_text('"os_compute_api:servers:stpo": "@"\n')
-    assert command.run("config", "check", "--no-neighbours")[0] == 0
+    assert command.run("config", "check", "--no-external-services")[0] == 0
     assert f"did you mean {STOP}?" in caplog.text

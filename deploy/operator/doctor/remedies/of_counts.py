@@ -196,7 +196,7 @@ def _allocate_guest(tx: Connection, finding: Finding) -> None:
     if row is None:
         raise errors.Conflict(
             f"Server {guest.server_id} does not exist any more, so its guest on host {host} gets no allocation. See: "
-            f"kilonova host debts {host}"
+            f"kilonova host removals {host}"
         )
     allocate(tx, row, host, guest.holder)
 

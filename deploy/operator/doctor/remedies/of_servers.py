@@ -138,7 +138,7 @@ def _retry(tx: Connection, finding: Finding) -> None:
 
 
 def _settle(tx: Connection, finding: Finding) -> None:
-    stuck_actions.settle(tx, finding.facts[0], SETTLED)
+    stuck_actions.fail(tx, finding.facts[0], SETTLED)
 
 
 # --- guests ---
@@ -149,7 +149,7 @@ def _remove(tx: Connection, row: ServerRow, host: str) -> None:
     """
     write(tx, row.id, fence=row.fence + 1)
     shared = row.host is not None and host != row.host
-    guests.add_debt(
+    guests.add_removal(
         tx,
         row.id,
         row.fence + 1,
@@ -202,7 +202,7 @@ def _remove_guest_of_gone(tx: Connection, finding: Finding) -> None:
             guests_table.c.server_id == finding.subject, guests_table.c.host == host
         )
     )
-    guests.add_debt(tx, finding.subject, (fence or 0) + 1, host=host)
+    guests.add_removal(tx, finding.subject, (fence or 0) + 1, host=host)
 
 
 def _remove_files(tx: Connection, finding: Finding) -> None:
@@ -360,7 +360,7 @@ SERVERS: dict[str, Callable[[Connection, Finding], None]] = {
     "guest-of-no-move": _remove_guest,
     "kept-may-run": _forbid_run,
     "held-by-no-migration": _move_allocation_back,
-    "debt-sent": _resend_removal,
+    "removal-sent": _resend_removal,
     "guest-there": _reboot,
     "volume-of-another": _reboot,
     "volume-not-in-guest": _reboot,

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from common.domain.clock import SECOND
 from common.store.engine import Connection
-from common.store.rows import DebtRow
+from common.store.rows import RemovalRow
 from common.store.servers import actions, guests
 from conductor.engine.run import AnyRun, cleanup_command
 
@@ -55,9 +55,9 @@ def collect(
             ready.append(run)
     for run in ready:
         if host_of is None:
-            guests.add_debt(tx, run.server.id, run.fence)
+            guests.add_removal(tx, run.server.id, run.fence)
         else:
-            guests.add_debt(
+            guests.add_removal(
                 tx,
                 run.server.id,
                 run.fence,
@@ -69,13 +69,13 @@ def collect(
         defaultdict(list),
         {run.server.id: host_of(run) for run in ready} if host_of is not None else {},
     )
-    for removal in guests.debts_of(tx, [run.server.id for run in ready]) if ready else ():
+    for removal in guests.removals_of(tx, [run.server.id for run in ready]) if ready else ():
         if hosts.get(removal.server_id, removal.host) == removal.host:
             removals[removal.server_id].append(removal)
     return [run for run in ready if _is_over(tx, run, removals[run.server.id])]
 
 
-def _is_over(tx: Connection, run: AnyRun, removals: Sequence[DebtRow]) -> bool:
+def _is_over(tx: Connection, run: AnyRun, removals: Sequence[RemovalRow]) -> bool:
     if run.data.polls * POLL_MICROS >= CONFIRM_TIMEOUT_MICROS or not any(
         removal.up for removal in removals
     ):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host debts``: guests that hosts still have to remove, and the next step for each.
+"""``kilonova host removals``: guests that hosts still have to remove, and the next step for each.
 
 The command reads only the database. A guest to be removed holds resources until the host has
 confirmed the removal, so no command drops the entry. A reachable host removes such guests within
@@ -18,80 +18,82 @@ from common.store.engine import Store, moment
 from common.store.hosts import host_status
 from common.store.hosts.host_status import HostState
 from common.store.views import host_contents
-from common.store.views.host_contents import Debt
+from common.store.views.host_contents import PendingRemoval
 from deploy.operator.output import columns
 
 # The age from which a guest is overdue. A reachable host removes a guest within seconds.
 LATE = 60 * SECOND
 
 
-def debts(options: argparse.Namespace) -> int:
+def removals(options: argparse.Namespace) -> int:
     """Print the guests that hosts still have to remove, oldest first. Return 1 if there are any.
 
     Raises:
         NotFound: There is no host with the given name.
     """
-    store = Store.opened(config.load(options.config))
+    store = Store.open(config.load(options.config))
     upgrades.check(store)
     try:
         if options.host:
             store.read(lambda tx: host_status.host_state(tx, options.host))
-        at, pending = store.snapshot(lambda tx: (moment(tx), host_contents.debts(tx, options.host)))
+        at, pending = store.snapshot(
+            lambda tx: (moment(tx), host_contents.removals(tx, options.host))
+        )
     finally:
         store.close()
     print(
-        json.dumps([facts(debt, at) for debt in pending], indent=1)
+        json.dumps([facts(removal, at) for removal in pending], indent=1)
         if options.json
         else table(pending, at)
     )
     return 1 if pending else 0
 
 
-def facts(debt: Debt, at: int) -> dict[str, object]:
+def facts(removal: PendingRemoval, at: int) -> dict[str, object]:
     """Return a guest to be removed for JSON output.
 
     Args:
-        debt: The guest to be removed.
+        removal: The guest to be removed.
         at: The present time of the database.
     """
     return {
-        "server": debt.server,
-        "name": debt.name,
-        "host": debt.host.name,
-        "host_state": state(debt.host),
-        "since": iso(debt.since),
-        "seconds": (at - debt.since) // SECOND,
-        "holds": debt.holds,
-        "keeps_files": debt.keeps_files,
-        "goes": goes(debt, at),
+        "server": removal.server,
+        "name": removal.name,
+        "host": removal.host.name,
+        "host_state": state(removal.host),
+        "since": iso(removal.since),
+        "seconds": (at - removal.since) // SECOND,
+        "holds": removal.holds,
+        "keeps_files": removal.keeps_files,
+        "goes": goes(removal, at),
     }
 
 
-def table(pending: list[Debt], at: int) -> str:
+def table(pending: list[PendingRemoval], at: int) -> str:
     """Return a table of the guests to remove, followed by the next step for each host."""
     if not pending:
         return "no host has a guest to remove"
     lines = [["server", "name", "host", "since", "holds"]]
     lines += [
-        [debt.server, debt.name, debt.host.name, iso(debt.since) or "", _holds(debt)]
-        for debt in pending
+        [removal.server, removal.name, removal.host.name, iso(removal.since) or "", _holds(removal)]
+        for removal in pending
     ]
     # The oldest entry of each host.
-    hosts = {debt.host.name: debt for debt in reversed(pending)}
+    hosts = {removal.host.name: removal for removal in reversed(pending)}
     states = [
-        f"host {name} is {state(debt.host)}; {goes(debt, at)}"
-        for name, debt in sorted(hosts.items())
+        f"host {name} is {state(removal.host)}; {goes(removal, at)}"
+        for name, removal in sorted(hosts.items())
     ]
-    return "\n".join([columns(lines), f"{len(pending)} debts", *states])
+    return "\n".join([columns(lines), f"{len(pending)} removals", *states])
 
 
-def _holds(debt: Debt) -> str:
+def _holds(removal: PendingRemoval) -> str:
     resources = (
-        ", ".join(f"{amount} {name}" for name, amount in sorted(debt.holds.items()))
+        ", ".join(f"{amount} {name}" for name, amount in sorted(removal.holds.items()))
         or "no resources"
     )
     return resources + (
-        "; the files stay, because another host uses them" if debt.keeps_files else ""
+        "; the files stay, because another host uses them" if removal.keeps_files else ""
     )
 
 
@@ -105,16 +107,16 @@ def state(host: HostState) -> str:
     return ", ".join([*words, *(["disabled"] if host.disabled else [])])
 
 
-def goes(debt: Debt, at: int) -> str:
+def goes(removal: PendingRemoval, at: int) -> str:
     """Return a text about when the guest is removed, with the operator's next step if any."""
-    if not debt.host.service:
+    if not removal.host.service:
         return "the host has no service: start its agent, which then removes the guest"
-    if not debt.host.up:
+    if not removal.host.up:
         return (
             "the guest is removed when the host is back: start the host and its kilonova-agent, which gets the "
             "command when it registers"
         )
-    if at - debt.since < LATE:
+    if at - removal.since < LATE:
         return "the host has the command to remove the guest, and confirms within seconds"
     return (
         "the host got the command to remove the guest several times and has not confirmed: the log of "

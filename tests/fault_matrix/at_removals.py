@@ -44,7 +44,7 @@ def create_cleanup(bench: Bench, cell: Cell) -> str:
 
 
 def list_hosts_with_cleanups(bench: Bench) -> list[str]:
-    return [host for _, host, _ in stage.read_ages(bench.cloud)["debts"]]
+    return [host for _, host, _ in stage.read_ages(bench.cloud)["removals"]]
 
 
 def match_removal(*where: str) -> Callable[[Point], bool]:

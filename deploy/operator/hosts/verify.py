@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host prove HOST``: tests a host with a server that is deleted afterwards.
+"""``kilonova host verify HOST``: tests a host with a server that is deleted afterwards.
 
 The command uses the Compute API with Kilonova's own user. Run the command on the controller, where
 the password of that user is. First the command deletes servers of earlier runs that were killed.
@@ -30,7 +30,7 @@ T = TypeVar("T")
 PAUSE_SECONDS, ANSWER_SECONDS, SSH_SECONDS = 1.0, 30.0, 5.0
 #: The API accepts a host since 2.74.
 VERSION = "compute 2.79"
-NAME = "kilonova-prove-"
+NAME = "kilonova-verify-"
 GIB = 1 << 30
 
 
@@ -96,7 +96,7 @@ class Prover:
         return value
 
 
-def prove(options: argparse.Namespace) -> int:
+def verify(options: argparse.Namespace) -> int:
     """Create, reach and delete a server on the host. Print each step with its duration.
 
     Raises:

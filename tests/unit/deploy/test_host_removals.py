@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host debts``: the guests that hosts still have to remove.
+"""``kilonova host removals``: the guests that hosts still have to remove.
 
 The output includes the resources that the guests hold, and the condition of their removal.
 """
@@ -20,8 +20,8 @@ from common.store.hosts import hosts, services
 from common.store.hosts.host_status import HostState
 from common.store.placement import allocations
 from common.store.servers import guests
-from common.store.views.host_contents import Debt
-from deploy.operator.hosts.debts import LATE, goes, state
+from common.store.views.host_contents import PendingRemoval
+from deploy.operator.hosts.removals import LATE, goes, state
 from deploy.operator.main import main
 from tests.schemas import upgrade
 
@@ -69,19 +69,19 @@ def add_pending_removal(store: Store, server: str, host: str, consumer: str) -> 
                 }
             ],
         )
-        guests.add_debt(tx, server, 2, host=host)
+        guests.add_removal(tx, server, 2, host=host)
 
 
-def test_host_debts_is_empty_without_pending_removals(
+def test_host_removals_is_empty_without_pending_removals(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--config", str(conf), "host", "debts"]) == 0
+    assert main(["--config", str(conf), "host", "removals"]) == 0
     assert capsys.readouterr().out == "no host has a guest to remove\n"
-    assert main(["--config", str(conf), "host", "debts", "--json"]) == 0
+    assert main(["--config", str(conf), "host", "removals", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_host_debts_lists_host_resources_and_condition_of_removals(
+def test_host_removals_lists_host_resources_and_condition_of_removals(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The second removal belongs to a migration, which holds the resources at the source."""
@@ -92,7 +92,7 @@ def test_host_debts_lists_host_resources_and_condition_of_removals(
             sa.update(schema.heartbeats).where(schema.heartbeats.c.host == "b").values(up=False)
         )
         services.fence(tx, "b")
-    assert main(["--config", str(conf), "host", "debts", "--json"]) == 1
+    assert main(["--config", str(conf), "host", "removals", "--json"]) == 1
     entries = json.loads(capsys.readouterr().out)
     assert [
         (entry["server"], entry["host"], entry["host_state"], entry["holds"]) for entry in entries
@@ -101,26 +101,26 @@ def test_host_debts_lists_host_resources_and_condition_of_removals(
         (OTHER, "b", "silent, fenced", {"VCPU": 1, "MEMORY_MB": 512}),
     ]
     assert "within seconds" in entries[0]["goes"] and "when the host is back" in entries[1]["goes"]
-    assert main(["--config", str(conf), "host", "debts", "b"]) == 1
+    assert main(["--config", str(conf), "host", "removals", "b"]) == 1
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "server name host since holds"
     assert lines[1].startswith(f"{OTHER} b 2") and lines[1].endswith("512 MEMORY_MB, 1 VCPU")
-    assert lines[2] == "1 debts" and lines[3].startswith(
+    assert lines[2] == "1 removals" and lines[3].startswith(
         "host b is silent, fenced; the guest is removed when the host is back"
     )
 
 
-def test_host_debts_refuses_unknown_host(
+def test_host_removals_refuses_unknown_host(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--config", str(conf), "host", "debts", "c"]) == 1
+    assert main(["--config", str(conf), "host", "removals", "c"]) == 1
     assert "There is no host c" in capsys.readouterr().err
 
 
 def test_late_removal_on_reachable_host_refers_to_its_agent_log() -> None:
-    debt = Debt(SERVER, "web", HostState("a", "uuid", up=True, disabled=True), 0, {})
-    assert "kilonova-agent there has the reason" in goes(debt, LATE)
-    assert state(debt.host) == "up, disabled"
+    removal = PendingRemoval(SERVER, "web", HostState("a", "uuid", up=True, disabled=True), 0, {})
+    assert "kilonova-agent there has the reason" in goes(removal, LATE)
+    assert state(removal.host) == "up, disabled"
     assert "start its agent" in goes(
-        Debt(SERVER, "web", HostState("gone", "", up=False), 0, {}), LATE
+        PendingRemoval(SERVER, "web", HostState("gone", "", up=False), 0, {}), LATE
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host prove`` with a fake cloud.
+"""``kilonova host verify`` with a fake cloud.
 
 The tests cover the created server, the accepted proofs, and the removal of the server.
 """
@@ -21,7 +21,7 @@ from common.domain.models import HostInventory
 from common.service import config
 from common.store.engine import Store
 from common.store.hosts import hosts, services
-from deploy.operator.hosts import prove as host_prove
+from deploy.operator.hosts import verify as host_verify
 from deploy.operator.main import main
 from tests.schemas import upgrade
 
@@ -113,9 +113,9 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
     own = SimpleNamespace(
         token=lambda: "token", compute_url=lambda: "", image_url=lambda: "http://image/v2"
     )
-    monkeypatch.setattr(host_prove, "IdentityClient", lambda conf, wait: own)
-    monkeypatch.setattr(host_prove, "Http", lambda name, url, seconds: new_cloud)
-    monkeypatch.setattr(host_prove, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(host_verify, "IdentityClient", lambda conf, wait: own)
+    monkeypatch.setattr(host_verify, "Http", lambda name, url, seconds: new_cloud)
+    monkeypatch.setattr(host_verify, "PAUSE_SECONDS", 0.01)
     new_cloud.name = "service"  # type: ignore[attr-defined]
     return new_cloud
 
@@ -128,7 +128,7 @@ def run_prove(
     path.write_text(f"[database]\nurl = sqlite:///{tmp_path}/k.db\n")
 
     def run(*words: str) -> tuple[int, str, str]:
-        status = main(["--config", str(path), "host", "prove", "h1", "--timeout", "1", *words])
+        status = main(["--config", str(path), "host", "verify", "h1", "--timeout", "1", *words])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
@@ -149,7 +149,7 @@ def test_host_prove_creates_smallest_server_reaches_and_removes_it(
     ]
     assert cloud.requested_servers == [
         {
-            "name": "kilonova-prove-h1",
+            "name": "kilonova-verify-h1",
             "imageRef": "small",
             "flavorRef": "fits",
             "host": "h1",
@@ -161,8 +161,8 @@ def test_host_prove_creates_smallest_server_reaches_and_removes_it(
 
 def test_host_prove_removes_server_of_earlier_proof_first(run_prove: Any, cloud: FakeCloud) -> None:
     old_server, other = (
-        cloud.add_server("kilonova-prove-h1"),
-        cloud.add_server("kilonova-prove-h10"),
+        cloud.add_server("kilonova-verify-h1"),
+        cloud.add_server("kilonova-verify-h10"),
     )
     status, _, error_output = run_prove("--image", "large", "--flavor", "huge")
     assert status == 0 and old_server in error_output
@@ -184,7 +184,7 @@ def test_host_prove_opens_console_when_guest_prints_nothing(
 @pytest.mark.parametrize(
     ("status", "host", "says"),
     [
-        ("ERROR", "h1", "failed on host h1: No room. Run: kilonova timeline s1-kilonova-prove-h1"),
+        ("ERROR", "h1", "failed on host h1: No room. Run: kilonova timeline s1-kilonova-verify-h1"),
         ("ACTIVE", "h2", "is on h2, not on h1"),
         ("BUILD", "h1", "its creation took longer than 1 s"),
     ],
