@@ -243,7 +243,7 @@ def test_detach_share_from_running_guest_fails(cloud: Cloud, server: str) -> Non
     assert last(cloud, server) == (
         "detach_share",
         "failed",
-        "The server runs; stop it before its shares are changed.",
+        "The server runs; stop the server before its shares are changed.",
     )
     assert cloud.shares_of(server) == {SHARE: "inactive"} and [
         one.share_id for one in guest.shares
