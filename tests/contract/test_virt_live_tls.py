@@ -146,7 +146,7 @@ def test_live_migration_fails_when_source_has_foreign_certificate(
     }[certificate]
     with pytest.raises(VerbFailed) as failure:
         world.guest.leaves(tls=wrong_certificate)
-    assert "move the guest" in str(failure.value)
+    assert "migrate the guest" in str(failure.value)
     world.guest.stayed()
 
 
