@@ -70,7 +70,7 @@ def plug(interface: Interface) -> Plug:
         )
     if kind not in (BRIDGE, OVS):
         raise VerbFailed(
-            f"Port {port} has the vif_type {kind or 'unbound'}, which this host does not support; bind it as "
+            f"Port {port} has the vif_type {kind or 'none'}, which this host does not support; bind it as "
             f"{BRIDGE} or {OVS}."
         )
     bridge = interface.bridge or (

@@ -281,9 +281,14 @@ def test_image_download_over_plain_http_from_remote_gateway_is_refused(
     [
         ("qemu+tls://10.0.0.7:16598/system", "10.0.0.7", True, ""),
         ("qemu+tls://10.0.0.7:16598/system", "10.0.0.7", False, "native_tls is false"),
-        ("qemu+tcp://10.0.0.7:16598/system", "10.0.0.7", True, "ca_file is not set there"),
+        (
+            "qemu+tcp://10.0.0.7:16598/system",
+            "10.0.0.7",
+            True,
+            "ca_file is not set at the destination",
+        ),
         ("qemu+tcp://127.0.0.1/system", "127.0.0.1", False, ""),
-        ("qemu+tcp://h7/system", "127.0.0.1", False, "there"),
+        ("qemu+tcp://h7/system", "127.0.0.1", False, "destination"),
         ("qemu+tls://127.0.0.1/system", "10.0.0.7", False, "native_tls"),
     ],
 )
@@ -297,7 +302,7 @@ def test_live_migration_to_remote_host_over_plain_text_is_refused(
     if uri.startswith("qemu+tls") and plain == "":
         assert (
             MigrationOptions(native_tls=True).plain_text_to(destination)
-            == "[tls] ca_file is not set here"
+            == "[tls] ca_file is not set at the source"
         )
 
 

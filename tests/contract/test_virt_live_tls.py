@@ -150,7 +150,7 @@ def test_live_migration_fails_when_source_has_foreign_certificate(
     }[certificate]
     with pytest.raises(VerbFailed) as failure:
         world.guest.migrate(tls=wrong_certificate)
-    assert "move the guest" in str(failure.value)
+    assert "migrate the guest" in str(failure.value)
     world.guest.check_stayed()
 
 
@@ -172,8 +172,8 @@ def test_live_migration_fails_when_destination_has_foreign_certificate(world: Wo
     ("options", "message"),
     [
         ({"native_tls": False}, "native_tls is false"),
-        ({"tls": None}, "ca_file is not set here"),
-        ({"uri": "qemu+tcp"}, "ca_file is not set there"),
+        ({"tls": None}, "ca_file is not set at the source"),
+        ({"uri": "qemu+tcp"}, "ca_file is not set at the destination"),
     ],
 )
 def test_live_migration_over_plain_text_is_refused_with_reason(

@@ -247,7 +247,7 @@ def test_detach_share_from_running_guest_fails(cloud: Cloud, server: str) -> Non
     assert read_last_action(cloud, server) == (
         "detach_share",
         "failed",
-        "The server runs; stop it before its shares are changed.",
+        "The server runs; stop the server before its shares are changed.",
     )
     assert cloud.shares_of(server) == {SHARE: "inactive"} and [
         share.share_id for share in guest.shares

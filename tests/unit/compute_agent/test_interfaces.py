@@ -41,7 +41,7 @@ def test_plug_uses_names_of_port_or_derives_them_from_ids() -> None:
 @pytest.mark.parametrize(
     ("kind", "message", "retryable"),
     [
-        ("", "nothing", False),
+        ("", "vif_type none", False),
         ("unbound", "unbound", False),
         ("vhostuser", "vhostuser", False),
         ("ovs_hybrid", "ovs_hybrid", False),

@@ -152,7 +152,7 @@ def test_resize_here_changes_guest_and_settle_resize_reverts_it() -> None:
     refused = pair.run(pair.source, "settle_resize", fence=4, guest=small, back=True, resized=3)
     assert (refused.status, refused.error) == (
         "failed",
-        "The server runs; stop it before it is resized.",
+        "The server runs; stop the server before it is resized.",
     )
     pair.source.ensure_stopped("s", 5, 0, QUIET)
     back = pair.run(pair.source, "settle_resize", fence=5, guest=small, back=True, resized=3)

@@ -317,7 +317,7 @@ def test_qcow2_check_refuses_malformed_snapshot_entry(tmp_path: Path) -> None:
     for offset, size, value, reason in (
         (0, 8, 3, "snapshot 0: l1_table_offset 0x3"),
         (36, 4, 4096, "extra_data_size is 4096"),
-        (8, 4, 1 << 30, "snapshot 0: l1_table_offset: its table"),
+        (8, 4, 1 << 30, "snapshot 0: l1_table_offset: the table"),
     ):
         broken = bytearray(content)
         broken[at + offset : at + offset + size] = value.to_bytes(size, "big")

@@ -192,7 +192,7 @@ class Connectors:
         device = self.table[link.protocol].connect(volume, link, self.secrets)
         if device.size_bytes < volume.size_gb * GIBIBYTE:
             raise VerbFailed(
-                f"The device that this host found for volume {volume.volume_id} is not that volume: the device has "
+                f"The device that this host found for volume {volume.volume_id} is not that volume: it has "
                 f"{device.size_bytes} bytes, not {volume.size_gb} GiB. The device is not attached to the server.",
                 details=f"over {link.protocol}",
             )
