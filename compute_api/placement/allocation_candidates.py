@@ -36,7 +36,7 @@ def index(request: PlacementRequest) -> ApiResponse:
             providers.
     """
     suffix, filters = _parse_group(request)
-    limit = request.first("limit")
+    limit = request.query_value("limit")
 
     def work(tx: Connection) -> tuple[list[ProviderRow], JsonObject]:
         refuse_unknown(tx, filters)

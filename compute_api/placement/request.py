@@ -29,7 +29,10 @@ class PlacementRequest(ApiRequest):
     base: str
     prefix: str
 
-    def first(self, name: str) -> str | None:
-        """Return the parameter's first value, or None if the query lacks the parameter."""
+    def query_value(self, name: str) -> str | None:
+        """Return the value of a query parameter, or None without the parameter.
+
+        Of several values, the last applies, as in Placement.
+        """
         values = self.query.get(name)
-        return values[0] if values else None
+        return values[-1] if values else None

@@ -52,9 +52,9 @@ def index(request: PlacementRequest) -> ApiResponse:
     values, version = request.query, request.version
     members = queries.members(values.get("member_of", []), version)
     required = queries.traits(values.get("required", []), version)
-    tree, provider_uuid = request.first("in_tree"), request.first("uuid")
+    tree, provider_uuid = request.query_value("in_tree"), request.query_value("uuid")
     filters = ProviderFilters(
-        name=request.first("name"),
+        name=request.query_value("name"),
         uuid=provider_uuid and str(uuid.UUID(provider_uuid)),
         in_tree=tree and queries.tree(tree),
         member_of=members.required,

@@ -23,12 +23,12 @@ def index(request: PlacementRequest) -> ApiResponse:
     Raises:
         BadQuery: The query is invalid.
     """
-    associated = (request.first("associated") or "").lower()
+    associated = (request.query_value("associated") or "").lower()
     if associated not in ("", "true", "false") or (
         "associated" in request.query and not associated
     ):
         raise BadQuery('The query parameter "associated" only accepts "true" or "false"')
-    matches = _parse_name_filter(request.first("name"))
+    matches = _parse_name_filter(request.query_value("name"))
     names = request.read(traits.list_all, None if not associated else associated == "true")
     return ApiResponse({"traits": [name for name in names if matches(name)]})
 

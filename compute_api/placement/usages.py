@@ -43,14 +43,14 @@ def index(request: PlacementRequest) -> ApiResponse:
     Raises:
         Forbidden: The policy does not permit the caller to read this project's usage.
     """
-    project, user = str(request.first("project_id")), request.first("user_id")
+    project, user = str(request.query_value("project_id")), request.query_value("user_id")
     request.require(RULE, {"project_id": project})
     if request.version < CONSUMER_TYPE:
         used: dict[str, int] = {}
         for row in request.read(consumers.totals, project, user):
             used[row.resource_class] = used.get(row.resource_class, 0) + int(row.used)
         return ApiResponse({"usages": used})
-    requested_type = request.first("consumer_type")
+    requested_type = request.query_value("consumer_type")
     stored_type = (
         None
         if requested_type in (None, "all")

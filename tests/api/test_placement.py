@@ -603,3 +603,15 @@ def test_placement_candidates_show_capacity_of_huge_ratio(placement: Placement) 
     candidates = placement.get("/allocation_candidates?resources=VCPU:1")
     [summary] = candidates["provider_summaries"].values()
     assert summary["resources"]["VCPU"]["capacity"] >= 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "/resource_providers?uuid=bad&uuid=00000000-0000-0000-0000-000000000000",
+        "/allocation_candidates?resources=VCPU:1&limit=x&limit=1",
+    ],
+)
+def test_placement_uses_last_value_of_repeated_parameter(placement: Placement, query: str) -> None:
+    """Placement checks and uses the last value, too. So a bad value before it is ignored."""
+    placement.get(query)
