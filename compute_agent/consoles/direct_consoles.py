@@ -159,12 +159,14 @@ class _Port:
 
     def _listen(self) -> None:
         deadline = time.monotonic() + self._seconds
-        while not self._closed.is_set() and time.monotonic() < deadline:
+        while not self._closed.is_set():
+            if self._peers:
+                deadline = time.monotonic() + self._seconds
+            elif time.monotonic() >= deadline:
+                break
             try:
                 peer, (address, *_) = self._listener.accept()
             except TimeoutError:
-                if self._peers:
-                    deadline = time.monotonic() + self._seconds
                 continue
             except OSError as error:
                 # For example, the process has no free file descriptor. This may be temporary.

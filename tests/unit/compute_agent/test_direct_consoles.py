@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -103,6 +104,20 @@ def test_direct_console_port_closes_when_unused(
         main.settimeout(5)
         assert is_answering(main)  # a used port stays open
     await_true(lambda: not is_open(offer))
+
+
+def test_direct_console_port_stays_open_when_connections_arrive_around_its_end(
+    new_consoles: Callable[..., DirectConsoles],
+) -> None:
+    offer = new_consoles(seconds=0.6).offer(SERVER)
+    # The first connection arrives before the end, and the second after it.
+    time.sleep(0.4)
+    with connect(offer) as main:
+        assert is_answering(main)
+        # The port waits for at most 0.6 s in one call, so the second must arrive before 1.0 s.
+        time.sleep(0.4)
+        with connect(offer) as display:
+            assert is_answering(display) and is_answering(main)
 
 
 def test_direct_console_closes_connections_and_port_when_guest_stops(
