@@ -160,19 +160,22 @@ class _Port:
     def _listen(self) -> None:
         deadline = time.monotonic() + self._seconds
         while not self._closed.is_set():
-            if self._peers:
-                deadline = time.monotonic() + self._seconds
-            elif time.monotonic() >= deadline:
-                break
             try:
                 peer, (address, *_) = self._listener.accept()
             except TimeoutError:
+                if self._peers:
+                    deadline = time.monotonic() + self._seconds
+                elif time.monotonic() >= deadline:
+                    break
                 continue
             except OSError as error:
                 # For example, the process has no free file descriptor. This may be temporary.
                 if not self._closed.wait(0.1):
                     log.warning("a direct console connection could not be accepted: %s", error)
                 continue
+            if not self._peers and time.monotonic() >= deadline:
+                peer.close()
+                break
             with self._lock:
                 is_accepted = (
                     _address(address) in self._proxies and len(self._peers) < MAX_CONNECTIONS

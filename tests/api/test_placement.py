@@ -422,7 +422,7 @@ def test_placement_refuses_writes_of_allocations(placement: Placement) -> None:
     ):
         for token in ("admin", "service"):
             answer = placement.call(method, path, None if method == "DELETE" else {}, token=token)
-            assert (answer.status_code, "own claim" in detail(answer.json)) == (403, True)
+            assert (answer.status_code, "cannot change allocations" in detail(answer.json)) == (403, True)
     assert (
         placement.store.read(lambda tx: list(tx.execute(sa.select(schema.allocations)))) == before
     )
@@ -439,7 +439,7 @@ def test_placement_refuses_writes_of_allocations(placement: Placement) -> None:
 def test_placement_refuses_candidates_from_several_providers(
     placement: Placement, query: str
 ) -> None:
-    assert "alone" in detail(placement.get(f"/allocation_candidates?{query}", 400))
+    assert "single providers" in detail(placement.get(f"/allocation_candidates?{query}", 400))
 
 
 def test_placement_accepts_one_request_group_with_suffix(placement: Placement) -> None:

@@ -250,7 +250,7 @@ REFUSED_COMMANDS = {
     "resource class create GOLD": "does not match",
     "resource class delete VCPU": "Cannot delete standard resource class",
     "resource provider allocation set --project-id p --user-id u --allocation rp={},VCPU=1 "
-    "00000000-0000-4000-8000-000000000009": "own claim",
+    "00000000-0000-4000-8000-000000000009": "cannot change allocations",
     "allocation candidate list --resource VCPU=0": "requires amount >= 1",
     "allocation candidate list --resource NOSUCH=1": "No such resource class NOSUCH",
 }
