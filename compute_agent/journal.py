@@ -68,7 +68,7 @@ class Journal:
         return from_wire(Result, json.loads(row[0])) if row else None
 
     def has_begun(self, key: str) -> bool:
-        """True if the command was begun. The result may be missing."""
+        """Return True if the command was begun. The result may be missing."""
         with self._lock:
             return (
                 self._db.execute("SELECT 1 FROM results WHERE key = ?", (key,)).fetchone()

@@ -343,7 +343,10 @@ class Agent:
             self._must_be_off.discard(server)
 
     def has_lease(self) -> bool:
-        """True if a conductor answered within the lease. Without a lease no guest is started."""
+        """Return True if a conductor answered within the lease.
+
+        Without a lease no guest is started.
+        """
         return self._clock.monotonic() - self._acknowledged_at < LEASE_SECONDS
 
     def silence(self) -> float:
@@ -351,7 +354,7 @@ class Agent:
         return self._clock.monotonic() - self._acknowledged_at if self.session else -1.0
 
     def may_start(self, work: Work) -> bool:
-        """True if the verb may start the CPUs of a guest now.
+        """Return True if the verb may start the CPUs of a guest now.
 
         The command must not be cancelled. The lease under which it was sent must last longer than
         the start of a guest takes.
@@ -359,7 +362,7 @@ class Agent:
         return not work.cancelled and self._is_valid(work, START_MARGIN_SECONDS)
 
     def _is_valid(self, work: Work, left: float = 0.0) -> bool:
-        """True if the lease has held since the command was sent, and lasts ``left`` more seconds.
+        """Return True if the lease has held since the command, and lasts ``left`` more seconds.
 
         After a new registration another host may have the server. If the command is still valid, a
         conductor sends it again in the new session.
@@ -370,7 +373,7 @@ class Agent:
         )
 
     def fences_itself(self) -> bool:
-        """True if this host must stop all guests.
+        """Return True if this host must stop all guests.
 
         The last contact is older than ``fence_after``, so conductors may have declared the host
         dead, or a begun fencing has not ended.
@@ -453,14 +456,14 @@ class Agent:
 
     # --- Exchanges ---
     def wants_full_report(self) -> bool:
-        """True if the next exchange must report all domains."""
+        """Return True if the next exchange must report all domains."""
         return (
             self._looked_at is None
             or self._clock.monotonic() - self._looked_at >= FULL_REPORT_SECONDS
         )
 
     def is_look_due(self) -> bool:
-        """True if all domains must be read again for the digest of the heartbeat."""
+        """Return True if all domains must be read again for the digest of the heartbeat."""
         return (
             self._looked_at is not None
             and self.wants_full_report()
@@ -509,7 +512,7 @@ class Agent:
             self._looked_at = None
 
     def is_working_on(self, server: str) -> bool:
-        """True if a command for this server runs. The result will report the domain."""
+        """Return True if a command for this server runs. The result will report the domain."""
         return any(work.running and work.command.server == server for work in self._work.values())
 
     def in_hand(self) -> Mapping[str, Work]:
@@ -517,11 +520,11 @@ class Agent:
         return self._work
 
     def has_news(self) -> bool:
-        """True if there is something to report before the next periodic exchange."""
+        """Return True if there is something to report before the next periodic exchange."""
         return bool(self._results or self._cached or self._select_settled(self._changed.values()))
 
     def needs_registration(self) -> bool:
-        """True if a new session is needed: at the start, and after the lease has lapsed."""
+        """Return True if a new session is needed: at the start, and after the lease has lapsed."""
         return self.session == 0 or not self.has_lease()
 
     def request(

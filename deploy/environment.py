@@ -149,7 +149,7 @@ def make_ceilometer(log: Path) -> str:
 
 
 def has_ceilometer() -> bool:
-    """True if the environment has the Ceilometer of the lock."""
+    """Return True if the environment has the Ceilometer of the lock."""
     return _lock_stamp(CEILOMETER, CEILOMETER_LOCK).exists()
 
 
@@ -169,7 +169,7 @@ def docs_command(folder: Path) -> list[str | Path]:
 
 
 def has_tempest() -> bool:
-    """True if the environment has the Tempest of the lock."""
+    """Return True if the environment has the Tempest of the lock."""
     return _lock_stamp(TEMPEST, TEMPEST_LOCK).exists()
 
 
@@ -192,7 +192,7 @@ def make_nova(log: Path) -> str:
 
 
 def has_nova_schemas() -> bool:
-    """True if the stored schemas belong to the Nova of the lock."""
+    """Return True if the stored schemas belong to the Nova of the lock."""
     return _nova_stamp().exists()
 
 
@@ -242,7 +242,7 @@ def make_samples(log: Path) -> str:
 
 
 def has_samples() -> bool:
-    """True if the samples belong to the pinned package."""
+    """Return True if the samples belong to the pinned package."""
     stamp = SAMPLES / ".pin"
     return stamp.exists() and stamp.read_text() == SAMPLES_PIN.read_text()
 

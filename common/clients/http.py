@@ -46,7 +46,7 @@ REFUSALS: Mapping[int, type[errors.Problem]] = {
 
 
 def is_not_now(status: int) -> bool:
-    """True for a transient status (408, 423, 425, 429, 5xx), so that a repetition may succeed."""
+    """Return True for a transient status (408, 423, 425, 429, 5xx). A retry may succeed."""
     return status >= 500 or status in NOT_NOW
 
 
@@ -192,7 +192,7 @@ class Breaker:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def is_open(self) -> bool:
-        """True if no request may be sent now.
+        """Return True if no request may be sent now.
 
         When the pause is over, one caller gets False and tries. The others wait for the result.
         """
@@ -271,7 +271,7 @@ class OptionalService:
     section: ClassVar[str]
 
     def has_service(self) -> bool:
-        """True if the cloud has the service.
+        """Return True if the cloud has the service.
 
         Raises:
             Unavailable: The catalogue cannot be read.

@@ -22,7 +22,7 @@ _OPTIONS.log_errors = False
 
 
 def is_pattern(text: str) -> bool:
-    """True if RE2 accepts this regular expression."""
+    """Return True if RE2 accepts this regular expression."""
     try:
         _compile(text)
     except (re2.error, UnicodeEncodeError):
@@ -31,7 +31,7 @@ def is_pattern(text: str) -> bool:
 
 
 def is_found(pattern: str, text: str | None) -> bool | None:
-    """True if the pattern matches anywhere in the text. None for no text, as in SQL.
+    """Return True if the pattern matches anywhere in the text. None for no text, as in SQL.
 
     Raises:
         re2.error: The pattern is invalid.

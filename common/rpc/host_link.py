@@ -383,7 +383,7 @@ class ControlSide(_Side):
         self._start_listener().reconnect()
 
     def _may_send(self, sender: str, size: int, escape: Callable[[], None]) -> bool:
-        """True if a message is within the allowance of its sender.
+        """Return True if a message is within the allowance of its sender.
 
         Args:
             sender: The host in the routing key. The broker enforces that this is the sender.

@@ -206,7 +206,7 @@ def check_external_urls(conf: cfg.ConfigOpts) -> None:
 
 
 def is_loopback(address: str | None) -> bool:
-    """True if traffic to this address stays on the machine. Of names only localhost does."""
+    """Return True if traffic to this address stays on the machine. Of names only localhost does."""
     if not address or address == "localhost" or address.startswith("/"):
         return True
     try:

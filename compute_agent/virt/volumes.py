@@ -125,7 +125,7 @@ def check_id(volume_id: str) -> None:
 
 
 def boots_from_volume(volumes: Iterable[AttachedVolume]) -> bool:
-    """True if a volume takes the place of the root disk."""
+    """Return True if a volume takes the place of the root disk."""
     return any(volume.boot_index == 0 for volume in volumes)
 
 

@@ -57,7 +57,7 @@ def find_version(
 
 
 def is_version(text: str) -> bool:
-    """True if the text has the form of a version."""
+    """Return True if the text has the form of a version."""
     return _DIGITS.match(text) is not None
 
 

@@ -592,7 +592,7 @@ def _compare_domains(
 
 
 def _is_news(server: PlacedServerRow, host: str, domain: DomainState) -> bool:
-    """True if the state counts, and differs from the record of the server.
+    """Return True if the state counts, and differs from the record of the server.
 
     A state counts if the server is idle, is on this host, and has the domain's fence.
     """
@@ -605,7 +605,7 @@ def _is_news(server: PlacedServerRow, host: str, domain: DomainState) -> bool:
 
 
 def _lost_power(server: PlacedServerRow, domain: DomainState) -> bool:
-    """True if a server that should run is off, and recorded as off.
+    """Return True if a server that should run is off, and recorded as off.
 
     Only a boot of the host during an action leads to this state (``guests.lost_power``).
     """

@@ -140,7 +140,7 @@ class Run(Generic[Args, Data]):
         self.changes.update(values)
 
     def has_volumes(self) -> bool:
-        """True if the server has at least one volume."""
+        """Return True if the server has at least one volume."""
         return bool(self.volumes)
 
     def set_volume(self, row: BlockDeviceRow, **values: object) -> None:

@@ -358,7 +358,7 @@ def _position(action: ActionRow) -> tuple[Any, ...]:
 
 
 def is_held(server: ServerRow, action: ActionRow) -> bool:
-    """True if the action still has its server, under the action's fence."""
+    """Return True if the action still has its server, under the action's fence."""
     return bool(server.action == action.id and server.fence == action.fence)
 
 
@@ -407,7 +407,7 @@ def proceed(
 
 
 def _is_elsewhere(step: AnyStep, ready: Lane | None) -> bool:
-    """True if the step has an incomplete call or preparation outside the transaction."""
+    """Return True if the step has an incomplete call or preparation outside the transaction."""
     return bool((step.call and ready != step.lane) or (step.prepare and ready != Lane.INSIDE))
 
 

@@ -536,17 +536,17 @@ def store_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> No
 
 
 def starts_paused(run: AnyRun) -> bool:
-    """True if the guest was started paused."""
+    """Return True if the guest was started paused."""
     return isinstance(run.data, PortData) and run.data.paused
 
 
 def asks_for_networks(run: RequestRun) -> bool:
-    """True if the action requests interfaces."""
+    """Return True if the action requests interfaces."""
     return bool(run.args.networks)
 
 
 def has_ports(run: AnyRun) -> bool:
-    """True if the server may have ports. NULL means that it never had any."""
+    """Return True if the server may have ports. NULL means that it never had any."""
     return run.server.interfaces is not None
 
 

@@ -379,7 +379,7 @@ def _request(spec: RequestSpec) -> JsonObject:
 
 
 def _together(store: Store, spec: RequestSpec) -> bool:
-    """True if all servers of the request must share a host.
+    """Return True if all servers of the request must share a host.
 
     Then the room is that of the roomiest zone instead of the sum of all zones.
     """

@@ -102,7 +102,10 @@ class _Printable:
 
 
 def _reader_is_gone() -> bool:
-    """True if standard output has no reader. Other pipes and sockets may have raised the error."""
+    """Return True if standard output has no reader.
+
+    Other pipes and sockets may have raised the error.
+    """
     output = select.poll()
     output.register(sys.__stdout__ or 1, 0)
     return bool(output.poll(0))

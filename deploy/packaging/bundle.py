@@ -111,7 +111,7 @@ def copy(name: str, to: Path) -> None:
 
 
 def is_unchanged(file: PackagePath) -> bool:
-    """True if the file has the digest from its wheel. The list of digests has no digest."""
+    """Return True if the file has the digest from its wheel. The list of digests has no digest."""
     if file.hash is None:
         return True
     digest = hashlib.new(file.hash.mode, file.read_binary()).digest()
@@ -128,7 +128,7 @@ def build(folder: Path) -> Path:
 
 
 def is_kept(name: str) -> bool:
-    """True if processes or operators use this file of Kilonova's wheel."""
+    """Return True if processes or operators use this file of Kilonova's wheel."""
     is_program = name.count("/") == 1 and name.startswith("deploy/") and not name.endswith(".py")
     return not is_program and not name.startswith(LEFT_OUT)
 

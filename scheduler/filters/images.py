@@ -98,7 +98,7 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
 
 
 def _supports(facts: JsonMapping, required: list[str]) -> bool:
-    """True if a single supported instance has all these values."""
+    """Return True if a single supported instance has all these values."""
     return any(
         set(required) <= {str(word).lower() for word in supported}
         for supported in facts.get("supported_instances") or ()

@@ -200,7 +200,8 @@ def delete_and_check(bench: Bench) -> None:
             for snapshot, volume in cloud.volumes.state.snapshots.items()
         }
     left |= {
-        f"snapshot {snapshot}": "the service waits for it" for snapshot in cloud.volumes.list_awaited()
+        f"snapshot {snapshot}": "the service waits for it"
+        for snapshot in cloud.volumes.list_awaited()
     }
     left |= {f"rule of {share}": address for share, address in cloud.shares.rules}
     with cloud.store.engine.connect() as tx:

@@ -107,7 +107,7 @@ BELOW_SERVER: tuple[Field, ...] = (
 
 
 def many(rows: Sequence[ShownMigrationRow], view: MigrationView, version: int) -> list[JsonObject]:
-    """The items of the list of all migrations."""
+    """Return the items of the list of all migrations."""
     getters = visible_fields(FIELDS, version)
     return [render_readable(getters, row, view) for row in rows]
 

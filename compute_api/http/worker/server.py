@@ -201,7 +201,7 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
         super().reload()
 
     def _can_start(self, process: str) -> bool:
-        """True if a worker can start with the current file.
+        """Return True if a worker can start with the current file.
 
         This is tried in a child process, because a worker that cannot start ends the master.
         """

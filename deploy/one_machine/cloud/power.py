@@ -84,7 +84,7 @@ def on(cloud: Cloud, number: int, seconds: float = 30) -> None:
 
 
 def is_on(cloud: Cloud, number: int) -> bool:
-    """True if a part of the host runs."""
+    """Return True if a part of the host runs."""
     return cloud.underlay.exists(number) or _is_started(cloud, processes.of_host(cloud, number))
 
 
@@ -139,7 +139,7 @@ def _namespaces(cloud: Cloud, number: int) -> list[Path]:
 
 
 def _is_started(cloud: Cloud, names: list[str]) -> bool:
-    """True if the supervisor runs any of these processes."""
+    """Return True if the supervisor runs any of these processes."""
     return find_supervisor(cloud) is not None and any(
         (pid := find_process(cloud, name)) is not None and Path(f"/proc/{pid}/ns/net").exists()
         for name in names

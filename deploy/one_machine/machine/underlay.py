@@ -160,7 +160,7 @@ class Underlay:
             _ip("-netns", name, "link", "set", device, "up")
 
     def exists(self, number: int) -> bool:
-        """True if the host's namespace exists. A file under the name is not enough."""
+        """Return True if the host's namespace exists. A file under the name is not enough."""
         return _succeeds("ip", "-netns", f"{self.bridge}-{number}", "link", "show", "lo")
 
     def plug(self, number: int, is_in: bool) -> None:
@@ -168,7 +168,7 @@ class Underlay:
         _ip("link", "set", self.cable(number), "up" if is_in else "down")
 
     def is_plugged(self, number: int) -> bool:
-        """True if the host's cable is connected."""
+        """Return True if the host's cable is connected."""
         flags = DEVICES / self.cable(number) / "flags"
         return flags.exists() and bool(int(flags.read_text(), 16) & IFF_UP)
 

@@ -179,7 +179,7 @@ def adopt(tx: Connection, adoption: Adoption, limits: quotas.Numbers) -> None:
 
 
 def share_storage(tx: Connection, first: str, second: str) -> bool:
-    """True if two hosts report the same storage."""
+    """Return True if two hosts report the same storage."""
     storage_by_host = {
         row.name: (row.facts or {}).get("storage")
         for row in tx.execute(

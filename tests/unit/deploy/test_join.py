@@ -139,9 +139,7 @@ def test_join_refuses_disk_without_space(
     def set_free_gib(gib: float) -> None:
         monkeypatch.setattr(
             "shutil.disk_usage",
-            lambda folder: (
-                SimpleNamespace(free=gib * 2**30) if folder == tmp_path else None
-            ),
+            lambda folder: SimpleNamespace(free=gib * 2**30) if folder == tmp_path else None,
         )
 
     set_free_gib(40)
@@ -269,7 +267,7 @@ class FakeControlPlane:
 
 @pytest.fixture
 def systemctl_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """The arguments of the calls of systemctl, which all succeed."""
+    """Return the arguments of the calls of systemctl, which all succeed."""
     commands: list[tuple[str, ...]] = []
     monkeypatch.setattr(join_checks, "systemctl", lambda *words: commands.append(words) or "")
     monkeypatch.setattr(join, "PAUSE_SECONDS", 0.01)

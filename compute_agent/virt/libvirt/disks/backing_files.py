@@ -68,13 +68,13 @@ def path_for(base: Path, disk: str) -> Path:
 
 
 def belongs(base: Path, disk: str) -> bool:
-    """True if the path has the name of a backing file of this disk."""
+    """Return True if the path has the name of a backing file of this disk."""
     prefix = "base." if disk == "disk" else f"{disk}.base."
     return base.name.startswith(prefix) and image_of(base.name) is not None
 
 
 def same_content(one: ImageRef, other: ImageRef) -> bool:
-    """True if two images have the same format and checksum."""
+    """Return True if two images have the same format and checksum."""
     return (one.disk_format, one.hash_algo, one.hash_value.lower()) == (
         other.disk_format,
         other.hash_algo,
@@ -112,7 +112,7 @@ def verify(base: Path, context: VerbContext) -> None:
 
 
 def is_verified(base: Path) -> bool:
-    """True if the file was verified and has not changed since.
+    """Return True if the file was verified and has not changed since.
 
     Raises:
         OSError: The file does not exist.

@@ -92,13 +92,14 @@ def freeze(libvirt: Connection, server: str) -> bool:
 
 
 def thaw(libvirt: Connection, server: str) -> bool:
+    """Thaw the guest's file systems. Return False if the guest's agent fails or does not answer."""
     return _call_agent(
         libvirt, server, "thaw the guest's file systems", lambda domain: domain.fsThaw()
     )
 
 
 def is_there(libvirt: Connection, server: str) -> bool:
-    """True if a program in the guest listens on the agent's channel."""
+    """Return True if a program in the guest listens on the agent's channel."""
     xml = libvirt.describe(server)
     if not xml:
         return False

@@ -118,7 +118,7 @@ def request_abort(libvirt: Connection, server: str, stats: JobStats) -> None:
 
 
 def is_abortable(stats: JobStats) -> bool:
-    """False while QEMU sets up a migration to a host or a file.
+    """Return False while QEMU sets up a migration to a host or a file.
 
     Why: libvirt 9 misses the end of a migration that is aborted in that phase. The phase is between
     the copies of the disks and of the memory. The statistics of the disks stay meanwhile.
@@ -152,7 +152,7 @@ class BackgroundCall:
         self._thread.start()
 
     def lasts(self, seconds: float) -> bool:
-        """True if the call still runs after at most ``seconds``."""
+        """Return True if the call still runs after at most ``seconds``."""
         self._thread.join(seconds)
         return self._thread.is_alive()
 

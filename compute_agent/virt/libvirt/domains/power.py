@@ -101,6 +101,11 @@ def start(
 
 
 def pause(libvirt: Connection, server: str, fence: int) -> DomainState:
+    """Stop the CPUs of an active domain, and mark the domain with this fence.
+
+    Raises:
+        VerbFailed: The domain is off or does not exist.
+    """
     if find_active(libvirt, server).power_state != PAUSED:
         libvirt.pause(server)
     libvirt.mark(server, fence=fence)
@@ -108,6 +113,14 @@ def pause(libvirt: Connection, server: str, fence: int) -> DomainState:
 
 
 def suspend(libvirt: Connection, server: str, fence: int, context: VerbContext) -> DomainState:
+    """Save the memory of an active domain to a file, and mark the domain with this fence.
+
+    A domain that is saved already only gets the fence.
+
+    Raises:
+        VerbFailed: The domain does not exist, is off without saved memory, or cannot be saved.
+        Cancelled: The verb was cancelled. The guest is as before.
+    """
     if not find(libvirt, server).saved:
         find_active(libvirt, server)
         context.phase(CommandPhase.SAVING_MEMORY, 0)

@@ -230,7 +230,7 @@ class AssistedSnapshots:
 
 
 def is_merged(paths: Sequence[str], merge: VolumeMerge) -> bool:
-    """True if the merge has been done.
+    """Return True if the merge has been done.
 
     Args:
         paths: The disk's files, each followed by the next backing file.

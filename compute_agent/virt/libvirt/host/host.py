@@ -140,7 +140,7 @@ def facts(libvirt: Connection, virt_type: str) -> HostCapabilities:
 
 
 def has_virtiofsd(folders: tuple[Path, ...] = VHOST_USER_FOLDERS) -> bool:
-    """True if libvirt finds a virtiofsd on this host that can run."""
+    """Return True if libvirt finds a virtiofsd on this host that can run."""
     for path in sorted(
         path for folder in folders if folder.is_dir() for path in folder.glob("*.json")
     ):
@@ -287,7 +287,7 @@ def traits(facts: HostCapabilities, has_threads: bool) -> list[str]:
 
 
 def has_spice(facts: HostCapabilities) -> bool:
-    """True if this host's QEMU supports SPICE. Otherwise the log has the remedy."""
+    """Return True if this host's QEMU supports SPICE. Otherwise the log has the remedy."""
     if SPICE in capabilities.find_values(facts.domain_capabilities, "graphics", "type"):
         return True
     LOG.error(
@@ -298,7 +298,7 @@ def has_spice(facts: HostCapabilities) -> bool:
 
 
 def kvm_works(state_dir: Path) -> bool:
-    """True if guests run under KVM. The probe guest runs once per boot.
+    """Return True if guests run under KVM. The probe guest runs once per boot.
 
     The first call after a boot may take ``PROBE_TIMEOUT_SECONDS``.
     """

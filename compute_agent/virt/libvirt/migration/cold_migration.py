@@ -376,11 +376,11 @@ class Copy:
         return None
 
     def offers(self, name: str) -> bool:
-        """True if the source lists the part."""
+        """Return True if the source lists the part."""
         return name in self._list_offered
 
     def has(self, name: str) -> bool:
-        """True if the source has data of the part. A listed part may have been lost."""
+        """Return True if the source has data of the part. A listed part may have been lost."""
         return self._describe_part(name).size > 0
 
     def fetch(self, name: str, path: Path) -> None:

@@ -490,7 +490,7 @@ def disk_of(libvirt: Connection, server: str, volume_id: str) -> Element:
 
 
 def _has_volume(libvirt: Connection, server: str, volume_id: str) -> bool:
-    """True if the running or the stored domain has the volume."""
+    """Return True if the running or the stored domain has the volume."""
     return any(
         volume_id in volume_xml.find_disks(libvirt.describe(server, stored=stored))
         for stored in (False, True)

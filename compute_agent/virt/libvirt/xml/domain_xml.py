@@ -359,7 +359,7 @@ def _add_disks(devices: Element, domain: Domain) -> set[str]:
 
 
 def boots(volume: AttachedVolume) -> bool:
-    """True if the guest may boot from the volume."""
+    """Return True if the guest may boot from the volume."""
     return volume.boot_index is not None and volume.boot_index >= 0
 
 

@@ -21,7 +21,7 @@ def digest(password: str) -> str:
 
 
 def matches(stored: str | None, password: str) -> bool:
-    """True if the hash `stored` belongs to `password`."""
+    """Return True if the hash `stored` belongs to `password`."""
     try:
         return _HASHER.verify(stored or _NOBODY, password) and stored is not None
     except VerificationError:

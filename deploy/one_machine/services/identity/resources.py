@@ -54,11 +54,11 @@ class IdentityResource(Resource):
         self._changed = BodySchema(mapping(self.fields, others=self.takes_others))
 
     def is_shown_to(self, token: Token) -> bool:
-        """True if the token's user may see all rows."""
+        """Return True if the token's user may see all rows."""
         return token.is_admin
 
     def is_own(self, token: Token, key: str) -> bool:
-        """True if this row concerns the token's user."""
+        """Return True if this row concerns the token's user."""
         return False
 
     def admit(self, caller: Token, action: str, key: str = "") -> None:

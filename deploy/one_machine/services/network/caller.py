@@ -15,7 +15,7 @@ HOSTS = "/v2.0/kilonova/hosts/"
 
 
 def is_open(path: str) -> bool:
-    """True if the path needs no token."""
+    """Return True if the path needs no token."""
     return path in VERSIONS or path.startswith(HOSTS)
 
 
@@ -33,7 +33,7 @@ class NetworkCaller(Caller):
         return "service" in self.roles
 
     def owns(self, project_id: str) -> bool:
-        """True if the caller may act as a member of this project."""
+        """Return True if the caller may act as a member of this project."""
         return self.is_admin or project_id == self.project_id
 
     def require_writer(self, rule: str) -> None:

@@ -89,7 +89,7 @@ def unknown_at(tx: Connection, finding: Finding) -> list[str]:
 
 
 def is_spare(tx: Connection, finding: Finding, look: Look) -> bool:
-    """True if a guest without a record can be discarded.
+    """Return True if a guest without a record can be discarded.
 
     That is so if the server was deleted, or has a guest on the recorded host.
     """

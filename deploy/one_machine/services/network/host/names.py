@@ -86,5 +86,8 @@ class Names:
         return f"kp{self.tag}{digest(network, 7)}", f"kg{self.tag}{digest(network, 7)}"
 
     def is_ours(self, device: str) -> bool:
-        """True if we made this device of the host's namespace. For bridges see the state folder."""
+        """Return True if we made this device of the host's namespace.
+
+        For bridges see the state folder.
+        """
         return device[:2] in ("vx", "kd", "kr", "kp", "kg") and device[2:8] == self.tag
