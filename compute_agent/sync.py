@@ -379,7 +379,7 @@ class Agent:
         return self._clock.monotonic() - self._acknowledged_at if self.session else -1.0
 
     def may_start(self, work: Work) -> bool:
-        """True if the verb may start the CPUs of a guest now.
+        """Return True if the verb may start the CPUs of a guest now.
 
         The command must not be cancelled, and the lease under which it was sent must last for
         ``START_MARGIN_SECONDS`` more.
@@ -387,7 +387,7 @@ class Agent:
         return not work.cancelled and self._is_valid(work, START_MARGIN_SECONDS)
 
     def _is_valid(self, work: Work, left: float = 0.0) -> bool:
-        """True if the lease has held since the command was sent, and lasts ``left`` more seconds.
+        """Return True if the lease has held since the command, and lasts ``left`` more seconds.
 
         After a new registration another host may have the server. If the command is still valid, a
         conductor sends it again in the new session.
@@ -563,7 +563,7 @@ class Agent:
         return bool(self._results or self._cached or self._select_settled(self._changed.values()))
 
     def needs_registration(self) -> bool:
-        """True if a new session is needed: at the start, and after the lease has lapsed."""
+        """Return True if a new session is needed: at the start, and after the lease has lapsed."""
         return self.session == 0 or not self.has_lease()
 
     def request(

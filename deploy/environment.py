@@ -194,7 +194,7 @@ def make_nova(log: Path) -> str:
 
 
 def has_nova_schemas() -> bool:
-    """True if the stored schemas belong to the Nova of the lock."""
+    """Return True if the stored schemas belong to the Nova of the lock."""
     return _nova_stamp().exists()
 
 
@@ -244,7 +244,7 @@ def make_samples(log: Path) -> str:
 
 
 def has_samples() -> bool:
-    """True if the samples belong to the pinned package."""
+    """Return True if the samples belong to the pinned package."""
     stamp = SAMPLES / ".pin"
     return stamp.exists() and stamp.read_text() == SAMPLES_PIN.read_text()
 

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sphinx's configuration: how docs/ becomes a site. ``./deploy/docs`` makes it; the pages are the
-files of this folder as they stand.
+"""Configuration of Sphinx, which turns the pages of docs/ into a site.
 
-What a page says from our tables stands in no file: ``python -m deploy.site.reference`` makes it,
-in the environment that has what Kilonova imports, and it takes the place of
-``<!-- table: NAME -->``.
+``./deploy/docs`` builds the site. ``python -m deploy.site.reference``, run in Kilonova's
+environment, generates the tables, which replace the placeholders ``<!-- table: NAME -->``.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ nitpicky = True
 
 
 def setup(app: Sphinx) -> None:
-    """What Sphinx asks an extension for."""
+    """Connect the functions of this extension to Sphinx, which calls this function at the start."""
     made: dict[str, str] = {}
 
     def ask(app: Sphinx) -> None:

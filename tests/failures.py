@@ -229,7 +229,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _is_repeated(call: pytest.CallInfo[None]) -> bool:
-    """True if another test of this run has failed with the same exception object.
+    """Return True if another test of this run has failed with the same exception object.
 
     pytest raises the exception of a shared fixture again for each test that uses the fixture. The
     first failure has the evidence already. A request to a removed cloud takes minutes.

@@ -56,7 +56,7 @@ def every_command(page: str) -> list[tuple[str, str]]:
 
 
 def is_elsewhere(command: str) -> bool:
-    """True if a test in ``ELSEWHERE`` runs the command."""
+    """Return True if a test in ``ELSEWHERE`` runs the command."""
     return any(command.startswith(prefix) for prefix in ELSEWHERE)
 
 

@@ -103,7 +103,7 @@ class Server:
             self.drop(self._idle.pop())
 
     def _is_free(self, name: str) -> bool:
-        """True if the database has no connections. The server notices a closed one with a delay."""
+        """Return True if the database has no connections. A closed one may still count."""
         return is_true_within(lambda: not self._connections(name), 2, pause=0.002)
 
     def _connections(self, name: str) -> list[int]:

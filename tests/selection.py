@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def runs_slice(config: pytest.Config, *parts: Slice) -> bool:
-    """True if this process runs tests of any of these slices."""
+    """Return True if this process runs tests of any of these slices."""
     slices = config.getoption("slices")
     return slices is None or not set(parts).isdisjoint(slices)
 

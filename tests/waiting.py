@@ -44,7 +44,7 @@ def await_true(
 
 
 def is_true_within(question: Callable[[], object], seconds: float, pause: float = 0.02) -> bool:
-    """True if the answer becomes true within this time."""
+    """Return True if the answer becomes true within this time."""
     deadline = time.monotonic() + seconds
     while not (answer := question()) and time.monotonic() < deadline:
         # Poll, because the other process cannot send a notification.

@@ -47,7 +47,7 @@ REFUSALS: Mapping[int, type[errors.Problem]] = {
 
 
 def is_not_now(status: int) -> bool:
-    """True for a transient status (408, 423, 425, 429, 5xx), so that a repetition may succeed."""
+    """Return True for a transient status (408, 423, 425, 429, 5xx). A retry may succeed."""
     return status >= 500 or status in NOT_NOW
 
 
@@ -202,7 +202,7 @@ class Breaker:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def is_open(self) -> bool:
-        """True if no request may be sent now.
+        """Return True if no request may be sent now.
 
         When the pause is over, one caller gets False and sends a request. Other callers still get
         True, until ``record`` has received a success or ``PAUSE`` seconds have passed.

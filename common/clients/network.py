@@ -43,7 +43,7 @@ def device_of(port_id: str) -> str:
 
 
 def is_made(port: JsonObject) -> bool:
-    """True if Kilonova created the port. Such a port is deleted with its server."""
+    """Return True if Kilonova created the port. Such a port is deleted with its server."""
     return bool((port.get("binding:profile") or {}).get("made_by") == MADE["made_by"])
 
 

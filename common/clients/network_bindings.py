@@ -117,7 +117,7 @@ def _path(port_id: str, *host: str) -> str:
 
 
 def _cannot_bind(answer: HttpAnswer) -> bool:
-    """True if the host cannot bind the port. Neutron reports this with status 500."""
+    """Return True if the host cannot bind the port. Neutron reports this with status 500."""
     try:
         return bool(answer.json()["NeutronError"]["type"] == "PortBindingError")
     except (ValueError, KeyError, TypeError):

@@ -46,14 +46,20 @@ class Problem(Exception):
 
 
 class BadRequest(Problem):
+    """The request is invalid or cannot be served as requested."""
+
     status, kind = 400, "badRequest"
 
 
 class Unauthorized(Problem):
+    """The token or ticket of the request is missing or not accepted."""
+
     status, kind = 401, "unauthorized"
 
 
 class Forbidden(Problem):
+    """The caller may not do this, for example by a policy rule."""
+
     status, kind = 403, "forbidden"
 
 
@@ -72,14 +78,20 @@ class OverQuota(Forbidden):
 
 
 class NotFound(Problem):
+    """The object does not exist, or the caller may not see it."""
+
     status, kind = 404, "itemNotFound"
 
 
 class NotAcceptable(Problem):
+    """The API does not support the requested microversion."""
+
     status, kind = 406, "computeFault"
 
 
 class Conflict(Problem):
+    """The request conflicts with the present state of an object."""
+
     status, kind = 409, "conflictingRequest"
 
 
@@ -91,6 +103,8 @@ class WrongState(Conflict):
 
 
 class Locked(Conflict):
+    """The server is locked, and the caller is not an admin."""
+
     def __init__(self, server: str) -> None:
         super().__init__(f"Instance {server} is locked")
 
@@ -106,18 +120,26 @@ class Busy(Conflict):
 
 
 class HostDown(Conflict):
+    """A host that the request needs does not answer now."""
+
     retryable = True
 
 
 class TooLarge(Problem):
+    """The request is larger than Kilonova or an external service accepts."""
+
     status, kind = 413, "overLimit"
 
 
 class UnsupportedMediaType(Problem):
+    """The API does not accept the Content-Type of the request."""
+
     status, kind = 415, "badMediaType"
 
 
 class NotImplementedHere(Problem):
+    """Kilonova does not implement the operation, or the cloud lacks a service for it."""
+
     status, kind = 501, "notImplemented"
 
 
@@ -135,28 +157,34 @@ class Unavailable(Problem):
 
 
 class NoAnswer(Unavailable):
-    pass
+    """A peer, for example a host or libvirt, did not answer in time. The outcome is unknown."""
 
 
 class Lost(Unavailable):
-    pass
+    """Compare-and-set found that another writer was first."""
 
 
 class TooBusy(Unavailable):
+    """Other transactions hold the rows. No row was changed."""
+
     def __init__(self, text: str = "The database is too busy; try again.") -> None:
         super().__init__(text)
 
 
 class NoStore(Unavailable):
+    """The database does not answer, or no connection is free."""
+
     def __init__(self, text: str = "The database does not answer; try again.") -> None:
         super().__init__(text)
 
 
 class WrongSchema(NoStore):
-    pass
+    """The schema of the database is of another version than this code."""
 
 
 class Unsure(NoStore):
+    """The database did not confirm whether the change was committed."""
+
     def __init__(
         self,
         text: str = "The database did not confirm whether this was done; check before you repeat the request.",

@@ -22,17 +22,17 @@ def new_request() -> str:
 
 
 def is_uuid(text: object) -> bool:
-    """True if this is a UUID in canonical spelling: lower case, with dashes."""
+    """Return True if this is a UUID in canonical spelling: lower case, with dashes."""
     return isinstance(text, str) and _UUID.match(text) is not None
 
 
 def is_request(text: object) -> bool:
-    """True if this is a well-formed request id."""
+    """Return True if this is a well-formed request id."""
     return isinstance(text, str) and _REQUEST.match(text) is not None
 
 
 def spells_uuid(text: str) -> bool:
-    """True if the text is a UUID in any spelling: with or without dashes, in any case."""
+    """Return True if the text is a UUID in any spelling: with or without dashes, in any case."""
     try:
         return str(uuid.UUID(text)).replace("-", "") == text.replace("-", "").lower()
     except ValueError:

@@ -22,7 +22,7 @@ _OPTIONS.log_errors = False
 
 
 def is_pattern(text: str) -> bool:
-    """True if RE2 accepts this regular expression."""
+    """Return True if RE2 accepts this regular expression."""
     try:
         _compile(text)
     except (re2.error, UnicodeEncodeError):

@@ -46,7 +46,7 @@ LOST = (
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:
-    """False for a log record that is part of a normal shutdown.
+    """Return False for a log record that is part of a normal shutdown.
 
     At its end the library deletes the fanout queue that it still reads, and RabbitMQ reports this.
     """
@@ -223,7 +223,7 @@ class Transport:
 
 
 def _has_dead_channel(problem: BaseException | None) -> bool:
-    """True if the library used a closed channel, False if the broker is unreachable."""
+    """Return True if the library used a closed channel, False if the broker is unreachable."""
     while problem is not None:
         if isinstance(problem, kombu_exceptions.ConnectionError):
             return True

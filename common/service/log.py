@@ -95,7 +95,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
 
 def is_journal_stream(stream: TextIO) -> bool:
-    """True if this stream is connected to the journal, according to systemd's $JOURNAL_STREAM."""
+    """Return True if systemd's $JOURNAL_STREAM names this stream, which leads to the journal."""
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError):

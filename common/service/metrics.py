@@ -294,7 +294,7 @@ def stop() -> None:
 
 
 def is_counting() -> bool:
-    """True if this process has metrics."""
+    """Return True if this process has metrics."""
     return _served is not None
 
 

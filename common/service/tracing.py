@@ -239,7 +239,7 @@ def traceparent(request: str) -> str | None:
 
 
 def is_traced(request: str) -> bool:
-    """True if this request has spans. All processes with the same sample_ratio agree."""
+    """Return True if this request has spans. All processes with the same sample_ratio agree."""
     return (
         spans is not None
         and ids.is_request(request)

@@ -102,7 +102,7 @@ _WRONG_PASSWORD, _NOT_ALLOWED_HOST, _NEEDS_TLS = 1045, 1130, 3159  #: numbers of
 
 
 def is_refusal(problem: DBAPIError) -> bool:
-    """True if a connection was refused for its address, name, password or database.
+    """Return True if a connection was refused for its address, name, password or database.
 
     PostgreSQL has no code for that. There a connection was refused if the server asked for a
     password, or if it names its file of allowed clients.

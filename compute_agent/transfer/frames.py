@@ -62,6 +62,14 @@ class TransferRequest:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
+    """A frame of a transfer.
+
+    Attributes:
+        kind: DATA, END, LIST or FAILURE.
+        offset: Offset of the data in the file. END: the size of the file.
+        data: The data. Empty data of kind DATA is a sign of life.
+    """
+
     kind: bytes
     offset: int
     data: bytes

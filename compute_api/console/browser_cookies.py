@@ -95,7 +95,7 @@ class BrowserCookies:
         ) + f"console-{console_tokens.hash_token(token)[:16]}"
 
     def _is_browser(self, headers: Headers) -> bool:
-        """True if a browser shows the page as a top-level document.
+        """Return True if a browser shows the page as a top-level document.
 
         Browsers send Sec-Fetch-Dest only over https. Without this header, a client that accepts
         HTML counts as a browser, unless other pages may embed consoles.
@@ -106,7 +106,7 @@ class BrowserCookies:
         return not self._embedded and _accepts_html(headers)
 
     def _is_embedded(self, headers: Headers) -> bool:
-        """True if a browser may show the page inside another page."""
+        """Return True if a browser may show the page inside another page."""
         target = headers.get_all("Sec-Fetch-Dest")
         if target:
             return len(target) == 1 and target[0] in INSIDE

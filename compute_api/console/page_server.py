@@ -158,7 +158,7 @@ class PageServer:
         return response
 
     def _is_framed(self, request: Request) -> bool:
-        """True if a page of another origin shows this page in a frame, or may do so."""
+        """Return True if a page of another origin shows this page in a frame, or may do so."""
         referers = request.headers.get_all("Referer")
         if not referers or self._origins.issuperset(map(origin, referers)):
             return False

@@ -30,7 +30,7 @@ class TokenChecker:
         self._vault, self._validate = vault, validate
 
     def is_valid(self, sealed: str | None) -> bool:
-        """True if the token is valid.
+        """Return True if the token is valid.
 
         Args:
             sealed: The token, encrypted by the API. None counts as valid: the API has no key for

@@ -143,7 +143,7 @@ class Policy:
     def allows(
         self, rule: str, context: RequestContext, target: Mapping[str, object] | None = None
     ) -> bool:
-        """True if the caller may act on the target. Unknown rules deny.
+        """Return True if the caller may act on the target. Unknown rules deny.
 
         Args:
             rule: Name of the rule.

@@ -41,7 +41,7 @@ class ApiRequest:
     body: JsonValue = field(default=None)
 
     def allows(self, rule: str, target: Mapping[str, object] | None = None) -> bool:
-        """True if the rule permits the caller to act on the target."""
+        """Return True if the rule permits the caller to act on the target."""
         return self.policy.allows(rule, self.context, target)
 
     def require(self, rule: str, target: Mapping[str, object] | None = None) -> None:

@@ -151,7 +151,7 @@ def refuse_unfit(data: bytes, body: object) -> None:
 
 
 def is_too_deep(data: bytes, body: object) -> bool:
-    """True if the body has more than MAX_DEPTH nested objects and lists."""
+    """Return True if the body has more than MAX_DEPTH nested objects and lists."""
     if data.count(b"{") + data.count(b"[") <= MAX_DEPTH:
         return False
     level = [body]

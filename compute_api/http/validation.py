@@ -182,7 +182,7 @@ class Schema:
         return explanations.build_explainer("Draft202012Validator", FORMATS)(self.document)
 
     def is_valid(self, value: object) -> bool:
-        """True if the value is valid."""
+        """Return True if the value is valid."""
         return bool(self._validator.is_valid(value))
 
     def check(self, value: object) -> None:
@@ -257,5 +257,5 @@ def _prune(schema: Document, value: JsonValue) -> JsonValue:
 
 
 def is_true(value: object) -> bool:
-    """True if a value of the schemas' type BOOLEAN means true."""
+    """Return True if a value of the schemas' type BOOLEAN means true."""
     return str(value).strip().lower() in ("true", "1", "on", "yes", "t", "y")

@@ -605,7 +605,7 @@ def _compare_domains(
 
 
 def _is_news(server: PlacedServerRow, host: str, domain: DomainState) -> bool:
-    """True if the state counts, and differs from the record of the server.
+    """Return True if the state counts, and differs from the record of the server.
 
     A state counts if the server is idle, is on this host, and has the domain's fence.
     """

@@ -410,7 +410,7 @@ def proceed(
 
 
 def _is_elsewhere(step: AnyStep, ready: Lane | None) -> bool:
-    """True if the step has an incomplete call or preparation outside the transaction."""
+    """Return True if the step has an incomplete call or preparation outside the transaction."""
     return bool((step.call and ready != step.lane) or (step.prepare and ready != Lane.INSIDE))
 
 

@@ -101,7 +101,7 @@ class Step(Generic[StepArgs, StepData]):
         return self.host_of(run) if self.host_of is not None else run.host
 
     def is_skipped(self, run: Run[StepArgs, StepData]) -> bool:
-        """True if the step is not part of the action."""
+        """Return True if the step is not part of the action."""
         return self.condition is not None and not self.condition(run)
 
 

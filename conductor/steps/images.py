@@ -134,7 +134,7 @@ def check_own(engine: Engine, run: AnyRun) -> None:
 
 
 def has_own(run: AnyRun) -> bool:
-    """True if the server's disk was created from an image."""
+    """Return True if the server's disk was created from an image."""
     return bool((run.server.image or {}).get("id"))
 
 

@@ -89,22 +89,22 @@ def claimed_destination(run: MoveRun) -> str:
 
 
 def was_running(run: MoveRun) -> bool:
-    """True if the server was running when the move was requested, and so must run afterwards."""
+    """Return True if the server ran when the move was requested, and so must run afterwards."""
     return run.args.was != states.STOPPED
 
 
 def shares_storage(run: MoveRun) -> bool:
-    """True if both hosts share the storage of the server's files."""
+    """Return True if both hosts share the storage of the server's files."""
     return bool(run.data.shared)
 
 
 def copies_files(run: MoveRun) -> bool:
-    """True if the server's files must be copied."""
+    """Return True if the server's files must be copied."""
     return not run.data.shared
 
 
 def stays_on_host(run: MoveRun) -> bool:
-    """True if the server is resized on its present host."""
+    """Return True if the server is resized on its present host."""
     return destination(run) == source(run)
 
 

@@ -574,7 +574,7 @@ def starts_paused(run: AnyRun) -> bool:
 
 
 def asks_for_networks(run: RequestRun) -> bool:
-    """True if the action requests interfaces."""
+    """Return True if the action requests interfaces."""
     return bool(run.args.networks)
 
 

@@ -142,7 +142,7 @@ def delete_mapping(tx: Connection, engine: Engine, runs: Sequence[ShareRun]) -> 
 
 # --- delete ---
 def has_shares(run: SharesRun) -> bool:
-    """True if the deleted server had shares."""
+    """Return True if the deleted server had shares."""
     return bool(run.data.shares)
 
 

@@ -91,7 +91,7 @@ def record_superseded_action(run: LeavingRun, before: ActionRow) -> None:
 
 
 def had_volumes(run: LeavingRun) -> bool:
-    """True if the deleted server had volumes."""
+    """Return True if the deleted server had volumes."""
     return bool(run.data.volumes)
 
 
@@ -248,7 +248,7 @@ def _connect_again(
 
 
 def _may_run(engine: Engine, server: ServerRow) -> bool:
-    """True if the guest may run: not recorded as off, and the host not proved dead."""
+    """Return True if the guest may run: not recorded as off, and the host not proved dead."""
     return server.power_state != states.SHUTDOWN and not engine.store.read(
         lambda tx: services.are_dead(tx, str(server.host))
     )

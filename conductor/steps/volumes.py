@@ -118,7 +118,7 @@ def _apply_changes(row: BlockDeviceRow, values: JsonObject) -> BlockDeviceRow:
 
 
 def boots_from_volume(run: AnyRun) -> bool:
-    """True if the server's root disk is a volume."""
+    """Return True if the server's root disk is a volume."""
     return any(row.boot_index == 0 for row in run.volumes)
 
 
@@ -358,7 +358,7 @@ def held_by(host_names: Sequence[str]) -> str:
 
 # --- create and unshelve ---
 def are_reserved(run: AnyRun) -> bool:
-    """True if all volumes of the server are reserved."""
+    """Return True if all volumes of the server are reserved."""
     return all(row.attachment_id for row in run.volumes)
 
 

@@ -69,6 +69,11 @@ def check(cloud: Cloud) -> str:
 
 
 def check_machine(user: int) -> None:
+    """Check the user, the architecture and the package manager.
+
+    Raises:
+        Failure: The user is not root, the machine is not x86_64, or apt-get is missing.
+    """
     if user != 0:
         raise Failure(
             "./deploy/up must run as root, because it installs packages and starts libvirtd.",
@@ -84,6 +89,11 @@ def check_machine(user: int) -> None:
 
 
 def check_broker(cloud: Cloud) -> None:
+    """Check that a cloud of several hosts does not use the operator's own broker.
+
+    Raises:
+        Failure: KILONOVA_TRANSPORT_URL is set for a cloud of several hosts.
+    """
     if cloud.is_joined and cloud.broker_url is not None:
         raise Failure(
             "Several hosts on this machine cannot reach the broker of KILONOVA_TRANSPORT_URL from their networks.",
@@ -92,6 +102,13 @@ def check_broker(cloud: Cloud) -> None:
 
 
 def check_space(cloud: Cloud) -> None:
+    """Check the length of the cloud's home, the free disk space and the available memory.
+
+    A running cloud needs no more memory.
+
+    Raises:
+        Failure: The path is too long, or disk space or memory is short.
+    """
     if len(str(cloud.home)) > LONGEST_HOME:
         raise Failure(
             f"The path {cloud.home} has {len(str(cloud.home))} letters; paths of sockets in this folder allow "
@@ -169,6 +186,11 @@ def find_routes(external: IPv4Network) -> list[str]:
 
 
 def check_ports(cloud: Cloud) -> None:
+    """Check that the ports of the cloud are free.
+
+    Raises:
+        Failure: Another program listens on a port.
+    """
     taken = {
         name: port
         for name, port in cloud.ports.taken().items()
@@ -185,6 +207,7 @@ def check_ports(cloud: Cloud) -> None:
 
 
 def find_neighbours(cloud: Cloud) -> list[str]:
+    """Return notes about RabbitMQ and libvirtd services that do not belong to this cloud."""
     names = [name for port, name in FOREIGN if answers(port)]
     # os.path, because Path.exists raises PermissionError for a user who may not read the folder.
     if os.path.exists("/run/libvirt/libvirt-sock") and _runs("libvirtd"):

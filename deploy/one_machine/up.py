@@ -106,11 +106,17 @@ Logs are in {cloud.home}/log"""
 
 
 def prepare(cloud: Cloud) -> str:
+    """Make the cloud's folders, secrets, certificates and configuration, and return a note."""
     lifecycle.prepare(cloud)
     return f"below {cloud.home}"
 
 
 def upgrade(cloud: Cloud) -> str:
+    """Upgrade the database, make missing keys of hosts, and return the upgrade's output.
+
+    Raises:
+        Failure: The upgrade fails.
+    """
     from deploy.one_machine.cloud import host_keys
 
     note = run(
@@ -124,6 +130,13 @@ def upgrade(cloud: Cloud) -> str:
 
 
 def bootstrap(cloud: Cloud) -> None:
+    """Write the first rows of the identity service, with the endpoints of the cloud's services.
+
+    Endpoints of services that the cloud no longer has are deleted.
+
+    Raises:
+        Failure: The command fails.
+    """
     endpoints = {
         "identity": cloud.identity_url,
         "image": cloud.image_url,
@@ -163,6 +176,11 @@ def _launch(cloud: Cloud, seed: Seed) -> str:
 
 
 def await_services(cloud: Cloud) -> str:
+    """Wait until every HTTP service answers. Return their names and the seconds of the wait.
+
+    Raises:
+        Failure: A service does not answer within 60 seconds.
+    """
     began = time.monotonic()
     urls = {
         "identity": cloud.identity_url,

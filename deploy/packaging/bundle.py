@@ -134,7 +134,7 @@ def build(folder: Path) -> Path:
 
 
 def is_kept(name: str) -> bool:
-    """True if processes or operators use this file of Kilonova's wheel."""
+    """Return True if processes or operators use this file of Kilonova's wheel."""
     is_program = name.count("/") == 1 and name.startswith("deploy/") and not name.endswith(".py")
     return not is_program and not name.startswith(LEFT_OUT)
 

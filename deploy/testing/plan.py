@@ -84,7 +84,7 @@ class Job:
     budget: Budget = Budget()
 
     def has(self, fixtures: Collection[str], marks: Collection[str]) -> bool:
-        """True if a test with these fixtures and marks belongs to this job.
+        """Return True if a test with these fixtures and marks belongs to this job.
 
         Args:
             fixtures: Names of the fixtures that the test uses.
@@ -95,7 +95,7 @@ class Job:
         )
 
     def reads(self, file: str) -> bool:
-        """True if the job imports a test file with this name."""
+        """Return True if the job imports a test file with this name."""
         return any(fnmatchcase(file, pattern) for pattern in self.files)
 
 

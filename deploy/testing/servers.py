@@ -358,7 +358,7 @@ def _postgresql_program(name: str) -> str:
 
 
 def _is_ready(port: int) -> bool:
-    """True if the PostgreSQL accepts connections. Listening alone is not enough."""
+    """Return True if the PostgreSQL accepts connections. Listening alone is not enough."""
     result = subprocess.run(
         [_postgresql_program("pg_isready"), "--quiet", "--host=127.0.0.1", f"--port={port}"],
         check=False,

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tests.attacks --home /var/lib/kilonova-up``: repeat the attacks on a running cloud.
+r"""``python -m tests.attacks --home /var/lib/kilonova-up``: repeat the attacks on a running cloud.
 
 Prints "held", "BROKEN" or "not tried" with the title of each attack. The status is the number of
 broken attacks, at most 100. Run this as root on the machine of the cloud. Pass the files of a cloud
 under systemd:
 
-    python -m tests.attacks --clouds clouds.yaml --control /etc/kilonova/kilonova.conf \\
+    python -m tests.attacks --clouds clouds.yaml --control /etc/kilonova/kilonova.conf \
         --agent /etc/kilonova/agent.conf --folder /etc/kilonova --folder /var/lib/kilonova
 
 The host of the first agent is the stolen host. The attacks create and delete servers of the admin

@@ -136,7 +136,7 @@ def test_volume_action_recovers_when_cinder_volume_fails_during_call(
 
 
 def _is_serving(service: Service) -> bool:
-    """True if the service can create a volume. Before its start, new volumes get an error."""
+    """Return True if the service can create a volume. Before its start, creation fails."""
     new_volume = service.client.create(service.token, size_gb=1, name="of the test").id
     await_true(
         lambda: _read_status(service, new_volume) != "creating",

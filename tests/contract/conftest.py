@@ -38,7 +38,7 @@ NEEDED = ("libvirtd", "qemu-system-x86_64", "qemu-img", "syslinux", "mcopy")
 
 @pytest.fixture
 def store(upgraded_url: str) -> Iterator[Store]:
-    """An empty store, on each database."""
+    """Yield an empty store, on each database."""
     store = Store(upgraded_url)
     yield store
     store.close()
@@ -46,7 +46,7 @@ def store(upgraded_url: str) -> Iterator[Store]:
 
 @pytest.fixture(scope="session")
 def standalone_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    """The embedded identity and image services, and ports for the network and volume services.
+    """Yield the embedded identity and image services, with ports for networks and volumes.
 
     All tests of this process share them, so each test creates separate users, projects and images.
     """
@@ -69,7 +69,7 @@ def bootable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def private_libvirtd() -> Iterator[Path]:
-    """A libvirtd for this module only, because a test kills the daemon."""
+    """Yield a libvirtd for this module only, because a test kills the daemon."""
     demand(*FOR_GUESTS, programs=NEEDED)
     folder = guests_folder("kn-virt-")
     libvirtd.start(folder)

@@ -69,7 +69,7 @@ def await_true(question: Callable[[], object], story: str, seconds: float = 10) 
 
 
 def pings(space: str, address: str, wait: str = "0.5", *words: str) -> bool:
-    """True if one packet is answered within ``wait`` seconds.
+    """Return True if one packet is answered within ``wait`` seconds.
 
     Within 5 seconds the kernel sends three ARP requests.
     """
@@ -80,7 +80,7 @@ def pings(space: str, address: str, wait: str = "0.5", *words: str) -> bool:
 
 
 def reaches(space: str, address: str, seconds: float = 10) -> bool:
-    """True if a packet is answered within ``seconds``.
+    """Return True if a packet is answered within ``seconds``.
 
     Use this for a first packet, because a bridge does not forward to a new link at once.
     """

@@ -56,7 +56,7 @@ PREFIX = broker_names.PREFIX
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    """A broker node with users for two hosts."""
+    """Yield a broker node with users for two hosts."""
     with tempfile.TemporaryDirectory(prefix="kn-id-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         with Servers(Path(folder)) as servers:

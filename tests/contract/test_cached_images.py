@@ -23,7 +23,7 @@ EVENT, BOTH = "aggregate.cache_images.", ("i1", "i2")
 
 @pytest.fixture
 def number(store: Store) -> int:
-    """The number of an aggregate of two hosts."""
+    """Return the number of an aggregate of two hosts."""
     number: int = store.write(lambda tx: aggregates.create(tx, "racks", None)).id
     for host in ("h1", "h2"):
         store.write(

@@ -31,7 +31,7 @@ FLAVOR, IMAGE = Flavor("1", "m1.nano", 1, 128, 1), ImageRef("i", properties={"os
 
 @pytest.fixture
 def store(upgraded_url: str) -> Iterator[Store]:
-    """A store with two hosts. Only h1 supports live migration."""
+    """Yield a store with two hosts. Only h1 supports live migration."""
     store = Store(upgraded_url)
     for name, uri in (("h1", "qemu+tcp://h1/system"), ("h2", "")):
         store.write(

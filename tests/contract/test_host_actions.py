@@ -34,7 +34,7 @@ LINES = [
 
 @pytest.fixture
 def store(upgraded_url: str) -> Iterator[Store]:
-    """A store with one host."""
+    """Yield a store with one host."""
     store = Store(upgraded_url)
     store.write(
         lambda tx: hosts.register(

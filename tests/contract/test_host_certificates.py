@@ -127,7 +127,7 @@ def certificate_of_other_host(site: Site, own: Certificate) -> Certificate:
 
 
 def certificate_without_key(site: Site, own: Certificate) -> Certificate:
-    """The certificate is right but the thief has no key."""
+    """Return the host's own certificate with another private key."""
     return replace(own, key=ec.generate_private_key(ec.SECP256R1()))
 
 

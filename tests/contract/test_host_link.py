@@ -514,7 +514,7 @@ def flood(world: World, routing_key: str, number: int) -> None:
 
 
 def was_dropped(world: World, routing_key: str) -> bool:
-    """True if the broker has no queue for a message with this routing key."""
+    """Return True if the broker has no queue for a message with this routing key."""
     returned: list[Any] = []
     with opener(world.conf, world.url)(confirm_publish=True) as connection:
         channel = connection.default_channel

@@ -29,7 +29,7 @@ def cloud(standalone_cloud: Cloud) -> Cloud:
 
 @pytest.fixture(scope="module")
 def kilonova(cloud: Cloud) -> Any:
-    """A connection of Kilonova's own user, which creates images for the projects of servers."""
+    """Return a connection of Kilonova's user, which creates images for projects of servers."""
     return openstack.connect(
         load_yaml_config=False,
         load_envvars=False,

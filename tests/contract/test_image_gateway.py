@@ -282,7 +282,7 @@ def test_image_gateway_passes_refusals_of_image_service_to_host(
 def limited_gateway(
     cloud: Cloud, admin: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Process]:
-    """A gateway with a service user that may only validate tokens."""
+    """Yield a gateway with a service user that may only validate tokens."""
     project = admin.identity.find_project("service")
     user = admin.identity.create_user(
         name="lesser", password="secret", default_project_id=project.id

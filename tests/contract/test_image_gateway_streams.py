@@ -57,7 +57,7 @@ def service() -> Iterator[Service]:
 def gateway(
     cloud: Cloud, service: Service, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Process]:
-    """A gateway that already has a token.
+    """Yield a gateway that already has a token.
 
     On a busy machine, the first token takes longer than the timeout of a request.
     """

@@ -46,7 +46,7 @@ def connect(cloud: Cloud, username: str, password: str, project: str) -> Any:
 
 @pytest.fixture
 def token_user(cloud: Cloud) -> tuple[Any, Any, str, str]:
-    """An admin's identity client, a user in a project, the project's id, and the user's token."""
+    """Return an admin's identity client, a user, the project's id, and the user's token."""
     admin = connect(cloud, "admin", cloud.admin_password, "admin").identity
     name = f"mira-{uuid.uuid4().hex[:8]}"
     project = admin.create_project(name=name, domain_id="default")

@@ -27,7 +27,7 @@ FROZEN = 13.0  # seconds, so long that connections to the wiped broker end half 
 
 @pytest.fixture
 def transports(rabbitmq_url: str) -> Iterator[tuple[Transport, Transport]]:
-    """The transport of a server process and that of a client process."""
+    """Yield the transport of a server process and that of a client process."""
     pair = Transport(config.load(), rabbitmq_url), Transport(config.load(), rabbitmq_url)
     yield pair
     for transport in pair:

@@ -144,7 +144,7 @@ def rig(standalone_cloud: Cloud) -> Iterator[Rig]:
 
 @pytest.fixture(scope="module")
 def member(rig: Rig) -> Any:
-    """A connection of a member of a new project."""
+    """Return a connection of a member of a new project."""
     name, identity = f"user-{uuid.uuid4().hex[:8]}", rig.admin.identity
     project = identity.create_project(name=name, domain_id="default")
     user = identity.create_user(name=name, password="correct horse", domain_id="default")

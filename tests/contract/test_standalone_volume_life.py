@@ -262,7 +262,7 @@ def member(rig: Rig) -> Any:
 
 
 def can_run(info: Mapping[str, Any], command: str, *options: str) -> bool:
-    """True if qemu-io can run this command on the volume over NBD."""
+    """Return True if qemu-io can run this command on the volume over NBD."""
     target = f"driver=nbd,host={info['host']},port={info['port']},export={info['export']}"
     tls, mode = ",tls-creds=tls" if options else "", ["-r"] if command.startswith("read") else []
     process = subprocess.run(

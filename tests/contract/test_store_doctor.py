@@ -37,7 +37,7 @@ Broken = Callable[[Connection], Any]
 
 @pytest.fixture
 def store(upgraded_url: str) -> Iterator[Store]:
-    """A store with two hosts.
+    """Yield a store with two hosts.
 
     Each host has two servers of a group that allows two servers per host.
     """

@@ -36,7 +36,7 @@ BIGGER = replace(FLAVOR, id="2", name="m1.bigger", vcpus=2, memory_mb=256, root_
 
 @pytest.fixture
 def cloud(store: Store) -> Cloud:
-    """A cloud of two registered hosts."""
+    """Return a cloud of two registered hosts."""
     cloud = Cloud(store, Realtime())
     cloud.round()
     return cloud

@@ -25,7 +25,7 @@ FLAVORS = (Flavor("1", "m1.nano", 1, 128, 1), Flavor("2", "m1.öre", 2, 256, 2))
 
 @pytest.fixture
 def store(upgraded_url: str) -> Iterator[Store]:
-    """A store with servers of two projects, before, across, within and after the period.
+    """Yield a store with servers of two projects, before, across, within and after the period.
 
     Some still run.
     """

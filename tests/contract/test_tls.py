@@ -174,7 +174,7 @@ def test_broker_nodes_are_each_verified_by_their_own_name(
     with peer("broker", first_certificate) as first, peer("broker", second_certificate) as second:
 
         def connect_until(url: str, seconds: float) -> bool:
-            """True once both nodes were accepted."""
+            """Return True once both nodes were accepted."""
             # The order of the nodes is random.
             for _ in range(8):
                 with CLIENTS[client][2](load(), url):

@@ -32,7 +32,7 @@ ENCRYPTED = {
 
 @pytest.fixture(scope="module")
 def urls(authority: Authority) -> Iterator[dict[str, str]]:  # noqa: F811
-    """The URLs of servers with a certificate for 127.0.0.1."""
+    """Yield the URLs of servers with a certificate for 127.0.0.1."""
     with tempfile.TemporaryDirectory(prefix="kn-tls-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         with Servers(Path(folder), authority.issue("servers", "127.0.0.1")) as servers:

@@ -41,7 +41,7 @@ def cloud(standalone_cloud: Cloud) -> Cloud:
 
 @pytest.fixture(scope="module")
 def identity(cloud: Cloud) -> Any:
-    """The admin's client, with limits of the service "compute" in two regions.
+    """Return the admin's client, with limits of the service "compute" in two regions.
 
     One is the cloud's region.
     """
@@ -107,7 +107,7 @@ def write_config(cloud: Cloud, folder: Path, *lines: str) -> Path:
 def client(
     cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., UnifiedLimits]]:
-    """A function that returns the limits' client for lines of [oslo_limit].
+    """Yield a function that returns the limits' client for lines of [oslo_limit].
 
     Login and options of oslo.limit, which belong to the whole process, are reset.
     """
@@ -225,7 +225,7 @@ def test_unified_limits_are_unavailable_when_identity_does_not_answer(
 
 @pytest.fixture
 def api(cloud: Cloud, identity: Any, tmp_path: Path) -> Iterator[str]:
-    """The API process with these limits."""
+    """Yield the API process with these limits."""
     port = free_ports(1)
     upgrade(Store(f"sqlite:///{tmp_path}/k.db")).close()
     path = write_config(cloud, tmp_path)

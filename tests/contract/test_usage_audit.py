@@ -28,7 +28,7 @@ MARCH = (parse("2026-03-01T00:00:00Z"), parse("2026-04-01T00:00:00Z"))
 
 @pytest.fixture
 def april(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """A store at a time when March has just ended."""
+    """Return a store at a time when March has just ended."""
     store.notify_with(NotificationSettings("api1"))
     monkeypatch.setattr(usage_audit, "moment", lambda tx: MARCH[1] + 5 * SECOND)
     monkeypatch.setattr(usage_audit, "AT_ONCE", 2)

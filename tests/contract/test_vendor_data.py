@@ -256,7 +256,7 @@ def test_vendor_data_failure_raises_unavailable_when_fatal(service: Service) -> 
 # --- as configured ---
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[..., Any]:
-    """A function that loads a separate configuration.
+    """Return a function that loads a separate configuration.
 
     Why: keystoneauth registers options in the configuration.
     """

@@ -42,7 +42,7 @@ def instance_folder(rig: Rig, spec: GuestSpec) -> Path:
 
 
 def disks_are_equal(pair: Pair, spec: GuestSpec) -> bool:
-    """True if the server's disk has the same content on both hosts."""
+    """Return True if the server's disk has the same content on both hosts."""
     source, destination = pair.source.driver, pair.destination.driver
     if isinstance(source, MemoryDriver) and isinstance(destination, MemoryDriver):
         return source.host.guests[spec.server].disk == destination.host.files[spec.server].disk

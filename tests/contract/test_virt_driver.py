@@ -74,7 +74,7 @@ def test_console_output_returns_last_bytes_of_log(rig: Rig) -> None:
     log, end = "", ""
 
     def is_logged() -> bool:
-        """True once the guest's last output is in the log."""
+        """Return True once the guest's last output is in the log."""
         nonlocal log, end
         log, end = rig.console(spec.server), rig.driver.console_output(spec.server, 10)
         return end == log.encode()[-10:].decode()

@@ -313,7 +313,7 @@ def test_ensure_running_waits_for_removed_bridge(hotplug_rig: Rig) -> None:
 
 @pytest.fixture
 def bridging_rig(hotplug_rig: Rig, tmp_path: Path) -> Rig:
-    """A host that creates bridges of networks, as beside Neutron's Linux bridge agents."""
+    """Return a host that creates bridges of networks, as beside Neutron's Linux bridge agents."""
     if hotplug_rig.real:
         hotplug_rig.restart(bridges=start_helper(tmp_path))
     else:

@@ -62,7 +62,7 @@ def travellers() -> Iterator[list[Traveller]]:
 
 @pytest.fixture
 def traveller(machines: Machines, bootable: Path, travellers: list[Traveller]) -> Traveller:
-    """A guest with a running counter. Tests share this guest until a test fails."""
+    """Return a guest with a running counter. Tests share this guest until a test fails."""
     if not travellers or not travellers[-1].is_well:
         travellers.append(Traveller(machines, bootable))
     travellers[-1].is_well = False
@@ -345,7 +345,7 @@ def test_live_migrate_repeated_after_lost_answer_returns_zero_bytes(traveller: T
 def test_live_migrate_after_unknown_end_follows_state_of_destination(
     traveller: Traveller, has_arrived: bool
 ) -> None:
-    """libvirtd died at the end of the migration and left the guest paused."""
+    """The daemon libvirtd died at the end of the migration and left the guest paused."""
     to, libvirt = traveller.prepare(), Connection(traveller.uris[traveller.at])
     if has_arrived:
         stored_xml = libvirt.describe(traveller.server, stored=True)

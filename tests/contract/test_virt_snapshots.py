@@ -189,7 +189,7 @@ def test_guest_agent_sets_password_and_freezes_file_systems(rig: Rig) -> None:
 
 
 def can_set_password(rig: Rig, server: str) -> bool:
-    """False while the agent of a real guest does not listen yet, or is too slow."""
+    """Return False while the agent of a real guest does not listen yet, or is too slow."""
     try:
         rig.driver.set_password(server, "root", "s3cret")
     except VerbFailed as failure:
@@ -199,7 +199,7 @@ def can_set_password(rig: Rig, server: str) -> bool:
 
 
 def is_unknown_user_refused(rig: Rig, server: str) -> bool:
-    """True if the agent refuses a user without showing the password.
+    """Return True if the agent refuses a user without showing the password.
 
     False while the agent is too slow.
     """

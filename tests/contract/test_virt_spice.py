@@ -22,7 +22,7 @@ SECONDS = 90
 
 @pytest.fixture
 def rig(rig: Rig) -> Rig:
-    """A host without SPICE. Tests turn SPICE on with a restart of the driver."""
+    """Return a host without SPICE. Tests turn SPICE on with a restart of the driver."""
     if not rig.has_console:
         pytest.skip("libvirt's mock-up has no consoles")
     return rig

@@ -35,7 +35,7 @@ NAME = '</nova:name> "naïve" \x00 ]]>'
 
 @pytest.fixture
 def libvirt_rig(rig: Rig) -> Rig:
-    """A rig with libvirt's domains as guests."""
+    """Return a rig with libvirt's domains as guests."""
     if rig.kind == "memory":
         pytest.skip("a host in memory has no domains")
     return rig
@@ -177,7 +177,7 @@ def test_metadata_of_nova_lists_current_ports(libvirt_rig: Rig) -> None:
 
 @pytest.fixture(scope="module")
 def ceilometer() -> Path:
-    """The Python interpreter of the environment with Ceilometer."""
+    """Return the Python interpreter of the environment with Ceilometer."""
     if not has_ceilometer():
         if os.environ.get("KILONOVA_TEST"):
             pytest.fail("Ceilometer is not there: ./deploy/test all installs it in its first steps")

@@ -73,7 +73,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
 
 @pytest.fixture
 def hotplug_rig(rig: Rig) -> Rig:
-    """A hypervisor with hotplug of disks."""
+    """Return a hypervisor with hotplug of disks."""
     if rig.kind == "test":
         pytest.skip("libvirt's mock-up plugs nothing in")
     return rig

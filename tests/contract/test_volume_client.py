@@ -187,7 +187,7 @@ def _is_unlisted(service: Service, resource: str, key: str) -> bool:
 
 
 def is_gone(service: Service, volume_id: str) -> bool:
-    """True if the service does not find the volume."""
+    """Return True if the service does not find the volume."""
     try:
         service.client.volume(service.token, volume_id)
     except errors.NotFound as problem:

@@ -88,7 +88,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """A machine with a device that is a file with a name in /dev."""
+    """Yield a machine with a device that is a file with a name in /dev."""
     demand(Ability.ROOT)
     content = tmp_path / "content"
     with content.open("wb") as file:

@@ -298,7 +298,7 @@ class Rig:
             )
 
     def has_canary(self, server: str, boot: int = 0, disk: str = "vda") -> bool:
-        """True if the server's own disk has the canary.
+        """Return True if the server's own disk has the canary.
 
         A real guest reports ``disk`` on the console at the ``boot``-th boot. The disk of any other
         guest is read from outside.
@@ -368,7 +368,7 @@ def another(rig: Rig) -> ImageRef:
 
 
 def holds_canary(disk: Path) -> bool:
-    """True if the canary sector of the disk starts with the canary's first letter."""
+    """Return True if the canary sector of the disk starts with the canary's first letter."""
     look = f"read -P {ord('c')} {CANARY_AT} 1"
     result = subprocess.run(
         ["qemu-io", "-r", "-f", "qcow2", "-c", look, disk],

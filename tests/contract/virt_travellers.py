@@ -182,7 +182,7 @@ class Traveller:
         self.check_counts(self.here)
 
     def has_written_data(self) -> bool:
-        """True if the disk of the running guest contains the written data."""
+        """Return True if the disk of the running guest contains the written data."""
         result = subprocess.run(
             [
                 "qemu-io",

@@ -105,7 +105,7 @@ def first_up() -> Iterator[First]:
 
 @pytest.fixture(scope="session")
 def cloud(first_up: First) -> Live:
-    """A cloud with two libvirt hosts, networks, a first server, and the users demo and admin.
+    """Return a cloud with two libvirt hosts, networks, a server, and the users demo and admin.
 
     The second host is disabled.
     """
@@ -167,7 +167,7 @@ def make_pair(cloud: Live) -> Pair:
 
 @pytest.fixture(scope="session")
 def pairs(cloud: Live) -> Iterator[list[Pair]]:
-    """A list of the current pair, empty before the first test with a pair.
+    """Yield a list of the current pair, empty before the first test with a pair.
 
     At the end the pair is removed, and must leave no ports, devices or rules.
     """
@@ -328,14 +328,14 @@ def without_guests(hosts: tuple[str, ...] = ("one", "two"), **facts: Any) -> Ite
 
 @pytest.fixture(scope="session")
 def in_memory() -> Iterator[Live]:
-    """A cloud without guests, with the default options."""
+    """Yield a cloud without guests, with the default options."""
     with without_guests() as live:
         yield live
 
 
 @pytest.fixture(scope="session")
 def keeping() -> Iterator[Live]:
-    """A cloud without guests, with networks and volumes, that keeps servers.
+    """Yield a cloud without guests, with networks and volumes, that keeps servers.
 
     A deleted server can be restored for KEPT seconds, and a shelved server stays on its host.
     """
@@ -351,7 +351,7 @@ def keeping() -> Iterator[Live]:
 
 @pytest.fixture
 def demo(cloud: Live) -> Iterator[Rest]:
-    """The API as the user demo. At the end, new servers are deleted and the doctor runs."""
+    """Yield the API as the user demo. At the end, new servers are deleted and the doctor runs."""
     rest = cloud.rest()
     before = [server["id"] for server in rest.servers()]
     yield rest

@@ -127,11 +127,11 @@ class Guest:
         return result.stdout
 
     def can_run(self, command: str) -> bool:
-        """True if the command succeeds. A failure of ssh fails the test."""
+        """Return True if the command succeeds. A failure of ssh fails the test."""
         return self.insist(command).returncode == 0
 
     def reaches(self, address: str, *options: str) -> bool:
-        """True if the address answers one of three pings from the guest."""
+        """Return True if the address answers one of three pings from the guest."""
         return self.can_run(
             f"ping -c 3 -i 0.3 -W {SILENCE} {' '.join(options)} {address} | grep -q ' bytes from '"
         )

@@ -417,7 +417,7 @@ class Live:
             database.close()
 
     def is_writable(self) -> bool:
-        """True if no other process has the write lock of the SQLite database."""
+        """Return True if no other process has the write lock of the SQLite database."""
         database = sqlite3.connect(
             f"file:{self.home}/data/kilonova.db?mode=rw", uri=True, timeout=0, isolation_level=None
         )
@@ -438,7 +438,7 @@ class Live:
         }
 
     def is_at_step(self, server: str, step: str) -> bool:
-        """True if the server's action waits in this step for the result of a host."""
+        """Return True if the server's action waits in this step for the result of a host."""
         return bool(
             self.rows(
                 "SELECT 1 FROM actions WHERE server_id = ? AND step = ? AND state = 'waiting' "
@@ -449,7 +449,7 @@ class Live:
         )
 
     def awaits_hosts(self, servers: list[str]) -> bool:
-        """True if an action of the servers waits for a host, or a host has to remove a guest."""
+        """Return True if an action of the servers waits for a host, or a guest must be removed."""
         condition = f"server_id IN ({', '.join('?' * len(servers))})"
         return bool(
             self.rows(

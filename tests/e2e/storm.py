@@ -77,7 +77,7 @@ class Client:
 
 
 def _has_status(rest: Rest, server: str, status: str, action: dict[str, None]) -> bool:
-    """True if the server has this status and no task. Without a task, repeat the action."""
+    """Return True if the server has this status and no task. Without a task, repeat the action."""
     shown = rest.server(server)
     assert shown["status"] != "ERROR", shown
     if shown["OS-EXT-STS:task_state"] is None and shown["status"] != status:
@@ -165,7 +165,7 @@ class Storm:
         return time.monotonic() - began
 
     def _is_ready(self, name: str, log_size: int) -> bool:
-        """True if /healthcheck/ready answers 200, or if a process without HTTP has logged "ready".
+        """Return True if /healthcheck/ready answers 200, or a process without HTTP logged "ready".
 
         The first ``log_size`` bytes of the log are ignored.
         """

@@ -146,8 +146,9 @@ def list_steps() -> list[str]:
 
 @pytest.fixture
 def walk(lab: LiveLab) -> Iterator[Walk]:
-    """A guest with one processor, because emulated guests with several do not migrate safely
-    (decision 0021).
+    """Yield a guest with one processor.
+
+    Emulated guests with several processors do not migrate safely (decision 0021).
     """
     sizes = lab.flavor(), ensure_flavor(lab, "pairs.larger", ram=160, vcpus=1, disk=1)
     with witness(lab, "pairs") as guest:

@@ -141,7 +141,7 @@ def tenant(cloud: Live) -> Rest:
 
 @pytest.fixture(scope="module")
 def body(cloud: Live) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Function that returns a valid create request with changes. None removes a key."""
+    """Return a function that returns a valid create request with changes. None removes a key."""
     good = {
         "name": "bad-input",
         "imageRef": cloud.image(),
@@ -155,7 +155,7 @@ def body(cloud: Live) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 @pytest.fixture
 def stranger(cloud: Live) -> Iterator[Rest]:
-    """A user of another project, without servers."""
+    """Yield a user of another project, without servers."""
     identity = cloud.seed.admin.identity
     name, password = f"stranger-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
     project = identity.create_project(name=name, domain_id="default")

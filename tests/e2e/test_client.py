@@ -31,7 +31,7 @@ def recorder(cloud: Live) -> Iterator[Recorder]:
 
 @pytest.fixture
 def name() -> str:
-    """A unique name, so that leftovers of a failed run do not matter."""
+    """Return a unique name, so that leftovers of a failed run do not matter."""
     return f"e2e-{uuid.uuid4().hex[:8]}"
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conflicting actions at the same time, locks, and soft deletes, over HTTP against clouds with
-memory hypervisors.
+"""Conflicting actions at the same time, locks, and soft deletes.
+
+The requests go over HTTP to clouds with memory hypervisors.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def server_maker(cloud: Live) -> Iterator[Callable[[], str]]:
 
 @pytest.fixture
 def make_server(in_memory: Live) -> Iterator[Callable[[], str]]:
-    """Function that creates an ACTIVE server. All servers are deleted at the end."""
+    """Yield a function that creates an ACTIVE server. All servers are deleted at the end."""
     with server_maker(in_memory) as make:
         yield make
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute API conformance data, replayed for the implemented operations against a cloud with two
-memory hypervisors.
+"""Compute API conformance data, replayed for the implemented operations.
 
-The cloud has a network service and a volume service. It keeps deleted servers for restore, and does
-not offload shelved servers, so the data can exercise shelveOffload.
+The cloud has two memory hypervisors, a network service and a volume service. It keeps deleted
+servers for restore, and does not offload shelved servers, so the data can exercise shelveOffload.
 
 The data and their runner are not part of the project. ``KILONOVA_CONFORMANCE`` is the path of their
 folder. Without this variable the test is skipped (docs/testing.md). The tables of the API determine

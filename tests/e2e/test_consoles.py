@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consoles of guests through the console service: noVNC in a browser, and the serial console over a
-websocket.
+"""Consoles of guests through the console service.
 
+The consoles are noVNC in a browser, and the serial console over a websocket.
 The first test took the picture docs/console.png.
 """
 
@@ -30,7 +30,7 @@ END_SECONDS = 10
 
 @pytest.fixture(scope="module")
 def guest(cloud: Live) -> Iterator[str]:
-    """The id of a server with a booted guest."""
+    """Yield the id of a server with a booted guest."""
     demo = cloud.rest()
     server = demo.create(name="watched", image=cloud.image(), flavor=cloud.flavor())
     demo.await_status(server, "ACTIVE")

@@ -246,8 +246,9 @@ def test_cloud_recovers_when_database_is_restored_while_running() -> None:
     ("kind", "agents"), [("postgresql", ()), ("mariadb", ("agent", "agent-2"))]
 )
 def test_backup_restore_and_remedies_repair_cloud(kind: str, agents: tuple[str, ...]) -> None:
-    """The doctor names the lost changes, and their remedies repair the cloud. ``agents`` are
-    restarted before the other processes.
+    """The doctor names the lost changes, and their remedies repair the cloud.
+
+    ``agents`` are restarted before the other processes.
     """
     with with_dumps(kind) as database:
         history, live = History(database.live), database.live

@@ -33,7 +33,7 @@ SOURCES = {
 
 @pytest.fixture(scope="module")
 def image(cloud: Live) -> str:
-    """The id of the Debian image, which is built if needed, and uploaded."""
+    """Return the id of the Debian image, which is built if needed, and uploaded."""
     path = ROOT / "build/debian/debian.qcow2"
     run(
         [ROOT / "deploy/images/debian/build", path],

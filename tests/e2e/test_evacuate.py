@@ -60,8 +60,9 @@ def test_evacuate_after_power_cut_recreates_server_and_host_returns_clean(lab: L
 
 
 def test_evacuate_of_silent_host_needs_fencing_hook(lab: LiveLab) -> None:
-    """A host that is cut off still runs its guests. Evacuation fences the host first, and after its
-    return the guests are removed there.
+    """A host that is cut off still runs its guests.
+
+    Evacuation fences the host first. After the return of the host, the guests are removed there.
     """
     with witness(lab, "island", host=HOST) as guest:
         lab.strike("cut", HOST)
@@ -124,8 +125,9 @@ def test_evacuate_keeps_disk_on_shared_storage(shared_lab: LiveLab) -> None:
 # The drain may take half of the time.
 @pytest.mark.timeout(1200)
 def test_host_drain_moves_four_running_and_one_stopped_guest(lab: LiveLab) -> None:
-    """Four running servers move live and keep their memory, the stopped server moves cold. The host
-    is empty and disabled afterwards.
+    """Four running servers move live and keep their memory, the stopped server moves cold.
+
+    The host is empty and disabled afterwards.
     """
     with ExitStack() as stack:
         guests: list[Witness] = [

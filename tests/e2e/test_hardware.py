@@ -66,7 +66,7 @@ def admin(cloud: Live) -> Rest:
 
 @pytest.fixture
 def wide_flavor(admin: Rest) -> Iterator[str]:
-    """A flavor with a socket of two cores, and limits."""
+    """Yield a flavor with a socket of two cores, and limits."""
     flavor = make_flavor(admin, "e2e.wide", SPECS)
     yield flavor
     assert admin.call("DELETE", f"/flavors/{flavor}").status == 202

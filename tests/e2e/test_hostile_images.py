@@ -81,7 +81,7 @@ IMAGES: list[tuple[Callable[[Path], bytes], str, str]] = [
 
 @pytest.fixture
 def upload(cloud: Live) -> Iterator[Callable[[bytes, str], str]]:
-    """Function that uploads (content, disk format) to the image service and returns the id."""
+    """Yield a function that uploads (content, disk format) as an image and returns the id."""
     image_ids: list[str] = []
     images = cloud.seed.demo.image
 

@@ -65,7 +65,7 @@ def administer(cloud: Live, folder: Path, complaints: str) -> int:
 
 @pytest.fixture
 def machine() -> Iterator[Path]:
-    """The folder of a hypervisor that belongs to no cloud."""
+    """Yield the folder of a hypervisor that belongs to no cloud."""
     folder = new_home()
     uri = libvirtd.start(folder / "libvirt")
     (folder / "etc").mkdir(mode=0o700)

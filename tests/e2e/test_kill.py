@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each process is killed during create, stop and delete, and the broker is wiped, without an
-operator's help.
+"""Each process is killed during create, stop and delete, and the broker is wiped.
+
+The cloud recovers without an operator.
 
 For each victim, two guests are created, stopped and deleted. The victim is killed after the first
 request is accepted, or for the agent after it has a command, while the other request is running. A

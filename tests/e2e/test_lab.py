@@ -251,7 +251,7 @@ def test_shared_lab_has_disks_of_all_hosts_in_one_folder(shared_lab: LiveLab) ->
 
 @pytest.fixture
 def incomplete_lab() -> Iterator[LiveLab]:
-    """A lab of two hosts that was not started completely. The test must remove its home."""
+    """Yield a lab of two hosts that was not started completely. The test must remove its home."""
     demand(*FOR_NETWORKS)
     live = LiveLab(Lab.make(new_home(), Facts(2, False, free_ports(Ports.COUNT))))
     yield live

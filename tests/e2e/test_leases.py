@@ -26,7 +26,7 @@ def list_pids(lab: LiveLab, program: str) -> list[int]:
 
 
 def test_build_after_end_of_lease_starts_no_second_guest(lab: LiveLab) -> None:
-    """libvirtd is frozen first, so that the agent is frozen during the build."""
+    """The test freezes libvirtd first, so that the agent is frozen during the build."""
     rest, compute = lab.rest(), lab.seed.admin.compute
     agent = list_pids(lab, "agent")
     with ExitStack() as frozen_processes:

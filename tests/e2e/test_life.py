@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a guest on a lab: create, ssh, resize to another host, live migration, ``kill -9`` of
-all processes, and delete.
+"""The life of a guest on a lab.
+
+The guest is created, used over ssh, resized to another host, migrated live and deleted. Before the
+delete, ``kill -9`` ends all processes.
 
 This test runs by default. Other files test each part on its own.
 """
@@ -17,8 +19,9 @@ from tests.waiting import await_true
 
 
 def kill_every_process(lab: LiveLab) -> None:
-    """Kill all processes of the cloud except the supervisor and the libvirtds, and wait until the
-    supervisor has restarted them.
+    """Kill all processes of the cloud except the supervisor and the libvirtds.
+
+    Return when the supervisor has restarted the processes.
     """
     names = [
         program.name

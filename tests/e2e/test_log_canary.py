@@ -24,7 +24,7 @@ KINDS = ("adminPass", "rebuilt", "rescued", "changed", "file", "user_data", "met
 
 @pytest.fixture
 def debug_cloud(in_memory: Live) -> Iterator[Live]:
-    """A cloud with all processes at log level DEBUG."""
+    """Yield a cloud with all processes at log level DEBUG."""
     names = [
         program.name
         for program in processes.programs(in_memory.cloud)

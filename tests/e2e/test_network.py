@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks of guests, with the ``openstack`` command and ssh: connections on a host and between
-hosts, floating addresses, attached interfaces, tenants with the same addresses, and actions of a
-guest.
+"""Networks of guests, with the ``openstack`` command and ssh.
+
+The tests cover connections on a host and between hosts, floating addresses, attached interfaces,
+tenants with the same addresses, and actions of a guest.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def delete_tenant(tenant: Tenant) -> None:
 
 @pytest.fixture
 def tenant(cloud: Live) -> Iterator[Tenant]:
-    """The project demo with another network."""
+    """Yield the project demo with another network."""
     new_tenant = create_tenant(cloud.seed.demo, cloud.rest())
     yield new_tenant
     delete_tenant(new_tenant)
@@ -241,9 +242,10 @@ def detach(guest: Guest, network: str) -> None:
 def test_interfaces_attach_live_and_tenants_with_same_addresses_stay_apart(
     cloud: Live, tenant: Tenant, stranger: Tenant, pair: Pair
 ) -> None:
-    """This is a single test because three guests are needed: two of demo with a second interface
-    each, and the guest of the stranger. The interfaces are detached first, because a network in use
-    cannot be deleted.
+    """This is a single test because three guests are needed.
+
+    Two guests of demo have a second interface, the third is the stranger's. The interfaces are
+    detached first, because a network in use cannot be deleted.
     """
     server = stranger.rest.create(
         image=cloud.image(),

@@ -40,7 +40,7 @@ METADATA = "http://169.254.169.254"
 
 @pytest.fixture
 def group(cloud: Live, pair: Pair) -> Iterator[str]:
-    """A security group of demo without ingress rules, with ``near`` as a member."""
+    """Yield a security group of demo without ingress rules, with ``near`` as a member."""
     name = f"e2e-{uuid.uuid4().hex[:8]}"
     cloud.openstack(
         f"security group create {name} -f json", f"server add security group near {name}"
@@ -129,7 +129,7 @@ def test_security_group_rule_with_remote_group_follows_members(
 
 @pytest.fixture
 def first(cloud: Live, pair: Pair) -> Guest:
-    """The server ``first`` of the cloud, which up created."""
+    """Return the server ``first`` of the cloud, which up created."""
     [shown] = [server for server in pair.near.rest.servers() if server["name"] == "first"]
     floating = next(
         server["addr"]

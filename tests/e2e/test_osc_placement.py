@@ -73,7 +73,7 @@ def host(in_memory: Live) -> Host:
 
 @pytest.fixture
 def customized_host(host: Host) -> Iterator[Host]:
-    """A host with a custom trait and a custom resource class, both removed at the end."""
+    """Yield a host with a custom trait and a custom resource class, both removed at the end."""
     before = host.read_inventories()
     host.run_commands(
         "trait create CUSTOM_GOLD",

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement of servers on twenty memory hypervisors: hard groups under a hundred parallel creates,
-disabled and requested hosts, zones, and the reasons of failures.
+"""Placement of servers on twenty memory hypervisors.
+
+The tests cover hard groups under a hundred parallel creates, disabled and requested hosts, zones,
+and the reasons of failures.
 
 Each host has an agent process of its own. Reasons for tenants and admins are read with the
 ``openstack`` command.
@@ -32,14 +34,14 @@ JSON = " -f json"
 
 @pytest.fixture(scope="module")
 def large_cloud() -> Iterator[Live]:
-    """A cloud of twenty equal hosts in the same zone."""
+    """Yield a cloud of twenty equal hosts in the same zone."""
     with without_guests(hosts=HOSTS) as live:
         yield live
 
 
 @pytest.fixture
 def demo(large_cloud: Live) -> Iterator[Rest]:
-    """The user demo. At the end all servers are deleted, and the doctor must find no problem."""
+    """Yield the user demo. At the end, delete all servers and run the doctor."""
     admin = large_cloud.rest("kilonova-admin")
     yield large_cloud.rest()
     servers = admin.call("GET", "/servers?all_tenants=1").body["servers"]
@@ -232,7 +234,7 @@ def test_create_with_requested_host_is_for_admins_only(large_cloud: Live, demo: 
 # --- zones ---
 @pytest.fixture
 def zone(large_cloud: Live) -> Iterator[str]:
-    """The zone az1 with the first five hosts.
+    """Yield the zone az1 with the first five hosts.
 
     The zone is deleted after the servers, because a host with servers cannot leave its zone.
     """
@@ -298,7 +300,7 @@ def test_create_with_zone_places_servers_in_zone_only(
 # --- reasons of failures ---
 @pytest.fixture
 def giant_flavor(large_cloud: Live, demo: Rest) -> Iterator[str]:
-    """A flavor that needs the whole memory of a host, while each host has a small server."""
+    """Yield a flavor that needs the whole memory of a host, while each host has a small server."""
     flavor = large_cloud.seed.admin.compute.create_flavor(
         name="m1.giant", vcpus=1, ram=1 << 20, disk=1
     )

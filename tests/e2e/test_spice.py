@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SPICE consoles of guests through the console service: spice-html5 in a browser, and channels of a
-program.
+"""SPICE consoles of guests through the console service.
+
+The clients are spice-html5 in a browser, and a program that opens the channels.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def restart_agent(live: Live) -> None:
 
 @pytest.fixture(scope="module")
 def guest(cloud: Live) -> Iterator[str]:
-    """The id of a booted server on a host with SPICE. A server from before SPICE has no console."""
+    """Yield the id of a booted server on a host with SPICE.
+
+    A server from before SPICE has no console.
+    """
     file = cloud.cloud.config(cloud.cloud.hosts[0])
     original_text, demo = file.read_text(), cloud.rest()
     old = demo.create(name="made-before", image=cloud.image(), flavor=cloud.flavor())

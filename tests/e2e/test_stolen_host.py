@@ -270,7 +270,7 @@ def check_services_refuse_thief(lab: LiveLab, booty: Loot, guest: Witness) -> No
 
 
 def check_transfer_refuses_thief(lab: LiveLab, booty: Loot, guest: Witness) -> None:
-    """The source of a move serves files to a client with the secret of the move.
+    """Check that the other host serves no files to the thief without the secret of a move.
 
     Here no move is running, so no secret is valid.
     """
@@ -312,7 +312,7 @@ CALL_SCRIPT = textwrap.dedent("""
 
 
 def check_libvirtd_refuses_thief(lab: LiveLab, booty: Loot) -> None:
-    """The other host refuses also while it listens for the migration of a third host's guest."""
+    """Check that the other host refuses the thief, also during a third host's migration."""
     cloud, number = lab.cloud, lab.lab.number(STOLEN)
     files, ports = certificates.of(cloud, STOLEN), [16514, 16509, LIVE_MIGRATION_PORT]
     arguments = json.dumps([cloud.host_address(lab.lab.number(OTHER)), ports, files])

@@ -105,7 +105,7 @@ def test_killed_services_return_within_seconds_under_load(
     ]
 )
 def storm(request: pytest.FixtureRequest) -> Iterator[Storm]:
-    """A storm over a cloud with a database server of its own.
+    """Yield a storm over a cloud with a database server of its own.
 
     The folder is outside pytest's folders, because another run of pytest closes those to all users
     except root.

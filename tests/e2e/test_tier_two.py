@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tier 2 of the fault matrix (docs/reliability.md): guests on the hosts of a lab, with failures at
-each workflow's pivot and during the hand-over of moves.
+"""Tier 2 of the fault matrix (docs/reliability.md): guests on the hosts of a lab.
+
+Failures occur at each workflow's pivot and during the hand-over of moves.
 
     KILONOVA_TIER_TWO=all ./deploy/test e2e -- -k tier_two -s
     KILONOVA_TIER_TWO=live_migrate/migrate/kill-agent ./deploy/test e2e -- -k tier_two -s

@@ -35,7 +35,7 @@ SECOND_RUN = 10, 60
 
 @pytest.fixture
 def absent_cloud() -> Iterator[Live]:
-    """A cloud that does not exist yet. At the end, no home may exist."""
+    """Yield a cloud that does not exist yet. At the end, no home may exist."""
     home = new_home()
     home.rmdir()
     yield Live(home, free_ports(Ports.COUNT))
@@ -179,8 +179,9 @@ def list_network_names(live: Live) -> list[str]:
 
 @pytest.mark.slice("guests")
 def test_up_with_memory_driver_has_networks_only_when_requested(absent_cloud: Live) -> None:
-    """A cloud with the memory driver needs no abilities of the machine except root, and boots no
-    guest. A running cloud keeps its settings.
+    """A cloud with the memory driver needs only root, and boots no guest.
+
+    A running cloud keeps its settings.
     """
     paper, without = (
         {"KILONOVA_DRIVER": "memory"},

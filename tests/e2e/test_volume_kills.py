@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes are killed during the steps of attach, detach, live migration and delete, while a guest
-writes to its volumes like a database.
+"""Processes are killed during attach, detach, live migration and delete.
 
-The writer numbers its records, adds a checksum to each, and counts a record after the disk has it.
-A process is killed with signal 9 when the step is in the action's journal. The action must complete
-nevertheless. Afterwards every counted record is on the disk, each volume is attached once or not at
-all, and no action is stuck. By default a run has few steps. With KILONOVA_VOLUME_KILLS=all every
-process is killed in every step, which takes an hour or more (docs/testing.md).
+Meanwhile a guest writes to its volumes like a database. The writer numbers its records, adds a
+checksum to each, and counts a record after the disk has it. A process is killed with signal 9 when
+the step is in the action's journal. The action must complete nevertheless. Afterwards every counted
+record is on the disk, each volume is attached once or not at all, and no action is stuck. By
+default a run has few steps. With KILONOVA_VOLUME_KILLS=all every process is killed in every step,
+which takes an hour or more (docs/testing.md).
 """
 
 from __future__ import annotations

@@ -327,7 +327,7 @@ class Stage:
                 )
 
     def is_as_shown(self) -> bool:
-        """True if the domain runs on the shown host exactly if the API shows the status ACTIVE.
+        """Return True if the domain runs on the shown host exactly while the API shows ACTIVE.
 
         The API shows a dead guest as SHUTOFF after a short time.
         """

@@ -254,7 +254,7 @@ class Bench:
                 self._busy.discard(name)
 
     def _is_lost(self, kind: str) -> bool:
-        """True if a message of this kind is lost."""
+        """Return True if a message of this kind is lost."""
         # An exchange of the simulator's own round is not watched.
         if kind == "sync" and self._syncing:
             host = self._syncing[-1]

@@ -171,7 +171,7 @@ def list_kinds(step: AnyStep) -> Iterator[Kind]:
 
 
 def has_undo(step: AnyStep) -> bool:
-    """True if the step declares an undo."""
+    """Return True if the step declares an undo."""
     return bool(step.undo or step.undo_call or step.undo_command)
 
 

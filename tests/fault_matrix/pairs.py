@@ -35,7 +35,7 @@ def inject_pair(bench: Bench, cell: Cell, turn: int) -> Verdict:
 
 
 def _is_in_progress(workflow: str, point: Point) -> bool:
-    """True at the point at which the first action of a pair is interrupted."""
+    """Return True at the point at which the first action of a pair is interrupted."""
     steps = WORKFLOWS[workflow].steps
     if any(step.command for step in steps):
         return point[0] == "agent" and point[4] == "before"
@@ -70,7 +70,7 @@ def request_meanwhile(bench: Bench, server_id: str, request: str) -> None:
 
 
 def is_allowed(request: str, server: object) -> bool:
-    """True if the table lets the request supersede the action that the server has now."""
+    """Return True if the table lets the request supersede the action that the server has now."""
     vm_state, task_state = getattr(server, "vm_state"), getattr(server, "task_state")  # noqa: B009
     for row in find_table_rows(request):
         fits = (row.vm == states.ANY or vm_state in row.vm) and (

@@ -32,7 +32,7 @@ def new_cloud(
 
 @pytest.fixture
 def cloud(new_cloud: Callable[..., Cloud]) -> Cloud:
-    """A cloud with a host, a conductor and a scheduler, on SQLite."""
+    """Return a cloud with a host, a conductor and a scheduler, on SQLite."""
     cloud = new_cloud()
     cloud.start()
     return cloud

@@ -115,7 +115,7 @@ class TlsFront:
 
 @pytest.fixture(scope="module")
 def screen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., socket.socket]]:
-    """Function that opens a connection to the VNC server of a QEMU process."""
+    """Yield a function that opens a connection to the VNC server of a QEMU process."""
     path = tmp_path_factory.mktemp("screen") / "vnc"
     qemu = subprocess.Popen(
         [
@@ -153,7 +153,7 @@ def make_site(
     with ExitStack() as stack:
 
         def make(scheme: str, *allowed: str) -> Site:
-            """``allowed``: the names of dashboards in allowed_origins."""
+            """Make a site. ``allowed`` are the names of dashboards in allowed_origins."""
             first = free_ports(3)
             consoles = f"{scheme}://{CONSOLES}:{first}"
             urls = {name: f"{scheme}://{name}:{first + 1}" for name in (DASHBOARD, ELSEWHERE)}

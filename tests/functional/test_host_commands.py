@@ -52,7 +52,7 @@ class WakeupReceiver:
 
 @pytest.fixture
 def conductor(upgraded_database: Callable[[str], str], tmp_path: Path) -> Iterator[WakeupReceiver]:
-    """The conductor of a cloud with two hosts, a stopped server on the first, and a scheduler."""
+    """Yield the conductor of a cloud with a scheduler, two hosts, and a stopped server on h1."""
     url = upgraded_database("sqlite")
     (tmp_path / "kilonova.conf").write_text(
         f"[DEFAULT]\ntransport_url = kombu+memory://\n[database]\nurl = {url}\n"

@@ -74,7 +74,7 @@ class FakeManagement:
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    """A broker for this module only, so that messages of hosts do not reach other tests."""
+    """Yield a broker for this module only, so that messages of hosts do not reach other tests."""
     with tempfile.TemporaryDirectory(prefix="kn-join-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         with Servers(Path(folder)) as servers:

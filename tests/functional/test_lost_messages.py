@@ -69,7 +69,7 @@ class Pulse:
 
 @pytest.fixture
 def pulse(tmp_path: Path) -> Iterator[Pulse]:
-    """The stalls of the machine while the test runs."""
+    """Yield the stalls of the machine while the test runs."""
     pulse = Pulse(tmp_path / "pulse")
     yield pulse
     pulse.close()

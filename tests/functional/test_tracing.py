@@ -16,7 +16,7 @@ from tests.functional.cloud import Cloud
 
 @pytest.fixture
 def span_exporter() -> Iterator[InMemorySpanExporter]:
-    """The exporter of the spans of all processes, which are threads of this test."""
+    """Yield the exporter of the spans of all processes, which are threads of this test."""
     conf = cfg.ConfigOpts()
     config.register(conf)
     conf([], default_config_files=[], default_config_dirs=[])

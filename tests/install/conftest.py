@@ -15,13 +15,13 @@ from tests.install import machines
 
 @pytest.fixture(scope="session")
 def bridge() -> Iterator[None]:
-    """The bridge that connects all machines of a run."""
+    """Yield the bridge that connects all machines of a run."""
     with machines.network():
         yield
 
 
 @pytest.fixture(scope="session")
 def packages() -> list[Path]:
-    """The Debian packages of this tree, after a check by lintian."""
+    """Return the Debian packages of this tree, after a check by lintian."""
     run([ROOT / "deploy/deb"], "Mend what the lines above name.", timeout=3600)
     return sorted((ROOT / "build/deb").glob("*.deb"))

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 @pytest.fixture(scope="module")
 def run_in_container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
-    """Function that runs a program in a container of the image, and returns the output."""
+    """Yield a function that runs a program in a container of the image, and returns the output."""
     folder = tmp_path_factory.mktemp("image")
     store = [f"--root={folder}/images", f"--runroot={folder}/run", "--storage-driver=overlay"]
 

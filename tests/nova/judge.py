@@ -23,7 +23,7 @@ from nova.api.validation import validators  # noqa: E402
 
 
 def accepts(validator: Any, value: Any) -> bool:
-    """True if the value is valid. An exception of the validator counts as a refusal."""
+    """Return True if the value is valid. An exception of the validator counts as a refusal."""
     try:
         return bool(validator.is_valid(value))
     # Nova answers 400 for a TypeError, and fails with a ValueError.

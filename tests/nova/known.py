@@ -75,7 +75,7 @@ class KnownDifference:
     ours: bool = False
 
     def covers(self, operation: str, place: str, piece: Any, ours: bool) -> bool:
-        """True if this entry explains the difference at one value."""
+        """Return True if this entry explains the difference at one value."""
         return bool(
             self.ours is ours
             and re.fullmatch(self.operations, operation)

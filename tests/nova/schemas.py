@@ -192,7 +192,7 @@ def find(method: str, url: str, body: Any = None) -> Operation | None:
 
 
 def is_own(url: str) -> bool:
-    """True if the path is an extension of Kilonova."""
+    """Return True if the path is an extension of Kilonova."""
     path = _ROOT.sub("", url.partition("?")[0], count=1)
     return any(re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", own), path) for own in OWN)
 

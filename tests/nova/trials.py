@@ -119,7 +119,7 @@ class Trial:
                     yield place, piece, value
 
     def _is_possible(self, value: Any) -> bool:
-        """True if a request of this kind could have the value."""
+        """Return True if a request of this kind could have the value."""
         if self.kind == "query":
             return isinstance(value, dict) and all(
                 isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)

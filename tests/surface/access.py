@@ -28,7 +28,7 @@ class Row:
     success: int = 0
 
     def fits(self, operation: Operation, owner: str, persona: str, status: int) -> bool:
-        """True if the status agrees with the table."""
+        """Return True if the status agrees with the table."""
         word = self.words[owner, persona]
         if word != "ok":
             return status == int(word)

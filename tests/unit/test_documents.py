@@ -22,7 +22,7 @@ def test_architecture_names_existing_files_and_definitions() -> None:
 
 
 def is_defined(path: str, name: str) -> bool:
-    """True if the path exists and, unless the name is empty, defines it."""
+    """Return True if the path exists and, unless the name is empty, defines it."""
     defined = rf"^(def|class) {name}\b|^{name}\b[^=\n]*=|^\w+(, \w+)*, {name}\b.* = "
     return (ROOT / path).exists() and (
         not name or re.search(defined, (ROOT / path).read_text(), re.MULTILINE) is not None
@@ -43,7 +43,7 @@ def test_security_properties_name_existing_tests() -> None:
 
 
 def names_existing_tests(text: str) -> bool:
-    """True if a row names at least one test file or test and all of them exist."""
+    """Return True if a row names at least one test file or test and all of them exist."""
     if text.startswith("not applicable: "):
         return True
     references = re.findall(r"`([^`]+)`", text)

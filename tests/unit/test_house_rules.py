@@ -285,7 +285,7 @@ def test_mounting_rule_finds_each_form_of_mount() -> None:
 
 
 def is_constant(pattern: ast.expr) -> bool:
-    """True if a pattern is a constant of the source, or consists of such constants."""
+    """Return True if a pattern is a constant of the source, or consists of such constants."""
     if isinstance(pattern, ast.JoinedStr):
         return all(is_constant(part) for part in pattern.values)
     if isinstance(pattern, ast.FormattedValue):

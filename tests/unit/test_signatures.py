@@ -97,7 +97,7 @@ def hints(function: ast.FunctionDef) -> list[ast.expr]:
 
 
 def is_untyped(hint: ast.expr) -> bool:
-    """True if the hint contains JSON, ``dict[str, object]`` or a tuple of more than two."""
+    """Return True if the hint contains JSON, ``dict[str, object]`` or a tuple of more than two."""
     for part in ast.walk(hint):
         if isinstance(part, ast.Name) and part.id in UNTYPED:
             return True

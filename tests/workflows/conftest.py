@@ -22,7 +22,7 @@ def cloud() -> Iterator[Cloud]:
 
 @pytest.fixture(params=["", "nfs"], ids=["local", "shared"])
 def either(request: pytest.FixtureRequest) -> Iterator[Cloud]:
-    """A cloud of three hosts, once with local disks and once with shared storage."""
+    """Yield a cloud of three hosts, once with local disks and once with shared storage."""
     cloud = create_cloud(storage=request.param)
     yield cloud
     cloud.store.close()

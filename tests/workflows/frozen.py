@@ -54,9 +54,10 @@ class Frozen:
 
 
 def is_new(cloud: Cloud, hosts: int = 2, storage: str = "") -> bool:
-    """True if the cloud is unchanged since the constructor.
+    """Return True if the cloud is unchanged since the constructor.
 
     Args:
+        cloud: The cloud.
         hosts: Number of hosts.
         storage: Name of the storage that the hosts share, or "".
     """

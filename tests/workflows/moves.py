@@ -39,7 +39,7 @@ def create_cloud(hosts: int = 3, storage: str = "") -> Cloud:
 
 
 def has_shared_storage(cloud: Cloud) -> bool:
-    """True if the hosts share storage."""
+    """Return True if the hosts share storage."""
     return cloud.hosts["h1"].driver.host.storage is cloud.hosts["h2"].driver.host.storage
 
 

@@ -359,7 +359,7 @@ class Cloud:
             self.to_cache.append((host, [image.id for image in images]))
 
     def is_heard(self, host: str) -> bool:
-        """True if the host exists, is on, and is not cut off from the network."""
+        """Return True if the host exists, is on, and is not cut off from the network."""
         return host in self.hosts and self.hosts[host].is_on and host not in self.cut
 
     # --- the work of the processes ---

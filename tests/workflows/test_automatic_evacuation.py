@@ -29,7 +29,7 @@ def fenced_hosts() -> list[str]:
 
 @pytest.fixture
 def cloud(fenced_hosts: list[str]) -> Iterator[Cloud]:
-    """A cloud of four hosts with a fencing hook, and ``max_hosts`` 1."""
+    """Yield a cloud of four hosts with a fencing hook, and ``max_hosts`` 1."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts=4)
 

@@ -38,7 +38,7 @@ def create_backup(cloud: Cloud, server: str, number: int, rotation: int = 1) -> 
 
 @pytest.fixture
 def backups(cloud: Cloud) -> tuple[str, str, str]:
-    """The ids of a server, of the protected old backup image, and of the new backup image."""
+    """Return the ids of a server, the protected old backup image, and the new backup image."""
     server = trial_of(cloud, "backup").server
     old_image = create_backup(cloud, server, 1)
     cloud.images.refusing["delete", old_image] = IMAGE_IS_PROTECTED

@@ -33,7 +33,7 @@ OTHER_IMAGE = "55555555-5555-4555-8555-555555555555"
 
 @pytest.fixture
 def cloud() -> Iterator[Cloud]:
-    """A cloud of three registered hosts."""
+    """Yield a cloud of three registered hosts."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts=3)
     register(cloud)

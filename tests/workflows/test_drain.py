@@ -31,7 +31,7 @@ from tests.workflows.simulator import FLAVOR, Cloud, Time
 
 @pytest.fixture
 def cloud() -> Iterator[Cloud]:
-    """A cloud of three registered hosts."""
+    """Yield a cloud of three registered hosts."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts=3)
     register(cloud)

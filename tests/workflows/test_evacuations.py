@@ -35,7 +35,7 @@ def cloud() -> Iterator[Cloud]:
 
 @pytest.fixture(params=["", "nfs"], ids=["local", "shared"])
 def either(request: pytest.FixtureRequest) -> Iterator[Cloud]:
-    """A cloud of two hosts, once with local disks and once with shared storage."""
+    """Yield a cloud of two hosts, once with local disks and once with shared storage."""
     cloud = create_cloud(2, request.param)
     yield cloud
     cloud.store.close()

@@ -24,7 +24,7 @@ from tests.workflows.simulator import Cloud, Time
 
 @pytest.fixture
 def cloud() -> Iterator[Cloud]:
-    """A cloud of three registered hosts."""
+    """Yield a cloud of three registered hosts."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts=3)
     register(cloud)

@@ -22,7 +22,10 @@ LOST = 4
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    """A server on h1. The database has lost the last actions, and so has a lower fence than h1."""
+    """Return a server on h1.
+
+    The database has lost the last actions, and so has a lower fence than h1.
+    """
     cloud.round()
     server_id = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()

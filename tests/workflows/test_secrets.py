@@ -29,7 +29,7 @@ def read_database(cloud: Cloud) -> str:
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    """A new server with a password and injected files. The create is accepted and not finished."""
+    """Return a new server with a password and injected files. The create is not finished."""
     cloud.round()
     server_id = cloud.create()[0]
     sealed = cloud.engine.vault.seal({"admin_pass": "secret", "files": FILES})

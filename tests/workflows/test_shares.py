@@ -20,7 +20,7 @@ ADDRESS = "127.0.0.1"
 
 @pytest.fixture
 def server(cloud: Cloud) -> str:
-    """A stopped server on host h1, without shares."""
+    """Return a stopped server on host h1, without shares."""
     return boot_stopped_server(cloud)
 
 

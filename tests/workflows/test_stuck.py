@@ -27,7 +27,7 @@ from tests.workflows.simulator import Cloud
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """A cloud with registered hosts and without servers."""
+    """Return a cloud with registered hosts and without servers."""
     register(cloud)
     return cloud
 

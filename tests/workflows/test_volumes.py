@@ -73,6 +73,7 @@ def boot_from_new_volume(cloud: Cloud, looks: int = 0, delete: bool = True) -> t
     """Create a server that boots from a new volume, without a round. Return both ids.
 
     Args:
+        cloud: The cloud.
         looks: Number of polls after which the service shows the volume as available.
         delete: Value of delete_on_termination.
     """

@@ -84,7 +84,10 @@ def attach(cloud: Cloud, server: str, volume_id: str, **more: Any) -> str:
     """Request that a volume is attached, as the API does, and return the action's id.
 
     Args:
-        more: Further fields of the requested volume.
+        cloud: The cloud.
+        server: Id of the server.
+        volume_id: Id of the volume.
+        **more: Further fields of the requested volume.
     """
     requested_volume = cloud.volumes.build_wanted_volume(volume_id, **more)
     row = states.row("attach_volume")
@@ -182,7 +185,7 @@ def _request_assistance(
 
 
 def is_volume_backed(cloud: Cloud, server: str) -> bool:
-    """True if a server boots from a volume."""
+    """Return True if a server boots from a volume."""
     return cloud.store.read(lambda tx: volumes.root_of(tx, server)) is not None
 
 

@@ -28,7 +28,7 @@ def unheld(devices: Sequence[Device], held: Sequence[HardwareAssignment]) -> lis
 
 
 def is_wanted(device: Device, requests: Sequence[DeviceRequest]) -> bool:
-    """True if the device is of a requested kind."""
+    """Return True if the device is of a requested kind."""
     return any((device.vendor, device.product) in request.kinds for request in requests)
 
 

@@ -35,6 +35,11 @@ CHUNK_BYTES = 1 << 20
 
 # --- At the source ---
 def offer(host: MemoryHost, server: str, secret: str, context: VerbContext) -> JsonObject:
+    """Let hosts with the secret read the guest's files, and return {"bytes": size}.
+
+    Raises:
+        VerbFailed: The guest is suspended or does not exist.
+    """
     with host.lock:
         guest = host.guest(server)
         if guest.saved:
@@ -49,12 +54,23 @@ def offer(host: MemoryHost, server: str, secret: str, context: VerbContext) -> J
 
 
 def parts(host: MemoryHost, server: str, secret: str) -> list[Part]:
+    """Return the guest's files that are offered under this secret.
+
+    Raises:
+        Forbidden: No files are offered under this secret.
+    """
     with host.lock:
         contents = _contents(_require_offer(host, server, secret))
     return [Part(name, len(content), len(content)) for name, content in contents.items()]
 
 
 def read_part(host: MemoryHost, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
+    """Return the chunks of a part, each with its offset.
+
+    Raises:
+        Forbidden: No files are offered under this secret.
+        NotFound: There is no such part.
+    """
     with host.lock:
         content = _contents(_require_offer(host, server, secret)).get(name)
     if content is None:
@@ -87,6 +103,11 @@ def _hash(secret: str) -> str:
 
 # --- At the destination ---
 def prepare(host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbContext) -> None:
+    """Check that this host can receive the guest. ``peer`` None means shared storage.
+
+    Raises:
+        VerbFailed: The host lacks hardware, network bindings or disk space for the guest.
+    """
     refuse_impossible(host, spec)
     if peer is not None:
         peer.parts()
@@ -112,6 +133,16 @@ def refuse_impossible(host: MemoryHost, spec: GuestSpec) -> None:
 def receive(
     host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbContext
 ) -> JsonObject:
+    """Store the guest's files on this host, once for this fence.
+
+    With ``peer`` None the files come from shared storage, and no bytes are copied.
+
+    Returns:
+        {"bytes": number of bytes copied}.
+
+    Raises:
+        VerbFailed: The files are invalid, or the guest is active on this host.
+    """
     with host.lock:
         present_guest = host.guests.get(spec.server) or host.files.get(spec.server)
     size = 0
@@ -196,6 +227,11 @@ def lay_down(host: MemoryHost, spec: GuestSpec, guest: MemoryGuest) -> None:
 
 
 def install(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
+    """Make a guest of the files on this host, and start the guest if ``runs``.
+
+    Raises:
+        VerbFailed: The guest is active under another fence, or this host has no files of the guest.
+    """
     with host.lock:
         guest = host.guests.get(spec.server) or _own(host, spec.server)
         if guest.is_active and guest.fence != spec.fence:

@@ -12,6 +12,11 @@ from compute_agent.virt.memory.state.host import MemoryHost
 
 
 def set_password(host: MemoryHost, server: str, user: str, password: str) -> None:
+    """Set the password of a user in the guest.
+
+    Raises:
+        VerbFailed: The guest does not run or has no agent.
+    """
     with host.lock:
         guest = _require_agent(host, server)
         guest.set_password(user, password)
@@ -19,6 +24,11 @@ def set_password(host: MemoryHost, server: str, user: str, password: str) -> Non
 
 
 def quiesce(host: MemoryHost, server: str, seconds: float) -> None:
+    """Freeze the guest's file systems for at most ``seconds``.
+
+    Raises:
+        VerbFailed: The guest does not run or has no agent.
+    """
     with host.lock:
         _require_agent(host, server).still_until = time.monotonic() + seconds
 

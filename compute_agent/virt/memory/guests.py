@@ -130,6 +130,11 @@ def _set_rescue(guest: MemoryGuest, spec: GuestSpec, fence: int) -> None:
 
 
 def inject_nmi(host: MemoryHost, server: str) -> None:
+    """Count an NMI, and write a line to the guest's console.
+
+    Raises:
+        VerbFailed: The guest is off or does not exist.
+    """
     with host.lock:
         guest = host.active_guest(server)
         guest.nmis += 1

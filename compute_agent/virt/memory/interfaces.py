@@ -15,6 +15,11 @@ from compute_agent.virt.memory.state.host import MemoryHost, state_of
 def attach(
     host: MemoryHost, server: str, fence: int, interface: Interface, context: VerbContext
 ) -> DomainState:
+    """Attach an interface when its bridge exists. A guest with the MAC address keeps its interface.
+
+    Raises:
+        VerbFailed: The guest is suspended, or the bridge does not appear in time.
+    """
     _refuse_suspended(host, server)
     context.phase(CommandPhase.ATTACHING_INTERFACE)
     power.await_bridges(host, [interface], context)
@@ -28,6 +33,11 @@ def attach(
 def detach(
     host: MemoryHost, server: str, fence: int, interface: Interface, context: VerbContext
 ) -> DomainState:
+    """Detach the interface with this MAC address. A missing interface is ignored.
+
+    Raises:
+        VerbFailed: The guest is suspended, or keeps the interface.
+    """
     _refuse_suspended(host, server)
     context.phase(CommandPhase.DETACHING_INTERFACE)
     with host.lock:

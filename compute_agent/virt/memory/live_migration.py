@@ -39,6 +39,14 @@ def prepare(
     cpu: JsonObject,
     context: VerbContext,
 ) -> JsonObject:
+    """Prepare this host for the arrival of a running guest, once for this fence.
+
+    Returns:
+        The URI and the address of this host, for the source.
+
+    Raises:
+        VerbFailed: The host lacks CPU features, hardware or space, or the shared files.
+    """
     cold_migration.refuse_impossible(host, spec)
     if missing_features := _lacking(host.size.cpu_info, cpu):
         raise VerbFailed(

@@ -159,6 +159,11 @@ def reboot(
 
 
 def pause(host: MemoryHost, server: str, fence: int) -> DomainState:
+    """Pause an active guest under this fence.
+
+    Raises:
+        VerbFailed: The guest is off or does not exist.
+    """
     with host.lock:
         guest = host.active_guest(server)
         guest.fence = fence
@@ -166,6 +171,11 @@ def pause(host: MemoryHost, server: str, fence: int) -> DomainState:
 
 
 def suspend(host: MemoryHost, server: str, fence: int, context: VerbContext) -> DomainState:
+    """Save the memory of an active guest. A guest that is saved already only gets the fence.
+
+    Raises:
+        VerbFailed: The guest is off without saved memory, or does not exist.
+    """
     context.phase(CommandPhase.SAVING_MEMORY, 0)
     wait(0, context)
     with host.lock:

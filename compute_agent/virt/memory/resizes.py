@@ -18,6 +18,13 @@ _BEFORE = "it is resized"
 
 
 def resize(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
+    """Resize a guest that is off, once for this fence, and start the guest if ``runs``.
+
+    The old disks are kept until ``settle``.
+
+    Raises:
+        VerbFailed: The guest is active and not resized under this fence.
+    """
     required_hardware(spec)
     with host.lock:
         guest = host.guest(spec.server)
@@ -37,6 +44,13 @@ def resize(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext) 
 
 
 def settle(host: MemoryHost, spec: GuestSpec, back: bool, resized: int) -> DomainState:
+    """Complete a resize, or with ``back`` restore the disks kept under the fence ``resized``.
+
+    Disks kept by another resize are dropped and never restored.
+
+    Raises:
+        VerbFailed: The guest is active and ``back`` is True.
+    """
     with host.lock:
         guest = host.guest(spec.server)
         if back:

@@ -12,6 +12,11 @@ from compute_agent.virt.memory.state.host import MemoryHost, state_of
 
 
 def attach(host: MemoryHost, server: str, fence: int, share: AttachedShare) -> DomainState:
+    """Attach a share to a guest that is off, in place of a share with the same id.
+
+    Raises:
+        VerbFailed: The guest is active or does not exist.
+    """
     with host.lock:
         guest = host.guest(server)
         refuse_active(guest, "its shares are changed")

@@ -20,6 +20,11 @@ from compute_agent.virt.memory.state.script import wait
 def attach(
     host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
 ) -> DomainState:
+    """Attach a volume, in place of an attached volume with the same id.
+
+    Raises:
+        VerbFailed: The volume cannot be connected or attached now, or the guest is suspended.
+    """
     volumes.link(volume, volumes.EVERY_PROTOCOL)
     context.phase(CommandPhase.ATTACHING_VOLUME)
     with host.lock:
@@ -73,6 +78,11 @@ def disconnect(host: MemoryHost, server: str, fence: int) -> None:
 
 
 def extend(host: MemoryHost, server: str, volume: AttachedVolume) -> None:
+    """Record the new size of an attached volume, ``volume.size_gb``.
+
+    Raises:
+        VerbFailed: The guest is suspended, or does not have the volume.
+    """
     with host.lock:
         guest = _changeable(host, server)
         if all(attached.volume_id != volume.volume_id for attached in guest.volumes):
@@ -103,6 +113,7 @@ def copy(
 
 
 def switch(host: MemoryHost, server: str, fence: int, volume: AttachedVolume) -> DomainState | None:
+    """Switch the guest to the copied volume. Return None if the guest is not on this host."""
     with host.lock:
         if server not in host.guests:
             return None
@@ -116,6 +127,7 @@ def switch(host: MemoryHost, server: str, fence: int, volume: AttachedVolume) ->
 
 
 def keep(host: MemoryHost, server: str, fence: int) -> DomainState | None:
+    """Drop the copy of a volume. Return None if the guest is not on this host."""
     with host.lock:
         if server not in host.guests:
             return None

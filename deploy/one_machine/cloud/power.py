@@ -156,7 +156,7 @@ def _namespaces(cloud: Cloud, number: int) -> list[Path]:
 
 
 def _is_started(cloud: Cloud, names: list[str]) -> bool:
-    """True if the supervisor runs any of these processes."""
+    """Return True if the supervisor runs any of these processes."""
     return find_supervisor(cloud) is not None and any(
         (pid := find_process(cloud, name)) is not None and Path(f"/proc/{pid}/ns/net").exists()
         for name in names

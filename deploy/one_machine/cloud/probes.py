@@ -11,7 +11,7 @@ import urllib.request
 
 
 def is_taken(port: int, address: str) -> bool:
-    """True if a program that wants to listen on this port of the address would be refused.
+    """Return True if a program that wants to listen on this port of the address would be refused.
 
     An address that does not belong to this machine is not taken.
     """
@@ -29,7 +29,7 @@ def is_taken(port: int, address: str) -> bool:
 
 
 def answers(port: int, address: str = "127.0.0.1") -> bool:
-    """True if a program listens on this port of this machine."""
+    """Return True if a program listens on this port of this machine."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((address, port)) == 0

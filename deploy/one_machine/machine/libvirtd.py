@@ -163,7 +163,7 @@ def stop(state_dir: str | Path, seconds: float = 30) -> None:
 
 
 def is_running(state_dir: str | Path) -> bool:
-    """True if a process serves this folder. Such a process holds the lock."""
+    """Return True if a process serves this folder. Such a process holds the lock."""
     try:
         with (Path(state_dir) / "lock").open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -351,7 +351,7 @@ def _enter_host(network: Path, name: str) -> None:
 
 
 def _is_serving(pid: int) -> bool:
-    """True if the process with this id is a libvirtd. Ids are recycled."""
+    """Return True if the process with this id is a libvirtd. Ids are recycled."""
     try:
         return b"libvirtd" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -381,6 +381,11 @@ def _path() -> str:
 
 
 def main(arguments: list[str]) -> int:
+    """Run the command, and return the exit status. Wrong arguments print the usage and return 2.
+
+    Raises:
+        Failed: libvirtd does not start or stop, or a namespace cannot be made or entered.
+    """
     match arguments:
         case ["start", folder]:
             print(start(folder))

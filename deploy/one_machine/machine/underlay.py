@@ -179,7 +179,7 @@ class Underlay:
         _ip("link", "set", self.cable(number), "up" if is_in else "down")
 
     def is_plugged(self, number: int) -> bool:
-        """True if the host's cable is connected."""
+        """Return True if the host's cable is connected."""
         flags = DEVICES / self.cable(number) / "flags"
         return flags.exists() and bool(int(flags.read_text(), 16) & IFF_UP)
 

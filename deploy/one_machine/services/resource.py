@@ -69,7 +69,7 @@ class Transaction:
         return self.connection.execute(statement).first()
 
     def has(self, statement: Executable) -> bool:
-        """True if a query has a row."""
+        """Return True if a query has a row."""
         return self.first(statement) is not None
 
     def scalars(self, statement: Executable) -> list[JsonValue]:

@@ -177,7 +177,7 @@ def compare_guests(
 
 
 def _was_never_built(server: ServerPlace) -> bool:
-    """True if the server's create failed, perhaps before volumes were attached.
+    """Return True if the server's create failed, perhaps before volumes were attached.
 
     The server's delete removes the volumes.
     """

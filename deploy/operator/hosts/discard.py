@@ -115,7 +115,7 @@ def _domains(store: Store, hosts: HostAnswers, host: str) -> Mapping[str, int]:
 
 
 def _has_files(hosts: HostAnswers, server: str, host: str) -> bool:
-    """True if the host has files of this server."""
+    """Return True if the host has files of this server."""
     return server in hosts.query(host, "files", {})["servers"]
 
 
@@ -124,7 +124,7 @@ def _no_answer(host: str) -> errors.Conflict:
 
 
 def _is_last(store: Store, hosts: HostAnswers, server: str, host: str) -> bool:
-    """True if all other hosts answer and have no guest of this server."""
+    """Return True if all other hosts answer and have no guest of this server."""
     silent: list[str] = []
     domains_by_host = ask_hosts(store, hosts.query, silent)
     return not silent and not any(

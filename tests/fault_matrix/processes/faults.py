@@ -381,7 +381,7 @@ def _send_conflicting_request(trial: Trial, taker: tuple[str, int]) -> None:
 
 
 def _has_first_continued(trial: Trial, taker: tuple[str, int]) -> bool:
-    """True if the first action is no longer held.
+    """Return True if the first action is no longer held.
 
     The action was released, or another cell killed the process that held the action.
     """

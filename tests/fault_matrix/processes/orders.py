@@ -45,7 +45,7 @@ class Order:
     stays: bool = False
 
     def is_at(self, point: tuple[str, ...]) -> bool:
-        """True if the order applies at this point."""
+        """Return True if the order applies at this point."""
         return len(point) == len(self.point) and all(
             expected in (ANY, actual) for expected, actual in zip(self.point, point, strict=True)
         )
@@ -157,11 +157,11 @@ class Orders:
             return False
 
     def has_order_at(self, *points: tuple[str, ...]) -> bool:
-        """True if an order for any server exists at one of these points."""
+        """Return True if an order for any server exists at one of these points."""
         return any(order.is_at(point) for order in self._read_open_orders() for point in points)
 
     def has_order_for(self, name: str) -> bool:
-        """True if an order exists for the server with this name."""
+        """Return True if an order exists for the server with this name."""
         return any(order.server == name for order in self._read_open_orders())
 
     def take(self, point: tuple[str, ...], servers: Collection[str]) -> Order | None:

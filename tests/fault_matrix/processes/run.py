@@ -112,7 +112,7 @@ def check(world: World, cell: Cell) -> None:
 
 
 def is_rough(cell: Cell, plan: Plan) -> bool:
-    """True if the cell makes a host unreachable for other cells."""
+    """Return True if the cell makes a host unreachable for other cells."""
     return plan.rough or cell.workflow == "evacuate"
 
 

@@ -300,7 +300,7 @@ class Trial:
         return self.world.read_server(self.server)
 
     def is_quiet(self) -> bool:
-        """True if the server exists and has no unfinished action."""
+        """Return True if the server exists and has no unfinished action."""
         if not self.server:
             return False
         row = self.read_row()

@@ -325,7 +325,7 @@ def group(host: NumaNode, cpu: int) -> list[int]:
 def follows_policy(
     host: NumaNode, chosen: Sequence[int], idle: set[int], used: set[int], policy: str
 ) -> bool:
-    """True if the chosen and idle CPUs follow the thread policy."""
+    """Return True if the chosen and idle CPUs follow the thread policy."""
     per_core = Counter(tuple(group(host, cpu)) for cpu in chosen)
     if policy == "isolate":
         return all(
@@ -405,7 +405,7 @@ def has_any_fit(
     earlier: list[HardwareAssignment],
     requirement: Hardware,
 ) -> bool:
-    """True if any combination of NUMA nodes and devices fits."""
+    """Return True if any combination of NUMA nodes and devices fits."""
     used = {address for assignment in earlier for address in assignment.devices}
     left = [device for device in devices if device.address not in used]
     slots = [request.kinds for request in requirement.devices for _ in range(request.count)]

@@ -37,7 +37,7 @@ def image(tmp_path: Path) -> CachedImage:
 
 @pytest.fixture
 def disk(tmp_path: Path, image: CachedImage) -> Disk:
-    """The plan of a server's disk. The file does not exist."""
+    """Return the plan of a server's disk. The file does not exist."""
     home = tmp_path / "instances" / "server"
     home.mkdir(parents=True)
     return disks.plan(home, image)
@@ -215,7 +215,7 @@ def test_require_space_names_free_and_required_space(tmp_path: Path) -> None:
 
 @pytest.fixture
 def other_file_system() -> Iterator[Path]:
-    """A folder on another file system."""
+    """Yield a folder on another file system."""
     memory = Path("/dev/shm")
     if not memory.is_dir():
         pytest.skip("no second file system on this machine")

@@ -40,7 +40,7 @@ def helpers() -> Iterator[Helpers]:
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Iterator[int]:
-    """An open file that only its owner may open, below a folder that only its owner may enter."""
+    """Yield an open file of mode 600 below a folder of mode 700."""
     path = tmp_path / "secret"
     path.touch(0o600)
     path.write_text("bytes of a tenant")

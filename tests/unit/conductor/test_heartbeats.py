@@ -57,7 +57,7 @@ def statements(cloud: Cloud) -> Iterator[list[str]]:
 
 
 def beat(cloud: Cloud, host: Host) -> bool:
-    """True if the conductor answers the host's heartbeat, so that the host need not sync."""
+    """Return True if the conductor answers the host's heartbeat, so that the host need not sync."""
     heartbeat = host.agent.heartbeat()
     assert heartbeat is not None
     return cloud.engine.heartbeats.answer(heartbeat)

@@ -132,7 +132,7 @@ class Cloud:
 
 @pytest.fixture(scope="module")
 def database_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The database file of a prepared cloud. Each test copies the file."""
+    """Return the database file of a prepared cloud. Each test copies the file."""
     new_cloud = Cloud(tmp_path_factory.mktemp("explain"))
     new_cloud.prepare()
     new_cloud.store.close()

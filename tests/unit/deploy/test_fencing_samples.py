@@ -62,7 +62,7 @@ def write_program(path: Path, body: str) -> None:
 
 @pytest.fixture
 def run_hook(tmp_path: Path) -> Hook:
-    """Function that runs the hook for node7 with an answer of stonith_admin."""
+    """Return a function that runs the hook for node7 with an answer of stonith_admin."""
 
     def run(
         history: str, heard: str | None = BEFORE, status: int = 0

@@ -134,7 +134,7 @@ def test_host_add_without_command_secret_is_refused(operator: Operator) -> None:
 # --- tokens ---
 @pytest.fixture
 def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder of the test, to which the commands write files."""
+    """Return the current folder of the test, to which the commands write files."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -265,7 +265,7 @@ class FakeControlPlane:
 
 @pytest.fixture
 def systemctl_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """The arguments of the calls of systemctl, which all succeed."""
+    """Return the arguments of the calls of systemctl, which all succeed."""
     commands: list[tuple[str, ...]] = []
     monkeypatch.setattr(join_checks, "systemctl", lambda *words: commands.append(words) or "")
     monkeypatch.setattr(join, "PAUSE_SECONDS", 0.01)

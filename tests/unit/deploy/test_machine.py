@@ -42,7 +42,7 @@ PLAIN = "tests/unit/deploy/test_underlay.py::test_underlay_addresses_of_one_clou
 
 @pytest.fixture
 def machine_abilities(monkeypatch: pytest.MonkeyPatch) -> set[Ability]:
-    """The abilities of the machine. A test removes those that the machine lacks."""
+    """Return the abilities of the machine. A test removes those that the machine lacks."""
     remaining = set(Ability)
     monkeypatch.setattr(
         machine,

@@ -29,7 +29,7 @@ def conf(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """A database with an Idempotency-Key of 40 days and another of 10 days."""
+    """Yield a database with an Idempotency-Key of 40 days and another of 10 days."""
     new_store = Store(f"sqlite:///{tmp_path}/k.db")
     upgrade(new_store)
     row = {"project_id": "p", "digest": "d", "reservation_id": "r", "server_id": "s"}

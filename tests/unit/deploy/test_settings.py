@@ -20,7 +20,7 @@ SECRET = "mysql+pymysql://kilonova:secret@127.0.0.1/kilonova"
 
 @pytest.fixture
 def cloud(tmp_path: Path) -> Cloud:
-    """A cloud with an external database and with stored settings, as after a start."""
+    """Return a cloud with an external database and with stored settings, as after a start."""
     new_cloud = Cloud(tmp_path, hosts=("h1",), database_url=SECRET)
     new_cloud.run.mkdir()
     settings.remember(new_cloud)
@@ -29,7 +29,7 @@ def cloud(tmp_path: Path) -> Cloud:
 
 @pytest.fixture
 def running(cloud: Cloud) -> Iterator[Cloud]:
-    """The cloud while the lock of the supervisor is held, as by a running supervisor."""
+    """Yield the cloud while the lock of the supervisor is held, as by a running supervisor."""
     with (cloud.run / "supervise.lock").open("w") as lock:
         lock.write("1\n")
         lock.flush()

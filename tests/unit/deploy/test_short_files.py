@@ -43,7 +43,7 @@ Load = Callable[[str], cfg.ConfigOpts]
 
 @pytest.fixture
 def configuration_folder(tmp_path: Path) -> Path:
-    """The folder in place of /etc/kilonova, after the commands of the page."""
+    """Return the folder in place of /etc/kilonova, after the commands of the page."""
     # On a controller, systemd-tmpfiles creates these folders.
     for folder in ("secrets", "tls"):
         (tmp_path / folder).mkdir(mode=0o750)

@@ -51,7 +51,7 @@ def make_program(
 
 @pytest.fixture
 def cloud(tmp_path: Path) -> Iterator[Cloud]:
-    """A cloud of two sleeping processes."""
+    """Yield a cloud of two sleeping processes."""
     new_cloud = Cloud(tmp_path)
     new_cloud.run.mkdir()
     (tmp_path / "log").mkdir()

@@ -44,7 +44,7 @@ GUEST = {"kvm_or_tcg"}
 
 @pytest.fixture
 def items(request: pytest.FixtureRequest) -> list[pytest.Item]:
-    """The tests that this run collected."""
+    """Return the tests that this run collected."""
     return request.session.items
 
 

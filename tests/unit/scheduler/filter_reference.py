@@ -401,7 +401,7 @@ ALWAYS = (
 
 
 def may_take(host: Host, spec: RequestSpec, world: World, enabled: list[str]) -> bool:
-    """True if the host may take the server with these filters enabled."""
+    """Return True if the host may take the server with these filters enabled."""
     if not matches_host_names(host, spec, world):
         return False
     if spec.is_rebuild:

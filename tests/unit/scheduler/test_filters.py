@@ -162,7 +162,7 @@ def install(folder: Path, name: str, module: str, entry_points: str) -> None:
 
 @pytest.fixture
 def third_party_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A distribution with one working filter and several broken filters."""
+    """Yield a distribution with one working filter and several broken filters."""
     install(
         tmp_path,
         "example_filters",

@@ -194,7 +194,7 @@ class Network:
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with the tables of the network service, to be copied."""
+    """Return a database with the tables of the network service, to be copied."""
     path = tmp_path_factory.mktemp("network") / "empty.db"
     Database(path, network_schema.METADATA).close()
     return path
@@ -202,7 +202,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def network(tmp_path: Path, empty_database: Path) -> Iterator[Network]:
-    """A network service without hosts."""
+    """Yield a network service without hosts."""
     shutil.copy(empty_database, tmp_path / "network.db")
     database = Database(tmp_path / "network.db", network_schema.METADATA)
     yield Network(Fabric(database, NetworkSettings(has_hosts=False)))

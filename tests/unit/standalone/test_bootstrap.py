@@ -57,7 +57,7 @@ def service_names(database: Database) -> dict[str, str]:
 
 
 def test_bootstrap_names_services_as_clients_search_for_them(database: Database) -> None:
-    """libcloud and Masakari search the catalogue by name, "nova", besides the type."""
+    """Masakari and libcloud search the catalogue by name, "nova", besides the type."""
     endpoints = {"compute": "http://c:8774/v2.1", "placement": "http://c:8778"}
     bootstrap(database, PASSWORDS, endpoints)
     assert service_names(database) == {"compute": "nova", "placement": "placement"}

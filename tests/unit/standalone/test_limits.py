@@ -11,7 +11,7 @@ OWN = {"project": {"name": "service", "domain": {"id": "default"}}}
 
 @pytest.fixture
 def service(identity: Any) -> str:
-    """The id of a service that only this test uses."""
+    """Return the id of a service that only this test uses."""
     response = identity.request(
         "POST", "/v3/services", json={"service": {"type": "compute", "name": "c"}}
     )

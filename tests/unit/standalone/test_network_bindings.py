@@ -22,7 +22,7 @@ HOSTS = ("h1", "h2", "h3")
 
 @pytest.fixture
 def cloud(tmp_path: Path) -> Iterator[Network]:
-    """A network service with three hosts, each of which has acknowledged all revisions."""
+    """Yield a network service with three hosts, each of which has acknowledged all revisions."""
     database = Database(tmp_path / "network.db", schema.METADATA)
     cloud = Network(Fabric(database))
     for number, host in enumerate(HOSTS, 1):

@@ -207,7 +207,7 @@ def test_hostile_value_of_description_is_in_no_rule_or_file(path: tuple[Any, ...
 
 
 def is_in_state(path: tuple[Any, ...], value: Any) -> bool:
-    """True if a hostile value at a path of the description is in a file or rule of the host."""
+    """Return True if a hostile value at a path of the description is in a file or rule."""
     tree = new_description()
     place: Any = tree
     for step in path[:-1]:

@@ -46,7 +46,7 @@ def fabric(tmp_path: Path, clock: Clock) -> Iterator[Fabric]:
 
 @pytest.fixture
 def cloud(fabric: Fabric) -> Network:
-    """A network service for hosts, before the first request of a host."""
+    """Return a network service for hosts, before the first request of a host."""
     return Network(fabric)
 
 

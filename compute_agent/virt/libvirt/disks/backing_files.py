@@ -81,7 +81,7 @@ def belongs(base: Path, disk: str) -> bool:
 
 
 def same_content(one: ImageRef, other: ImageRef) -> bool:
-    """True if two images have the same format and checksum."""
+    """Return True if two images have the same format and checksum."""
     return (one.disk_format, one.hash_algo, one.hash_value.lower()) == (
         other.disk_format,
         other.hash_algo,

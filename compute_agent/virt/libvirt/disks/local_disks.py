@@ -38,7 +38,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
 
 
 def is_ephemeral(name: str) -> bool:
-    """True for the name of an ephemeral disk, whose content must be kept while the guest is off."""
+    """Return True for the name of an ephemeral disk. Its content is kept while the guest is off."""
     return name != local_disks.SWAP and NAME.fullmatch(name) is not None
 
 

@@ -249,7 +249,7 @@ class AssistedSnapshots:
 
 
 def is_merged(paths: Sequence[str], merge: VolumeMerge) -> bool:
-    """True if the merge has been done.
+    """Return True if the merge has been done.
 
     Args:
         paths: The disk's files, from the active file down to the last backing file.

@@ -494,7 +494,7 @@ class _Migration:
         domain_before = self._libvirt.find(self._server)
 
         def is_ours(domain: GuestDomain | None) -> TypeGuard[GuestDomain]:
-            """True if no later command has changed the domain."""
+            """Return True if no later command has changed the domain."""
             return (
                 domain is not None
                 and domain_before is not None
@@ -589,6 +589,7 @@ class _Migration:
 
 
 def in_url(address: str) -> str:
+    """Return the address as the host of a URL. IPv6 addresses get brackets."""
     return f"[{address}]" if ":" in address else address
 
 

@@ -314,7 +314,7 @@ def describe_host(name: str, address: str) -> dict[str, object]:
 
 
 def _supports_direct_io(path: Path) -> bool:
-    """True if the file can be opened with O_DIRECT. Some file systems do not support that."""
+    """Return True if the file can be opened with O_DIRECT. Some file systems lack support."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_NOFOLLOW | os.O_NONBLOCK))
     except OSError:

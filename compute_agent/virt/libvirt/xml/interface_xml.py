@@ -46,6 +46,7 @@ def element(plug: Plug, address: Mapping[str, str] | None, options: Mapping[str,
 
 
 def text(interface: Element) -> str:
+    """Return the interface as XML text."""
     return ElementTree.tostring(interface, encoding="unicode")
 
 

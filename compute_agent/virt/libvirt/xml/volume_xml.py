@@ -183,6 +183,7 @@ def wanted_name(volume: AttachedVolume) -> str:
 
 
 def text(disk: Element) -> str:
+    """Return the element as XML text."""
     return ElementTree.tostring(disk, encoding="unicode")
 
 
@@ -280,6 +281,7 @@ def _position(address: Mapping[str, str]) -> list[int]:
 
 
 def name_of(disk: Element) -> str:
+    """Return the device name of a disk, for example "vdb", or "" without a target."""
     target = disk.find("target")
     return "" if target is None else target.get("dev", "")
 
@@ -291,7 +293,7 @@ def alias(disk: Element) -> str:
 
 
 def has_scsi(xml: str) -> bool:
-    """True if the domain has a SCSI controller."""
+    """Return True if the domain has a SCSI controller."""
     return ElementTree.fromstring(xml).find(SCSI_CONTROLLER) is not None
 
 
@@ -370,7 +372,7 @@ def booted_from(xml: str, boot_volumes: Sequence[AttachedVolume]) -> str:
 
 
 def has_order(disk: Element) -> bool:
-    """True if the disk has a position in the boot order."""
+    """Return True if the disk has a position in the boot order."""
     return disk.find("boot") is not None
 
 

@@ -386,4 +386,5 @@ def make_inventory(
 
 
 def state_of(server: str, guest: MemoryGuest) -> DomainState:
+    """Return the guest's state for reports and results."""
     return DomainState(server, guest.power_state, guest.fence)

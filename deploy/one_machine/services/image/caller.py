@@ -17,7 +17,7 @@ VERSIONS = ("/", "/versions", "/v2", "/v2/")
 
 
 def is_open(path: str) -> bool:
-    """True if the path needs no token."""
+    """Return True if the path needs no token."""
     return path in VERSIONS
 
 

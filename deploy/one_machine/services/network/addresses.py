@@ -49,7 +49,7 @@ def free_mac(
 
 
 def has_mac(connection: Connection, network_id: str, mac: str) -> bool:
-    """True if a port of the network has this MAC address."""
+    """Return True if a port of the network has this MAC address."""
     query = select(schema.ports.c.id).filter_by(network_id=network_id, mac_address=mac)
     return connection.scalar(query) is not None
 
@@ -62,7 +62,7 @@ def subnets_of(connection: Connection, network_id: str) -> Sequence[DbRow]:
 
 
 def is_from_mac(subnet: DbRow) -> bool:
-    """True if guests in the subnet derive their addresses from their MAC addresses."""
+    """Return True if guests in the subnet derive their addresses from their MAC addresses."""
     return subnet.ipv6_address_mode in FROM_MAC
 
 

@@ -25,6 +25,8 @@ AGENT_NAMESPACE = uuid.UUID("8c1d6a0e-6f0f-4f5e-9a3e-3f0b6b0f6b55")
 
 
 class NetworkAgents(Handler[Fabric]):
+    """GET /v2.0/agents: the network agents of all hosts, for admins."""
+
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         req.context.caller.require_admin("(rule:get_agent)")
         rows = self._service.database.rows(select(schema.hosts).order_by(schema.hosts.c.name))

@@ -78,7 +78,7 @@ def remove_inactive_bindings(change: Change, port_id: str, *rules: ColumnElement
 
 
 def is_of_server(row: DbRow) -> bool:
-    """True if the port belongs to a server."""
+    """Return True if the port belongs to a server."""
     return bool(row.device_id) and row.device_owner.startswith("compute:")
 
 

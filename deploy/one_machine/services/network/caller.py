@@ -15,7 +15,7 @@ HOSTS = "/v2.0/kilonova/hosts/"
 
 
 def is_open(path: str) -> bool:
-    """True if the path needs no token."""
+    """Return True if the path needs no token."""
     return path in VERSIONS or path.startswith(HOSTS)
 
 

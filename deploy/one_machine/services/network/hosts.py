@@ -43,7 +43,7 @@ class HostRegistry:
         return None if contact is None else self._monotonic() - contact
 
     def is_alive(self, name: str) -> bool:
-        """True if the host had contact within the last 30 s."""
+        """Return True if the host had contact within the last 30 s."""
         silence = self.silence(name)
         return silence is not None and silence < SILENCE_SECONDS
 

@@ -34,6 +34,8 @@ NETWORKS, PORTS = schema.networks, schema.ports
 
 
 class NetworksApi(NetworkResource):
+    """The API of networks, /v2.0/networks."""
+
     name, plural, table, missing = "network", "networks", NETWORKS, "NetworkNotFound"
     attributes = Attributes(
         {

@@ -104,6 +104,8 @@ def by_fixed_ips(values: list[str]) -> ColumnElement[bool]:
 
 
 class PortsApi(NetworkResource):
+    """The API of ports, /v2.0/ports."""
+
     name, plural, table, missing = "port", "ports", PORTS, "PortNotFound"
     attributes = Attributes(
         {

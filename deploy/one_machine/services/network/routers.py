@@ -56,6 +56,8 @@ INTERFACE_BODY = Attributes(subnet_id=Attribute(ID), port_id=Attribute(ID))
 
 
 class RoutersApi(NetworkResource):
+    """The API of routers, /v2.0/routers."""
+
     name, plural, table, missing = "router", "routers", ROUTERS, "RouterNotFound"
     attributes = Attributes(
         {

@@ -46,6 +46,8 @@ RULE_KEY = (
 
 
 class SecurityGroupsApi(NetworkResource):
+    """The API of security groups, /v2.0/security-groups."""
+
     name, plural, table = "security_group", "security-groups", GROUPS
     missing = "SecurityGroupNotFound"
     constant = {"shared": False}

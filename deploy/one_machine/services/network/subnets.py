@@ -46,6 +46,8 @@ IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class SubnetsApi(NetworkResource):
+    """The API of subnets, /v2.0/subnets."""
+
     name, plural, table, missing = "subnet", "subnets", SUBNETS, "SubnetNotFound"
     attributes = Attributes(
         {

@@ -14,7 +14,7 @@ VERSIONS = ("/", "/v3", "/v3/")
 
 
 def is_open(path: str) -> bool:
-    """True if the path needs no token."""
+    """Return True if the path needs no token."""
     return path in VERSIONS
 
 

@@ -175,6 +175,11 @@ def _validate(body: object, known: dict[str, int]) -> dict[str, int]:
 
 
 class VolumeLimits:
+    """GET /v3/limits: the quotas of the caller's project and their use.
+
+    Admins may name another project from microversion 3.39 on.
+    """
+
     def __init__(self, service: VolumeService) -> None:
         self._service = service
 

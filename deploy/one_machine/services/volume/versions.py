@@ -66,7 +66,7 @@ def _minor(header: str) -> int:
 
 
 def since(req: falcon.Request, minor: int) -> bool:
-    """True if the request's version is 3.`minor` or later."""
+    """Return True if the request's version is 3.`minor` or later."""
     return bool(req.context.minor >= minor)
 
 

@@ -285,6 +285,8 @@ DETACH = BodySchema(mapping({"attachment_id": nullable(text(64)), "connector": {
 
 
 class VolumeActions:
+    """POST /v3/volumes/{key}/action: the actions of volumes."""
+
     def __init__(self, service: VolumeService) -> None:
         self._service = service
 

@@ -85,6 +85,8 @@ DELETABLE = ("available", "error", "error_restoring", "error_extending", "error_
 
 
 class VolumesApi(Resource):
+    """The API of volumes, /v3/volumes."""
+
     name, plural, table, bulk = "volume", "volumes", volumes, False
 
     def __init__(self, service: VolumeService) -> None:
@@ -369,7 +371,7 @@ def find_type(connection: Connection, caller: VolumeCaller, reference: str) -> D
 
 
 def is_multiattach(extra_specs: Mapping[str, str]) -> bool:
-    """True if volumes of this type can be attached to several servers."""
+    """Return True if volumes of this type can be attached to several servers."""
     word = extra_specs.get("multiattach", "").replace("<is>", "").strip().lower()
     return bool(TRUTHS.get(word))
 

@@ -91,7 +91,7 @@ def unknown_at(tx: Connection, finding: Finding) -> list[str]:
 
 
 def is_spare(tx: Connection, finding: Finding, look: Look) -> bool:
-    """True if a guest without a record can be discarded.
+    """Return True if a guest without a record can be discarded.
 
     That is so if the server was deleted, or if its recorded host has a record of its guest and
     ``look`` does not find that this guest is missing. False if the server has no record.

@@ -34,7 +34,7 @@ from deploy.operator.doctor.finding import Finding
 
 
 def holds(tx: Connection, consumer: str, host: str) -> bool:
-    """True if the consumer has an allocation on the host."""
+    """Return True if the consumer has an allocation on the host."""
     query = (
         sa.select(allocations_table.c.used)
         .join(providers, providers.c.id == allocations_table.c.provider_id)

@@ -74,7 +74,7 @@ class Filter:
 
     @staticmethod
     def may_be_long(header: tuple[int, ...]) -> bool:
-        """True if a packet with this header may have more than ``MOST_PLAIN`` bytes."""
+        """Return True if a packet with this header may have more than ``MOST_PLAIN`` bytes."""
         return header[1] == REMOTE and header[3] in (PREPARE, FINISH)
 
     def rewrite(self, data: bytes) -> bytes:

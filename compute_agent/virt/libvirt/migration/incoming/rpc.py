@@ -135,10 +135,12 @@ class Reader:
 
 
 def number(value: int) -> bytes:
+    """Return an unsigned number of 32 bits, in wire format."""
     return NUMBER.pack(value)
 
 
 def opaque(data: bytes) -> bytes:
+    """Return bytes of variable length, or the bytes of a string, in wire format."""
     return NUMBER.pack(len(data)) + data + bytes(-len(data) % NUMBER.size)
 
 
