@@ -73,7 +73,7 @@ class Journal:
         return from_wire(Result, json.loads(row[0])) if row else None
 
     def has_begun(self, key: str) -> bool:
-        """True if ``begin`` or ``end`` has recorded the command. The result may be missing."""
+        """Return True if ``begin`` or ``end`` has recorded the command, with or without result."""
         with self._lock:
             return (
                 self._db.execute("SELECT 1 FROM results WHERE key = ?", (key,)).fetchone()

@@ -364,7 +364,7 @@ class Agent:
             self._must_be_off.discard(server)
 
     def has_lease(self) -> bool:
-        """True if a conductor answered a message of the last ``LEASE_SECONDS``.
+        """Return True if a conductor answered a message of the last ``LEASE_SECONDS``.
 
         Without a lease no guest is started.
         """
@@ -398,7 +398,7 @@ class Agent:
         )
 
     def fences_itself(self) -> bool:
-        """True if this host must power off all its guests.
+        """Return True if this host must power off all its guests.
 
         This is so while a begun fencing has not ended, and when the last answered message is older
         than ``fence_after``, because conductors may then have declared the host dead.
@@ -485,7 +485,7 @@ class Agent:
 
     # --- Exchanges ---
     def wants_full_report(self) -> bool:
-        """True if the next exchange must report all domains.
+        """Return True if the next exchange must report all domains.
 
         This is so at the start, a minute after the last full report, and when a conductor did not
         answer a heartbeat or had work for the host.
@@ -496,7 +496,7 @@ class Agent:
         )
 
     def is_look_due(self) -> bool:
-        """True if domains must be read again before the next heartbeat, for its digest.
+        """Return True if domains must be read again before the next heartbeat, for its digest.
 
         False if the next exchange reports all domains anyway.
         """
@@ -548,7 +548,7 @@ class Agent:
             self._looked_at = None
 
     def is_working_on(self, server: str) -> bool:
-        """True if a command for this server runs, whose result will report the domain's state."""
+        """Return True if a command runs for this server. Its result reports the domain state."""
         return any(work.running and work.command.server == server for work in self._work.values())
 
     def in_hand(self) -> Mapping[str, Work]:
@@ -556,7 +556,7 @@ class Agent:
         return self._work
 
     def has_news(self) -> bool:
-        """True if there is something to report before the next periodic exchange.
+        """Return True if there is something to report before the next periodic exchange.
 
         This is a result, the outcome of a prefetch, or a changed domain without a command in hand.
         """

@@ -151,7 +151,7 @@ def make_ceilometer(log: Path) -> str:
 
 
 def has_ceilometer() -> bool:
-    """True if the environment with the Ceilometer of the present lock is complete."""
+    """Return True if the environment with the Ceilometer of the present lock is complete."""
     return _lock_stamp(CEILOMETER, CEILOMETER_LOCK).exists()
 
 
@@ -171,7 +171,7 @@ def docs_command(folder: Path) -> list[str | Path]:
 
 
 def has_tempest() -> bool:
-    """True if the environment with the Tempest of the present lock is complete."""
+    """Return True if the environment with the Tempest of the present lock is complete."""
     return _lock_stamp(TEMPEST, TEMPEST_LOCK).exists()
 
 

@@ -292,7 +292,7 @@ class OptionalService:
     section: ClassVar[str]
 
     def has_service(self) -> bool:
-        """True if the service's URL is configured or in the catalogue.
+        """Return True if the service's URL is configured or in the catalogue.
 
         Raises:
             Unavailable: The catalogue cannot be read.

@@ -487,7 +487,7 @@ class _HashedData:
 
 
 def _matches(image: JsonMapping, record: JsonMapping) -> bool:
-    """True if the image has all values of the record. Values are compared as texts."""
+    """Return True if the image has all values of the record. Values are compared as texts."""
     return all(str(image.get(key)) == str(value) for key, value in record.items())
 
 

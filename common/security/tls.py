@@ -222,7 +222,7 @@ def check_external_urls(conf: cfg.ConfigOpts) -> None:
 
 
 def is_loopback(address: str | None) -> bool:
-    """True if traffic to this address stays on the machine.
+    """Return True if traffic to this address stays on the machine.
 
     True for no address, a path of a Unix socket and the name localhost. Other names are False.
     """

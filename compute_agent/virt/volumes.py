@@ -134,7 +134,7 @@ def check_id(volume_id: str) -> None:
 
 
 def boots_from_volume(volumes: Iterable[AttachedVolume]) -> bool:
-    """True if the guest has no root disk, because a volume with boot index 0 takes its place."""
+    """Return True if a volume with boot index 0 takes the place of the guest's root disk."""
     return any(volume.boot_index == 0 for volume in volumes)
 
 

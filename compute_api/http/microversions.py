@@ -59,7 +59,7 @@ def find_version(
 
 
 def is_version(text: str) -> bool:
-    """True if the text has the form of a version: two numbers of any size, joined by a dot."""
+    """Return True if the text is two numbers of any size, joined by a dot."""
     return _DIGITS.match(text) is not None
 
 

@@ -618,7 +618,7 @@ def _is_news(server: PlacedServerRow, host: str, domain: DomainState) -> bool:
 
 
 def _lost_power(server: PlacedServerRow, domain: DomainState) -> bool:
-    """True if a server that should run is off at its host and in its record.
+    """Return True if a server that should run is off at its host and in its record.
 
     Only a boot of the host leads to this state (``guests.lost_power``).
     """

@@ -141,7 +141,7 @@ class Run(Generic[Args, Data]):
         self.changes.update(values)
 
     def has_volumes(self) -> bool:
-        """True if the server had a volume when its rows were read."""
+        """Return True if the server had a volume when its rows were read."""
         return bool(self.volumes)
 
     def set_volume(self, row: BlockDeviceRow, **values: object) -> None:

@@ -361,7 +361,7 @@ def _position(action: ActionRow) -> tuple[Any, ...]:
 
 
 def is_held(server: ServerRow, action: ActionRow) -> bool:
-    """True if this is the server's running action, and both have the same fence."""
+    """Return True if this is the server's running action, and both have the same fence."""
     return bool(server.action == action.id and server.fence == action.fence)
 
 

@@ -569,7 +569,7 @@ def store_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> No
 
 
 def starts_paused(run: AnyRun) -> bool:
-    """True if the guest starts paused, because an interface was not wired yet."""
+    """Return True if the guest starts paused, because an interface was not wired yet."""
     return isinstance(run.data, PortData) and run.data.paused
 
 
@@ -579,7 +579,7 @@ def asks_for_networks(run: RequestRun) -> bool:
 
 
 def has_ports(run: AnyRun) -> bool:
-    """True if the server may have ports. ``interfaces`` is None if it never had a port."""
+    """Return True if the server may have ports. ``interfaces`` is None if it never had a port."""
     return run.server.interfaces is not None
 
 

@@ -218,7 +218,7 @@ def find_neighbours(cloud: Cloud) -> list[str]:
 
 
 def _runs(program: str) -> bool:
-    """True if a process with this program name runs in the mount namespace of this process.
+    """Return True if a process with this program name runs in the mount namespace of this process.
 
     The libvirtds of clouds have mount namespaces of their own.
     """

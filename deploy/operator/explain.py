@@ -406,7 +406,7 @@ def _request(spec: RequestSpec) -> JsonObject:
 
 
 def _together(store: Store, spec: RequestSpec) -> bool:
-    """True if all servers of the request must share a host, because of the policy affinity.
+    """Return True if all servers of the request must share a host, because of the policy affinity.
 
     Then the room is the largest number in ``Explanation.room`` instead of the sum of all zones.
     """

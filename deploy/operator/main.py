@@ -109,7 +109,7 @@ class _Printable:
 
 
 def _reader_is_gone() -> bool:
-    """True if standard output has no reader.
+    """Return True if standard output has no reader.
 
     A BrokenPipeError may also come from another pipe or socket.
     """

@@ -114,7 +114,7 @@ def copy(name: str, to: Path) -> None:
 
 
 def is_unchanged(file: PackagePath) -> bool:
-    """True if the file has the digest from its wheel.
+    """Return True if the file has the digest from its wheel.
 
     Also True for the list of digests itself (RECORD), which has no digest.
     """

@@ -98,7 +98,7 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
 
 
 def _supports(facts: JsonMapping, required: list[str]) -> bool:
-    """True if one entry of the fact ``supported_instances`` has all these values."""
+    """Return True if one entry of the fact ``supported_instances`` has all these values."""
     return any(
         set(required) <= {str(word).lower() for word in supported}
         for supported in facts.get("supported_instances") or ()

@@ -31,7 +31,7 @@ _TEXTS: dict[str, Callable[[str, str], bool]] = {
 
 
 def meets(requirement: str, value: str) -> bool:
-    """True if the value meets the requirement, whose syntax the module's docstring describes."""
+    """Return True if the value meets the requirement. The module's docstring has the syntax."""
     first, *words = requirement.split() or [""]
     if first == "<or>":
         # The words between the values are <or> again.

@@ -422,7 +422,10 @@ def test_placement_refuses_writes_of_allocations(placement: Placement) -> None:
     ):
         for token in ("admin", "service"):
             answer = placement.call(method, path, None if method == "DELETE" else {}, token=token)
-            assert (answer.status_code, "cannot change allocations" in detail(answer.json)) == (403, True)
+            assert (answer.status_code, "cannot change allocations" in detail(answer.json)) == (
+                403,
+                True,
+            )
     assert (
         placement.store.read(lambda tx: list(tx.execute(sa.select(schema.allocations)))) == before
     )

@@ -206,7 +206,7 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
         super().reload()
 
     def _can_start(self, process: str) -> bool:
-        """True if a worker can start with the configuration files in their present state.
+        """Return True if a worker can start with the configuration files in their present state.
 
         A child process tries to start, because a worker that cannot start ends the master. The
         child logs an error in the configuration.

@@ -94,7 +94,7 @@ def on(cloud: Cloud, number: int, seconds: float = 30) -> None:
 
 
 def is_on(cloud: Cloud, number: int) -> bool:
-    """True if the host's network namespace exists, or if one of its processes runs."""
+    """Return True if the host's network namespace exists, or if one of its processes runs."""
     return cloud.underlay.exists(number) or _is_started(cloud, processes.of_host(cloud, number))
 
 

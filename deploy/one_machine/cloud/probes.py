@@ -36,7 +36,7 @@ def answers(port: int, address: str = "127.0.0.1") -> bool:
 
 
 def http_answers(url: str, ca_file: str | None = None) -> bool:
-    """True if a service answers at the URL with a status below 500. The request uses no proxy.
+    """Return True if a service answers at the URL, without a proxy, with a status below 500.
 
     Args:
         url: The URL to request.

@@ -171,7 +171,7 @@ class Underlay:
             _ip("-netns", name, "link", "set", device, "up")
 
     def exists(self, number: int) -> bool:
-        """True if the host's namespace exists. A leftover file in /run/netns does not count."""
+        """Return True if the host's namespace exists. A leftover file does not count."""
         return _succeeds("ip", "-netns", f"{self.bridge}-{number}", "link", "show", "lo")
 
     def plug(self, number: int, is_in: bool) -> None:

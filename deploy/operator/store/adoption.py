@@ -186,7 +186,7 @@ def adopt(tx: Connection, adoption: Adoption, limits: quotas.Numbers) -> None:
 
 
 def share_storage(tx: Connection, first: str, second: str) -> bool:
-    """True if both hosts report storage, and report the same."""
+    """Return True if both hosts report storage, and report the same."""
     storage_by_host = {
         row.name: (row.facts or {}).get("storage")
         for row in tx.execute(

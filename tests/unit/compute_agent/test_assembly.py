@@ -71,7 +71,10 @@ def test_memory_driver_without_cpu_sets_reports_no_numa_nodes(load) -> None:
         (("driver = memory", "memory_vcpus = 4", "cpu_shared_set = 0-7"), "no CPU 4-7"),
         (("driver = memory", "cpu_shared_set = 0-3", "cpu_dedicated_set = 3"), "both name 3"),
         (("cpu_dedicated_set = 90000",), "no CPU 90000"),
-        (("pci_devices = 0000:ff:1f.7",), "no device 0000:ff:1f.7; see lspci -D"),
+        (
+            ("pci_devices = 0000:ff:1f.7",),
+            "no device 0000:ff:1f.7; for the addresses, see lspci -D",
+        ),
     ],
 )
 def test_make_driver_exits_when_configured_cpus_or_devices_are_invalid(

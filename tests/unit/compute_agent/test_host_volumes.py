@@ -149,7 +149,7 @@ def test_nfs_volume_with_malformed_export_is_refused_unmounted(exports: Exports)
 
 def test_volume_protocol_is_refused_for_both_qemu_and_host() -> None:
     both = Protocols(by_qemu=["iscsi"], by_host=["iscsi"])
-    with pytest.raises(ConfigError, match="both name iscsi; take one of them out"):
+    with pytest.raises(ConfigError, match="both name iscsi; remove each protocol"):
         connectors.of_host(both, None, False, {"host": "h1"})
     table = connectors.of_host(Protocols(by_host=["nfs"]), None, False, {"host": "h1"}).table
     assert set(table) == {"nbd", "nfs"}

@@ -207,7 +207,7 @@ def test_forget_disk_removes_kept_disk(own_disk: Disk) -> None:
 def test_require_space_names_free_and_required_space(tmp_path: Path) -> None:
     disks.require_space(tmp_path / "not there yet", 1)
     with pytest.raises(
-        VerbFailed, match=r"\d GiB of disk free .* may take 1048576\.0 GiB"
+        VerbFailed, match=r"\d GiB of disk free, .* may take up to 1048576\.0 GiB"
     ) as failed:
         disks.require_space(tmp_path, 1 << 50)
     assert failed.value.retryable

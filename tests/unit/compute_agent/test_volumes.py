@@ -81,7 +81,7 @@ def test_local_volume_outside_folder_or_of_other_id_is_refused(tmp_path: Path) -
     ):
         with pytest.raises(VerbFailed, match="cannot be used on this host"):
             host(folder).connect(local(path))
-    with pytest.raises(VerbFailed, match="served by local, and the host knows nbd"):
+    with pytest.raises(VerbFailed, match="served by local. The host supports nbd"):
         host().source(local(create_file(folder)))
 
 

@@ -74,7 +74,7 @@ def test_check_accepts_valid_extra_spec(name: str, value: str) -> None:
         ("trait:HW_NOTHING", "required", "does not exist"),
         ("trait:CUSTOM_A", "perhaps", "is not one of required, forbidden"),
         ("capabilities:nothing", "1", "does not exist"),
-        ("pci_passthrough:alias", "gpu", "must be name:count"),
+        ("pci_passthrough:alias", "gpu", "is not name:count"),
         ("os:anything", "1", "does not exist"),
         ("group_policy", "x", "is not one of"),
         ("hw:redirected_usb_ports", "16", "is more than 15"),

@@ -47,7 +47,7 @@ def load_policy(path: Path, text: str) -> Policy:
         (f'"{STOP}": "member"\n', 1, "cannot be parsed"),
         (f'"{STOP}": "role:a role:b"\n', 1, "cannot be parsed"),
         (f'"{STOP}": ["role:a", "member"]\n', 1, "cannot be parsed"),
-        (f'"{STOP}": [[["role:a"]]]\n', 1, "mean nothing"),
+        (f'"{STOP}": [[["role:a"]]]\n', 1, "must contain checks and no further lists"),
         (f'"{STOP}": "project_id:%(project_id)"\n', 1, "cannot be parsed"),
         (f'"{STOP}": "project_id:%(project_id)d"\n', 1, "cannot be evaluated"),
         (f'"{STOP}": "http://host/%(name)"\n', 1, "cannot be parsed"),

@@ -210,7 +210,7 @@ def test_host_plan_table_has_a_line_for_each_server() -> None:
 def test_host_plan_of_server_with_shares_names_the_next_step(vm_state: str) -> None:
     server = replace(WEB, vm_state=vm_state, shares=1)
     for result, then in (
-        (plan_drain(server, cold=False), "stopped"),
+        (plan_drain(server, cold=False), "stop it"),
         (plan_evacuation(server), "--state error s1"),
     ):
         assert (

@@ -151,7 +151,7 @@ def test_action_abort_is_refused_when_stuck_action_cannot_be_undone(
 ) -> None:
     _, action = operator.create_stuck_action(**values)
     status, output = operator.run_action("abort", action)
-    assert status == 1 and why in output and "ettle the action" in output
+    assert status == 1 and why in output and "kilonova action" in output
     assert operator.read_action(action).state == ActionState.STUCK
 
 

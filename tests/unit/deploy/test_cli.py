@@ -189,7 +189,7 @@ def test_consoles_list_shows_sessions_and_consoles_end_closes_them(
     assert server in output and "mira" in output and token not in output
     assert main(["--config", str(conf), "consoles", "end"]) == 2
     assert main(["--config", str(conf), "consoles", "end", "--server", server]) == 0
-    assert "1 sessions" in capsys.readouterr().out
+    assert "1 console sessions" in capsys.readouterr().out
     assert store.read(console_tokens.sessions) == []
     store.close()
 

@@ -111,7 +111,7 @@ def test_policy_explain_names_guarded_operations(command: Command) -> None:
         (["os-keypairs", "--as", "x"], "did you mean os_compute_api:os-keypairs:"),
         ([STOP], "--as"),
         (["--as", "x"], "RULE"),
-        (["zzz", "--as", "x"], "there is no rule zzz\n"),
+        (["zzz", "--as", "x"], "there is no policy rule zzz\n"),
     ],
 )
 def test_policy_explain_with_wrong_arguments_exits_with_2_and_hint(

@@ -75,7 +75,7 @@ def path_for(base: Path, disk: str) -> Path:
 
 
 def belongs(base: Path, disk: str) -> bool:
-    """True if ``base`` has a name that ``path_for`` makes for the disk named ``disk``."""
+    """Return True if ``base`` has a name that ``path_for`` makes for the disk named ``disk``."""
     prefix = "base." if disk == "disk" else f"{disk}.base."
     return base.name.startswith(prefix) and image_of(base.name) is not None
 
@@ -121,7 +121,7 @@ def verify(base: Path, context: VerbContext) -> None:
 
 
 def is_verified(base: Path) -> bool:
-    """True if the file was verified, and size and modification time have not changed since.
+    """Return True if the file was verified, and size and modification time have not changed since.
 
     False on file systems without extended attributes.
 

@@ -108,7 +108,7 @@ def thaw(libvirt: Connection, server: str) -> bool:
 
 
 def is_there(libvirt: Connection, server: str) -> bool:
-    """True if a program in the guest has opened the agent's channel. False without a domain."""
+    """Return True if the domain exists and a program in the guest has opened the channel."""
     xml = libvirt.describe(server)
     if not xml:
         return False

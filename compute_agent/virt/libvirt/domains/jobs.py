@@ -119,7 +119,7 @@ def request_abort(libvirt: Connection, server: str, stats: JobStats) -> None:
 
 
 def is_abortable(stats: JobStats) -> bool:
-    """True if the job with these statistics may be aborted now.
+    """Return True if the job with these statistics may be aborted now.
 
     False while QEMU sets up a migration to a host or a file. Why: libvirt 9 misses the end of a
     migration that is aborted in that phase. The phase is between the copies of the disks and of the

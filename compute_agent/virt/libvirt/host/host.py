@@ -159,7 +159,7 @@ def facts(libvirt: Connection, virt_type: str) -> HostCapabilities:
 
 
 def has_virtiofsd(folders: tuple[Path, ...] = VHOST_USER_FOLDERS) -> bool:
-    """True if a file in ``folders`` describes a virtiofsd that the agent may execute."""
+    """Return True if a file in ``folders`` describes a virtiofsd that the agent may execute."""
     for path in sorted(
         path for folder in folders if folder.is_dir() for path in folder.glob("*.json")
     ):
@@ -318,7 +318,7 @@ def traits(facts: HostCapabilities, has_threads: bool) -> list[str]:
 
 
 def has_spice(facts: HostCapabilities) -> bool:
-    """True if this host's QEMU supports SPICE. Otherwise log an error with the remedy."""
+    """Return True if this host's QEMU supports SPICE. Otherwise log an error with the remedy."""
     if SPICE in capabilities.find_values(facts.domain_capabilities, "graphics", "type"):
         return True
     LOG.error(
@@ -329,7 +329,7 @@ def has_spice(facts: HostCapabilities) -> bool:
 
 
 def kvm_works(state_dir: Path) -> bool:
-    """True if guests run under KVM on this host.
+    """Return True if guests run under KVM on this host.
 
     The first call after a boot runs the probe guest, which may take ``PROBE_TIMEOUT_SECONDS``, and
     stores the result in ``state_dir``. Later calls return the stored result.

@@ -395,11 +395,11 @@ class Copy:
         return None
 
     def offers(self, name: str) -> bool:
-        """True if the source lists the part, even if its file is lost."""
+        """Return True if the source lists the part, even if its file is lost."""
         return name in self._list_offered
 
     def has(self, name: str) -> bool:
-        """True if the source has the part's file.
+        """Return True if the source has the part's file.
 
         Raises:
             VerbFailed: The source does not list the part.

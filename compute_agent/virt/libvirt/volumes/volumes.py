@@ -531,7 +531,7 @@ def disk_of(libvirt: Connection, server: str, volume_id: str) -> Element:
 
 
 def _has_volume(libvirt: Connection, server: str, volume_id: str) -> bool:
-    """True if the active domain or the stored definition has the volume."""
+    """Return True if the active domain or the stored definition has the volume."""
     return any(
         volume_id in volume_xml.find_disks(libvirt.describe(server, stored=stored))
         for stored in (False, True)

@@ -382,7 +382,7 @@ def _add_disks(devices: Element, domain: Domain) -> set[str]:
 
 
 def boots(volume: AttachedVolume) -> bool:
-    """True if the guest may boot from the volume: its boot index is not None and not negative."""
+    """Return True if the guest may boot from the volume: its boot index is 0 or higher."""
     return volume.boot_index is not None and volume.boot_index >= 0
 
 

@@ -133,7 +133,7 @@ def place(source: VolumeSource) -> Element:
 
 
 def is_at(disk: Element, source: VolumeSource) -> bool:
-    """True if the disk element, or the mirror element of a block copy, has this source."""
+    """Return True if the disk element, or the mirror element of a block copy, has this source."""
     present, expected = disk.find("source"), _build_source(source)
     if present is None or disk.get("type") != source.kind:
         return False

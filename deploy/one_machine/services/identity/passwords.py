@@ -21,7 +21,7 @@ def digest(password: str) -> str:
 
 
 def matches(stored: str | None, password: str) -> bool:
-    """True if the hash `stored` belongs to `password`. False for None, after the same time."""
+    """Return True if the hash belongs to the password. None takes the same time as a hash."""
     try:
         return _HASHER.verify(stored or _NOBODY, password) and stored is not None
     except VerificationError:

@@ -54,11 +54,11 @@ class IdentityResource(Resource):
         self._changed = BodySchema(mapping(self.fields, others=self.takes_others))
 
     def is_shown_to(self, token: Token) -> bool:
-        """True if the token's user may see the list, and each row in it."""
+        """Return True if the token's user may see the list, and each row in it."""
         return token.is_admin
 
     def is_own(self, token: Token, key: str) -> bool:
-        """True if the token's user may see the row with this id without seeing the list."""
+        """Return True if the token's user may see the row with this id without seeing the list."""
         return False
 
     def admit(self, caller: Token, action: str, key: str = "") -> None:

@@ -33,7 +33,7 @@ class NetworkCaller(Caller):
         return "service" in self.roles
 
     def owns(self, project_id: str) -> bool:
-        """True if the caller's token is of this project, or the caller is an admin or service."""
+        """Return True for a token of this project, and for an admin or service."""
         return self.is_admin or project_id == self.project_id
 
     def require_writer(self, rule: str) -> None:

@@ -47,7 +47,7 @@ Filter = Callable[[str], ColumnElement[bool]]
 
 
 def all_projects(req: falcon.Request) -> bool:
-    """True if the caller is an admin and the query requests the objects of all projects."""
+    """Return True if the caller is an admin and the query requests the objects of all projects."""
     word = value_of(req.params, "all_tenants", "0").lower()
     return bool(req.context.caller.is_admin and TRUTHS.get(word, True))
 

@@ -296,7 +296,7 @@ class VolumeChange(Transaction):
 
 
 def is_read(connection: Connection, key: str) -> bool:
-    """True if a job, running or waiting, reads this volume or snapshot."""
+    """Return True if a job, running or waiting, reads this volume or snapshot."""
     query = select(schema.jobs.c.id).where(schema.jobs.c.source_id == key).limit(1)
     return connection.execute(query).first() is not None
 

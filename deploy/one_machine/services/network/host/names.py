@@ -89,7 +89,7 @@ class Names:
         return f"kp{self.tag}{digest(network, 7)}", f"kg{self.tag}{digest(network, 7)}"
 
     def is_ours(self, device: str) -> bool:
-        """True if this agent made the device, which is in the host's namespace.
+        """Return True if this agent made the device, which is in the host's namespace.
 
         False for bridges and taps. The state folder contains the agent's bridges.
         """
