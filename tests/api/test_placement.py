@@ -222,7 +222,7 @@ def test_placement_refuses_removal_of_reported_inventories(placement: Placement)
         answer = placement.call(method, url, body)
         assert (
             answer.status_code,
-            "the host host1 reports this itself" in detail(answer.json),
+            "The host host1 reports the inventory of " in detail(answer.json),
         ) == (409, True)
     assert placement.get(f"{path}/inventories") == before
 
