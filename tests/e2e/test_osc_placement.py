@@ -244,7 +244,7 @@ REFUSED_COMMANDS = {
     "resource provider create one": "already exists",
     "resource provider show 00000000-0000-4000-8000-000000000009": "No resource provider with uuid",
     "resource provider trait set --trait CUSTOM_NOBODY {}": "No such trait",
-    "resource provider trait set --trait COMPUTE_STATUS_DISABLED {}": "disable the service instead",
+    "resource provider trait set --trait COMPUTE_STATUS_DISABLED {}": "Disable the service instead",
     "trait create gold": "A valid trait must",
     "trait delete COMPUTE_NODE": "Cannot delete standard trait",
     "resource class create GOLD": "does not match",

@@ -276,7 +276,7 @@ def image_properties(tx: Connection, image_ids: Collection[str]) -> dict[str, di
 
 
 def metrics(tx: Connection, since: int) -> Rows:
-    """Return name and metrics of the hosts whose latest metrics are from ``since`` (µs) or later."""
+    """Return name and metrics of the hosts that reported metrics at ``since`` (µs) or later."""
     return tx.execute(
         sa.select(hosts.c.name, hosts.c.metrics).where(
             hosts.c.metrics_at >= since, hosts.c.metrics.is_not(None)

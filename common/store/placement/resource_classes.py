@@ -18,7 +18,7 @@ STANDARD: tuple[str, ...] = tuple(os_resource_classes.STANDARDS)
 
 
 def list_all(tx: Connection) -> list[tuple[str, int | None]]:
-    """Return all classes with creation time (µs), None for the standard classes, which come first."""
+    """Return all classes with creation time in µs. The standard classes come first, with None."""
     own = tx.execute(
         sa.select(resource_classes).order_by(resource_classes.c.created_at, resource_classes.c.name)
     )
