@@ -43,7 +43,7 @@ LATE_PORTS, LATE_ATTACHMENTS = "late-ports", "late-attachments"
 OF_PORTS = (PORT, PORTS, BINDING, LATE_PORTS, GONE_PORT)
 OF_VOLUMES = (ATTACHMENT, LATE_ATTACHMENTS, GUEST_VOLUME)
 LATE = (LATE_PORTS, LATE_ATTACHMENTS)
-GIVEN_UP = "A call was given up and made again; what the first one makes late is looked for."
+GIVEN_UP = "A call timed out and was repeated. The first call may still have created something."
 #: Longer than a service works on a call that timed out.
 LATE_CALL = 60 * SECOND
 #: Delay of the second try. Each further delay is doubled.
@@ -52,15 +52,16 @@ REFUSED_AT_MOST, SILENT_AT_MOST = 3600 * SECOND, 60 * SECOND
 #: Longer than one round of tries.
 LEASE = 300 * SECOND
 LONGEST_WHY = 1000
-ASKED = "an operator asked for it"
-DELETED = "The port was deleted while an action had the server."
+ASKED = "Requested by an operator."
+DELETED = "The port was deleted during an action of the server."
 
 
 def add(tx: Connection, rows: Sequence[Values]) -> None:
-    """Add pending cleanups. They are due at once, or for late calls after ``LATE_CALL``.
+    """Add pending cleanups that are due at once, or for the kinds ``LATE`` after ``LATE_CALL``.
 
-    Each row has kind, target, place, args, server_id, project_id and why. Existing rows stay
-    unchanged.
+    Each row has kind, target, place, args, server_id, project_id and why (None or "":
+    ``GIVEN_UP``). Existing rows stay unchanged, except that those of the kinds ``LATE`` are
+    postponed again.
     """
     insert_many(
         tx,
@@ -79,14 +80,17 @@ def add(tx: Connection, rows: Sequence[Values]) -> None:
 
 
 def ask(tx: Connection, kind: str, target: str, server_id: str, place: str = "") -> None:
-    """Add a cleanup that an operator requests, also for a deleted server."""
+    """Add a cleanup that an operator requests. The server may be deleted or unknown."""
     project = tx.scalar(sa.select(servers.c.project_id).where(servers.c.id == server_id))
     row: Values = {"kind": kind, "target": target, "place": place, "args": {}}
     add(tx, [{**row, "server_id": server_id, "project_id": project or "", "why": ASKED}])
 
 
 def add_gone_port(tx: Connection, server_id: str, project_id: str, port_id: str) -> None:
-    """Record that a user has deleted a port of the server, for after the running action."""
+    """Add the cleanup of a port that a user deleted while the server has a running action.
+
+    The cleanup waits for the end of the action.
+    """
     row: Values = {"kind": GONE_PORT, "target": port_id, "place": "", "args": {}, "why": DELETED}
     add(tx, [{**row, "server_id": server_id, "project_id": project_id}])
 
@@ -101,7 +105,10 @@ _DUE = (
 
 
 def take(tx: Connection, kinds: Collection[str], limit: int) -> list[CleanupRow]:
-    """Return due cleanups of these kinds, oldest first, and reserve them for ``LEASE``."""
+    """Return up to ``limit`` due cleanups of these kinds, and postpone them by ``LEASE``.
+
+    The longest due come first. Rows that another transaction has locked are left out.
+    """
     rows: list[CleanupRow] = list(tx.execute(_DUE, {"kinds": sorted(kinds), "most": limit}))
     if rows:
         tx.execute(
@@ -113,7 +120,7 @@ def take(tx: Connection, kinds: Collection[str], limit: int) -> list[CleanupRow]
 
 
 def postpone(tx: Connection, row: CleanupRow, why: str, at_most: int) -> None:
-    """Record a failed try. The delay until the next one grows up to ``at_most``."""
+    """Record a failed try and its reason. The delay until the next try grows to ``at_most`` µs."""
     later = min(FIRST * 2 ** min(row.tries, 20), at_most)
     tx.execute(
         sa.update(cleanups)
@@ -123,15 +130,16 @@ def postpone(tx: Connection, row: CleanupRow, why: str, at_most: int) -> None:
 
 
 def wait(tx: Connection, row: CleanupRow) -> None:
-    """Postpone a cleanup whose server has a running action."""
+    """Postpone a cleanup by ``FIRST`` without counting a try, because its server is busy."""
     tx.execute(sa.update(cleanups).where(cleanups.c.id == row.id).values(due_at=now() + FIRST))
 
 
 def strike(tx: Connection, row: CleanupRow, fence: int | None) -> bool:
     """Delete a completed cleanup.
 
-    Returns False if the server has changed since it had this ``fence``, because then the work may
-    be wrong. ``fence`` None means that the server is deleted.
+    Returns False, and keeps the cleanup, if the server has another fence than ``fence`` or a
+    running action, because then the work may be wrong. With None, or if the server is deleted by
+    now, nothing is compared.
     """
     if fence is not None:
         found = server_of(tx, row)
@@ -142,14 +150,14 @@ def strike(tx: Connection, row: CleanupRow, fence: int | None) -> bool:
 
 
 def server_of(tx: Connection, row: CleanupRow) -> ServerRow | None:
-    """Return the server of a cleanup, or None if the server is deleted."""
+    """Return the server of a cleanup, or None if the server is deleted or unknown."""
     return tx.execute(
         sa.select(servers).where(servers.c.id == row.server_id, servers.c.deleted == 0)
     ).first()
 
 
 def forget(tx: Connection, kind: str, target: str, place: str = "") -> None:
-    """Delete a cleanup that is done or not needed any more."""
+    """Delete a cleanup that is done or not needed any more, if it exists."""
     tx.execute(
         sa.delete(cleanups).where(
             cleanups.c.kind == kind, cleanups.c.target == target, cleanups.c.place == place
@@ -166,7 +174,7 @@ _ALL = sa.select(cleanups).order_by(cleanups.c.created_at, cleanups.c.id)
 
 
 def hasten(tx: Connection, cleanup_id: int) -> bool:
-    """Make a cleanup due at once. Returns False if the cleanup does not exist."""
+    """Make a cleanup due at once, with no tries counted. Returns False if it does not exist."""
     found = tx.execute(
         sa.update(cleanups).where(cleanups.c.id == cleanup_id).values(due_at=now(), tries=0)
     )

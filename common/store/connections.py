@@ -32,7 +32,7 @@ class ConnectionLimits:
     """Limits of waits in seconds, as in the options of [database].
 
     connect: for a connection. lock: for a locked row. statement: for a statement, 0: no limit.
-    idle: between two statements of a transaction, after which the server ends it.
+    idle: between two statements of a transaction. After that the server ends the transaction.
     """
 
     connect: int = 5
@@ -75,7 +75,7 @@ _SQLSTATES = {"55P03": Trouble.LOCKED, "40001": Trouble.DEADLOCK, "40P01": Troub
 
 
 def trouble(problem: DBAPIError) -> Trouble:
-    """Return the meaning of an error."""
+    """Return the meaning of a database error for its transaction."""
     if problem.connection_invalidated:
         return Trouble.LOST
     original = problem.orig
@@ -104,8 +104,8 @@ _WRONG_PASSWORD, _NOT_ALLOWED_HOST, _NEEDS_TLS = 1045, 1130, 3159  #: numbers of
 def is_refusal(problem: DBAPIError) -> bool:
     """Return True if a connection was refused for its address, name, password or database.
 
-    PostgreSQL has no code for that. There a connection was refused if the server asked for a
-    password, or if it names its file of allowed clients.
+    PostgreSQL has no code for a refusal. Its error counts as a refusal if the connection used or
+    needs a password, or if the text names ``PG_HBA``, the server's file of allowed clients.
     """
     original = problem.orig
     if isinstance(original, sqlite3.Error):
@@ -136,18 +136,22 @@ def refusal_remedy(problem: DBAPIError, url: URL) -> str:
         return "The database server requires TLS. Set [database] tls and [tls] ca_file"
     if number == _WRONG_PASSWORD:
         return (
-            "Give the name and password that it knows, or create the account for the address of "
+            "Correct the name and password in the URL, or create the account for the address of "
             "this machine, because MariaDB keeps a password for each name and address. If the "
             "account requires TLS, set [database] tls and [tls] ca_file"
         )
-    return "Give the name, password and database that it knows, or let it know these"
+    return (
+        "Correct the name, password and database in the URL, or create the account and the database "
+        "on the database server"
+    )
 
 
 def protection(conf: cfg.ConfigOpts) -> Tls | None:
-    """Return the TLS settings of the configured database, or None for SQLite.
+    """Return the TLS files for the configured database, or None for SQLite and for plain text.
 
     Raises:
-        ConfigError: Plain text is not permitted.
+        ConfigError: The connection would be plain text to another machine, or the TLS files cannot
+            be used.
     """
     url = sa.make_url(conf.database.url)
     if url.get_backend_name() == "sqlite":
@@ -168,7 +172,10 @@ def protection(conf: cfg.ConfigOpts) -> Tls | None:
 def connect_arguments(
     url: URL, limits: ConnectionLimits, tls: Tls | None = None
 ) -> dict[str, object]:
-    """Return the arguments of each new connection. They override those in the URL."""
+    """Return the driver's arguments for each new connection. They override those in the URL.
+
+    With ``tls`` the client verifies the server's certificate and name.
+    """
     if url.get_backend_name() == "postgresql":
         return _to_postgresql(url, limits) | (_proving_postgresql(tls) if tls else {})
     waits = {"read_timeout": limits.answer, "write_timeout": limits.answer} if limits.answer else {}
@@ -218,10 +225,10 @@ def _plain_to_mariadb(url: URL) -> dict[str, object]:
 
 
 def _greeting_of_mariadb(limits: ConnectionLimits) -> str:
-    """Return MariaDB's first statement.
+    """Return the first statement of each connection to MariaDB, which sets the limits.
 
-    The time zone is UTC, because the clock uses local time, which repeats an hour in autumn.
-    Settings unknown to MySQL are in ``/*M!``.
+    The session's time zone is UTC, because the clock ``now()`` uses local time, which repeats an
+    hour in autumn. Settings unknown to MySQL are in ``/*M!``, a comment that only MariaDB runs.
     """
     return (
         f"SET time_zone = '+00:00', SESSION innodb_lock_wait_timeout = {limits.lock}, "
@@ -281,7 +288,8 @@ def server_engine(
 def _impatient(seconds: int) -> Callable[..., Any]:
     """Return a function that connects to PostgreSQL with a limit for a silent server.
 
-    The driver itself waits without limit. The connection is closed after ``seconds`` of silence.
+    The driver itself waits without limit. Here a wait of more than ``seconds`` for the server
+    raises OperationalError and closes the connection.
     """
     import psycopg
 
@@ -292,7 +300,9 @@ def _impatient(seconds: int) -> Callable[..., Any]:
             while True:
                 ready = yield wanted
                 if not ready and time.monotonic() > end:
-                    raise psycopg.OperationalError(f"the server was silent for {seconds} s")
+                    raise psycopg.OperationalError(
+                        f"the database server sent no data for {seconds} s"
+                    )
                 wanted = steps.send(ready)
         except StopIteration as done:
             return done.value
@@ -310,7 +320,11 @@ def _impatient(seconds: int) -> Callable[..., Any]:
 
 
 def sqlite_engine(url: URL, clock: Callable[[], int]) -> sa.Engine:
-    """Return an engine for SQLite: BEGIN IMMEDIATE for writers, WAL, FULL, 30 s lock timeout."""
+    """Return an engine for SQLite in WAL mode, with full synchronization and a 30 s lock timeout.
+
+    Connections begin no transactions by themselves. ``engine`` begins those of writers with BEGIN
+    IMMEDIATE. ``clock`` returns the time in µs for the SQL function kilonova_now.
+    """
     if url.database and url.database != ":memory:":
         folder = Path(url.database).parent
         engine = sa.create_engine(

@@ -3,10 +3,10 @@
 
 A process creates one ``Store`` after its fork. ``write`` runs a function in one transaction, and
 runs the whole function again after a deadlock or a lock timeout. So the function must have no
-effect outside the transaction. If the connection breaks at COMMIT, the store looks up whether the
-transaction was committed. ``read`` takes no locks, and each statement sees the latest commits. In a
-``snapshot`` all statements see the same state. The clock is the SQL expression ``now()``. A
-simulator replaces it with ``time`` (SQLite only).
+effect outside the transaction. If the connection breaks at COMMIT, a function of the caller looks
+up whether the transaction was committed. ``read`` takes no locks, and each statement sees the
+latest commits. In a ``snapshot`` all statements see the same state. The clock is the SQL expression
+``now()``. A simulator replaces the clock with ``time`` (SQLite only).
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ class Store:
         url: SQLAlchemy URL: sqlite:///FILE, postgresql+psycopg://…, mysql+pymysql://….
         pool: Maximum of idle connections.
         time: The clock in µs, for SQLite only.
-        limits: Limits of the waits for a server.
+        limits: Limits of the waits for a server. None: the defaults of ``ConnectionLimits``.
         notifications: Options of the outbox. None: no notifications are written.
-        tls: Credentials of both sides. None: plain text.
+        tls: TLS files for the connections to a server. None: plain text.
     """
 
     def __init__(
@@ -164,12 +164,13 @@ class Store:
 
         Args:
             conf: The configuration.
-            pool: Most connections in the pool.
-            unhurried: Allow statements without a time limit, for commands.
+            pool: Maximum of idle connections.
+            unhurried: Set no time limit for statements, for commands of operators.
             notifications: Options of notifications. None: notifications are off.
 
         Raises:
-            ConfigError: Plain text would go to another machine, or the driver is not installed.
+            ConfigError: The connection would be plain text to another machine, the TLS files cannot
+                be used, or the driver is not installed.
         """
         try:
             return cls(
@@ -181,16 +182,17 @@ class Store:
             )
         except ModuleNotFoundError as problem:
             raise ConfigError(
-                f"[database] url: its driver {problem.name} is not installed; install kilonova with the extra "
+                f"[database] url: the driver {problem.name} is not installed; install kilonova with the extra "
                 "postgresql, mysql or mysqlclient"
             ) from problem
 
     def look_in(self) -> None:
-        """Open a connection and close it.
+        """Check that a connection can be opened, and close it.
 
         Raises:
-            ConfigError: The server refuses the user, password or database of the URL.
-            NoStore: The database does not answer.
+            ConfigError: The server refuses this machine's address, or the user, password or
+                database of the URL, or SQLite cannot open the file.
+            NoStore: The database does not answer, or the pool has no free connection.
         """
         try:
             with self.engine.connect():
@@ -207,7 +209,7 @@ class Store:
             ) from problem
 
     def notify_with(self, notifications: NotificationSettings | None) -> None:
-        """Set the options of notifications for all further connections."""
+        """Set the options of notifications for all later transactions. None: write none."""
         self.engine.update_execution_options(kilonova_notifications=notifications)
 
     def close(self) -> None:
@@ -221,22 +223,24 @@ class Store:
         *,
         alone: bool = True,
     ) -> T:
-        """Run ``work(tx)`` in one transaction, and run it again after a deadlock or a lock timeout.
+        """Run ``work(tx)`` in one transaction, commit, and return the result.
 
-        The caller should choose ids of new rows outside ``work``, so that no row is created twice.
+        ``work`` runs again after a deadlock or a lock timeout, and once if the connection was
+        broken while idle. The caller should choose ids of new rows outside ``work``, so that no row
+        is created twice.
 
         Args:
             work: The function. Its argument is the transaction.
             is_there: ``is_there(tx, result)`` returns True if the database contains the effect of
-                this result. The store calls this if the connection broke at COMMIT. After False,
-                ``work`` runs again.
+                this result. The store calls this function if the connection broke at COMMIT. After
+                False, ``work`` runs again. Without the function, the store raises Unsure.
             alone: False if the caller repeats parts of the work itself after a lock timeout. Then
-                this raises at once.
+                a lock timeout raises TooBusy at once.
 
         Raises:
             Unsure: It is unknown whether the transaction was committed.
             TooBusy: Deadlocks or lock timeouts repeat.
-            NoStore: The database does not answer.
+            NoStore: The database does not answer, or the pool has no free connection.
         """
         try:
             return self._through(work, alone)
@@ -251,7 +255,8 @@ class Store:
         except _Unanswered as doubt:
             raise errors.Unsure from doubt
         except Exception:
-            if self._is_there(is_there, made):  # it was still being committed when we looked
+            # The first transaction may have been committed after the first look.
+            if self._is_there(is_there, made):
                 return made
             raise
 
@@ -297,18 +302,23 @@ class Store:
             return made
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work(tx)`` without locks. Other transactions may commit between two statements.
+        """Run ``work(tx)`` without locks, and return the result.
+
+        Each statement sees all commits before it. ``work`` runs once again if the connection was
+        broken while idle.
 
         Raises:
-            NoStore: The database does not answer.
+            NoStore: The database does not answer, or the pool has no free connection.
         """
         return self._look("", work)
 
     def snapshot(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work(tx)``, which only reads, on one consistent state of the database.
+        """Run ``work(tx)``, which only reads, on one consistent state, and return the result.
+
+        ``work`` runs once again if the connection was broken while idle.
 
         Raises:
-            NoStore: The database does not answer.
+            NoStore: The database does not answer, or the pool has no free connection.
         """
         return self._look("BEGIN" if self.dialect_name == "sqlite" else _SNAPSHOT, work)
 
@@ -330,7 +340,10 @@ class Store:
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
-        """Open a writing transaction without retries, for tests and tools."""
+        """Open a writing transaction, and commit at the end of the block. For tests and tools.
+
+        An exception in the block rolls back. Deadlocks and lock timeouts are not retried.
+        """
         with self._transaction() as connection:
             yield connection
             connection.commit()
@@ -353,7 +366,7 @@ class Store:
 
 
 def moment(tx: Connection) -> int:
-    """Return the time of the database's clock in µs, within a transaction."""
+    """Return the current time of the database's clock in µs, with one statement."""
     return int(tx.scalar(_MOMENT) or 0)
 
 
@@ -361,7 +374,7 @@ _MOMENT = sa.select(now())
 
 
 def notification_settings(tx: Connection) -> NotificationSettings | None:
-    """Return the options of notifications, or None if they are off. No statement."""
+    """Return the options of notifications, or None if they are off. This runs no statement."""
     notifications: NotificationSettings | None = tx.get_execution_options().get(
         "kilonova_notifications"
     )
@@ -369,14 +382,18 @@ def notification_settings(tx: Connection) -> NotificationSettings | None:
 
 
 def for_update(statement: Statement) -> Statement:
-    """Lock the selected rows until the end of the transaction. SQLite ignores this."""
+    """Return the query with FOR UPDATE, which locks the rows until the transaction ends.
+
+    SQLite needs no row locks, because it has one writer at a time.
+    """
     return statement.with_for_update()
 
 
 def is_there(table: sa.Table) -> Callable[[Connection, Numbered], bool]:
-    """Return an ``is_there`` function for ``Store.write`` about a new row of the table.
+    """Return an ``is_there`` function for a ``Store.write`` whose result is a new row of the table.
 
-    The row must have the same number, uuid and time, because a number may belong to another row.
+    The function looks for the row's id and ``created_at``. The id alone may belong to another row,
+    because a database may use the number of a lost transaction again.
     """
 
     def look(tx: Connection, row: Numbered) -> bool:
@@ -389,7 +406,7 @@ def is_there(table: sa.Table) -> Callable[[Connection, Numbered], bool]:
 
 
 def insert_ignore(tx: Connection, table: sa.Table, values: Values) -> bool:
-    """Insert a row unless its key exists, and return True if it was inserted."""
+    """Insert a row and return True, or return False if a row has one of its unique keys."""
     done = tx.execute(
         _ignoring(tx, table).values(values), execution_options={"preserve_rowcount": True}
     )
@@ -420,7 +437,7 @@ def insert_many(
         table: The table.
         rows: The rows.
         ignore: Skip rows whose key exists.
-        times: Columns that get the current time.
+        times: Names of columns that get the current time.
     """
     if not rows:
         return
@@ -438,7 +455,14 @@ def insert_many(
 def update_grouped(
     tx: Connection, table: sa.Table, key: sa.Column[str], changes: Mapping[str, Values]
 ) -> None:
-    """Update rows by key, with one statement for each distinct set of values."""
+    """Update rows, with one statement for each distinct set of values.
+
+    Args:
+        tx: The transaction.
+        table: The table.
+        key: The column that identifies rows.
+        changes: Value of the key -> column values. Missing rows are ignored.
+    """
     groups: dict[str, tuple[Values, list[str]]] = {}
     for row, values in changes.items():
         same = repr([(name, _represent(values[name])) for name in sorted(values)])
@@ -480,7 +504,7 @@ def _is_expression(value: Any) -> bool:
 
 
 def _represent(value: Any) -> Any:
-    """Return a value whose ``repr`` is complete. That of an expression contains an address."""
+    """Return a value whose ``repr`` can be compared. An expression's own contains an address."""
     if isinstance(value, now):
         return "now()"
     if isinstance(value, sa.BinaryExpression):

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 @dataclass(frozen=True)
 class SortOrder:
-    """A sort key.
+    """A column by which rows are sorted.
 
     NULL counts as the smallest value of the column's type, because databases sort NULL differently.
     """
@@ -45,7 +45,7 @@ class SortOrder:
 
 
 def after(order: list[SortOrder], values: Sequence[object]) -> sa.ColumnElement[bool]:
-    """Return the condition for rows after the row with these key values."""
+    """Return the condition for rows that come after the row with these values of the sort keys."""
     choices = []
     for index, key in enumerate(order):
         same = [

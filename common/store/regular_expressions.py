@@ -28,7 +28,7 @@ _MAX_STEPS = 100_000
 
 
 class _Bounded(sa.sql.functions.FunctionElement[str]):
-    """The expression in the form of the database's engine."""
+    """A regular expression as SQL, in the form that the database's engine needs."""
 
     type = sa.Text()
     inherit_cache = True
@@ -58,16 +58,16 @@ def matches(field: str, column: sa.ColumnElement[T], pattern: str) -> sa.ColumnE
     """
     if not patterns.is_pattern(pattern):
         raise errors.BadRequest(
-            f"The value of {field} is not a regular expression, or one that RE2 does not know."
+            f"The value of {field} is not a valid regular expression in the syntax of RE2."
         )
     return column.regexp_match(_Bounded(sa.literal(pattern, sa.Text())))
 
 
 def fetch(tx: Connection, query: sa.Select[*Ts]) -> CursorResult[*Ts]:
-    """Run a query that may contain a user's regular expression.
+    """Run a query that may contain a user's regular expression, and return the result.
 
     Raises:
-        BadRequest: The expression is valid for RE2 and not for the database.
+        BadRequest: The expression is valid for RE2, but not for the database.
     """
     try:
         return tx.execute(query)
@@ -78,11 +78,14 @@ def fetch(tx: Connection, query: sa.Select[*Ts]) -> CursorResult[*Ts]:
         )
         if str(code) in _NO_PATTERN:
             raise errors.BadRequest(
-                "A filter is not a regular expression that the database understands."
+                "A filter of this request is a regular expression that the database does not support."
             ) from problem
         raise
 
 
 def teach(connection: sqlite3.Connection) -> None:
-    """Define SQLite's operator REGEXP. Otherwise SQLAlchemy would use Python's ``re``."""
+    """Define the operator REGEXP for an SQLite connection, with ``common.domain.patterns``.
+
+    Otherwise SQLAlchemy would use Python's ``re``, which can take exponential time.
+    """
     connection.create_function("regexp", 2, patterns.is_found, deterministic=True)

@@ -29,24 +29,25 @@ PAUSE = 2.0
 
 @cache
 def find_needed() -> str:
-    """Return the newest upgrade, by the file names."""
+    """Return the version that this code needs: the newest upgrade by the file names."""
     return max(
         path.name[:4] for path in (Path(__file__).parent / "upgrades/versions").glob("[0-9]*.py")
     )
 
 
 def remedy(found: str | None) -> str:
-    """Return the operator's remedy for a database with another version."""
+    """Return the operator's remedy for a database of another version. None: before any upgrade."""
     if found and found > find_needed():
-        return (
-            "The database is newer than this code: install the release on this machine that the "
-            "database was upgraded with."
-        )
+        return "The database is newer than this code: install the release that has upgraded the database."
     return "Run: kilonova database upgrade"
 
 
 def guard(store: Store) -> Store:
-    """Return the store with a check of the version on each new connection."""
+    """Add a check of the database's version to each new connection, and return the same store.
+
+    With another version, the connection is closed and WrongSchema raised. The first failure, and
+    the first success afterwards, are logged.
+    """
     said: list[str | None] = [find_needed()]
 
     @sa.event.listens_for(store.engine, "connect")
@@ -54,13 +55,13 @@ def guard(store: Store) -> Store:
         found = _read_version(connection, store.engine.dialect.dbapi)
         if found == find_needed():
             if said[0] != found:
-                log.info("the database has version %s now: going on", found)
+                log.info("the database has version %s now: the service continues", found)
             said[0] = found
             return
         connection.close()
         refusal = errors.WrongSchema(
-            f"The database has version {found or 'none'}, this service needs {find_needed()}; it "
-            f"waits until they fit. {remedy(found)}"
+            f"The database has version {found or 'none'}, this service needs {find_needed()} and "
+            f"waits for it. {remedy(found)}"
         )
         if said[0] != found:
             log.error("%s", refusal)
@@ -87,7 +88,10 @@ def _read_version(connection: Any, dbapi: Any) -> str | None:
 
 
 def await_version(store: Store, pause: Callable[[float], None] = time.sleep) -> None:
-    """Wait until the database answers and has this version. Log the reason once."""
+    """Wait until the database answers and has the version that this code needs.
+
+    ``store`` has passed ``guard``. The reason of the wait is logged once.
+    """
     said = False
     while True:
         try:

@@ -255,9 +255,7 @@ def test_delete_service_returns_409_while_host_has_resources_in_use(cloud: Cloud
         lambda tx: guests.add(tx, [{"server_id": server, "host": "host1", "fence": 1}])
     )
     cloud.store.write(lambda tx: guests.add_removal(tx, server, 2))
-    assert "1 guests on it that it has not removed yet" in delete_service(
-        cloud, service, "2.53", 409
-    )
+    assert "The host has not removed 1 guests yet" in delete_service(cloud, service, "2.53", 409)
     with cloud.store.begin() as tx:
         tx.execute(sa.delete(schema.guests))
         tx.execute(
@@ -283,7 +281,7 @@ def test_delete_service_returns_409_while_host_has_resources_in_use(cloud: Cloud
                 "changed_at": 0,
             },
         )
-    assert "made by hand below it" in delete_service(cloud, service, "2.53", 409)
+    assert "resource provider has child providers" in delete_service(cloud, service, "2.53", 409)
     assert (len(cloud.rows(schema.hosts)), len(cloud.rows(schema.heartbeats))) == (1, 1)
     with cloud.store.begin() as tx:
         tx.execute(sa.delete(schema.providers).where(schema.providers.c.name == "card"))

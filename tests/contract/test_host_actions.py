@@ -66,7 +66,7 @@ def test_host_action_show_returns_begun_action(store: Store) -> None:
     assert (action.user_id, action.project_id, action.request_id) == ("u", "p", "req-1")
     assert store.read(lambda tx: host_actions.open_of(tx, "h1")) == action
     assert store.read(lambda tx: host_actions.page(tx, "h1", 10)) == [action]
-    with pytest.raises(errors.NotFound, match="There is no action h9 on a host"):
+    with pytest.raises(errors.NotFound, match="Host action h9 could not be found"):
         store.read(lambda tx: host_actions.show(tx, "h9"))
 
 

@@ -201,13 +201,13 @@ def test_attach_and_detach_volume_on_suspended_server_are_refused(
             detach(store, server)
 
 
-def test_keep_on_termination_changes_delete_on_termination(store: Store) -> None:
+def test_set_delete_on_termination_changes_row_of_volume(store: Store) -> None:
     server = add_server(store)
     attach(store, server)
     for value in (True, False):
         store.write(
             partial(
-                volumes.keep_on_termination,
+                volumes.set_delete_on_termination,
                 server_id=server,
                 volume_id=VOLUME,
                 delete_on_termination=value,
@@ -216,7 +216,7 @@ def test_keep_on_termination_changes_delete_on_termination(store: Store) -> None
         row = store.read(lambda tx: volumes.show(tx, server, VOLUME))
         assert row.delete_on_termination is value
     with pytest.raises(errors.NotFound):
-        store.write(lambda tx: volumes.keep_on_termination(tx, server, OTHER, True))
+        store.write(lambda tx: volumes.set_delete_on_termination(tx, server, OTHER, True))
 
 
 def test_leaving_marks_volumes_of_deleted_servers_detaching(store: Store) -> None:

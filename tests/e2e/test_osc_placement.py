@@ -233,18 +233,18 @@ def test_osc_placement_manages_custom_providers_and_aggregates(host: Host) -> No
 
 #: Command -> text of the error. {} stands for the provider of a host.
 REFUSED_COMMANDS = {
-    "resource provider inventory set --amend --resource VCPU:total=5 {}": "as the host one reports it",
-    "resource provider inventory set --resource VCPU=5 {}": "the host one reports this itself",
+    "resource provider inventory set --amend --resource VCPU:total=5 {}": "The host one reports total",
+    "resource provider inventory set --resource VCPU=5 {}": "The host one reports the inventory of ",
     "resource provider inventory set --amend --resource CUSTOM_NOBODY=5 {}": "No such resource class",
     "resource provider inventory set --amend --resource VCPU:reserved=-1 {}": "-1 is less than the minimum of 0",
     "resource provider inventory set --amend --resource VCPU:colour=1 {}": "colour",
     "resource provider delete {}": "provider of a host",
     "resource provider set --name other {}": "provider of a host",
-    "resource provider create --parent-provider {} below": "cannot stand below it",
+    "resource provider create --parent-provider {} below": "cannot have child providers",
     "resource provider create one": "already exists",
     "resource provider show 00000000-0000-4000-8000-000000000009": "No resource provider with uuid",
     "resource provider trait set --trait CUSTOM_NOBODY {}": "No such trait",
-    "resource provider trait set --trait COMPUTE_STATUS_DISABLED {}": "disable the service instead",
+    "resource provider trait set --trait COMPUTE_STATUS_DISABLED {}": "Disable the service instead",
     "trait create gold": "A valid trait must",
     "trait delete COMPUTE_NODE": "Cannot delete standard trait",
     "resource class create GOLD": "does not match",

@@ -83,7 +83,7 @@ def test_discard_command_refuses_guest_on_recorded_host(cloud: Cloud) -> None:
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
-    for host, why in (("h1", "is there: delete it|has a record"), ("h2", "has no guest")):
+    for host, why in (("h1", "exists. Delete or move|has a guest record"), ("h2", "has no guest")):
         with pytest.raises(errors.Problem, match=why):
             host_discard.carry_out(
                 cloud.store, HostAnswers(cloud), Adopter(cloud).sources.ports, server, host, True

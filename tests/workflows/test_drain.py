@@ -180,7 +180,7 @@ def test_drain_fails_when_host_is_removed(cloud: Cloud, operator: Operator) -> N
     row = cloud.store.read(lambda tx: host_actions.show(tx, action.id))
     assert (row.state, row.message) == (
         State.FAILED,
-        "There is no host h1; kilonova hosts lists them.",
+        "There is no host h1. To list the hosts, run: kilonova hosts",
     )
 
 

@@ -52,12 +52,20 @@ def show(tx: Connection, number: int) -> tuple[AggregateRow, list[str]]:
 
 
 def zones(tx: Connection, default: str, hosts: Iterable[str] | None = None) -> dict[str, str]:
-    """Return host -> zone for all hosts or these. Hosts without a zone are in ``default``."""
+    """Return host -> zone. Any host that is in no zone has the zone ``default``.
+
+    Only ``[host]`` gives the default zone. ``get`` and iteration know only hosts in a zone.
+
+    Args:
+        tx: The transaction.
+        default: The default availability zone.
+        hosts: Read the zones of these hosts only. None: of all hosts.
+    """
     return _Zones(zones_of.hosts(tx, hosts), default)
 
 
 class _Zones(dict[str, str]):
-    """A mapping with a zone for every host."""
+    """Host -> zone, with the default zone for each missing host."""
 
     def __init__(self, found: dict[str, str], default: str) -> None:
         super().__init__(found)
@@ -96,21 +104,23 @@ def update(
     meta: Mapping[str, str | None] | None = None,
     what: str = "aggregate",
 ) -> None:
-    """Rename an aggregate, or change its metadata. The value None removes a key.
+    """Rename an aggregate, or change its metadata.
 
     Args:
         tx: The transaction.
         number: Id of the aggregate.
         default_zone: The zone of hosts in no aggregate with a zone.
         name: The new name, or None to keep the name.
-        meta: Changes of the metadata, or None for no change.
-        what: Name of the object in error messages.
+        meta: Metadata to add or overwrite, or None for no change. The value None removes a key,
+            except the zone.
+        what: "aggregate" if the request changes the aggregate itself. Otherwise the object's name
+            in error messages, and the notification is that of a change of metadata.
 
     Raises:
         NotFound: The aggregate does not exist.
         Conflict: The name is in use, or the metadata is damaged.
         BadRequest: A host would be in two zones, or the zone of servers would change, or the zone's
-            name is invalid.
+            name is invalid or would be removed.
     """
     row = _lock(tx, number)
     if isinstance(row.meta, DamagedObject):
@@ -186,7 +196,7 @@ def remove_host(tx: Connection, number: int, host: str, default_zone: str) -> No
     providers = allocations.lock(tx, [host])
     refused = f"Cannot remove host {host} in aggregate {number}"
     if host not in _hosts(tx, number):
-        raise errors.NotFound(f"{refused}: it is not there.")
+        raise errors.NotFound(f"{refused}: the aggregate does not contain the host.")
     if row.meta.get(ZONE):
         _check_zone(
             tx,
@@ -223,10 +233,10 @@ def delete(tx: Connection, number: int) -> None:
 
 
 def leave(tx: Connection, host: str) -> None:
-    """Set ``updated_at`` of the aggregates of a host that is being removed.
+    """Lock the aggregates of a host that is being removed, and set their ``updated_at``.
 
-    The memberships are deleted later, under the lock of the host's provider. Until then the host
-    may join another aggregate.
+    The caller deletes the memberships later, under the lock of the host's provider. Until then the
+    host may join another aggregate.
     """
     joined = sa.select(_MEMBER.aggregate_id).where(_MEMBER.host == host)
     for number in tx.scalars(
@@ -248,9 +258,10 @@ def _unique(name: str) -> Iterator[None]:
 
 
 def _check_zone_name(zone: str | None, refused: str, aggregate: str) -> str:
-    """Return the zone's name, or raise BadRequest if it is invalid.
+    """Return the zone's name, or raise BadRequest if the name is None, empty or invalid.
 
-    A colon is invalid because a create request can contain ``zone:host``.
+    A colon is invalid because a create request can contain ``zone:host``. ``refused`` is the
+    beginning of the error message.
     """
     if not zone:
         raise errors.BadRequest(

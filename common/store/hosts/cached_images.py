@@ -39,7 +39,10 @@ Pair = tuple[str, str]
 def ask(
     tx: Connection, aggregate: AggregateRow, hosts: Sequence[str], images: Sequence[ImageRef]
 ) -> None:
-    """Request that the hosts of this aggregate cache these images."""
+    """Request that these hosts of the aggregate cache these images.
+
+    Requests of these images that a host has already start again.
+    """
     mark = {MARK: {"request": ids.new(), "aggregate": aggregate.id, "hosts": len(hosts)}}
     picture = {**aggregate._mapping, "hosts": list(hosts)}
     outbox.tell(
@@ -53,12 +56,16 @@ def ask(
 
 
 def is_something_over(tx: Connection) -> bool:
-    """Return True if a row is complete or too old."""
+    """Return True if ``settle`` has work: a host has cached an image, or a request is too old."""
     return tx.execute(_OVER).first() is not None
 
 
 def settle(tx: Connection) -> list[FailedImage]:
-    """Write notices about complete hosts, delete complete rows, and return the rows given up."""
+    """Write notices about complete hosts, and delete the rows of completed and late requests.
+
+    Returns:
+        The deleted rows of requests that are too old (``host_images.is_late``).
+    """
     if notification_settings(tx) is None:
         tx.execute(sa.delete(table).where(_DONE))
     else:
@@ -95,9 +102,15 @@ def _tell(tx: Connection) -> None:
 def _notices(
     tx: Connection, mark: JsonMapping, over: Mapping[str, list[MarkedImage]], left: int
 ) -> list[Notice]:
-    """Return the notices about complete hosts.
+    """Return a notice for each host in ``over``, and the notice of the end if no host is left.
 
-    ``left`` is the number of incomplete hosts. A deleted aggregate has no notices.
+    Returns [] if the aggregate is deleted.
+
+    Args:
+        tx: The transaction.
+        mark: The request's mark: request, aggregate and number of hosts.
+        over: Host -> all rows of the request, for hosts that are complete since the last call.
+        left: Number of hosts that are not complete yet.
     """
     try:
         row, hosts = aggregates.show(tx, mark["aggregate"])

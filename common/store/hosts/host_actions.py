@@ -31,14 +31,14 @@ DISABLED_BY = "kilonova host drain"
 
 
 class Name(StrEnum):
-    """The kind of action."""
+    """The kind of a host action."""
 
     DRAIN = "drain"
     EVACUATE = "evacuate"
 
 
 class State(StrEnum):
-    """The state of the action. STOPPING: no further move begins, and running moves continue."""
+    """The state of a host action. STOPPING: no further move begins, and running moves continue."""
 
     RUNNING = "running"
     STOPPING = "stopping"
@@ -90,7 +90,7 @@ class Progress:
     moved: int = 0
     under_way: int = 0
     waiting: int = 0
-    # Until all have moved. None: unknown.
+    # Estimated seconds until all servers have moved. None: unknown.
     seconds_left: float | None = None
 
 
@@ -119,7 +119,10 @@ class HostAction:
 
 @dataclass(frozen=True)
 class Event:
-    """A line of the journal."""
+    """A line of the journal of a host action.
+
+    ``seq`` and ``at`` (in µs) are 0 until the line is stored.
+    """
 
     event: EventName
     message: str
@@ -133,7 +136,9 @@ class Event:
 def begin(
     tx: Connection, host: str, name: Name, args: Arguments, context: RequestContext
 ) -> HostAction:
-    """Begin an action on a host. A drain disables the host, so that no new servers arrive.
+    """Record a new action on a host, which a conductor then carries out, and return the action.
+
+    A drain also disables the host, so that no new servers arrive.
 
     Raises:
         NotFound: The host does not exist.
@@ -142,8 +147,8 @@ def begin(
     state = host_status.host_state(tx, host, locked=True)
     if found := open_of(tx, host):
         raise errors.Conflict(
-            f"Host {host} has an open {found.name} since {iso(found.created_at)}, action {found.id}; "
-            "wait for its end, or stop it."
+            f"Host {host} has an open {found.name} since {iso(found.created_at)}, action {found.id}. "
+            "Wait until this action has ended, or stop the action."
         )
     if name is Name.DRAIN and not state.disabled:
         services.set_state(
@@ -191,19 +196,19 @@ def open_of(tx: Connection, host: str) -> HostAction | None:
 
 
 def show(tx: Connection, action: str) -> HostAction:
-    """Return an action.
+    """Return a host action by its id.
 
     Raises:
-        NotFound: No action has this id.
+        NotFound: No host action has this id.
     """
     row = tx.execute(sa.select(host_actions).where(host_actions.c.id == action)).first()
     if row is None:
-        raise errors.NotFound(f"There is no action {action} on a host.")
+        raise errors.NotFound(f"Host action {action} could not be found.")
     return _read(row)
 
 
 def page(tx: Connection, host: str, limit: int) -> list[HostAction]:
-    """Return the latest actions on a host, newest first."""
+    """Return up to ``limit`` actions on a host, newest first, open or ended."""
     query = (
         sa.select(host_actions)
         .where(host_actions.c.host == host)
@@ -224,7 +229,7 @@ def list_open(tx: Connection) -> list[HostAction]:
 
 
 def events(tx: Connection, action: str, after: int = 0) -> list[Event]:
-    """Return the journal of an action after this sequence number."""
+    """Return the lines of an action's journal with a sequence number above ``after``, in order."""
     query = (
         sa.select(host_action_events)
         .where(host_action_events.c.action_id == action, host_action_events.c.seq > after)
@@ -237,7 +242,9 @@ def events(tx: Connection, action: str, after: int = 0) -> list[Event]:
 
 
 def stop(tx: Connection, action: str) -> HostAction:
-    """Stop an action: no further move begins, and the action ends after the running moves.
+    """Set an open action to STOPPING, and return the action.
+
+    The conductor then begins no further move, and ends the action after the running moves.
 
     Raises:
         NotFound: No action has this id.
@@ -258,12 +265,15 @@ def stop(tx: Connection, action: str) -> HostAction:
 
 # --- for the conductor ---
 def is_any_open(tx: Connection) -> bool:
-    """Return True if an action is open. One statement, by an index."""
+    """Return True if an action on any host is open, in one statement by an index."""
     return tx.scalar(_ANY_OPEN) is not None
 
 
 def take(tx: Connection, owner: str) -> list[HostAction]:
-    """Lease the open actions of this conductor and those without a valid lease."""
+    """Lease the open actions for the conductor ``owner``, and return them.
+
+    Actions with a valid lease of another conductor, or locked by another transaction, are left out.
+    """
     rows = list(
         tx.execute(
             sa.select(host_actions)
@@ -293,7 +303,21 @@ def record(
     ended: State | None = None,
     message: str = "",
 ) -> bool:
-    """Record a round. Returns False if the conductor has lost the action."""
+    """Append a conductor's journal lines to an action, and store its progress.
+
+    Args:
+        tx: The transaction.
+        action: Id of the host action.
+        owner: The conductor.
+        lines: New journal lines. Their ``seq`` and ``at`` are set here.
+        progress: The present progress.
+        ended: The final state. None: the action continues.
+        message: Outcome of an ended action.
+
+    Returns:
+        False, and nothing is written, if another conductor has leased the action, or the action has
+        ended.
+    """
     row = tx.execute(
         sa.select(host_actions)
         .where(
@@ -337,7 +361,7 @@ def record(
 
 
 def let_go(tx: Connection, owner: str) -> None:
-    """Release the leases, so that another conductor can continue at once."""
+    """Release the owner's leases, so that another conductor can continue the actions at once."""
     tx.execute(
         sa.update(host_actions)
         .where(host_actions.c.open_host.is_not(None), host_actions.c.locked_by == owner)

@@ -38,13 +38,15 @@ def ask(
     images: Sequence[ImageRef],
     mark: JsonMapping | None = None,
 ) -> None:
-    """Request that these hosts cache these images. Existing requests start again.
+    """Record that these hosts should cache these images. Existing requests start again.
+
+    The conductor's sweep sends the requests to the hosts.
 
     Args:
         tx: The transaction.
         hosts: The hosts.
         images: The images.
-        mark: Data stored with each image, for ``cached_images``.
+        mark: Data stored with each image, for ``cached_images``. None: no data.
     """
     wanted = [image.id for image in images]
     if hosts and wanted:
@@ -63,7 +65,7 @@ def ask(
 
 
 def due(tx: Connection, limit: int) -> list[AskedImage]:
-    """Return rows of hosts that are up and due, oldest first."""
+    """Return up to ``limit`` requests that are due, of hosts that are up, oldest first."""
     return list(tx.execute(_due(), {"most": limit}))
 
 
@@ -90,7 +92,10 @@ def _due() -> sa.Select[Any]:
 
 
 def _is_due() -> sa.ColumnElement[bool]:
-    """Return the condition of a due row: never sent, or long ago. The pause grows with the age."""
+    """Return the condition that a request is not complete, and was not sent or long ago.
+
+    The pause between two sends grows with the age of the request.
+    """
     waited = now() - _C.sent_at
     late = sa.or_(
         _C.sent_at.is_(None), sa.and_(waited >= PAUSE, 2 * waited >= _C.sent_at - _C.asked_at)
@@ -99,7 +104,7 @@ def _is_due() -> sa.ColumnElement[bool]:
 
 
 def take(tx: Connection, rows: Sequence[AskedImage]) -> dict[str, list[JsonObject]]:
-    """Mark the rows that are still due as sent, and return images by host."""
+    """Mark those of these rows as sent that are still due, and return their images by host."""
     here = sa.tuple_(_C.host, _C.image_id).in_([(row.host, row.image_id) for row in rows])
     taken = tx.execute(
         for_update(
@@ -120,9 +125,10 @@ def take(tx: Connection, rows: Sequence[AskedImage]) -> dict[str, list[JsonObjec
 
 
 def record(tx: Connection, host: str, cached: Mapping[str, str]) -> None:
-    """Record a host's results: image -> error, or "" if cached.
+    """Record a host's results: image id -> error, or "" if cached.
 
-    A cached image's row is deleted, or kept for ``cached_images`` if notifications are on.
+    The row of a cached image is deleted, or kept for ``cached_images`` if notifications are on.
+    Images without a row are ignored. A failed image is requested again later.
     """
     there = [image for image, error in cached.items() if not error]
     if there:
@@ -142,7 +148,10 @@ def record(tx: Connection, host: str, cached: Mapping[str, str]) -> None:
 
 
 def give_up(tx: Connection) -> list[FailedImage]:
-    """Delete rows that are too old, and return host, image_id and error."""
+    """Delete the requests that are too old, and return their host, image_id and last error.
+
+    The error is None if the host has reported no result, and "" if the image is cached.
+    """
     rows: list[FailedImage] = list(
         tx.execute(
             for_update(
@@ -162,5 +171,5 @@ def give_up(tx: Connection) -> list[FailedImage]:
 
 
 def is_late() -> sa.ColumnElement[bool]:
-    """Return the condition of a row that is too old."""
+    """Return the condition that a request is older than ``GIVEN_UP_AFTER``."""
     return _C.asked_at < now() - GIVEN_UP_AFTER

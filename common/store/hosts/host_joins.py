@@ -24,7 +24,7 @@ GOOD_SECONDS = 3600
 
 
 class JoinState(StrEnum):
-    """The state of a token."""
+    """The state of a join token. OVER: the token has expired, and no machine has used it."""
 
     OPEN = "open"
     USED = "used"
@@ -33,9 +33,10 @@ class JoinState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostJoin:
-    """The state of a token at the time ``at``. Times are in µs.
+    """A join token at the time ``at``. Times are in µs.
 
-    ``is_heard`` is True if the host is up.
+    address: the host's address, or "". until: the end of the token's validity. used_by: public key
+    of the machine that has used the token, or None. is_heard: True if the host is up.
     """
 
     state: JoinState
@@ -48,9 +49,10 @@ class HostJoin:
 
 
 def invite(tx: Connection, host: str, address: str) -> int:
-    """Create a token, and return the generation of the host's keys.
+    """Store a join token of a host, and return the generation of the host's keys for the token.
 
-    Earlier keys and tokens of the host become invalid.
+    Earlier keys and tokens of the host become invalid. ``address`` is that for the host's
+    certificate, or "".
 
     Raises:
         Conflict: The host has joined already.
@@ -58,8 +60,8 @@ def invite(tx: Connection, host: str, address: str) -> int:
     is_new = host_keys.ensure(tx, host)
     if not is_new and tx.scalar(sa.select(hosts.c.name).where(hosts.c.name == host)) is not None:
         raise errors.Conflict(
-            f"Host {host} has joined. New keys: kilonova host rotate {host}; to let another machine be it, "
-            f"or this one anew: kilonova host remove {host}, then add it"
+            f"Host {host} has joined already. To create new keys, run: kilonova host rotate {host}. To join "
+            f"a machine under this name again, run kilonova host remove {host}, then kilonova host add {host}"
         )
     if not is_new:
         host_keys.rotate(tx, host, 0)
@@ -91,7 +93,7 @@ def look(tx: Connection, host: str, generation: int) -> HostJoin:
     ).first()
     if row is None:
         raise errors.NotFound(
-            f"This token does not count any more. Another one: kilonova host add {host}"
+            f"This join token of host {host} is not valid any more. Create a new token: kilonova host add {host}"
         )
     at = moment(tx)
     state = JoinState.USED if row.used_by else JoinState.OVER if row.until <= at else JoinState.OPEN
@@ -100,9 +102,9 @@ def look(tx: Connection, host: str, generation: int) -> HostJoin:
 
 
 def use(tx: Connection, host: str, generation: int, by: str) -> bool:
-    """Use the token. Repeatable by the same machine.
+    """Use the token for the machine with the public key ``by``, which may repeat this.
 
-    Returns False if another machine has used the token, or if the token has expired.
+    Returns False if another machine has used the token, or the token has expired or was replaced.
     """
     mine = sa.or_(host_joins.c.used_by == by, host_joins.c.used_by.is_(None))
     return bool(

@@ -28,7 +28,7 @@ _ALL = sa.select(
 
 
 def generations(tx: Connection) -> dict[str, Generations]:
-    """Return the generation of every host with a key, in one statement."""
+    """Return the valid generations of each host with a key, in one statement."""
     return {row.host: Generations(row.generation, bool(row.both)) for row in tx.execute(_ALL)}
 
 
@@ -40,7 +40,7 @@ def add(tx: Connection, host: str) -> None:
     """
     if not ensure(tx, host):
         raise errors.Conflict(
-            f"Host {host} has a key; a new one is made by: kilonova host rotate {host}"
+            f"Host {host} has a key already. To create a new key, run: kilonova host rotate {host}"
         )
 
 
@@ -53,7 +53,7 @@ def ensure(tx: Connection, host: str) -> bool:
 
 
 def rotate(tx: Connection, host: str, seconds: int) -> None:
-    """Create a new key. The previous key stays valid for ``seconds``.
+    """Create a new key. The previous key stays valid for ``seconds``, or ends at once for 0.
 
     Raises:
         NotFound: The host has no key.
@@ -65,7 +65,7 @@ def rotate(tx: Connection, host: str, seconds: int) -> None:
         .values(generation=host_keys.c.generation + 1, previous_until=until, changed_at=now())
     ).rowcount:
         raise errors.NotFound(
-            f"Host {host} has no key; its first one is made by: kilonova host add {host}"
+            f"Host {host} has no key. To create the first key, run: kilonova host add {host}"
         )
 
 
@@ -75,7 +75,10 @@ def remove(tx: Connection, host: str) -> bool:
 
 
 def of_all(store: Store, conf: cfg.ConfigOpts) -> AllKeys:
-    """Return the keys of all hosts for the purposes whose secret this process has."""
+    """Return the source of all hosts' keys, for the purposes whose secret this process has.
+
+    The source reads the generations from the database.
+    """
     return AllKeys(
         {
             Purpose.COMMAND: conf.host_keys.command_secret,

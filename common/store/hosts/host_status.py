@@ -19,7 +19,7 @@ class HostState:
     name: str
     #: UUID of the service.
     service: str
-    #: True if the agent sends heartbeats, also while the host is forced down.
+    #: True if the conductors count the agent as up, also while the host is forced down.
     up: bool
     forced_down: bool = False
     #: True if the fencing hook proved that the host is off.
@@ -36,7 +36,10 @@ class HostState:
 
 
 def host_states(tx: Connection, name: str | None = None) -> dict[str, HostState]:
-    """Return the status by name, of all hosts or of the named host."""
+    """Return the status of all hosts by name, or only of the host ``name``.
+
+    The result is empty if the host does not exist.
+    """
     rows = services.list_all(tx, host=name, binary=Binary.COMPUTE)
     return {
         row.host: HostState(
@@ -62,11 +65,11 @@ def host_state(tx: Connection, name: str, *, locked: bool = False) -> HostState:
         locked: Lock the declared status (disabled, forced down) until the transaction ends.
 
     Raises:
-        NotFound: no host has this name.
+        NotFound: No host has this name.
     """
     if locked:
         services.lock(tx, name)
     state = host_states(tx, name).get(name)
     if state is None:
-        raise errors.NotFound(f"There is no host {name}; kilonova hosts lists them.")
+        raise errors.NotFound(f"There is no host {name}. To list the hosts, run: kilonova hosts")
     return state

@@ -43,15 +43,18 @@ from common.store.schema import services as services_table
 log = logging.getLogger(__name__)
 #: The prefix of an entry of ``hosts.unclaimed`` that names files without a guest.
 FILES = "files/"
-#: Limit that JSON readers represent exactly.
+#: Limit of session numbers, which every JSON reader represents exactly.
 _SESSIONS_MOST = 2**53 - 2
 
 
 def register(tx: Connection, name: str, boot_id: str, inventory: HostInventory) -> tuple[int, bool]:
-    """Open a session and store the inventory.
+    """Open a session of a host and store the host's inventory.
 
     Returns:
         The session, and True if the host was booted since its last registration.
+
+    Raises:
+        Conflict: An operator's resource provider in a tree has the name of the host.
     """
     opened = open_session(tx, name, boot_id, inventory)
     describe(tx, name, inventory)
@@ -61,9 +64,12 @@ def register(tx: Connection, name: str, boot_id: str, inventory: HostInventory) 
 def open_session(
     tx: Connection, name: str, boot_id: str, inventory: HostInventory
 ) -> tuple[int, bool]:
-    """Open a new session of the host.
+    """Open a new session of the host, and end a fencing of the host.
 
     No provider is locked, so the caller can lock servers before ``describe``, which must follow.
+
+    Returns:
+        The session, and True if the host was booted since its last registration.
     """
     insert_ignore(
         tx,
@@ -92,7 +98,10 @@ def open_session(
 
 
 def is_newest(tx: Connection, name: str, session: int, number: int) -> bool:
-    """Return True if no later exchange of this session is recorded, and record this one."""
+    """Record the exchange ``number`` of the session, and return True if it is the newest.
+
+    Returns False if this or a later exchange is recorded already, or the session has ended.
+    """
     row = sa.update(hosts).where(
         hosts.c.name == name, hosts.c.session == session, hosts.c.newest_exchange < number
     )
@@ -102,7 +111,10 @@ def is_newest(tx: Connection, name: str, session: int, number: int) -> bool:
 def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
     """Store the inventory of a registered host, and record a heartbeat.
 
-    A host that was removed meanwhile is ignored. It must register again.
+    A host that was removed meanwhile is ignored, and must register again.
+
+    Raises:
+        Conflict: An operator's resource provider in a tree has the name of the host.
     """
     if not tx.execute(
         sa.update(hosts).where(hosts.c.name == name).values(**_facts(inventory), updated_at=now())
@@ -147,10 +159,11 @@ def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
 
 
 def _name_hypervisor(tx: Connection, name: str, reported: str) -> None:
-    """Give a host's hypervisor the reported name, unless another host has it.
+    """Store the hypervisor name that a host reports, unless the name belongs to another host.
 
-    The name of a host belongs to that host alone, and any other name to the host that was made
-    first. A host that is refused keeps its previous name, or else gets the host's own.
+    The name of a host belongs to that host, and any other name to the oldest host that reports it.
+    If the name is refused, the hypervisor keeps its previous name, or else gets the host's name.
+    ``reported`` "" means the host's name.
     """
     reported = reported or name
     rows = {
@@ -178,7 +191,7 @@ def _name_hypervisor(tx: Connection, name: str, reported: str) -> None:
         accepted, refused = (previous if previous != reported else name), reported
         if own.refused_hostname != refused:
             log.warning(
-                "host %s reports the hypervisor name %s, which host %s has: it is shown as %s",
+                "host %s reports the hypervisor name %s, which host %s has: the API shows %s instead",
                 name,
                 reported,
                 min(rivals),
@@ -195,7 +208,10 @@ def _name_hypervisor(tx: Connection, name: str, reported: str) -> None:
 
 
 def _take_back(tx: Connection, name: str) -> None:
-    """Take the name of a host from other hosts that reported it before this host was made."""
+    """Rename the hypervisors of other hosts that have the name of this host, to their hosts' names.
+
+    They reported the name before this host existed.
+    """
     tx.execute(
         sa.update(hosts)
         .where(hosts.c.hypervisor_hostname == name, hosts.c.name != name)
@@ -204,7 +220,11 @@ def _take_back(tx: Connection, name: str) -> None:
 
 
 def note_guests(tx: Connection, name: str, server_ids: Iterable[str]) -> list[str]:
-    """Record the reported guests without a guest record, and return the newly reported ones."""
+    """Store which guests of this report of a host have no guest record.
+
+    Returns:
+        The servers of those guests that were not in the host's previous report.
+    """
     reported = set(server_ids)
     known = (
         tx.scalars(sa.select(guests.c.server_id).where(guests.c.host == name)) if reported else ()
@@ -218,7 +238,7 @@ def note_guests(tx: Connection, name: str, server_ids: Iterable[str]) -> list[st
 
 
 def read_unclaimed(tx: Connection) -> list[tuple[str, str]]:
-    """Return (server, host) of reported guests that have no record now."""
+    """Return (server, host) of guests in the latest reports that have no guest record now."""
     found = [
         (server, row.name)
         for row in tx.execute(_UNCLAIMED)
@@ -235,7 +255,10 @@ def read_unclaimed(tx: Connection) -> list[tuple[str, str]]:
 
 
 def note_refusals(tx: Connection, refused: Mapping[str, int]) -> None:
-    """Add refused messages to the hosts' counters. Unknown hosts are ignored."""
+    """Add numbers of refused messages (host -> number) to the hosts' counters.
+
+    Unknown hosts are ignored.
+    """
     tx.execute(
         sa.update(hosts)
         .where(hosts.c.name == sa.bindparam("host"))
@@ -249,8 +272,10 @@ def note_refusals(tx: Connection, refused: Mapping[str, int]) -> None:
 class RefusedHost(NamedTuple):
     """A host with refused messages, or with a refused hypervisor name.
 
-    refused_ago: Seconds since the last refused message, or None if that is too long ago.
-    refused_hostname: None: the name is not refused.
+    refused_messages: Number of refused messages since the host exists.
+    refused_ago: Seconds since the last one, or None if that is too long ago or there is none.
+    hypervisor_hostname: The name that the API shows.
+    refused_hostname: The reported name, or None if that is not refused.
     """
 
     name: str
@@ -314,7 +339,7 @@ _WAITED_FOR = sa.union(
 
 
 def sessions(tx: Connection, names: Iterable[str]) -> dict[str, int]:
-    """Return the current session of each of these hosts."""
+    """Return the current session of each of these hosts. Unknown hosts are left out."""
     return {
         row.name: row.session for row in tx.execute(_SESSIONS_OF, {"names": sorted(set(names))})
     }
@@ -326,12 +351,12 @@ def all_sessions(tx: Connection) -> dict[str, int]:
 
 
 def waited_for(tx: Connection) -> set[str]:
-    """Return the hosts with a waiting command or a pending cleanup."""
+    """Return the hosts with a command whose result is missing, or with a pending guest cleanup."""
     return set(tx.scalars(_WAITED_FOR))
 
 
 def facts_of(tx: Connection, names: Iterable[str]) -> dict[str, JsonObject]:
-    """Return the reported facts of each of these hosts, with its ``cpu_info``."""
+    """Return the reported facts of these hosts, with ``cpu_info``. Unknown hosts are left out."""
     return {
         row.name: {**(row.facts or {}), "cpu_info": row.cpu_info}
         for row in tx.execute(
@@ -353,9 +378,10 @@ def list_all(
     after: int | None = None,
     limit: int | None = None,
 ) -> list[JsonObject]:
-    """Return hosts as objects for the API, in three statements per thousand hosts.
+    """Return hosts as objects for the API, ordered by the id of their compute service.
 
-    Each contains the service (service_id, service_uuid, disabled, disabled_reason, forced_down,
+    This takes one statement, and three for each thousand hosts. Each object contains the columns of
+    ``hosts``, the service (service_id, service_uuid, disabled, disabled_reason, forced_down,
     up), the provider_uuid, the inventory by class (total, reserved, ratio, used), ``running_vms``,
     and ``failures`` (failed builds in a row) with ``failed_at``.
 
@@ -364,7 +390,7 @@ def list_all(
         name: Only the host with this name.
         service_id: Only the host with this service id.
         provider_uuid: Only the host with this resource provider.
-        pattern: Part of the hypervisor's hostname.
+        pattern: Only hosts with this text in the hypervisor's hostname.
         after: The service id after which the page begins. None: the first page.
         limit: The size of the page. None: all hosts.
     """

@@ -36,7 +36,7 @@ FEW, MOST = 5, 0.8
 
 
 def enrol(tx: Connection, host: str, binary: str) -> None:
-    """Insert a service and its heartbeat row if missing."""
+    """Insert a service that is enabled, and a heartbeat row that is up, unless they exist."""
     if (
         tx.scalar(
             sa.select(services.c.id).where(services.c.host == host, services.c.binary == binary)
@@ -110,12 +110,12 @@ _LATE = sa.select(heartbeats.c.host, heartbeats.c.binary).where(
 
 
 def seen_at(tx: Connection, host: str, binary: str) -> int | None:
-    """Return the time of the service's last heartbeat, or None."""
+    """Return the time of a service's last heartbeat in µs, or None if the service is unknown."""
     return tx.scalar(_SEEN_AT, {"host": host, "binary": binary})
 
 
 def _touch_providers(tx: Connection, hosts: Iterable[str]) -> None:
-    """Set ``changed_at`` of these hosts' providers."""
+    """Set ``changed_at`` of these hosts' providers, so that schedulers read them again."""
     found = tx.scalars(
         for_update(
             sa.select(providers.c.id)
@@ -128,7 +128,7 @@ def _touch_providers(tx: Connection, hosts: Iterable[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HostsHeard:
-    """The number of compute hosts that are up, and of those with a recent heartbeat."""
+    """Numbers of compute hosts: ``known`` are up, ``heard`` of these have a recent heartbeat."""
 
     heard: int
     known: int
@@ -155,8 +155,8 @@ def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
     """Mark services as down after ``silence`` seconds without a heartbeat.
 
     Returns:
-        The compute hosts that are down now, and True if the result is doubtful. Doubtful means that
-        most hosts are silent, so no compute host was changed.
+        The compute hosts that this call has marked as down, and True if the result is doubtful.
+        Doubtful means that most hosts are silent, so no compute host was changed.
     """
     late = list(tx.execute(_LATE, {"silence": silence * SECOND}))
     if not late:
@@ -213,7 +213,7 @@ def list_all(
 def show(
     tx: Connection, uuid: str | None = None, number: int | None = None
 ) -> HeardServiceRow | None:
-    """Return a service by its uuid or id, or None."""
+    """Return a service by its ``number`` (the id), or else by its uuid, or None."""
     return tx.execute(
         _select_services().where(
             services.c.uuid == uuid if number is None else services.c.id == number
@@ -222,9 +222,9 @@ def show(
 
 
 def remove(tx: Connection, row: ServiceRow) -> None:
-    """Delete a service, but not that of a host, which ``hosts.remove`` deletes.
+    """Delete the rows of a service and its heartbeat. A running service inserts them again.
 
-    A running service inserts its row again.
+    For a compute service, callers use ``views.host_removal``, which also deletes the host.
     """
     _tell(tx, "service.delete", services.c.id == row.id)
     tx.execute(sa.delete(services).where(services.c.id == row.id))
@@ -247,7 +247,10 @@ def lock(tx: Connection, host: str) -> None:
 
 
 def fence(tx: Connection, host: str) -> None:
-    """Record a successful fencing. The host is forced down until the next registration."""
+    """Record that the fencing hook turned the host off.
+
+    The host is forced down until its agent registers again.
+    """
     tx.execute(
         sa.update(services)
         .where(services.c.host == host, services.c.binary == Binary.COMPUTE)
@@ -258,7 +261,7 @@ def fence(tx: Connection, host: str) -> None:
 
 
 def record_return(tx: Connection, host: str) -> None:
-    """Remove the fencing of a host that registers. An admin's forced down stays.
+    """End the fencing of a host that registers. A host stays forced down if an admin has done that.
 
     The lock makes this wait for a fencing that is not committed yet.
     """
@@ -277,7 +280,9 @@ def record_return(tx: Connection, host: str) -> None:
 
 
 def are_dead(tx: Connection, host: str, *, locked: bool = False) -> bool:
-    """Return True if the host's guests are proved dead, by fencing or by an admin.
+    """Return True if the host is forced down, so that its guests count as dead.
+
+    An admin or a successful fencing forces a host down.
 
     Args:
         tx: The transaction.
@@ -291,7 +296,7 @@ def are_dead(tx: Connection, host: str, *, locked: bool = False) -> bool:
 
 
 def is_up(tx: Connection, host: str) -> bool:
-    """Return True if commands reach this compute host now."""
+    """Return True if the conductors count this compute host as up, and it is not forced down."""
     row = tx.execute(
         _select_services().where(services.c.host == host, services.c.binary == Binary.COMPUTE)
     ).first()
@@ -301,14 +306,15 @@ def is_up(tx: Connection, host: str) -> bool:
 def set_state(tx: Connection, uuid: str, **changes: object) -> None:
     """Change ``disabled``, ``disabled_reason`` or ``forced_down`` of a service.
 
-    The provider of a disabled host has the trait COMPUTE_STATUS_DISABLED.
+    The provider of a compute host gets or loses the trait COMPUTE_STATUS_DISABLED. A change of
+    ``forced_down`` ends a fencing.
 
     Raises:
         NotFound: No service has this uuid.
     """
     unknown = set(changes) - {"disabled", "disabled_reason", "forced_down"}
     if unknown:
-        raise ValueError(f"not settable: {sorted(unknown)}")
+        raise ValueError(f"set_state cannot change these columns: {sorted(unknown)}")
     if not tx.execute(
         sa.update(services)
         .where(services.c.uuid == uuid)
@@ -327,7 +333,7 @@ def set_state(tx: Connection, uuid: str, **changes: object) -> None:
 
 
 def traits(tx: Connection, host: str) -> list[str]:
-    """Return the traits of a host that follow from its service."""
+    """Return [COMPUTE_STATUS_DISABLED] if the host's compute service is disabled, else []."""
     disabled = tx.scalar(
         sa.select(services.c.disabled).where(
             services.c.host == host, services.c.binary == Binary.COMPUTE

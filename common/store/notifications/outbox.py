@@ -86,9 +86,10 @@ _FAULTS = {ActionState.SUPERSEDED: "Superseded", ActionState.FAILED: "ActionFail
 
 # --- for transactions that change objects ---
 def add(tx: Connection, notices: Sequence[Notice]) -> None:
-    """Write notices, with snapshots of their servers after this transaction, in two statements.
+    """Write notices with snapshots of their servers as of now, in two statements.
 
-    Notices about deleted servers are left out, and about a shutdown of a stopped guest.
+    The caller calls this after its changes. Notices about a server without a row are left out, and
+    notices about the shutdown of a server without a host.
     """
     settings = notification_settings(tx)
     if settings is None or not notices:
@@ -128,7 +129,10 @@ def add(tx: Connection, notices: Sequence[Notice]) -> None:
 def add_begun(tx: Connection, rows: Iterable[Values], was: ServerState | None = None) -> None:
     """Write the notices about begun actions.
 
-    ``was`` is the server before the action, if there is only one.
+    Args:
+        tx: The transaction.
+        rows: The columns of the new actions.
+        was: The server before the action, if ``rows`` has one row. None: write no instance.update.
     """
     settings = notification_settings(tx)
     if settings is None:
@@ -154,9 +158,10 @@ def add_begun(tx: Connection, rows: Iterable[Values], was: ServerState | None = 
 
 
 def add_ended(tx: Connection, action_id: str) -> None:
-    """Write the notices about an action that ended outside its workflow.
+    """Write the notices about an action that failed or was superseded outside its workflow.
 
-    For example, an operator has failed the action, or another action has superseded it.
+    For example, an operator has failed the action, or another action has superseded it. An action
+    in another state has no notices.
     """
     if notification_settings(tx) is None:
         return
@@ -186,7 +191,7 @@ def add_done(
     context: RequestContext,
     was: ServerState,
 ) -> None:
-    """Write the notices about an immediate action."""
+    """Write the notices about an immediate action. ``was`` is the server before the action."""
     settings = notification_settings(tx)
     if settings is None:
         return
@@ -205,7 +210,10 @@ def add_done(
 
 
 def tell(tx: Connection, key: str, picture: Picture | None, *names: str) -> None:
-    """Write notices about an object that is no server. None instead of a snapshot: no notices."""
+    """Write a notice for each of the event names, about an object that is no server.
+
+    ``key`` is the object's id and ``picture`` its snapshot. Without a snapshot nothing is written.
+    """
     if picture is not None:
         add(tx, [Notice(name, key, about={"object": dict(picture)}) for name in names])
 
@@ -214,10 +222,11 @@ def tell(tx: Connection, key: str, picture: Picture | None, *names: str) -> None
 def around(
     tx: Connection, name: str, key: str, take: Callable[[], Picture | None]
 ) -> Iterator[None]:
-    """Write NAME.start with a snapshot before the block, and NAME.end with one after it.
+    """Write NAME.start with a snapshot before the block, and NAME.end with one after the block.
 
-    For an object that is deleted in the block, both have the first snapshot. With notifications
-    off, no snapshot is taken.
+    ``take`` returns the snapshot, or None if the object does not exist. For an object that is
+    deleted in the block, both notices have the first snapshot. With notifications off, ``take`` is
+    not called.
     """
     is_on = notification_settings(tx) is not None
     before = take() if is_on else None
@@ -249,7 +258,10 @@ class Waiting(NamedTuple):
 
 
 def waiting(tx: Connection) -> Waiting | None:
-    """Return the waiting notifications, or None. Reads the whole outbox."""
+    """Return the number of waiting notifications and the oldest, or None if none waits.
+
+    The count reads the whole outbox.
+    """
     oldest = tx.execute(_NEXT, {"most": 1}).first()
     return (
         None
@@ -259,7 +271,7 @@ def waiting(tx: Connection) -> Waiting | None:
 
 
 def late(tx: Connection) -> int | None:
-    """Return the time of the oldest notification if it is older than ``LATE``, or None."""
+    """Return the time in µs of the oldest notification if it has waited for ``LATE``, or None."""
     return tx.scalar(_LATE)
 
 
@@ -269,7 +281,11 @@ def is_empty(tx: Connection) -> bool:
 
 
 def take(tx: Connection, owner: str, most: int) -> list[NotificationRow]:
-    """Take or keep the lease and return the oldest rows, or [] if another conductor has it."""
+    """Take or renew the lease of the sender, and return up to ``most`` rows, oldest first.
+
+    Returns [] if another conductor has the lease, if no row waits, and in the very first call,
+    which creates the lease.
+    """
     free = sa.or_(leases.c.owner == owner, leases.c.until < now())
     mine = tx.execute(
         sa.update(leases)
@@ -277,26 +293,26 @@ def take(tx: Connection, owner: str, most: int) -> list[NotificationRow]:
         .values(owner=owner, until=now() + LEASE)
     )
     if not mine.rowcount:
-        # If the row is missing, the lease is taken in the next call.
+        # If the row was missing, the next call takes the lease.
         insert_ignore(tx, leases, {"name": SENDER, "owner": "", "until": 0})
         return []
     return list(tx.execute(_NEXT, {"most": most}))
 
 
 def strike(tx: Connection, ids: Sequence[int]) -> None:
-    """Delete rows that the broker has."""
+    """Delete rows that the broker has accepted."""
     tx.execute(sa.delete(notifications).where(notifications.c.id.in_(ids)))
 
 
 def let_go(tx: Connection, owner: str) -> None:
-    """Release the lease, so that another conductor can send at once."""
+    """Release the lease if ``owner`` has it, so that another conductor can send at once."""
     tx.execute(
         sa.update(leases).where(leases.c.name == SENDER, leases.c.owner == owner).values(until=0)
     )
 
 
 def trim(tx: Connection, most: int) -> int:
-    """Delete the oldest rows beyond ``most``, and return their number."""
+    """Delete the oldest rows, so that at most ``most`` are left, and return the deleted number."""
     newest = tx.scalar(_NEWEST)
     if newest is None or newest <= most:
         return 0

@@ -47,9 +47,13 @@ def is_done(tx: Connection, periods: Periods) -> bool:
 
 
 def step(tx: Connection, periods: Periods) -> bool:
-    """Write the notices of the next servers by id, and return False after the last one.
+    """Write the notices of up to ``AT_ONCE`` next servers by id.
 
     A begun period is completed before the next.
+
+    Returns:
+        True if servers of the period are left. False after the last one, or if the last complete
+        period is done.
     """
     insert_ignore(tx, leases, {"name": NAME, "owner": DONE, "until": 0})
     row = tx.execute(for_update(_MINE)).one()

@@ -144,7 +144,7 @@ class _Host:
         group: server_groups.Hard | None,
         name: str,
     ) -> str:
-        """Return why the request cannot have this host, or "". Sets the request's assignment."""
+        """Return why the request cannot have this host, or "". Set the request's ``assignment``."""
         if self.left_out and not request.forced:
             return "builds fail there"
         if self.disabled and not request.forced and not request.stays(name):
@@ -178,7 +178,7 @@ class _Host:
         return ""
 
     def take(self, request: ClaimRequest, amounts: Mapping[str, int]) -> None:
-        """Subtract the amounts of the request."""
+        """Subtract the amounts of the request, which has got this host, from the free amounts."""
         has = request.has if request.stays(request.host) else {}
         for resource_class, amount in amounts.items():
             self.rooms[resource_class].free -= max(0, amount - has.get(resource_class, 0))
@@ -194,11 +194,19 @@ def claim(
     failed_build_limit: FailedBuildLimit | None = None,
     default_zone: str = "nova",
 ) -> None:
-    """Give each request the first of the proposed hosts that still fits, in ``ClaimRequest.host``.
+    """Claim the first of the proposed hosts that still fits, for each request.
 
-    The transaction locks only hosts that are the first choice of a request, or that a request
-    leaves. Other alternates are not considered. The caller gets new proposals for the requests
-    without a host. A request accounts for the earlier requests in the list.
+    The results are attributes of the requests: ``host`` (None: no host fits), ``assignment``,
+    ``tried`` and ``refused``. The transaction locks only hosts that are the first choice of a
+    request, or that a request leaves. Other alternates are not considered. The caller gets new
+    proposals for the requests without a host. A request accounts for the earlier requests in the
+    list.
+
+    Args:
+        tx: The transaction.
+        requests: The claims.
+        failed_build_limit: When hosts with failed builds are left out. None: the defaults.
+        default_zone: The zone of hosts that are in no zone.
     """
     wanted = sorted({request.hosts[0] for request in requests if request.hosts})
     if not wanted:
@@ -328,7 +336,10 @@ def _hosts(
 
 
 def _lock(tx: Connection, names: Sequence[str]) -> list[LockedProvider]:
-    """Lock the providers of these hosts in ascending order, and raise their generations."""
+    """Lock the providers of these hosts in ascending order, and raise their generations.
+
+    Hosts without a provider are left out.
+    """
     query = (
         sa.select(
             providers.c.id,
@@ -346,18 +357,19 @@ def _lock(tx: Connection, names: Sequence[str]) -> list[LockedProvider]:
 
 
 def lock(tx: Connection, hosts: Sequence[str]) -> dict[str, int]:
-    """Lock the providers of these hosts and return their ids by host.
+    """Lock the providers of these hosts in ascending order, and return their ids by host.
 
-    The order is ascending. The lock raises the providers' generations.
+    This also raises the providers' generations and sets ``changed_at``. Hosts without a provider
+    are left out.
     """
     return {row.host: row.id for row in _lock(tx, hosts)}
 
 
 def judge(tx: Connection, verdicts: Sequence[tuple[str, int]]) -> None:
-    """Count failed builds by host.
+    """Change the hosts' counts of failed builds in a row.
 
-    Each verdict is (host, -1) for a failure, (host, 0) for a success, or (host, 1) to take a
-    failure back. A success resets the count.
+    Each verdict is (host, -1) for a failure, (host, 0) for a success, or (host, 1) to undo the
+    count of a failure. A success sets the count to 0.
     """
     if not verdicts:
         return
@@ -373,7 +385,7 @@ def judge(tx: Connection, verdicts: Sequence[tuple[str, int]]) -> None:
 
 
 def touch(tx: Connection, provider_ids: Iterable[int]) -> None:
-    """Raise the generation of locked providers and set ``changed_at``."""
+    """Raise the generations of providers that the caller has locked, and set ``changed_at``."""
     tx.execute(
         sa.update(providers)
         .where(providers.c.id.in_(sorted(set(provider_ids))))
@@ -452,7 +464,10 @@ def _parts(tx: Connection, names: Sequence[str]) -> dict[str, _Parts]:
                 [from_wire(HardwareAssignment, one) for one in held[name]],
             )
         except (ValueError, TypeError):
-            log.exception("host %s gives out no CPUs or devices: a record of them is damaged", name)
+            log.exception(
+                "host %s assigns no CPUs or devices: a stored NUMA node, device or assignment is damaged",
+                name,
+            )
     return parts
 
 
@@ -473,7 +488,10 @@ def hand_over(tx: Connection, provider: int, holder: str, to: str) -> None:
 
 
 def hand_back(tx: Connection, migration: str, server: str, host: str) -> None:
-    """Move the allocations of an ended migration to its server, and delete the consumer."""
+    """Move the allocations of an ended migration on a host to its server.
+
+    The consumer of the migration is deleted.
+    """
     provider = lock(tx, [host]).get(host)
     if provider is not None:
         hand_over(tx, provider, migration, server)
@@ -485,7 +503,7 @@ def stay(
 ) -> None:
     """Release the allocations of an ended migration whose server has stayed on the host.
 
-    With ``amounts`` the server then holds exactly these.
+    With ``amounts`` the server then holds exactly these. None: its own allocations are unchanged.
     """
     provider = lock(tx, [host]).get(host)
     if provider is None:
@@ -498,7 +516,7 @@ def stay(
 
 
 def release(tx: Connection, placements: Sequence[tuple[str, str]]) -> None:
-    """Delete the allocations of these (consumer, host) pairs."""
+    """Delete the allocations of these (consumer, host) pairs, and consumers without any other."""
     ids = lock(tx, sorted({host for _, host in placements}))
     held = [(ids[host], server) for server, host in placements if host in ids]
     tx.execute(
@@ -528,12 +546,12 @@ def put(tx: Connection, holder: Mapping[str, str], host: str, amounts: Mapping[s
     """
     provider = lock(tx, [host]).get(host)
     if provider is None:
-        raise errors.Conflict(f"Host {host} has no provider; kilonova doctor says what to do.")
+        raise errors.Conflict(f"Host {host} has no resource provider. Run: kilonova doctor")
     _drop(tx, provider, holder["id"])
     register(tx, holder)
     tx.execute(sa.insert(allocations), _rows(provider, holder["id"], amounts))
 
 
 def register(tx: Connection, holder: Mapping[str, str]) -> None:
-    """Insert the consumer if it does not exist."""
+    """Insert a consumer (id, type, project_id and user_id) if it does not exist."""
     _add_consumers(tx, [dict(holder)])

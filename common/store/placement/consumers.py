@@ -16,9 +16,10 @@ from common.store.schema import allocations, consumers, providers
 
 
 def of_consumer(tx: Connection, consumer: str) -> list[ConsumerAllocation]:
-    """Return each class that a consumer holds, in one statement.
+    """Return the allocations of a consumer by provider and resource class, in one statement.
 
-    The rows contain the provider's uuid and generation, and the consumer's columns.
+    The rows contain the provider's uuid and generation, and the consumer's columns. The list is
+    empty for an unknown consumer.
     """
     return list(
         tx.execute(
@@ -45,7 +46,7 @@ def of_consumer(tx: Connection, consumer: str) -> list[ConsumerAllocation]:
 
 
 def of_provider(tx: Connection, provider_id: int) -> list[ProviderAllocation]:
-    """Return each allocation of a provider with its consumer, in one statement."""
+    """Return the allocations of a provider by consumer and resource class, in one statement."""
     return list(
         tx.execute(
             sa.select(
@@ -65,9 +66,9 @@ def of_provider(tx: Connection, provider_id: int) -> list[ProviderAllocation]:
 def totals(
     tx: Connection, project_id: str, user_id: str | None = None, kind: str | None = None
 ) -> list[Holding]:
-    """Return the usage of a project by type of consumer and class, in one statement.
+    """Return the usage of a project by type of consumer and resource class, in one statement.
 
-    ``user_id`` and ``kind`` (the type) restrict the consumers.
+    ``user_id`` and ``kind`` (a type of consumer) restrict the consumers. None: all.
     """
     query = sa.select(
         consumers.c.type,
@@ -86,7 +87,10 @@ def totals(
 def counts(
     tx: Connection, project_id: str, user_id: str | None = None, kind: str | None = None
 ) -> dict[str, int]:
-    """Return the number of consumers by type, in one statement."""
+    """Return the number of a project's consumers with allocations by type, in one statement.
+
+    ``user_id`` and ``kind`` (a type of consumer) restrict the consumers. None: all.
+    """
     query = sa.select(consumers.c.type, sa.func.count(consumers.c.id.distinct()).label("number"))
     return {
         row.type: row.number

@@ -96,9 +96,9 @@ class GroupRow:
 
 
 def marks(tx: Connection, since: int) -> Marks:
-    """Return the time of the following reads, and the hosts and aggregates that changed.
+    """Return the database's time, and the marks of the changes since a time, in one statement.
 
-    One statement. ``since`` is in µs, inclusive.
+    ``since`` is in µs, inclusive. The caller passes ``read_at`` as ``since`` in its next call.
     """
     rows = tx.execute(_marks(), {"since": since}).all()
     head = rows[0]
@@ -147,7 +147,10 @@ def count(tx: Connection) -> int:
 
 # --- hosts ---
 def read(tx: Connection, provider_ids: Collection[int], images: bool = False) -> HostRows:
-    """Return all rows about the hosts of these providers, in two to four statements."""
+    """Return all rows about the hosts of these providers, in one to four statements.
+
+    Assignments are read only if a guest has one, and ``images`` only on request.
+    """
     which = sa.and_(providers.c.id.in_(provider_ids), providers.c.host.is_not(None))
     found = tx.execute(_providers(which)).all()
     if not found:
@@ -256,7 +259,10 @@ def _images(which: Which) -> sa.Select[Any]:
 
 
 def image_properties(tx: Connection, image_ids: Collection[str]) -> dict[str, dict[str, str]]:
-    """Return the properties of images, as stored with a server of each image."""
+    """Return the properties of images by id, as stored with an existing server of each image.
+
+    An image without a server, or with a damaged record, has no properties ({}).
+    """
     found: dict[str, dict[str, str]] = {}
     for image in image_ids:
         frozen = tx.scalar(
@@ -270,7 +276,7 @@ def image_properties(tx: Connection, image_ids: Collection[str]) -> dict[str, di
 
 
 def metrics(tx: Connection, since: int) -> Rows:
-    """Return host and metrics of the hosts that reported metrics since this time."""
+    """Return name and metrics of the hosts that reported metrics at ``since`` (µs) or later."""
     return tx.execute(
         sa.select(hosts.c.name, hosts.c.metrics).where(
             hosts.c.metrics_at >= since, hosts.c.metrics.is_not(None)
@@ -279,7 +285,7 @@ def metrics(tx: Connection, since: int) -> Rows:
 
 
 def working(tx: Connection) -> dict[str, int]:
-    """Return by host the number of running commands that copy disks."""
+    """Return the number of running commands that copy disks, by host. Other hosts are left out."""
     rows = tx.execute(
         sa.select(actions.c.host, sa.func.count())
         .where(
@@ -329,7 +335,10 @@ def aggregates_with(
 def groups(
     tx: Connection, group_ids: Collection[str], without: Collection[str] = ()
 ) -> dict[str, GroupRow]:
-    """Return server groups by id, with their servers by host, except the servers ``without``."""
+    """Return server groups by id, with their numbers of servers by host.
+
+    The servers ``without`` do not count. Unknown groups are left out.
+    """
     there = server_group_members.join(
         guests,
         sa.and_(
@@ -356,7 +365,10 @@ def groups(
 
 
 def places(tx: Connection, server_ids: Collection[str], project_id: str) -> dict[str, str]:
-    """Return server -> host for servers of the project, at most ``MOST_PLACES``."""
+    """Return server -> host for those of these servers that are in the project and on a host.
+
+    Only the first ``MOST_PLACES`` ids are read.
+    """
     wanted = sorted(server_ids)[:MOST_PLACES]
     rows = tx.execute(
         sa.select(servers.c.id, servers.c.host).where(

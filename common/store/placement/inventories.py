@@ -46,14 +46,14 @@ MOST = 2**53
 
 
 class InUse(errors.Conflict):
-    """A class that is to be removed has allocations."""
+    """A resource class that a request would remove from a provider has allocations."""
 
     code = "placement.inventory.inuse"
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A class in the report of a host."""
+    """A resource class in the report of a host."""
 
     resource_class: str
     total: int
@@ -62,7 +62,7 @@ class Reported:
 
 
 def report(tx: Connection, provider_id: int, reported: Sequence[Reported]) -> None:
-    """Store the classes that the host of a locked provider reports.
+    """Store the resource classes that the host of a locked provider reports.
 
     A class that is no longer reported is removed unless it has allocations.
     """
@@ -116,10 +116,11 @@ def report(tx: Connection, provider_id: int, reported: Sequence[Reported]) -> No
 
 
 def settle(tx: Connection, provider_ids: Iterable[int]) -> None:
-    """Compute reserved amount and ratio of these providers.
+    """Compute and store ``reserved`` and ``allocation_ratio`` of these providers' inventories.
 
-    The caller has locked and touched them. If the capacity is now below the usage, the usage is
-    stored as ``excess``: no claim exceeded the capacity.
+    The caller has locked the providers and raised their generations. If the capacity is now below
+    the usage, the usage is stored as ``excess``. ``kilonova doctor`` accepts that usage, because no
+    claim has exceeded the capacity at its time.
     """
     wanted = sorted(set(provider_ids))
     if not wanted:
@@ -143,14 +144,14 @@ def settle(tx: Connection, provider_ids: Iterable[int]) -> None:
 
 
 def capacity(row: InventoryRow | JsonMapping) -> int:
-    """Return the capacity of an inventory in whole units."""
+    """Return (total - reserved) * allocation_ratio in whole units, at most ``MOST``."""
     values = row if isinstance(row, Mapping) else row._mapping
     return int(min((values["total"] - values["reserved"]) * values["allocation_ratio"], MOST))
 
 
 # --- by hand ---
 def of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, dict[str, InventoryRow]]:
-    """Return the inventories of each of these providers by class, in one statement."""
+    """Return the inventories of each of these providers by resource class, in one statement."""
     found: dict[int, dict[str, InventoryRow]] = {number: {} for number in provider_ids}
     for row in tx.execute(
         sa.select(inventories)
@@ -162,7 +163,10 @@ def of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, dict[str, Inven
 
 
 def usages(tx: Connection, provider_ids: Iterable[int]) -> dict[tuple[int, str], int]:
-    """Return the usage by (provider, class), in one statement."""
+    """Return the usage by (provider id, resource class), in one statement.
+
+    Classes without allocations are left out.
+    """
     return _sum_used(tx, sorted(set(provider_ids)))
 
 
@@ -172,20 +176,21 @@ def put(
     wanted: Mapping[str, JsonMapping],
     whole: bool = True,
 ) -> None:
-    """Set these classes of a provider, which the caller has locked and touched.
+    """Set inventories of a provider for an operator.
 
-    For an operator's class, missing values get their defaults. For a reported class, reserved
-    amount and ratio can be overridden. A missing value removes the override, and the current value
-    keeps it.
+    For an operator's class, missing values get their defaults. For a class that the host reports,
+    ``reserved`` and ``allocation_ratio`` can be overridden. A missing value removes the override. A
+    value that equals the current value changes nothing.
 
     Args:
         tx: The transaction.
-        provider: The resource provider.
+        provider: The provider. The caller has locked it and raised its generation.
         wanted: Resource class -> inventory.
         whole: Remove all classes that are not in ``wanted``.
 
     Raises:
-        Conflict: Another value differs from the host's report.
+        Conflict: Another value than these two differs from the host's report, or a class to be
+            removed is reported by the host.
         InUse: A class to be removed has allocations.
     """
     known = of(tx, [provider.id])[provider.id]
@@ -213,11 +218,13 @@ def put(
 
 
 def remove(tx: Connection, provider: ProviderRow, names: Sequence[str]) -> None:
-    """Remove an operator's classes from a provider, which the caller has locked and touched.
+    """Remove an operator's resource classes from a provider. Missing classes are ignored.
+
+    The caller has locked the provider and raised its generation.
 
     Raises:
-        Conflict: The host reports a class.
-        InUse: A class has allocations.
+        Conflict: The host reports one of the classes.
+        InUse: One of the classes has allocations.
     """
     known = of(tx, [provider.id])[provider.id]
     held = sorted((name for _, name in _sum_used(tx, [provider.id]) if name in names), key=_place)
@@ -228,8 +235,9 @@ def remove(tx: Connection, provider: ProviderRow, names: Sequence[str]) -> None:
     reported = [name for name in names if name in known and known[name].host_ratio is not None]
     if reported:
         raise errors.Conflict(
-            f"{', '.join(reported)}: the host {provider.host} reports this itself, so it cannot be "
-            "removed; give it too, with another reserved or allocation_ratio if you like."
+            f"The host {provider.host} reports the inventory of {', '.join(reported)}, which cannot be removed. "
+            "A request that sets all inventories must include it, and can change its reserved and "
+            "allocation_ratio."
         )
     if names:
         tx.execute(
@@ -246,12 +254,16 @@ def _place(resource_class: str) -> tuple[int, str]:
 
 
 def _by_hand(provider: ProviderRow, row: InventoryRow, values: JsonMapping) -> Values:
-    """Return the overrides for a class that the host reports."""
+    """Return the columns with an operator's overrides for a class that the host reports.
+
+    Raises:
+        Conflict: A value other than ``reserved`` and ``allocation_ratio`` differs from the report.
+    """
     for name in ("total", "min_unit", "max_unit", "step_size"):
         if values.get(name, getattr(row, name)) != getattr(row, name):
             raise errors.Conflict(
-                f"{row.resource_class}: {name} is {getattr(row, name)}, as the host {provider.host} reports it; only "
-                "reserved and allocation_ratio can be set by hand."
+                f"The host {provider.host} reports {name} {getattr(row, name)} for {row.resource_class}. Only "
+                "reserved and allocation_ratio can be changed."
             )
     made: Values = {}
     for name, own in (("reserved", "set_reserved"), ("allocation_ratio", "set_ratio")):
@@ -274,9 +286,9 @@ def _settle_row(row: InventoryRow, ratio: float | None, used: int) -> Values:
 
 
 def _aggregate_ratios(tx: Connection, provider_ids: Sequence[int]) -> dict[tuple[int, str], float]:
-    """Return the smallest ratio of a host's aggregates by (provider, class).
+    """Return the smallest ratio of a host's aggregates by (provider id, resource class).
 
-    Invalid ratios are ignored.
+    Invalid ratios are ignored. Classes for which no aggregate sets a ratio are left out.
     """
     query = (
         sa.select(providers.c.id, aggregates.c.meta)
@@ -298,7 +310,7 @@ def _aggregate_ratios(tx: Connection, provider_ids: Sequence[int]) -> dict[tuple
 
 
 def ratio_of(text: str | None) -> float | None:
-    """Return the ratio in a text, or None if the text contains no valid ratio."""
+    """Return the number in the text, or None if it is not above 0 and below a million."""
     try:
         ratio = float(text) if text is not None else 0.0
     except ValueError:

@@ -30,10 +30,13 @@ Names = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class ProviderFilters:
-    """Conditions on a provider.
+    """Conditions on a provider, all of which must be met.
 
-    A provider needs one element of each set in ``member_of``, ``required`` and ``root_required``.
-    ``resources`` are amounts that must be free and allowed by the inventory's units.
+    in_tree: uuid of any provider of the tree. member_of, not_member_of: uuids of aggregates.
+    required, forbidden: traits of the provider. root_required, root_forbidden: traits of the root
+    of its tree. The provider needs at least one element of each set in ``member_of``, ``required``
+    and ``root_required``, and must have no element of the other sets. resources: amounts that must
+    be free and permitted by the inventory's units.
     """
 
     name: str | None = None
@@ -49,13 +52,13 @@ class ProviderFilters:
 
 
 def find(tx: Connection, wanted: ProviderFilters, limit: int | None = None) -> list[ProviderRow]:
-    """Return the matching providers by id."""
+    """Return the matching providers in the order of their ids, at most ``limit``. None: all."""
     query = sa.select(providers).where(*_conditions(wanted)).order_by(providers.c.id)
     return list(tx.execute(query if limit is None else query.limit(limit)))
 
 
 def trees(tx: Connection, roots: Collection[str]) -> list[ProviderRow]:
-    """Return all providers of the trees with these roots, in one statement."""
+    """Return all providers of the trees with these uuids of roots, in one statement."""
     return list(
         tx.execute(
             sa.select(providers)

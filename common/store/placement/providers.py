@@ -42,7 +42,7 @@ is_made = is_there(providers)
 
 
 class ProviderConflict(errors.Conflict):
-    """A conflict with a code for programs."""
+    """A conflict with an error code of the Placement API, by which clients see the kind."""
 
     def __init__(self, text: str, code: str) -> None:
         super().__init__(text)
@@ -50,7 +50,7 @@ class ProviderConflict(errors.Conflict):
 
 
 def show(tx: Connection, uuid: str, purpose: str = "") -> ProviderRow:
-    """Return a provider, in one statement.
+    """Return a provider by its uuid, in one statement. ``purpose`` ends the error message.
 
     Raises:
         NotFound: The provider does not exist.
@@ -63,11 +63,17 @@ def lock(
 ) -> ProviderRow:
     """Lock a provider until the end of the transaction, and return its row.
 
-    Only one of two writers with the same generation succeeds.
+    Only one of two writers with the same generation succeeds, if each writer raises the generation.
+
+    Args:
+        tx: The transaction.
+        uuid: Uuid of the provider.
+        generation: The generation that the caller has read. None: any generation.
+        purpose: End of the error message if the provider does not exist.
 
     Raises:
         NotFound: The provider does not exist.
-        ProviderConflict: The generation differs from the caller's.
+        ProviderConflict: The provider has another generation.
     """
     row = _one(tx, for_update(sa.select(providers).where(providers.c.uuid == uuid)), uuid, purpose)
     if generation is not None and generation != row.generation:
@@ -90,12 +96,19 @@ def _one(tx: Connection, query: sa.Select[Any], uuid: str, purpose: str) -> Prov
 def create(
     tx: Connection, name: str, uuid: str | None = None, parent: str | None = None
 ) -> ProviderRow:
-    """Create an operator's provider, as a root or as child of another.
+    """Create an operator's provider, and return its row.
+
+    Args:
+        tx: The transaction.
+        name: Name of the provider.
+        uuid: Uuid of the provider. None: a new one.
+        parent: Uuid of the parent. None: the provider is the root of a tree.
 
     Raises:
         BadRequest: The parent does not exist, or equals the provider.
         ProviderConflict: The name or uuid is in use.
-        Conflict: The parent is a host.
+        Conflict: The parent is the provider of a host.
+        Unavailable: A concurrent request interfered. The caller may repeat the request.
     """
     uuid = uuid or ids.new()
     if parent == uuid:
@@ -123,7 +136,9 @@ def create(
     ).first()
     if made is None:  # another writer took the name or the uuid meanwhile
         _check_free(tx, name, uuid)
-        raise errors.Unavailable("Another writer was first; try again.")
+        raise errors.Unavailable(
+            f"The resource provider {name} was not created because of a concurrent request. Try again."
+        )
     return made
 
 
@@ -145,7 +160,7 @@ def _parent(tx: Connection, uuid: str) -> ProviderRow:
         raise errors.BadRequest(f"parent provider UUID does not exist: {uuid}")
     if row.host is not None:
         raise errors.Conflict(
-            f"{row.name} is a host; providers made by hand cannot stand below it."
+            f"{row.name} is the provider of a host, which cannot have child providers."
         )
     return row
 
@@ -209,7 +224,7 @@ def move(tx: Connection, row: ProviderRow, parent: str | None, may_leave: bool) 
 
 
 def _below(tx: Connection, row: ProviderRow) -> set[str]:
-    """Lock a provider and its subtree, and return their uuids."""
+    """Lock all providers of a provider's tree, and return the uuids of its subtree with its own."""
     children: dict[str | None, list[str]] = {}
     for one in tx.execute(
         for_update(
@@ -256,7 +271,7 @@ def delete(tx: Connection, uuid: str) -> None:
         )
     if row.host is not None:
         raise errors.Conflict(
-            f"{row.name} is the provider of a host; it goes when its compute service is deleted."
+            f"{row.name} is the provider of a host. To delete it, delete the host's compute service."
         )
     for table in (inventories, provider_traits, provider_aggregates):
         tx.execute(sa.delete(table).where(table.c.provider_id == row.id))
@@ -266,10 +281,11 @@ def delete(tx: Connection, uuid: str) -> None:
 def of_host(tx: Connection, host: str) -> int:
     """Lock the provider of a host, and return its id. A missing provider is created.
 
-    An operator's provider with the host's name becomes the host's, with its inventories and traits.
+    If an operator's provider has the host's name, it becomes the host's provider and keeps its
+    inventories and traits.
 
     Raises:
-        Conflict: That provider has a parent or children.
+        Conflict: The operator's provider with the host's name has a parent or children.
     """
     uuid = ids.new()
     insert_ignore(
@@ -290,12 +306,13 @@ def of_host(tx: Connection, host: str) -> int:
         row = tx.execute(for_update(sa.select(providers).where(providers.c.name == host))).one()
         if len(_below(tx, row)) > 1 or row.parent_uuid is not None:
             raise errors.Conflict(
-                f"The resource provider {row.uuid}, made by hand, has the name of the host {host} "
-                "and stands in a tree; rename it, so that the host can have its own."
+                f"The resource provider {row.uuid} of an operator has the name of the host {host} and "
+                "belongs to a tree. Rename this provider, so that the host can have its own provider."
             )
         tx.execute(sa.update(providers).where(providers.c.id == row.id).values(host=host))
         tx.execute(
-            sa.delete(provider_traits).where(  # from now on that is for its service to say
+            # From now on, only the compute service sets this trait.
+            sa.delete(provider_traits).where(
                 provider_traits.c.provider_id == row.id,
                 provider_traits.c.trait == COMPUTE_DISABLED,
             )
@@ -305,9 +322,10 @@ def of_host(tx: Connection, host: str) -> int:
 
 # --- aggregates: those set by hand and those of the hosts, shown as one ---
 def aggregates_of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, list[str]]:
-    """Return the aggregates of each of these providers, sorted, in one statement.
+    """Return the uuids of the aggregates of each of these providers, sorted, in one statement.
 
-    These are the operator's aggregates of the provider and those of its host, without duplicates.
+    These are the aggregates that operators set for the provider, and those of its host, without
+    duplicates.
     """
     wanted = sorted(set(provider_ids))
     by_hand = sa.select(
@@ -332,12 +350,13 @@ def _of_hosts(provider_ids: Sequence[int]) -> sa.Select[Any]:
 
 
 def set_aggregates(tx: Connection, provider: ProviderRow, uuids: Iterable[str]) -> list[str]:
-    """Set the operator's aggregates of a locked provider.
+    """Replace the aggregates that operators have set for a locked provider.
 
-    Each uuid is stored in the caller's spelling, with or without dashes.
+    Each uuid is stored in the caller's spelling, with or without dashes. Aggregates of the
+    provider's host are not stored.
 
     Returns:
-        All aggregates, the host's last.
+        All aggregates of the provider, the host's last.
     """
     hosts = {row.uuid for row in tx.execute(_of_hosts([provider.id]))}
     tx.execute(

@@ -18,7 +18,7 @@ STANDARD: tuple[str, ...] = tuple(os_resource_classes.STANDARDS)
 
 
 def list_all(tx: Connection) -> list[tuple[str, int | None]]:
-    """Return each class with its creation time, None for standard classes. One statement."""
+    """Return all classes with creation time in µs. The standard classes come first, with None."""
     own = tx.execute(
         sa.select(resource_classes).order_by(resource_classes.c.created_at, resource_classes.c.name)
     )
@@ -26,12 +26,12 @@ def list_all(tx: Connection) -> list[tuple[str, int | None]]:
 
 
 def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[str]:
-    """Return the names that are no class, in at most one statement.
+    """Return those of the names that are no resource class, sorted, in at most one statement.
 
     Args:
         tx: The transaction.
         names: The names to check.
-        lock: Keep the other classes from being deleted in this transaction.
+        lock: Lock the existing CUSTOM_ classes until the transaction ends, so that they stay.
     """
     wanted = set(names) - set(STANDARD)
     if wanted:
@@ -45,7 +45,9 @@ def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[st
 
 
 def show(tx: Connection, name: str, lock: bool = False) -> int | None:
-    """Return the creation time of a class, or None for a standard class.
+    """Return the creation time of a resource class in µs, or None for a standard class.
+
+    ``lock`` locks the class until the end of the transaction.
 
     Raises:
         NotFound: The class does not exist.
@@ -60,7 +62,7 @@ def show(tx: Connection, name: str, lock: bool = False) -> int | None:
 
 
 def create(tx: Connection, name: str) -> bool:
-    """Create a CUSTOM_ class. Returns False if it exists."""
+    """Create a CUSTOM_ resource class. Returns False if a class with this name exists."""
     if not unknown(tx, [name]):
         return False
     insert_ignore(tx, resource_classes, {"name": name, "created_at": now()})
@@ -68,12 +70,12 @@ def create(tx: Connection, name: str) -> bool:
 
 
 def rename(tx: Connection, name: str, to: str) -> None:
-    """Rename an unused CUSTOM_ class.
+    """Rename a CUSTOM_ resource class that has no inventory.
 
     Raises:
         NotFound: The class does not exist.
         BadRequest: The class is a standard class.
-        Conflict: The new name is in use, or the class is.
+        Conflict: The new name is in use, or the class has an inventory.
     """
     if name in STANDARD:
         raise errors.BadRequest(f"Cannot update standard resource class {name}")
@@ -91,12 +93,12 @@ def rename(tx: Connection, name: str, to: str) -> None:
 
 
 def delete(tx: Connection, name: str) -> None:
-    """Delete a CUSTOM_ class.
+    """Delete a CUSTOM_ resource class.
 
     Raises:
         NotFound: The class does not exist.
         BadRequest: The class is a standard class.
-        Conflict: The class is in use.
+        Conflict: The class has an inventory.
     """
     if name in STANDARD:
         raise errors.BadRequest(

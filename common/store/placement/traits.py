@@ -23,7 +23,7 @@ from common.store.schema import provider_traits, traits
 
 @functools.cache
 def standard() -> frozenset[str]:
-    """Return the standard traits."""
+    """Return the names of os-traits, as a cached set."""
     return frozenset(os_traits.get_traits())
 
 
@@ -32,7 +32,7 @@ def list_all(tx: Connection, associated: bool | None = None) -> list[str]:
 
     Args:
         tx: The transaction.
-        associated: True: only traits of a provider. False: only unused traits.
+        associated: True: only traits of a provider. False: only traits of no provider. None: all.
     """
     used = set(tx.scalars(sa.select(provider_traits.c.trait).distinct()))
     if associated:
@@ -42,12 +42,12 @@ def list_all(tx: Connection, associated: bool | None = None) -> list[str]:
 
 
 def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[str]:
-    """Return the names that are no trait, in at most two statements.
+    """Return those of the names that are no trait, sorted, in at most two statements.
 
     Args:
         tx: The transaction.
         names: The names to check.
-        lock: Keep the other traits from being deleted in this transaction.
+        lock: Lock the existing CUSTOM_ traits until the transaction ends, so that they stay.
     """
     wanted = set(names) - standard()
     if wanted:
@@ -69,7 +69,7 @@ def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[st
 
 
 def show(tx: Connection, name: str) -> int | None:
-    """Return the creation time of a trait, or None for a standard or reported trait.
+    """Return the creation time of a trait in µs, or None for a standard or reported trait.
 
     Raises:
         NotFound: The trait does not exist.
@@ -81,7 +81,7 @@ def show(tx: Connection, name: str) -> int | None:
 
 
 def create(tx: Connection, name: str) -> bool:
-    """Create a CUSTOM_ trait. Returns False if it exists."""
+    """Create a CUSTOM_ trait. Returns False if the trait exists."""
     if not unknown(tx, [name]):
         return False
     insert_ignore(tx, traits, {"name": name, "created_at": now()})
@@ -124,13 +124,17 @@ def of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, list[str]]:
 
 
 def put(tx: Connection, provider: ProviderRow, names: Iterable[str]) -> list[str]:
-    """Set the operator's traits of a locked provider, and return all its traits.
+    """Replace the traits that operators have set for a locked provider.
 
     Traits that the host reports stay.
 
+    Returns:
+        All traits of the provider, sorted.
+
     Raises:
         BadRequest: A trait does not exist.
-        Conflict: A trait belongs to the compute service.
+        Conflict: The request adds COMPUTE_STATUS_DISABLED, which only the host's compute service
+            sets.
     """
     wanted = set(names)
     missing = unknown(tx, wanted, lock=True)
@@ -144,8 +148,8 @@ def put(tx: Connection, provider: ProviderRow, names: Iterable[str]) -> list[str
     )
     if provider.host is not None and COMPUTE_DISABLED in wanted - reported:
         raise errors.Conflict(
-            f"{COMPUTE_DISABLED} says that the compute service of {provider.host} is disabled; "
-            "disable the service instead."
+            f"{COMPUTE_DISABLED} can be set only by disabling the compute service of {provider.host}. "
+            "Disable the service instead."
         )
     tx.execute(sa.delete(provider_traits).where(own, provider_traits.c.by_hand.is_(True)))
     added = sorted(wanted - reported)

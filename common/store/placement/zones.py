@@ -26,8 +26,8 @@ def hosts(
 
     Args:
         tx: The transaction.
-        names: Only these hosts.
-        but: Ignore this aggregate.
+        names: Only these hosts. None: all hosts.
+        but: Id of an aggregate to ignore. None: ignore none.
     """
     member = aggregate_hosts.c
     query = sa.select(member.host, aggregates.c.meta).join(

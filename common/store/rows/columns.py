@@ -10,7 +10,7 @@ Values = dict[str, Any]
 
 
 class Numbered(Protocol):
-    """A row with id or uuid, and a time."""
+    """A new row: its id, which is a number or a uuid, and the time of its creation in µs."""
 
     @property
     def id(self) -> object: ...

@@ -26,7 +26,7 @@ class ServiceRow(Protocol):
 
 
 class HeardServiceRow(ServiceRow, Protocol):
-    """A service with the time of its last heartbeat, and its state. None: no heartbeat."""
+    """A service with its last heartbeat, and whether it is up. None: no heartbeat row exists."""
 
     seen_at: int | None
     up: bool | None
@@ -73,7 +73,7 @@ class MarkedImage(Protocol):
 
 
 class FailedImage(Protocol):
-    """An image that a host failed to fetch, with the error."""
+    """An image that a host has not fetched in time, with the last error. None: no result."""
 
     host: str
     image_id: str

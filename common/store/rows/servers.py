@@ -190,7 +190,7 @@ class ServerRecord(Protocol):
 
 
 class ServerFacts(Protocol):
-    """The data for a guest's metadata, and both hosts of a move."""
+    """The data for a guest's metadata, and both hosts of a running move (None: no move)."""
 
     id: str
     name: str
@@ -271,7 +271,7 @@ class LostActionRow(ActionRow, Protocol):
 
 
 class ReadingActionRow(ActionRow, Protocol):
-    """An action with the host from which its command reads."""
+    """An action of a move, with the source host, from which the action's command reads files."""
 
     source: str | None
 
@@ -314,8 +314,8 @@ class GuestRow(Protocol):
     keeps_files: bool
 
 
-class RemovalRow(GuestRow, Protocol):
-    """A pending cleanup, and whether its host can be reached."""
+class DebtRow(GuestRow, Protocol):
+    """A pending cleanup of a guest, and whether its host can be reached."""
 
     up: bool
 

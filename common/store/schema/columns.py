@@ -32,11 +32,14 @@ NUMBERED: dict[str, Any] = {"sqlite_autoincrement": True}
 
 
 class Unreadable(str):
-    """The text of a damaged JSON document. Only its users fail, not every reader of the row."""
+    """The text of a JSON document that cannot be parsed.
+
+    Reading the row succeeds, and only code that uses the document fails.
+    """
 
 
 class Json(TypeDecorator[object]):
-    """A JSON document stored as text, the same on every database."""
+    """A JSON document stored as text, the same on every database. Damaged text: ``Unreadable``."""
 
     impl = LongText
     cache_ok = True
@@ -62,7 +65,10 @@ class DamagedObject(dict[str, Any]):
 
 
 class JsonObjectColumn(Json):
-    """A JSON object that requests and placements read. A damaged one is a DamagedObject."""
+    """A JSON object that requests and placements read.
+
+    A document that is damaged, or is no object, is logged and read as ``DamagedObject``.
+    """
 
     cache_ok = True
 
@@ -70,7 +76,7 @@ class JsonObjectColumn(Json):
         found = super().process_result_value(value, dialect)
         if found is None or isinstance(found, dict):
             return found
-        log.error("a document of the database is damaged and counts as empty: %.200s", value)
+        log.error("a JSON object in the database is damaged and treated as empty: %.200s", value)
         return DamagedObject()
 
 

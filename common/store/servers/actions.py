@@ -62,7 +62,8 @@ def begin(
 ) -> str:
     """Let an action take the server, and return the action's id.
 
-    The fence is raised. A row that supersedes ends the running action without its undo.
+    A conductor then carries out the action. The server's fence is raised. If the action supersedes
+    others, the running action is ended without its undo.
 
     Args:
         tx: The transaction.
@@ -77,9 +78,10 @@ def begin(
 
     Raises:
         NotFound: The server does not exist, or not in this project.
-        Locked: The server is locked.
+        Locked: The server is locked, and the caller is no admin.
         WrongState: The server's state does not permit the action.
         Busy: Another action is running.
+        Conflict: The server is on no host, or has shares, and the action does not permit that.
     """
     server = take_lock(tx, server_id, project_id)
     row = rows if isinstance(rows, states.Action) else states.matching_row(rows, server.vm_state)
@@ -130,7 +132,7 @@ def is_begun(tx: Connection, action_id: str, server_id: str) -> bool:
 
 
 def take_lock(tx: Connection, server_id: str, project_id: str | None) -> ServerState:
-    """Lock a server that is not deleted.
+    """Lock a server that is not deleted, and return its state. ``project_id`` None: any project.
 
     Raises:
         NotFound: The server does not exist, or not in this project.
@@ -166,10 +168,15 @@ def check(
 ) -> None:
     """Check that the server permits the action now.
 
-    With ``tx`` the error Busy names the running action.
+    Args:
+        row: The row of the action in the table of actions.
+        server_id: Id of the server.
+        server: The state of the server.
+        context: The caller's request.
+        tx: The transaction, with which Busy names the running action. None: without this name.
 
     Raises:
-        Locked, WrongState, Busy, Conflict: The server does not permit the action.
+        Locked, WrongState, Busy, Conflict: As in ``begin``.
     """
     if row.locked and server.locked and not context.is_admin:
         raise errors.Locked(server_id)
@@ -199,7 +206,7 @@ def check(
 
 
 def insert(tx: Connection, rows: Sequence[Values], was: ServerState | None = None) -> None:
-    """Write new actions that are due at once.
+    """Insert new actions that are due at once, and write their notices.
 
     Args:
         tx: The transaction.
@@ -226,10 +233,10 @@ def insert(tx: Connection, rows: Sequence[Values], was: ServerState | None = Non
 
 
 def supersede(tx: Connection, action_id: str) -> None:
-    """End a running action without its undo.
+    """End a running action without its undo. An action that has ended stays unchanged.
 
     The next action finds the remains by the server's guests. The lease stays, so that the next
-    action can see when the old conductor has finished.
+    action can see when the old conductor has finished (``busy_until``).
     """
     args = tx.scalar(sa.select(actions.c.args).where(actions.c.id == action_id))
     tx.execute(
@@ -249,9 +256,10 @@ def supersede(tx: Connection, action_id: str) -> None:
 
 
 def without_user_data(args: object) -> Values:
-    """Return the change that removes user data from the arguments of an ended action.
+    """Return the columns of an ended action whose arguments contain user data, without the data.
 
-    Why: without a key, user data is stored there in plain text.
+    Returns {} if the arguments contain none. Why: if no key for secrets is configured, user data is
+    stored there in plain text.
     """
     if not isinstance(args, dict) or "user_data" not in args.get("before", ()):
         return {}
@@ -269,10 +277,10 @@ def take(
     but: Collection[str] = (),
     lease: int = LEASE,
 ) -> list[ActionRow]:
-    """Lease up to ``limit`` due actions, oldest first.
+    """Lease up to ``limit`` due actions, and return their rows, the longest due first.
 
-    The ``owner`` in the returned rows is the previous owner, if that owner has not released the
-    lease.
+    Actions that another transaction has locked are left out. The rows are from before the lease:
+    ``owner`` is the previous owner, or None if that owner has released the lease.
 
     Args:
         tx: The transaction.
@@ -323,7 +331,10 @@ def _due(
 
 
 def let_go(tx: Connection, owner: str, action_ids: Iterable[str]) -> None:
-    """Release leases of actions whose outcome was not written, for example after a lost fence."""
+    """Release the owner's leases of these actions, so that any conductor can take them at once.
+
+    Why: the outcome of a step was not written, for example because the fence has changed.
+    """
     tx.execute(
         sa.update(actions)
         .where(actions.c.id.in_(list(action_ids)), actions.c.owner == owner)
@@ -332,9 +343,9 @@ def let_go(tx: Connection, owner: str, action_ids: Iterable[str]) -> None:
 
 
 def free_leases_of(tx: Connection, owner: str) -> None:
-    """End the leases of an earlier process with the same name.
+    """End the leases of due actions that an earlier process with the same name has left.
 
-    The owner stays in the row, so that the next lease shows it.
+    The owner stays in the row, so that ``take`` returns the previous owner.
     """
     tx.execute(
         sa.update(actions)
@@ -376,12 +387,15 @@ _ACTIONS_LOCKED = for_update(
 
 
 def lock_servers(tx: Connection, server_ids: Iterable[str]) -> dict[str, PlacedServerRow]:
-    """Lock servers in the order of their ids, and return them with their current fences."""
+    """Lock servers in the order of their ids, and return them by id, deleted servers too."""
     return {row.id: row for row in tx.execute(_SERVERS_LOCKED, {"ids": sorted(set(server_ids))})}
 
 
 def find_unlocked(tx: Connection, server_ids: Iterable[str]) -> set[str]:
-    """Return the servers that are deleted or not locked by another transaction, without waiting."""
+    """Return those of these ids whose server has no row, or is not locked by another transaction.
+
+    This function does not wait for locks. It locks the servers that it can.
+    """
     names = set(server_ids)
     query = sa.select(servers.c.id).where(servers.c.id.in_(sorted(names)))
     existing = set(tx.scalars(query))
@@ -389,17 +403,20 @@ def find_unlocked(tx: Connection, server_ids: Iterable[str]) -> set[str]:
 
 
 def servers_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, PlacedServerRow]:
-    """Return servers by id, without locks."""
+    """Return servers by id, without locks, deleted servers too."""
     return {row.id: row for row in tx.execute(_SERVERS, {"ids": sorted(set(server_ids))})}
 
 
 def lock(tx: Connection, action_ids: Iterable[str]) -> dict[str, LockedActionRow]:
-    """Lock actions. The caller has locked their servers. ``locked_at`` is the current time."""
+    """Lock actions, and return them by id. ``locked_at`` is the current time in µs.
+
+    The caller has locked their servers. Unknown ids are left out.
+    """
     return {row.id: row for row in tx.execute(_ACTIONS_LOCKED, {"ids": sorted(set(action_ids))})}
 
 
 def update(tx: Connection, changes: dict[str, Values]) -> None:
-    """Write columns of many actions."""
+    """Write columns of many actions: id -> column values. ``updated_at`` becomes now."""
     update_grouped(
         tx,
         actions,
@@ -409,7 +426,10 @@ def update(tx: Connection, changes: dict[str, Values]) -> None:
 
 
 def update_servers(tx: Connection, changes: dict[str, Values]) -> None:
-    """Write columns of many servers. The caller has locked them and compared their fences."""
+    """Write columns of many servers: id -> column values. ``updated_at`` becomes now.
+
+    The caller has locked the servers and compared their fences.
+    """
     update_grouped(
         tx,
         servers,
@@ -436,7 +456,7 @@ def append(tx: Connection, rows: Sequence[Values]) -> None:
 def outstanding(
     tx: Connection, host: str, older_than: int, limit: int, known: Collection[CommandOf] = ()
 ) -> list[ActionRow]:
-    """Return and lock actions whose command is at this host, oldest command first.
+    """Lock and return up to ``limit`` actions whose command is at this host, oldest command first.
 
     Commands sent within the last ``older_than`` µs, the commands in ``known``, and actions locked
     by another transaction are left out.
@@ -467,11 +487,11 @@ _OUTSTANDING = (
 def commands_on_dead_hosts(
     tx: Connection, abandoned: Sequence[tuple[str, str]], silence: int, limit: int
 ) -> list[LostActionRow]:
-    """Return waiting actions whose command is at a host that does not answer.
+    """Return up to ``limit`` waiting actions whose command is at a host that does not answer.
 
-    If the host is forced down or fenced (``dead``), all actions count, except undo commands if the
-    host answered within ``silence`` seconds. If the host is only down, actions at the steps
-    ``abandoned`` (workflow, step) count.
+    If the host is forced down or fenced, all actions count, and ``dead`` is True. Excepted are undo
+    commands if the host answered within ``silence`` seconds. If the host is only down, forward
+    commands of the steps ``abandoned`` (workflow, step) count, and ``dead`` is False.
     """
     values = {"most": limit, "silence": silence * SECOND}
     return list(tx.execute(_on_dead_hosts(tuple(abandoned)), values))
@@ -503,9 +523,10 @@ def _on_dead_hosts(abandoned: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
 def resting(
     tx: Connection, *, vm_state: str, since: str, longer_than: int, limit: int
 ) -> list[ServerKey]:
-    """Return idle servers that have been in this state for more than ``longer_than`` µs.
+    """Return servers without an action that have been in this state for ``longer_than`` µs.
 
-    ``since`` is the column with the start of the state.
+    ``since`` is the name of the column with the start of the state. The longest resting come first,
+    up to ``limit``.
     """
     query = sa.select(servers.c.id, servers.c.project_id).where(
         servers.c[since] <= now() - longer_than,
@@ -517,7 +538,7 @@ def resting(
 
 
 def waiting(tx: Connection, action_ids: Iterable[str]) -> list[ActionRow]:
-    """Return the actions in this list with a command at a host."""
+    """Return those of these actions that wait for the result of a host's command."""
     query = sa.select(actions).where(
         actions.c.id.in_(sorted(action_ids)), actions.c.state == ActionState.WAITING
     )
@@ -525,7 +546,10 @@ def waiting(tx: Connection, action_ids: Iterable[str]) -> list[ActionRow]:
 
 
 def set_cause(tx: Connection, action: ActionRow, cause: str | None) -> None:
-    """Record why a waiting action makes no progress, or None if it does."""
+    """Record why a waiting action makes no progress, or None for an action with progress.
+
+    An action that has left this attempt stays unchanged.
+    """
     if cause != action.cause:
         tx.execute(
             sa.update(actions)
@@ -541,7 +565,11 @@ def set_cause(tx: Connection, action: ActionRow, cause: str | None) -> None:
 def show_progress(
     tx: Connection, action: ActionRow, task_state: str | None, percent: int | None
 ) -> None:
-    """Write the progress of the server's current action. ``updated_at`` stays unchanged."""
+    """Write task_state and progress (in percent) of the action's server. None: unchanged.
+
+    Nothing is written if the server has another action or fence by now. ``updated_at`` stays
+    unchanged.
+    """
     values: Values = {}
     if task_state is not None:
         values["task_state"] = task_state
@@ -560,7 +588,7 @@ def show_progress(
 
 
 def ended_of(tx: Connection, action_ids: Iterable[str]) -> dict[str, int]:
-    """Return the servers of the ended actions in this list, with the highest fence of each."""
+    """Return server -> highest fence of those of these actions that have ended."""
     query = (
         sa.select(actions.c.server_id, sa.func.max(actions.c.fence).label("fence"))
         .where(actions.c.id.in_(sorted(set(action_ids))), actions.c.state.in_(ENDED))
@@ -570,7 +598,7 @@ def ended_of(tx: Connection, action_ids: Iterable[str]) -> dict[str, int]:
 
 
 def mark_sent(tx: Connection, action_ids: Sequence[str]) -> None:
-    """Record that a command was sent again."""
+    """Record that the commands of these actions were sent again, if the actions still wait."""
     tx.execute(
         sa.update(actions)
         .where(actions.c.id.in_(action_ids), actions.c.state == ActionState.WAITING)
@@ -579,7 +607,10 @@ def mark_sent(tx: Connection, action_ids: Sequence[str]) -> None:
 
 
 def busy_until(tx: Connection, action_id: str) -> int | None:
-    """Return until when a conductor may still work on an ended action, or None."""
+    """Return the end of the action's lease in µs, or None if no conductor has a valid lease.
+
+    Until then a conductor may still work on the action, even if the action has ended.
+    """
     return tx.scalar(
         sa.select(actions.c.lease_until).where(
             actions.c.id == action_id, actions.c.lease_until > now()
@@ -645,7 +676,7 @@ def list_for(
 
 
 def show(tx: Connection, server_id: str, request_id: str) -> ActionRow | None:
-    """Return the server's newest action of this request, or None."""
+    """Return the newest action on the server that this request began, or None."""
     query = sa.select(actions).where(
         actions.c.server_id == server_id, actions.c.request_id == request_id
     )

@@ -17,7 +17,10 @@ from common.store.schema import block_devices as table
 
 
 def of_servers(tx: Connection, servers: Iterable[ServerRow]) -> dict[str, list[BlockDeviceRow]]:
-    """Return the volumes of these servers by server, oldest first. Without volumes: no query."""
+    """Return the rows of these servers' volumes by server id, oldest first.
+
+    Servers without volumes are left out. If no server has volumes, there is no query.
+    """
     server_ids = sorted(row.id for row in servers if row.volumes)
     by_server: dict[str, list[BlockDeviceRow]] = {}
     for row in tx.execute(_OF_SERVERS, {"ids": server_ids}) if server_ids else ():
@@ -33,12 +36,15 @@ _OF_SERVERS = (
 
 
 def of_server(tx: Connection, server: ServerRow) -> list[BlockDeviceRow]:
-    """Return the volumes of a server, oldest first."""
+    """Return the rows of a server's volumes, oldest first."""
     return of_servers(tx, [server]).get(server.id, [])
 
 
 def change(tx: Connection, changes: Mapping[str, Values | None]) -> None:
-    """Write rows by uuid. None deletes a row, and the caller changes the server's count."""
+    """Write columns of rows: uuid -> column values, or None to delete the row.
+
+    The caller changes ``servers.volumes`` for deleted rows.
+    """
     if renamed_ids := sorted(
         uuid for uuid, values in changes.items() if "device_name" in (values or ())
     ):

@@ -69,9 +69,10 @@ def create(
     seconds: int,
     caller: str | None = None,
 ) -> str:
-    """Create a token for the server's guest, valid for ``seconds``.
+    """Create and return a token for the server's guest, valid for ``seconds``.
 
     This also deletes tokens that expired long ago, and the server's oldest unused tokens.
+    ``caller`` is the sealed token of the user.
 
     Raises:
         Conflict: The server has no guest.
@@ -120,12 +121,15 @@ def _remove(tx: Connection, query: sa.Select[Any]) -> None:
 
 
 def is_created(tx: Connection, token: str) -> bool:
-    """Return True if this new token was committed."""
+    """Return True if the new token is in the database, for ``is_there`` of ``Store.write``."""
     return find(tx, token) is not None
 
 
 def find(tx: Connection, token: str, cookie: str = "") -> ConsoleTokenRow | None:
-    """Return the row of a token that can be used with this cookie, or None."""
+    """Return the row of a token if the token can be used with this cookie, or None.
+
+    A token that is bound to no browser can be used with any cookie.
+    """
     return tx.execute(sa.select(console_tokens).where(_is_usable_by(token, cookie))).first()
 
 
@@ -139,9 +143,9 @@ def _is_usable_by(token: str, cookie: str) -> sa.ColumnElement[bool]:
 
 
 def bind(tx: Connection, token: str, cookie: str) -> bool:
-    """Bind the token to the browser with this cookie.
+    """Bind the token to the browser with this cookie, and return True.
 
-    Returns False if the token is bound already or cannot be used.
+    Returns False if the token is bound already, even to this cookie, or cannot be used.
     """
     update = tx.execute(
         sa.update(console_tokens)
@@ -154,10 +158,11 @@ def bind(tx: Connection, token: str, cookie: str) -> bool:
 
 
 def use(tx: Connection, token: str, cookie: str = "") -> ConsoleTokenRow | None:
-    """Use the token, and return its row.
+    """Begin a session with the token, and return the token's row.
 
-    A token without a browser is bound to the cookie. Returns None if the token cannot be used, or
-    belongs to another browser.
+    A token that is bound to no browser is bound to the cookie, unless that is "". Returns None if
+    the token cannot be used (unknown, expired, in use, without its guest), or belongs to another
+    browser.
     """
     browser_change = {"browser": hash_token(cookie)} if cookie else {}
     update = tx.execute(
@@ -184,19 +189,21 @@ def _is_open_in(token: str, cookie: str) -> sa.ColumnElement[bool]:
 
 
 def of_open_session(tx: Connection, token: str, cookie: str) -> ConsoleTokenRow | None:
-    """Return the row of the open session in the browser with this cookie, or None."""
+    """Return the token's row if its session is open in the browser with this cookie, or None."""
     if not cookie:
         return None
     return tx.execute(sa.select(console_tokens).where(_is_open_in(token, cookie))).first()
 
 
 def take_over(tx: Connection, token: str, cookie: str) -> ConsoleTokenRow | None:
-    """Give the open session of a token to a new connection of the same browser.
+    """Replace the open session of a token by a session for a new connection of the same browser.
 
-    The caller must end the session with the earlier ``used_at``.
+    The new session has a later ``used_at``. The caller must end the connection of the earlier
+    session.
 
     Returns:
-        The row, or None if the session is not open in this browser.
+        The row, or None if the session is not open in this browser, or sessions of this kind have
+        several connections.
     """
     update = tx.execute(
         sa.update(console_tokens)
@@ -217,9 +224,10 @@ def _later() -> sa.ColumnElement[int]:
 
 
 def alive(tx: Connection, hashes: Sequence[str]) -> dict[str, int | None]:
-    """Return the sessions that may continue: hash -> ``used_at``, or None if the session has ended.
+    """Return hash -> ``used_at`` of those of these tokens whose row and guest exist.
 
-    A session continues while its row and its guest exist.
+    A session may continue only if the result contains its token with its own ``used_at``. None
+    means that the token has no open session.
     """
     rows = tx.execute(
         sa.select(console_tokens.c.hash, console_tokens.c.used_at).where(
@@ -230,7 +238,7 @@ def alive(tx: Connection, hashes: Sequence[str]) -> dict[str, int | None]:
 
 
 def keep(tx: Connection, hashes: Sequence[str], seconds: int) -> None:
-    """Extend open sessions by ``seconds`` from now."""
+    """Set the expiry of these tokens, whose sessions are open, to ``seconds`` from now."""
     tx.execute(
         sa.update(console_tokens)
         .where(console_tokens.c.hash.in_(hashes))

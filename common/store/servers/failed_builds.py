@@ -22,9 +22,9 @@ STEP = "build"
 
 
 class FailedBuild(NamedTuple):
-    """The number of builds of an image that failed on a host with the same message.
+    """The number of builds of an image that failed on a host with the same message ``cause``.
 
-    ``image`` is "" for servers without an image.
+    ``image`` is the image's id, or "" for servers without an image.
     """
 
     host: str
@@ -34,7 +34,7 @@ class FailedBuild(NamedTuple):
 
 
 def recent_failures(tx: Connection) -> list[FailedBuild]:
-    """Return the failed builds of the last hour by host, most frequent first."""
+    """Return the failed builds of the last hour, by host, and for each host most frequent first."""
     count = sa.func.count()
     query = (
         sa.select(events.c.host, servers.c.image_id, events.c.message, count.label("builds"))
@@ -54,8 +54,9 @@ def recent_failures(tx: Connection) -> list[FailedBuild]:
 def counts_against_host(tx: Connection, action_id: str, host: str, image_id: str | None) -> bool:
     """Return True if a failed build counts against its host.
 
-    It does not count if the same image recently failed there and no recent server of the image
-    runs. Then the image may be the cause.
+    It does not count if, within the last hour, another build of the same image failed on the host
+    and no server of the image was launched on any host. Then the image may be the cause. Without an
+    image, a failed build always counts.
     """
     if image_id is None:
         return True

@@ -26,8 +26,9 @@ log = logging.getLogger(__name__)
 def select_credible(tx: Connection, reported: Mapping[tuple[str, str], int]) -> dict[str, int]:
     """Return by server the highest reported fence, from hosts that are related to the server.
 
-    A host is related if the server or a guest of it is there, or if the command of a running action
-    is. Other reports are ignored.
+    A host is related if the server is on it, if the server has a guest record there, or if the
+    command of a running action of the server is there. Other reports are ignored. A fence above
+    ``HIGHEST`` counts as ``HIGHEST``.
 
     Args:
         tx: The transaction.
@@ -59,16 +60,18 @@ HIGHEST = 2**48
 
 
 def rise_above(tx: Connection, reported_fences: Mapping[str, int]) -> bool:
-    """Raise the fences of these servers above the fences that hosts know.
+    """Raise the fences of these servers, and of their running actions, above those of hosts.
 
-    A server with a higher or equal fence keeps its own.
+    A server with a higher or equal fence keeps its own. Pending cleanups of these servers with a
+    fence up to the reported one get the server's fence, or for a server without a row the next
+    higher number.
 
     Args:
         tx: The transaction.
         reported_fences: Server -> highest fence that a host reports.
 
     Returns:
-        True if the database has lost commits.
+        True if the fence of a server was lower than a host's, so the database has lost commits.
     """
     has_lost_commits = False
     query = sa.select(servers.c.id, servers.c.fence, servers.c.action).where(
@@ -81,8 +84,8 @@ def rise_above(tx: Connection, reported_fences: Mapping[str, int]) -> bool:
         if row is not None and row.fence < reported:
             has_lost_commits = True
             log.warning(
-                "a host knows fence %d of server %s, the database had only %d: it has lost commits; it goes on "
-                "with %d",
+                "a host reports fence %d of server %s, but the database has %d, because it has lost commits: "
+                "the fence is raised to %d",
                 reported,
                 server,
                 row.fence,

@@ -55,7 +55,7 @@ def add(tx: Connection, rows: Sequence[Values]) -> None:
 
 
 def want(tx: Connection, server_ids: Iterable[str], wanted: GuestState, may_run: bool) -> None:
-    """Set the wanted state of the guests on the servers' own hosts."""
+    """Set the wanted state of the guests on the servers' own hosts (guests in state ``HERE``)."""
     tx.execute(
         sa.update(guests)
         .where(guests.c.server_id.in_(list(server_ids)), guests.c.wanted.in_(HERE))
@@ -106,8 +106,9 @@ def add_removal(
         server_id: Id of the server.
         fence: The fence of the pending cleanups.
         host: Only the guest on this host. None: all guests.
-        may_run: False if no domain of these guests runs.
-        keeps_files: True if another guest uses the files, on shared storage. Needs ``host``.
+        may_run: False if no domain of these guests runs. True: keep the stored value.
+        keeps_files: True if the host must keep the files, because another guest uses them on shared
+            storage. This is ignored without ``host``.
     """
     change = sa.update(guests).where(
         guests.c.server_id == server_id, guests.c.wanted != GuestState.ABSENT
@@ -143,26 +144,27 @@ def discard(
     elsewhere: str | None = None,
     keeps_files: bool = False,
 ) -> None:
-    """Create a pending cleanup for a guest without a record.
+    """Create a pending cleanup for a guest without a record, so that the host removes the guest.
 
-    The fence is the lowest one, or the server's. If the host knows a higher fence, the host reports
-    that and the cleanup's fence is raised.
+    The cleanup's fence is that of the existing server, or else 1. If the host knows a higher fence,
+    the host reports that fence, and the cleanup's fence is raised.
 
     Args:
         tx: The transaction.
         server_id: Id of the server.
         host: The host of the guest.
-        elsewhere: The server's host, if the server exists on another one and has no action.
-        keeps_files: True if the guest there uses the same files.
+        elsewhere: The host of the server, if the server exists on another host than ``host``.
+        keeps_files: True if the guest on ``elsewhere`` uses the same files.
 
     Raises:
-        Conflict: The server exists on another host than ``elsewhere``, or the guest has a record.
+        Conflict: The server exists, and is not on ``elsewhere`` or has an action. Or the server has
+            another guest record than that of a resting guest on ``elsewhere``.
     """
     query = sa.select(servers).where(servers.c.id == server_id, servers.c.deleted == 0)
     row = tx.execute(for_update(query)).one_or_none()
     if row is not None and (elsewhere is None or row.host != elsewhere or row.action is not None):
         raise errors.Conflict(
-            f"Server {server_id} is there: delete it, or move it, and its guests go."
+            f"Server {server_id} exists. Delete or move the server, which removes its guest on host {host}."
         )
     places = tx.execute(sa.select(guests).where(guests.c.server_id == server_id)).all()
     if any(
@@ -170,20 +172,21 @@ def discard(
         for guest in places
     ):
         raise errors.Conflict(
-            f"A guest of {server_id} has a record: kilonova host removals says what will remove it."
+            f"Server {server_id} has a guest record, so its guest on host {host} cannot be discarded. To list "
+            f"the guests that hosts still have to remove, run: kilonova host debts"
         )
     fence = row.fence if row is not None else 1
     removal = {"server_id": server_id, "host": host, "fence": fence, "wanted": GuestState.ABSENT}
     add(tx, [{**removal, "keeps_files": keeps_files}])
 
 
-def confirm_removals(tx: Connection, confirmed: Iterable[RemovedGuest]) -> set[str]:
-    """Remove the guests that hosts have removed, and release their allocations.
+def confirm_debts(tx: Connection, confirmed: Iterable[RemovedGuest]) -> set[str]:
+    """Delete the pending cleanups that hosts have confirmed, and release their allocations.
 
-    Confirmations with an older fence are ignored.
+    A confirmation with a lower fence than the cleanup's is ignored.
 
     Returns:
-        The servers of the removed guests.
+        The ids of the servers of the deleted cleanups.
     """
     fences = {(server, host): fence for server, host, fence in confirmed}
     if not fences:
@@ -216,7 +219,7 @@ def confirm_removals(tx: Connection, confirmed: Iterable[RemovedGuest]) -> set[s
 def removals(
     tx: Connection, host: str, older_than: int, limit: int, known: Collection[tuple[str, int]] = ()
 ) -> list[GuestRow]:
-    """Return and lock up to ``limit`` pending cleanups of a host, oldest change first.
+    """Lock and return up to ``limit`` pending cleanups of a host, oldest change first.
 
     Cleanups sent within the last ``older_than`` µs, the (server, fence) pairs in ``known``, and
     rows locked by another transaction are left out.
@@ -281,7 +284,7 @@ def mark_sent(tx: Connection, host: str, server_ids: Sequence[str]) -> None:
 
 
 def fences_on(tx: Connection, host: str) -> dict[str, int]:
-    """Return all guests of a host with their fences: the response to a registration."""
+    """Return server -> fence of all guest records of a host, for the response to a registration."""
     return {
         row.server_id: row.fence
         for row in tx.execute(
@@ -291,14 +294,17 @@ def fences_on(tx: Connection, host: str) -> dict[str, int]:
 
 
 def places(tx: Connection, server_id: str) -> list[GuestRow]:
-    """Return all guests of a server, pending cleanups too. The caller has locked the server."""
+    """Return all guest records of a server by host, pending cleanups too.
+
+    The caller has locked the server.
+    """
     return list(
         tx.execute(sa.select(guests).where(guests.c.server_id == server_id).order_by(guests.c.host))
     )
 
 
 def off_on(tx: Connection, host: str, reported: Iterable[str]) -> list[str]:
-    """Return servers whose domain on this host must be stopped.
+    """Return the ids of servers whose domain on this host must be stopped, sorted.
 
     Why: the server is or may be on another host. The result contains the kept guests. It also
     contains reported domains without a guest record here whose server has another host. For
@@ -325,9 +331,12 @@ def off_on(tx: Connection, host: str, reported: Iterable[str]) -> list[str]:
     return sorted(server_ids)
 
 
-def discard_removals(tx: Connection, host: str) -> None:
-    """Remove the pending cleanups of a removed host. The caller has locked the provider."""
-    removals_there = list(
+def discard_debts(tx: Connection, host: str) -> None:
+    """Delete the pending cleanups of a host that is being removed, and release their allocations.
+
+    The caller has locked the provider.
+    """
+    debts_there = list(
         tx.execute(
             sa.select(guests).where(guests.c.host == host, guests.c.wanted == GuestState.ABSENT)
         )
@@ -342,10 +351,16 @@ def discard_removals(tx: Connection, host: str) -> None:
 def lost_power(
     tx: Connection, host: str, server: str | None = None, idle_too: bool = False
 ) -> None:
-    """Record after a boot of the host that guests are stopped, if their servers have an action.
+    """Set the power state of servers to SHUTDOWN after a boot of their host.
 
-    If the action does not start them, the guests are started afterwards. ``idle_too`` includes
-    servers without an action.
+    These are servers that have an action and whose guest should run on the host. If the action does
+    not start the guest, the conductor starts the guest afterwards.
+
+    Args:
+        tx: The transaction.
+        host: The host that was booted.
+        server: Only this server. None: all servers of the host.
+        idle_too: Include servers without an action.
     """
     here = sa.select(guests.c.server_id).where(
         guests.c.host == host, guests.c.wanted == GuestState.RUNNING
@@ -360,7 +375,10 @@ def lost_power(
 
 
 def wanted_running_on(tx: Connection, host: str) -> list[ServerKey]:
-    """Return idle servers whose guests should run on this host, by id, without locks."""
+    """Return servers without an action whose guests should run on this host, ordered by id.
+
+    This takes no locks.
+    """
     query = sa.select(servers.c.id, servers.c.project_id).join(
         guests, guests.c.server_id == servers.c.id
     )

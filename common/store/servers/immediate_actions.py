@@ -33,11 +33,14 @@ def do(
     args: Values | None = None,
     project_id: str | None = None,
 ) -> None:
-    """Carry out an immediate action.
+    """Carry out an immediate action, and write it to the journal as done.
+
+    ``project_id`` None means any project.
 
     Raises:
         NotFound: The server does not exist, or not in this project.
         Locked: The server is locked, and the caller is no admin.
+        WrongState, Conflict: As in ``actions.begin``.
         Forbidden: Only an admin can remove the lock.
     """
     assert row.immediate is not None
@@ -82,10 +85,10 @@ def note(
 def _lock(
     tx: Connection, server_id: str, server: ServerState, context: RequestContext, args: Values
 ) -> Values:
-    """Lock the server as Nova does.
+    """Return the columns that lock the server, as Nova does.
 
-    A member of the server's project, whatever their role, does not change an existing lock. An
-    admin of another project takes over the lock.
+    A user of the server's project does not change an existing lock, so the result is {}. An admin
+    of another project takes over the lock.
     """
     is_owner = context.project_id == server.project_id
     if server.locked and is_owner:
@@ -98,9 +101,11 @@ def _lock(
 def _unlock(
     tx: Connection, server_id: str, server: ServerState, context: RequestContext, args: Values
 ) -> Values:
-    """Remove the lock.
+    """Return the columns that unlock the server.
 
-    The owner cannot remove an admin's lock unless policy permits that (``override``).
+    Raises:
+        Forbidden: An admin has locked the server, and the caller is of the server's project and has
+            no permission of policy (``override`` in ``args``).
     """
     is_owner = context.project_id == server.project_id
     if server.locked_by == ADMIN and is_owner and not args.get("override"):
@@ -114,7 +119,10 @@ def _unlock(
 def _reset_state(
     tx: Connection, server_id: str, server: ServerState, context: RequestContext, args: Values
 ) -> Values:
-    """Set the state that an admin requests, and end the running action without its undo."""
+    """Return the columns for the vm_state that an admin requests: ACTIVE, or else ERROR.
+
+    The running action is ended without its undo, and an open migration is ended.
+    """
     if server.action:
         actions.supersede(tx, server.action)
     migrations.abandon(tx, server_id, server.fence + 1)

@@ -36,7 +36,7 @@ _VERSION = [
     .scalar_subquery()
     .label("volumes_updated_at"),
 ]
-#: What ``instance_data.guest_spec`` reads, and the password.
+#: The columns that ``instance_data.guest_spec`` reads, and the password.
 _FACTS = [
     *(
         C[name]
@@ -77,13 +77,13 @@ def facts(tx: Connection, server_id: str) -> ServerFacts | None:
 
 
 def version(tx: Connection, server_id: str) -> Version | None:
-    """Return the version of a server's facts; None: the server is gone."""
+    """Return the present version of a server's facts, or None if the server is deleted."""
     row = tx.execute(_of_server(_VERSION, server_id)).first()
     return None if row is None else tuple(row)
 
 
 def version_of(server: ServerFacts) -> Version:
-    """Return the version of facts that were read."""
+    """Return the version of facts that ``facts`` has returned earlier."""
     return tuple(getattr(server, column.name) for column in _VERSION)
 
 
@@ -92,7 +92,7 @@ def _of_server(columns: Sequence[sa.ColumnElement[Any]], server_id: str) -> sa.S
 
 
 def tagged_volumes(tx: Connection, server: ServerFacts) -> list[BlockDeviceRow]:
-    """Return the attached volumes with a tag. Without volumes there is no query."""
+    """Return the server's volumes that are attached and have a tag. Without volumes: no query."""
     if not server.volumes:
         return []
     return [
@@ -113,7 +113,10 @@ def boot_roles(tx: Connection, server_id: str) -> list[str]:
 
 
 def post_password(tx: Connection, server_id: str, password: str) -> bool:
-    """Store the guest's password. Returns False if a password is stored already."""
+    """Store the guest's password, which the guest has encrypted, and return True.
+
+    Returns False if the server has a password already, or is deleted.
+    """
     return bool(
         tx.execute(
             sa.update(servers)

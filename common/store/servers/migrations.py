@@ -68,12 +68,13 @@ def begin(
     """Let an action that moves the server take it, open the migration, and return the action's id.
 
     The action's arguments get ``migration`` (the uuid), ``source``, ``was``, ``old_flavor`` and
-    ``new_flavor``. If the server has an open migration, the superseding action ends that and must
-    undo the remains.
+    ``new_flavor``. If the server has an open migration, that migration ends with the status error,
+    and the new action must undo the remains. ``new_flavor`` None: the flavor stays.
 
     Raises:
         NotFound, Locked, WrongState, Busy: As in ``actions.begin``.
-        Conflict: The server has no host, or is being evacuated to a host that is up.
+        Conflict: As in ``actions.begin``. Also, the server has no host, or an evacuation is
+            requested while the server is being evacuated to its present host, which is up.
     """
     actions.take_lock(tx, server_id, project_id)
     server = tx.execute(
@@ -134,7 +135,8 @@ def _check_destination(tx: Connection, server_id: str, host: str | None) -> None
         return
     if is_up(tx, host):
         raise errors.Conflict(
-            f"Server {server_id} is being evacuated to {host}, which is up; wait until that has ended."
+            f"Server {server_id} is being evacuated to host {host}, which is up. Wait for the end of this "
+            "evacuation."
         )
 
 
@@ -185,10 +187,11 @@ def close(
 
 
 def abandon(tx: Connection, server_id: str, fence: int) -> None:
-    """End the open migration of a server after an admin has reset the state.
+    """End the open migration of a server, because an admin resets the server's state.
 
-    The server keeps host and flavor. Guests on other hosts become pending cleanups. Files on
-    storage that these share with the server's host are kept.
+    The server keeps host and flavor. Guests on other hosts become pending cleanups with this
+    ``fence``. Files on storage that these hosts share with the server's host are kept. Without an
+    open migration, nothing changes.
     """
     for move in open_of(tx, [server_id]).values():
         server = tx.execute(
@@ -225,7 +228,7 @@ def abandon(tx: Connection, server_id: str, fence: int) -> None:
 
 
 def share_files(tx: Connection, first: str, second: str) -> bool:
-    """Return True if both hosts report the same shared storage."""
+    """Return True if both hosts report the same shared storage, False if one reports none."""
     storages = {
         row.name: (row.facts or {}).get("storage")
         for row in tx.execute(
@@ -254,7 +257,7 @@ def _unbind_elsewhere(tx: Connection, move: MigrationRow, server_id: str) -> Non
                     "args": {},
                     "server_id": server_id,
                     "project_id": server.project_id,
-                    "why": "Its live migration was ended by an admin's word.",
+                    "why": "An admin reset the server's state during a live migration.",
                 }
                 for interface in server.interfaces or ()
             ],
@@ -262,9 +265,9 @@ def _unbind_elsewhere(tx: Connection, move: MigrationRow, server_id: str) -> Non
 
 
 def end_open(tx: Connection, server_ids: Sequence[str], status: MigrationStatus) -> None:
-    """Set this status for the open migrations of these servers.
+    """Set this status for the open migrations of these servers, because another action took them.
 
-    Another action has taken the servers.
+    The allocations of moves within one host are released.
     """
     for move in open_of(tx, server_ids).values():
         if move.source_host is not None and move.dest_host == move.source_host:
@@ -277,7 +280,7 @@ def end_open(tx: Connection, server_ids: Sequence[str], status: MigrationStatus)
 
 
 def update(tx: Connection, changes: Mapping[str, Mapping[str, object]]) -> None:
-    """Write columns of migrations, by uuid."""
+    """Write columns of migrations: uuid -> column values. ``updated_at`` becomes now."""
     update_grouped(
         tx,
         migrations,
@@ -287,7 +290,7 @@ def update(tx: Connection, changes: Mapping[str, Mapping[str, object]]) -> None:
 
 
 def store_progress(tx: Connection, numbers: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
-    """Store the progress of live migrations in bytes, by source host and action.
+    """Store the progress of live migrations: (source host, action id) -> numbers in bytes.
 
     ``updated_at`` stays unchanged.
     """
@@ -304,8 +307,8 @@ def request_control(
 ) -> bool:
     """Request an abort or a forced completion of a live migration.
 
-    The source is notified with each exchange until the migration ends. Returns False if the
-    migration has none of these statuses.
+    The source gets the request with each exchange until the migration ends. Returns False if the
+    migration has none of ``statuses``.
     """
     return bool(
         tx.execute(
@@ -317,7 +320,7 @@ def request_control(
 
 
 def requested_controls(tx: Connection, host: str) -> list[RequestedControl]:
-    """Return the requested controls of live migrations from this host."""
+    """Return the requested controls of running live migrations from this host."""
     return list(tx.execute(_REQUESTED, {"source": host}))
 
 
@@ -329,7 +332,10 @@ _REQUESTED = sa.select(migrations.c.action_id, migrations.c.requested_control).w
 
 
 def complete_evacuations(tx: Connection, server_ids: Iterable[str]) -> None:
-    """Complete evacuations of these servers whose source has confirmed the removal."""
+    """Set evacuations of these servers from DONE to COMPLETED if the source has no guest any more.
+
+    The guest record at the source exists until the source has confirmed the removal.
+    """
     owing = sa.select(guests_table.c.server_id).where(
         guests_table.c.server_id == migrations.c.server_id,
         guests_table.c.host == migrations.c.source_host,
@@ -349,10 +355,10 @@ def complete_evacuations(tx: Connection, server_ids: Iterable[str]) -> None:
 def reading_from_the_dead(
     tx: Connection, steps: Sequence[tuple[str, str]], limit: int
 ) -> list[ReadingActionRow]:
-    """Return actions whose command needs files of a source that is forced down.
+    """Return up to ``limit`` actions whose command reads files from a source that is forced down.
 
-    The command must be at one of these steps (workflow, step). The rows have the action's columns
-    and ``source``.
+    These are waiting actions of moves at one of these steps (workflow, step). The rows have the
+    action's columns and ``source``, the host's name.
     """
     return list(tx.execute(_reading(tuple(steps)), {"most": limit}))
 
@@ -377,10 +383,11 @@ def _reading(steps: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
 
 
 def find_unconfirmed(tx: Connection, older_than: int, limit: int) -> list[ServerKey]:
-    """Return idle servers with a finished move that was not confirmed for ``older_than`` µs.
+    """Return servers with a finished resize or cold migration that waits for a confirmation.
 
-    Servers on hosts that are down are left out, because the kept guest at the source may be the
-    only one left.
+    These are up to ``limit`` servers without an action whose migration finished ``older_than`` µs
+    ago or earlier, oldest first. Servers on hosts that are down are left out, because the kept
+    guest at the source may be the only guest left.
     """
     query = sa.select(servers.c.id, servers.c.project_id).select_from(
         servers.join(migrations, migrations.c.server_id == servers.c.id)
@@ -411,7 +418,7 @@ def find_unconfirmed(tx: Connection, older_than: int, limit: int) -> list[Server
 
 
 def _select_migrations() -> sa.Select[Any]:
-    """Migrations with source_node, dest_node and dest_ip, which their hosts say."""
+    """Return the query of migrations with source_node, dest_node and dest_ip from their hosts."""
     source, dest = hosts.alias("source"), hosts.alias("dest")
     return sa.select(
         migrations,
@@ -445,7 +452,7 @@ def page(
         marker: Uuid of the last migration of the previous page.
         changed_since: Only migrations that changed at this time or later, in µs.
         changed_before: Only migrations that changed at this time or earlier, in µs.
-        host: Source or destination.
+        host: Only migrations from or to this host.
         source: Only migrations from this host.
         dest: Only migrations to this host.
         equal: Values of the columns status, type, server_id, user_id or project_id.
@@ -488,7 +495,7 @@ def page(
 
 
 def in_progress(tx: Connection, server_id: str) -> list[ShownMigrationRow]:
-    """Return the running live migrations and evacuations of a server.
+    """Return the running live migrations and evacuations of a server, oldest first.
 
     GET /servers/{id}/migrations shows these.
     """
@@ -506,7 +513,7 @@ def in_progress(tx: Connection, server_id: str) -> list[ShownMigrationRow]:
 
 
 def show(tx: Connection, server_id: str, number: int) -> ShownMigrationRow | None:
-    """Return a migration of a server by its number in the API, or None."""
+    """Return a migration of a server by its numeric id in the API, or None."""
     return tx.execute(
         _select_migrations().where(migrations.c.server_id == server_id, migrations.c.id == number)
     ).first()

@@ -125,11 +125,13 @@ class ServerFilters:
         project_id: None means all projects.
         deleted: None means deleted and existing servers.
         soft_deleted: False leaves out soft-deleted servers.
-        filters: Name in COLUMNS -> a value or a list of values.
-        states: (vm_state, task states, excluded task states), of which one must match. Empty task
-            states permit all but the excluded ones.
-        tags: Tag filter -> tags, for the four filters of the API.
-        changed_since, changed_before: Inclusive, in µs.
+        filters: Name in COLUMNS, "ip" or "ip6" -> a value or a list of values.
+        states: Triples (vm_state, task states, excluded task states), of which one must match.
+            Without task states, all but the excluded task states match. None: any state. An empty
+            list matches no server.
+        tags: One of the API's four tag filters -> tags.
+        changed_since, changed_before: Times of the last change, inclusive, in µs.
+        marker: Id of the last server of the previous page.
     """
 
     project_id: str | None = None
@@ -149,13 +151,13 @@ class ServerFilters:
 def page(
     tx: Connection, filters: ServerFilters, heavy: bool = False, names_only: bool = False
 ) -> list[ServerRecord]:
-    """Return one page of servers.
+    """Return one page of servers, newest first after the requested order.
 
     Args:
         tx: The transaction.
         filters: Filters, sort order and page of the list.
-        heavy: Include the long columns.
-        names_only: Return only id and name.
+        heavy: Include the columns user_data and key_data, which the rows otherwise do not have.
+        names_only: Return rows with id and name only.
 
     Raises:
         BadRequest: The marker is not the id of a server, or a filter's value is invalid.
@@ -184,7 +186,7 @@ def page(
 
 
 def _order(sort: Sequence[tuple[str, bool]]) -> list[SortOrder]:
-    """Return the requested sort keys, then newest first, then the id as a unique key."""
+    """Return the requested sort keys that exist, then created_at and id, both descending."""
     keys = [SortOrder(COLUMNS[name], descending) for name, descending in sort if name in COLUMNS]
     seen = {key.column.key for key in keys}
     keys += [SortOrder(column, True) for column in (C.created_at, C.id) if column.key not in seen]
@@ -221,7 +223,11 @@ def _state(vm_state: str, tasks: Sequence[str], not_tasks: Sequence[str]) -> sa.
 
 
 def _filter(name: str, value: Any) -> sa.ColumnElement[bool]:
-    """Return the condition of a filter, by the type of the column."""
+    """Return the condition of a filter, by the type of the column. Unknown names match no server.
+
+    Raises:
+        BadRequest: The value is not a number, or not a regular expression, but must be.
+    """
     if name in _ADDRESSES:
         return _match_address(name, str(value))
     column = COLUMNS.get(name)
@@ -276,7 +282,7 @@ def _is_pattern(text: str) -> bool:
 
 
 def _match_tags(kind: str, tags: Sequence[str]) -> sa.ColumnElement[bool]:
-    """Return the condition of a tag filter. Tags are JSON text, so a tag matches as JSON string."""
+    """Return the condition of one of the API's tag filters. Tags match as JSON strings."""
     text = sa.type_coerce(C.tags, sa.Text)
     each = [holds(text, json.dumps(tag, ensure_ascii=False)) for tag in tags]
     conditions: dict[str, sa.ColumnElement[bool]] = {
@@ -300,7 +306,7 @@ def show(
         deleted: Return deleted servers too.
 
     Raises:
-        NotFound: The server does not exist.
+        NotFound: The server does not exist, is in another project, or is deleted.
     """
     query = sa.select(*_ALL_COLUMNS).where(C.id == server_id)
     if project_id is not None:
@@ -315,7 +321,7 @@ def show(
 
 
 def writable_columns(row: ServerRecord, names: Iterable[str]) -> Values:
-    """Return these columns of a server as values for an update, with JSON parsed."""
+    """Return the named columns of a server as values for an update, with JSON parsed."""
     values = {name: getattr(row, name) for name in names}
     return {
         name: loads(value) if value is not None and isinstance(C[name].type, Json) else value
@@ -324,7 +330,7 @@ def writable_columns(row: ServerRecord, names: Iterable[str]) -> Values:
 
 
 def insert(tx: Connection, rows: list[Values]) -> None:
-    """Insert new servers in one statement. Each row has all columns without a default."""
+    """Insert new servers. All rows have the same columns, with all that have no default."""
     insert_many(tx, servers, rows, "created_at", "updated_at")
 
 
@@ -334,7 +340,10 @@ def is_there(tx: Connection, server_id: str) -> bool:
 
 
 def update(tx: Connection, server_id: str, values: Values) -> None:
-    """Change columns that no action guards. A change of name or tags is notified."""
+    """Change columns that no action guards. A deleted server stays unchanged.
+
+    A change of name or tags is notified.
+    """
     is_notified = notification_settings(tx) is not None and not _SHOWN.isdisjoint(values)
     before = (
         tx.scalar(sa.select(C.name).where(C.id == server_id))
@@ -368,7 +377,7 @@ def change_json(tx: Connection, server_id: str, column: str, change: Callable[[T
 
 
 def some(tx: Connection, server_ids: Iterable[str]) -> dict[str, ServerPlace]:
-    """Return host and interfaces by id, without servers that do not exist."""
+    """Return host and interfaces of these servers by id. Deleted servers are left out."""
     query = sa.select(C.id, C.host, C.interfaces).where(
         C.id.in_(sorted(set(server_ids))), C.deleted == 0
     )
@@ -376,9 +385,10 @@ def some(tx: Connection, server_ids: Iterable[str]) -> dict[str, ServerPlace]:
 
 
 def refresh_interfaces(tx: Connection, server_id: str, ports: Iterable[Interface]) -> None:
-    """Store the network service's data of ports that the server has.
+    """Store the network service's data (``_NETWORK_FIELDS``) of those ports that the server has.
 
-    Only actions add and remove interfaces. A server that does not exist any more is ignored.
+    Other ports are ignored, because only actions add and remove interfaces. A deleted server is
+    ignored too.
     """
     by_port = {interface.port: to_wire(interface) for interface in ports}
     row = tx.execute(
@@ -397,14 +407,17 @@ def refresh_interfaces(tx: Connection, server_id: str, ports: Iterable[Interface
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """Facts about a server's host for admins. ``status`` is the API's host_status."""
+    """Facts about a server's host for admins.
+
+    ``status`` is the API's host_status: UP, DOWN, MAINTENANCE or UNKNOWN.
+    """
 
     hypervisor_hostname: str
     status: str
 
 
 def host_facts(tx: Connection, names: Iterable[str]) -> dict[str, HostFacts]:
-    """Return these facts by host, in one query."""
+    """Return the facts of these hosts by name, in one query. Unknown hosts are left out."""
     query = (
         sa.select(
             hosts.c.name,
@@ -439,7 +452,10 @@ def _host_status(row: Any) -> str:
 
 
 def on_hosts(tx: Connection, names: Iterable[str]) -> dict[str, list[dict[str, str]]]:
-    """Return name and uuid of the servers by host, in one query."""
+    """Return name and uuid of the servers on these hosts, by host, oldest first, in one query.
+
+    Hosts without servers are left out.
+    """
     by_host: dict[str, list[dict[str, str]]] = {}
     query = sa.select(C.host, C.name, C.id).where(C.host.in_(sorted(set(names))), C.deleted == 0)
     for host, name, uuid in tx.execute(query.order_by(C.created_at, C.id)):
@@ -469,7 +485,7 @@ def flavors_on(tx: Connection, host: str) -> list[FlavorCount]:
 def idempotent(
     tx: Connection, project_id: str, keys: Sequence[str]
 ) -> dict[str, IdempotencyKeyRow]:
-    """Return the rows of these Idempotency-Keys that the project has used before."""
+    """Return the rows of those of these Idempotency-Keys that the project has used, by key."""
     names = {_stored_key(key): key for key in keys}
     query = sa.select(idempotency_keys).where(
         idempotency_keys.c.project_id == project_id, idempotency_keys.c.key.in_(sorted(names))
@@ -478,7 +494,7 @@ def idempotent(
 
 
 def remember(tx: Connection, rows: list[dict[str, str]]) -> None:
-    """Store Idempotency-Keys: project_id, key, digest, reservation_id and server_id."""
+    """Store Idempotency-Keys. Each row has project_id, key, digest, reservation_id, server_id."""
     stored = [{**row, "key": _stored_key(row["key"])} for row in rows]
     insert_many(tx, idempotency_keys, stored, "created_at")
 

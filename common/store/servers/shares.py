@@ -43,7 +43,10 @@ def list_of(tx: Connection, server_id: str) -> list[ShareMappingRow]:
 
 
 def ids_of(tx: Connection, servers: Iterable[ServerRow]) -> dict[str, list[str]]:
-    """Return the share ids of these servers, by server. Without shares there is no query."""
+    """Return the share ids of these servers by server id, oldest first.
+
+    Servers without shares are left out. If no server has shares, there is no query.
+    """
     server_ids = sorted(row.id for row in servers if row.shares)
     by_server: dict[str, list[str]] = {}
     for row in tx.execute(_OF_SERVERS, {"ids": server_ids}) if server_ids else ():
@@ -89,8 +92,8 @@ def attach(
         server_id: Id of the server.
         context: The caller's request.
         project_id: Project of the server. None: any project.
-        share: share_id, tag, protocol and export_location. The action's arguments get them, with
-            the mapping's uuid and the host's address.
+        share: share_id, tag, protocol and export_location. They become the argument ``share`` of
+            the action, with the mapping's ``uuid`` and ``access_to``, the host's address.
 
     Raises:
         NotFound, Locked, WrongState, Busy: As in ``actions.begin``.
@@ -136,7 +139,7 @@ def _mount_address(tx: Connection, host: str | None) -> str:
         sa.select(hosts.c.host_ip, hosts.c.traits, hosts.c.facts).where(hosts.c.name == host)
     ).first()
     if host_row is None:
-        raise errors.Conflict("The server is on no host that could mount a share.")
+        raise errors.Conflict("The server is on no host, so no share can be attached.")
     missing = [trait for trait in TRAITS if trait not in host_row.traits]
     if missing:
         raise errors.Conflict(
@@ -157,7 +160,8 @@ def detach(
 ) -> str:
     """Let the action that detaches a share take the server, and return the action's id.
 
-    The action's arguments get the share, with its status as ``was``.
+    The action's argument ``share`` is the mapping (``as_args``), with its previous status as
+    ``was``.
 
     Raises:
         NotFound: The server does not exist, or does not have the share.
@@ -179,7 +183,7 @@ def detach(
 
 
 def as_args(mapping: ShareMappingRow) -> dict[str, str]:
-    """Return a mapping as argument of actions and commands."""
+    """Return a mapping as ``share`` in the arguments of actions and commands."""
     return {
         name: getattr(mapping, name)
         for name in ("uuid", "share_id", "tag", "protocol", "export_location", "access_to")
@@ -194,7 +198,11 @@ def put(tx: Connection, uuids: Sequence[str], status: ShareStatus) -> None:
 
 
 def leaving(tx: Connection, server_ids: Iterable[str]) -> dict[str, list[dict[str, str]]]:
-    """Set all shares of deleted servers to detaching, and return their arguments by server."""
+    """Set all shares of servers that are being deleted to DETACHING.
+
+    Returns:
+        Server id -> its mappings in the form of ``as_args``. Servers without shares are left out.
+    """
     by_server: dict[str, list[dict[str, str]]] = {}
     rows = tx.execute(
         sa.select(table)
@@ -208,12 +216,12 @@ def leaving(tx: Connection, server_ids: Iterable[str]) -> dict[str, list[dict[st
 
 
 def remove(tx: Connection, uuids: Sequence[str]) -> None:
-    """Delete these mappings. The caller changes the servers' counts."""
+    """Delete these mappings. The caller reduces ``servers.shares``."""
     tx.execute(sa.delete(table).where(table.c.uuid.in_(uuids)))
 
 
 def is_used(tx: Connection, share_id: str, access_to: str) -> bool:
-    """Return True if a server needs the access rule of this share and address."""
+    """Return True if a server needs the access rule of this share for this host's address."""
     return (
         tx.scalar(
             sa.select(table.c.uuid)

@@ -31,7 +31,7 @@ VOLUME = "volume"
 
 @dataclass(frozen=True, kw_only=True)
 class WantedVolume:
-    """A volume that is to be attached to a server, on a ``bus``."""
+    """A volume that is to be attached to a server, on a ``bus``. None: virtio."""
 
     volume_id: str
     size_gb: int
@@ -45,12 +45,15 @@ class WantedVolume:
 
 
 def list_of(tx: Connection, server_id: str) -> list[BlockDeviceRow]:
-    """Return the volumes of a server: boot volumes first, then oldest first."""
+    """Return the rows of a server's volumes: by boot index, then the others, oldest first."""
     return of_some(tx, [server_id]).get(server_id, [])
 
 
 def of_some(tx: Connection, server_ids: Iterable[str]) -> dict[str, list[BlockDeviceRow]]:
-    """Return the volumes of each of these servers that has any, in the order of ``list_of``."""
+    """Return server id -> rows of volumes, in the order of ``list_of``.
+
+    Servers without volumes are left out.
+    """
     by_server: dict[str, list[BlockDeviceRow]] = {}
     query = (
         sa.select(table)
@@ -65,7 +68,7 @@ def of_some(tx: Connection, server_ids: Iterable[str]) -> dict[str, list[BlockDe
 
 
 def of_volume(tx: Connection, volume_id: str) -> list[BlockDeviceRow]:
-    """Return the rows of all servers with this volume."""
+    """Return the rows of all servers with this volume, oldest first."""
     return list(
         tx.execute(
             sa.select(table).where(table.c.volume_id == volume_id).order_by(table.c.created_at)
@@ -93,7 +96,7 @@ def by_uuid(tx: Connection, uuid: str) -> BlockDeviceRow | None:
 
 
 def root_of(tx: Connection, server_id: str) -> BlockDeviceRow | None:
-    """Return the boot volume of a server, or None if the server boots from a local disk."""
+    """Return the row of a server's boot volume, or None if the server boots from a local disk."""
     return tx.execute(
         sa.select(table).where(table.c.server_id == server_id, table.c.boot_index == 0)
     ).first()
@@ -110,7 +113,8 @@ def attach(
 ) -> str:
     """Let the action that attaches a volume take the server, and return the action's id.
 
-    The action's arguments name the new row and the volume.
+    The new row gets the first free device name of the bus. The action's arguments are
+    ``block_device`` (the row's uuid) and ``volume_id``.
 
     Raises:
         NotFound, Locked, WrongState, Busy: As in ``actions.begin``.
@@ -173,11 +177,13 @@ def local_names(
 ) -> list[str]:
     """Return the device names of a server's root disk and of its other local disks.
 
+    The arguments are columns of the server.
+
     Args:
-        flavor: Column of the server, as are disks and image.
-        disks: The server's choice of local disks, or None.
-        image: The server's frozen image, or None.
-        root: The server's root_device_name.
+        flavor: The stored flavor.
+        disks: The requested local disks, or None for those of the flavor.
+        image: The stored image, or None.
+        root: The column root_device_name. None: the first name of the image's disk bus.
     """
     bus = (image or {}).get("properties", {}).get("hw_disk_bus")
     root = root or device_names.root_name(bus)
@@ -196,7 +202,8 @@ def detach(
 ) -> str:
     """Let the action that detaches a volume take the server, and return the action's id.
 
-    The action's arguments name the row and the volume.
+    The action's arguments are ``block_device`` (the row's uuid), ``volume_id`` and ``before``, the
+    previous status.
 
     Raises:
         NotFound: The server does not exist, or does not have the volume.
@@ -230,6 +237,8 @@ def swap(
 ) -> str:
     """Let the action that swaps a volume take the server, and return the action's id.
 
+    The action copies the volume to the new volume, which then takes its place.
+
     Raises:
         NotFound: The server does not exist, or does not have the volume.
         Locked, WrongState, Busy: As in ``actions.begin``.
@@ -241,7 +250,7 @@ def swap(
         raise errors.BadRequest(f"Invalid volume: volume {new_volume_id} already attached")
     if device.status != BlockDeviceStatus.ATTACHED:
         raise errors.Conflict(
-            f"Volume {volume_id} of instance {server_id} is {device.status}; exchange it when it is attached."
+            f"Volume {volume_id} of instance {server_id} is {device.status}. Swap the volume when it is attached."
         )
     return actions.begin(
         tx,
@@ -268,9 +277,10 @@ def assist(
     volume_id: str,
     details: Values,
 ) -> str:
-    """Let the action take the server that snapshots a volume on its host, or merges a snapshot.
+    """Let an assisted snapshot action take the server, and return the action's id.
 
-    The block storage service delegates this. Returns the action's id.
+    The block storage service delegates these actions to the server's host: to snapshot a volume, or
+    to merge a snapshot into the volume.
 
     Args:
         tx: The transaction.
@@ -284,12 +294,12 @@ def assist(
     Raises:
         NotFound: The server does not exist, or does not have the volume.
         Locked, WrongState, Busy: As in ``actions.begin``.
-        Conflict: The volume is connected to no host.
+        Conflict: The server is on no host, or the volume is not attached and connected.
     """
     server, device = _take(tx, row, server_id, context, project_id, volume_id)
     if server.host is None or device.status != BlockDeviceStatus.ATTACHED or not device.connection:
         raise errors.Conflict(
-            f"Instance {server_id} has volume {volume_id} on no host just now: it is {device.status}."
+            f"Volume {volume_id} of instance {server_id} is not connected to a host (status: {device.status})."
         )
     return actions.begin(
         tx,
@@ -309,10 +319,10 @@ def _take(
     project_id: str | None,
     volume_id: str,
 ) -> tuple[ServerState, BlockDeviceRow]:
-    """Lock the server, check that the action may begin, and return the server and its volume.
+    """Lock the server, check that the action may begin, and return the server and the volume's row.
 
     Raises:
-        NotFound, Locked, WrongState, Busy: As in ``actions.begin`` and ``show``.
+        NotFound, Locked, WrongState, Busy, Conflict: As in ``actions.begin`` and ``show``.
     """
     server = actions.take_lock(tx, server_id, project_id)
     actions.check(row, server_id, server, context, tx)
@@ -326,7 +336,7 @@ def refuse_root(device: BlockDeviceRow) -> None:
 
 
 def insert(tx: Connection, rows: Sequence[Values]) -> None:
-    """Insert rows. The caller changes the servers' counts."""
+    """Insert rows, with defaults for missing columns. The caller raises ``servers.volumes``."""
     base = {
         "uuid": None,
         "server_id": None,
@@ -354,16 +364,16 @@ def put(tx: Connection, uuids: Sequence[str], status: BlockDeviceStatus) -> None
 
 
 def set_values(tx: Connection, uuids: Sequence[str], **values: object) -> int:
-    """Change columns of these rows, and return the number of rows."""
+    """Change columns of the rows with these uuids, and return the number of existing rows."""
     return tx.execute(
         sa.update(table).where(table.c.uuid.in_(uuids)).values(**values, updated_at=now())
     ).rowcount
 
 
-def keep_on_termination(
+def set_delete_on_termination(
     tx: Connection, server_id: str, volume_id: str, delete_on_termination: bool
 ) -> None:
-    """Set whether a volume is deleted with its server.
+    """Store whether the volume is deleted together with the server.
 
     Raises:
         NotFound: The server does not have the volume.
@@ -373,14 +383,21 @@ def keep_on_termination(
 
 
 def leaving(tx: Connection, server_ids: Iterable[str]) -> dict[str, list[BlockDeviceRow]]:
-    """Set all volumes of deleted servers to detaching, and return the old rows by server."""
+    """Set all volumes of servers that are being deleted to DETACHING.
+
+    Returns:
+        Server id -> rows as before the change. Servers without volumes are left out.
+    """
     by_server = of_some(tx, server_ids)
     put(tx, [row.uuid for rows in by_server.values() for row in rows], BlockDeviceStatus.DETACHING)
     return by_server
 
 
 def remove(tx: Connection, server_id: str, uuids: Sequence[str]) -> None:
-    """Delete rows of a server and reduce its count. Missing rows are ignored."""
+    """Delete rows of a server's volumes, and reduce ``servers.volumes`` by their number.
+
+    Missing rows are ignored.
+    """
     count = tx.execute(
         sa.delete(table).where(table.c.server_id == server_id, table.c.uuid.in_(uuids))
     ).rowcount

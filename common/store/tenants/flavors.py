@@ -61,7 +61,7 @@ def page(
     Args:
         tx: The transaction.
         project_id: Only flavors visible to this project. None: all, for admins.
-        is_public: None: public and private flavors.
+        is_public: Only public (True) or private flavors (False). None: both.
         min_ram: Only flavors with at least this memory, in MiB.
         min_disk: Only flavors with at least this root disk, in GiB.
         name: Regular expression for the name. None: any name.
@@ -71,7 +71,7 @@ def page(
         limit: Most flavors to return.
 
     Raises:
-        BadRequest: The marker is not a flavorid, or ``name`` is no regular expression.
+        BadRequest: The marker is not a flavorid, or ``name`` is no valid regular expression.
     """
     query = sa.select(flavors).where(flavors.c.memory_mb >= min_ram, flavors.c.root_gb >= min_disk)
     if project_id is not None:
@@ -99,7 +99,7 @@ def show(tx: Connection, flavorid: str, project_id: str | None = None) -> Flavor
     Args:
         tx: The transaction.
         flavorid: Id of the flavor in the API.
-        project_id: The flavor must be visible to this project. None: an admin.
+        project_id: The flavor must be visible to this project. None: any flavor, for admins.
 
     Raises:
         NotFound: The flavor does not exist, or not for this project.
@@ -114,7 +114,7 @@ def show(tx: Connection, flavorid: str, project_id: str | None = None) -> Flavor
 
 
 def create(tx: Connection, values: Values) -> FlavorRow:
-    """Insert a flavor.
+    """Insert a flavor with these columns, and return the new row.
 
     Raises:
         Conflict: The id or name is in use.
@@ -141,7 +141,7 @@ def _duplicate_error(values: Values, same_id: bool) -> errors.Conflict:
 
 
 def describe(tx: Connection, flavorid: str, description: str | None) -> FlavorRow:
-    """Change the description.
+    """Change the description of a flavor (None: no description), and return the flavor.
 
     Raises:
         NotFound: The flavor does not exist.
@@ -155,7 +155,7 @@ def describe(tx: Connection, flavorid: str, description: str | None) -> FlavorRo
 
 
 def delete(tx: Connection, flavorid: str) -> None:
-    """Delete a flavor and its accesses. Servers keep their copy.
+    """Delete a flavor and the projects' access to it. Servers keep their copy of the flavor.
 
     Raises:
         NotFound: The flavor does not exist.
@@ -169,7 +169,7 @@ def delete(tx: Connection, flavorid: str) -> None:
 def set_extra_specs(
     tx: Connection, flavorid: str, add: dict[str, str], remove: str | None = None
 ) -> dict[str, str]:
-    """Add, overwrite or remove extra specs, and return all of the flavor.
+    """Add or overwrite extra specs, remove the key ``remove``, and return the flavor's extra specs.
 
     Raises:
         NotFound: The flavor does not exist, or has no extra spec ``remove``.
@@ -195,7 +195,7 @@ def no_extra_spec(flavorid: str, key: str) -> errors.NotFound:
 
 
 def access(tx: Connection, flavor_id: int) -> list[str]:
-    """Return the projects that may use a private flavor, by the number of its row."""
+    """Return the projects with access to a private flavor. ``flavor_id`` is ``FlavorRow.id``."""
     return list(
         tx.scalars(
             sa.select(flavor_access.c.project_id)
@@ -206,10 +206,10 @@ def access(tx: Connection, flavor_id: int) -> list[str]:
 
 
 def grant(tx: Connection, row: FlavorRow, project_id: str) -> None:
-    """Permit a project to use the flavor.
+    """Permit a project to use a private flavor.
 
     Raises:
-        Conflict: The project may use it already.
+        Conflict: The project has access already.
     """
     if project_id in access(tx, row.id):
         raise errors.Conflict(
@@ -221,7 +221,7 @@ def grant(tx: Connection, row: FlavorRow, project_id: str) -> None:
 
 
 def revoke(tx: Connection, row: FlavorRow, project_id: str) -> None:
-    """Withdraw a project's access.
+    """Withdraw a project's access to a private flavor.
 
     Raises:
         NotFound: The project has no access.
@@ -239,7 +239,7 @@ def revoke(tx: Connection, row: FlavorRow, project_id: str) -> None:
 
 
 def _tell(tx: Connection, event: str, flavorid: str) -> None:
-    """Write a notice with the projects of a private flavor."""
+    """Write a notice about a flavor, with the projects that may use a private one."""
     if notification_settings(tx) is None:
         return
     row = show(tx, flavorid)
@@ -252,7 +252,7 @@ def _tell(tx: Connection, event: str, flavorid: str) -> None:
 
 
 def record(row: FlavorRow) -> models.Flavor:
-    """Return the record that is stored with a server."""
+    """Return the copy of a flavor that is stored with a server."""
     return models.Flavor(
         id=row.flavorid,
         name=row.name,

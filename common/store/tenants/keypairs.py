@@ -23,10 +23,10 @@ is_made = is_there(keypairs)
 def page(
     tx: Connection, user_id: str, marker: str | None = None, limit: int | None = None
 ) -> list[KeypairRow]:
-    """Return the user's key pairs by name, after the name ``marker``.
+    """Return up to ``limit`` of the user's key pairs by name, after the name ``marker``.
 
     Raises:
-        BadRequest: The marker is not the name of a key pair.
+        BadRequest: The marker is not the name of a key pair of the user.
     """
     query = sa.select(keypairs).where(keypairs.c.user_id == user_id).order_by(keypairs.c.name)
     if marker is not None:
@@ -68,12 +68,12 @@ def count(tx: Connection, user_id: str) -> int:
 
 
 def create(tx: Connection, values: Values, imported: bool = True) -> KeypairRow:
-    """Insert user_id, name, type, fingerprint and public_key.
+    """Insert a key pair, and return its row.
 
     Args:
         tx: The transaction.
-        values: The columns of the key pair.
-        imported: False if Kilonova has created the key.
+        values: user_id, name, type, fingerprint and public_key.
+        imported: True if the user has sent the public key. False if Kilonova has created the pair.
 
     Raises:
         Conflict: The user has a key pair with this name.

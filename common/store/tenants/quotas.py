@@ -36,7 +36,10 @@ COUNTED = ("instances", "cores", "ram")
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The counted amounts of servers. classes: resource class -> amount of allocations."""
+    """The amounts by which servers count.
+
+    ``memory_mb`` is in MiB. classes: resource class -> amount that the servers allocate.
+    """
 
     servers: int
     vcpus: int
@@ -45,23 +48,23 @@ class Size:
 
 
 class Numbers(Protocol):
-    """The limits of one project by the API's resource names, and the way to count."""
+    """The limits of one project by the API's resource names, and the counting of usage."""
 
     @property
     def by_user(self) -> bool:
-        """Return True if users in the project may have limits."""
+        """Return True if users in the project may have limits of their own."""
 
     def of(self, resource: str, user_id: str = "") -> int:
-        """Return the limit of a user, or without a user of the project. -1: no limit."""
+        """Return the limit of a user in the project, or of the project for "". -1: no limit."""
 
     def has_own(self, user_id: str, resource: str) -> bool:
-        """Return True if the user has an own limit below the project's."""
+        """Return True if the user has a limit of their own, next to the project's limit."""
 
     def name(self, resource: str) -> str:
-        """Return the key of the API's resource in ``count`` and ``read_usage``."""
+        """Return the name of an API resource in the results of ``count`` and ``read_usage``."""
 
     def count(self, size: Size) -> dict[str, int]:
-        """Return resource -> amount, with the resources of ``read_usage``."""
+        """Return resource -> amount for this size, with the resources of ``read_usage``."""
 
     def read_usage(self, tx: Connection, project_id: str) -> Mapping[str, Mapping[str, int]]:
         """Return the usage of the project (key "") and of each user with limits, by resource."""
@@ -77,7 +80,11 @@ class QuotaLimits:
     by_user: bool = True
 
     def of(self, resource: str, user_id: str = "") -> int:
-        """Return the limit of a user, or without a user of the project."""
+        """Return the limit of a user in the project, or of the project for "". -1: no limit.
+
+        A missing limit is that of the project, else of the default class, else of the
+        configuration.
+        """
         for key in (
             (self.project_id, user_id, resource),
             (self.project_id, "", resource),
@@ -88,14 +95,14 @@ class QuotaLimits:
         return self.defaults[resource]
 
     def has_own(self, user_id: str, resource: str) -> bool:
-        """Return True if the user has an own limit below the project's."""
+        """Return True if the user has a limit of their own in the project."""
         return bool(user_id) and (self.project_id, user_id, resource) in self.rows
 
     def name(self, resource: str) -> str:
         return resource
 
     def count(self, size: Size) -> dict[str, int]:
-        """Return the number of servers, CPUs and memory."""
+        """Return the number of servers, their CPUs and their memory (MiB), by the API's names."""
         return {"instances": size.servers, "cores": size.vcpus, "ram": size.memory_mb}
 
     def read_usage(self, tx: Connection, project_id: str) -> dict[str, dict[str, int]]:
@@ -121,7 +128,10 @@ class Usage:
 
 
 class Account:
-    """The limits and the usage of a project, including amounts added since. Its row is locked."""
+    """The limits and the usage of a project, with the amounts that were added to this object.
+
+    The caller has locked the project's row.
+    """
 
     def __init__(self, tx: Connection, project_id: str, limits: Numbers) -> None:
         self.limits = limits
@@ -131,6 +141,8 @@ class Account:
 
     def room(self, user_id: str, size: Size, least: int = 1, most: int = 1) -> int:
         """Return how many servers of this size fit into the limits, at most ``most``.
+
+        ``size`` is that of one server. The limits of the project and of the user apply.
 
         Raises:
             OverQuota: Fewer than ``least`` fit.
@@ -151,7 +163,7 @@ class Account:
         return most
 
     def add(self, user_id: str, size: Size, count: int) -> None:
-        """Add this many servers to the usage."""
+        """Add ``count`` servers of this size to the usage of the user and the project."""
         for user in ("", user_id):
             used = self._used.setdefault(user, Counter())
             for resource, need in self.limits.count(size).items():
@@ -159,9 +171,9 @@ class Account:
 
 
 def lock(tx: Connection, owner_id: str) -> None:
-    """Lock the row of a project until the end of the transaction. Create the row if missing.
+    """Lock the quota row of a project until the end of the transaction. Create a missing row.
 
-    For usage over all projects this is the row of a user.
+    For key pairs, whose usage counts over all projects, ``owner_id`` is the id of a user.
     """
     step = (
         sa.update(projects)
@@ -174,14 +186,20 @@ def lock(tx: Connection, owner_id: str) -> None:
 
 
 def limits(tx: Connection, project_id: str, defaults: dict[str, int]) -> QuotaLimits:
-    """Return all limits of a project and its users, in one statement."""
+    """Return all limits of a project and its users, in one statement.
+
+    ``defaults`` are the limits of the configuration: resource -> limit.
+    """
     found = tx.execute(sa.select(quotas).where(quotas.c.project_id.in_([project_id, CLASS])))
     rows = {(row.project_id, row.user_id, row.resource): row.hard_limit for row in found}
     return QuotaLimits(defaults, rows, project_id)
 
 
 def usage(tx: Connection, project_id: str) -> dict[str, Usage]:
-    """Return the usage by user, and of the project under "", in one indexed statement."""
+    """Return the usage of each user with servers, and of the project (key "").
+
+    This is one statement by an index.
+    """
     rows = tx.execute(
         sa.select(
             servers.c.user_id,
@@ -239,9 +257,9 @@ def count_resources(tx: Connection, project_id: str) -> Counter[str]:
 
 @lru_cache(1024)
 def _classes(flavor: str, image: str | None) -> Counter[str] | None:
-    """Return the resources of a server with this flavor and image by class.
+    """Return the resources of a server with this flavor and image (JSON texts) by resource class.
 
-    Returns None for damaged data, which must not affect the project's other servers.
+    Returns None for damaged data, so that the project's other servers can be counted.
     """
     try:
         return Counter(
@@ -273,6 +291,6 @@ def put(tx: Connection, project_id: str, user_id: str, values: dict[str, int]) -
 
 
 def forget(tx: Connection, project_id: str, user_id: str = "") -> None:
-    """Delete the limits of one user, or of the project and all its users."""
+    """Delete the limits of one user in the project, or for "" of the project and all its users."""
     query = sa.delete(quotas).where(quotas.c.project_id == project_id)
     tx.execute(query.where(quotas.c.user_id == user_id) if user_id else query)

@@ -27,7 +27,7 @@ is_made = is_there(server_groups)
 
 @dataclass
 class Hard:
-    """A group with a hard policy.
+    """A server group with a hard policy: affinity or anti-affinity.
 
     most: maximum of its servers per host. members: (server, host) of each present or planned guest.
     """
@@ -48,7 +48,7 @@ class Hard:
 def page(
     tx: Connection, project_id: str | None, limit: int, offset: int = 0
 ) -> list[ServerGroupRow]:
-    """Return the groups of a project, or of all for None, oldest first."""
+    """Return one page of the server groups of a project (None: of all projects), oldest first."""
     query = sa.select(server_groups).order_by(server_groups.c.created_at, server_groups.c.id)
     if project_id is not None:
         query = query.where(server_groups.c.project_id == project_id)
@@ -56,7 +56,7 @@ def page(
 
 
 def members(tx: Connection, groups: Iterable[str]) -> dict[str, list[str]]:
-    """Return the ids of existing servers by group, in one statement."""
+    """Return group id -> ids of members that are not deleted, oldest first, in one statement."""
     found: dict[str, list[str]] = {group: [] for group in groups}
     rows = tx.execute(
         sa.select(server_group_members.c.group_id, server_group_members.c.server_id)
@@ -70,10 +70,10 @@ def members(tx: Connection, groups: Iterable[str]) -> dict[str, list[str]]:
 
 
 def show(tx: Connection, group: str, project_id: str | None = None) -> ServerGroupRow:
-    """Return a group of the project, or of any for None.
+    """Return a server group of the project, or of any project for None.
 
     Raises:
-        NotFound: The group does not exist.
+        NotFound: The group does not exist in the project.
     """
     query = sa.select(server_groups).where(server_groups.c.id == group)
     if project_id is not None:
@@ -93,9 +93,10 @@ def create(tx: Connection, values: Values) -> ServerGroupRow:
 
 
 def delete(tx: Connection, group: str) -> None:
-    """Delete a group. The servers stay.
+    """Delete a server group, if it exists. The servers stay.
 
-    The group is deleted first: a joining transaction has locked the group, or does not find it.
+    The group's row is deleted before the memberships. A transaction in which servers join either
+    has locked the group already, or does not find the group.
     """
     _tell(tx, "server_group.delete", [group])
     tx.execute(sa.delete(server_groups).where(server_groups.c.id == group))
@@ -103,9 +104,9 @@ def delete(tx: Connection, group: str) -> None:
 
 
 def lock(tx: Connection, groups: Iterable[str]) -> set[str]:
-    """Lock these groups in ascending order and return the existing ones.
+    """Lock these groups in ascending order, and return the ids of those that exist.
 
-    No group can be deleted while servers join.
+    Why: no group can be deleted while the caller's servers join.
     """
     query = (
         sa.select(server_groups.c.id)
@@ -126,7 +127,13 @@ _HARD_OF = _HARD.where(server_groups.c.id.in_(sa.bindparam("groups", expanding=T
 def hard(
     tx: Connection, groups: Iterable[str] | None = None, *, locked: bool = False
 ) -> dict[str, Hard]:
-    """Return these groups with a hard policy (None: all), with the places of their members."""
+    """Return the groups with a hard policy by id, with the hosts of their members.
+
+    Args:
+        tx: The transaction.
+        groups: Only these groups. None: all groups.
+        locked: Lock the groups in ascending order.
+    """
     query = _HARD if groups is None else _HARD_OF
     wanted = {} if groups is None else {"groups": sorted(groups)}
     found = {
@@ -149,16 +156,16 @@ def hard(
 
 
 def lock_hard(tx: Connection, groups: Iterable[str]) -> dict[str, Hard]:
-    """Lock and return those of these groups with a hard policy, in ascending order.
+    """Lock those of these groups with a hard policy, in ascending order, and return them by id.
 
-    Other claims of the groups wait. Without groups there is no statement.
+    Other claims for servers of the groups wait. Without groups there is no statement.
     """
     wanted = set(groups)
     return hard(tx, wanted, locked=True) if wanted else {}
 
 
 def join(tx: Connection, rows: list[dict[str, str]]) -> None:
-    """Insert memberships: group_id and server_id."""
+    """Insert memberships. Each row has group_id and server_id. The caller has locked the groups."""
     if rows:
         tx.execute(sa.insert(server_group_members), rows)
         _tell(tx, "server_group.add_member", {row["group_id"] for row in rows})

@@ -27,19 +27,22 @@ C = servers.c
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A period between two times."""
+    """A period between two times in µs."""
 
     since: int
     until: int
 
     def micros(self, launched: int, terminated: int | None) -> int:
-        """Return how long a server ran in the period."""
+        """Return how long a server ran in the period, in µs. ``terminated`` None: it still runs."""
         return max(0, min(terminated or self.until, self.until) - max(launched, self.since))
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """A server of the period, or without ``id`` the sum of a project's servers with one flavor."""
+    """The usage of one server in a period, or the sum of a project's servers with one flavor.
+
+    ``micros`` is the time for which the server ran, or the sum. A sum has the id "".
+    """
 
     project_id: str
     flavor: Flavor
@@ -66,7 +69,16 @@ def of_servers(
     marker: str | None = None,
     limit: int | None = None,
 ) -> Iterator[Used]:
-    """Yield each server by project and id, after the server ``marker``.
+    """Yield the usage of each server that ran in the period, by project and id.
+
+    Servers with damaged times are logged and left out.
+
+    Args:
+        tx: The transaction.
+        period: The period.
+        project_id: Only servers of this project. None: all projects.
+        marker: Id of the last server of the previous page. None: the first page.
+        limit: Most servers to read. None: all.
 
     Raises:
         BadRequest: The marker is not the id of a server.
@@ -87,7 +99,7 @@ def of_servers(
         )
     for row in tx.execute(query):
         if not all(isinstance(at, int | None) for at in (row.launched_at, row.terminated_at)):
-            log.error("the times of server %s are damaged; its usage is not counted", row.id)
+            log.error("the times of server %s are damaged, so its usage is not counted", row.id)
             continue
         yield Used(
             row.project_id,
@@ -102,7 +114,7 @@ def of_servers(
 
 
 def sums(tx: Connection, period: Period, project_id: str | None = None) -> Iterator[Used]:
-    """Yield the sums by project and flavor, computed by the database."""
+    """Yield the sums of usage in the period by project and flavor, computed by the database."""
     began = sa.case((C.launched_at > period.since, C.launched_at), else_=period.since)
     ended = sa.case((C.terminated_at < period.until, C.terminated_at), else_=period.until)
     query = (
@@ -116,9 +128,9 @@ def sums(tx: Connection, period: Period, project_id: str | None = None) -> Itera
 
 
 def _flavor(frozen: JsonObject) -> Flavor:
-    """Return the flavor of a server. Damaged flavors have the size 0."""
+    """Return the flavor of a server from JSON. A damaged flavor is logged and has the size 0."""
     try:
         return from_wire(Flavor, frozen)
     except TypeError:
-        log.exception("the flavor of a server is damaged; only its hours are counted")
+        log.exception("the flavor of a server is damaged, so only the server's hours are counted")
         return Flavor("unknown", "unknown", 0, 0, 0)

@@ -22,7 +22,8 @@ def upgrade(store: Store) -> tuple[str | None, str]:
     """Bring the database to the newest version.
 
     Returns:
-        The version before, and the newest version. They are the same if nothing was to be done.
+        The version before (None: no version), and the newest version. If both are the same, the
+        database was not changed.
     """
     from alembic import command
     from alembic.config import Config
@@ -60,7 +61,7 @@ def newest() -> str:
 
 
 def check(store: Store) -> None:
-    """Refuse a database of another version.
+    """Check that the database has the version that this code needs.
 
     Raises:
         Problem: The database must be upgraded, or is newer than this code.
@@ -70,5 +71,5 @@ def check(store: Store) -> None:
         where = store.url.render_as_string(hide_password=True)
         raise errors.Problem(
             f"The database {where} is at version {found or 'none'}, this code needs {newest()}. "
-            f"If that is the right one ([database] url): {remedy(found)}"
+            f"If [database] url names the right database: {remedy(found)}"
         )

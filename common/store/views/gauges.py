@@ -33,29 +33,44 @@ from common.store.servers.actions import LIVE
 Sample = tuple[str, tuple[str, ...], float]
 #: Name -> help text, names of the labels.
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "actions": ("Actions in hand.", ("workflow", "step", "state")),
-    "actions_oldest_seconds": ("Age of the oldest of these.", ("workflow", "step", "state")),
-    "actions_due_late_seconds": ("How long the most late action waits for a conductor.", ()),
+    "actions": ("Actions that have not ended.", ("workflow", "step", "state")),
+    "actions_oldest_seconds": (
+        "Age of the oldest action that has not ended.",
+        ("workflow", "step", "state"),
+    ),
+    "actions_due_late_seconds": (
+        "Time for which the longest due action has waited for a conductor.",
+        (),
+    ),
     "outbox": ("Notifications that are not sent yet.", ()),
-    "outbox_oldest_seconds": ("Age of the oldest of these.", ()),
-    "cleanups": ("What other services have still to remove.", ("kind",)),
-    "cleanups_oldest_seconds": ("Age of the oldest of these.", ("kind",)),
-    "guests_without_record": ("Guests that hosts have, and that no record knows.", ()),
-    "pending_removals": ("Guests that hosts still have to remove.", ()),
-    "pending_removals_oldest_seconds": ("Age of the oldest of these.", ()),
+    "outbox_oldest_seconds": ("Age of the oldest notification that is not sent yet.", ()),
+    "cleanups": ("Pending cleanups at external services.", ("kind",)),
+    "cleanups_oldest_seconds": (
+        "Age of the oldest pending cleanup at an external service.",
+        ("kind",),
+    ),
+    "guests_without_record": ("Guests on hosts without a guest record.", ()),
+    "debts": ("Guests that hosts still have to remove.", ()),
+    "debts_oldest_seconds": ("Time since the oldest removal of a guest was requested.", ()),
     "lease_left_seconds": (
-        "Until a duty may be taken over; less than 0: nobody has it.",
+        "Time until the lease of a duty expires. Below 0: no process has the duty.",
         ("duty",),
     ),
-    "service_up": ("Whether conductors judge that it is up.", ("host", "binary")),
-    "service_silence_seconds": ("Since it was heard.", ("host", "binary")),
-    "host_capacity": ("What a host may give, with its ratio.", ("host", "resource_class")),
-    "host_used": ("What is claimed of it.", ("host", "resource_class")),
+    "service_up": ("1 if the conductors count the service as up, else 0.", ("host", "binary")),
+    "service_silence_seconds": (
+        "Time since the last heartbeat of the service.",
+        ("host", "binary"),
+    ),
+    "host_capacity": (
+        "Capacity of a host: total less reserved, times the allocation ratio.",
+        ("host", "resource_class"),
+    ),
+    "host_used": ("Allocated amount of a host's capacity.", ("host", "resource_class")),
 }
 
 
 def read(tx: Connection) -> Iterator[Sample]:
-    """Return all current samples."""
+    """Yield the current samples of all gauges."""
     at = moment(tx)
 
     def age(since: int | None) -> float:

@@ -39,7 +39,7 @@ from common.store.servers import actions, migrations
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A server on the host. ``busy``: the running action, or ""."""
+    """A server on the host. ``busy`` is the name of the running action, or ""."""
 
     id: str
     name: str
@@ -58,10 +58,10 @@ class Resident:
 class Move:
     """A server's move.
 
-    ``by`` is the origin in the action's arguments. ``idle`` is True if the server has no running
-    action, and ``gone`` if the server is deleted. ``failed`` is True if the move failed, for the
-    reason ``message``, at ``step`` (only from ``moves``). ``stuck`` is why the running action is
-    stuck, or "". Numbers of ``progress`` are in bytes, times in µs.
+    ``by`` is the argument ``by`` of the move's action, or "". ``idle`` is True if the server has no
+    running action, and ``gone`` if the server is deleted. ``failed`` is True if the move failed,
+    for the reason ``message``, at ``step`` (only from ``moves``, else ""). ``stuck`` is why the
+    running action is stuck, or "". Numbers of ``progress`` are in bytes, times in µs.
     """
 
     uuid: str
@@ -86,10 +86,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The contents of a host.
+    """The contents of a host at the time ``at`` (µs).
 
-    These are the servers, the open moves from and to the host, and the number of guests by wanted
-    state.
+    ``leaving`` and ``coming`` are the open moves from and to the host. A move within the host is in
+    both. ``guests`` is the number of guest records by wanted state.
     """
 
     at: int
@@ -101,8 +101,12 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingRemoval:
-    """A pending cleanup of a guest. ``holds``: resource class -> allocated amount."""
+class Debt:
+    """A pending cleanup of a guest since the time ``since`` (µs).
+
+    ``name`` is "" if the server has no row. ``holds``: resource class -> amount that is allocated
+    until the cleanup is done.
+    """
 
     server: str
     name: str
@@ -237,7 +241,10 @@ def _moves(tx: Connection, *where: sa.ColumnElement[bool]) -> list[Move]:
 
 
 def moves(tx: Connection, uuids: Iterable[str]) -> list[Move]:
-    """Return these moves in any state, with the step that failed."""
+    """Return the moves with these uuids in any state, with the step that failed last, or "".
+
+    Unknown uuids are left out.
+    """
     found = _moves(tx, moves_table.c.uuid.in_(sorted(set(uuids))))
     query = (
         sa.select(moves_table.c.uuid, events.c.step)
@@ -262,21 +269,29 @@ def begin(
     context: RequestContext,
     args: Values,
 ) -> Move:
-    """Begin a move of a server on this host.
+    """Begin a move of a server on this host, and return the move.
 
-    The server must still have the host and the vm_state for which the move was planned.
+    Args:
+        tx: The transaction.
+        host: The host on which the move was planned.
+        key: Key of the action in ``states.ACTIONS``.
+        server_id: Id of the server.
+        kind: Type of the migration.
+        vm_state: The server's state for which the move was planned.
+        context: The request.
+        args: Arguments of the action.
 
     Raises:
-        Conflict: The server has another host or another state.
-        NotFound, Locked, WrongState, Busy: As in ``migrations.begin``.
+        Conflict: The server has another host or another vm_state by now.
+        NotFound, Locked, WrongState, Busy, Conflict: As in ``migrations.begin``.
     """
     found = actions.take_lock(tx, server_id, None)
     if tx.scalar(sa.select(servers.c.host).where(servers.c.id == server_id)) != host:
         raise errors.Conflict(f"Instance {server_id} is not on host {host} any more.")
     if found.vm_state != vm_state:
         raise errors.Conflict(
-            f"Instance {server_id} is {found.vm_state} by now, and its move was planned when it was "
-            f"{vm_state}; it is planned again."
+            f"Instance {server_id} is {found.vm_state} now, but its move was planned for the state "
+            f"{vm_state}. The move is planned again."
         )
     action = migrations.begin(tx, states.row(key), server_id, kind, context=context, args=args)
     [move] = _moves(tx, moves_table.c.action_id == action)
@@ -284,7 +299,7 @@ def begin(
 
 
 def live_migration_capable(tx: Connection) -> set[str]:
-    """Return the hosts that accept live migrations."""
+    """Return the hosts that report an address at which they accept live migrations."""
     return {
         row.name
         for row in tx.execute(sa.select(hosts.c.name, hosts.c.facts))

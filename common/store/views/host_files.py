@@ -22,10 +22,10 @@ from common.store.servers.guests import HERE
 
 @dataclass(frozen=True, order=True)
 class StrayFiles:
-    """Unexplained files.
+    """Unexplained files of a server on ``host``.
 
-    ``is_spare`` is True if their server is deleted, or has a guest on ``place``. Otherwise they may
-    be the only files of the server.
+    ``is_spare`` is True if the server is deleted, or has its guest on another host. Otherwise these
+    may be the only files of the server. ``place`` is that other host, or None.
     """
 
     server: str
@@ -37,14 +37,17 @@ class StrayFiles:
 def note(
     tx: Connection, host: str, server_ids: Iterable[str], between: Sequence[str] | None = None
 ) -> list[str]:
-    """Store the servers of which a host has only files, and return the new unexplained ones.
+    """Store the servers of which a host reports files without a guest.
 
     Args:
         tx: The transaction.
         host: Name of the host.
         server_ids: Ids of the servers of which the host has files.
         between: The range of a page: after the first id, up to the second, which is "" at the end.
-            The ids are all files of the range. None: the ids are all files of the host.
+            ``server_ids`` are all ids of the range. None: all ids of the host.
+
+    Returns:
+        The servers whose files are unexplained and were not stored before.
     """
     before = tx.scalar(sa.select(hosts.c.unclaimed).where(hosts.c.name == host)) or []
     files = sorted(set(server_ids))
@@ -67,7 +70,7 @@ def _outside(before: Iterable[str], after: str, through: str) -> list[str]:
 
 
 def list_reported(tx: Connection) -> list[tuple[str, str]]:
-    """Return (server, host) of all reported files."""
+    """Return (server, host) of all stored files, whether explained or not."""
     return [
         (entry.removeprefix(FILES), row.name)
         for row in tx.execute(_REPORTED)
@@ -80,7 +83,7 @@ _REPORTED = sa.select(hosts.c.name, hosts.c.unclaimed).where(hosts.c.unclaimed.i
 
 
 def stray(tx: Connection, found: Iterable[tuple[str, str]]) -> list[StrayFiles]:
-    """Return the unexplained files of these (server, host) pairs."""
+    """Return the files that are unexplained now, of these (server, host) pairs, sorted."""
     pairs = sorted(set(found))
     if not pairs:
         return []

@@ -40,8 +40,8 @@ def remove(tx: Connection, service: ServiceRow, shown: str) -> None:
         shown: The id of the service that refusals show: a number before microversion 2.53.
 
     Raises:
-        Conflict: the host has servers, guests to be removed, or allocations, or an operator made
-            resource providers below it.
+        Conflict: The host has servers, open migrations, guest records or allocations, or its
+            resource provider has children.
     """
     name = service.host
     tx.execute(sa.delete(hosts).where(hosts.c.name == name))
@@ -82,8 +82,8 @@ def _check_empty(tx: Connection, name: str, provider: int | None, service: str) 
     left = count(guests, guests.c.host == name)
     if left:
         raise errors.Conflict(
-            f"{there}There are {left} guests on it that it has not removed yet; they go when it is "
-            "up again. If it never will be, force it down first."
+            f"{there}The host has not removed {left} guests yet. It removes them when it is up again. If "
+            "the host will not return, force its service down first."
         )
     if provider is None:
         return
@@ -97,7 +97,7 @@ def _check_empty(tx: Connection, name: str, provider: int | None, service: str) 
     uuid = sa.select(providers.c.uuid).where(providers.c.id == provider).scalar_subquery()
     if count(providers, providers.c.parent_uuid == uuid):
         raise errors.Conflict(
-            f"{there}Resource providers were made by hand below it; delete them first."
+            f"{there}The host's resource provider has child providers. Delete them first."
         )
 
 

@@ -225,7 +225,7 @@ def update(request: Request, server: ServerRecord, volume_id: str) -> None:
         _refuse_changed(body, request.read(volumes.show, server.id, volume_id))
         if "delete_on_termination" in body:
             request.write(
-                volumes.keep_on_termination,
+                volumes.set_delete_on_termination,
                 server.id,
                 volume_id,
                 is_true(body["delete_on_termination"]),
