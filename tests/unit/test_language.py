@@ -186,8 +186,7 @@ def test_language_of_area_is_within_limits(name: str) -> None:
     never = [
         place
         for place in area.prose
-        if not place.file.endswith("docs/style.md")
-        and NEVER.search(QUOTATION.sub(" ", place.text))
+        if not place.file.endswith("docs/style.md") and NEVER.search(QUOTATION.sub(" ", place.text))
     ]
     report = [*excesses(area), *([("never needed", never)] if never else [])]
     assert not report, "\n".join(

@@ -314,7 +314,7 @@ class GuestRow(Protocol):
     keeps_files: bool
 
 
-class DebtRow(GuestRow, Protocol):
+class RemovalRow(GuestRow, Protocol):
     """A pending cleanup of a guest, and whether its host can be reached."""
 
     up: bool

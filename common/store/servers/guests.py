@@ -173,14 +173,14 @@ def discard(
     ):
         raise errors.Conflict(
             f"Server {server_id} has a guest record, so its guest on host {host} cannot be discarded. To list "
-            f"the guests that hosts still have to remove, run: kilonova host debts"
+            f"the guests that hosts still have to remove, run: kilonova host removals"
         )
     fence = row.fence if row is not None else 1
     removal = {"server_id": server_id, "host": host, "fence": fence, "wanted": GuestState.ABSENT}
     add(tx, [{**removal, "keeps_files": keeps_files}])
 
 
-def confirm_debts(tx: Connection, confirmed: Iterable[RemovedGuest]) -> set[str]:
+def confirm_removals(tx: Connection, confirmed: Iterable[RemovedGuest]) -> set[str]:
     """Delete the pending cleanups that hosts have confirmed, and release their allocations.
 
     A confirmation with a lower fence than the cleanup's is ignored.
@@ -331,12 +331,12 @@ def off_on(tx: Connection, host: str, reported: Iterable[str]) -> list[str]:
     return sorted(server_ids)
 
 
-def discard_debts(tx: Connection, host: str) -> None:
+def discard_removals(tx: Connection, host: str) -> None:
     """Delete the pending cleanups of a host that is being removed, and release their allocations.
 
     The caller has locked the provider.
     """
-    debts_there = list(
+    removals_there = list(
         tx.execute(
             sa.select(guests).where(guests.c.host == host, guests.c.wanted == GuestState.ABSENT)
         )

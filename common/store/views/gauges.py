@@ -50,8 +50,11 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("kind",),
     ),
     "guests_without_record": ("Guests on hosts without a guest record.", ()),
-    "debts": ("Guests that hosts still have to remove.", ()),
-    "debts_oldest_seconds": ("Time since the oldest removal of a guest was requested.", ()),
+    "removals": ("Guests that hosts still have to remove.", ()),
+    "pending_removals_oldest_seconds": (
+        "Time since the oldest removal of a guest was requested.",
+        (),
+    ),
     "lease_left_seconds": (
         "Time until the lease of a duty expires. Below 0: no process has the duty.",
         ("duty",),

@@ -101,7 +101,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Debt:
+class PendingRemoval:
     """A pending cleanup of a guest since the time ``since`` (µs).
 
     ``name`` is "" if the server has no row. ``holds``: resource class -> amount that is allocated

@@ -112,7 +112,12 @@ def test_select_respects_forced_and_excluded_hosts(make_columns: MakeColumns) ->
 def test_select_reason_names_host_with_pending_guest_removal(make_columns: MakeColumns) -> None:
     (answer,) = select(
         make_columns(3),
-        [request(excluded=["host0", "host1", "host2"], hosts_with_hosts_with_removals=["host1", "gone"])],
+        [
+            request(
+                excluded=["host0", "host1", "host2"],
+                hosts_with_hosts_with_hosts_with_removals=["host1", "gone"],
+            )
+        ],
         options(),
     )
     assert answer.hosts == []
