@@ -52,7 +52,7 @@ class ConnectionLimits:
 
     @property
     def answer(self) -> int | None:
-        """Seconds that a client waits for data from the server, or None."""
+        """Seconds that a client waits for data from the server. None: without limit."""
         return self.statement + MARGIN if self.statement else None
 
 
@@ -141,8 +141,8 @@ def refusal_remedy(problem: DBAPIError, url: URL) -> str:
             "account requires TLS, set [database] tls and [tls] ca_file"
         )
     return (
-        "Correct the name, password and database in the URL, or create the account and the database "
-        "on the database server"
+        "Correct the name, password or database in [database] url, or create the account and the "
+        "database on the database server"
     )
 
 

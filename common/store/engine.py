@@ -96,7 +96,7 @@ def _micros() -> int:
 
 
 class _Unanswered(Exception, Generic[T]):
-    """The connection broke at COMMIT. ``made`` is the transaction's result."""
+    """The connection broke at COMMIT, so its outcome is unknown. ``made`` is the work's result."""
 
     def __init__(self, made: T) -> None:
         super().__init__("COMMIT was not answered")
@@ -204,7 +204,7 @@ class Store:
                 raise _translate_error(problem) from problem
             said = " ".join(str(problem.orig).split())
             raise ConfigError(
-                f"[database] url: the database refuses {self.url.username or 'to be opened'}: {said}. "
+                f"[database] url: the database refuses {self.url.username or 'the connection'}: {said}. "
                 f"{refusal_remedy(problem, self.url)}"
             ) from problem
 
@@ -275,7 +275,9 @@ class Store:
             try:
                 return self._once(work)
             except NoConnection as problem:
-                raise errors.NoStore("The database has no free connection; try again.") from problem
+                raise errors.NoStore(
+                    "This process has no free connection to the database. Try again."
+                ) from problem
             except DBAPIError as problem:
                 found = trouble(problem)
                 lost += found is Trouble.LOST
@@ -330,7 +332,9 @@ class Store:
                     connection.exec_driver_sql(begin)
                 return work(connection)
         except NoConnection as problem:
-            raise errors.NoStore("The database has no free connection; try again.") from problem
+            raise errors.NoStore(
+                "This process has no free connection to the database. Try again."
+            ) from problem
         except DBAPIError as problem:
             if not (
                 again and trouble(problem) is Trouble.LOST and time.monotonic() - began <= AT_ONCE

@@ -162,7 +162,7 @@ def test_conductor_with_invalid_sqlite_file_exits_and_names_option(tmp_path: Pat
         run_service(
             tmp_path, "conductor.service", "[database]", f"url = sqlite:///{tmp_path}/k.db"
         ),
-        "[database] url: the database refuses to be opened",
+        "[database] url: the database refuses the connection",
     )
 
 

@@ -77,11 +77,11 @@ class _Zones(dict[str, str]):
 
 # --- changes ---
 def create(tx: Connection, name: str, zone: str | None) -> AggregateRow:
-    """Create an aggregate without hosts, with an optional zone.
+    """Create an aggregate without hosts, and return its row. ``zone`` None: no availability zone.
 
     Raises:
         Conflict: The name is in use.
-        BadRequest: The zone's name is invalid.
+        BadRequest: The zone's name is empty or invalid.
     """
     meta = {} if zone is None else {ZONE: _check_zone_name(zone, "Cannot create aggregate.", name)}
     uuid = ids.new()
@@ -285,9 +285,10 @@ def _check_zone(
     default: str,
     refusal: Callable[[str], errors.Problem],
 ) -> None:
-    """Raise the refusal unless these hosts may change from the zone ``before`` to ``after``.
+    """Raise ``refusal(reason)`` unless these hosts may change from zone ``before`` to ``after``.
 
-    The caller has locked their providers.
+    ``before`` and ``after`` are the zone that the aggregate ``number`` gives to the hosts. None:
+    the aggregate gives no zone. The caller has locked the hosts' providers.
     """
     others = zones_of.hosts(tx, hosts, but=number)
     taken = sorted({zone for zone in others.values() if after is not None and zone != after})
@@ -307,7 +308,7 @@ def _check_zone(
 
 
 def _with_servers(tx: Connection, hosts: Sequence[str]) -> list[str]:
-    """Return the hosts with servers. Pending cleanups do not count."""
+    """Return those of the hosts that have servers. Pending cleanups do not count."""
     if not hosts:
         return []
     placed = sa.select(guests.c.host).where(

@@ -81,7 +81,7 @@ def invite(tx: Connection, host: str, address: str) -> int:
 
 
 def look(tx: Connection, host: str, generation: int) -> HostJoin:
-    """Return the state of the token of this generation.
+    """Return the state of the host's token for this generation of its keys.
 
     Raises:
         NotFound: The token was replaced, or the host was removed or has other keys.

@@ -161,8 +161,9 @@ def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
 def _name_hypervisor(tx: Connection, name: str, reported: str) -> None:
     """Store the hypervisor name that a host reports, unless the name belongs to another host.
 
-    The name of a host belongs to that host, and any other name to the oldest host that reports it.
-    If the name is refused, the hypervisor keeps its previous name, or else gets the host's name.
+    The name of a host belongs to that host. Any other name belongs to the host that has it already,
+    or to the oldest if several have it. If the name is refused, the hypervisor keeps its previous
+    name, or else gets the host's name. A changed refusal is logged.
     ``reported`` "" means the host's name.
     """
     reported = reported or name
@@ -380,10 +381,11 @@ def list_all(
 ) -> list[JsonObject]:
     """Return hosts as objects for the API, ordered by the id of their compute service.
 
-    This takes one statement, and three for each thousand hosts. Each object contains the columns of
-    ``hosts``, the service (service_id, service_uuid, disabled, disabled_reason, forced_down,
-    up), the provider_uuid, the inventory by class (total, reserved, ratio, used), ``running_vms``,
-    and ``failures`` (failed builds in a row) with ``failed_at``.
+    Hosts without a compute service are left out. This takes one statement, and three for each
+    thousand hosts. Each object contains the columns of ``hosts``, the service (service_id,
+    service_uuid, disabled, disabled_reason, forced_down, up), the provider_uuid, the inventory by
+    class (total, reserved, ratio, used), ``running_vms``, and ``failures`` (failed builds in a row)
+    with ``failed_at``.
 
     Args:
         tx: The transaction.

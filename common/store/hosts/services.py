@@ -201,7 +201,10 @@ def _select_services() -> sa.Select[Any]:
 def list_all(
     tx: Connection, host: str | None = None, binary: str | None = None
 ) -> list[HeardServiceRow]:
-    """Return services by id, with ``seen_at`` and ``up``, which are None without heartbeat."""
+    """Return services in the order of their ids, with ``seen_at`` and ``up`` of the heartbeat.
+
+    Both are None without a heartbeat row. ``host`` and ``binary`` restrict the services. None: all.
+    """
     query = _select_services().order_by(services.c.id)
     if host is not None:
         query = query.where(services.c.host == host)
@@ -236,7 +239,10 @@ def remove(tx: Connection, row: ServiceRow) -> None:
 
 
 def lock(tx: Connection, host: str) -> None:
-    """Lock the declared state of a host (disabled, forced down) for this transaction."""
+    """Lock the declared state of a host (disabled, forced down) until the transaction ends.
+
+    A host without a compute service is ignored.
+    """
     tx.execute(
         for_update(
             sa.select(services.c.id).where(

@@ -249,7 +249,7 @@ _LATE = sa.select(_FIRST.c.created_at).where(_FIRST.c.created_at < now() - LATE)
 
 
 class Waiting(NamedTuple):
-    """Number of waiting notifications, and event, object and time of the oldest."""
+    """Number of waiting notifications, and event, object id and time (µs) of the oldest."""
 
     number: int
     event: str

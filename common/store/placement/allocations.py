@@ -87,9 +87,10 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class FailedBuildLimit:
-    """When a host on which builds failed is left out.
+    """The limit of failed builds, after which claims leave out a host for a pause.
 
-    After the pause the host gets one server at a time, to try again.
+    After the pause the host gets one server as a trial, and is left out again until the build has
+    succeeded or a further pause is over.
     """
 
     #: Failed builds in a row. 0: no host is ever left out.
@@ -472,7 +473,7 @@ def _parts(tx: Connection, names: Sequence[str]) -> dict[str, _Parts]:
 
 
 def _add_consumers(tx: Connection, holders: list[dict[str, str]]) -> None:
-    """Insert consumers. A consumer with allocations on another host exists already."""
+    """Insert consumers. An existing consumer, with allocations on another host, stays unchanged."""
     insert_many(
         tx, consumers, [{"generation": 0, **row} for row in holders], "created_at", ignore=True
     )

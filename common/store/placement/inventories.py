@@ -310,7 +310,7 @@ def _aggregate_ratios(tx: Connection, provider_ids: Sequence[int]) -> dict[tuple
 
 
 def ratio_of(text: str | None) -> float | None:
-    """Return the number in the text, or None if it is not above 0 and below a million."""
+    """Return the text as a number, or None unless it is a number above 0 and below a million."""
     try:
         ratio = float(text) if text is not None else 0.0
     except ValueError:

@@ -63,7 +63,10 @@ class AskedImage(Protocol):
 
 
 class MarkedImage(Protocol):
-    """A requested image, and whether the request is too old."""
+    """A requested image, and whether the request is too old.
+
+    ``error`` is None without a result, and "" if the host has cached the image.
+    """
 
     host: str
     image_id: str

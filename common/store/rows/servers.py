@@ -127,7 +127,7 @@ class ServerUserData(Protocol):
 
 
 class ServerRecord(Protocol):
-    """A server for its users (``common.store.servers.servers``), with JSON columns as text."""
+    """A server as ``common.store.servers.servers`` reads it for the API, with JSON as text."""
 
     id: str
     project_id: str
@@ -265,7 +265,7 @@ class LockedActionRow(ActionRow, Protocol):
 
 
 class LostActionRow(ActionRow, Protocol):
-    """An action, and whether the host of its command is declared dead."""
+    """An action whose command is at a host that is down. ``dead``: the host is forced down."""
 
     dead: bool
 

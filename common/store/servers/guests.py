@@ -31,7 +31,7 @@ HERE = (GuestState.RUNNING, GuestState.STOPPED)
 
 
 class RemovedGuest(NamedTuple):
-    """A guest that its host has removed, and the fence of that command."""
+    """A guest that its host has removed, and the fence of the command that removed the guest."""
 
     server: str
     host: str
@@ -39,10 +39,10 @@ class RemovedGuest(NamedTuple):
 
 
 def add(tx: Connection, rows: Sequence[Values]) -> None:
-    """Add guests for new claims.
+    """Insert guest records.
 
     Each row has server_id, host and fence, and ``assignment`` if the guest uses particular CPUs,
-    memory or devices.
+    memory or devices. Unless the row says otherwise, the guest should run.
     """
     base = {
         "wanted": GuestState.RUNNING,

@@ -154,7 +154,7 @@ def close(
     ``before`` (the vm_state before the move) and ``resized`` (the fence of the move).
 
     Raises:
-        NotFound, Locked, WrongState, Busy: As in ``actions.begin``.
+        NotFound, Locked, WrongState, Busy, Conflict: As in ``actions.begin``.
         BadRequest: The server has no finished move.
     """
     server = actions.take_lock(tx, server_id, project_id)

@@ -472,7 +472,7 @@ class FlavorCount(NamedTuple):
 
 
 def flavors_on(tx: Connection, host: str) -> list[FlavorCount]:
-    """Count the servers on a host by project and flavor, in one query."""
+    """Count the servers on a host by project and stored flavor, in one query."""
     query = sa.select(C.project_id, C.flavor, sa.func.count()).where(C.host == host, C.deleted == 0)
     return [
         FlavorCount(project, from_wire(Flavor, flavor), number)

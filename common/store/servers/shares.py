@@ -32,7 +32,7 @@ TRAITS = ("COMPUTE_STORAGE_VIRTIO_FS", "COMPUTE_MEM_BACKING_FILE")
 
 
 def list_of(tx: Connection, server_id: str) -> list[ShareMappingRow]:
-    """Return the shares of a server, oldest first."""
+    """Return the mappings of a server's shares, oldest first."""
     return list(
         tx.execute(
             sa.select(table)
@@ -165,7 +165,7 @@ def detach(
 
     Raises:
         NotFound: The server does not exist, or does not have the share.
-        Locked, WrongState, Busy: As in ``actions.begin``.
+        Locked, WrongState, Busy, Conflict: As in ``actions.begin``.
     """
     server = actions.take_lock(tx, server_id, project_id)
     actions.check(row, server_id, server, context, tx)

@@ -117,7 +117,7 @@ def attach(
     ``block_device`` (the row's uuid) and ``volume_id``.
 
     Raises:
-        NotFound, Locked, WrongState, Busy: As in ``actions.begin``.
+        NotFound, Locked, WrongState, Busy, Conflict: As in ``actions.begin``.
         BadRequest: The server has the volume already.
         Forbidden: No device name is left.
     """
@@ -207,7 +207,7 @@ def detach(
 
     Raises:
         NotFound: The server does not exist, or does not have the volume.
-        Locked, WrongState, Busy: As in ``actions.begin``.
+        Locked, WrongState, Busy, Conflict: As in ``actions.begin``.
         Forbidden: The server boots from the volume.
     """
     _, device = _take(tx, row, server_id, context, project_id, volume_id)
@@ -241,7 +241,7 @@ def swap(
 
     Raises:
         NotFound: The server does not exist, or does not have the volume.
-        Locked, WrongState, Busy: As in ``actions.begin``.
+        Locked, WrongState, Busy, Conflict: As in ``actions.begin``.
         BadRequest: The server has the new volume already.
         Conflict: The volume is not attached yet, or not any more.
     """

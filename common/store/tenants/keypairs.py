@@ -44,7 +44,7 @@ def page(
 
 
 def show(tx: Connection, user_id: str, name: str) -> KeypairRow:
-    """Return a key pair.
+    """Return a key pair of the user by its name.
 
     Raises:
         NotFound: The user has no such key pair.

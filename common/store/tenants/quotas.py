@@ -72,7 +72,7 @@ class Numbers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
-    """The limits of one project in the database."""
+    """The limits of one project: rows of the database, and the defaults of the configuration."""
 
     defaults: dict[str, int]
     rows: dict[tuple[str, str, str], int] = field(default_factory=dict)  # (project, user, resource)
@@ -115,7 +115,7 @@ class QuotaLimits:
 
 @dataclass(slots=True)
 class Usage:
-    """The usage of each counted resource by a project, or by a user in it."""
+    """The usage of servers, CPUs and memory (MiB) by a project, or by a user in the project."""
 
     instances: int = 0
     cores: int = 0
@@ -282,7 +282,10 @@ def server_groups_used(tx: Connection, project_id: str) -> int:
 
 
 def put(tx: Connection, project_id: str, user_id: str, values: dict[str, int]) -> None:
-    """Set limits of a project ('*': the class "default"), or of a user in it."""
+    """Set limits (resource -> limit) of a project, or of a user in the project if not "".
+
+    The project '*' is the class "default". -1 means no limit.
+    """
     for resource, limit in values.items():
         key: Values = {"project_id": project_id, "user_id": user_id, "resource": resource}
         same = [quotas.c[name] == value for name, value in key.items()]

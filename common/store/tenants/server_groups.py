@@ -183,7 +183,7 @@ def _tell(tx: Connection, event: str, groups: Iterable[str]) -> None:
 
 
 def of_server(tx: Connection, server_id: str) -> list[str]:
-    """Return the ids of the server's groups, at most one."""
+    """Return the id of the server's group as a list, or [] without a group."""
     return list(
         tx.scalars(
             sa.select(server_group_members.c.group_id).where(
