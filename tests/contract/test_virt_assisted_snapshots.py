@@ -177,7 +177,7 @@ def test_snapshot_volume_and_merge_volume_refuse_foreign_files(rig: Rig) -> None
     if not volume.is_real:
         other = replace(attached, volume_id=ids.new(), connection={"driver_volume_type": "nbd"})
         driver.host.guests[server].volumes.append(other)  # type: ignore[attr-defined]
-        with pytest.raises(VerbFailed, match="it is served by nbd"):
+        with pytest.raises(VerbFailed, match="is connected over nbd"):
             driver.snapshot_volume(server, 3, other, QUIET)
         return
     foreign_overlay = volume.create_overlay(volume.name, "raw")
