@@ -61,7 +61,7 @@ def add(tx: Connection, rows: Sequence[Values]) -> None:
 
     Each row has kind, target, place, args, server_id, project_id and why (None or "":
     ``GIVEN_UP``). Existing rows stay unchanged, except that those of the kinds ``LATE`` are
-    postponed again.
+    postponed again, unless a conductor has taken them for longer.
     """
     insert_many(
         tx,
@@ -71,11 +71,14 @@ def add(tx: Connection, rows: Sequence[Values]) -> None:
         "due_at",
         ignore=True,
     )
-    if late := [row["target"] for row in rows if row["kind"] in LATE]:
+    late = [(row["kind"], row["target"], row["place"]) for row in rows if row["kind"] in LATE]
+    if late:
+        until = now() + LATE_CALL
+        C = cleanups.c
         tx.execute(
             sa.update(cleanups)
-            .where(cleanups.c.kind.in_(LATE), cleanups.c.target.in_(late))
-            .values(due_at=now() + LATE_CALL)
+            .where(sa.tuple_(C.kind, C.target, C.place).in_(late), C.due_at < until)
+            .values(due_at=until)
         )
 
 

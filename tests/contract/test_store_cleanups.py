@@ -91,6 +91,24 @@ def test_postponed_cleanup_waits_twice_as_long_unless_hastened(store: Store) -> 
     assert len(take(store)) == 1
 
 
+def test_add_of_late_cleanup_postpones_only_waiting_row_of_same_place(store: Store) -> None:
+    """A row that a conductor has taken keeps its longer reservation."""
+
+    def read_due() -> dict[str, int]:
+        return {row.place: row.due_at - store.now() for row in store.read(cleanups.list_all)}
+
+    kind = cleanups.LATE_ATTACHMENTS
+    add(store, SERVER, kind=kind, place="v1")
+    add(store, SERVER, kind=kind, place="v2")
+    store.write(lambda tx: tx.execute(sa.update(schema.cleanups).values(due_at=now())))
+    add(store, SERVER, kind=kind, place="v2")
+    assert read_due()["v1"] <= 0 < read_due()["v2"] <= cleanups.LATE_CALL
+    [taken] = store.write(lambda tx: cleanups.take(tx, [kind], 9))
+    assert taken.place == "v1"
+    add(store, SERVER, kind=kind, place="v1")
+    assert read_due()["v1"] > cleanups.LATE_CALL
+
+
 def test_strike_keeps_cleanup_when_fence_of_server_has_changed(store: Store) -> None:
     add(store, "p1", "p2")
     [first, second] = take(store)
