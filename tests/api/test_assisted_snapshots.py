@@ -191,4 +191,4 @@ def test_assisted_snapshot_of_volume_of_several_servers_returns_400(
     assert attach(cloud, other, SHARED, mv="2.60").status_code == 200
     finish_attachments(cloud, other)
     answer = create_snapshot(cloud, SHARED)
-    assert answer.status_code == 400 and "several servers" in answer.text
+    assert answer.status_code == 400 and "is multiattach" in answer.text

@@ -320,7 +320,7 @@ def test_update_pinned_zone_returns_409_when_server_moves_meanwhile(cloud: Cloud
     answer = cloud.call(
         "PUT", f"/servers/{server}", {"server": {"pinned_availability_zone": "nova"}}, mv="2.104"
     )
-    assert "is in availability zone az1;" in answer.json["conflictingRequest"]["message"]
+    assert "is in availability zone az1." in answer.json["conflictingRequest"]["message"]
     assert cloud.rows(schema.servers)[0].pinned_availability_zone is None
 
 

@@ -164,7 +164,7 @@ def test_create_image_deletes_snapshots_when_service_refuses_or_fails(
     assert cloud.agents.queries[-1][1] == "unquiesce"
     volumes.snapshot_quota, volumes.new_snapshot_status = 100, "error"
     answer = create_image(cloud, server)
-    assert answer.status_code == 409 and "shows it as error" in answer.text
+    assert answer.status_code == 409 and "in the block storage service is error" in answer.text
     assert volumes.snapshots == {}
 
 

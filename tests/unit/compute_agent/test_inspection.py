@@ -32,6 +32,11 @@ def test_inspection_report_is_refused_when_malformed(changes: dict[str, object])
         inspection.check_report({**GOOD, **changes})
 
 
+def test_inspection_report_is_refused_when_it_is_no_object() -> None:
+    with pytest.raises(ValueError, match="no object"):
+        inspection.check_report([])
+
+
 @pytest.mark.parametrize(
     "content", [b"no disk at all", b"QFI\xfb" + b"\xff" * 200], ids=["text", "header"]
 )

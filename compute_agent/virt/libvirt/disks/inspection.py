@@ -16,7 +16,7 @@ import os
 from collections import OrderedDict
 from pathlib import Path
 
-from common.domain.json_types import JsonMapping, JsonObject
+from common.domain.json_types import JsonMapping, JsonObject, JsonValue
 from compute_agent.sandbox import client
 from compute_agent.verb_context import VerbContext, VerbFailed
 from compute_agent.virt.libvirt.disks import qemu_img
@@ -156,7 +156,7 @@ def _inspect(
         ) from problem
 
 
-def check_report(report: JsonObject) -> JsonObject:
+def check_report(report: JsonValue) -> JsonObject:
     """Check the inspector's report, and return it without control characters.
 
     Missing formats and a missing size become [] and 0. The reason is cut to ``MAX_REASON_CHARS``.
@@ -165,6 +165,8 @@ def check_report(report: JsonObject) -> JsonObject:
         ValueError: A value is not valid.
         KeyError: ``unsafe`` is missing.
     """
+    if not isinstance(report, dict):
+        raise ValueError("the inspector's report is no object")
     formats, reason, size = (
         report.get("formats", []),
         report["unsafe"],
