@@ -27,7 +27,7 @@ from tests.api.moves import (
     create_resting_server,
     find_action_and_migration,
 )
-from tests.told import read_outbox
+from tests.outbox_events import read_outbox
 
 OLD = {"id": "2", "name": "m1.small", "number": 2}
 NEW = {"id": "large", "name": "m1.large", "number": 7}

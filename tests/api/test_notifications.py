@@ -11,7 +11,7 @@ from common.service.notification_options import BOTH, NotificationSettings
 from conductor.notifications.messages import messages
 from tests.api.conftest import Cloud
 from tests.api.test_keypairs import SSH
-from tests.told import read_outbox
+from tests.outbox_events import read_outbox
 
 SECRET = "c2VjcmV0IHVzZXIgZGF0YQ=="
 

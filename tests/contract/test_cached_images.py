@@ -16,7 +16,7 @@ from common.service.notification_options import NotificationSettings
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import aggregates, cached_images, host_images, hosts
-from tests.told import read_outbox
+from tests.outbox_events import read_outbox
 
 EVENT, BOTH = "aggregate.cache_images.", ("i1", "i2")
 

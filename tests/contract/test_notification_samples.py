@@ -25,8 +25,8 @@ from common.store.notifications import outbox
 from compute_agent.virt.memory.state.script import Fail
 from conductor.notifications.messages import messages
 from deploy.environment import SAMPLES, has_samples
+from tests.outbox_events import change_all_but_servers, read_outbox
 from tests.schemas import memory_store
-from tests.told import change_all_but_servers, read_outbox
 from tests.workflows.scenarios import SCENARIOS, trial_of
 from tests.workflows.simulator import Cloud, Time
 

@@ -32,9 +32,9 @@ from common.store.servers import actions
 from conductor.notifications.notification_sender import NotificationSender
 from deploy.testing.servers import free_ports
 from tests.contract.test_outbox import Time
+from tests.outbox_events import read_outbox
 from tests.schemas import memory_store
 from tests.server_rows import server_row
-from tests.told import read_outbox
 from tests.waiting import await_true
 
 # isort: split

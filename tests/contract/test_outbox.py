@@ -26,8 +26,8 @@ from common.store.engine import Store
 from common.store.notifications import outbox
 from common.store.servers import actions, immediate_actions, servers
 from conductor.notifications.notification_sender import BATCH_SIZE, NotificationSender
+from tests.outbox_events import change_all_but_servers, read_outbox, read_server_events
 from tests.server_rows import server_row
-from tests.told import change_all_but_servers, read_outbox, read_server_events
 
 USER = RequestContext(user_id="u", project_id="p", roles=("member",), request_id="req-1")
 SECRETS = ("secret user data", "sealed password")

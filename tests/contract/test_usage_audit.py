@@ -21,7 +21,7 @@ from common.store.engine import Store
 from common.store.notifications import usage_audit
 from conductor.notifications.notification_sender import AUDIT_SECONDS
 from tests.contract.test_outbox import Broker, Time, add_servers, new_sender
-from tests.told import read_outbox, read_server_events
+from tests.outbox_events import read_outbox, read_server_events
 
 MARCH = (parse("2026-03-01T00:00:00Z"), parse("2026-04-01T00:00:00Z"))
 

@@ -20,7 +20,7 @@ from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
 from tests.fault_matrix.stage import OF_VOLUMES, WITH_VOLUMES
 from tests.workflows import volumes
-from tests.workflows.neighbours import ServiceDouble
+from tests.workflows.service_doubles import ServiceDouble
 from tests.workflows.simulator import Crash
 
 #: PATIENCE_SECONDS is longer than the backoff after a refusal and the lease of a dead conductor.

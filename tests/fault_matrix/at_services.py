@@ -11,7 +11,7 @@ from tests.fault_matrix.aim import CONDUCTOR, Fault, inject_once, kill_at_point,
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.outcome import Verdict
-from tests.workflows.neighbours import ServiceDouble, do_nothing
+from tests.workflows.service_doubles import ServiceDouble, do_nothing
 
 AWAY_SECONDS, LATE_SECONDS = 60, 20
 #: Calls that only read.

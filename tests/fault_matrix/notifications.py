@@ -23,7 +23,7 @@ from common.store.rows import ActionRow, NotificationRow
 from common.store.servers import actions
 from conductor.notifications.notification_sender import NotificationSender
 from conductor.workflows import WORKFLOWS
-from tests.told import read_outbox
+from tests.outbox_events import read_outbox
 from tests.workflows.simulator import Cloud
 
 #: Rows that may wait in the outbox.

@@ -21,8 +21,8 @@ from conductor.workflows import WORKFLOWS
 from deploy.operator import doctor
 from tests.schemas import memory_store
 from tests.workflows.frozen import Frozen
-from tests.workflows.neighbours import ServiceDouble
 from tests.workflows.scenarios import KILL, SCENARIOS, Scenario, Trial, ask, prepare_new, trial_of
+from tests.workflows.service_doubles import ServiceDouble
 from tests.workflows.simulator import Cloud, Time
 
 LATE_WIRES, OFFLOADS, FENCES, LATE, SHARED, LATE_SHARED, SHELVED = (

@@ -15,7 +15,7 @@ from common.domain.errors import Unavailable
 from common.notifications.message import Message
 from common.service.notification_options import NotificationSettings
 from tests.functional.cloud import Cloud
-from tests.told import read_outbox
+from tests.outbox_events import read_outbox
 
 LIFE = [
     "create.start",

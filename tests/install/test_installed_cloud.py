@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from deploy.packages import ROOT
-from tests.install import neighbours
+from tests.install import external_services
 from tests.install.documentation import commands
 from tests.install.machines import ADDRESSES, Machine, machine
 from tests.standalone import REAL_CLOUD
@@ -33,7 +33,7 @@ PUBLIC = f"http://{ADDRESSES[CONTROLLER]}"
 REPLACEMENTS = {
     "192.0.2.10": ADDRESSES[CONTROLLER],
     "192.0.2.11": ADDRESSES[SECOND],
-    "https://keystone.example:5000/v3": neighbours.ADMIN["OS_AUTH_URL"],
+    "https://keystone.example:5000/v3": external_services.ADMIN["OS_AUTH_URL"],
     "https://cloud.example": PUBLIC,
     "auth_url = $KEYSTONE": "auth_url = $KEYSTONE\nallow_plain_text = true",
 }
@@ -56,7 +56,7 @@ def read_page_commands(heading: str, **words: str) -> str:
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory: pytest.TempPathFactory, bridge: None) -> Iterator[Machine]:
     with machine(tmp_path_factory.mktemp("cloud"), "cloud") as new_machine:
-        neighbours.install(new_machine)
+        external_services.install(new_machine)
         yield new_machine
 
 
@@ -69,7 +69,7 @@ def controller(
         new_machine.apt("update")
         new_machine.apt("install", "nginx-light", "python3-openstackclient")
         proxy(new_machine)
-        new_machine.write("/root/admin", neighbours.format_admin_environment(), 0o600)
+        new_machine.write("/root/admin", external_services.format_admin_environment(), 0o600)
         new_machine.shell(f". /root/admin\n{read_page_commands('On the controller')}")
         yield new_machine
 
@@ -96,7 +96,7 @@ def nodes(
             running.enter_context(machine(tmp_path_factory.mktemp(name), name)) for name in NODES
         ]
         for node in new_machine:
-            neighbours.join(node)
+            external_services.join(node)
             copy_packages(node, packages)
             output = controller.run("kilonova", "host", "add", node.name, "--address", node.address)
             [token] = [word for word in output.split() if word.startswith("join1.")]
@@ -313,7 +313,7 @@ def test_contract_suite_passes_against_real_services(
     own = controller.shell(
         "sed -n '/^\\[identity\\]/,/^\\[image/s/^password = //p' /etc/kilonova/kilonova.conf"
     ).strip()
-    words = f"{neighbours.CLOUD} {neighbours.PASSWORD} {own}"
+    words = f"{external_services.CLOUD} {external_services.PASSWORD} {own}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     process = subprocess.run(
         [*command, str(ROOT / "tests/contract" / suite)],

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from common.store.engine import Store
-from tests.told import read_outbox, read_server_events
+from tests.outbox_events import read_outbox, read_server_events
 
 _MOVE_EVENTS = [
     "resize_prep.start",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An image service in memory, for conductor and agents.
 
-For the errors that a test can cause see ``neighbours``.
+For the errors that a test can cause see ``service_doubles``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from common.clients.image import Image
 from common.domain import errors
 from common.domain.models import ImageRef
 from conductor.engine.external_services import ImageApi
-from tests.workflows.neighbours import ServiceDouble
+from tests.workflows.service_doubles import ServiceDouble
 
 
 class Images(ServiceDouble, interface=ImageApi):

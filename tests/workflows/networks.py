@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network service in memory.
 
-For the errors that a test can cause see ``neighbours``. In addition, ports can become active late.
+For the errors that a test can cause see ``service_doubles``. In addition, ports can become active late.
 The active binding of a port is in ``binding:host_id`` and its other fields, as in Neutron. The
 inactive bindings are in ``bindings``.
 """
@@ -15,7 +15,7 @@ from common.clients.network import interface_of
 from common.domain import errors, ids
 from common.domain.models import Interface
 from conductor.engine.external_services import NetworkApi
-from tests.workflows.neighbours import ServiceDouble, join_ids
+from tests.workflows.service_doubles import ServiceDouble, join_ids
 
 NETWORKS = {name: {"id": name, "name": f"net-{name}", "mtu": 1450} for name in ("n1", "n2")}
 SUBNETS = {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A shared file system service in memory.
 
-For the errors that a test can cause see ``neighbours``. In addition, rules can become active late
+For the errors that a test can cause see ``service_doubles``. In addition, rules can become active late
 or fail.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from common.clients.shares import ACTIVE, FAILED
 from common.domain import errors
 from conductor.engine.external_services import ShareApi
-from tests.workflows.neighbours import ServiceDouble
+from tests.workflows.service_doubles import ServiceDouble
 
 
 class Shares(ServiceDouble, interface=ShareApi):

@@ -17,8 +17,8 @@ from conductor.engine import external_services
 from tests.answers import DONE, REFUSALS, UNKNOWN, Answer, calls_of
 from tests.fault_matrix.stage import Fencer
 from tests.workflows.images import Images
-from tests.workflows.neighbours import ServiceDouble
 from tests.workflows.networks import Networks
+from tests.workflows.service_doubles import ServiceDouble
 from tests.workflows.shares import Shares
 from tests.workflows.volumes import Volumes
 

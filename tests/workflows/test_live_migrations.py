@@ -14,7 +14,7 @@ from common.domain.verbs import control_command
 from common.service.notification_options import NotificationSettings
 from common.store.servers import migrations
 from conductor.engine import runner
-from tests.told import read_server_events
+from tests.outbox_events import read_server_events
 from tests.workflows.moves import (
     CANARY,
     before,

@@ -12,8 +12,8 @@ from common.domain.errors import Conflict
 from common.service.notification_options import VM_AND_TASK_STATE, VM_STATE, NotificationSettings
 from conductor.workflows import WORKFLOWS
 from deploy.operator.store import stuck_actions
+from tests.outbox_events import read_outbox, read_server_events
 from tests.schemas import memory_store
-from tests.told import read_outbox, read_server_events
 from tests.workflows.expected_notifications import EVENTS, NAMES, expected
 from tests.workflows.scenarios import SCENARIOS, trial_of
 from tests.workflows.simulator import Cloud, Time

@@ -2,7 +2,7 @@
 """A block storage service in memory, and functions that request actions on volumes.
 
 Invariant: two servers, or two hosts, never have the same volume, unless the volume is multiattach
-or the server is being live-migrated. For the errors that a test can cause see ``neighbours``.
+or the server is being live-migrated. For the errors that a test can cause see ``service_doubles``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from common.store.engine import Connection
 from common.store.servers import volumes
 from common.store.servers.volumes import WantedVolume
 from conductor.engine.external_services import VolumeApi
-from tests.workflows.neighbours import ServiceDouble
+from tests.workflows.service_doubles import ServiceDouble
 
 if TYPE_CHECKING:
     from tests.workflows.simulator import Cloud

@@ -21,8 +21,8 @@ from compute_agent.virt.memory.state.script import Fail
 from conductor.workflows import WORKFLOWS
 from tests.answers import UNKNOWN, Answer
 from tests.schemas import memory_store
-from tests.workflows.neighbours import ServiceDouble
 from tests.workflows.scenarios import KILL, SCENARIOS, Trial, trial_of
+from tests.workflows.service_doubles import ServiceDouble
 from tests.workflows.simulator import Cloud, Time
 
 #: After this time a timed-out call has no further effect, and a pending cleanup removes its result.
