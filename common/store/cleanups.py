@@ -74,10 +74,13 @@ def add(tx: Connection, rows: Sequence[Values]) -> None:
     late = [(row["kind"], row["target"], row["place"]) for row in rows if row["kind"] in LATE]
     if late:
         until = now() + LATE_CALL
-        C = cleanups.c
+        columns = cleanups.c
         tx.execute(
             sa.update(cleanups)
-            .where(sa.tuple_(C.kind, C.target, C.place).in_(late), C.due_at < until)
+            .where(
+                sa.tuple_(columns.kind, columns.target, columns.place).in_(late),
+                columns.due_at < until,
+            )
             .values(due_at=until)
         )
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network service in memory.
 
-For the errors that a test can cause see ``service_doubles``. In addition, ports can become active late.
+For the errors that a test can cause see ``service_doubles``. Ports can become active late, too.
 The active binding of a port is in ``binding:host_id`` and its other fields, as in Neutron. The
 inactive bindings are in ``bindings``.
 """

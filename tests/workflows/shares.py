@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A shared file system service in memory.
 
-For the errors that a test can cause see ``service_doubles``. In addition, rules can become active late
+For the errors that a test can cause see ``service_doubles``. Rules can become active late
 or fail.
 """
 
