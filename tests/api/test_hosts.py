@@ -255,7 +255,9 @@ def test_delete_service_returns_409_while_host_has_resources_in_use(cloud: Cloud
         lambda tx: guests.add(tx, [{"server_id": server, "host": "host1", "fence": 1}])
     )
     cloud.store.write(lambda tx: guests.add_removal(tx, server, 2))
-    assert "The host has not removed 1 guests yet" in delete_service(cloud, service, "2.53", 409)
+    assert "The host has not removed all guests (1 left)" in delete_service(
+        cloud, service, "2.53", 409
+    )
     with cloud.store.begin() as tx:
         tx.execute(sa.delete(schema.guests))
         tx.execute(

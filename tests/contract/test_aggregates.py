@@ -263,7 +263,7 @@ def test_host_removal_during_reconnect_of_fenced_host_keeps_cleanup(store: Store
             # The removal waits for the host's lock, or on SQLite for the only writer.
             with pytest.raises(NotYet):
                 removed.result(timeout=0.5)
-        with pytest.raises(errors.Conflict, match="has not removed yet"):
+        with pytest.raises(errors.Conflict, match="has not removed all guests"):
             removed.result(timeout=20)
     assert [row.host for row in store.read(lambda tx: guests.places(tx, server))] == ["h1"]
 

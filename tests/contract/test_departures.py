@@ -207,7 +207,7 @@ def test_begin_move_of_server_on_other_host_raises_conflict(store: Store) -> Non
 def test_begin_move_of_server_with_changed_state_raises_conflict(store: Store) -> None:
     server = new_server(store, "web")
     with pytest.raises(
-        errors.Conflict, match="is stopped by now, and its move was planned when it was active"
+        errors.Conflict, match="is stopped now, but its move was planned for the state active"
     ):
         begin(store, server, vm_state=states.ACTIVE)
     assert store.read(lambda tx: host_contents.look(tx, "h1")).leaving == []
@@ -296,4 +296,7 @@ def test_restore_keeps_host_disabled_by_concurrent_admin(store: Store) -> None:
                 restored.result(timeout=0.5)
         assert restored.result(timeout=20) == 1
     state = store.read(lambda tx: host_status.host_state(tx, "h1"))
-    assert (state.disabled, state.reason) == (True, "smoke") and "but because: smoke" in messages[0]
+    assert (state.disabled, state.reason) == (
+        True,
+        "smoke",
+    ) and "but for this reason: smoke" in messages[0]

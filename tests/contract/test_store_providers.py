@@ -320,7 +320,7 @@ def test_register_adopts_existing_provider_with_name_of_host(store: Store) -> No
 
 def test_register_is_refused_when_namesake_provider_has_children(store: Store) -> None:
     create_provider(store, "leaf", create_provider(store, "host"))
-    with pytest.raises(errors.Conflict, match="rename it"):
+    with pytest.raises(errors.Conflict, match="Rename this provider"):
         store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
 
 

@@ -144,7 +144,7 @@ def test_volume_snapshot_of_nbd_volume_fails_with_id_in_message(cloud: Cloud, se
     cloud.settle()
     message = last(cloud, server)[2] or ""
     assert (
-        volume in message and "it is served by nbd" in message and read_statuses(cloud) == [ERROR]
+        volume in message and "is connected over nbd" in message and read_statuses(cloud) == [ERROR]
     )
 
 
@@ -155,7 +155,7 @@ def test_volume_snapshot_in_error_at_service_is_not_taken(cloud: Cloud, server: 
     snapshot.status = ERROR
     before = read_volume_file(cloud, server)
     cloud.settle()
-    assert "is error at the block storage service" in (last(cloud, server)[2] or "")
+    assert "shows the status error" in (last(cloud, server)[2] or "")
     assert (read_statuses(cloud), read_volume_file(cloud, server)) == ([ERROR], before)
 
 

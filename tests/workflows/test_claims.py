@@ -409,8 +409,8 @@ def test_create_fault_contains_error_of_last_host(cloud: Cloud) -> None:
     server = cloud.create(host="h1")[0]
     cloud.settle()
     assert check_failure(cloud, server) == (
-        "No valid host was found. 3 hosts: 2 not the requested host, 1 where it is or "
-        "was tried; the last host tried reported: Disk full."
+        "No valid host was found. 3 hosts: 2 not the requested host, 1 where the server "
+        "is or was tried; the last host tried reported: Disk full."
     )
     assert "h1 said: Disk full. /dev/sda1" in cloud.show(server).fault["details"].splitlines()
 

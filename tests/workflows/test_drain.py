@@ -283,7 +283,7 @@ def test_drain_moves_server_live_when_started_after_planning(
     cloud.lose = start_server
     assert operator.drain() == 0
     assert (
-        f"Instance {server} is active by now, and its move was planned when it was stopped"
+        f"Instance {server} is active now, but its move was planned for the state stopped"
         in operator.text
     )
     assert kinds(cloud) == {server: MigrationType.LIVE}

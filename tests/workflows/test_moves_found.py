@@ -97,5 +97,5 @@ def test_remove_host_with_pending_cleanups_conflicts_unless_forced_down(cloud: C
     for _ in range(40):
         cloud.round()
     service = cloud.store.read(lambda tx: services.list_all(tx, old_host, Binary.COMPUTE))[0]
-    with pytest.raises(errors.Conflict, match="force it down first"):
+    with pytest.raises(errors.Conflict, match="force its service down first"):
         cloud.store.write(lambda tx: host_removal.remove(tx, service, service.uuid))

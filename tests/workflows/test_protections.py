@@ -177,7 +177,7 @@ def test_discard_of_guest_conflicts_while_server_has_action(cloud: Cloud) -> Non
     host_of_server = cloud.show(server).host
     other = next(host for host in cloud.hosts if host != host_of_server)
     cloud.ask(server, "os-stop")
-    with pytest.raises(errors.Conflict, match="delete it, or move it"):
+    with pytest.raises(errors.Conflict, match="Delete or move the server"):
         cloud.store.write(lambda tx: guests.discard(tx, server, other, elsewhere=host_of_server))
 
 

@@ -74,7 +74,7 @@ def test_attach_share_waits_until_rule_is_active(cloud: Cloud, server: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"), [("fails", "cannot let"), ("late", "within 5 seconds")]
+    ("fault", "message"), [("fails", "could not create"), ("late", "within 5 seconds")]
 )
 def test_attach_share_fails_when_rule_never_becomes_active(
     cloud: Cloud, server: str, fault: str, message: str

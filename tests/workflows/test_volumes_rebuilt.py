@@ -70,7 +70,7 @@ def test_rebuild_sets_error_when_volume_ends_in_error(cloud: Cloud) -> None:
     server, _volume = begin_rebuild(cloud)
     cloud.settle()
     row = cloud.show(server)
-    assert row.vm_state == states.ERROR and "shows it as error" in row.fault["message"]
+    assert row.vm_state == states.ERROR and "service is error" in row.fault["message"]
     assert row.name == "s", "the row keeps the values of the rebuild"
     cloud.ask(server, "delete")
     cloud.settle()

@@ -82,7 +82,7 @@ def _check_empty(tx: Connection, name: str, provider: int | None, service: str) 
     left = count(guests, guests.c.host == name)
     if left:
         raise errors.Conflict(
-            f"{there}The host has not removed {left} guests yet. It removes them when it is up again. If "
+            f"{there}The host has not removed all guests ({left} left). It removes them when it is up again. If "
             "the host will not return, force its service down first."
         )
     if provider is None:
