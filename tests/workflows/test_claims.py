@@ -412,7 +412,7 @@ def test_create_fault_contains_error_of_last_host(cloud: Cloud) -> None:
         "No valid host was found. 3 hosts: 2 not the requested host, 1 where the server "
         "is or was tried; the last host tried reported: Disk full."
     )
-    assert "h1 said: Disk full. /dev/sda1" in cloud.show(server).fault["details"].splitlines()
+    assert "h1 reported: Disk full. /dev/sda1" in cloud.show(server).fault["details"].splitlines()
 
 
 def test_create_with_permanent_failure_counts_as_failed_build_of_no_host(cloud: Cloud) -> None:

@@ -50,7 +50,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("kind",),
     ),
     "guests_without_record": ("Guests on hosts without a guest record.", ()),
-    "removals": ("Guests that hosts still have to remove.", ()),
+    "pending_removals": ("Guests that hosts still have to remove.", ()),
     "pending_removals_oldest_seconds": (
         "Time since the oldest removal of a guest was requested.",
         (),

@@ -115,7 +115,7 @@ def test_select_reason_names_host_with_pending_guest_removal(make_columns: MakeC
         [
             request(
                 excluded=["host0", "host1", "host2"],
-                hosts_with_hosts_with_hosts_with_hosts_with_removals=["host1", "gone"],
+                hosts_with_removals=["host1", "gone"],
             )
         ],
         options(),
