@@ -205,9 +205,10 @@ def test_host_part_clean_keeps_settings_of_other_cloud(lab: Lab, tmp_path: Path)
 
 
 @pytest.mark.parametrize("ends", [("192.168.99.9", "192.168.99.8"), ("2001:db8::9", "2001:db8::8")])
-def test_host_part_full_apply_changes_no_device_or_route(
-    lab: Lab, tmp_path: Path, ends: tuple[str, str]
+def test_host_part_full_apply_changes_no_device_route_or_rule(
+    lab: Lab, tmp_path: Path, ends: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A replacement of equal rules would reset the rate limits of guests."""
     space, names = lab.space("same"), Names.of(tmp_path)
     mac_address, network, router = mac(), "network-1", "router-number-1"
     run("ip", "netns", "add", space)
@@ -247,11 +248,21 @@ def test_host_part_full_apply_changes_no_device_or_route(
                 )
             )
 
+        replacements: list[str | None] = []
+        replace_rules = kernel.nft
+
+        def record_replacement(document: str, namespace: str | None = None) -> None:
+            replacements.append(namespace)
+            replace_rules(document, namespace)
+
+        monkeypatch.setattr(kernel, "nft", record_replacement)
+        assert host.apply() == {}
         assert host.apply(full=True) == {}
         before = state()
         assert ends[1] in before and "10.6.0.1 via 10.0.0.5" in before
         assert host.apply(full=True) == {}
         assert state() == before
+        assert replacements.count(None) == 1, "the host's rules are replaced only when they change"
     finally:
         clean(names, kernel, tmp_path)
         run("ip", "netns", "del", space)

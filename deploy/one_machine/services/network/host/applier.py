@@ -163,15 +163,13 @@ class Applier:
     def _apply_rules(self, rules: str, full: bool) -> None:
         if full:
             self._set_sysctls()
-        if self._rules == rules and not (
-            full and (self._listing is None or self._listing != self._list_rules())
-        ):
+        if self._rules == rules and not (full and self._listing != self._list_rules()):
             return
-        if self._rules != rules or self._listing is not None:
-            LOG.info("rules replaced, %d lines", rules.count("\n"))
+        LOG.info("rules replaced, %d lines", rules.count("\n"))
         self._rules = ""
         self.kernel.nft(rules)
-        self._rules, self._listing = rules, self._list_rules() if full else None
+        # The next full check compares, because a replacement of equal rules resets rate limits.
+        self._rules, self._listing = rules, self._list_rules()
 
     def _list_rules(self) -> tuple[str, ...]:
         table = self._names.table
