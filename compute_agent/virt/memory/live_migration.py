@@ -123,7 +123,8 @@ def migrate(
         The number of bytes of memory, and of the disk unless ``shared``.
 
     Raises:
-        VerbFailed: The guest is off, or the destination is not prepared. The guest is unchanged.
+        VerbFailed: The guest is off, or the destination is not prepared or cannot be reached. The
+            guest is unchanged.
         MigrationAborted: A user aborted the migration.
         errors.Unavailable: The guest was released, and the destination cannot be reached.
     """

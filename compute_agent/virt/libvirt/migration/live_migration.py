@@ -223,6 +223,7 @@ def migrate(
         VerbFailed: The guest is here, as before.
         MigrationAborted: As VerbFailed, after an abort by request.
         NoAnswer: Which host has the guest is unknown.
+        Unavailable: This host has no lease, so no migration was begun.
         Cancelled: The verb was cancelled. The abort may still be in progress.
     """
     migration = _Migration(libvirt, spec, to, shared, options, context)
