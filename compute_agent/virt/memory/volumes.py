@@ -157,7 +157,11 @@ def keep(host: MemoryHost, server: str, fence: int) -> DomainState | None:
 def snapshot(
     host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
 ) -> DomainState:
-    """Let the guest continue in the file that ``volume`` names."""
+    """Let the guest continue in the file that ``volume`` names.
+
+    Raises:
+        VerbFailed: The guest lacks the volume or is suspended, or the volume is not a file.
+    """
     context.phase(CommandPhase.SNAPSHOTTING_VOLUME)
     with host.lock:
         guest = _changeable(host, server)
@@ -172,7 +176,11 @@ def snapshot(
 def merge(
     host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
 ) -> DomainState:
-    """Merge files of the volume. The guest's record does not change, except for the fence."""
+    """Merge files of the volume. The guest's record does not change, except for the fence.
+
+    Raises:
+        VerbFailed: The guest is off or suspended, lacks the volume, or the volume is not a file.
+    """
     context.phase(CommandPhase.MERGING_VOLUME, 0)
     with host.lock:
         guest = _changeable(host, server)

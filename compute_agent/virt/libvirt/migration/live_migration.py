@@ -292,7 +292,10 @@ class _Migration:
         return self._libvirt.find(self._server)
 
     def check(self, guest: GuestDomain) -> None:
-        """Raise VerbFailed if the migration cannot begin."""
+        """Raise VerbFailed if the migration cannot begin.
+
+        Raise Cancelled or MigrationAborted if the user or the conductor stopped the verb meanwhile.
+        """
         if not guest.active:
             raise VerbFailed(
                 "The server does not run, so it cannot be live migrated; use a cold migration.",
@@ -568,7 +571,10 @@ class _Migration:
         self._is_forced = True
 
     def _fail_at_source(self, reason: Exception) -> NoReturn:
-        """Resume a guest that ran before, and raise the reason of the abort, else ``reason``."""
+        """Resume a guest that ran before, and raise the reason of the abort, else ``reason``.
+
+        After a broken post-copy migration, the guest is not resumed and NoAnswer is raised.
+        """
         domain = power.find(self._libvirt, self._server)
         if domain.postcopy_failed:
             raise _postcopy_failed() from reason

@@ -69,7 +69,10 @@ class GuestVolumes:
     )
 
     def file(self, server: str, name: str = FILE) -> Path:
-        """Return the path of the guest's record on this host: ``FILE`` or ``COPIED_FILE``."""
+        """Return the path of one of the guest's records on this host.
+
+        The record is that of the volumes (``FILE``) or of a complete copy (``COPIED_FILE``).
+        """
         host = NOT_IN_NAME.sub("_", str(self.connectors.about.get("host", "")))
         return self.instances / server / name.format(f".{host}" if host else "")
 
