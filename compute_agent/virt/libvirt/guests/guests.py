@@ -173,8 +173,8 @@ class LibvirtGuests:
         """Define the domain with the files that are here, and start the guest if ``runs``.
 
         Raises:
-            VerbFailed: The guest does not run. Exception: a guest that is active with another fence
-                is not changed.
+            VerbFailed: The guest does not run. Exceptions: a guest that is active with another
+                fence, or that has invalid hardware or a damaged root disk, is not changed.
             NoAnswer: The outcome is unknown.
         """
         required_hardware(spec)
