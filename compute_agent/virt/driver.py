@@ -126,7 +126,8 @@ class Driver(Protocol):
         """Fetch the image, make disks and config drive, and define and start the domain.
 
         Existing disks are kept. With ``spec.paused`` the CPUs stay stopped until
-        ``ensure_running``. After VerbFailed the guest does not run, and its disks may be deleted.
+        ``ensure_running``. After VerbFailed the guest does not run, and the driver may have deleted
+        its disks.
         """
 
     def ensure_running(
@@ -134,7 +135,8 @@ class Driver(Protocol):
     ) -> DomainState:
         """Start a domain that is off, and resume a paused or suspended domain.
 
-        Every start waits for a missing bridge, at most as long as ``virt.interfaces`` allows.
+        Every start waits for a missing bridge, for at most
+        ``virt.interfaces.BRIDGE_TIMEOUT_SECONDS``.
 
         Args:
             server: Id of the server.
@@ -238,7 +240,8 @@ class Driver(Protocol):
     def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:
         """Boot from the root disk again and delete the rescue disk.
 
-        A guest that is not rescued keeps its state, and is started if off.
+        A guest that is not rescued is not stopped. It is started if off, and resumed if paused or
+        suspended.
         """
 
     def attach_interface(

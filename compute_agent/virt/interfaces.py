@@ -56,7 +56,9 @@ class Plug:
 def plug(interface: Interface) -> Plug:
     """Return how the interface is connected on this host. The host itself is not examined.
 
-    Names of bridge and device that the network service left out are derived from the ids.
+    If the network service left out the bridge, the name is ``OVS_BRIDGE`` for Open vSwitch, else
+    "brq" and the beginning of the network's id. A device that was left out is named "tap" and the
+    beginning of the port's id.
 
     Raises:
         VerbFailed: The binding failed, or has a type that this host does not support.
@@ -90,7 +92,8 @@ def plugs(interfaces: Iterable[Interface]) -> tuple[Plug, ...]:
     """Return the ``Plug`` of each interface, in the same order.
 
     Raises:
-        VerbFailed: This host does not support the binding of an interface.
+        VerbFailed: The binding of an interface failed, or has a type that this host does not
+            support.
     """
     return tuple(plug(interface) for interface in interfaces)
 

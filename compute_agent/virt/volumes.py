@@ -144,7 +144,7 @@ def image_of(spec: GuestSpec) -> ImageRef | None:
 
 
 def grown(volume: AttachedVolume, size_gb: int) -> AttachedVolume:
-    """Return the volume with the size ``size_gb`` in GiB, unless it is recorded as larger."""
+    """Return the volume with the larger of its recorded size and ``size_gb``, both in GiB."""
     return replace(volume, size_gb=max(volume.size_gb, size_gb))
 
 

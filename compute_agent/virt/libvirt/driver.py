@@ -86,10 +86,10 @@ class LibvirtDriver(VolumeVerbs):
             files below.
         virt_type: ``kvm``, ``qemu``, or ``test`` for libvirt's ``test:///``. ``auto`` selects kvm
             if a probe guest runs under KVM, else qemu.
-        about: Options of the host's inventory and of the placement of guests, or None for the
-            defaults. The same holds for the other options without a value.
+        about: Options of the host's inventory and of the placement of guests. For this and every
+            other argument that is None, the driver uses defaults.
         image_ttl: Seconds for which an unused image stays in the cache.
-        image_fetches: Number of images that are downloaded at the same time.
+        image_fetches: Limit of images that are downloaded at the same time. 0: no limit.
         libvirt_timeout: Seconds for which a verb waits for a libvirtd that does not answer.
         spice: Guests defined from now on have a SPICE screen in addition to VNC.
     """

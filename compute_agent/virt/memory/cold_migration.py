@@ -103,10 +103,13 @@ def _hash(secret: str) -> str:
 
 # --- At the destination ---
 def prepare(host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbContext) -> None:
-    """Check that this host can receive the guest. ``peer`` None means shared storage.
+    """Check that this host can receive the guest, and that the source offers the guest's files.
+
+    With ``peer`` None the files are on shared storage, and no source is checked.
 
     Raises:
-        VerbFailed: The host lacks hardware, network bindings or disk space for the guest.
+        VerbFailed: The host lacks hardware, network bindings or disk space for the guest, or the
+            source does not offer the files.
     """
     refuse_impossible(host, spec)
     if peer is not None:

@@ -69,7 +69,8 @@ def _replace(
 ) -> MemoryGuest:
     """Replace the guest by a new guest with this disk that is off, and return the new guest.
 
-    The console output continues. With ``keep_ephemeral`` the ephemeral disks are kept.
+    The console output continues. With ``keep_ephemeral`` the old ephemeral disks that ``spec``
+    contains are kept.
     """
     old = host.guests.get(spec.server)
     guest = make_guest(spec, disk, host.spice)
@@ -112,7 +113,10 @@ def rescue(
 
 
 def unrescue(host: MemoryHost, spec: GuestSpec, context: VerbContext) -> DomainState:
-    """Boot the guest from the root disk again. A guest that is not rescued is only started."""
+    """Boot the guest from the root disk again.
+
+    A guest that is not rescued is not stopped, and only started or resumed.
+    """
     with host.lock:
         guest = host.guest(spec.server)
         if guest.rescue:

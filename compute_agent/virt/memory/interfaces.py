@@ -15,7 +15,7 @@ from compute_agent.virt.memory.state.host import MemoryHost, state_of
 def attach(
     host: MemoryHost, server: str, fence: int, interface: Interface, context: VerbContext
 ) -> DomainState:
-    """Attach an interface when its bridge exists. A guest with the MAC address keeps its interface.
+    """Attach an interface when its bridge exists. An interface with the same MAC address is kept.
 
     Raises:
         VerbFailed: The guest is suspended, or the bridge does not appear in time.
@@ -36,7 +36,7 @@ def detach(
     """Detach the interface with this MAC address. A missing interface is ignored.
 
     Raises:
-        VerbFailed: The guest is suspended, or keeps the interface.
+        VerbFailed: The guest is suspended or paused, or does not release the interface.
     """
     _refuse_suspended(host, server)
     context.phase(CommandPhase.DETACHING_INTERFACE)

@@ -123,7 +123,8 @@ def migrate(
         The number of bytes of memory, and of the disk unless ``shared``.
 
     Raises:
-        VerbFailed: The guest is off, or the destination is not prepared. The guest is unchanged.
+        VerbFailed: The guest is off, or the destination is not prepared or cannot be reached. The
+            guest is unchanged.
         MigrationAborted: A user aborted the migration.
         errors.Unavailable: The guest was released, and the destination cannot be reached.
     """
@@ -181,7 +182,12 @@ def progress(host: MemoryHost, server: str, shared: bool) -> Callable[[float, Ve
 def _hand_over(
     host: MemoryHost, spec: GuestSpec, guest: MemoryGuest, uri: str, shared: bool
 ) -> None:
-    """Release the guest and write it to the destination, unless an earlier call has done so."""
+    """Release the guest and write it to the destination's ``incoming``, unless done before.
+
+    Raises:
+        VerbFailed: The destination cannot be reached or is not prepared. The guest is not released.
+        errors.Unavailable: The guest was released, and the destination cannot be reached.
+    """
     destination = host.reachable.get(uri)
     incoming = destination.incoming if destination is not None else folder_at(uri)
     if spec.server in host.guests:

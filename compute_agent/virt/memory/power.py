@@ -95,7 +95,7 @@ def start(
 def run_or_stop(
     host: MemoryHost, spec: GuestSpec, guest: MemoryGuest, runs: bool, context: VerbContext
 ) -> DomainState:
-    """Start a guest with a new definition if ``runs``, else keep the guest off."""
+    """Start a guest with a new definition if ``runs``, else set its power state to SHUTDOWN."""
     if runs:
         require_start(host, spec.server, spec.interfaces, context)
     with host.lock:

@@ -44,9 +44,10 @@ def resize(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext) 
 
 
 def settle(host: MemoryHost, spec: GuestSpec, back: bool, resized: int) -> DomainState:
-    """Complete a resize, or with ``back`` restore the disks kept under the fence ``resized``.
+    """Confirm a resize, or with ``back`` restore the disks kept under the fence ``resized``.
 
-    Disks kept by another resize are dropped and never restored.
+    Without ``back`` the kept disks are dropped. Disks kept by another resize are dropped in both
+    cases and never restored.
 
     Raises:
         VerbFailed: The guest is active and ``back`` is True.

@@ -68,7 +68,11 @@ def detach(
 
 
 def disconnect(host: MemoryHost, server: str, fence: int) -> None:
-    """Detach and disconnect all volumes of a guest that is off. A missing guest is ignored."""
+    """Detach and disconnect all volumes of a guest that is off. A missing guest is ignored.
+
+    Raises:
+        VerbFailed: The guest is active.
+    """
     with host.lock:
         if server in host.guests:
             guest = host.guest(server)
@@ -99,7 +103,13 @@ def extend(host: MemoryHost, server: str, volume: AttachedVolume) -> None:
 def copy(
     host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
 ) -> DomainState:
-    """Record the new location of the volume. No data is copied, because volumes have no data."""
+    """Record ``volume``, which has the connection of the new location, as the guest's copy.
+
+    No data is copied, because volumes of guests in memory have no data.
+
+    Raises:
+        VerbFailed: The guest is off or suspended, lacks the volume, or the sizes differ.
+    """
     volumes.link(volume, volumes.EVERY_PROTOCOL)
     context.phase(CommandPhase.COPYING_VOLUME, 0)
     with host.lock:
@@ -113,7 +123,11 @@ def copy(
 
 
 def switch(host: MemoryHost, server: str, fence: int, volume: AttachedVolume) -> DomainState | None:
-    """Switch the guest to the copied volume. Return None if the guest is not on this host."""
+    """Switch the guest to the location in ``volume``, and forget the recorded copy.
+
+    Returns:
+        The state of the guest, or None if the guest is not on this host.
+    """
     with host.lock:
         if server not in host.guests:
             return None
@@ -127,7 +141,11 @@ def switch(host: MemoryHost, server: str, fence: int, volume: AttachedVolume) ->
 
 
 def keep(host: MemoryHost, server: str, fence: int) -> DomainState | None:
-    """Drop the copy of a volume. Return None if the guest is not on this host."""
+    """Forget the recorded copy of a volume.
+
+    Returns:
+        The state of the guest, or None if the guest is not on this host.
+    """
     with host.lock:
         if server not in host.guests:
             return None
@@ -139,7 +157,11 @@ def keep(host: MemoryHost, server: str, fence: int) -> DomainState | None:
 def snapshot(
     host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
 ) -> DomainState:
-    """Let the guest continue in the file that ``volume`` names."""
+    """Let the guest continue in the file that ``volume`` names.
+
+    Raises:
+        VerbFailed: The guest lacks the volume or is suspended, or the volume is not a file.
+    """
     context.phase(CommandPhase.SNAPSHOTTING_VOLUME)
     with host.lock:
         guest = _changeable(host, server)
@@ -154,7 +176,11 @@ def snapshot(
 def merge(
     host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
 ) -> DomainState:
-    """Merge files of the volume. The guest's record does not change, except for the fence."""
+    """Merge files of the volume. The guest's record does not change, except for the fence.
+
+    Raises:
+        VerbFailed: The guest is off or suspended, lacks the volume, or the volume is not a file.
+    """
     context.phase(CommandPhase.MERGING_VOLUME, 0)
     with host.lock:
         guest = _changeable(host, server)

@@ -23,7 +23,7 @@ from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
 
 FORMATS = ("qcow2", "raw")
 HASHES = ("sha512", "sha256", "sha384", "blake2b")
-#: The algorithm for images without a checksum, or with a checksum of an unsafe algorithm.
+#: The algorithm for images without a checksum.
 OWN_HASH = "sha256"
 CONTENT = re.compile(rf"({'|'.join(HASHES)})-([0-9a-f]{{64,128}})\.({'|'.join(FORMATS)})")
 MEBIBYTE = 1 << 20
@@ -37,7 +37,8 @@ def content_name(image: ImageRef) -> str:
     For example, ``sha512-….qcow2``.
 
     Raises:
-        VerbFailed: The algorithm is not one of ``HASHES``, or the checksum is malformed.
+        VerbFailed: The algorithm is not one of ``HASHES``, the format is not one of ``FORMATS``, or
+            the checksum is malformed.
     """
     if image.hash_algo not in HASHES:
         raise VerbFailed(

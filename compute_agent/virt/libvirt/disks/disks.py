@@ -310,7 +310,8 @@ def _inspect_header(path: Path) -> qcow2.Qcow2Header:
 def _link_base(disk: Disk, image: CachedImage | None) -> None:
     """Link the image as the disk's backing file, or copy it to another file system.
 
-    An existing backing file that was verified is kept, because its name determines the content.
+    An existing backing file that was verified, or that is a link to the image already, is kept. The
+    name of a backing file determines its content.
     """
     if image is None or disk.base is None:
         return
@@ -348,7 +349,8 @@ def adopt(disk: Disk) -> None:
 def abandon(folder: Path, name: str = ROOT_DISK) -> None:
     """Remove a disk that was made under its temporary name and not adopted.
 
-    The disk ``name`` and its backing file stay. Other backing files of this name are removed.
+    The disk ``name`` and its backing file stay. Other backing files of this name are removed,
+    unless the header of the disk ``name`` is malformed.
     """
     path = folder / name
     aside(path).unlink(missing_ok=True)

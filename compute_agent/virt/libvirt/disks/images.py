@@ -66,7 +66,7 @@ class ImageCache:
     Args:
         folder: Folder of the cache, which no other host uses.
         ttl: Seconds for which an unused image stays.
-        fetches: Number of images fetched at the same time.
+        fetches: Limit of images fetched at the same time. 0: no limit.
     """
 
     def __init__(self, folder: Path, ttl: float = 24 * 3600, fetches: int = MAX_DOWNLOADS) -> None:
@@ -227,7 +227,7 @@ def _inspect_once(
 ) -> int:
     """Return the virtual size of the content in bytes.
 
-    Each content is inspected only once in this process.
+    Content that was accepted once is not inspected again by this process.
 
     Raises:
         VerbFailed: The image cannot be used, or is larger than ``max_bytes``.
@@ -321,6 +321,9 @@ def _cache_name(image: ImageRef) -> str:
 
     The name contains the checksum. Without a checksum from the image service, the name contains the
     image's id, and the file is a link to the content.
+
+    Raises:
+        VerbFailed: The image's id, format or checksum is not valid.
     """
     if not image.hash_value:
         if not re.fullmatch(r"[0-9a-fA-F-]{32,36}", image.id):

@@ -168,7 +168,8 @@ class LocalDisks:
         """Return the program that formats the disk, with its options.
 
         If neither the user nor the operator requested a file system, and the host cannot make the
-        file system for the image's OS, the result is the program for ``local_disks.OTHERWISE``.
+        file system for the image's OS, the result is the program for "vfat"
+        (``common.domain.local_disks.OTHERWISE``).
 
         Raises:
             VerbFailed: The host lacks the program for a requested file system.

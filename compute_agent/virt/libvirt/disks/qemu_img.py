@@ -249,7 +249,10 @@ def _max_length(size: int) -> int:
 
 
 def _create_empty(path: Path) -> Path:
-    """Replace the file by an empty file for a helper to fill, which only the owner may open."""
+    """Replace the file by an empty file that only the owner may open. Return the path.
+
+    A helper process then writes the content.
+    """
     path.unlink(missing_ok=True)
     path.touch(0o600, exist_ok=False)
     return path
@@ -265,9 +268,10 @@ def describe_chain(disk: Disk) -> str:
 
 
 def _describe_layer(number: int, kind: str, backing: dict[str, object] | None) -> dict[str, object]:
-    """Describe one file of the chain for QEMU.
+    """Return QEMU's options for the file with descriptor ``number`` and the format ``kind``.
 
-    Without ``backing``, QEMU ignores the backing file in the header.
+    ``backing`` has the options of the backing file. With None, QEMU ignores a backing file that the
+    header names.
     """
     layer: dict[str, object] = {
         "driver": kind,

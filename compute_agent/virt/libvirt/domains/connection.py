@@ -184,7 +184,7 @@ class Connection:
         _start_event_loop()
 
     def ask(self, purpose: str, work: Callable[[Any], Answer]) -> Answer:
-        """Call ``work`` with libvirt's connection, and return its result.
+        """Call ``work`` with libvirt's connection, and return the result of ``work``.
 
         Args:
             purpose: Completes "The hypervisor could not …" in an error.
@@ -236,6 +236,8 @@ class Connection:
 
     def move(self, server: str, uri: str, parameters: JsonObject, flags: int) -> None:
         """Migrate the guest to the libvirtd at ``uri``, and return when the migration has ended.
+
+        Without a domain nothing happens.
 
         Args:
             server: Id of the server.

@@ -3,8 +3,9 @@
 
 A still guest is a guest whose file systems are frozen.
 
-Invariant: each guest is thawed after a time limit. A timer ensures this. If the process dies, the
-mark file in the guest's folder makes the next process thaw the guest.
+Invariant: each guest is thawed after a time limit, or the log reports the failure of its agent. A
+timer ensures this. If the process dies, the mark file in the guest's folder makes the next process
+thaw the guest.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class StillGuests:
     def let_go(self, server: str) -> None:
         """Thaw the guest's file systems, if ``hold`` has frozen them.
 
-        While libvirtd does not answer, the thaw is scheduled again and this method returns.
+        While libvirtd does not answer, the thaw is scheduled again and this method returns. If the
+        guest's agent fails, the failure is logged and the thaw is not tried again.
         """
         mark = self._instances / server / MARK
         if not mark.exists():

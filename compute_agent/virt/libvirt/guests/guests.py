@@ -155,12 +155,13 @@ class LibvirtGuests:
     def make(self, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
         """Make and start the server's guest. Existing disks are kept.
 
-        A guest that is active or suspended keeps its definition, except for volumes, shares and
-        interfaces that ``spec`` does not contain.
+        An active or suspended guest is not defined anew. An active guest gets exactly the
+        interfaces of ``spec``. A suspended guest loses shares that ``spec`` does not contain.
 
         Raises:
-            VerbFailed: The guest could not be made. Domain and files were removed, unless the
-                hardware of ``spec`` is invalid.
+            VerbFailed: The guest could not be made, or is paused or suspended with a volume that
+                ``spec`` does not contain. Domain and files were removed, unless the hardware of
+                ``spec`` is invalid.
             NoAnswer: The outcome is unknown.
         """
         self.folder(spec.server)
@@ -172,8 +173,8 @@ class LibvirtGuests:
         """Define the domain with the files that are here, and start the guest if ``runs``.
 
         Raises:
-            VerbFailed: The guest does not run. Exception: a guest that is active with another fence
-                is not changed.
+            VerbFailed: The guest does not run. Exceptions: a guest that is active with another
+                fence, or that has invalid hardware or a damaged root disk, is not changed.
             NoAnswer: The outcome is unknown.
         """
         required_hardware(spec)
@@ -228,8 +229,8 @@ class LibvirtGuests:
         """Replace disks and config drive by new ones, once for this fence, and start if ``runs``.
 
         A missing guest is made. If the disks were already replaced under this fence, the guest is
-        only started if ``runs``. With ``keep_ephemeral`` the ephemeral disks that exist are kept. A
-        rescue ends.
+        only started if ``runs``. With ``keep_ephemeral`` the ephemeral disks that exist are kept.
+        Replaced disks end a rescue.
 
         Raises:
             VerbFailed: The image cannot be used, or a disk or the domain cannot be made. The guest
@@ -284,8 +285,8 @@ class LibvirtGuests:
         """Boot the guest from a disk made from ``image``, once for this fence.
 
         The root disk becomes the second disk, or stays the first if the image has the property
-        hw_rescue_bus or hw_rescue_device. If the guest is rescued under this fence already, it is
-        only started if off.
+        hw_rescue_bus or hw_rescue_device. A guest that is rescued under this fence already is not
+        stopped, and only started or resumed.
 
         Raises:
             VerbFailed: With the reason UNTOUCHED if the guest is unchanged.
@@ -313,7 +314,7 @@ class LibvirtGuests:
     def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:
         """Boot from the root disk again, and remove the rescue disk.
 
-        A guest that is not rescued is not stopped, and is started if off.
+        A guest that is not rescued is not stopped, and only started or resumed.
         """
         marks = power.find(self._libvirt, spec.server).marks
         if marks.rescue:
@@ -332,7 +333,11 @@ class LibvirtGuests:
     def keep_only(self, server: str, has: Belongings | None) -> None:
         """Remove volumes and shares that are not in ``has``. None: remove none.
 
-        For active and suspended guests see ``Driver.ensure_running``.
+        A running guest is not changed. A paused guest keeps its shares.
+
+        Raises:
+            VerbFailed: The guest does not exist, or is paused or suspended with a volume that is
+                not in ``has``.
         """
         if has is not None:
             self.volumes.keep_only(self._libvirt, server, has.volumes)
@@ -365,7 +370,7 @@ class LibvirtGuests:
         )
 
     def remember(self, server: str, changed: Callable[[HostedServer], HostedServer]) -> None:
-        """Replace the facts in the domain's metadata with the result of ``changed``."""
+        """Replace the facts in the domain's metadata with ``changed(present facts)``."""
         text = power.find(self._libvirt, server).marks.facts
         self._libvirt.mark(server, facts=write_facts(changed(_read_facts(text))))
 
@@ -519,7 +524,9 @@ class LibvirtGuests:
 
     @contextmanager
     def _make_failure_definite(self, server: str, undo: Callable[[str], None]) -> Iterator[None]:
-        """Turn an exception into VerbFailed after calling ``undo``. Cancelled and Unavailable pass.
+        """Turn an exception into VerbFailed after a call of ``undo(server)``.
+
+        Cancelled and Unavailable are raised unchanged and without ``undo``.
 
         Raises:
             NoAnswer: ``undo`` failed, so that the outcome is unknown and the verb must be repeated.

@@ -65,9 +65,10 @@ def settle(
 ) -> DomainState:
     """Confirm or revert a resize, as ``Driver.settle_resize``.
 
-    With ``back`` False the copies of the disks are removed, and the guest is not changed. With
+    With ``back`` False the copies of the disks are removed, and the guest only gets the fence. With
     ``back`` True the copies made under the fence ``resized`` replace the disks, all other copies
-    are removed, and the domain is defined by ``spec``. The guest must be off and stays off.
+    are removed, and the domain is defined by ``spec``. The guest must be off and stays off. In both
+    cases ephemeral and swap disks that ``spec`` does not contain are removed.
 
     Raises:
         VerbFailed: The guest does not exist, or is active and ``back`` is True.

@@ -124,7 +124,7 @@ class GuestShares:
         return [share for share in self.of(server) if share.share_id in ids]
 
     def dress(self, server: str, xml: str) -> str:
-        """Return ``xml``, a definition of the guest, with exactly the recorded shares."""
+        """Add the recorded shares to ``xml``, a new definition without shares. Return the XML."""
         shares = self.of(server)
         if not shares:
             return xml

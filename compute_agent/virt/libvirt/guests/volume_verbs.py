@@ -32,7 +32,7 @@ class VolumeVerbs(ABC):
 
     @abstractmethod
     def _retry(self, context: VerbContext, work: Callable[[], Answer]) -> Answer:
-        """Call ``work`` until libvirtd answers, and return the result. See ``LibvirtDriver``."""
+        """Call ``work`` until libvirtd answers. See ``LibvirtDriver._retry``."""
 
     def attach_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext

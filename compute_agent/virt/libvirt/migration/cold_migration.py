@@ -237,8 +237,8 @@ def receive(
 ) -> JsonObject:
     """Copy the server's files from the source and grow the root disk to the flavor's size.
 
-    With ``peer`` None the storage is shared and the files are here. Then nothing is copied, and the
-    disks get the sizes of ``spec``. A swap disk is made anew.
+    A swap disk is not copied but made anew. With ``peer`` None the storage is shared and the files
+    are here. Then nothing is copied, and the disks get the sizes of ``spec``.
 
     Returns:
         ``{"bytes": number of bytes transferred}``.

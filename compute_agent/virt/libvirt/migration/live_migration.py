@@ -223,6 +223,7 @@ def migrate(
         VerbFailed: The guest is here, as before.
         MigrationAborted: As VerbFailed, after an abort by request.
         NoAnswer: Which host has the guest is unknown.
+        Unavailable: This host has no lease, so no migration was begun.
         Cancelled: The verb was cancelled. The abort may still be in progress.
     """
     migration = _Migration(libvirt, spec, to, shared, options, context)
@@ -291,7 +292,10 @@ class _Migration:
         return self._libvirt.find(self._server)
 
     def check(self, guest: GuestDomain) -> None:
-        """Raise VerbFailed if the migration cannot begin."""
+        """Raise VerbFailed if the migration cannot begin.
+
+        Raise Cancelled or MigrationAborted if the user or the conductor stopped the verb meanwhile.
+        """
         if not guest.active:
             raise VerbFailed(
                 "The server does not run, so it cannot be live migrated; use a cold migration.",
@@ -567,7 +571,10 @@ class _Migration:
         self._is_forced = True
 
     def _fail_at_source(self, reason: Exception) -> NoReturn:
-        """Resume a guest that ran before, and raise the reason of the abort, else ``reason``."""
+        """Resume a guest that ran before, and raise the reason of the abort, else ``reason``.
+
+        After a broken post-copy migration, the guest is not resumed and NoAnswer is raised.
+        """
         domain = power.find(self._libvirt, self._server)
         if domain.postcopy_failed:
             raise _postcopy_failed() from reason

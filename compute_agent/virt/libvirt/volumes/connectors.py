@@ -237,8 +237,8 @@ def of_host(
 ) -> Connectors:
     """Return this host's connectors for NBD and the permitted protocols.
 
-    If ``kilonova-volumes`` does not report this host's connector properties, a warning is logged
-    and the result has only the properties of ``about``.
+    For protocols of the host other than NFS, ``kilonova-volumes`` reports connector properties in
+    addition to ``about``. If this fails, a warning is logged and they are left out.
 
     Args:
         allowed: The protocols that the operator permits.
@@ -314,7 +314,10 @@ def describe_host(name: str, address: str) -> dict[str, object]:
 
 
 def _supports_direct_io(path: Path) -> bool:
-    """Return True if the file can be opened with O_DIRECT. Some file systems lack support."""
+    """Return True if the file can be opened with O_DIRECT, which some file systems do not support.
+
+    If the open fails, return True only for a block device.
+    """
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_NOFOLLOW | os.O_NONBLOCK))
     except OSError:

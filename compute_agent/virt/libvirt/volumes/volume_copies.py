@@ -56,8 +56,8 @@ class VolumeCopies:
         place already, only the fence is recorded.
 
         Raises:
-            VerbFailed: The guest is off or suspended, or the copy failed. The copy is dropped, and
-                the guest is as before.
+            VerbFailed: The guest is off or suspended, the sizes differ, or the copy failed. A copy
+                that failed is dropped. The guest is as before.
             Cancelled: The verb was cancelled. The copy is dropped, and the guest is as before.
         """
         source = self.kept.connectors.source(volume)

@@ -69,7 +69,10 @@ class GuestVolumes:
     )
 
     def file(self, server: str, name: str = FILE) -> Path:
-        """Return the path of the guest's record on this host: ``FILE`` or ``COPIED_FILE``."""
+        """Return the path of one of the guest's records on this host.
+
+        The record is that of the volumes (``FILE``) or of a complete copy (``COPIED_FILE``).
+        """
         host = NOT_IN_NAME.sub("_", str(self.connectors.about.get("host", "")))
         return self.instances / server / name.format(f".{host}" if host else "")
 
@@ -112,8 +115,9 @@ class GuestVolumes:
     def keep(self, server: str, requested_volumes: Iterable[AttachedVolume]) -> None:
         """Record that the guest has exactly these volumes, and disconnect the others.
 
-        A recorded volume with another connection counts as another volume. A volume that another
-        guest of this host uses stays connected. Without the guest's folder this has no effect.
+        A recorded volume with another connection counts as another volume. A multiattach volume
+        that is in the record of another guest of this host stays connected. Without the guest's
+        folder this method has no effect.
 
         Raises:
             VerbFailed: A volume cannot be disconnected.
@@ -230,7 +234,7 @@ class GuestVolumes:
             self._connect(server, volume)
 
     def _connect(self, server: str, volume: AttachedVolume) -> int:
-        """Connect the volume, record its serial, and return the size in bytes.
+        """Connect the volume, record its serial if none is recorded, and return the size in bytes.
 
         Raises:
             VerbFailed: The volume is not available, or is another device than before.
@@ -249,7 +253,7 @@ class GuestVolumes:
         return device.size_bytes
 
     def _release(self, server: str, volume: AttachedVolume) -> None:
-        """Disconnect the volume, unless another guest on this host uses the same volume."""
+        """Disconnect the volume, unless another guest's record has the same multiattach volume."""
         with self._locks[volume.volume_id]:
             if not (volume.multiattach and self._is_elsewhere(server, volume.volume_id)):
                 self.connectors.disconnect(volume)
@@ -283,7 +287,7 @@ class GuestVolumes:
 
         Raises:
             VerbFailed: The volume is not available or cannot be attached, or the guest is
-                suspended. Unless the guest has the volume, it is disconnected again.
+                suspended. Unless the guest has the volume, the volume is disconnected again.
             Cancelled: The verb was cancelled. The volume stays connected and recorded.
         """
         context.phase(CommandPhase.ATTACHING_VOLUME)
@@ -512,7 +516,7 @@ def _connection_key(volume: AttachedVolume) -> str:
 
 
 def changeable(libvirt: Connection, server: str) -> GuestDomain:
-    """Return the server's domain, or raise VerbFailed if it is suspended or missing."""
+    """Return the server's domain, or raise VerbFailed if the domain is suspended or missing."""
     domain = power.find(libvirt, server)
     if domain.saved:
         raise volumes.suspended()

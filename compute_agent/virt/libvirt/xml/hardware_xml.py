@@ -184,7 +184,7 @@ def features(element: Element, options: Options, virt_type: str) -> None:
 
 
 def clock(root: Element, options: Options) -> None:
-    """Add the clock: in local time for Windows, else in UTC."""
+    """Add the clock: in local time for Windows, else in UTC. Switch the HPET as requested."""
     element = SubElement(
         root, "clock", offset="localtime" if options.get("os_type") == "windows" else "utc"
     )
@@ -257,7 +257,10 @@ def screen(devices: Element, options: Options) -> None:
 
 
 def rest(devices: Element, options: Options, place: HostPlacement) -> None:
-    """Add random number generator, tablet, watchdog and PCI devices of the host."""
+    """Add the random number generator unless disabled, and the PCI devices of the host.
+
+    A USB tablet and a watchdog are added if requested.
+    """
     if options.get("rng") != "no":
         random = SubElement(devices, "rng", model="virtio")
         if "rng_bytes" in options:

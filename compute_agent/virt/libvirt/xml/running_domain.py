@@ -32,8 +32,8 @@ SERIAL = "devices/serial[@type='unix']/source"
 def with_addresses(xml: str, running: str) -> str:
     """Return the definition ``xml`` with the device addresses of the running guest.
 
-    Block sizes of disks and controllers that libvirt added are copied too. Devices that have an
-    address keep it.
+    Controllers that libvirt added, and the block sizes of disks, are copied too. Devices that have
+    an address keep this address.
     """
     root = ElementTree.fromstring(xml)
     _copy_addresses(root, ElementTree.fromstring(running))
@@ -103,7 +103,7 @@ def disks(xml: str) -> dict[str, Disk]:
 
 
 def serial_socket(xml: str) -> str:
-    """Return the path of the serial console's socket, or ""."""
+    """Return the path of the serial console's socket, or "" if the domain has no such socket."""
     source = ElementTree.fromstring(xml).find(SERIAL) if xml else None
     return "" if source is None else source.get("path", "")
 

@@ -67,10 +67,11 @@ def block_sizes(volume_id: str, link: VolumeLink) -> dict[str, int]:
 
 
 def _check_combination(volume_id: str, name: str, limits: Mapping[str, int]) -> None:
-    """Raise VerbFailed for combinations that QEMU refuses.
+    """Raise VerbFailed if QEMU refuses the limit ``name`` together with the other limits.
 
-    These are a total limit with a limit for reads or writes, and a burst without an average or
-    below the average.
+    QEMU refuses a total limit beside a limit for reads or writes, a burst without an average or
+    below the average, the length of a burst without the burst, and a request size without a limit
+    of requests.
     """
     if name.startswith("total"):
         for direction in ("read", "write"):

@@ -188,9 +188,10 @@ def text(disk: Element) -> str:
 
 
 def find_disks(xml: str) -> dict[str, Element]:
-    """Return the volumes' disk elements in a domain's XML, by volume id. {} for "".
+    """Return the volumes' disk elements in a domain's XML, by volume id.
 
-    The id is the serial of the disk. Disks without a serial are left out.
+    The id is the serial of the disk. Disks without a serial are left out. For the XML "" the result
+    is {}.
     """
     return {
         serial: disk
@@ -303,7 +304,10 @@ def scsi_controller(model: str) -> str:
 
 
 def with_disk(xml: str, disk: Element, scsi_model: str) -> str:
-    """Return the domain's XML with this disk, in place of a disk with the same serial."""
+    """Return the domain's XML with this disk, in place of a disk with the same serial.
+
+    A SCSI disk also gets a controller of ``scsi_model`` if the domain has no SCSI controller.
+    """
     root = ElementTree.fromstring(without(xml, disk.findtext("serial") or ""))
     devices = root.find("devices")
     if devices is None:

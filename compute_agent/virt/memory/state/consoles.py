@@ -25,7 +25,7 @@ class EchoConsoles:
     def open(self, server: str, kind: str) -> socket.socket:
         """Open a console of the guest, and return the socket of the client.
 
-        A thread serves the console until the client or the guest ends.
+        A thread serves the console until the client closes the socket or the guest ends.
         """
         near, far = socket.socketpair()
         with self._lock:
@@ -39,7 +39,7 @@ class EchoConsoles:
         return near
 
     def end(self, server: str) -> None:
-        """End the consoles of a guest that has stopped."""
+        """End all open consoles of the guest, which has stopped or left this host."""
         with self._lock:
             for owner, far in self._open:
                 if owner == server:

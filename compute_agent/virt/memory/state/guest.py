@@ -62,7 +62,7 @@ class MemoryGuest:
     made: int = 0
     #: The fence of the rescue in force. 0: none.
     rescue: int = 0
-    #: The ids of the images of the root disk and the rescue disk.
+    #: The id of the image of the root disk. Empty: none.
     image: str = ""
     #: The files on the root disk: name -> text.
     disk: dict[str, str] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class MemoryGuest:
     connected: list[str] = field(default_factory=list)
     #: The guest's device of each volume, by the id of the volume.
     names: dict[str, str] = field(default_factory=dict)
-    #: The volume to which the data of another volume is being copied.
+    #: A volume of the guest with the connection of its copy. None: no volume has a copy.
     copied: AttachedVolume | None = None
     #: True if the guest releases no volume while running. Set by tests.
     holds_volumes: bool = False
@@ -123,7 +123,8 @@ class MemoryGuest:
     def dress(self, spec: GuestSpec, spice: bool) -> None:
         """Change the guest to the hardware, disks, interfaces and facts of ``spec``.
 
-        Disks never shrink. ``spice`` adds a SPICE screen. Volumes are not changed.
+        Root and ephemeral disks never shrink. Local disks that ``spec`` does not contain are
+        dropped. ``spice`` adds a SPICE screen. Volumes are not changed.
         """
         self.spice = spice
         self.vcpus, self.memory_mb = spec.flavor.vcpus, spec.flavor.memory_mb
@@ -135,7 +136,7 @@ class MemoryGuest:
         self.facts = facts_of(spec)
 
     def take_volumes(self, spec: GuestSpec) -> None:
-        """Give the guest the volumes of ``spec`` and no others, and drop shares that are not in it.
+        """Give the guest exactly the volumes of ``spec``, and drop shares that ``spec`` lacks.
 
         Raises:
             VerbFailed: The host cannot reach a volume.
@@ -148,13 +149,14 @@ class MemoryGuest:
         self.shares = [share for share in self.shares if share.share_id in spec.shares]
 
     def keep_only(self, has: Belongings) -> None:
-        """Remove volumes and shares that are not in ``has``, and add missing needed volumes.
+        """Make the volumes and shares of a guest that does not run agree with ``has``.
 
-        A running guest stays as it is. Needed volumes are added only to a guest that is off.
+        Volumes and shares that are not in ``has`` are removed. A guest that is off, and not
+        suspended, also gets the missing volumes of ``has.needed``. A running guest is not changed.
 
         Raises:
-            VerbFailed: The guest is paused or suspended with another volume, or the host cannot
-                reach a needed volume.
+            VerbFailed: The guest is paused or suspended and has a volume that is not in ``has``, or
+                the host cannot reach a needed volume.
         """
         others = {volume.volume_id for volume in self.volumes} - set(has.volumes)
         if self.power_state == RUNNING:
@@ -173,12 +175,15 @@ class MemoryGuest:
             self.volumes += missing_volumes
 
     def name_new_volume(self, volume: AttachedVolume) -> None:
-        """Give an attached volume the first free device name, as Linux does at hot plug."""
+        """Give a volume without a device name the first free name, as Linux does at hot plug."""
         used = {*self._local_names(), *self.names.values()}
         self.names.setdefault(volume.volume_id, device_names.next_free(used, volume.bus))
 
     def name_volumes(self) -> None:
-        """Name all volumes again in the order of their names, as Linux does at boot."""
+        """Name all volumes again in the order of their names, as Linux does at boot.
+
+        The volume with boot index 0 gets the name of the root disk.
+        """
         volumes = sorted(
             (volume for volume in self.volumes if volume.boot_index != 0),
             key=lambda volume: self.names.get(volume.volume_id, volume.device),
@@ -236,9 +241,10 @@ class MemoryGuest:
 
     @property
     def can_be_still(self) -> bool:
-        """True if the image's property os_require_quiesce permits a snapshot now.
+        """True if the image property os_require_quiesce permits a snapshot of this active guest.
 
-        With this property a snapshot needs a running guest with an agent.
+        With the value "yes" the guest must run and have an agent, so the result is False for a
+        paused guest. Callers do not use the result for a guest that is off.
         """
         return self.options.get("require_quiesce") != "yes" or (
             self.has_agent and self.power_state == RUNNING

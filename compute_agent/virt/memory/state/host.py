@@ -124,7 +124,10 @@ class MemoryHost:
         self._join(storage or self._host_id)
 
     def _join(self, storage: str) -> None:
-        """Register this host for live migrations, and use the guests' disks on the storage."""
+        """Register this host for live migrations, and use the guests' disks on the storage.
+
+        The facts in ``size`` get the id of the storage and the addresses of this host.
+        """
         self.reachable[self.uri] = self
         self.storage = self.storages.setdefault(storage, MemoryStorage())
         for server, guest in (self.files | self.guests).items():
@@ -252,7 +255,8 @@ class MemoryHost:
     def set_power(self, server: str, guest: MemoryGuest, power_state: int) -> DomainState:
         """Set the power state of a guest and return the domain's state.
 
-        Shares are mounted and volumes connected while the guest is active.
+        An active guest gets its shares mounted and its volumes connected. A guest that is not
+        active loses its mounts and its consoles, and its volumes stay connected.
         """
         if guest.power_state != power_state:
             self._changed.append(server)
@@ -276,7 +280,10 @@ class MemoryHost:
                 watcher(server)
 
     def keep_guest(self, server: str, guest: MemoryGuest) -> None:
-        """Define a domain for the guest, whose files become those of the domain."""
+        """Make the guest the server's domain.
+
+        The record of ``keep_files``, that the server has files without a domain, is deleted.
+        """
         self.incoming.pop(server, None)
         self.guests[server] = self.storage[server] = guest
         if server in self.files:
@@ -309,7 +316,7 @@ class MemoryHost:
             self.consoles.end(server)
 
     def receive_guests(self) -> None:
-        """Add the guests that other hosts have handed over to the guests of this host."""
+        """Define a domain for each guest that another host has written to ``self.incoming``."""
         with self.lock:
             records = {
                 server: record for server, record in self.incoming.items() if record != EMPTY
@@ -329,7 +336,10 @@ class MemoryHost:
         self.notify_watchers()
 
     def remove(self, server: str, keep_files: bool) -> None:
-        """Remove domain and files of a server. With ``keep_files`` its storage is not changed."""
+        """Remove domain and files of a server.
+
+        With ``keep_files`` the server's disks on the storage remain.
+        """
         self.incoming.pop(server, None)
         self.drop_domain(server)
         if self.files.pop(server, None) is not None:
@@ -368,7 +378,7 @@ def make_inventory(
 ) -> HostInventory:
     """Return the inventory of a host of this size.
 
-    With dedicated CPUs the host has one NUMA node with all CPUs and the whole memory.
+    With dedicated CPUs the host has one NUMA node with the CPUs of ``sets`` and the whole memory.
     """
     shared, dedicated = sets.split(range(cpus))
     return HostInventory(

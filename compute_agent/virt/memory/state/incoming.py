@@ -59,6 +59,9 @@ def uri_of(host: str, place: str) -> str:
 
 
 def folder_at(uri: str) -> IncomingFolder | None:
-    """Return the folder of a host of another process, or None if this machine has none."""
+    """Return the folder of records of the host at ``uri``, which belongs to another process.
+
+    None if this machine has no such folder.
+    """
     path = Path(unquote(urlsplit(uri).path))
     return IncomingFolder(path) if path.is_dir() else None

@@ -23,7 +23,7 @@ SECONDS, MOST = 10.0, 256
 
 
 def has_arrived(host: str, port: int, server: str, tls: Tls | None) -> bool:
-    """Return True if the destination has the guest, False if it has not and does not wait for it.
+    """Return True if the guest is active at the destination, False if neither active nor arriving.
 
     Args:
         host: Address of the destination's proxy.
