@@ -52,6 +52,13 @@ def test_ensure_guest_without_lease_does_not_start_new_guest(rig: Rig) -> None:
     assert rig.state(spec.server) == (RUNNING, 1)
 
 
+def test_reboot_without_lease_does_not_stop_running_guest(rig: Rig) -> None:
+    spec = rig.ready()
+    with pytest.raises(errors.Unavailable, match="has no valid lease"):
+        rig.driver.reboot(spec.server, 2, 0, EXPIRED)
+    assert rig.state(spec.server) == (RUNNING, 1)
+
+
 @pytest.mark.parametrize("resting_state", ["paused", "suspended"])
 def test_ensure_running_without_lease_leaves_guest_paused_or_suspended(
     rig: Rig, resting_state: str

@@ -145,9 +145,14 @@ def reboot(
     context: VerbContext,
     has: Belongings | None = None,
 ) -> DomainState:
-    """Restart the guest once for this fence. A running guest with this fence is not changed."""
+    """Restart the guest once for this fence. A running guest with this fence is not changed.
+
+    Without a lease, a running guest is not stopped.
+    """
     guest = host.guest(server)
     if (guest.power_state, guest.fence) != (RUNNING, fence):
+        if guest.is_active:
+            context.require_lease()
         await_shutdown(host, server, timeout, context)
         require_start(host, server, guest.interfaces, context)
         with host.lock:
