@@ -49,7 +49,7 @@ def create(request: Request) -> JsonObject:
 
     Raises:
         NotFound: The pool does not exist, or has no free address.
-        BadRequest: The request names no pool, and several pools can be the default.
+        BadRequest: Several pools have the requested name, or without a name can be the default.
         NotImplementedHere: The cloud has no network service.
     """
     networks, token = network_records.required_to_make(request), request.context.token

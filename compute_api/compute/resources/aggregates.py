@@ -78,7 +78,10 @@ def _default_zone(request: Request) -> str:
 def _change_and_show(
     request: Request, number: int, work: Callable[[Connection], None]
 ) -> JsonObject:
-    """Change an aggregate, and return its new state from the same transaction."""
+    """Change an aggregate with ``work``, and return the response with the new state.
+
+    The new state is read in the same transaction.
+    """
 
     def change(tx: Connection) -> tuple[AggregateRow, list[str]]:
         work(tx)
@@ -88,7 +91,12 @@ def _change_and_show(
 
 
 def delete(request: Request, aggregate_id: str) -> None:
-    """Delete an aggregate without hosts for DELETE /os-aggregates/{id}."""
+    """Delete an aggregate for DELETE /os-aggregates/{id}.
+
+    Raises:
+        NotFound: The aggregate does not exist.
+        BadRequest: The aggregate has hosts, or the id is not a number.
+    """
     request.write(aggregates.delete, _parse_number(aggregate_id))
 
 

@@ -120,10 +120,12 @@ def _refresh_interfaces(
 ) -> list[int]:
     """Copy the interfaces of servers from the network service to their rows.
 
-    Servers without interfaces are left out. Without a network service all events are UNPROCESSABLE.
+    Servers without interfaces are left out, and their events succeed. Without a network service all
+    events are UNPROCESSABLE.
 
     Raises:
-        Unavailable: The reads take longer than ``REREAD_TIMEOUT_SECONDS``.
+        Unavailable: The network service does not answer, or the reads take longer than
+            ``REREAD_TIMEOUT_SECONDS``.
     """
     networks, clock = request.networks, Clock()
     if networks is None:

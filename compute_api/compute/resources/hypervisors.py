@@ -214,7 +214,7 @@ def search(request: Request, hypervisor_id: str) -> JsonObject:
     """Return the hypervisors with matching names for GET /os-hypervisors/{pattern}/search.
 
     Raises:
-        NotFound: No name contains the pattern.
+        NotFound: No hypervisor_hostname contains the pattern.
     """
     return {
         "hypervisors": view.many(
@@ -227,7 +227,7 @@ def servers_of(request: Request, hypervisor_id: str) -> JsonObject:
     """Return matching hypervisors with their servers for GET /os-hypervisors/{pattern}/servers.
 
     Raises:
-        NotFound: No name contains the pattern.
+        NotFound: No hypervisor_hostname contains the pattern.
     """
     rows = _find_by_pattern(request, hypervisor_id)
     return {

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parse and look up the zone, host and node that a request names for its servers.
 
-Create, unshelve and the operator's ``explain`` use this module, so they raise the same errors. Each
-of them first checks that the user may choose a host, because the errors reveal which hosts exist.
+Create, moves, unshelve and the operator's ``explain`` use this module, so they raise the same
+errors. The API first checks that the caller may choose a host, because the errors reveal which
+hosts exist.
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ from compute_api.http.validation import is_true
 
 
 def create(request: Request) -> ApiResponse:
-    """Create servers for POST /servers, and return the id of the first, or the reservation id.
+    """Create servers for POST /servers, and return the response with the id of the first server.
+
+    With return_reservation_id in the body, the response has the reservation id instead.
 
     Raises:
         BadRequest, Forbidden, Conflict: A field or a resource that the body names cannot be used.
@@ -87,7 +89,7 @@ def _find_earlier(request: Request, identity: IdempotentBody) -> Created | None:
 
 
 def _read_disk_config(request: Request, server_id: str) -> str:
-    """Return the disk_config of the body, or of the server, or MANUAL if the server is deleted."""
+    """Return the disk_config of the body, else of this server, else MANUAL for a deleted server."""
     if (disk_config := request.body["server"].get(DISK_CONFIG)) is not None:
         return str(disk_config)
     try:

@@ -58,17 +58,18 @@ class IdempotentBody:
 
     @property
     def digests(self) -> Sequence[str]:
-        """The digests of this body, newest first: one for each accepted secret_key.
+        """The digests of this body: one for each accepted secret_key, the newest key first.
 
-        There is at least one digest. New rows are stored with the first digest.
+        Without a secret_key or an Idempotency-Key there is one digest, which depends on the body
+        alone. New rows are stored with the first digest.
         """
         return list(self._secrets)
 
     def password(self, server_id: str) -> str:
         """Return the password of the new servers.
 
-        This is adminPass of the body. Otherwise it is derived from the key, or random without a key
-        or a secret_key.
+        This is adminPass of the body. Otherwise the password is derived from the Idempotency-Key
+        and the secret_key. Without one of these keys the password is random.
 
         Args:
             server_id: Id of the first of the new servers.
