@@ -140,7 +140,8 @@ class Quota:
         because the transaction must not wait for Keystone.
 
         Args:
-            project_id: Id of the project, or "*" for the limits of every project.
+            project_id: Id of the project, "*" for the default limits, or "class:NAME" for the
+                limits of another quota class in the database.
 
         Raises:
             Unavailable: Keystone does not answer.

@@ -139,7 +139,7 @@ class Request(ApiRequest):
 
     @property
     def parameters(self) -> Collection[str]:
-        """The query parameters that the route has at this version."""
+        """The names of the query parameters that the route has at this version."""
         return self.route.query.at(self.version).names if self.route.query else ()
 
     @property

@@ -51,7 +51,12 @@ def _build_body(request: Request, aggregate: tuple[AggregateRow, list[str]]) -> 
 
 
 def create(request: Request) -> JsonObject:
-    """Create an aggregate for POST /os-aggregates."""
+    """Create an aggregate for POST /os-aggregates.
+
+    Raises:
+        Conflict: The name is in use.
+        BadRequest: The name of the zone is invalid.
+    """
     body = request.body["aggregate"]
     row = request.make(
         aggregates.is_made, aggregates.create, body["name"].strip(), body.get("availability_zone")

@@ -57,6 +57,9 @@ def _parse_public_filter(request: Request) -> bool | None:
     """Return the filter on public flavors. None means all flavors that the caller may use.
 
     Only administrators can choose the filter. Their default is public flavors.
+
+    Raises:
+        BadRequest: An administrator's is_public is neither a boolean nor "none".
     """
     text = request.query_value("is_public")
     if not request.is_admin:

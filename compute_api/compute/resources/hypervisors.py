@@ -73,7 +73,11 @@ def _list(request: Request, path: str, fields: tuple[Field, ...], key: str) -> J
 
 
 def _find_marker(request: Request, key: str) -> int | None:
-    """Return the number of the service after which the page begins, or None for the first page."""
+    """Return the number of the service after which the page begins, or None for the first page.
+
+    Raises:
+        BadRequest: No hypervisor has the marker as id.
+    """
     marker = request.query_value("marker")
     if marker is None:
         return None

@@ -30,7 +30,8 @@ _HOUR = 3600 * SECOND
 def index(request: Request) -> JsonObject:
     """Return the usage of every project in a period, for GET /os-simple-tenant-usage.
 
-    With ``detailed=1`` the response contains the servers too.
+    With ``detailed=1`` the response contains the servers too. Since 2.40 the response is one page,
+    whose limit counts servers.
     """
     detailed = request.query_value("detailed") == "1"
     items, marker = _read_usages(request, None, detailed)

@@ -65,8 +65,8 @@ def _create_url(request: Request, server: ServerRecord, protocol: str, kind: str
 
     Raises:
         BadRequest: The type is invalid, or the host or the guest does not have the type.
-        Conflict: The server is on no host, its guest does not run, or for SPICE the host is down or
-            does not answer (HostDown).
+        Conflict: The server is on no host, its guest is neither running, paused nor suspended, or
+            for SPICE the host is down or does not answer (HostDown).
         Unavailable: For SPICE, too many requests are waiting for hosts.
     """
     if kind not in TYPES[protocol]:
@@ -151,7 +151,7 @@ def show_token(request: Request, token: str) -> JsonObject:
 
     Raises:
         NotFound: The token does not exist or has expired, or its server is deleted.
-        Conflict: The server is on no host, or the host does not answer (HostDown).
+        Conflict: The server is on no host, or the host is down or does not answer (HostDown).
     """
     return {"console": _open_console(request, token)[0]}
 
@@ -169,7 +169,7 @@ def _open_console(request: Request, token: str) -> tuple[JsonObject, JsonObject]
 
     Raises:
         NotFound: The token does not exist or has expired, or its server is deleted.
-        Conflict: The server is on no host, or the host does not answer (HostDown).
+        Conflict: The server is on no host, or the host is down or does not answer (HostDown).
     """
     record = request.read(console_tokens.find, token)
     if record is None:

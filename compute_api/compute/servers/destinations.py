@@ -37,6 +37,8 @@ class Destination:
 def parse(text: str | None, default_zone: str | None = None) -> Destination:
     """Parse ZONE, ZONE:HOST, ZONE:HOST:NODE or ZONE::NODE, the forms of availability_zone.
 
+    A destination with a host or a node is forced.
+
     Args:
         text: The value of availability_zone, or None.
         default_zone: Zone for a text without a zone.

@@ -263,6 +263,8 @@ def _choose_project(request: Request, operation: str, all_filters: bool) -> str 
 def _parse_sort(request: Request) -> list[tuple[str, bool]]:
     """Return the sort keys, each with True for descending order.
 
+    Keys without a direction are descending. A direction without a key applies to created_at.
+
     Raises:
         BadRequest: A direction is unknown, or there are more directions than keys.
         Forbidden: Only administrators may use the key.

@@ -2,8 +2,8 @@
 """Create, phase 5: commit the rows.
 
 New volumes are created before the commit, with the caller's token, so that the caller owns them and
-a quota of the volume service refuses the request. If the request fails, or the quota allows fewer
-servers, the unused volumes are deleted again.
+a quota of the volume service refuses the request. If the request certainly fails, or the quota
+allows fewer servers, the unused volumes are deleted again.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ def create(request: Request) -> ApiResponse:
 
     Raises:
         BadRequest, Forbidden, Conflict: A field or a resource that the body names cannot be used.
+            Conflict also means a used Idempotency-Key with another body.
         OverQuota: The quota allows fewer than min_count servers.
         Unavailable: An external service does not answer, or the result of the commit is unknown.
     """

@@ -69,6 +69,7 @@ def attach(request: Request, server: ServerRecord) -> ApiResponse:
     Raises:
         NotFound: The volume does not exist for the caller.
         BadRequest: The volume cannot be used, or could not be reserved.
+        Forbidden: Before 2.101, the policy or quota of the service does not allow the reservation.
         Conflict: The server's state does not allow the action.
         NotImplementedHere: The cloud has no block storage service.
     """

@@ -134,7 +134,8 @@ def _look_up_interface(
         BadRequest: The fields do not fit together, or the network, port or address cannot be used.
             Or the request names no network, and the project has no network or several.
         NotFound, Conflict: The network or port does not exist, or the port or address is in use.
-        Forbidden: The project's quota of ports is exhausted, or the network is external.
+        Forbidden: The project's quota of ports is exhausted, or the network is external and the
+            policy does not allow that.
     """
     network_id, port_id, fixed = body.get("net_id"), body.get("port_id"), body.get("fixed_ips")
     if network_id and port_id:

@@ -400,7 +400,7 @@ def shows_user_data(version: int, allowed: frozenset[str]) -> bool:
 
 
 def shows_hosts(allowed: frozenset[str]) -> bool:
-    """Return whether the response shows facts of hosts in addition to names."""
+    """Return whether the response needs ``ServerView.hosts``, the facts of the servers' hosts."""
     return bool(allowed & {ATTRIBUTES, HOST_STATUS})
 
 
