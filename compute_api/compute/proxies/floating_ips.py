@@ -78,7 +78,7 @@ def _list_pools(networks: TenantNetworks, token: str) -> list[JsonObject]:
 
 
 def _choose_pool(pool_networks: Sequence[JsonObject], name: str | None) -> JsonObject:
-    """Return the external network with this name or id.
+    """Return the network of ``pool_networks`` with this name or id.
 
     Without a name this is the pool "nova", or else the network service's default, or else the only
     pool.

@@ -26,7 +26,10 @@ from compute_api.compute.request.turns import Turns
 
 
 class Wakeup(Protocol):
-    """Wakes a conductor. Calls neither block nor fail."""
+    """Wakes a conductor. Calls neither block nor fail.
+
+    ``neighbours`` also wakes the conductor's threads whose steps call external services.
+    """
 
     def wake(self, neighbours: bool = False) -> None: ...
 

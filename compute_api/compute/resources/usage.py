@@ -43,7 +43,7 @@ def index(request: Request) -> JsonObject:
 def show(request: Request, project_id: str) -> JsonObject:
     """Return the usage of one project with its servers, for GET /os-simple-tenant-usage/{project}.
 
-    The usage is an empty object if no server of the project existed in the period.
+    The usage is an empty object if the period (since 2.40, this page) has no launched server.
     """
     request.require("os_compute_api:os-simple-tenant-usage:show", {"project_id": project_id})
     items, marker = _read_usages(request, project_id, detailed=True)

@@ -200,7 +200,7 @@ def _parse_statuses(statuses: Sequence[str]) -> tuple[States | None, bool]:
 
 
 def _list_other_tasks(vm_state: str) -> tuple[str, ...]:
-    """Return the task_states in which a server of this vm_state has another status."""
+    """Return the task_states that change the status of a server in this vm_state."""
     task_states = {
         value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)
     }
