@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Idempotency-Keys of creates: how a repeated request is recognized, and its password shown again.
 
-Invariant: neither the password nor a guess of the body can be checked with the contents of the
-database. Both depend on the cloud's secret_key. A cloud without a secret_key shows a generated
-password in the first answer only.
+Invariant: the contents of the database do not allow checks of guesses of the password. In a cloud
+with a secret_key this also holds for the rest of the body, because digests depend on the
+secret_key. A cloud without a secret_key shows a generated password in the first answer only.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class IdempotentBody:
     def digests(self) -> Sequence[str]:
         """The digests of this body: one for each accepted secret_key, the newest key first.
 
-        Without a secret_key or an Idempotency-Key there is one digest, which depends on the body
-        alone. New rows are stored with the first digest.
+        If the secret_key or the Idempotency-Key is missing, there is one digest, which depends only
+        on the body without adminPass. New rows are stored with the first digest.
         """
         return list(self._secrets)
 
