@@ -49,7 +49,7 @@ def create(request: Request) -> JsonObject:
 
     Raises:
         NotFound: The pool does not exist, or has no free address.
-        BadRequest: The request names no pool, and several pools can be the default.
+        BadRequest: Several pools have the requested name, or without a name can be the default.
         NotImplementedHere: The cloud has no network service.
     """
     networks, token = network_records.required_to_make(request), request.context.token
@@ -78,7 +78,7 @@ def _list_pools(networks: TenantNetworks, token: str) -> list[JsonObject]:
 
 
 def _choose_pool(pool_networks: Sequence[JsonObject], name: str | None) -> JsonObject:
-    """Return the external network with this name or id.
+    """Return the network of ``pool_networks`` with this name or id.
 
     Without a name this is the pool "nova", or else the network service's default, or else the only
     pool.

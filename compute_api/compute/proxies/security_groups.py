@@ -27,8 +27,8 @@ ALL_OF_ICMP = -1
 def index(request: Request) -> JsonObject:
     """Return one page of security groups for GET /os-security-groups.
 
-    Administrators get the groups of all projects with ``all_tenants``. Without a network service
-    the list is empty.
+    Administrators get the groups of all projects with ``all_tenants``. The limit 0 means no limit.
+    Without a network service the list is empty.
     """
     networks, context = request.networks, request.context
     if networks is None:

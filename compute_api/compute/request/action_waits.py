@@ -112,7 +112,8 @@ def for_step(
     Raises:
         failure: The action failed at this step, or ended before the step succeeded. The text is
             that of the journal or of the action.
-        Forbidden: The action failed because of the policy or quota of an external service.
+        Forbidden: The action failed at this step, because the policy or the quota of an external
+            service does not allow the step.
     """
     clock = clock or Clock()
     end, delay = clock.monotonic() + timeout_seconds, FIRST_POLL_SECONDS

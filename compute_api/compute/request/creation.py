@@ -163,7 +163,10 @@ class Creator:
         return ticket.outcome
 
     def _lead(self) -> None:
-        """Commit the waiting requests, then wake the thread that commits the next batch."""
+        """Commit the oldest ``max_batch`` waiting requests, and wake their threads.
+
+        If other requests wait, also wake the thread that commits the next batch.
+        """
         with self._lock:
             batch, self._waiting = (
                 self._waiting[: self._max_batch],
@@ -305,8 +308,9 @@ class _ProjectUsage:
 def _admit(usage: _ProjectUsage, creation: Creation, new: _NewRows) -> Created | BaseException:
     """Return the outcome of one request, and add the rows of its servers to ``new``.
 
-    A repeated request gets the earlier result. A request over quota, or with a used Idempotency-Key
-    and another body, gets the error as outcome.
+    A repeated request gets the earlier result. A request over quota, without an existing server
+    group, or with a used Idempotency-Key and another body gets the error as outcome. Errors of
+    ``creation.rows`` and ``creation.volumes`` are raised.
     """
     if creation.key in usage.earlier_requests:
         digest, server_id, reservation_id = usage.earlier_requests[creation.key]

@@ -26,7 +26,10 @@ from compute_api.compute.request.turns import Turns
 
 
 class Wakeup(Protocol):
-    """Wakes a conductor. Calls neither block nor fail."""
+    """Wakes a conductor. Calls neither block nor fail.
+
+    ``neighbours`` also wakes the conductor's threads whose steps call external services.
+    """
 
     def wake(self, neighbours: bool = False) -> None: ...
 
@@ -45,14 +48,20 @@ class HostAgents(Protocol):
 
         Raises:
             NoAnswer: The host does not answer in time.
+            Unavailable: The host has no key, or the database does not answer.
             Problem: The host reports an error.
         """
 
     def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
-        """Send commands to a host. Return False if the message is lost.
+        """Send commands to a host. Return False if the message is lost, or if the host has no key.
 
         The answer to the host's next report contains lost commands, so callers need not repeat
         them.
+
+        Args:
+            host: Name of the host.
+            commands: The commands.
+            access: Access to external services for the commands, or None.
         """
 
 

@@ -32,7 +32,7 @@ def query_host(
     Raises:
         Conflict: The server is on no host.
         HostDown: The host is down or does not answer.
-        Unavailable: Too many requests are waiting for hosts.
+        Unavailable: Too many requests are waiting for hosts, or the host has no key.
         Problem: The host reports an error.
     """
     if not server.host:
@@ -53,7 +53,7 @@ def query_host(
 def query_hosts(
     request: Request, hosts: Sequence[str], verb: str
 ) -> dict[str, JsonObject | errors.Problem]:
-    """Send a query to each of these hosts, one after the other, and return answers or errors.
+    """Send a query to each of these hosts, one after the other, and return host -> answer or error.
 
     A host that reports an error or does not answer has the error as value. Hosts that got no query
     before ``TOTAL_TIMEOUT_SECONDS`` are left out.

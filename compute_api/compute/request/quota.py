@@ -71,7 +71,8 @@ class UnifiedLimits:
     def of(self, resource: str, user_id: str = "") -> int:
         """Return the limit of a resource, or -1 for no limit.
 
-        Resources that Keystone does not limit, such as networks, have no limit here.
+        Without a registered limit in Keystone, ``missing`` gives the limit. Resources that Keystone
+        cannot limit, such as networks, have no limit.
 
         Args:
             resource: Name of the limit in this API or in Keystone.
@@ -135,10 +136,12 @@ class Quota:
     def source(self, project_id: str) -> Source:
         """Return a function that returns the limits of a project inside a transaction.
 
-        Why: Keystone's limits are read now, outside the transaction.
+        The function reads limits in the database when it is called. Keystone's limits are read now,
+        because the transaction must not wait for Keystone.
 
         Args:
-            project_id: Id of the project, or "*" for the limits of every project.
+            project_id: Id of the project, "*" for the default limits, or "class:NAME" for the
+                limits of another quota class in the database.
 
         Raises:
             Unavailable: Keystone does not answer.

@@ -74,7 +74,7 @@ class Request(ApiRequest):
         return None if self.is_admin else self.context.project_id
 
     def allowed(self, rules: frozenset[str]) -> frozenset[str]:
-        """Return the rules that the caller passes in the caller's own project."""
+        """Return those of ``rules`` that the caller passes in the caller's own project."""
         return frozenset(rule for rule in rules if self.policy.allows(rule, self.context))
 
     def limits(self) -> Numbers:
@@ -139,7 +139,7 @@ class Request(ApiRequest):
 
     @property
     def parameters(self) -> Collection[str]:
-        """The query parameters that the route has at this version."""
+        """The names of the query parameters that the route has at this version."""
         return self.route.query.at(self.version).names if self.route.query else ()
 
     @property
@@ -172,7 +172,7 @@ class Request(ApiRequest):
         The configured maximum applies to larger values, and without the parameter ``limit``.
 
         Raises:
-            BadRequest: The parameter ``limit`` is not a number.
+            BadRequest: The parameter ``limit`` is not a number, or is negative.
         """
         text = self.query_value("limit")
         most = self.services.settings.max_limit

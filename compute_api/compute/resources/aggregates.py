@@ -51,7 +51,12 @@ def _build_body(request: Request, aggregate: tuple[AggregateRow, list[str]]) -> 
 
 
 def create(request: Request) -> JsonObject:
-    """Create an aggregate for POST /os-aggregates."""
+    """Create an aggregate for POST /os-aggregates.
+
+    Raises:
+        Conflict: The name is in use.
+        BadRequest: The name of the zone is invalid.
+    """
     body = request.body["aggregate"]
     row = request.make(
         aggregates.is_made, aggregates.create, body["name"].strip(), body.get("availability_zone")
@@ -78,7 +83,10 @@ def _default_zone(request: Request) -> str:
 def _change_and_show(
     request: Request, number: int, work: Callable[[Connection], None]
 ) -> JsonObject:
-    """Change an aggregate, and return its new state from the same transaction."""
+    """Change an aggregate with ``work``, and return the response with the new state.
+
+    The new state is read in the same transaction.
+    """
 
     def change(tx: Connection) -> tuple[AggregateRow, list[str]]:
         work(tx)
@@ -88,7 +96,12 @@ def _change_and_show(
 
 
 def delete(request: Request, aggregate_id: str) -> None:
-    """Delete an aggregate without hosts for DELETE /os-aggregates/{id}."""
+    """Delete an aggregate for DELETE /os-aggregates/{id}.
+
+    Raises:
+        NotFound: The aggregate does not exist.
+        BadRequest: The aggregate has hosts, or the id is not a number.
+    """
     request.write(aggregates.delete, _parse_number(aggregate_id))
 
 

@@ -64,7 +64,10 @@ def detail(request: Request) -> JsonObject:
 
 
 def _read_services_and_zones(request: Request) -> tuple[list[HeardServiceRow], dict[str, str]]:
-    """Return all services, and a mapping of hosts to zones."""
+    """Return the services of all binaries, also of the control plane, and hosts -> zones.
+
+    Hosts outside all zone aggregates have the default zone.
+    """
 
     def work(tx: Connection) -> tuple[list[HeardServiceRow], dict[str, str]]:
         return services.list_all(tx), aggregates.zones(tx, request.services.settings.default_zone)

@@ -89,7 +89,7 @@ def _check_event(event: JsonMapping, row: ServerPlace | None) -> int:
 
 
 def _wake_plug(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
-    """Wake actions that wait for a plugged or unplugged port."""
+    """Wake actions that wait for a plugged or unplugged port. Return DONE for each event."""
     request.write(actions.wake, {event["server_uuid"] for event in events}, PLUG)
     request.services.wakeup.wake(neighbours=True)
     return [DONE] * len(events)
@@ -120,10 +120,12 @@ def _refresh_interfaces(
 ) -> list[int]:
     """Copy the interfaces of servers from the network service to their rows.
 
-    Servers without interfaces are left out. Without a network service all events are UNPROCESSABLE.
+    Servers without interfaces are left out, and their events succeed. Without a network service all
+    events are UNPROCESSABLE.
 
     Raises:
-        Unavailable: The reads take longer than ``REREAD_TIMEOUT_SECONDS``.
+        Unavailable: The network service does not answer, or the reads take longer than
+            ``REREAD_TIMEOUT_SECONDS``.
     """
     networks, clock = request.networks, Clock()
     if networks is None:
@@ -208,7 +210,8 @@ def _record_deletion(tx: Connection, server_id: str, port: str, is_known: bool) 
 def _extend(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
     """Begin actions that show guests the new size of extended volumes, including locked servers.
 
-    Return the code of each event.
+    Return the code of each event: MISSING if the server does not have the volume, or UNPROCESSABLE
+    if the server's state or a running action does not allow the action.
     """
     row, system = states.row("extend_volume"), dataclasses.replace(request.context, admin=True)
     codes = []

@@ -57,6 +57,9 @@ def _parse_public_filter(request: Request) -> bool | None:
     """Return the filter on public flavors. None means all flavors that the caller may use.
 
     Only administrators can choose the filter. Their default is public flavors.
+
+    Raises:
+        BadRequest: An administrator's is_public is neither a boolean nor "none".
     """
     text = request.query_value("is_public")
     if not request.is_admin:
@@ -200,7 +203,10 @@ def extra_specs(request: Request, flavor_id: str) -> JsonObject:
 
 
 def add_extra_specs(request: Request, flavor_id: str) -> JsonObject:
-    """Add or overwrite extra specs before 2.86, when names and values are not validated.
+    """Add or overwrite extra specs for POST /flavors/{id}/os-extra_specs.
+
+    Only reserved names are refused. Since 2.86 ``add_known_extra_specs`` validates names and values
+    first. Before 2.86 they are not validated.
 
     Raises:
         BadRequest: A name is reserved for Kilonova.
@@ -231,10 +237,15 @@ def extra_spec(request: Request, flavor_id: str, key: str) -> JsonObject:
 
 
 def put_extra_spec(request: Request, flavor_id: str, key: str) -> JsonObject:
-    """Set one extra spec before 2.86, when the name and the value are not validated.
+    """Set one extra spec for PUT /flavors/{id}/os-extra_specs/{key}.
+
+    Since 2.86 ``put_known_extra_spec`` validates the name and the value first. Before 2.86 they are
+    not validated.
 
     Raises:
-        BadRequest: The name is reserved for Kilonova, or is not the key of the path.
+        BadRequest: The name is reserved for Kilonova, or the body does not contain the key of the
+            path.
+        NotFound: The flavor does not exist.
     """
     if key not in request.body:
         raise errors.BadRequest("Request body and URI mismatch")

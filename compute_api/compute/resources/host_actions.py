@@ -53,6 +53,10 @@ def create(request: Request, service_id: str) -> ApiResponse:
     """Begin a drain or an evacuation for POST /os-services/{service_id}/actions.
 
     A conductor executes the action. The response does not wait for that.
+
+    Raises:
+        NotFound: The compute service does not exist.
+        Conflict: Another action on the host has not ended.
     """
     microversions.check_extension(request.headers)
     [(name, arguments)] = request.body.items()

@@ -73,7 +73,11 @@ def _list(request: Request, path: str, fields: tuple[Field, ...], key: str) -> J
 
 
 def _find_marker(request: Request, key: str) -> int | None:
-    """Return the number of the service after which the page begins, or None for the first page."""
+    """Return the number of the service after which the page begins, or None for the first page.
+
+    Raises:
+        BadRequest: No hypervisor has the marker as id.
+    """
     marker = request.query_value("marker")
     if marker is None:
         return None
@@ -214,7 +218,7 @@ def search(request: Request, hypervisor_id: str) -> JsonObject:
     """Return the hypervisors with matching names for GET /os-hypervisors/{pattern}/search.
 
     Raises:
-        NotFound: No name contains the pattern.
+        NotFound: No hypervisor_hostname contains the pattern.
     """
     return {
         "hypervisors": view.many(
@@ -227,7 +231,7 @@ def servers_of(request: Request, hypervisor_id: str) -> JsonObject:
     """Return matching hypervisors with their servers for GET /os-hypervisors/{pattern}/servers.
 
     Raises:
-        NotFound: No name contains the pattern.
+        NotFound: No hypervisor_hostname contains the pattern.
     """
     rows = _find_by_pattern(request, hypervisor_id)
     return {

@@ -41,7 +41,9 @@ _CONTROLLED_STEP = "migrate"
 
 
 def index(request: Request) -> JsonObject:
-    """Return migrations, newest first, for GET /os-migrations. Since 2.59 return one page.
+    """Return migrations, newest first, for GET /os-migrations.
+
+    Since 2.59 the list has pages. Before 2.59 the list ends after the newest ``max_limit``.
 
     Raises:
         Forbidden: The query is not limited to the caller's project, and the policy does not allow
@@ -198,7 +200,9 @@ def _request_control(
     action: LiveMigrationControl,
     statuses: tuple[MigrationStatus, ...],
 ) -> None:
-    """Record a control in the migration's row, and send it to the source host.
+    """Record a control in the migration's row, and send the control to the source host.
+
+    Without a running command on the host, the control is only recorded.
 
     Args:
         request: The request.

@@ -65,7 +65,8 @@ def _count_usage(
 ) -> dict[str, int]:
     """Return the usage of the user, or of the project, by the API's names of resources.
 
-    If users cannot have separate limits, or without a user, the result is the usage of the project.
+    If users cannot have separate limits, or without a user, the result is the usage of the project,
+    and ``key_pairs`` is 0. ``server_groups`` is always the usage of the project.
     """
     user = user_id if limits.by_user else ""
     used = limits.read_usage(tx, project_id).get(user, {})

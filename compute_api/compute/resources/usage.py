@@ -30,7 +30,8 @@ _HOUR = 3600 * SECOND
 def index(request: Request) -> JsonObject:
     """Return the usage of every project in a period, for GET /os-simple-tenant-usage.
 
-    With ``detailed=1`` the response contains the servers too.
+    With ``detailed=1`` the response contains the servers too. Since 2.40 the response is one page,
+    whose limit counts servers.
     """
     detailed = request.query_value("detailed") == "1"
     items, marker = _read_usages(request, None, detailed)
@@ -42,7 +43,7 @@ def index(request: Request) -> JsonObject:
 def show(request: Request, project_id: str) -> JsonObject:
     """Return the usage of one project with its servers, for GET /os-simple-tenant-usage/{project}.
 
-    The usage is an empty object if no server of the project existed in the period.
+    The usage is an empty object if the period (since 2.40, this page) has no launched server.
     """
     request.require("os_compute_api:os-simple-tenant-usage:show", {"project_id": project_id})
     items, marker = _read_usages(request, project_id, detailed=True)

@@ -68,7 +68,7 @@ def integer(minimum: int) -> Document:
     """Return the schema of a number or its decimal digits as text.
 
     Args:
-        minimum: -1, 0 or 1.
+        minimum: The least allowed number: -1, 0 or 1.
     """
     digits = {-1: "-1|[0-9]+", 0: "[0-9]+", 1: "0*[1-9][0-9]*"}[minimum]
     return {

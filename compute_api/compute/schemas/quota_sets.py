@@ -59,7 +59,7 @@ def _body(name: str, resources: dict[str, Range], more: JsonObject) -> Versioned
 
 
 def _edges(versions: Range) -> list[str]:
-    """Return the versions at which a range begins and after which it ends."""
+    """Return the first version of a range, and the first version after the range if it ends."""
     after = [] if versions.until is None else [f"2.{int(versions.until.partition('.')[2]) + 1}"]
     return [versions.since, *after]
 

@@ -65,8 +65,9 @@ def _create_url(request: Request, server: ServerRecord, protocol: str, kind: str
 
     Raises:
         BadRequest: The type is invalid, or the host or the guest does not have the type.
-        Conflict: The server is on no host, has no screen in its power state, or for SPICE the host
-            does not answer.
+        Conflict: The server is on no host, its guest is neither running, paused nor suspended, or
+            for SPICE the host is down or does not answer (HostDown).
+        Unavailable: For SPICE, too many requests are waiting for hosts.
     """
     if kind not in TYPES[protocol]:
         raise errors.BadRequest(f"Invalid console type {kind}")
@@ -105,7 +106,7 @@ def _require_host_with_spice(request: Request, host: str, kind: str) -> None:
 
 
 def _require_guest_with_spice(request: Request, server: ServerRecord) -> None:
-    """Raise BadRequest if the guest has no SPICE display, or Conflict if the host does not answer.
+    """Raise BadRequest if the guest has no SPICE display, or HostDown if the host does not answer.
 
     For example, the guest was started before the operator enabled SPICE on the host.
     """
@@ -149,8 +150,8 @@ def show_token(request: Request, token: str) -> JsonObject:
     recognizes the proxy by address. The token stays valid.
 
     Raises:
-        NotFound: The token does not exist or has expired.
-        Conflict: The server is on no host, or the host does not answer (HostDown).
+        NotFound: The token does not exist or has expired, or its server is deleted.
+        Conflict: The server is on no host, or the host is down or does not answer (HostDown).
     """
     return {"console": _open_console(request, token)[0]}
 
@@ -167,8 +168,8 @@ def _open_console(request: Request, token: str) -> tuple[JsonObject, JsonObject]
     The second object is empty except for spice-direct.
 
     Raises:
-        NotFound: The token does not exist or has expired.
-        Conflict: The server is on no host, or the host does not answer (HostDown).
+        NotFound: The token does not exist or has expired, or its server is deleted.
+        Conflict: The server is on no host, or the host is down or does not answer (HostDown).
     """
     record = request.read(console_tokens.find, token)
     if record is None:

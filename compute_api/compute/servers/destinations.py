@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parse and look up the zone, host and node that a request names for its servers.
 
-Create, unshelve and the operator's ``explain`` use this module, so they raise the same errors. Each
-of them first checks that the user may choose a host, because the errors reveal which hosts exist.
+Create, moves, unshelve and the operator's ``explain`` use this module, so they raise the same
+errors. The API first checks that the caller may choose a host, because the errors reveal which
+hosts exist.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Destination:
 
 def parse(text: str | None, default_zone: str | None = None) -> Destination:
     """Parse ZONE, ZONE:HOST, ZONE:HOST:NODE or ZONE::NODE, the forms of availability_zone.
+
+    A destination with a host or a node is forced.
 
     Args:
         text: The value of availability_zone, or None.

@@ -92,7 +92,7 @@ def _change(
 
     Raises:
         Locked: The server is locked, and the caller is not an administrator.
-        Forbidden: The limit of items is exceeded.
+        Forbidden: The change adds items, and the limit of items is exceeded.
     """
     if server.locked and not request.is_admin:
         raise errors.Locked(server.id)

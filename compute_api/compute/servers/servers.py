@@ -200,7 +200,7 @@ def _parse_statuses(statuses: Sequence[str]) -> tuple[States | None, bool]:
 
 
 def _list_other_tasks(vm_state: str) -> tuple[str, ...]:
-    """Return the task_states in which a server of this vm_state has another status."""
+    """Return the task_states that change the status of a server in this vm_state."""
     task_states = {
         value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)
     }
@@ -229,8 +229,8 @@ def _parse_soft_deleted(
 ) -> bool:
     """Return whether the list includes soft-deleted servers.
 
-    The list includes them if an administrator requests them, if deleted servers are included, or if
-    the status filter has their state.
+    The list includes them if a caller that may use all filters requests them, if deleted servers
+    are included, or if the status filter has their state.
     """
     requested = (
         all_filters and "soft_deleted" in request.query and _parse_boolean(request, "soft_deleted")
@@ -262,6 +262,8 @@ def _choose_project(request: Request, operation: str, all_filters: bool) -> str 
 
 def _parse_sort(request: Request) -> list[tuple[str, bool]]:
     """Return the sort keys, each with True for descending order.
+
+    Keys without a direction are descending. A direction without a key applies to created_at.
 
     Raises:
         BadRequest: A direction is unknown, or there are more directions than keys.
@@ -326,7 +328,8 @@ def update(request: Request, server: ServerRecord) -> JsonObject:
     """Update fields that need no work on a host, and return the server for PUT /servers/{id}.
 
     Raises:
-        Conflict: The requested zone is not the server's current zone, or the server is being moved.
+        Conflict: A requested zone is not the server's current zone, or is requested while the
+            server is being moved.
     """
     body = request.body["server"]
     values = {column: body[key] for key, column in _UPDATED.items() if key in body}
@@ -368,10 +371,10 @@ SOFT_DELETE, DELETE = (
 def delete(request: Request, server: ServerRecord) -> None:
     """Begin the deletion of a server for DELETE /servers/{id}, even if another action is running.
 
-    If ``reclaim_interval`` is set, a server without a running action is soft-deleted. A server is
-    deleted at once if its state does not allow that, for example during another action. A server in
-    ERROR is soft-deleted only if it has run and is on a host. A server that is already soft-deleted
-    stays unchanged.
+    With a ``reclaim_interval`` of 0 every server is deleted at once. Otherwise a server is
+    soft-deleted, and a server that is already soft-deleted stays unchanged. If the server's state
+    does not allow a soft delete, for example during another action, the server is deleted at once.
+    For servers in ERROR see ``_begin_broken``.
 
     Raises:
         Conflict: The server is locked, or its state does not allow the deletion.

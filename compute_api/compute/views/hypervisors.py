@@ -119,7 +119,11 @@ _SUMMED = (
 def one(
     row: JsonMapping, version: int, servers: object, fields: tuple[Field, ...] = FIELDS
 ) -> JsonObject:
-    """Return the body of one hypervisor. Its servers are included if ``servers`` is not None."""
+    """Return the body of one hypervisor.
+
+    ``servers`` maps hosts to servers, or is None to leave the servers out. Before 2.75 an empty
+    list is left out too.
+    """
     return render(visible_fields(fields, version), row, servers)
 
 

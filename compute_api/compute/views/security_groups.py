@@ -2,7 +2,7 @@
 """Security groups in responses, from the network service, with their ingress rules.
 
 A rule without ports applies to all ports. The API shows this as 1 to 65535 for TCP and UDP, and as
--1 for other protocols.
+-1 for other protocols. The ports of a rule without a protocol are null.
 """
 
 from __future__ import annotations

@@ -124,7 +124,10 @@ CERTIFICATES: Document = {
 
 
 def _networks(tag: bool) -> Document:
-    """Return the schema of ``networks`` from 2.37 on: a list, "none" or "auto"."""
+    """Return the schema of ``networks`` from 2.37 on: a list, "none" or "auto".
+
+    ``tag`` is True if the items of the list may have tags.
+    """
     known: Document = {**_NETWORK, "uuid": UUID, **({"tag": TAG} if tag else {})}
     return {"anyOf": [{"type": "array", "items": record(known)}, {"enum": ["none", "auto"]}]}
 

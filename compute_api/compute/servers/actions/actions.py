@@ -2,8 +2,8 @@
 """POST /servers/{id}/action: the key of the body chooses the rows of ``states.ACTIONS``.
 
 An action with a workflow begins, and the response is 202. With ``answer_after`` the response waits
-for that step. An immediate action is complete before the response. A query goes to the host or to
-the network service.
+for that step. An immediate action is complete before the response. A query begins no action: a
+function of ``action_table.QUERIES`` carries the query out.
 """
 
 from __future__ import annotations
@@ -148,7 +148,9 @@ def _wait(request: Request, action_id: str, step: str, failure: type[errors.Prob
     """Wait for the step, or return at once if too many requests already wait.
 
     Raises:
-        failure: The action failed at this step. After a timeout there is no error.
+        failure: The action failed at this step, or ended before. After a timeout there is no error.
+        Forbidden: The action failed at this step, because the policy or the quota of an external
+            service does not allow the step.
     """
     with action_waits.slot(request.services) as is_free:
         if is_free:

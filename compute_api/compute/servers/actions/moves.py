@@ -64,8 +64,9 @@ def resize(request: Request, server: ServerRecord, body: JsonObject) -> Prepared
         BadRequest: The flavor does not exist for the caller, is the current flavor, is too small
             for the image or the disks, or needs hardware that no host supports. Or the body has
             disk config AUTO, which the image disables.
-        Conflict: The server is on no host.
-        HostDown: The server's host does not answer.
+        Conflict: The server is on no host. Or, when the action begins, another request has changed
+            the flavor or the image.
+        HostDown: The server's host is down.
         OverQuota: The quota does not allow the larger flavor. This is raised when the action
             begins.
     """
@@ -113,12 +114,18 @@ def resize(request: Request, server: ServerRecord, body: JsonObject) -> Prepared
 
 
 def _check_change(old: models.Flavor, new: models.Flavor, has_disk: bool) -> None:
-    """Check that the flavor changes and that the root disk does not shrink.
+    """Check that the flavor changes, and that a root disk on the host does not shrink.
 
     A flavor that was deleted and created again with the same id and another size is another flavor.
 
+    Args:
+        old: The current flavor.
+        new: The requested flavor.
+        has_disk: Whether the root disk is a disk on the host. False means a volume.
+
     Raises:
-        BadRequest: The flavor is the current flavor, or its disk is smaller.
+        BadRequest: The flavor is the current flavor, or ``has_disk`` is True and the root disk of
+            the new flavor is smaller.
     """
     if old.id == new.id and _list_sizes(old) == _list_sizes(new):
         raise errors.BadRequest("When resizing, instances must change flavor!")
@@ -139,12 +146,12 @@ def _list_sizes(flavor: models.Flavor) -> tuple[int, ...]:
 
 
 def _check_image(request: Request, server: ServerRecord, flavor: models.Flavor) -> None:
-    """Check that the flavor meets the image's minimum memory and disk.
+    """Check that the flavor has enough memory and disk for the server's image.
 
-    The check is skipped if the caller can no longer read the image.
+    The check is skipped if the server has no image, or the image does not exist for the caller.
 
     Raises:
-        BadRequest: The flavor is too small.
+        BadRequest: The flavor is too small, or hosts cannot use the image.
     """
     if server.image_id is None:
         return
@@ -194,7 +201,7 @@ def _require_host(server: ServerRecord) -> str:
 
 
 def _check_source(request: Request, server: ServerRecord, problem: type[errors.Problem]) -> None:
-    """Raise ``problem`` if the host of the server is down.
+    """Raise ``problem`` if the host of the server is down or forced down.
 
     Raises:
         Conflict: The server is on no host.
@@ -266,7 +273,7 @@ def migrate_live(request: Request, server: ServerRecord, body: JsonObject) -> Pr
 
     Raises:
         BadRequest: The named host does not exist, is down or is the server's host, or the server's
-            host is down.
+            host is down. Or the body has ``force`` without a host.
         Forbidden: The caller may not name a host.
         Conflict: The server is on no host.
     """
@@ -300,7 +307,8 @@ def evacuate(request: Request, server: ServerRecord, body: JsonObject) -> Prepar
 
     Raises:
         BadRequest: The host of the server is up, or may still run guests and cannot be fenced. Or
-            the requested host is the server's host.
+            the requested host is the server's host. Or the body has ``force`` without a host, or a
+            password although onSharedStorage is true.
         NotFound: The requested host does not exist.
         Conflict: The server is on no host.
     """
@@ -329,10 +337,10 @@ def evacuate(request: Request, server: ServerRecord, body: JsonObject) -> Prepar
 
 
 def _check_dead(request: Request, host: str) -> None:
-    """Raise BadRequest unless the host is down, and its guests are dead or can be fenced.
+    """Raise BadRequest unless the host is down, and is forced down or can be fenced.
 
-    A host that does not answer may still run guests. The conductor checks again before the workflow
-    starts.
+    A host that does not answer may still run guests. The first step of the workflow checks this
+    again.
     """
     if request.read(services.is_up, host):
         raise errors.BadRequest(f"Compute service of {host} is still in use.")

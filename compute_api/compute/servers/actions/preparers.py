@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare the actions of servers: workflow arguments, secrets and new column values from the body.
 
-``action_table`` lists one function for each action with a body. ``actions`` calls the function once
-the state and the policy allow the action. The functions read the database, and the image service
-with the caller's token. Only ``create_image`` changes an external service: for a server that boots
-from a volume it creates volume snapshots. ``actions.begin`` of the store commits the result
-together with the action.
+``action_table`` maps the key of an action to its function. ``actions`` calls the function once the
+policy and the state allow the action, even if another action still runs. The functions read the
+database, and external services with the caller's token. Only ``create_image`` changes an external
+service: for a server that boots from a volume it creates volume snapshots. ``actions.begin`` of the
+store commits the result together with the action.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def unlock(request: Request, server: ServerRecord, body: object) -> PreparedActi
     """Prepare an unlock.
 
     Raises:
-        Forbidden: Another caller set the lock, and the policy rule ``unlock_override`` does not
-            allow the caller to remove that lock.
+        Forbidden: The caller is of the server's project and the lock was set from another project,
+            or the reverse, and the policy rule ``unlock_override`` does not allow the unlock.
     """
     owner = server.project_id == request.context.project_id
     if not server.locked or server.locked_by == ("owner" if owner else "admin"):
@@ -167,7 +167,7 @@ def _check_image_metadata(request: Request, body: JsonObject) -> dict[str, str]:
 
     Raises:
         BadRequest: A name is the name of an image field.
-        Forbidden: There are too many items.
+        Forbidden: Before 2.39, there are too many items.
     """
     metadata: dict[str, str] = body.get("metadata", {})
     taken = sorted(OWN_KEYS & set(metadata))
@@ -187,7 +187,7 @@ def _answer_image(request: Request, image_id: str, kept: bool = True) -> ApiResp
     Args:
         request: The request.
         image_id: Id of the new image.
-        kept: False leaves out the link, because the image will not exist.
+        kept: False leaves out the link, because a backup with rotation 0 does not keep the image.
     """
     if request.version not in _BEFORE_IDS:
         return ApiResponse({"image_id": image_id}, 202)
@@ -205,9 +205,11 @@ def create_image(request: Request, server: ServerRecord, body: JsonObject) -> Pr
     Raises:
         BadRequest: A metadata name is the name of an image field, or a volume does not exist any
             more.
-        Forbidden: The metadata has too many items, or a quota does not allow the snapshots.
-        Conflict: A snapshot failed.
-        Unavailable: The block storage service does not answer.
+        Forbidden: Before 2.39, the metadata has too many items. Or a quota does not allow the
+            snapshots.
+        Conflict: A snapshot failed, or the guest could not be frozen although its image requires
+            that.
+        Unavailable: The block storage service does not answer, or too many requests are waiting.
     """
     image_id, name = ids.new(), body["name"].strip()
     properties = _list_image_properties(
@@ -226,10 +228,12 @@ def create_image(request: Request, server: ServerRecord, body: JsonObject) -> Pr
 def create_backup(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
     """Prepare a backup: a new image, after which only the newest ``rotation`` backups remain.
 
+    The rotation counts the backups of this server with the same backup_type.
+
     Raises:
         BadRequest: The server boots from a volume, or a metadata name is the name of an image
             field.
-        Forbidden: The metadata has too many items.
+        Forbidden: Before 2.39, the metadata has too many items.
     """
     refuse_volume_backed(request, server, "Backup is not supported for volume-backed instances.")
     image_id, rotation = ids.new(), int(body["rotation"])
@@ -275,9 +279,10 @@ def unshelve(request: Request, server: ServerRecord, body: JsonObject | None) ->
     its pinned zone.
 
     Raises:
-        BadRequest: The zone or the host does not exist.
+        BadRequest: The zone or the host does not exist, or the zone has no enabled host.
         Forbidden: The caller may not choose a host.
-        Conflict: The server is not offloaded, or the host is in another zone.
+        Conflict: The body has a zone or a host, and the server is not offloaded. Or the host is not
+            in the chosen zone, or without a choice not in the pinned zone.
     """
     body = body if request.version in _TO_A_ZONE and body else {}
     host, zone = body.get("host"), body.get("availability_zone", server.pinned_availability_zone)

@@ -65,6 +65,8 @@ def prepare(request: Request, server: ServerRecord, body: JsonObject) -> Prepare
     Raises:
         BadRequest: A field is invalid, or the image cannot be used.
         Forbidden: The caller may not use a field, or a limit is exceeded.
+        Conflict: Another request has changed the flavor or the image. This is raised when the
+            action begins.
     """
     if "trusted_image_certificates" in body:
         request.require("os_compute_api:servers:rebuild:trusted_certs")
@@ -152,9 +154,9 @@ def _check_reimage(request: Request, root: BlockDeviceRow, image: Image) -> bool
     """Return whether the rebuild overwrites the root volume, which it does from 2.93 on.
 
     Raises:
-        BadRequest: The image does not fit the volume, or before 2.93 is not the image of the
-            volume.
-        Unavailable: The block storage service does not answer.
+        BadRequest: Since 2.93, the image cannot be used or does not fit the root volume. Before
+            2.93, the image is not that of the root volume.
+        Unavailable: Before 2.93, the block storage service does not answer.
     """
     if request.version in _WRITES_VOLUMES:
         image_checks.check_volume(image, root.size_gb or 0)
@@ -201,9 +203,9 @@ def _build_image_columns(
 def _make_begin(server: ServerRecord, has_new_image: bool, vault: Vault | None) -> Begin:
     """Return a function that begins the rebuild.
 
-    With another image the action stores the old columns, in case the host refuses the image. It
-    also stores the new values of columns that may change during the rebuild. User data is stored
-    encrypted.
+    With a new image the action stores the old columns, in case the host refuses the image. The
+    action also stores the new values of columns that other requests may change during the rebuild.
+    If the cloud has a key, the old user data is stored encrypted.
     """
 
     def begin(

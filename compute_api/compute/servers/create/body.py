@@ -77,7 +77,7 @@ def _parse_counts(body: JsonMapping) -> tuple[int, int]:
     """Return min_count and max_count, each with the default of the API.
 
     Raises:
-        BadRequest: The counts contradict each other, or max_count is above 1000.
+        BadRequest: A count is below 1, min_count is above max_count, or max_count is above 1000.
     """
     min_count = int(body.get("min_count") or 1)
     max_count = int(body.get("max_count") or min_count)
@@ -96,7 +96,7 @@ def _parse_destination(request: Request, body: JsonMapping) -> Destination:
     """Return the requested zone and host.
 
     Raises:
-        Forbidden: The body names a host, and the caller may not choose one.
+        Forbidden: The body names a host or a node, and the caller may not choose one.
         BadRequest: Both availability_zone and other fields name a host.
     """
     destination = destinations.parse(

@@ -15,7 +15,8 @@ def check(request: Request, named: NamedResources) -> None:
     """Check image and flavor.
 
     Raises:
-        BadRequest: Image and flavor do not match, or no host can provide the requested hardware.
+        BadRequest: Image and flavor do not match, no host can provide the requested hardware, or
+            the image is signed and the body has trusted_image_certificates.
         Forbidden: The flavor has no disk, and the caller may not boot an image with it.
     """
     flavor, image, root = named.flavor, named.image, named.volumes.root

@@ -2,8 +2,8 @@
 """Create, phase 5: commit the rows.
 
 New volumes are created before the commit, with the caller's token, so that the caller owns them and
-a quota of the volume service refuses the request. If the request fails, or the quota allows fewer
-servers, the unused volumes are deleted again.
+a quota of the volume service refuses the request. If the request certainly fails, or the quota
+allows fewer servers, the unused volumes are deleted again.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ def commit(request: Request, new_servers: NewServers, identity: IdempotentBody) 
     Raises:
         OverQuota: The quota allows fewer than min_count servers.
         Forbidden: A quota of the volume service refuses a new volume.
-        BadRequest: The volume service refuses a new volume for another reason.
+        BadRequest: The volume service refuses a new volume for another reason, a new volume is
+            encrypted, or the server group does not exist any more.
+        Conflict: An earlier request used the Idempotency-Key with another body.
         NotImplementedHere: There are files, and this cloud has no key to encrypt them.
-        Unavailable: The commit may have succeeded or failed.
+        Unavailable: The volume service does not answer, or the commit may have succeeded or failed.
     """
     mappings, service = new_servers.volumes.mappings, request.services.volumes
     if not mappings:
@@ -73,6 +75,8 @@ def commit(request: Request, new_servers: NewServers, identity: IdempotentBody) 
 
 def _count_within_quota(tx: Connection, request: Request, new_servers: NewServers) -> int:
     """Return the number of servers that the quota allows, at most max_count.
+
+    The limit for members of a server group is not counted here, but in the commit.
 
     Raises:
         OverQuota: The quota allows fewer than min_count servers.
@@ -213,7 +217,11 @@ class NewVolumes:
 
 
 def _refuse_encrypted(mapping: VolumeMapping, volume: Volume | None) -> None:
-    """Raise BadRequest if the new volume is encrypted by its type or by its source."""
+    """Raise BadRequest if ``volume``, which was just created for this mapping, is encrypted.
+
+    The encryption comes from the type of the volume or from its source. None means that the mapping
+    uses an existing volume, which is not checked here.
+    """
     if volume is not None and volume.encrypted:
         source = f"{mapping.source} {mapping.source_id}" if mapping.source_id else mapping.source
         raise errors.BadRequest(

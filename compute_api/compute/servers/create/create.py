@@ -30,10 +30,13 @@ from compute_api.http.validation import is_true
 
 
 def create(request: Request) -> ApiResponse:
-    """Create servers for POST /servers, and return the id of the first, or the reservation id.
+    """Create servers for POST /servers, and return the response with the id of the first server.
+
+    With return_reservation_id in the body, the response has the reservation id instead.
 
     Raises:
         BadRequest, Forbidden, Conflict: A field or a resource that the body names cannot be used.
+            Conflict also means a used Idempotency-Key with another body.
         OverQuota: The quota allows fewer than min_count servers.
         Unavailable: An external service does not answer, or the result of the commit is unknown.
     """
@@ -87,7 +90,7 @@ def _find_earlier(request: Request, identity: IdempotentBody) -> Created | None:
 
 
 def _read_disk_config(request: Request, server_id: str) -> str:
-    """Return the disk_config of the body, or of the server, or MANUAL if the server is deleted."""
+    """Return the disk_config of the body, else of this server, else MANUAL for a deleted server."""
     if (disk_config := request.body["server"].get(DISK_CONFIG)) is not None:
         return str(disk_config)
     try:

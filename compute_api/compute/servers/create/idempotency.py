@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Idempotency-Keys of creates: how a repeated request is recognized, and its password shown again.
 
-Invariant: neither the password nor a guess of the body can be checked with the contents of the
-database. Both depend on the cloud's secret_key. A cloud without a secret_key shows a generated
-password in the first answer only.
+Invariant: the contents of the database do not allow checks of guesses of the password. In a cloud
+with a secret_key this also holds for the rest of the body, because digests depend on the
+secret_key. A cloud without a secret_key shows a generated password in the first answer only.
 """
 
 from __future__ import annotations
@@ -58,17 +58,18 @@ class IdempotentBody:
 
     @property
     def digests(self) -> Sequence[str]:
-        """The digests of this body, newest first: one for each accepted secret_key.
+        """The digests of this body: one for each accepted secret_key, the newest key first.
 
-        There is at least one digest. New rows are stored with the first digest.
+        If the secret_key or the Idempotency-Key is missing, there is one digest, which depends only
+        on the body without adminPass. New rows are stored with the first digest.
         """
         return list(self._secrets)
 
     def password(self, server_id: str) -> str:
         """Return the password of the new servers.
 
-        This is adminPass of the body. Otherwise it is derived from the key, or random without a key
-        or a secret_key.
+        This is adminPass of the body. Otherwise the password is derived from the Idempotency-Key
+        and the secret_key. Without one of these keys the password is random.
 
         Args:
             server_id: Id of the first of the new servers.

@@ -47,8 +47,8 @@ def delete(request: Request, snapshot_id: str) -> None:
     """Begin the merge of a snapshot for DELETE /os-assisted-volume-snapshots/{id}.
 
     Raises:
-        BadRequest: ``delete_info`` is invalid, or the volume or its server does not allow the
-        merge.
+        BadRequest: The id or ``delete_info`` is invalid, or the volume or its server does not allow
+            the merge.
     """
     delete_info = _parse_delete_info(request.query_value("delete_info"))
     files = {
@@ -100,11 +100,11 @@ def _check_file_name(value: object, name: str) -> str:
 def _begin(request: Request, row: states.Action, volume_id: str, details: Values) -> None:
     """Begin the action on the server that has the volume.
 
-    If another action of the server is running, wait for its end.
+    If another action of the server is running, wait for its end for a limited time.
 
     Raises:
         BadRequest: The volume is not attached, is multiattach, or the server's state does not allow
-            the action.
+            the action. Or the other action has not ended in time.
     """
     server_id = _find_device(request, volume_id).server_id
     is_begun = partial(actions.is_begun, server_id=server_id)

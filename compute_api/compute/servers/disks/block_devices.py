@@ -181,8 +181,8 @@ def _merge(
 ) -> list[JsonObject]:
     """Replace the image's mappings by requested mappings with the same device name.
 
-    An image with a mapping for a root volume contains no data. A requested mapping of that image as
-    boot disk is left out.
+    An image with a mapping for a root volume contains no data. In this case a requested mapping of
+    an image as boot disk is left out.
     """
     if any(_parse_boot_index(mapping) == 0 for mapping in image_mappings):
         requested = [
@@ -284,7 +284,8 @@ def _check_root(
     A local mapping may name the image again, as the boot disk.
 
     Raises:
-        BadRequest: The root disk is missing or ambiguous, or a local disk has a tag.
+        BadRequest: The root disk is missing or ambiguous, a local disk has a tag, or the local
+            mapping of the image has a field of volumes.
     """
     image_id = str(body.get("imageRef") or "")
     images = [mapping for mapping in local if mapping.get("source_type") == IMAGE]

@@ -171,10 +171,11 @@ def _describe_excess(flavor: Flavor, disks: JsonObject | None, most: int) -> str
 
 
 def _check_blank(mapping: JsonMapping) -> None:
-    """Refuse every field of a new local disk except size and file system.
+    """Refuse fields that a new empty local disk (source_type blank) cannot have.
 
     Raises:
-        BadRequest: The mapping has another field, or an unknown file system.
+        BadRequest: The mapping has a source, a field of volumes, no_device, a bus, a type other
+            than disk, a place in the boot order, or an unknown file system.
     """
     if mapping.get("uuid") or mapping.get("image_id"):
         raise errors.BadRequest(

@@ -69,6 +69,7 @@ def attach(request: Request, server: ServerRecord) -> ApiResponse:
     Raises:
         NotFound: The volume does not exist for the caller.
         BadRequest: The volume cannot be used, or could not be reserved.
+        Forbidden: Before 2.101, the policy or quota of the service does not allow the reservation.
         Conflict: The server's state does not allow the action.
         NotImplementedHere: The cloud has no block storage service.
     """
@@ -209,13 +210,16 @@ def check_zone(request: Request, volume: Volume, zone: str | None, server_id: st
 def update(request: Request, server: ServerRecord, volume_id: str) -> None:
     """Swap the volume or change delete_on_termination, for PUT …/os-volume_attachments/{volume_id}.
 
-    Before 2.85 every request is a swap.
+    Before 2.85 every request is a swap. Since 2.85 one request can do both.
 
     Raises:
-        NotFound: The server does not have the volume.
+        NotFound: Since 2.85, the server does not have the volume. For a swap, the volume does not
+            exist for the caller.
         Forbidden: The policy does not allow the caller a swap.
         BadRequest: A field cannot be changed, or the new volume cannot replace the old volume.
-        Conflict: The block storage service is not migrating the volume.
+        Conflict: For a swap, the block storage service is not migrating the volume, or the server's
+            state does not allow the swap.
+        NotImplementedHere: For a swap, the cloud has no block storage service.
     """
     body = request.body["volumeAttachment"]
     changes = request.version in _CHANGES
@@ -238,7 +242,8 @@ def _swap(request: Request, server: ServerRecord, volume_id: str, new_volume_id:
     """Begin to replace a volume by the target of the block storage service's migration.
 
     Raises:
-        BadRequest: The new volume does not exist, or cannot replace the old volume.
+        NotFound: The old volume does not exist for the caller.
+        BadRequest: The new volume does not exist for the caller, or cannot replace the old volume.
         Conflict: The service is not migrating the old volume, or the server's state does not allow
             the action.
     """
@@ -263,7 +268,10 @@ def _swap(request: Request, server: ServerRecord, volume_id: str, new_volume_id:
 
 
 def _refuse_swap(request: Request, server: ServerRecord, old: Volume, new: Volume) -> None:
-    """Raise BadRequest if the new volume cannot replace the old volume."""
+    """Raise BadRequest if the new volume cannot replace the old volume at this server.
+
+    For example, the server does not have the old volume, or the new volume is smaller.
+    """
     if server.id not in old.servers:
         raise errors.BadRequest("Invalid volume: Old volume is attached to a different instance.")
     if new.servers:

@@ -90,7 +90,8 @@ def make(request: Request, server: ServerRecord, name: str) -> VolumeSnapshots:
         BadRequest: A volume does not exist any more.
         Conflict: A snapshot failed, or the guest could not be frozen although its image requires
             that.
-        Unavailable: The service does not answer, or too many requests are waiting.
+        Unavailable: The service does not answer or is not in the catalogue, or too many requests
+            are waiting.
     """
     service = request.volumes
     if service is None:
@@ -228,7 +229,10 @@ def _build_mapping(row: BlockDeviceRow, snapshot_id: str) -> JsonObject:
 
 
 def _list_local_mappings(server: ServerRecord) -> list[JsonObject]:
-    """Return the mappings of requested local disks. Disks of the flavor need no mapping."""
+    """Return the mappings of the local disks other than the root disk, if the request chose any.
+
+    Otherwise the list is empty, because the disks of the flavor need no mapping.
+    """
     if not server.disks:
         return []
     disks = local_disks.of(from_wire(models.Flavor, loads(server.flavor)), loads(server.disks))

@@ -121,7 +121,9 @@ def _look_up_source(
     existing: dict[str, Volume],
     images: dict[str, Image],
 ) -> VolumeMapping:
-    """Return the mapping with a size, and add the volume or image to ``existing`` or ``images``.
+    """Return the mapping, and add the volume or image to ``existing`` or ``images``.
+
+    The result has the size of the volume, or without a requested size the size of the snapshot.
 
     Raises:
         BadRequest: The source does not exist for the caller, or cannot be used.

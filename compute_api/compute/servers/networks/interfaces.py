@@ -72,7 +72,9 @@ def attach(request: Request, server: ServerRecord) -> ApiResponse:
     time.
 
     Raises:
-        BadRequest, NotFound, Conflict: The network, port or address cannot be used.
+        BadRequest, NotFound, Conflict: The network, port or address cannot be used, the server's
+            state does not allow the action, or the action failed.
+        Forbidden: The quota of ports is exhausted, or the network is external.
         NotImplementedHere: The cloud has no network service.
         Unavailable: Too many requests are waiting.
     """
@@ -102,6 +104,7 @@ def _attach_and_wait(request: Request, server: ServerRecord, args: JsonObject) -
 
     Raises:
         Conflict: The action failed, or the server's state does not allow the action.
+        Forbidden: The action failed, because the policy or quota of the network service forbids it.
     """
     timeout, store = request.services.settings.answer_timeout_seconds, request.services.store
     action_id = action_waits.in_turn(
@@ -128,8 +131,11 @@ def _look_up_interface(
     Without a network or a port in the request this is the project's only network.
 
     Raises:
-        BadRequest: The fields exclude each other, or the project has no network.
-        Forbidden: The project's quota of ports is exhausted.
+        BadRequest: The fields do not fit together, or the network, port or address cannot be used.
+            Or the request names no network, and the project has no network or several.
+        NotFound, Conflict: The network or port does not exist, or the port or address is in use.
+        Forbidden: The project's quota of ports is exhausted, or the network is external and the
+            policy does not allow that.
     """
     network_id, port_id, fixed = body.get("net_id"), body.get("port_id"), body.get("fixed_ips")
     if network_id and port_id:

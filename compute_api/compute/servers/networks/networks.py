@@ -133,7 +133,8 @@ def _check_items(items: Sequence[JsonMapping], max_count: int) -> Sequence[JsonM
     """Return the entries, after a check that each names a port or a network.
 
     Raises:
-        BadRequest: An entry names neither, or has fields that exclude each other.
+        BadRequest: An entry names neither, has fields that exclude each other, or names a port or
+            an address although ``max_count`` is above 1.
     """
     for item in items:
         network_id, port_id, address = item.get("uuid"), item.get("port"), item.get("fixed_ip")
@@ -257,7 +258,7 @@ def _look_up_ports(
 
 
 def _find_guarantee(networks: TenantNetworks, token: str, record: JsonMapping) -> str | None:
-    """Return the guarantee in the QoS policies of a port or network, as text for errors, or None.
+    """Return the QoS rule that guarantees a rate to a port or network, as text for errors, or None.
 
     Why: the network service shows resource_request to administrators only. A policy that the caller
     may not read is left to the conductor, which sees the request when it binds the port.
@@ -305,7 +306,12 @@ def _check_network(
 def _check_addresses(
     networks: TenantNetworks, token: str, items: Iterable[JsonMapping], refusals: NetworkErrors
 ) -> None:
-    """Check that each requested address is free, and in a subnet of its network."""
+    """Check that each requested address is free, and in a subnet of its network.
+
+    Raises:
+        BadRequest: The address is in no subnet of the network.
+        Problem: The address is in use (``refusals.taken``).
+    """
     requested = [
         (item["uuid"], str(ipaddress.ip_address(item["fixed_ip"])))
         for item in items
@@ -344,6 +350,8 @@ def count_within_port_quota(
     max_count: int,
 ) -> int:
     """Return the number of servers for which the project's quota has ports, at most max_count.
+
+    ``requested`` are the interfaces of each server. Interfaces with an existing port need no quota.
 
     Raises:
         Forbidden: The quota has ports for fewer than min_count servers.

@@ -28,7 +28,7 @@ def of_port(port: JsonMapping, tag: str, version: int) -> JsonObject:
 
 
 def of_interface(interface: Interface, version: int) -> JsonObject:
-    """Return the body for an interface in a server's row."""
+    """Return the body for an interface in the form that servers' rows and actions store."""
     fixed = [
         {"ip_address": address["address"], "subnet_id": address["subnet"]}
         for address in interface.addresses

@@ -213,7 +213,10 @@ def _build_group_list(interfaces: str, requested: str) -> orjson.Fragment | None
 
 
 def _get_groups(row: ServerRecord, view: ServerView) -> object:
-    """Return the security groups of the server's ports. Omit the field if there are none."""
+    """Return the security groups of the server's ports, or OMITTED if there are none.
+
+    If the groups of a port are unknown, return those of the server's create request.
+    """
     return _build_group_list(row.interfaces or "[]", row.security_groups) or OMITTED
 
 
@@ -397,7 +400,7 @@ def shows_user_data(version: int, allowed: frozenset[str]) -> bool:
 
 
 def shows_hosts(allowed: frozenset[str]) -> bool:
-    """Return whether the response shows facts of hosts in addition to names."""
+    """Return whether the response needs ``ServerView.hosts``, the facts of the servers' hosts."""
     return bool(allowed & {ATTRIBUTES, HOST_STATUS})
 
 

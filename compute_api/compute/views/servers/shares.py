@@ -16,7 +16,8 @@ _RUNS = (states.RUNNING, states.POWER_PAUSED)
 def of(mapping: ShareMappingRow, server: ServerRecord, is_admin: bool = False) -> JsonObject:
     """Return the body of a share. Only administrators see the export location.
 
-    An attached share is shown as active while the guest runs, otherwise with the stored status.
+    An attached share is shown as active while the guest runs or is paused, otherwise with the
+    stored status.
     """
     status = (
         ACTIVE
