@@ -69,8 +69,8 @@ class OwnImages:
     def require_readable(self, image: Image) -> None:
         """Check that Kilonova's user can read an image that a tenant sees.
 
-        Hosts get the image's data through this user. An image service that does not answer refuses
-        no request here.
+        Hosts get the image's data through this user. A public or community image passes without a
+        query. If the image service does not answer, the image passes too.
 
         Raises:
             Forbidden: The image is hidden from Kilonova's user.

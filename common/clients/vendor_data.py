@@ -232,7 +232,10 @@ def _depth(value: object) -> int:
 
 
 def static(conf: cfg.ConfigOpts) -> JsonObject | None:
-    """Return the vendor data in the file for all guests. None: providers does not contain "static".
+    """Return the content of [metadata] vendor_data_file, which is the same for all guests.
+
+    Returns:
+        {} if no file is configured. None if [vendor_data] providers does not contain "static".
 
     Raises:
         ConfigError: The file cannot be read, or is not valid.
@@ -244,8 +247,9 @@ def configured(conf: cfg.ConfigOpts) -> Dynamic | None:
     """Return the client of the targets. None: [vendor_data] providers does not contain "dynamic".
 
     Raises:
-        ConfigError: No target is configured, a target or the user in [vendordata_dynamic_auth] is
-            not valid, or plain HTTP would be used to another machine.
+        ConfigError: No target is configured, or more than ``MOST_TARGETS``, or two with one name.
+            A target or the user in [vendordata_dynamic_auth] is not valid, or plain HTTP would be
+            used to another machine.
     """
     own = conf.vendor_data
     if DYNAMIC not in own.providers:

@@ -103,8 +103,8 @@ class AgentClient:
         """Send commands to a host.
 
         Returns:
-            False if the message was lost, or if the host has no key. The answer to the host's next
-            report contains the commands.
+            False if the message was lost, the host has no key, or the keys cannot be read. The
+            answer to the host's next report contains the commands.
         """
         return self._cast(
             host, "do", {"commands": to_wire(list(commands)), "access": to_wire(access)}
@@ -114,8 +114,8 @@ class AgentClient:
         """Request a host to prefetch images.
 
         Returns:
-            False if the message was lost, or if the host has no key. The conductor's sweep repeats
-            the message.
+            False if the message was lost, the host has no key, or the keys cannot be read. The
+            conductor's sweep repeats the message.
         """
         return self._cast(
             host, "cache_images", {"images": to_wire(list(images)), "access": to_wire(access)}

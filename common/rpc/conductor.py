@@ -170,7 +170,10 @@ class ConductorWakeup:
         threading.Thread(target=self._run, name="conductor-wakeup", daemon=True).start()
 
     def wake(self, neighbours: bool = False) -> None:
-        """Request a wake-up, which the background thread sends. See ``ConductorApi.wake``."""
+        """Let the background thread send one message, which calls the method of this object.
+
+        ``neighbours`` is the argument of ``ConductorApi.wake``.
+        """
         if neighbours:
             self._neighbours.set()
         self._woken.set()

@@ -67,6 +67,7 @@ class SchedulerClient:
         Raises:
             NoAnswer: No scheduler answered. The caller must wait, and must not report "no valid
                 host".
+            Problem: The answer is this error.
         """
         answer = self._transport.call(
             TOPIC, "select", timeout=TIMEOUT, specs=to_wire(specs), fresh=fresh
@@ -78,6 +79,7 @@ class SchedulerClient:
 
         Raises:
             NoAnswer: No scheduler answered.
+            Problem: The answer is this error.
         """
         return from_wire(
             Explanation,

@@ -52,6 +52,7 @@ class Certificate:
         Raises:
             OSError: The file cannot be read.
             ValueError: Certificate or key is missing or unusable.
+            TypeError: The key has a password.
         """
         text = Path(path).read_bytes()
         key = serialization.load_pem_private_key(text, None)

@@ -186,8 +186,8 @@ def start(
         exporter: Creates the exporter. None: the exporter for [tracing] endpoint.
 
     Raises:
-        ConfigError: OpenTelemetry is not installed, or the endpoint is plain text on another
-            machine.
+        ConfigError: OpenTelemetry is not installed, the endpoint is plain text on another machine,
+            or the files of [tls] cannot be used.
     """
     global spans
     own = conf.tracing
