@@ -64,7 +64,9 @@ class Target:
 
 
 class Dynamic:
-    """The client of the targets. Created after the process has forked. Thread-safe.
+    """The client of the operator's services for vendor data, which are called targets.
+
+    Created after the process has forked. Thread-safe.
 
     Args:
         targets: The services to call.
@@ -244,7 +246,9 @@ def static(conf: cfg.ConfigOpts) -> JsonObject | None:
 
 
 def configured(conf: cfg.ConfigOpts) -> Dynamic | None:
-    """Return the client of the targets. None: [vendor_data] providers does not contain "dynamic".
+    """Return the client of the services in [vendor_data] dynamic_targets.
+
+    Return None if [vendor_data] providers does not contain "dynamic".
 
     Raises:
         ConfigError: No target is configured, or more than ``MOST_TARGETS``, or two with one name.

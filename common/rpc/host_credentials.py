@@ -24,7 +24,7 @@ ANSWER_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TokenState:
-    """The state of a token, for the machine that has it."""
+    """The state of a join token, for the machine that has the token."""
 
     #: The time of the control plane in microseconds.
     now: int
@@ -55,14 +55,14 @@ class HostJoinsApi(Protocol):
     """The answers of a conductor to ``kilonova join``."""
 
     def look(self, host: str, generation: int) -> TokenState:
-        """Return the state of a host's token, which ``generation`` identifies.
+        """Return the state of a host's join token, which ``generation`` identifies.
 
         Raises:
             NotFound: The host has no token of this generation, because a newer one replaced it.
         """
 
     def join(self, host: str, generation: int, public: str, request: str) -> JsonObject:
-        """Use the token, and return the ``Identity`` as JSON, sealed for ``public``.
+        """Use a host's join token, and return the ``Identity`` as JSON, sealed for ``public``.
 
         Args:
             host: Name of the host.
@@ -90,7 +90,7 @@ class HostJoinsClient:
         self._link, self._own = link, Envelope()
 
     def look(self) -> TokenState:
-        """Return the state of the token.
+        """Return the state of this machine's join token.
 
         Raises:
             NoAnswer: No conductor answered in time.
@@ -99,7 +99,7 @@ class HostJoinsClient:
         return from_wire(TokenState, self._link.ask(REPORTS, "join_look", {}, ANSWER_SECONDS))
 
     def join(self, request: str = "") -> Identity:
-        """Use the token, and return the identity. Safe to repeat if the answer was lost.
+        """Use the join token, and return the identity. Safe to repeat if the answer was lost.
 
         Args:
             request: Request for a certificate (PEM), or "" for no certificate.

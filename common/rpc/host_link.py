@@ -407,7 +407,7 @@ class ControlSide(_Side):
             self._process(body, self._requests.complete)
 
     def _rename(self) -> None:
-        """Receive answers under a new name, which a host in quarantine does not know."""
+        """Receive hosts' answers under a new name, which a host in quarantine does not know."""
         self._name = uuid.uuid4().hex
         self._start_listener().reconnect()
 

@@ -201,7 +201,7 @@ OF_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 class CertificateGauge:
-    """Collector of prometheus-client for the seconds until the certificate expires.
+    """Collector of prometheus-client: the seconds until the certificate in a PEM file expires.
 
     With workers, the master reports this metric, because all workers use the same file.
     """

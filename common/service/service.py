@@ -178,6 +178,9 @@ def own_name(state_dir: str, kind: str, host: str) -> tuple[str, IO[str]]:
 
     Returns:
         The name, and the lock file, which must stay open as long as this process uses the name.
+
+    Raises:
+        RuntimeError: All 999 names of this host are in use.
     """
     folder = Path(state_dir)
     folder.mkdir(parents=True, exist_ok=True)

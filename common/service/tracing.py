@@ -368,7 +368,7 @@ def _attributes(parts: JsonMapping) -> dict[str, Value | None]:
 
 # --- sending ---
 class _LastWords(logging.Handler):
-    """Keeps the library's last message, instead of writing it to the log."""
+    """Keeps OpenTelemetry's last warning, instead of writing it to the log."""
 
     text = ""
 

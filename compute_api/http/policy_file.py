@@ -59,7 +59,7 @@ class FileRule:
 class IsAdmin(policy.Check):
     """Nova's check ``is_admin:True``: whether the rule context_is_admin holds for the caller.
 
-    Any other text after the colon means that the rule does not hold.
+    With any other text after the colon, for example ``is_admin:False``, the check is the opposite.
     """
 
     def __call__(

@@ -47,7 +47,7 @@ READ_METHODS, WRITE_METHOD = ("GET", "HEAD"), "POST"
 
 
 def create(guests: GuestCache, proxy_secret: str, rate: RateLimiter) -> WSGIApplication:
-    """Build the application.
+    """Build the WSGI application of the metadata service.
 
     Args:
         guests: The guests.

@@ -42,7 +42,7 @@ MAX_BODY_BYTES = 1024 * 1024
 
 
 def create(store: Store, policy: Policy | None = None) -> WSGIApplication:
-    """Build the application.
+    """Build the WSGI application of the placement service.
 
     Args:
         store: The database.
