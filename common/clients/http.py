@@ -34,7 +34,7 @@ MAX_WAIT_SECONDS = 10.0
 
 #: Transient refusals: time-out, locked, too early, too many requests.
 NOT_NOW = frozenset((408, 423, 425, 429))
-#: Status of a definite refusal -> error. Every other status is a Conflict.
+#: Status of a definite refusal -> error. Every other definite refusal is a Conflict.
 REFUSALS: Mapping[int, type[errors.Problem]] = {
     400: errors.BadRequest,
     401: errors.Unauthorized,

@@ -58,7 +58,7 @@ class HostJoinsApi(Protocol):
         """Return the state of a host's join token, which ``generation`` identifies.
 
         Raises:
-            NotFound: The host has no token of this generation, because a newer one replaced it.
+            NotFound: A newer token replaced this one, or the host was removed or has other keys.
         """
 
     def join(self, host: str, generation: int, public: str, request: str) -> JsonObject:
@@ -68,9 +68,12 @@ class HostJoinsApi(Protocol):
             host: Name of the host.
             generation: Generation of the token's key.
             public: Public key of the machine's ``Envelope``. The same key may use the token again.
-            request: Request for a certificate (PEM), or "" for no certificate.
+            request: Request for a certificate (PEM), or "" for no certificate. The request is
+                ignored if the conductor signs no certificates for this host.
 
         Raises:
+            NotFound: As for ``look``.
+            BadRequest: ``public`` or ``request`` is not valid.
             Conflict: Another machine has used the token, or the token has expired.
         """
 
@@ -94,7 +97,7 @@ class HostJoinsClient:
 
         Raises:
             NoAnswer: No conductor answered in time.
-            NotFound: A newer token replaced this one.
+            NotFound: A newer token replaced this one, or the host was removed or has other keys.
         """
         return from_wire(TokenState, self._link.ask(REPORTS, "join_look", {}, ANSWER_SECONDS))
 
@@ -106,6 +109,8 @@ class HostJoinsClient:
 
         Raises:
             Unavailable: No answer. The token may have been used.
+            NotFound: As for ``look``.
+            BadRequest: ``request`` is not valid.
             Conflict: Another machine has used the token, or the token has expired.
             NotGenuine: The answer was not sealed for this machine.
         """

@@ -295,9 +295,10 @@ class HostSide(_Side):
 
 
 class ControlSide(_Side):
-    """The control plane's end of the link: that of a conductor, or of the API.
+    """The control plane's end of the link.
 
-    A conductor calls ``serve``. The API only calls hosts.
+    A conductor calls ``serve``. The API, the console service and operators' commands only call
+    hosts.
 
     Args:
         connect: Opens connections to the broker.

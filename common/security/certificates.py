@@ -231,6 +231,7 @@ class Signer:
         Raises:
             ValueError: The present certificate is of another host or authority, or not valid now,
                 the proof is not of its key, or an argument is malformed.
+            x509.ExtensionNotFound: The present certificate has no addresses.
         """
         cert = x509.load_pem_x509_certificate(present.encode())
         try:
