@@ -116,8 +116,8 @@ class IdentityClient:
         """Return the image service's URL, from [image] endpoint or from the catalogue.
 
         Raises:
-            Unavailable: The catalogue does not contain the service, cannot be read now, or its URL
-                is plain HTTP to another machine.
+            Unavailable: The catalogue does not contain the service or cannot be read now, or the
+                service's URL there is plain HTTP to another machine.
         """
         url = self._endpoint(self._conf.image.endpoint, "image")
         if url is None:
@@ -195,8 +195,8 @@ class IdentityClient:
             None if the cloud has no network service.
 
         Raises:
-            Unavailable: The catalogue cannot be read now, or its URL is plain HTTP to another
-                machine.
+            Unavailable: The catalogue cannot be read now, or the service's URL there is plain HTTP
+                to another machine.
         """
         return self._endpoint(self._conf.network.endpoint, "network")
 
@@ -207,8 +207,8 @@ class IdentityClient:
             None if the cloud has no such service.
 
         Raises:
-            Unavailable: The catalogue cannot be read now, or its URL is plain HTTP to another
-                machine.
+            Unavailable: The catalogue cannot be read now, or the service's URL there is plain HTTP
+                to another machine.
         """
         configured = self._conf.share.endpoint
         return self._endpoint(configured, "shared-file-system") or self._endpoint(
@@ -222,8 +222,8 @@ class IdentityClient:
             None if the cloud has no such service.
 
         Raises:
-            Unavailable: The catalogue cannot be read now, or its URL is plain HTTP to another
-                machine.
+            Unavailable: The catalogue cannot be read now, or the service's URL there is plain HTTP
+                to another machine.
         """
         configured = self._conf.volume.endpoint
         return (
@@ -236,8 +236,8 @@ class IdentityClient:
         """Return the URL of Kilonova's own API in the catalogue.
 
         Raises:
-            Unavailable: The catalogue does not contain the compute service, cannot be read now, or
-                its URL is plain HTTP to another machine.
+            Unavailable: The catalogue does not contain the compute service or cannot be read now,
+                or the URL there is plain HTTP to another machine.
         """
         url = self._endpoint(None, "compute")
         if url is None:
@@ -256,7 +256,8 @@ class IdentityClient:
             catalogue without the service is first read again.
 
         Raises:
-            Unavailable: The catalogue cannot be read, or its URL is plain HTTP to another machine.
+            Unavailable: The catalogue cannot be read, or the service's URL there is plain HTTP to
+                another machine.
         """
         if configured:
             return configured

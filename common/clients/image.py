@@ -319,7 +319,8 @@ class ImageClient:
         An existing image with the same values is no error.
 
         Raises:
-            Conflict: An image with other values has the id, or this cannot be seen with the token.
+            Conflict: The id is in use by an image that has other values or that the token may not
+                see.
             Unauthorized, Forbidden, TooLarge, BadRequest: The service refuses.
             Unavailable: The service does not answer.
         """
