@@ -34,7 +34,7 @@ MAX_WAIT_SECONDS = 10.0
 
 #: Transient refusals: time-out, locked, too early, too many requests.
 NOT_NOW = frozenset((408, 423, 425, 429))
-#: Status of a definite refusal -> error. Every other status is a Conflict.
+#: Status of a definite refusal -> error. Every other definite refusal is a Conflict.
 REFUSALS: Mapping[int, type[errors.Problem]] = {
     400: errors.BadRequest,
     401: errors.Unauthorized,
@@ -65,8 +65,9 @@ def kind_of(status: int) -> type[errors.Problem]:
 def refusal_of(answer: HttpAnswer, name: str, needs: str) -> errors.Problem:
     """Return the error for a response with a refusal. The caller raises the error.
 
-    The text contains the service's message, which is in the first value of the JSON body, or the
-    status if the body has no message.
+    Status 401 is Unauthorized and 406 is Conflict, both with a fixed text. Otherwise the text
+    contains the service's message, which is in the first value of the JSON body, or the status if
+    the body has no message.
 
     Args:
         answer: The response.
@@ -179,7 +180,7 @@ def _unreadable(name: str, content: str) -> errors.Unavailable:
 def wait_of(answer: HttpAnswer) -> float:
     """Return the seconds in a response's Retry-After, at most ``MAX_WAIT_SECONDS``.
 
-    Return 0 without this header, or if the header contains a date.
+    Return 0 without this header, or if the header is not a whole number, for example a date.
     """
     retry_after = str(answer.headers.get("Retry-After", "")).strip()
     return (
@@ -255,7 +256,10 @@ def refuse_plain_text(session: Session, refusal: Callable[[str], str]) -> Sessio
 
 
 def _trace() -> Mapping[str, str]:
-    """Return the header that makes a service's spans part of the current request's trace."""
+    """Return the header that makes a service's spans part of the current request's trace.
+
+    Return no header if the current request is not traced.
+    """
     parent = tracing.traceparent(request_id.get()) if tracing.spans else None
     return {"traceparent": parent} if parent else {}
 
@@ -295,7 +299,7 @@ class OptionalService:
         """Return True if the service's URL is configured or in the catalogue.
 
         Raises:
-            Unavailable: The catalogue cannot be read.
+            Unavailable: The catalogue cannot be read, or the URL in the catalogue is refused.
         """
         return bool(self._find_url())
 
@@ -303,7 +307,8 @@ class OptionalService:
         """Return the service's URL without a slash at the end.
 
         Raises:
-            Unavailable: The cloud lacks the service, or the catalogue cannot be read.
+            Unavailable: The cloud lacks the service, the catalogue cannot be read, or the URL in
+                the catalogue is refused.
         """
         if not (url := self._find_url()):
             raise not_registered(self.service_name, self.section)
@@ -359,8 +364,8 @@ class Http:
             **more: Further options of the request.
 
         Raises:
-            Unavailable: No response came, its status is transient, or the breaker is open. The
-                error contains the seconds of the service's Retry-After.
+            Unavailable: No response came, the breaker is open, or the status is transient. Only in
+                the last case the error contains the seconds of the service's Retry-After.
         """
         from keystoneauth1 import exceptions
 

@@ -116,7 +116,8 @@ class IdentityClient:
         """Return the image service's URL, from [image] endpoint or from the catalogue.
 
         Raises:
-            Unavailable: The catalogue does not contain the service, or cannot be read now.
+            Unavailable: The catalogue does not contain the service or cannot be read now, or the
+                service's URL there is plain HTTP to another machine.
         """
         url = self._endpoint(self._conf.image.endpoint, "image")
         if url is None:
@@ -147,10 +148,12 @@ class IdentityClient:
         return str(self._access().auth_token)
 
     def require_answer(self) -> None:
-        """Check that the identity service answers and accepts Kilonova's user.
+        """Check that the identity service answers, and that Kilonova has a token or gets one.
+
+        A token that is still valid is not checked again at the service.
 
         Raises:
-            Unavailable: The service does not answer, or refuses the user.
+            Unavailable: The service does not answer, or no token can be fetched in time.
         """
         require_answer(self._conf.identity.auth_url)
         self.token()
@@ -192,7 +195,8 @@ class IdentityClient:
             None if the cloud has no network service.
 
         Raises:
-            Unavailable: The catalogue cannot be read now.
+            Unavailable: The catalogue cannot be read now, or the service's URL there is plain HTTP
+                to another machine.
         """
         return self._endpoint(self._conf.network.endpoint, "network")
 
@@ -203,7 +207,8 @@ class IdentityClient:
             None if the cloud has no such service.
 
         Raises:
-            Unavailable: The catalogue cannot be read now.
+            Unavailable: The catalogue cannot be read now, or the service's URL there is plain HTTP
+                to another machine.
         """
         configured = self._conf.share.endpoint
         return self._endpoint(configured, "shared-file-system") or self._endpoint(
@@ -217,7 +222,8 @@ class IdentityClient:
             None if the cloud has no such service.
 
         Raises:
-            Unavailable: The catalogue cannot be read now.
+            Unavailable: The catalogue cannot be read now, or the service's URL there is plain HTTP
+                to another machine.
         """
         configured = self._conf.volume.endpoint
         return (
@@ -230,7 +236,8 @@ class IdentityClient:
         """Return the URL of Kilonova's own API in the catalogue.
 
         Raises:
-            Unavailable: The catalogue does not contain the compute service, or cannot be read now.
+            Unavailable: The catalogue does not contain the compute service or cannot be read now,
+                or the URL there is plain HTTP to another machine.
         """
         url = self._endpoint(None, "compute")
         if url is None:
@@ -249,7 +256,8 @@ class IdentityClient:
             catalogue without the service is first read again.
 
         Raises:
-            Unavailable: The catalogue cannot be read, or its URL is plain HTTP to another machine.
+            Unavailable: The catalogue cannot be read, or the service's URL there is plain HTTP to
+                another machine.
         """
         if configured:
             return configured
@@ -302,14 +310,14 @@ class IdentityClient:
     def _access(self, fresh: bool = False) -> AccessInfo:
         """Return the present token with its catalogue, or wait for the token that is being fetched.
 
-        A token that ends soon, or whose catalogue is old, is returned while a thread fetches the
-        next one.
+        A token that ends within ``RENEW`` seconds, or whose catalogue is old, is returned while a
+        thread fetches the next one. A token that ends within ``GOOD`` seconds is not returned.
 
         Args:
             fresh: Ignore the present token and wait for a new one.
 
         Raises:
-            Unavailable: The token was not fetched in time, or the breaker is open.
+            Unavailable: No token was fetched in time, the request failed, or the breaker is open.
         """
         with self._lock:
             present = self._access_info if not fresh else None

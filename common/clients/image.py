@@ -71,7 +71,7 @@ OWN_KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image's record: the part that servers store, and the data for its acceptance.
+    """An image's record: ``ref``, which servers store, and the fields that requests are checked by.
 
     Attributes:
         min_ram: MiB.
@@ -203,12 +203,15 @@ class ImageClient:
         return image
 
     def look(self, image_id: str, token: str) -> Image:
-        """Return the image as it is now. Unlike ``show``, distinguish missing images and roles.
+        """Return the image as it is now, with one query for this call and without ``require``.
+
+        Unlike ``show``, this raises different errors for a missing image and for missing roles.
 
         Raises:
-            NotFound: The image does not exist.
+            NotFound: The image does not exist, or the id is not valid.
             Forbidden: The token's user may not see the image.
             Unavailable: The service does not answer.
+            Problem: The service refuses for another reason.
         """
         return image_of(self.record(image_id, token))
 
@@ -216,9 +219,10 @@ class ImageClient:
         """Return the whole record of an image in Glance's format.
 
         Raises:
-            NotFound: The image does not exist.
+            NotFound: The image does not exist, or the id is not valid.
             Forbidden: The token's user may not see the image.
             Unavailable: The service does not answer.
+            Problem: The service refuses for another reason.
         """
         answer = self._get(f"/v2/images/{quote(image_id, safe='')}", token)
         if answer.status_code in (400, 404):
@@ -236,6 +240,7 @@ class ImageClient:
         Raises:
             BadRequest: The service does not accept the parameters.
             Unavailable: The service does not answer.
+            Problem: The service refuses for another reason.
         """
         answer = self._get(f"/v2/images?{urlencode(query)}", token)
         _check(answer)
@@ -246,7 +251,7 @@ class ImageClient:
 
         Raises:
             NotFound: The image does not exist any more.
-            Forbidden, BadRequest, TooLarge: The service refuses.
+            Unauthorized, Forbidden, BadRequest, Conflict, TooLarge: The service refuses.
             Unavailable: The service does not answer.
         """
 
@@ -314,8 +319,9 @@ class ImageClient:
         An existing image with the same values is no error.
 
         Raises:
-            Conflict: An image with other values has the id.
-            Forbidden, TooLarge, BadRequest: The service refuses.
+            Conflict: The id is in use by an image that has other values or that the token may not
+                see.
+            Unauthorized, Forbidden, TooLarge, BadRequest: The service refuses.
             Unavailable: The service does not answer.
         """
         answer = self._send("POST", "/v2/images", token, json=dict(record))
@@ -331,16 +337,18 @@ class ImageClient:
         Raises:
             Forbidden, Conflict: The image is protected or in use.
             Unavailable: The service does not answer.
+            Problem: The service refuses for another reason.
         """
         answer = self._send("DELETE", f"/v2/images/{image_id}", token)
         if answer.status_code not in (404, 410):
             _check(answer)
 
     def find(self, filters: Mapping[str, str], token: str) -> list[JsonObject]:
-        """Return the records of the images with these fields and properties, newest first.
+        """Return the records of all images with these fields and properties, newest first.
 
         Raises:
             Unavailable: The service does not answer.
+            Problem: The service refuses the request.
         """
         query = urlencode({**filters, "sort_key": "created_at", "sort_dir": "desc"})
         path, images = f"/v2/images?{query}", []
@@ -363,8 +371,9 @@ class ImageClient:
 
         Raises:
             NotFound: The image's record does not exist any more.
-            Conflict: The image has data already, or the stored data differs from the sent data.
-            Forbidden, TooLarge: The service refuses.
+            Conflict: The image has data already, is not active after the upload, or the stored data
+                differs from the sent data.
+            Unauthorized, Forbidden, BadRequest, TooLarge: The service refuses.
             Unavailable: The service does not answer, or the transfer breaks off.
         """
         data = _HashedData(chunks)
@@ -379,7 +388,7 @@ class ImageClient:
         An image that is already active and empty is no error.
 
         Raises:
-            NotFound, Conflict, Forbidden, TooLarge, Unavailable: As for ``upload``.
+            Problem: As for ``upload``.
         """
         try:
             self.put(image_id, token, ())
@@ -392,7 +401,8 @@ class ImageClient:
         """Store an image's data without verifying the stored data.
 
         Raises:
-            NotFound, Conflict, Forbidden, TooLarge, Unavailable: As for ``upload``.
+            Conflict: The image has data already.
+            Problem: As for ``upload``.
         """
         answer = self._send(
             "PUT",
@@ -425,7 +435,8 @@ class Data:
     Iteration raises Unavailable if the transfer breaks off.
 
     Attributes:
-        size: The number of bytes, or None if the service does not report the number.
+        size: The number of bytes, or None if the service does not report the number or compresses
+            the data.
     """
 
     def __init__(self, answer: HttpAnswer) -> None:
@@ -465,12 +476,12 @@ class _HashedData:
             yield chunk
 
     def compare(self, image: Image) -> None:
-        """Compare the stored image with the data sent.
+        """Compare the stored image's status, size and hash with those of the data sent.
 
-        If the service uses another hash algorithm, only the size is compared.
+        If the service uses another hash algorithm than SHA-512, the hash is not compared.
 
         Raises:
-            Conflict: The image is not active, or differs from the data.
+            Conflict: The image is not active, or size or hash differ.
         """
         expected = {"status": ACTIVE, "size": self._size}
         stored: JsonObject = {"status": image.status, "size": image.ref.size}
@@ -523,7 +534,8 @@ def _check(answer: HttpAnswer) -> None:
     """Check the status of a response.
 
     Raises:
-        Problem: The status is no success. The text contains the service's message.
+        Problem: The status is 300 or more. The text contains the service's message, except for
+            Unauthorized.
     """
     if answer.status_code >= 300:
         kind = kind_of(answer.status_code)
@@ -546,7 +558,10 @@ def _sentence(form: str, message: str) -> str:
 
 
 def _read_message(page: str) -> str:
-    """Return the message in the body of a refusal, without markup and shortened."""
+    """Return the message in the body of a refusal, without markup and shortened.
+
+    For an empty body the message is "no reason was given".
+    """
     return (
         " ".join(re.sub(r"<[^>]*>", " ", page[:2000]).split())[:_LONGEST] or "no reason was given"
     )

@@ -100,11 +100,13 @@ def check_volume(image: Image, volume_gb: int, memory_mb: int | None = None) -> 
 
 
 def check_hardware(flavor: models.Flavor, properties: Mapping[str, str]) -> None:
-    """Check that hosts support the hardware that flavor and image require.
+    """Check that Kilonova supports the hardware that extra specs and image properties require.
+
+    Which hosts have the hardware is not checked.
 
     Raises:
-        BadRequest: No host supports the hardware. The text names the extra spec or the image
-            property.
+        BadRequest: The hardware is not supported, or a value is not valid. The text names the extra
+            spec or the image property.
     """
     for read in (hardware.hardware, hardware.resources, hardware.traits):
         read(flavor, properties)

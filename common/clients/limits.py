@@ -97,7 +97,8 @@ class UnifiedLimits:
             project_id: The project's id. "*" returns only the registered limits.
 
         Raises:
-            Unavailable: The limits are not cached, and the identity service does not answer.
+            Unavailable: The limits are not cached, and the identity service does not answer in
+                time or refuses.
         """
         try:
             requests = [self._request(name) for name in dict.fromkeys((EVERYBODY, project_id))]
@@ -193,7 +194,14 @@ def configured(conf: cfg.ConfigOpts) -> UnifiedLimits | None:
 
 
 def _set_defaults(conf: cfg.ConfigOpts) -> None:
-    """Register oslo.limit's options, with the values of [identity] as their defaults."""
+    """Register oslo.limit's options and set their defaults.
+
+    If [oslo_limit] has no auth_type, user, password and URL of [identity] are the defaults.
+
+    Raises:
+        ConfigError: A URL in [oslo_limit] is plain HTTP to another machine.
+        ImportError: oslo.limit is not installed.
+    """
     from keystoneauth1 import loading
     from oslo_limit import limit  # noqa: F401  # The import registers its options.
 

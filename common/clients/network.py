@@ -290,7 +290,8 @@ class NetworkClient(OptionalService):
             token: The token with which the list is read.
             resource: The collection in the service's URLs, for example "security-groups".
             filters: Query parameters. A list matches any of its values.
-            keep: Return answers that are cached for ``KEEP`` seconds, and cache new ones.
+            keep: Return cached answers, and cache new answers for ``KEEP`` seconds. Answers without
+                records are not cached.
         """
         records: list[JsonObject] = []
         for query_filters in _split(filters):
@@ -377,7 +378,8 @@ def _split(filters: JsonMapping) -> Iterable[JsonMapping]:
 def refusal_of(answer: HttpAnswer) -> errors.Problem:
     """Return the error for a response with a refusal. The caller raises the error.
 
-    The text contains the service's message. An exceeded quota is Forbidden with any status.
+    The text contains the service's message, or the status if there is no message. For status 401
+    the text is fixed. An exceeded quota is Forbidden with any other status.
     """
     if answer.status_code == 401:
         return errors.Unauthorized(f"The {NAME} does not accept the token.")

@@ -45,9 +45,15 @@ class Bindings(NetworkClient):
     def bind_also(self, token: str, port: JsonObject, host: str) -> JsonObject | None:
         """Add an inactive binding of a port to a host, with the port's profile.
 
+        Args:
+            token: Kilonova's own token.
+            port: The port in Neutron's format.
+            host: Name of the host.
+
         Returns:
-            The binding: host, status, vif_type, vif_details, profile. The vif_type is
-            "binding_failed" if the host cannot bind the port. None if the service binds a port to
+            The new binding, or the existing binding to this host, which may be active: host,
+            status, vif_type, vif_details, profile. If the host cannot bind the port, only host,
+            vif_type "binding_failed" and empty vif_details. None if the service binds a port to
             one host only.
 
         Raises:
@@ -117,7 +123,10 @@ def _path(port_id: str, *host: str) -> str:
 
 
 def _cannot_bind(answer: HttpAnswer) -> bool:
-    """Return True if the host cannot bind the port. Neutron reports this with status 500."""
+    """Return True if the response reports that the host cannot bind the port.
+
+    Neutron reports this as PortBindingError with status 500.
+    """
     try:
         return bool(answer.json()["NeutronError"]["type"] == "PortBindingError")
     except (ValueError, KeyError, TypeError):

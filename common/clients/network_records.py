@@ -14,28 +14,29 @@ from common.domain.json_types import JsonObject
 
 
 class Records(NetworkClient):
-    """A client that can also create, change and delete records.
+    """A client that can also create, change and delete records of the network service.
 
+    ``resource`` is the name of a collection in the service's URLs, for example "security-groups".
     Every method raises BadRequest, Forbidden, NotFound or Conflict if the service refuses, and
     Unavailable if it does not answer.
     """
 
     def records(self, token: str, resource: str, **filters: object) -> list[JsonObject]:
-        """Return the records that the token may see and that match all filters."""
+        """Return the records of ``resource`` that the token may see and that match all filters."""
         return self._all(token, resource, filters)
 
     def record(self, token: str, resource: str, record_id: str) -> JsonObject:
-        """Return the record with this id."""
+        """Return the record of ``resource`` with this id, for example a security group."""
         return dict(self._json("GET", _path(resource, record_id), token)[_key(resource)])
 
     def create(self, token: str, resource: str, values: JsonObject) -> JsonObject:
-        """Create a record and return it as stored."""
+        """Create a record of ``resource``, for example a security group. Return it as stored."""
         return dict(
             self._json("POST", f"/{resource}", token, {_key(resource): values})[_key(resource)]
         )
 
     def update(self, token: str, resource: str, record_id: str, values: JsonObject) -> JsonObject:
-        """Change these fields of a record, and return the whole record as stored."""
+        """Change these fields of a record of ``resource``, and return the whole stored record."""
         return dict(
             self._json("PUT", _path(resource, record_id), token, {_key(resource): values})[
                 _key(resource)
@@ -43,7 +44,7 @@ class Records(NetworkClient):
         )
 
     def delete(self, token: str, resource: str, record_id: str) -> None:
-        """Delete the record with this id."""
+        """Delete the record of ``resource`` with this id."""
         self._json("DELETE", _path(resource, record_id), token)
 
 

@@ -23,7 +23,9 @@ ROLE = "admin"
 
 
 class OwnImages:
-    """A client of the image service. Created after the process has forked. Thread-safe.
+    """A client of the image service that sends the token of Kilonova's own user.
+
+    Created after the process has forked. Thread-safe.
 
     Args:
         timeout: Seconds until the first byte of a response.
@@ -46,7 +48,8 @@ class OwnImages:
     def ask(self, call: Callable[[ImageClient, str], T]) -> T:
         """Call a function with the client and Kilonova's token, and return its result.
 
-        Errors of the function are passed on. If a missing role may be the cause, the text names it.
+        Errors of the function are passed on. If a missing role may be the cause, the text names the
+        user and the role.
 
         Raises:
             Forbidden: The user's roles do not suffice, or a quota is exceeded.
@@ -69,8 +72,8 @@ class OwnImages:
     def require_readable(self, image: Image) -> None:
         """Check that Kilonova's user can read an image that a tenant sees.
 
-        Hosts get the image's data through this user. An image service that does not answer refuses
-        no request here.
+        Hosts get the image's data through this user. A public or community image passes without a
+        query. If the image service does not answer, the image passes too.
 
         Raises:
             Forbidden: The image is hidden from Kilonova's user.

@@ -154,7 +154,7 @@ class ShareClient(OptionalService):
         return rules
 
     def _locks(self, token: str) -> Iterator[JsonObject]:
-        """Yield the locks with Kilonova's reason.
+        """Yield the locks of access rules whose reason is ``REASON``, in all projects.
 
         A page may be shorter than requested, because the service has its own limit
         (osapi_max_limit). So only an empty page is the last one.

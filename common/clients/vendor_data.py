@@ -64,7 +64,9 @@ class Target:
 
 
 class Dynamic:
-    """The client of the targets. Created after the process has forked. Thread-safe.
+    """The client of the operator's services for vendor data, which are called targets.
+
+    Created after the process has forked. Thread-safe.
 
     Args:
         targets: The services to call.
@@ -232,7 +234,10 @@ def _depth(value: object) -> int:
 
 
 def static(conf: cfg.ConfigOpts) -> JsonObject | None:
-    """Return the vendor data in the file for all guests. None: providers does not contain "static".
+    """Return the content of [metadata] vendor_data_file, which is the same for all guests.
+
+    Returns:
+        {} if no file is configured. None if [vendor_data] providers does not contain "static".
 
     Raises:
         ConfigError: The file cannot be read, or is not valid.
@@ -241,11 +246,14 @@ def static(conf: cfg.ConfigOpts) -> JsonObject | None:
 
 
 def configured(conf: cfg.ConfigOpts) -> Dynamic | None:
-    """Return the client of the targets. None: [vendor_data] providers does not contain "dynamic".
+    """Return the client of the services in [vendor_data] dynamic_targets.
+
+    Return None if [vendor_data] providers does not contain "dynamic".
 
     Raises:
-        ConfigError: No target is configured, a target or the user in [vendordata_dynamic_auth] is
-            not valid, or plain HTTP would be used to another machine.
+        ConfigError: No target is configured, or more than ``MOST_TARGETS``, or two with one name.
+            A target or the user in [vendordata_dynamic_auth] is not valid, or plain HTTP would be
+            used to another machine.
     """
     own = conf.vendor_data
     if DYNAMIC not in own.providers:

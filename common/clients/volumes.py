@@ -260,7 +260,10 @@ class VolumeClient(OptionalService):
 
     # --- records for users, with "volumes" or "snapshots" as ``resource`` ---
     def records(self, token: str, resource: str) -> list[JsonObject]:
-        """Return all records of the token's project, newest first. Reads all pages."""
+        """Return all volumes or snapshots of the token's project in Cinder's format, newest first.
+
+        ``resource`` is "volumes" or "snapshots". All pages are read.
+        """
         records: list[JsonObject] = []
         path = f"/{resource}/detail"
         while True:
@@ -272,7 +275,9 @@ class VolumeClient(OptionalService):
             path = f"/{resource}/detail?{urlencode({'marker': records[-1]['id']})}"
 
     def record(self, token: str, resource: str, record_id: str) -> JsonObject:
-        """Return a record in Cinder's format.
+        """Return a volume or snapshot in Cinder's format.
+
+        ``resource`` is "volumes" or "snapshots".
 
         Raises:
             NotFound: The record does not exist, or the token may not see it.
@@ -280,7 +285,9 @@ class VolumeClient(OptionalService):
         return dict(self._json("GET", f"/{resource}/{_quote(record_id)}", token)[resource[:-1]])
 
     def make(self, token: str, resource: str, values: JsonObject) -> JsonObject:
-        """Create a record in the token's project and return it.
+        """Start to create a volume or snapshot in the token's project, and return the record.
+
+        ``resource`` is "volumes" or "snapshots".
 
         Raises:
             TooLarge: A quota of the service is exceeded.
@@ -290,10 +297,10 @@ class VolumeClient(OptionalService):
         )
 
     def remove(self, token: str, resource: str, record_id: str) -> None:
-        """Delete a record.
+        """Delete a volume or snapshot. ``resource`` is "volumes" or "snapshots".
 
         Raises:
-            NotFound: The record does not exist.
+            NotFound: The volume or snapshot does not exist.
         """
         self._json("DELETE", f"/{resource}/{_quote(record_id)}", token)
 

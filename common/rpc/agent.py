@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of agents: commands (``do``), images to prefetch, and queries by the API.
+"""The interface of agents: commands (``do``), images to prefetch, and queries.
 
-``do`` and ``cache_images`` are casts, and only conductors have the keys for them. The API waits for
-the answer to a ``query``.
+``do`` and ``cache_images`` are casts, and only conductors have the keys for them. The API, the
+console service and operators' commands send a ``query`` and wait for the answer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class AgentApi(Protocol):
 
 
 def serve(link: HostSide, agent: AgentApi) -> None:
-    """Serve the methods of ``agent`` to conductors and the API.
+    """Serve the methods of ``agent`` to the control plane.
 
     Requests to ``do`` and ``cache_images`` need the host's command key, requests to ``query`` the
     query key.
@@ -94,7 +94,10 @@ def commands_of(contents: Iterable[JsonObject]) -> list[Command]:
 
 
 class AgentClient:
-    """The client of agents, for conductors (``do``, ``cache_images``) and the API (``query``)."""
+    """The client of agents. Conductors call ``do`` and ``cache_images``.
+
+    The API, the console service and operators' commands call ``query``.
+    """
 
     def __init__(self, link: ControlSide) -> None:
         self._link = link
@@ -103,8 +106,8 @@ class AgentClient:
         """Send commands to a host.
 
         Returns:
-            False if the message was lost, or if the host has no key. The answer to the host's next
-            report contains the commands.
+            False if the message was lost, the host has no key, or the keys cannot be read. The
+            answer to the host's next report contains the commands.
         """
         return self._cast(
             host, "do", {"commands": to_wire(list(commands)), "access": to_wire(access)}
@@ -114,8 +117,8 @@ class AgentClient:
         """Request a host to prefetch images.
 
         Returns:
-            False if the message was lost, or if the host has no key. The conductor's sweep repeats
-            the message.
+            False if the message was lost, the host has no key, or the keys cannot be read. The
+            conductor's sweep repeats the message.
         """
         return self._cast(
             host, "cache_images", {"images": to_wire(list(images)), "access": to_wire(access)}
@@ -134,7 +137,7 @@ class AgentClient:
 
         Args:
             host: Name of the host.
-            verb: Name of the query, a key of ``compute_agent.queries.HostQueries``.
+            verb: Name of the query in the table of ``compute_agent.queries.HostQueries``.
             arguments: Arguments of the query.
             timeout: Seconds to wait for the answer.
 

@@ -68,7 +68,7 @@ LOST_MESSAGES = metrics.Metric(
 
 
 class BrokerTransport(AmqpTransport):
-    """Opens a connection to one node of the broker, for both stacks.
+    """Opens a connection to one node of the broker, for both oslo.messaging and kombu.
 
     With TLS, each node's certificate must contain the node's own name. kombu alone would expect the
     first node's name in the certificates of all nodes of a cluster.
@@ -236,8 +236,9 @@ class BrokerAddress(Protocol):
 
 
 def configure(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
-    """Set the defaults of both stacks in ``conf``: TLS from [tls], heartbeats and reconnection.
+    """Set defaults in ``conf`` for oslo.messaging and kombu: TLS, heartbeats and reconnection.
 
+    TLS is used if [tls] has the files.
     The operator's own values in [oslo_messaging_rabbit] override them. No connection is opened.
 
     Returns:

@@ -212,7 +212,10 @@ class Sender:
         return self._run(what, run)
 
     def _run(self, what: str, work: Callable[[], bool]) -> bool:
-        """Call ``work``, and once more over a new connection if the first is broken."""
+        """Call ``work``, and once more over a new connection if the first is broken.
+
+        Return the result of ``work``, or False after a failure and during the pause that follows.
+        """
 
         def attempt() -> bool:
             try:

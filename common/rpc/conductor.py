@@ -43,10 +43,12 @@ class ConductorApi(Protocol):
         """Note that a message of this conductor to itself arrived, so the broker works."""
 
     def sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
-        """Process an agent's report.
+        """Process an agent's report, unless the cookie in the report is not fresh.
 
         Returns:
             The answer, and the access to the images of its commands (None if they have no images).
+            With a cookie that is not fresh, the answer has only a new cookie and the session 0, and
+            the agent registers again.
 
         Raises:
             Unavailable: The report was not processed. The agent repeats it.
@@ -170,7 +172,10 @@ class ConductorWakeup:
         threading.Thread(target=self._run, name="conductor-wakeup", daemon=True).start()
 
     def wake(self, neighbours: bool = False) -> None:
-        """Request a wake-up, which the background thread sends. See ``ConductorApi.wake``."""
+        """Let the background thread send one message, which calls the method of this object.
+
+        ``neighbours`` is the argument of ``ConductorApi.wake``.
+        """
         if neighbours:
             self._neighbours.set()
         self._woken.set()

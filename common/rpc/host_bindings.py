@@ -29,7 +29,9 @@ RESTORE_SECONDS = 60.0
 
 
 class HostBindings:
-    """A thread that changes the bindings when the set of hosts in quarantine changes.
+    """A thread that changes the bindings of the conductors' queues when quarantines begin and end.
+
+    Without a quarantine the thread restores the default bindings once a minute.
 
     Args:
         connect: Opens a connection to the broker.

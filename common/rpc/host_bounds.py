@@ -80,8 +80,8 @@ class _Flooder:
 class Quarantine:
     """Hosts that far exceeded their allowance. Their messages are ignored for a while.
 
-    The first quarantine takes 60 seconds. Each further one within an hour takes twice as long as
-    the one before, at most 15 minutes. Thread-safe.
+    The first quarantine takes 60 seconds. Each further one within an hour of the last one's end
+    takes twice as long as the last, at most 15 minutes. Thread-safe.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:

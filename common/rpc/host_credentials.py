@@ -24,7 +24,7 @@ ANSWER_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TokenState:
-    """The state of a token, for the machine that has it."""
+    """The state of a join token, for the machine that has the token."""
 
     #: The time of the control plane in microseconds.
     now: int
@@ -55,22 +55,25 @@ class HostJoinsApi(Protocol):
     """The answers of a conductor to ``kilonova join``."""
 
     def look(self, host: str, generation: int) -> TokenState:
-        """Return the state of a host's token, which ``generation`` identifies.
+        """Return the state of a host's join token, which ``generation`` identifies.
 
         Raises:
-            NotFound: The host has no token of this generation, because a newer one replaced it.
+            NotFound: A newer token replaced this one, or the host was removed or has other keys.
         """
 
     def join(self, host: str, generation: int, public: str, request: str) -> JsonObject:
-        """Use the token, and return the ``Identity`` as JSON, sealed for ``public``.
+        """Use a host's join token, and return the ``Identity`` as JSON, sealed for ``public``.
 
         Args:
             host: Name of the host.
             generation: Generation of the token's key.
             public: Public key of the machine's ``Envelope``. The same key may use the token again.
-            request: Request for a certificate (PEM), or "" for no certificate.
+            request: Request for a certificate (PEM), or "" for no certificate. The request is
+                ignored if the conductor signs no certificates for this host.
 
         Raises:
+            NotFound: As for ``look``.
+            BadRequest: ``public`` or ``request`` is not valid.
             Conflict: Another machine has used the token, or the token has expired.
         """
 
@@ -90,22 +93,24 @@ class HostJoinsClient:
         self._link, self._own = link, Envelope()
 
     def look(self) -> TokenState:
-        """Return the state of the token.
+        """Return the state of this machine's join token.
 
         Raises:
             NoAnswer: No conductor answered in time.
-            NotFound: A newer token replaced this one.
+            NotFound: A newer token replaced this one, or the host was removed or has other keys.
         """
         return from_wire(TokenState, self._link.ask(REPORTS, "join_look", {}, ANSWER_SECONDS))
 
     def join(self, request: str = "") -> Identity:
-        """Use the token, and return the identity. Safe to repeat if the answer was lost.
+        """Use the join token, and return the identity. Safe to repeat if the answer was lost.
 
         Args:
             request: Request for a certificate (PEM), or "" for no certificate.
 
         Raises:
             Unavailable: No answer. The token may have been used.
+            NotFound: As for ``look``.
+            BadRequest: ``request`` is not valid.
             Conflict: Another machine has used the token, or the token has expired.
             NotGenuine: The answer was not sealed for this machine.
         """

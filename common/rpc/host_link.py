@@ -227,7 +227,7 @@ class HostSide(_Side):
         """Request this host's queue from the conductors, and wait until the queue exists.
 
         Raises:
-            NotFound: The queue is still missing. ``Listener`` connects and tries again.
+            amqp.NotFound: The queue is still missing. ``Listener`` connects and tries again.
         """
         queue, connection = (
             host_queues.name_of(self._prefix, self._host, self._purpose),
@@ -295,9 +295,10 @@ class HostSide(_Side):
 
 
 class ControlSide(_Side):
-    """The control plane's end of the link: that of a conductor, or of the API.
+    """The control plane's end of the link.
 
-    A conductor calls ``serve``. The API only calls hosts.
+    A conductor calls ``serve``. The API, the console service and operators' commands only call
+    hosts.
 
     Args:
         connect: Opens connections to the broker.
@@ -330,7 +331,8 @@ class ControlSide(_Side):
 
         Args:
             reports: Methods for requests in the queue of reports.
-            heartbeats: Methods that one thread runs, one after the other.
+            heartbeats: Methods for requests in the queue of heartbeats. One thread runs them, one
+                after the other.
             joins: Methods for requests with the key of a join token. They also get the generation
                 of the key as argument ``generation``. None: such requests are refused.
         """
@@ -406,7 +408,7 @@ class ControlSide(_Side):
             self._process(body, self._requests.complete)
 
     def _rename(self) -> None:
-        """Receive answers under a new name, which a host in quarantine does not know."""
+        """Receive hosts' answers under a new name, which a host in quarantine does not know."""
         self._name = uuid.uuid4().hex
         self._start_listener().reconnect()
 
@@ -502,8 +504,8 @@ class ControlSide(_Side):
     def _answer(self, header: Header, method: Method, content: JsonObject, came_at: float) -> None:
         """Run a method and send its result to the host.
 
-        If the method raises NotGenuine, or the key is not valid any more, the request is logged and
-        gets no answer, because honest hosts are never refused. A request that waited longer than
+        If the method raises NotGenuine, or the key is not valid any more or cannot be read, the
+        request is counted in ``refusals`` and gets no answer. A request that waited longer than
         ``STALE_SECONDS`` is dropped, for example because the database was unreachable. The host has
         given up, and repeats the request.
         """

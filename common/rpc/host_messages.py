@@ -34,7 +34,10 @@ REFUSED = metrics.Metric(
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The readable part of a message: the host, the key, the method and the request's id."""
+    """The readable part of a message: the host, the key, the method and the request's id.
+
+    ``answer_to`` is the name to which a host sends the answer. Empty: no answer is expected.
+    """
 
     host: str
     generation: int

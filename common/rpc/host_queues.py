@@ -84,7 +84,10 @@ def declare_answers(channel: Channel, prefix: str, role: str, name: str) -> str:
 
 
 def declare_door(channel: Channel, prefix: str, door: str) -> str:
-    """Declare the conductors' queue ``door`` (REPORTS or HEARTBEATS), and return its name."""
+    """Declare the conductors' queue ``door`` (REPORTS or HEARTBEATS), and return its name.
+
+    The queue gets the messages of all hosts whose routing keys begin with ``door``.
+    """
     queue = f"{prefix}-{door}"
     channel.queue_declare(queue, durable=True, auto_delete=False)
     channel.queue_bind(queue, exchange(prefix), f"{door}.#")

@@ -33,7 +33,7 @@ class SchedulerApi(Protocol):
 
 
 def serve(transport: Transport, name: str, scheduler: SchedulerApi) -> None:
-    """Serve the methods of ``scheduler`` to conductors and the API.
+    """Serve the methods of ``scheduler`` to conductors and operators' commands.
 
     Args:
         transport: Receives the requests.
@@ -56,7 +56,7 @@ def serve(transport: Transport, name: str, scheduler: SchedulerApi) -> None:
 
 
 class SchedulerClient:
-    """The client of schedulers, for conductors and the API."""
+    """The client of schedulers, for conductors and operators' commands."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -67,6 +67,7 @@ class SchedulerClient:
         Raises:
             NoAnswer: No scheduler answered. The caller must wait, and must not report "no valid
                 host".
+            Problem: The answer is this error.
         """
         answer = self._transport.call(
             TOPIC, "select", timeout=TIMEOUT, specs=to_wire(specs), fresh=fresh
@@ -78,6 +79,7 @@ class SchedulerClient:
 
         Raises:
             NoAnswer: No scheduler answered.
+            Problem: The answer is this error.
         """
         return from_wire(
             Explanation,

@@ -150,7 +150,7 @@ class Transport:
         """Wait until this process can receive replies. Return False after ``timeout`` seconds.
 
         The library opens the reply queue during the first call, and then waits for the broker
-        without a time limit. So a thread makes a first call to a topic without a server.
+        without a time limit. So a thread makes a first call to a topic that no process serves.
         """
         if not self._has_replies.is_set():
             with self._lock:
@@ -168,6 +168,8 @@ class Transport:
 
     def _try_send(self, send: Callable[[int], Sent]) -> Sent:
         """Try to send once, and once more if the channel is dead while the connection is alive.
+
+        The second try happens at most every ``MEND`` seconds.
 
         The library creates a new channel only in a retry. Without a retry each later call would
         fail with the dead channel.
@@ -212,7 +214,10 @@ class Transport:
         self._servers.append(rpc_server)
 
     def close(self) -> None:
-        """Stop serving and close the connections."""
+        """Stop serving and close the connections.
+
+        The connections stay open if the thread of ``_await_replies`` still waits for the broker.
+        """
         for rpc_server in self._servers:
             rpc_server.stop()
         for rpc_server in self._servers:

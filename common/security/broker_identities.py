@@ -69,7 +69,7 @@ class Identity:
     limits: Mapping[str, int] = field(default_factory=dict)
 
     def permissions(self, virtual_host: str = "/") -> JsonObject:
-        """Return the permissions as the broker's definitions contain them."""
+        """Return the permissions in the format of the broker's definitions."""
         return {
             "user": self.user,
             "vhost": virtual_host,
@@ -79,7 +79,7 @@ class Identity:
         }
 
     def topic_permissions(self, virtual_host: str = "/") -> list[JsonObject]:
-        """Return the permissions for routing keys as the broker's definitions contain them."""
+        """Return the permissions for routing keys in the format of the broker's definitions."""
         return [
             {
                 "user": self.user,

@@ -52,6 +52,7 @@ class Certificate:
         Raises:
             OSError: The file cannot be read.
             ValueError: Certificate or key is missing or unusable.
+            TypeError: The key has a password.
         """
         text = Path(path).read_bytes()
         key = serialization.load_pem_private_key(text, None)
@@ -230,6 +231,7 @@ class Signer:
         Raises:
             ValueError: The present certificate is of another host or authority, or not valid now,
                 the proof is not of its key, or an argument is malformed.
+            x509.ExtensionNotFound: The present certificate has no addresses.
         """
         cert = x509.load_pem_x509_certificate(present.encode())
         try:

@@ -63,7 +63,10 @@ class HostKey:
     secret: bytes = field(repr=False)
 
     def seal(self, plain: bytes, header: bytes) -> bytes:
-        """Return the encrypted text. The header is authenticated, but not part of the result."""
+        """Return a new nonce and the encrypted text, for ``open``.
+
+        The header is authenticated, but not part of the result.
+        """
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + AESGCM(self.secret).encrypt(nonce, plain, header)
 
@@ -253,7 +256,9 @@ class AllKeys:
             return list(self._by_host)
 
     def _generations(self, host: str) -> Generations | None:
-        """Return the valid generations of a host, from the cache or the database, or None.
+        """Return the valid generations of a host, from the cache or the database.
+
+        Return None if the host has no key.
 
         A host that is missing in the cache causes a read at once, but at most ten reads a second.
 

@@ -140,7 +140,9 @@ class Gateway:
     tickets: Tickets
 
     def for_commands(self, host: str, commands: Sequence[Command]) -> Access | None:
-        """Return the access for exactly the images of these commands, or None without images.
+        """Return the URL and a ticket for exactly the images of these commands.
+
+        Return None if the commands have no images.
 
         Raises:
             Unavailable: This cloud has no secret to sign with.
@@ -151,7 +153,7 @@ class Gateway:
         return Access(self.url, self.tickets.make(host, reads, writes)) if reads or writes else None
 
     def for_reading(self, host: str, images: Sequence[str]) -> Access:
-        """Return the access for reading these images.
+        """Return the URL and a ticket for reading these images.
 
         Raises:
             Unavailable: This cloud has no secret to sign with.

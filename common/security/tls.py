@@ -130,8 +130,8 @@ def protecting(
             option does not.
 
     Raises:
-        ConfigError: The connection would be plain text to another machine, or the files cannot be
-            used.
+        ConfigError: The connection would be plain text to another machine, without [tls]
+            allow_plain_text. Or the files cannot be used, or a listener has no certificate.
     """
     files = of(conf)
     if files is not None and not off:
@@ -155,10 +155,12 @@ def of_url(conf: cfg.ConfigOpts, option: str, url: str) -> bool | str:
     """Return how to verify the certificate at a URL of this cloud.
 
     Returns:
-        The file of the cloud's authority, or True for the authorities of the system.
+        The file of the cloud's authority, or True for the authorities of the system. True also for
+        a permitted http:// URL.
 
     Raises:
-        ConfigError: The URL is plain HTTP to another machine.
+        ConfigError: The URL is plain HTTP to another machine, without [tls] allow_plain_text. Or
+            the files of [tls] cannot be used.
     """
     parts = urlsplit(url)
     if parts.scheme == "https":
@@ -183,7 +185,7 @@ def check_external_url(
         remedy: The instruction in the error.
 
     Raises:
-        ConfigError: The URL is plain HTTP to another machine.
+        ConfigError: The URL is not permitted.
     """
     parts = urlsplit(url)
     if (

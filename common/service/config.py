@@ -488,7 +488,8 @@ def load(path: str | None = None, process: str = "") -> cfg.ConfigOpts:
         process: Name of the process without "kilonova-", or "" for a command.
 
     Raises:
-        ConfigError: The file is missing, an option has a wrong value, or an option is unknown.
+        ConfigError: The file is missing, an option is unknown or has a wrong value, two options
+            contradict each other, or a credential cannot be used.
     """
     register()
     default_path = AGENT_FILE if process == AGENT else DEFAULT_FILE
@@ -610,7 +611,7 @@ def _take_credentials(conf: cfg.ConfigOpts, path: str | None, process: str) -> C
 def _derive(conf: cfg.ConfigOpts, source: CredentialSource) -> None:
     """Set options that follow from other options or from files in their default place.
 
-    ``origins`` names the source of each.
+    ``source.origins`` then has the origin of each.
     """
     if not conf.tls.ca_file and not conf.tls.cert_file and source.add_tls_files():
         conf.reload_config_files()

@@ -134,7 +134,7 @@ def _parse(path: str) -> _Lines:
 def unknown(path: str, options: Mapping[str, Iterable[cfg.Opt]]) -> str:
     """Return a text that lists the file's unknown sections and options with the nearest names.
 
-    The text is "" if all are known.
+    The text has at most ``MAX_SHOWN`` names, and is "" if all are known.
 
     Args:
         path: Path of the file.

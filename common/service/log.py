@@ -168,9 +168,10 @@ def _parts(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _value(part: object) -> str:
-    """Return the text of a field. Values with other than plain ASCII characters are quoted.
+    """Return the text of a field.
 
-    Quoted values are cut to ``MAX_VALUE_CHARS``, with escapes for other characters.
+    Values with a space, a quote, a backslash or a character outside of ASCII are quoted, and so are
+    long values. Quoted values are cut to ``MAX_VALUE_CHARS``, with escapes for these characters.
     """
     if isinstance(part, float):
         return f"{part:.1f}"

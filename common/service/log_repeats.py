@@ -46,7 +46,7 @@ MAX_CAUSE_CHARS = 300
 
 
 def mendable(problem: BaseException) -> BaseException | None:
-    """Return the exception among ``problem`` and its causes that an operator can fix, or None."""
+    """Return the first of ``problem`` and its causes that an operator can fix, or None."""
     return next((cause for cause in _causes(problem) if _is_mendable(cause)), None)
 
 
@@ -72,9 +72,9 @@ def _causes(problem: BaseException) -> Iterator[BaseException]:
 def without_traceback(record: logging.LogRecord) -> logging.LogRecord:
     """Return a copy of the record without traceback if an operator can fix the cause.
 
-    The first lines of the cause and of its root cause are appended to the message, and the
-    attribute ``trouble`` identifies the problem. Records without such a cause, and records below
-    WARNING, are returned unchanged.
+    The first lines of the cause and of its root cause are appended to the message, unless they are
+    in the message already. The attribute ``trouble`` identifies the problem. Records without such a
+    cause, and records below WARNING, are returned unchanged.
     """
     problems = _problems_in(record)
     cause = next((cause_found for problem in problems if (cause_found := mendable(problem))), None)
@@ -99,7 +99,9 @@ def _problems_in(record: logging.LogRecord) -> list[BaseException]:
 
 
 def _first_line(problem: BaseException) -> str:
-    """Return the first line of the text, or the name of the type if there is no text.
+    """Return the first line of an exception's text, at most ``MAX_CAUSE_CHARS`` characters.
+
+    Return the name of the exception's type if the text is empty.
 
     Why: a database library adds lines with values of the statement.
     """
@@ -130,7 +132,9 @@ class Repeats:
         """Yield the records to write now.
 
         These are ``record``, unless it repeats a problem of the last minute, and a line with the
-        count for each problem that was suppressed and whose minute is over.
+        count for each suppressed problem whose minute is over. If the problem of ``record`` is one
+        of them, ``record`` itself has the count. With more than ``MAX_TROUBLES`` problems, the
+        minute of the oldest ones is cut short.
         """
         now = self._monotonic()
         if record.levelno < logging.WARNING:

@@ -201,7 +201,7 @@ OF_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 class CertificateGauge:
-    """Collector of prometheus-client for the seconds until the certificate expires.
+    """Collector of prometheus-client: the seconds until the certificate in a PEM file expires.
 
     With workers, the master reports this metric, because all workers use the same file.
     """
@@ -262,6 +262,8 @@ _served: _Served | None = None
 def start(conf: cfg.ConfigOpts, process: str) -> None:
     """Start counting, if [prometheus] is enabled and this process has a port for metrics.
 
+    The port is opened later, by ``serve``.
+
     Args:
         conf: The configuration.
         process: Name of the process without "kilonova-".
@@ -308,8 +310,8 @@ def collect(collector: Collector) -> None:
 def serve() -> None:
     """Serve this process's metrics from a thread, at the first free port.
 
-    If no port is free, the process runs without metrics and logs an error. No effect if this
-    process does not count.
+    If no port is free, or a port cannot be opened for another reason, the process logs an error and
+    runs without the endpoint. No effect if this process does not count.
     """
     if _served is None:
         return
@@ -335,7 +337,7 @@ def serve() -> None:
 
 
 def forget_worker(worker: int) -> None:
-    """Remove the gauges of a worker that has ended."""
+    """Remove the gauges of a worker that has ended. ``worker`` is the number of its process."""
     if _served is not None and _served.folder:
         from prometheus_client import multiprocess
 
@@ -344,7 +346,7 @@ def forget_worker(worker: int) -> None:
 
 
 def text() -> str:
-    """Return the current metrics in Prometheus' text format, or "" if the process has none."""
+    """Return the current metrics in Prometheus' text format, "" if the process does not count."""
     from prometheus_client import generate_latest
 
     return generate_latest(_served.registry()).decode() if _served is not None else ""

@@ -142,7 +142,7 @@ def run(
 
 
 def notify(state: str) -> None:
-    """Send a state like "READY=1" to systemd (sd_notify's protocol), if systemd started us."""
+    """Send a state like "READY=1" to systemd (sd_notify's protocol), if NOTIFY_SOCKET is set."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -152,7 +152,9 @@ def notify(state: str) -> None:
 
 
 def only_one(state_dir: str, kind: str) -> IO[str]:
-    """Lock the folder for processes of this kind. If another one has the lock, end this process.
+    """Lock the folder ``state_dir`` for one process of this kind.
+
+    If another process of this kind has the lock, end this process with an explanation.
 
     Returns:
         The lock file, which must stay open as long as this process uses the folder.
@@ -176,6 +178,9 @@ def own_name(state_dir: str, kind: str, host: str) -> tuple[str, IO[str]]:
 
     Returns:
         The name, and the lock file, which must stay open as long as this process uses the name.
+
+    Raises:
+        RuntimeError: All 999 names of this host are in use.
     """
     folder = Path(state_dir)
     folder.mkdir(parents=True, exist_ok=True)

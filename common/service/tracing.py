@@ -186,8 +186,8 @@ def start(
         exporter: Creates the exporter. None: the exporter for [tracing] endpoint.
 
     Raises:
-        ConfigError: OpenTelemetry is not installed, or the endpoint is plain text on another
-            machine.
+        ConfigError: OpenTelemetry is not installed, the endpoint is plain text on another machine,
+            or the files of [tls] cannot be used.
     """
     global spans
     own = conf.tracing
@@ -368,7 +368,7 @@ def _attributes(parts: JsonMapping) -> dict[str, Value | None]:
 
 # --- sending ---
 class _LastWords(logging.Handler):
-    """Keeps the library's last message, instead of writing it to the log."""
+    """Keeps OpenTelemetry's last warning, instead of writing it to the log."""
 
     text = ""
 

@@ -31,7 +31,7 @@ INSIDE = ("iframe", "frame", "embed", "object")
 
 
 class BrowserCookies:
-    """Creates and reads the cookies.
+    """Creates and reads the cookies that bind console tokens to browsers.
 
     Args:
         store: The database.
@@ -45,7 +45,7 @@ class BrowserCookies:
         self._https, self._embedded = public_url.lower().startswith("https:"), bool(list(origins))
 
     def new_cookie(self, path: str, headers: Headers) -> str | None:
-        """Return the value of Set-Cookie for the response with the page.
+        """Return the value of Set-Cookie for the response with a console's page.
 
         The token is bound to the cookie here, or for an embedded page when a websocket brings the
         cookie.

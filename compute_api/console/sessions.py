@@ -182,7 +182,7 @@ class ConsoleSessions:
     def serve(self, browser: ServerConnection) -> None:
         """Serve a websocket: check the token, connect the guest, and pass data until the end.
 
-        A websocket that is refused is closed, with a reason if the token was valid.
+        A websocket that is refused is closed, with a reason unless the token cannot be used.
         """
         assert browser.request is not None
         token = token_of(browser.request.path)
@@ -219,6 +219,7 @@ class ConsoleSessions:
         Raises:
             SessionRefused: The session has ``MAX_CHANNELS`` further connections, or the host cannot
                 be reached.
+            Problem: The host's agent does not answer, or refuses.
         """
         with self._lock:
             if self._channels[record.hash] >= MAX_CHANNELS:
@@ -364,8 +365,9 @@ class ConsoleSessions:
     def check_records(self) -> None:
         """End the sessions that lost their token row, and extend the rows of the others.
 
-        A session loses the row if the row is deleted, if the first connection of the session has
-        ended, or if another connection has used the token since.
+        A session loses the row if the row is deleted, if the guest is deleted or moved, if the
+        first connection of the session has ended, or if another connection has used the token
+        since.
 
         Raises:
             Unavailable: The database does not answer.
@@ -390,7 +392,7 @@ class ConsoleSessions:
         """End the sessions of users whose token is not valid any more.
 
         Raises:
-            Unavailable: The identity service does not answer. The remaining sessions stay open.
+            Problem: As for ``TokenChecker.is_valid``. The remaining sessions stay open.
         """
         with self._lock:
             sessions = list(self._open)

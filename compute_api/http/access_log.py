@@ -33,10 +33,11 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 def log_requests(application: WSGIApplication) -> WSGIApplication:
-    """Wrap the application so that it writes a log line and counts the metrics of each request.
+    """Wrap the application so that each request gets a log line, metrics and a span.
 
-    The time of a request begins when the request has arrived. It ends when the response is
-    complete, or after the last chunk of a streamed response.
+    The time of a request begins when the request has arrived. It ends when the application has
+    returned a list, or when any other response is closed. A request that must wait for its project
+    is recorded only after the wait.
     """
 
     def entry(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -91,7 +92,7 @@ def note(environ: WSGIEnvironment, **parts: str) -> None:
 
 
 def redact_path(path: str) -> str:
-    """Return the path for the log, with tokens replaced and cut to ``_MAX_PATH_CHARS``."""
+    """Return the path for the log, without tokens, and cut to ``_MAX_PATH_CHARS`` characters."""
     return _LONG.sub("***", _SECRET.sub(r"\1***", path))[:_MAX_PATH_CHARS]
 
 

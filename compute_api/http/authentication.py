@@ -94,6 +94,7 @@ class _AuthProtocol(auth_token.AuthProtocol):  # type: ignore[misc]  # the libra
         """Return the data of a token.
 
         Raises:
+            InvalidToken: The token is not valid.
             Unavailable: The identity service does not answer.
         """
         try:
@@ -117,7 +118,8 @@ def authenticate(
     """Wrap the application so that tokens are validated before the application is called.
 
     A request without a valid token reaches the application too, without a caller in the
-    environment. The application refuses such a request.
+    environment. The application refuses such a request. If the identity service does not answer,
+    the response is 503.
 
     Args:
         application: The application.

@@ -128,7 +128,7 @@ def build_explainer(draft: str, formats: Formats) -> Callable[[JsonObject], Expl
 
 
 def _limit_errors(keyword: Keyword) -> Keyword:
-    """Return the keyword with at most one error, and with an abbreviated value in its text."""
+    """Return the check of a keyword, limited to one error with an abbreviated value in the text."""
 
     def check(
         validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
@@ -146,7 +146,7 @@ def _compile_pattern(pattern: str) -> Callable[[object], bool]:
 
 
 class _Keywords:
-    """The keywords that visit each item or key of a value."""
+    """Checks for the keywords that visit each item or key of a value, in place of jsonschema's."""
 
     def __init__(self, kind: Any, formats: Formats) -> None:  # noqa: ANN401 - jsonschema has no types
         self._unknown_keys: Keyword = kind.VALIDATORS["additionalProperties"]

@@ -136,7 +136,11 @@ class Lane:
         admission.holds_place = True
 
     def _advance(self) -> list[Admission]:
-        """Give free places to waiting requests, one project after the other."""
+        """Give free places to waiting requests, one project after the other.
+
+        Returns:
+            The requests that have got a place. The caller resumes them.
+        """
         resumed: list[Admission] = []
         while project := next(filter(self._has_place, self._waiting), None):
             line = self._waiting[project]

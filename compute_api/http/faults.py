@@ -88,6 +88,8 @@ def answered_with(app: FaultyApp, handle: Callable[..., None]) -> None:
 class TextFaults:
     """Error responses in plain text. Refusals and failures are logged, failures with traceback.
 
+    A refusal is a ``Problem``. Errors of falcon, for example 405, are not logged.
+
     Args:
         log: The logger.
         refusal: Returns the log text of a refusal.

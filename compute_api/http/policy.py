@@ -87,7 +87,7 @@ class Policy:
         self._load_rules()
 
     def _read_stamp(self) -> tuple[int, ...]:
-        """Return values that change when the policy file changes, or () without a file."""
+        """Return values that change when the policy file changes. () without a readable file."""
         try:
             status = os.stat(self._file) if self._file else None
         except OSError:
@@ -137,7 +137,7 @@ class Policy:
 
     @property
     def in_force(self) -> Mapping[str, EffectiveRule]:
-        """All rules in force, in the order of the operations, then the operator's own rules."""
+        """All rules in force: the base rules, those of the service, then the operator's own."""
         return self._in_force
 
     def allows(

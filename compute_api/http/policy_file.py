@@ -57,7 +57,10 @@ class FileRule:
 
 @policy.register("is_admin")
 class IsAdmin(policy.Check):
-    """Nova's check ``is_admin``: whether the rule context_is_admin holds for the caller."""
+    """Nova's check ``is_admin:True``: whether the rule context_is_admin holds for the caller.
+
+    With any other text after the colon, for example ``is_admin:False``, the check is the opposite.
+    """
 
     def __call__(
         self,
@@ -205,7 +208,11 @@ def _read_rules(path: str, node: yaml.MappingNode) -> Iterator[tuple[yaml.Scalar
 
 
 def _parse_value(node: yaml.Node) -> FileCheck:
-    """Return the check of a rule."""
+    """Return the check of a rule.
+
+    Raises:
+        ValueError: The value is neither a text nor a list of texts.
+    """
     if isinstance(node, yaml.SequenceNode):
         return [_parse_value(part) for part in node.value]
     is_text = isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:str"

@@ -47,9 +47,11 @@ def query_of(text: str) -> dict[str, list[str]]:
 def bytes_of(req: falcon.Request, most: int) -> bytes:
     """Read the body of a request, whether it is chunked or not.
 
+    A body that ends before its Content-Length is returned as far as it came.
+
     Raises:
         TooLarge: The body has more than ``most`` bytes.
-        BadRequest: The body is incomplete or badly chunked.
+        BadRequest: A chunked body is incomplete or badly chunked, or the connection fails.
     """
     check_length(req, most)
     try:
@@ -76,8 +78,8 @@ def json_of(req: falcon.Request, most: int, malformed: Callable[[ValueError], st
 
     Raises:
         TooLarge: The body has more than ``most`` bytes.
-        BadRequest: The body is incomplete, not valid JSON, too complex, or contains a NUL
-            character.
+        BadRequest: The body is not valid JSON, for example because it is incomplete. Or it is too
+            complex, or contains a NUL character.
     """
     return parse_json(bytes_of(req, most), malformed)
 

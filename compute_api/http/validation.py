@@ -189,7 +189,8 @@ class Schema:
         """Validate a value.
 
         Raises:
-            BadRequest: The value is invalid. The text names the field.
+            BadRequest: The value is invalid. The text names the field, unless the error is at the
+                top level.
         """
         if not self.is_valid(value):
             raise errors.BadRequest(self._describe_error(value))

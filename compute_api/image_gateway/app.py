@@ -49,7 +49,7 @@ SHOWN_KEYS = (
 
 
 def create(images: OwnImages, tickets: Tickets) -> WSGIApplication:
-    """Build the application.
+    """Build the WSGI application of the image gateway.
 
     Args:
         images: The image service.

@@ -47,7 +47,7 @@ READ_METHODS, WRITE_METHOD = ("GET", "HEAD"), "POST"
 
 
 def create(guests: GuestCache, proxy_secret: str, rate: RateLimiter) -> WSGIApplication:
-    """Build the application.
+    """Build the WSGI application of the metadata service.
 
     Args:
         guests: The guests.
@@ -71,7 +71,8 @@ class MetadataResource:
         """Answer a request. Falcon calls this.
 
         Raises:
-            Problem: The signature is wrong, or the guest is unknown (``identify``, ``find``).
+            Problem: The signature is wrong, or the guest is unknown (``identify``,
+                ``GuestCache.find``), or a posted password is refused.
             HTTPError: The guest sends too many requests, or the path or method does not exist.
         """
         identity = identify(req.headers, self._secret)
@@ -146,7 +147,7 @@ def _read_password(req: falcon.Request) -> str:
     """Return the password in the body.
 
     Raises:
-        BadRequest: The body is too long, incomplete, or not valid text.
+        BadRequest: The body is too long, incomplete, empty, or not valid text.
     """
     if (req.content_length or 0) > MAX_PASSWORD_BYTES:
         raise errors.BadRequest(

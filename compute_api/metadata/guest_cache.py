@@ -123,6 +123,7 @@ class GuestCache:
         Raises:
             NotFound: The server does not exist in this project or on this host, or the address is
                 not one of its interfaces.
+            Unavailable: The user data cannot be decrypted.
         """
         until, guest = self._guests.get(identity.server, (0.0, None))
         if (
@@ -145,7 +146,7 @@ class GuestCache:
         """Store the password that the guest posted, encrypted by the guest with its owner's key.
 
         Raises:
-            Conflict: A password is already stored.
+            Conflict: A password is already stored, or the server was deleted meanwhile.
         """
         is_stored = self._store.write(lambda tx: metadata.post_password(tx, server_id, password))
         self._guests.pop(server_id, None)

@@ -59,8 +59,8 @@ def identify(headers: Mapping[str, str], secret: str) -> GuestIdentity:
 
     Raises:
         Forbidden: The secret is empty, or the signature is wrong.
-        BadRequest: A header is missing.
-        NotFound: The address is invalid, or an id is too long.
+        BadRequest: The header with the server, the project or the signature is missing.
+        NotFound: The address is missing or invalid, or an id is too long.
     """
     if not secret:
         raise errors.Forbidden(

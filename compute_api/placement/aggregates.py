@@ -32,7 +32,7 @@ def index(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Replace the aggregates that operators set. The aggregates of the host stay.
+    """Replace the aggregates that operators set for a provider. Those of the host stay.
 
     Since 1.19 the body contains the provider's generation.
 

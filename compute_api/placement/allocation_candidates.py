@@ -150,7 +150,7 @@ def _summarize(
 ) -> JsonObject:
     """Return resources, traits and tree of each provider by uuid.
 
-    This takes three SQL statements, or two before ``TRAITS``.
+    This takes three SQL statements, or two before microversion 1.17, which has no traits.
     """
     ids = [row.id for row in providers]
     stock, used = inventories.of(tx, ids), inventories.usages(tx, ids)

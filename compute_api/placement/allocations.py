@@ -19,7 +19,7 @@ TYPES = {"server": "INSTANCE", "migration": "MIGRATION"}
 def show(request: PlacementRequest, consumer_uuid: str) -> ApiResponse:
     """Return the allocations of a consumer, with one SQL statement.
 
-    An unknown consumer gets an empty object instead of an error.
+    For an unknown consumer the object ``allocations`` is empty, which is no error.
     """
     rows = request.read(consumers.of_consumer, consumer_uuid)
     allocations: dict[str, JsonObject] = {}

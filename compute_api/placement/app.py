@@ -42,7 +42,7 @@ MAX_BODY_BYTES = 1024 * 1024
 
 
 def create(store: Store, policy: Policy | None = None) -> WSGIApplication:
-    """Build the application.
+    """Build the WSGI application of the placement service.
 
     Args:
         store: The database.
@@ -155,10 +155,10 @@ class PlacementEndpoint(Endpoint[PlacementRoute, HttpRequest]):
 
 
 def _check_content_type(req: HttpRequest, route: PlacementRoute) -> None:
-    """Check the length of the body, and that the body of a route with a schema is JSON.
+    """Check Content-Length, and that the body of a route with a schema is JSON.
 
     Raises:
-        BadRequest: The length is invalid, or a body has no content type.
+        BadRequest: Content-Length is no number, or a body has no content type.
         UnsupportedMediaType: The content type is not JSON.
     """
     length, content_type = req.env.get("CONTENT_LENGTH") or "", req.env.get("CONTENT_TYPE") or None

@@ -183,7 +183,7 @@ def delete(request: PlacementRequest, provider_uuid: str, resource_class: str) -
 
 
 def delete_all(request: PlacementRequest, provider_uuid: str) -> None:
-    """Delete all inventories of a provider that an operator created.
+    """Delete all inventories of a provider, unless the host reports one of them.
 
     Raises:
         NotFound: The provider does not exist.
@@ -218,7 +218,8 @@ def _parse(
         verb: "update" or "create", for errors.
 
     Raises:
-        BadRequest: The reserved amount leaves no capacity, or the ratio is not positive.
+        BadRequest: The reserved amount exceeds the total, or equals the total before 1.26, or the
+            ratio is not positive.
     """
     values = {field: body[field] for field in FIELDS if field in body}
     reserved, total = values.get("reserved", 0), values["total"]

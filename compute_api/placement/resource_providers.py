@@ -104,6 +104,7 @@ def create(request: PlacementRequest) -> ApiResponse:
     Raises:
         BadRequest: The parent does not exist, or is the provider itself.
         Conflict: The name or uuid is in use, or the parent is a host's provider.
+        Unavailable: A concurrent request interfered. The client may repeat the request.
     """
     values = _normalize_uuids(request.body)
     row = request.make(

@@ -100,7 +100,9 @@ def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Replace the traits that operators set, and return all traits. Traits of the host stay.
+    """Replace the traits that operators set for a provider, and return all traits.
+
+    Traits that the provider's host reports stay.
 
     Raises:
         NotFound: The provider does not exist.
@@ -119,7 +121,7 @@ def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def clear(request: PlacementRequest, provider_uuid: str) -> None:
-    """Remove all traits that operators set. Traits that a host reports stay.
+    """Remove all traits that operators set for a provider. Traits that a host reports stay.
 
     Raises:
         NotFound: The provider does not exist.

@@ -159,7 +159,11 @@ class ClientConnections:
     def _make_room(
         self, clients: Iterable[ClientConnection], newest: ClientConnection | None
     ) -> bool:
-        """Drop the longest waiting connection without a response in progress, else the newest.
+        """Drop the first of ``clients`` without a response in progress, else ``newest``.
+
+        Args:
+            clients: Connections of one address, the longest waiting first.
+            newest: The connection that was just accepted, or None.
 
         Returns:
             True if a connection was dropped.
@@ -422,8 +426,9 @@ class ClientConnections:
     def end(self) -> None:
         """Begin to close all connections, because the process ends.
 
-        A connection whose request is being answered is closed after the response. Other connections
-        are closed after ``LINGER_SECONDS``, because a request may be in transit.
+        A connection whose request is being answered is closed after the response. Because a request
+        may be in transit, other connections are closed after at most ``LINGER_SECONDS``, unless
+        more data of a request arrives by then.
         """
         self.is_ending, self._next_check = True, 0.0
         for of_address in self._clients.values():

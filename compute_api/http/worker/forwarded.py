@@ -28,7 +28,7 @@ _PREFIX = re.compile(r"(?:/[a-z0-9._~-]{1,64}){1,16}", re.IGNORECASE)
 def apply_proxy_headers(application: WSGIApplication, conf: cfg.ConfigOpts) -> WSGIApplication:
     """Wrap the application so that it sees the URL and the address of the client's request.
 
-    Without the option, return the application unchanged.
+    Without [oslo_middleware] enable_proxy_headers_parsing, return the application unchanged.
     """
     if not conf.oslo_middleware.enable_proxy_headers_parsing:
         return application
@@ -41,7 +41,7 @@ def apply_proxy_headers(application: WSGIApplication, conf: cfg.ConfigOpts) -> W
 
 
 def apply_headers(environ: WSGIEnvironment) -> None:
-    """Copy the values of the proxy headers to the WSGI environment."""
+    """Copy the valid values of the proxy headers to the WSGI environment."""
     forwarded = environ.get("HTTP_FORWARDED")
     proto, host, address = (
         _parse_forwarded(forwarded)

@@ -176,7 +176,10 @@ class ChunkedBody:
 
     @staticmethod
     def _parse_size(size: bytes) -> tuple[bool, int]:
-        """Return True for the last chunk, and the length of the chunk with its terminator."""
+        """Return whether the chunk is the last, and the number of its bytes with the terminator.
+
+        The last chunk has 0 bytes.
+        """
         if not size or len(size) > 16 or size.strip(b"0123456789abcdefABCDEF"):
             raise InvalidChunkSize(size[:16])
         length = int(size, 16)
