@@ -40,9 +40,10 @@ Failed = list[tuple[ActionRow, Exception]]
 def resend(
     tx: Connection, engine: WorkflowEngine, host: str, session: int, known: set[str], grace: int
 ) -> tuple[list[Command], Failed]:
-    """Return a host's lost commands, pending removals and migration controls, marked as sent now.
+    """Return a host's lost commands, pending removals and migration controls.
 
-    At most ``BATCH_SIZE`` commands and ``BATCH_SIZE`` removals are returned.
+    At most ``BATCH_SIZE`` commands and ``BATCH_SIZE`` removals are returned, and marked as sent
+    now. The controls are not marked, so each report is answered with them.
 
     Args:
         tx: The transaction.

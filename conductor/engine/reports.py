@@ -565,14 +565,14 @@ def _add_refused_fences(results: Sequence[tuple[str, Result]], ahead: HigherFenc
 
 #: (server, host) -> the highest fence of the server on the host, if higher than the record.
 HigherFences = dict[tuple[str, str], int]
-#: (host, server) -> a state of the domain that differs from the record.
+#: (host, server) -> a reported state of the domain, as ``_is_news`` selects it.
 News = dict[tuple[str, str], DomainState]
 
 
 def _compare_domains(
     tx: Connection, engine: WorkflowEngine, syncs: Sequence[Sync]
 ) -> tuple[News, HigherFences]:
-    """Return the reported domains that differ from the record of their server.
+    """Return the reported domains that count as news about their server (``_is_news``).
 
     Also returns the fences on hosts that are higher than the record. If a domain differs while an
     action has its server, the host must report all domains again soon.
@@ -605,9 +605,11 @@ def _compare_domains(
 
 
 def _is_news(server: PlacedServerRow, host: str, domain: DomainState) -> bool:
-    """Return True if the state counts, and differs from the record of the server.
+    """Return True if the state counts, and the server's record or its guest must be changed.
 
-    A state counts if the server is idle, is on this host, and has the domain's fence.
+    This is so if the state differs from the record, or if the server has lost its power
+    (``_lost_power``). A state counts if the server is idle, is on this host, and has the domain's
+    fence.
     """
     return bool(
         server.host == host
@@ -679,7 +681,7 @@ def _find_unknown_fences(tx: Connection, sync: Sync) -> tuple[dict[str, int], li
         The fences of idle servers on this host, by server, if higher than the reported fence. Until
         the host knows the fence, the reported state of the domain does not count, and the host may
         still execute commands of an ended action. Second, the servers that run on this host
-        although their record names another host.
+        although their record names another host or none.
     """
     domains = [*(sync.domains or ()), *sync.changed]
     reported = {domain.server: domain.fence for domain in domains}
@@ -710,7 +712,8 @@ def _answer(
     """Build the answer to a report. ``sends`` includes the commands that the host has lost.
 
     The answer has session 0, which lets the host register, in three cases: the host has no session,
-    the report is of an old session, or the host runs a guest whose server is on another host.
+    the report is of an old session, or the report is no registration and the host runs a guest that
+    must be stopped there (``guests.off_on``), because its server is on another host.
 
     Returns:
         The answer, and the actions whose command could not be built.

@@ -90,7 +90,7 @@ class Step(Generic[StepArgs, StepData]):
     pivot: bool = False
     #: True if an abort or a completion can be requested while the command runs.
     takes_controls: bool = False
-    #: True if the action skips the step unless ``Run.go_to`` names it.
+    #: True if no action begins with the step. ``Run.go_to`` leads to the step, or to one before it.
     by_name: bool = False
     #: Notifications about the step, beside those about the action
     #: (``common.notifications.events``).

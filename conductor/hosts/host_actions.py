@@ -644,7 +644,10 @@ class _Round:
         return at - self.quiet_since if self.quiet_since is not None else 0
 
     def _add_summary(self, look: Look) -> None:
-        """Write each server that stays to the journal, with the reason and the next step."""
+        """Write each server that stays to the journal, with the reason and the next step.
+
+        Moves that wait for a confirm or revert by the server's owner are written too.
+        """
         for server in look.servers:
             stays = self.stays_by_server.get(server.id) or (
                 Stays(

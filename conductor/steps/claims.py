@@ -182,8 +182,8 @@ def claim(
 ) -> list[tuple[R, ClaimedHost]]:
     """Claim for each run the first proposed host that still fits.
 
-    If all proposed hosts of a run were refused, the run becomes due again for new proposals. A run
-    without proposed hosts fails with the reasons.
+    If all proposed hosts of a run were refused, or the run has no selection, the run becomes due
+    again for new proposals. A run whose selection contains no hosts fails with the reasons.
 
     Args:
         tx: The transaction.

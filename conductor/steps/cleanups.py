@@ -130,7 +130,7 @@ def _reconcile_attachment(engine: Engine, row: CleanupRow, look: Look) -> None:
 
 
 def _detach_guest_volume(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """Begin the detach of a volume in status error, unless the server has lost the volume."""
+    """Begin the detach of a volume, if the server still has the volume in status error."""
     volume_cleanups.give_back(engine, row, look)
 
 

@@ -474,10 +474,11 @@ def reconcile_port(networks: NetworkApi, port: Port, server: ServerRow | None) -
 
 
 def remove_gone_port(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | None]) -> None:
-    """Begin the action that removes the interface of a deleted port from its server.
+    """Begin the action that removes an interface from its server, because its port is gone.
 
-    Returns without an action if the port exists and belongs to the server, or if the server does
-    not have the interface any more. Then the cleanup is complete.
+    The port was deleted, or belongs to another device. Returns without an action if the port still
+    belongs to the server, or if the server does not have the interface any more. Then the cleanup
+    is complete.
 
     Raises:
         Unavailable: The action has begun. The cleanup checks the result with the next try.

@@ -328,7 +328,10 @@ def _connect_and_complete(
 def _cleanup_if_undoing(
     run: AnyRun, attachment: str, row: BlockDeviceRow
 ) -> AbstractContextManager[None]:
-    """Return a context that, in an undo, turns a failure into a pending cleanup."""
+    """Return a context that turns a failure into a pending cleanup, but only in an undo.
+
+    A service that does not answer is called again before that, as in ``Run.cleanup_on_failure``.
+    """
     if run.is_undoing:
         return run.cleanup_on_failure(ATTACHMENT, attachment, str(row.volume_id))
     return nullcontext()
@@ -543,7 +546,9 @@ def connect_also(engine: Engine, run: ArrivingRun, host: str) -> None:
 def disconnect_arriving(engine: Engine, run: ArrivingRun) -> None:
     """End the attachments of the host that does not have the server.
 
-    In an undo this is the destination, after a move the source.
+    In an undo this is the destination, after a move the source. After a move, the attachment of the
+    new host is completed if it is not complete yet. If a host may still have the volumes connected,
+    the work becomes pending cleanups.
     """
     holding_hosts = (
         _still_holding(engine, run) if run.is_undoing else holding(engine, run.server.id)

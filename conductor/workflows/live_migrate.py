@@ -105,7 +105,7 @@ def _release_destination(tx: Connection, engine: Engine, run: LiveMigrateRun) ->
 
 
 def _check_abort(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:
-    """Fail the runs that a user aborted before the hosts began."""
+    """Fail the runs that a user aborted before the source begins to send the guest."""
     records = migrations.open_of(tx, [run.server.id for run in runs])
     for run in runs:
         if records[run.server.id].requested_control == Control.ABORT:
