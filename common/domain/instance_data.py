@@ -199,7 +199,7 @@ def guest_spec(
 
 
 def _dedicated_cpus(spec: GuestSpec) -> list[int]:
-    """Return the guest CPUs that have a host CPU each."""
+    """Return the guest CPUs that have a host CPU each. Empty if hardware options are invalid."""
     try:
         return sorted(hardware(spec.flavor, spec.image.properties if spec.image else {}).dedicated)
     except errors.BadRequest:
@@ -233,7 +233,10 @@ class InstanceData:
         return str(self.spec.instance.get("hostname") or f"server-{self.spec.server}")
 
     def names(self, version: str) -> list[str]:
-        """Return the names of the documents of an OpenStack version, oldest first."""
+        """Return the names of the documents of an OpenStack version, oldest first.
+
+        User data and vendor data are left out if there are none.
+        """
         return [
             name
             for name, since in DOCUMENTS.items()

@@ -737,9 +737,10 @@ BY_WORKFLOW |= {
 
 
 def action(key: str, value: str | None = None) -> Action | None:
-    """Return the row of ``ACTIONS`` with this key, or None.
+    """Return the first row of ``ACTIONS`` with this key and value, or None.
 
-    If several rows share the key, ``value`` of the body selects the row (``Action.when``).
+    ``value`` is compared only with a row that has ``Action.when``. For example, ``reboot`` has one
+    row for the value SOFT and one for HARD.
     """
     for row in ACTIONS:
         if row.key == key and (row.when is None or row.when[1] == value):
@@ -751,7 +752,7 @@ def row(key: str, value: str | None = None) -> Action:
     """Return the row of ``ACTIONS`` with a key that exists. See ``action`` for ``value``.
 
     Raises:
-        AssertionError: No row has the key.
+        AssertionError: No row has the key and value.
     """
     entry = action(key, value)
     assert entry is not None, key

@@ -15,7 +15,11 @@ _SPACE = re.compile(r"[\s\x1c-\x1f\x85\u2028\u2029]+")
 
 
 def is_printable(text: str) -> bool:
-    """Return True if the text has no control characters, surrogates or line separators."""
+    """Return True if the text has no unprintable character.
+
+    Unprintable are control, format, private and unassigned characters, surrogates, and line and
+    paragraph separators.
+    """
     return text.isprintable() or all(map(_is_printable, text))
 
 

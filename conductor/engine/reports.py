@@ -277,7 +277,7 @@ def _open_session(
     """Open a session for a host that registers.
 
     After a boot of the host, servers that should run and have an action are recorded as off. With
-    ``idle_too``, servers without an action are recorded as off too.
+    ``idle_too``, servers that should run and have no action are recorded as off too.
 
     Returns:
         The number of the session, and after a boot the idle servers that the caller must start.
