@@ -230,7 +230,7 @@ class Conductor:
         engine.wake = self._wake
 
     def _wake(self, lane: Lane) -> None:
-        """Wake the thread of a lane with a due action."""
+        """Wake the thread of this lane, because an action is due there."""
         self._lane_events.get(lane, self._woken).set()
 
     def wake(self, neighbours: bool = False) -> None:

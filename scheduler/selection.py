@@ -322,7 +322,7 @@ def summarize(snapshot: Snapshot, examination: Examination) -> str:
 
 
 def describe_rejections(snapshot: Snapshot, examination: Examination) -> dict[str, str]:
-    """Return the reason of each rejected host, for at most ``MAX_NAMED_HOSTS`` hosts."""
+    """Return host name -> reason for the rejected hosts, at most ``MAX_NAMED_HOSTS``."""
     texts = (
         (snapshot.names[row], check.for_one(row))
         for check, rejected in examination.removed

@@ -534,7 +534,10 @@ def _tagged_volumes(volumes: Sequence[AttachedVolume]) -> list[JsonObject]:
 
 
 def _content_path(number: int) -> str:
-    """Return the place on the drive of a file from the request. The file's own path stays data."""
+    """Return the path on the config drive for the requested file with this number.
+
+    The path in the request is never used as a path.
+    """
     return f"content/{number:04d}"
 
 

@@ -96,7 +96,10 @@ def resend(
 
 
 def _journal_keys(keys: Iterable[CommandKey]) -> set[actions.CommandOf]:
-    """Return the commands of actions as (action, phase, step, attempt), with valid attempts."""
+    """Return the commands of actions as (action, phase, step, attempt).
+
+    Keys with an attempt above ``MAX_ATTEMPT`` are left out.
+    """
     return {
         (key.owner, ActionPhase(key.kind.value), key.step, key.attempt)
         for key in keys

@@ -261,8 +261,8 @@ def _drop_old_state(tx: Connection, sync: Sync) -> Sync:
 def _register(tx: Connection, engine: WorkflowEngine, sync: Sync) -> int:
     """Open a session for a host that registers, and return the number of the session.
 
-    After a boot of the host, actions that tenants can see start the servers that should run. A
-    server whose action cannot begin is recorded as off.
+    After a boot of the host, actions that tenants can see start the servers that should run. If
+    another action has taken such a server meanwhile, the server is recorded as off.
     """
     session, to_start = _open_session(tx, sync)
     for server in to_start:
@@ -316,7 +316,7 @@ def _start_again(tx: Connection, server: ServerKey, host: str) -> bool:
 
 
 def _describe(tx: Connection, sync: Sync) -> None:
-    """Store those of a host's inventory, guests, files, cached images and metrics that it reported.
+    """Store the inventory, guests, files, cached images and metrics that a report contains.
 
     Called last in a transaction, because this locks the host's resource providers.
     """
@@ -551,8 +551,9 @@ def _advance_waiting_actions(
 
 
 def _add_refused_fences(results: Sequence[tuple[str, Result]], ahead: HigherFences) -> HigherFences:
-    """Return ``ahead``, raised to the fences that hosts reported when they refused commands.
+    """Return ``ahead`` with the fences that hosts reported when they refused commands.
 
+    For each server and host, the highest fence counts.
     In most cases only the refused command was late, and the reported fence is not too high.
     """
     fences_by_place = dict(ahead)

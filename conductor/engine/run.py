@@ -199,7 +199,7 @@ class Run(Generic[Args, Data]):
         self.continue_at(step)
 
     def switch_workflow(self, workflow: str) -> None:
-        """Continue with another workflow, at its step of the same name."""
+        """Continue with another workflow, at its step with the name of the current step."""
         self.paused = True
         self.head.update(
             state=ActionState.DUE, due_at=now(), workflow=workflow, owner=None, lease_until=None

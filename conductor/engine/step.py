@@ -97,7 +97,7 @@ class Step(Generic[StepArgs, StepData]):
     events: StepEvents = StepEvents()
 
     def host(self, run: Run[StepArgs, StepData]) -> str | None:
-        """Return the host of the step's command and of its undo, or None if the server has none."""
+        """Return the host of the step's command and of its undo, or None without a host."""
         return self.host_of(run) if self.host_of is not None else run.host
 
     def is_skipped(self, run: Run[StepArgs, StepData]) -> bool:

@@ -201,7 +201,7 @@ class HostActions:
             self._advance(action)
 
     def _restore_round(self, action: HostAction) -> _Round:
-        """Return the state of an action as its journal contains it.
+        """Return the state of a host action, restored from its journal.
 
         Another conductor may have begun the action.
         """
@@ -468,7 +468,10 @@ class _Round:
         return [move for move in begun if not move.stuck]
 
     def _confirm(self, under_way: list[Move]) -> None:
-        """Begin the confirm of complete moves, or the revert if the server failed there."""
+        """Begin the confirm of complete moves, or the revert of moves with a failed server.
+
+        Only moves that this action must confirm or revert, and whose server is idle, count.
+        """
         for move in under_way:
             if self._is_ours(move) and move.idle:
                 self.confirmations[move.uuid] = self.confirmations.get(move.uuid, 0) + 1

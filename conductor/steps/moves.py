@@ -94,12 +94,12 @@ def was_running(run: MoveRun) -> bool:
 
 
 def shares_storage(run: MoveRun) -> bool:
-    """Return True if both hosts share the storage of the server's files."""
+    """Return True if both hosts share storage. False before ``compare_hosts``."""
     return bool(run.data.shared)
 
 
 def copies_files(run: MoveRun) -> bool:
-    """Return True if the server's files must be copied."""
+    """Return True if the server's files must be copied: both hosts share no storage."""
     return not run.data.shared
 
 

@@ -50,7 +50,7 @@ class Entry:
 
 
 def _without_options(filter_: Filter) -> Factory:
-    """Return a factory with the docstring of the filter, for a filter without options."""
+    """Return a factory that always returns this filter, and that has the filter's docstring."""
 
     def make(conf: cfg.ConfigOpts) -> Filter:
         return filter_

@@ -70,7 +70,10 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
 
 
 def tenants(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require that the host's aggregates list the project in ``filter_tenant_id*``, if present."""
+    """Require the project in the values of the keys ``filter_tenant_id*`` of the host's aggregates.
+
+    A host whose aggregates have no such key passes.
+    """
     restricted, permitted = _match_metadata(
         snapshot, lambda key: key.startswith(TENANTS), partial(eq, spec.project_id)
     )
@@ -78,7 +81,10 @@ def tenants(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 
 
 def type_affinity(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require that the host's aggregates list the flavor in ``instance_type``, if present."""
+    """Require the flavor's name in the values of ``instance_type`` of the host's aggregates.
+
+    A host whose aggregates do not have this key passes.
+    """
     name = spec.flavor.name if spec.flavor else None
     restricted, permitted = _match_metadata(
         snapshot, partial(eq, "instance_type"), partial(eq, name)
