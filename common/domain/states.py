@@ -2,8 +2,9 @@
 """The states of a server, and the only table of the actions that each state allows.
 
 The API checks requests against this table, the store compares and sets by this table
-(``begin_action``), and the conductor reads the workflow and the state afterwards. Values and rules
-are those of the Compute API, so that clients get the states and the 409s that they know.
+(``common.store.servers.actions.begin``), and the conductor reads the workflow and the state
+afterwards. Values and rules are those of the Compute API, so that clients get the states and the
+409s that they know.
 """
 
 from __future__ import annotations

@@ -2,16 +2,16 @@
 """Execute workflows: take due actions, do their next steps, and record the results.
 
 ``advance`` is a plain function of the engine. Each thread of ``conductor.service`` that calls it
-serves one lane: INSIDE, or the lane of an external service. Actions that are due at the same step
-share one transaction. If that transaction fails, each action gets a separate transaction. No
-recovery code exists: a conductor that takes over continues with the first step that is not recorded
-as complete.
+serves one lane: INSIDE, or the lane of an external service or of the fencing hook. Actions that are
+due at the same step share one transaction. If that transaction fails, each action gets a separate
+transaction. No recovery code exists: a conductor that takes over continues with the first step that
+is not recorded as complete.
 
 An action ends as done, or as failed after its completed steps were undone in reverse order. Most
 undos change rows only and happen at once. An undo by a host or an external service is journalled in
 the phase *undo*, and so survives crashes. If a host definitely refuses an undo, the server goes to
 ERROR with a fault that names the step. If an external service refuses a call after the pivot or an
-undo, the server is not affected, and a pending cleanup (``store.cleanups``) remains.
+undo, the server is not affected, and a pending cleanup (``common.store.cleanups``) remains.
 """
 
 from __future__ import annotations

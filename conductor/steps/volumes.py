@@ -547,8 +547,8 @@ def disconnect_arriving(engine: Engine, run: ArrivingRun) -> None:
     """End the attachments of the host that does not have the server.
 
     In an undo this is the destination, after a move the source. After a move, the attachment of the
-    new host is completed if it is not complete yet. A host that may still have the volumes connected
-    delays an undo, and after a move leaves pending cleanups.
+    new host is completed if it is not complete yet. A host that may still have the volumes
+    connected delays an undo, and after a move leaves pending cleanups.
     """
     holding_hosts = (
         _still_holding(engine, run) if run.is_undoing else holding(engine, run.server.id)
