@@ -235,7 +235,7 @@ class InstanceData:
     def names(self, version: str) -> list[str]:
         """Return the names of the documents of an OpenStack version, oldest first.
 
-        User data and vendor data are left out if there are none.
+        ``user_data`` and ``vendor_data.json`` are left out if there is no such data.
         """
         return [
             name

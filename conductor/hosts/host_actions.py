@@ -152,6 +152,7 @@ def look_ahead(
 
     Raises:
         NoAnswer: No scheduler answers.
+        Unavailable: The database does not answer.
     """
     owing: dict[str, list[str]] = {}
     for removal in store.read(lambda tx: guests.removals_of(tx, [server.id for server in servers])):

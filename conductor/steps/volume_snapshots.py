@@ -75,6 +75,7 @@ def report(engine: Engine, snapshot_id: str, status: str) -> None:
 
     Raises:
         Unavailable: The service does not answer.
+        Problem: The service refuses for another reason.
     """
     try:
         volumes.service(engine).update_snapshot_status(snapshot_id, status)
