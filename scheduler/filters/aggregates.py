@@ -70,10 +70,7 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
 
 
 def tenants(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require the project in the values of the keys ``filter_tenant_id*`` of the host's aggregates.
-
-    A host whose aggregates have no such key passes.
-    """
+    """Reject hosts whose aggregates have keys ``filter_tenant_id*``, but not with the project."""
     restricted, permitted = _match_metadata(
         snapshot, lambda key: key.startswith(TENANTS), partial(eq, spec.project_id)
     )
@@ -81,10 +78,7 @@ def tenants(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 
 
 def type_affinity(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require the flavor's name in the values of ``instance_type`` of the host's aggregates.
-
-    A host whose aggregates do not have this key passes.
-    """
+    """Reject hosts whose aggregates have a key ``instance_type``, but not with the flavor's name."""
     name = spec.flavor.name if spec.flavor else None
     restricted, permitted = _match_metadata(
         snapshot, partial(eq, "instance_type"), partial(eq, name)
