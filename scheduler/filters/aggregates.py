@@ -78,7 +78,7 @@ def tenants(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 
 
 def type_affinity(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Reject hosts whose aggregates have a key ``instance_type``, but not with the flavor's name."""
+    """Reject hosts whose aggregates have keys ``instance_type``, but not with the flavor's name."""
     name = spec.flavor.name if spec.flavor else None
     restricted, permitted = _match_metadata(
         snapshot, partial(eq, "instance_type"), partial(eq, name)
