@@ -139,8 +139,8 @@ class Messages:
     def do(self, host: str, commands: list[Command]) -> None:
         """Send commands to a host.
 
-        If no ticket can be issued, the commands are not sent. The host gets them with its next
-        report.
+        If no ticket can be issued, the remaining commands are not sent. The host gets them in the
+        answer to its next report.
         """
         for part in _parts(commands):
             try:
@@ -151,9 +151,9 @@ class Messages:
             self._agents.do(host, part, access)
 
     def cache_images(self, host: str, images: list[ImageRef]) -> None:
-        """Let a host fetch images ahead.
+        """Let a host fetch images before a server needs them.
 
-        If no ticket can be issued, the message is not sent. The sweep tries again later.
+        If no ticket can be issued, the remaining images are not sent. The sweep tries again later.
         """
         for part in _parts(images):
             try:
@@ -230,7 +230,7 @@ class Conductor:
         engine.wake = self._wake
 
     def _wake(self, lane: Lane) -> None:
-        """Wake the thread of a lane with a due action."""
+        """Wake the thread of this lane, because an action is due there."""
         self._lane_events.get(lane, self._woken).set()
 
     def wake(self, neighbours: bool = False) -> None:

@@ -390,10 +390,10 @@ class Columns:
                     column[base.rows[host]] = value
 
     def fill_images(self, properties: Mapping[str, Mapping[str, str]]) -> None:
-        """Rebuild the list of images from the images of each host.
+        """Rebuild ``Snapshot.images`` from ``images``, the images of the servers on each host.
 
         Args:
-            properties: Properties of each image, by id.
+            properties: Properties of each image, by image id.
         """
         rows: dict[str, dict[int, int]] = {}
         for row, provider in enumerate(self.ids.tolist()):
@@ -468,6 +468,6 @@ def _create_stock(size: int) -> Stock:
 def seed(text: str) -> int:
     """Return 64 evenly distributed bits that depend only on the text.
 
-    They break near ties. Every process computes the same bits.
+    The weighers break near ties with these bits. Every process computes the same bits.
     """
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

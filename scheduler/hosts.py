@@ -166,8 +166,10 @@ class Hosts:
     def _choose_next(self, moment: float) -> list[int]:
         """Return the ids of the next providers to read again although no change was reported.
 
-        Their share of all providers is the share of ``ROUND_SECONDS`` since the last read. After
-        the last provider, the next call begins with the first.
+        Their share of all providers is the share of ``ROUND_SECONDS`` since the last read, up to
+        ``MAX_HOSTS_IN_TURN`` providers. The first call returns no ids. After the last provider, one
+        call returns no ids and drops unused values (``Columns.tidy``), and the next call begins
+        again with the first provider.
         """
         columns = self._columns
         share = (
@@ -197,7 +199,7 @@ class Hosts:
         return bool(removed_ids)
 
     def _read_extras(self, tx: Connection, moment: float) -> None:
-        """Read the data that only some weighers need, if they are enabled."""
+        """Read the metrics and image properties that ``ReadOptions`` requires, if they are due."""
         columns = self._columns
         if self._wants.metrics and moment - self._measured >= METRICS_INTERVAL_SECONDS:
             columns.fill_metrics(host_states.metrics(tx, self._measured_at - OVERLAP_MICROS))

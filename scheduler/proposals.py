@@ -54,6 +54,8 @@ class Proposals:
     def explain(self, spec: RequestSpec) -> Explanation:
         """Explain how the scheduler would answer the request now, without recording a proposal.
 
+        Unlike in ``select``, servers with recent proposals always count as placed.
+
         Raises:
             Unavailable: The database does not answer.
         """

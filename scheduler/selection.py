@@ -146,8 +146,9 @@ def _choose(
     """Choose hosts for the first of these equal requests.
 
     Returns:
-        Choices for as many requests as hosts have room for, at least one. If no host passes, every
-        request gets a choice without hosts.
+        Choices for as many requests as hosts have room for, at least one. Only one, if the first
+        placed server changes the set of passing hosts. If no host passes, every request gets a
+        choice without hosts.
     """
     spec = batch[0]
     examination = examine(snapshot, spec, options, len(batch))
@@ -271,8 +272,8 @@ def _read_hardware(snapshot: Snapshot, spec: RequestSpec) -> Hardware | None:
     """Return the server's requirements for exclusive hardware.
 
     Returns:
-        None for a server without such requirements, for a rebuild, and if no host has NUMA nodes or
-        devices.
+        None for a server without such requirements, for a request without a flavor, for a rebuild,
+        and if no host has NUMA nodes or devices.
     """
     if spec.flavor is None or spec.is_rebuild or not snapshot.parts:
         return None
@@ -321,7 +322,7 @@ def summarize(snapshot: Snapshot, examination: Examination) -> str:
 
 
 def describe_rejections(snapshot: Snapshot, examination: Examination) -> dict[str, str]:
-    """Return the reason of each rejected host, for at most ``MAX_NAMED_HOSTS`` hosts."""
+    """Return host name -> reason for the rejected hosts, at most ``MAX_NAMED_HOSTS``."""
     texts = (
         (snapshot.names[row], check.for_one(row))
         for check, rejected in examination.removed

@@ -114,9 +114,9 @@ def _step_devices(snapshot: Snapshot, spec: RequestSpec) -> float:
 
 
 def _weigh_members(policy: str, sign: int, key: str) -> Factory:
-    """Return a weigher by the number of the group's servers on the host.
+    """Return the factory of a weigher by the number of the server group's servers on each host.
 
-    It has no effect on requests without a group, or with a group of another policy.
+    The weigher has no effect on requests without a group, or with a group of another policy.
 
     Args:
         policy: The policy of the group.

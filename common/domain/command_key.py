@@ -59,9 +59,9 @@ class CommandKey:
 
     @classmethod
     def parse_each(cls, texts: Iterable[str]) -> dict[str, CommandKey]:
-        """Return the keys by their texts.
+        """Return text -> key.
 
-        Texts that are not keys are left out, because hosts send them.
+        Texts that are not keys are left out, because a host may send any text.
         """
         keys = {}
         for text in texts:

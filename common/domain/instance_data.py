@@ -199,7 +199,7 @@ def guest_spec(
 
 
 def _dedicated_cpus(spec: GuestSpec) -> list[int]:
-    """Return the guest CPUs that have a host CPU each."""
+    """Return the guest CPUs that have a host CPU each. Empty if hardware options are invalid."""
     try:
         return sorted(hardware(spec.flavor, spec.image.properties if spec.image else {}).dedicated)
     except errors.BadRequest:
@@ -233,7 +233,10 @@ class InstanceData:
         return str(self.spec.instance.get("hostname") or f"server-{self.spec.server}")
 
     def names(self, version: str) -> list[str]:
-        """Return the names of the documents of an OpenStack version, oldest first."""
+        """Return the names of the documents of an OpenStack version, oldest first.
+
+        ``user_data`` and ``vendor_data.json`` are left out if there is no such data.
+        """
         return [
             name
             for name, since in DOCUMENTS.items()
@@ -531,7 +534,10 @@ def _tagged_volumes(volumes: Sequence[AttachedVolume]) -> list[JsonObject]:
 
 
 def _content_path(number: int) -> str:
-    """Return the place on the drive of a file from the request. The file's own path stays data."""
+    """Return the path on the config drive for the requested file with this number.
+
+    The path in the request is never used as a path.
+    """
     return f"content/{number:04d}"
 
 

@@ -49,8 +49,8 @@ def of(
         more: Other fields of ``RequestSpec``.
 
     Raises:
-        BadRequest: A value of the flavor or the image is invalid, or requests hardware that no host
-            provides.
+        BadRequest: A requested trait, resource, CPU policy or device model is invalid, or hosts do
+            not provide it.
     """
     properties = image.properties if image is not None else {}
     required, forbidden = hardware.traits(flavor, properties)

@@ -2,8 +2,9 @@
 """The states of a server, and the only table of the actions that each state allows.
 
 The API checks requests against this table, the store compares and sets by this table
-(``begin_action``), and the conductor reads the workflow and the state afterwards. Values and rules
-are those of the Compute API, so that clients get the states and the 409s that they know.
+(``common.store.servers.actions.begin``), and the conductor reads the workflow and the state
+afterwards. Values and rules are those of the Compute API, so that clients get the states and the
+409s that they know.
 """
 
 from __future__ import annotations
@@ -737,9 +738,10 @@ BY_WORKFLOW |= {
 
 
 def action(key: str, value: str | None = None) -> Action | None:
-    """Return the row of ``ACTIONS`` with this key, or None.
+    """Return the first row of ``ACTIONS`` with this key and value, or None.
 
-    If several rows share the key, ``value`` of the body selects the row (``Action.when``).
+    ``value`` is compared only with a row that has ``Action.when``. For example, ``reboot`` has one
+    row for the value SOFT and one for HARD.
     """
     for row in ACTIONS:
         if row.key == key and (row.when is None or row.when[1] == value):
@@ -751,7 +753,7 @@ def row(key: str, value: str | None = None) -> Action:
     """Return the row of ``ACTIONS`` with a key that exists. See ``action`` for ``value``.
 
     Raises:
-        AssertionError: No row has the key.
+        AssertionError: No row has the key and value.
     """
     entry = action(key, value)
     assert entry is not None, key

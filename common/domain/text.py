@@ -15,7 +15,11 @@ _SPACE = re.compile(r"[\s\x1c-\x1f\x85\u2028\u2029]+")
 
 
 def is_printable(text: str) -> bool:
-    """Return True if the text has no control characters, surrogates or line separators."""
+    """Return True if the text has no unprintable character.
+
+    Unprintable are control, format, private and unassigned characters, surrogates, and line and
+    paragraph separators.
+    """
     return text.isprintable() or all(map(_is_printable, text))
 
 
@@ -39,7 +43,8 @@ def with_suffix(name: str, suffix: str, most: int = 255) -> str:
 def one_line(text: str, most: int = MAX_LINE_CHARACTERS) -> str:
     """Return the text as one printable line of at most ``most`` characters.
 
-    A longer text is cut and ends with "…".
+    Only the first ``4 * most`` characters of an unprintable text are read. A line that is still too
+    long is cut and ends with "…".
     """
     if not text.isprintable():
         text = printable(_SPACE.sub(" ", text[: 4 * most])).strip()

@@ -503,7 +503,8 @@ def decode(command: Command) -> Verb:
 
     Raises:
         UnknownVerb: This release has no verb of that name.
-        TypeError, ValueError: An argument is missing or has another type, as the text explains.
+        TypeError, ValueError: An argument is missing, or a record or enumeration in an argument
+            cannot be read.
     """
     verb = VERBS.get(command.verb)
     if verb is None:

@@ -66,7 +66,7 @@ def _readers(kind: type) -> dict[str, Callable[[Any], Any]]:
 def _reader(hint: object) -> Callable[[Any], Any]:
     """Return the function that reads a value of this type.
 
-    A value without records inside is returned unchanged.
+    A value that is no enumeration and contains no records is returned unchanged.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):

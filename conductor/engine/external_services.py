@@ -119,6 +119,8 @@ class NetworkApi(Protocol):
     def activate(self, port_id: str, host: str) -> None:
         """Make the binding to a host the active binding.
 
+        If the service binds a port to one host only, bind the port to this host instead.
+
         Raises:
             NotFound: The port or the binding does not exist.
         """

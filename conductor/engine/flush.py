@@ -86,7 +86,7 @@ def write(tx: Connection, engine: WorkflowEngine, runs: Iterable[AnyRun]) -> Wri
 def _log_events(run: AnyRun) -> Iterator[tuple[str, JsonObject, int]]:
     """Yield a log event for each completed step of a run, and for the end of its action.
 
-    The duration of a command is measured from its first sending, that of another step from the
+    The duration of a command is measured from its latest sending, that of another step from the
     beginning of the burst.
     """
     row = run.action

@@ -93,7 +93,9 @@ class Heartbeats:
 
 
 def _spread(host: str) -> float:
-    """Return the seconds until the first full report of a host after this conductor's start.
+    """Return the seconds from a host's first heartbeat at this conductor to its full report.
+
+    After ``compare_all``, the next heartbeat counts as the first.
 
     Invariant: the reports of all hosts are spread over ``COMPARE_SOON_SECONDS``.
     """

@@ -59,7 +59,7 @@ def _clean_text(text: Any, *most: int) -> Any:
 
 
 def _clean_all(value: Any) -> Any:
-    """Return the value with clean texts, including the keys of dicts."""
+    """Return the value with all texts printable and short, including the keys of dicts."""
     if isinstance(value, dict):
         return {_clean_text(key): _clean_all(item) for key, item in value.items()}
     if isinstance(value, list):

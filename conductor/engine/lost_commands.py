@@ -40,9 +40,10 @@ Failed = list[tuple[ActionRow, Exception]]
 def resend(
     tx: Connection, engine: WorkflowEngine, host: str, session: int, known: set[str], grace: int
 ) -> tuple[list[Command], Failed]:
-    """Return a host's lost commands, pending removals and migration controls, marked as sent now.
+    """Return a host's lost commands, pending removals and migration controls.
 
-    At most ``BATCH_SIZE`` commands and ``BATCH_SIZE`` removals are returned.
+    At most ``BATCH_SIZE`` commands and ``BATCH_SIZE`` removals are returned, and marked as sent
+    now. The controls are not marked, so each report is answered with them.
 
     Args:
         tx: The transaction.
@@ -95,7 +96,10 @@ def resend(
 
 
 def _journal_keys(keys: Iterable[CommandKey]) -> set[actions.CommandOf]:
-    """Return the commands of actions as (action, phase, step, attempt), with valid attempts."""
+    """Return the commands of actions as (action, phase, step, attempt).
+
+    Keys with an attempt above ``MAX_ATTEMPT`` are left out.
+    """
     return {
         (key.owner, ActionPhase(key.kind.value), key.step, key.attempt)
         for key in keys

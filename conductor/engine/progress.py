@@ -43,8 +43,8 @@ def write(tx: Connection, reported: Mapping[tuple[str, CommandKey], CommandProgr
 
     Args:
         tx: The transaction.
-        reported: (host, key of the command) -> progress. A command is ignored if no action waits
-            for it on that host.
+        reported: (host, key of the command) -> progress. The progress is ignored if the action in
+            the key does not wait for a command on that host.
     """
     by_action = {
         (host, key.owner): progress

@@ -261,8 +261,8 @@ def _drop_old_state(tx: Connection, sync: Sync) -> Sync:
 def _register(tx: Connection, engine: WorkflowEngine, sync: Sync) -> int:
     """Open a session for a host that registers, and return the number of the session.
 
-    After a boot of the host, actions that tenants can see start the servers that should run. A
-    server whose action cannot begin is recorded as off.
+    After a boot of the host, actions that tenants can see start the servers that should run. If
+    another action has taken such a server meanwhile, the server is recorded as off.
     """
     session, to_start = _open_session(tx, sync)
     for server in to_start:
@@ -277,7 +277,7 @@ def _open_session(
     """Open a session for a host that registers.
 
     After a boot of the host, servers that should run and have an action are recorded as off. With
-    ``idle_too``, servers without an action are recorded as off too.
+    ``idle_too``, servers that should run and have no action are recorded as off too.
 
     Returns:
         The number of the session, and after a boot the idle servers that the caller must start.
@@ -316,7 +316,7 @@ def _start_again(tx: Connection, server: ServerKey, host: str) -> bool:
 
 
 def _describe(tx: Connection, sync: Sync) -> None:
-    """Store those of a host's inventory, guests, files, cached images and metrics that it reported.
+    """Store the inventory, guests, files, cached images and metrics that a report contains.
 
     Called last in a transaction, because this locks the host's resource providers.
     """
@@ -551,8 +551,9 @@ def _advance_waiting_actions(
 
 
 def _add_refused_fences(results: Sequence[tuple[str, Result]], ahead: HigherFences) -> HigherFences:
-    """Return ``ahead``, raised to the fences that hosts reported when they refused commands.
+    """Return ``ahead`` with the fences that hosts reported when they refused commands.
 
+    For each server and host, the highest fence counts.
     In most cases only the refused command was late, and the reported fence is not too high.
     """
     fences_by_place = dict(ahead)
@@ -565,14 +566,14 @@ def _add_refused_fences(results: Sequence[tuple[str, Result]], ahead: HigherFenc
 
 #: (server, host) -> the highest fence of the server on the host, if higher than the record.
 HigherFences = dict[tuple[str, str], int]
-#: (host, server) -> a state of the domain that differs from the record.
+#: (host, server) -> a reported state of the domain, as ``_is_news`` selects it.
 News = dict[tuple[str, str], DomainState]
 
 
 def _compare_domains(
     tx: Connection, engine: WorkflowEngine, syncs: Sequence[Sync]
 ) -> tuple[News, HigherFences]:
-    """Return the reported domains that differ from the record of their server.
+    """Return the reported domains that count as news about their server (``_is_news``).
 
     Also returns the fences on hosts that are higher than the record. If a domain differs while an
     action has its server, the host must report all domains again soon.
@@ -605,9 +606,11 @@ def _compare_domains(
 
 
 def _is_news(server: PlacedServerRow, host: str, domain: DomainState) -> bool:
-    """Return True if the state counts, and differs from the record of the server.
+    """Return True if the state counts, and the server's record or its guest must be changed.
 
-    A state counts if the server is idle, is on this host, and has the domain's fence.
+    This is so if the state differs from the record, or if the server has lost its power
+    (``_lost_power``). A state counts if the server is idle, is on this host, and has the domain's
+    fence.
     """
     return bool(
         server.host == host
@@ -679,7 +682,7 @@ def _find_unknown_fences(tx: Connection, sync: Sync) -> tuple[dict[str, int], li
         The fences of idle servers on this host, by server, if higher than the reported fence. Until
         the host knows the fence, the reported state of the domain does not count, and the host may
         still execute commands of an ended action. Second, the servers that run on this host
-        although their record names another host.
+        although their record names another host or none.
     """
     domains = [*(sync.domains or ()), *sync.changed]
     reported = {domain.server: domain.fence for domain in domains}
@@ -710,7 +713,8 @@ def _answer(
     """Build the answer to a report. ``sends`` includes the commands that the host has lost.
 
     The answer has session 0, which lets the host register, in three cases: the host has no session,
-    the report is of an old session, or the host runs a guest whose server is on another host.
+    the report is of an old session, or the report is no registration and the host runs a guest that
+    must be stopped there (``guests.off_on``), because its server is on another host.
 
     Returns:
         The answer, and the actions whose command could not be built.

@@ -48,8 +48,8 @@ def postpone(
 ) -> None:
     """Make due actions of this conductor due again after a pause, and release their leases.
 
-    The pause doubles with each try. Rows that another transaction has locked keep their lease until
-    the expiry.
+    The pause doubles with each try. If another transaction has locked one of the rows, no action is
+    changed, and all of them wait until their leases expire.
 
     Args:
         engine: The conductor's engine.

@@ -73,7 +73,7 @@ class Run(Generic[Args, Data]):
     problem: StepFailed | None = None
     #: True if the current step is not over.
     paused: bool = False
-    #: True if the action was woken since it was taken, see ``store.actions.wake``.
+    #: True if ``common.store.servers.actions.wake`` was called since the action was taken.
     woken: bool = False
     #: Changed columns of the action's row.
     head: JsonObject = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Run(Generic[Args, Data]):
     build_verdicts: list[tuple[str, int]] = field(default_factory=list)
     #: Changes of the action's migration.
     migration_changes: MigrationChanges = field(default_factory=MigrationChanges)
-    #: Pending cleanups at external services, see ``store.cleanups``.
+    #: Pending cleanups at external services, see ``common.store.cleanups``.
     cleanups: list[JsonObject] = field(default_factory=list)
     #: Changes of rows of ``volumes`` by uuid. None: the row is removed.
     volume_changes: dict[str, JsonObject | None] = field(default_factory=dict)
@@ -199,7 +199,7 @@ class Run(Generic[Args, Data]):
         self.continue_at(step)
 
     def switch_workflow(self, workflow: str) -> None:
-        """Continue with another workflow, at its step of the same name."""
+        """Continue with another workflow, at its step with the name of the current step."""
         self.paused = True
         self.head.update(
             state=ActionState.DUE, due_at=now(), workflow=workflow, owner=None, lease_until=None

@@ -2,16 +2,16 @@
 """Execute workflows: take due actions, do their next steps, and record the results.
 
 ``advance`` is a plain function of the engine. Each thread of ``conductor.service`` that calls it
-serves one lane: INSIDE, or the lane of an external service. Actions that are due at the same step
-share one transaction. If that transaction fails, each action gets a separate transaction. No
-recovery code exists: a conductor that takes over continues with the first step that is not recorded
-as complete.
+serves one lane: INSIDE, or the lane of an external service or of the fencing hook. Actions that are
+due at the same step share one transaction. If that transaction fails, each action gets a separate
+transaction. No recovery code exists: a conductor that takes over continues with the first step that
+is not recorded as complete.
 
 An action ends as done, or as failed after its completed steps were undone in reverse order. Most
 undos change rows only and happen at once. An undo by a host or an external service is journalled in
 the phase *undo*, and so survives crashes. If a host definitely refuses an undo, the server goes to
 ERROR with a fault that names the step. If an external service refuses a call after the pivot or an
-undo, the server is not affected, and a pending cleanup (``store.cleanups``) remains.
+undo, the server is not affected, and a pending cleanup (``common.store.cleanups``) remains.
 """
 
 from __future__ import annotations
@@ -376,7 +376,8 @@ def proceed(
     """Advance runs from the step at ``index`` on, as far as this transaction can.
 
     A run ends with its last step, waits for the result of a command, or becomes due in another lane
-    whose call or preparation the next step needs.
+    whose call or preparation the next step needs. A run whose step pauses or fails stops there, and
+    a failure begins the undo.
 
     Args:
         tx: The transaction.
@@ -422,7 +423,10 @@ def _is_through(
     step: AnyStep,
     run: AnyRun,
 ) -> bool:
-    """Record the outcome of a step, and return True if the run continues with the next step."""
+    """Record the outcome of a step, and return True if the run continues with the next step.
+
+    After a failure the undo begins.
+    """
     if run.paused:
         run.head.setdefault("step", step.name)
         return False
@@ -436,7 +440,10 @@ def _is_through(
 
 
 def _start(tx: Connection, engine: WorkflowEngine, step: AnyStep, runs: Sequence[AnyRun]) -> None:
-    """Record the start of a step and its command. The command is sent after the commit."""
+    """Record the start of a step and its command. The command is sent after the commit.
+
+    A run whose step has no host fails.
+    """
     assert step.command is not None
     placed = []
     for run in runs:
@@ -472,8 +479,10 @@ def _send(run: AnyRun, host: str, kind: CommandKind, step: AnyStep, verb: Verb) 
 def take_result(tx: Connection, engine: WorkflowEngine, run: AnyRun, result: Result) -> None:
     """Process a host's result of the command that the action waits for.
 
-    After success the run continues with the next step. A definite failure begins the undo, and the
-    result of an undo continues the undo. The caller writes the changes of the run.
+    After success, and if the outcome is unknown, the run continues with the next step. A definite
+    failure begins the undo, and the result of an undo continues the undo. A dead host counts as
+    success for an undo and for a step with ``done_when_host_dead``, otherwise as a failure. The
+    caller writes the changes of the run.
 
     Raises:
         ValueError: The status of the result is not a final status of this release.
@@ -587,7 +596,7 @@ def undo_from(
 ) -> None:
     """Start the next undo by a host or a service, backwards from the step at ``index``.
 
-    If no such undo is left, the action ends as failed.
+    If no such undo is left, the action ends as failed, or its workflow begins another try.
     """
     for step in reversed(workflow.steps[: index + 1]):
         if step.is_skipped(run):
@@ -650,12 +659,12 @@ def _end_failed(tx: Connection, engine: WorkflowEngine, workflow: AnyWorkflow, r
 
 
 def finish(run: AnyRun, state: ActionState, message: str | None = None) -> None:
-    """End the action: release the server, and delete the action's secrets.
+    """End the action: release the server, and delete the action's secrets and user data.
 
     Args:
         run: The run of the action.
-        state: DONE or FAILED. DONE sets the vm_state of the action and clears the fault, unless the
-            run has set them already.
+        state: DONE or FAILED. DONE sets the vm_state that ``states.Action.after`` defines, if any,
+            and then clears the fault. A value that the run has set is kept.
         message: The message of the action. None: the reasons of its pending cleanups, if any.
     """
     row = BY_WORKFLOW[run.action.workflow]

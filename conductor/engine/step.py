@@ -90,14 +90,14 @@ class Step(Generic[StepArgs, StepData]):
     pivot: bool = False
     #: True if an abort or a completion can be requested while the command runs.
     takes_controls: bool = False
-    #: True if the action skips the step unless ``Run.go_to`` names it.
+    #: True if no action begins with the step. ``Run.go_to`` leads to the step, or to one before it.
     by_name: bool = False
     #: Notifications about the step, beside those about the action
     #: (``common.notifications.events``).
     events: StepEvents = StepEvents()
 
     def host(self, run: Run[StepArgs, StepData]) -> str | None:
-        """Return the host of the step's command and of its undo, or None if the server has none."""
+        """Return the host of the step's command and of its undo, or None without a host."""
         return self.host_of(run) if self.host_of is not None else run.host
 
     def is_skipped(self, run: Run[StepArgs, StepData]) -> bool:

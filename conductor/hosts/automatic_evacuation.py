@@ -82,8 +82,8 @@ def _find_down_with_servers(tx: Connection) -> list[Look]:
 def _begin(store: Store, look: Look) -> bool:
     """Begin the evacuation of a host, and return True if it has begun.
 
-    No evacuation begins if the host has an open host action, or if its last one ended less than
-    ``RETRY_MICROS`` ago.
+    No evacuation begins if the host has an open host action, if its last one ended less than
+    ``RETRY_MICROS`` ago, or if ``host_actions.begin`` raises Conflict.
     """
     host = look.host.name
 

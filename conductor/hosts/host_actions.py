@@ -152,6 +152,7 @@ def look_ahead(
 
     Raises:
         NoAnswer: No scheduler answers.
+        Unavailable: The database does not answer.
     """
     owing: dict[str, list[str]] = {}
     for removal in store.read(lambda tx: guests.removals_of(tx, [server.id for server in servers])):
@@ -201,7 +202,7 @@ class HostActions:
             self._advance(action)
 
     def _restore_round(self, action: HostAction) -> _Round:
-        """Return the state of an action as its journal contains it.
+        """Return the state of a host action, restored from its journal.
 
         Another conductor may have begun the action.
         """
@@ -468,7 +469,10 @@ class _Round:
         return [move for move in begun if not move.stuck]
 
     def _confirm(self, under_way: list[Move]) -> None:
-        """Begin the confirm of complete moves, or the revert if the server failed there."""
+        """Begin the confirm of complete moves, or the revert of moves with a failed server.
+
+        Only moves that this action must confirm or revert, and whose server is idle, count.
+        """
         for move in under_way:
             if self._is_ours(move) and move.idle:
                 self.confirmations[move.uuid] = self.confirmations.get(move.uuid, 0) + 1
@@ -644,7 +648,10 @@ class _Round:
         return at - self.quiet_since if self.quiet_since is not None else 0
 
     def _add_summary(self, look: Look) -> None:
-        """Write each server that stays to the journal, with the reason and the next step."""
+        """Write each server that stays to the journal, with the reason and the next step.
+
+        Moves that wait for a confirm or revert by the server's owner are written too.
+        """
         for server in look.servers:
             stays = self.stays_by_server.get(server.id) or (
                 Stays(

@@ -211,8 +211,8 @@ def spec(server: Resident) -> RequestSpec:
     """Return the server's requirements for a host, as a request to the scheduler.
 
     Raises:
-        BadRequest: The flavor or the image contains an invalid requirement, or one that no host
-            supports.
+        BadRequest: A requested trait, resource, CPU policy or device model is invalid, or hosts do
+            not provide it.
     """
     return request_spec.of(
         server.id,

@@ -25,8 +25,9 @@ BATCH_SIZE = 500
 def prefetch(engine: Engine) -> None:
     """Send hosts the images that they must fetch ahead, at most ``BATCH_SIZE``.
 
-    Complete requests are deleted, with their notices. A request that the host has not carried out
-    within a day is deleted too, with a warning in the log.
+    Complete requests are deleted. If notifications are on, notices about them are written. A
+    request that the host has not carried out within a day is deleted too, with a warning in the
+    log.
     """
     over, rows = engine.store.read(
         lambda tx: (cached_images.is_something_over(tx), host_images.due(tx, BATCH_SIZE))

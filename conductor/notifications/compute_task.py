@@ -84,7 +84,7 @@ def _request_spec(server: JsonMapping) -> JsonObject:
 
 
 def _image(image: JsonMapping) -> JsonObject:
-    """Return the image as far as it is stored with the server. Other keys are null."""
+    """Return the ``ImageMetaPayload`` of the server's image. Keys that are not stored are null."""
     empty_fields: JsonObject = dict.fromkeys(
         (
             "checksum",

@@ -77,8 +77,8 @@ class NotificationSender:
         are dropped.
 
         Returns:
-            The number of rows sent or dropped as invalid. 0 if no row waits, another conductor has
-            the lease, or the broker does not answer.
+            The number of rows sent, or dropped as in ``_send``. 0 if no row waits, another
+            conductor has the lease, or the broker does not answer.
         """
         if self.store.read(outbox.is_empty):
             return 0

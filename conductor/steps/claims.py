@@ -182,8 +182,10 @@ def claim(
 ) -> list[tuple[R, ClaimedHost]]:
     """Claim for each run the first proposed host that still fits.
 
-    If all proposed hosts of a run were refused, the run becomes due again for new proposals. A run
-    without proposed hosts fails with the reasons.
+    Only the first choices of all runs and the hosts that runs leave are considered, because the
+    transaction locks no other hosts. If none fits a run, or the run has no selection, the run
+    becomes due again for new proposals. A run whose selection contains no hosts fails with the
+    reasons.
 
     Args:
         tx: The transaction.

@@ -5,7 +5,7 @@ A thread of its own calls ``retry`` every few seconds, so that a slow service de
 remedy brings the service to the state in the *present* records. For example, a port that belongs to
 its server again is kept. The ports of a server with a running action are not changed. If an action
 has taken the server during the remedy, the cleanup is repeated after the action. See
-``store.cleanups``.
+``common.store.cleanups``.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _reconcile_attachment(engine: Engine, row: CleanupRow, look: Look) -> None:
 
 
 def _detach_guest_volume(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """Begin the detach of a volume in status error, unless the server has lost the volume."""
+    """Begin the detach of a volume, if the server still has the volume in status error."""
     volume_cleanups.give_back(engine, row, look)
 
 

@@ -102,10 +102,11 @@ def record_running(tx: Connection, run: AnyRun, result: Result) -> None:
 
 
 def _read_power_state(result: Result, default: int) -> int:
-    """Return the reported power state, or ``default`` for a result that a conductor made.
+    """Return the power state in the result, or ``default`` if the result contains none.
 
     Raises:
-        TypeError, ValueError: The host has sent another type than a number. The result is left out.
+        TypeError, ValueError: The host has sent another type than a number. Then the result is
+            not processed.
     """
     state = power_state(result)
     return default if state is None else int(state)

@@ -74,7 +74,7 @@ def try_all(call: Callable[[T], None], members: Iterable[T]) -> None:
 
 
 def rotate(engine: Engine, server: str, args: JsonMapping) -> None:
-    """Keep the newest active backups of one type of a server, and delete the others.
+    """Keep the newest active backups of one type of a server, and delete its older active ones.
 
     The journal of actions orders the backups. The image service reports times in whole seconds, so
     its order counts only for images that no action in the journal created.

@@ -89,17 +89,17 @@ def claimed_destination(run: MoveRun) -> str:
 
 
 def was_running(run: MoveRun) -> bool:
-    """Return True if the server ran when the move was requested, and so must run afterwards."""
+    """Return True if the server was not stopped before the move, so that it must run afterwards."""
     return run.args.was != states.STOPPED
 
 
 def shares_storage(run: MoveRun) -> bool:
-    """Return True if both hosts share the storage of the server's files."""
+    """Return True if both hosts share storage. False before ``compare_hosts``."""
     return bool(run.data.shared)
 
 
 def copies_files(run: MoveRun) -> bool:
-    """Return True if the server's files must be copied."""
+    """Return True if the server's files must be copied: both hosts share no storage."""
     return not run.data.shared
 
 
@@ -137,6 +137,9 @@ def _properties(run: MoveRun) -> dict[str, str]:
 
 def propose(engine: Engine, runs: Sequence[MoveRun]) -> None:
     """Request destinations from the scheduler.
+
+    A run fails if its hardware options are invalid, or if [DEFAULT] secret_key is not set. An
+    evacuation needs no such key.
 
     A resize may stay on the same host if the operator permits this and the server has no hardware
     assignment, neither before nor afterwards. Otherwise the host would have to hold both
@@ -421,8 +424,8 @@ RETURN_VOLUMES: Step[Any, Any] = replace(
 def fail_move(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
     """Try another destination, or fail the move and leave the server at its source.
 
-    Another destination is tried while attempts are left, if the failure depended on the host. If
-    the undo could not start the guest again, the server is recorded as off.
+    Another destination is tried if the failure is retryable, attempts are left, and no undo failed.
+    If the undo could not start the guest again, the server is recorded as off.
     """
     if not run.data.undo_failures and claims.reschedule(engine, run, problem):
         run.data.arriving = None

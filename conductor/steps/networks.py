@@ -285,7 +285,7 @@ def activate_at_destination(engine: Engine, run: PortRun) -> None:
 def activate_at(networks: NetworkApi, port_id: str, host: str) -> None:
     """Make the port's binding to a host the active binding.
 
-    Without this binding the port is bound to the host. A missing port is ignored.
+    If this binding is missing, the port itself is bound to the host. A missing port is ignored.
     """
     try:
         networks.activate(port_id, host)
@@ -321,7 +321,7 @@ def _find_port(networks: NetworkApi, port_id: str) -> Port | None:
 
 
 def store_interfaces(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> None:
-    """Store the interfaces that the call of the step has read. The guest is not paused for them."""
+    """Store the interfaces that the step's call has read, if any, in the server's row."""
     for run in runs:
         if run.data.plugged is not None:
             run.set(interfaces=run.data.plugged)
@@ -474,10 +474,11 @@ def reconcile_port(networks: NetworkApi, port: Port, server: ServerRow | None) -
 
 
 def remove_gone_port(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | None]) -> None:
-    """Begin the action that removes the interface of a deleted port from its server.
+    """Begin the action that removes an interface from its server, because its port is gone.
 
-    Returns without an action if the port exists and belongs to the server, or if the server does
-    not have the interface any more. Then the cleanup is complete.
+    The port was deleted, or belongs to another device. Returns without an action if the port still
+    belongs to the server, or if the server does not have the interface any more. Then the cleanup
+    is complete.
 
     Raises:
         Unavailable: The action has begun. The cleanup checks the result with the next try.
@@ -556,7 +557,7 @@ def await_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> No
 
 
 def store_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> None:
-    """Store the interfaces. The guest will start paused if an interface is not wired yet.
+    """Store the read interfaces. The guest will start paused if one is not wired yet.
 
     With a ``vif_plugging_timeout`` of 0 the guest never starts paused.
     """
@@ -579,7 +580,7 @@ def asks_for_networks(run: RequestRun) -> bool:
 
 
 def has_ports(run: AnyRun) -> bool:
-    """Return True if the server may have ports. ``interfaces`` is None if it never had a port."""
+    """Return True if the server may have ports: ``interfaces`` in the server's row is not None."""
     return run.server.interfaces is not None
 
 

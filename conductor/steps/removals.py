@@ -34,7 +34,8 @@ def collect(
     """Record pending removals of the servers' guests, and send the commands after the commit.
 
     A run whose reachable hosts have not confirmed the removal yet becomes due again, until
-    ``CONFIRM_TIMEOUT_MICROS`` have passed.
+    ``CONFIRM_TIMEOUT_MICROS`` have passed. While a conductor still works on the action that this
+    action has superseded, the run becomes due again without a removal.
 
     Args:
         tx: The transaction.

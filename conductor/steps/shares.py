@@ -88,7 +88,7 @@ def reconcile_rule(engine: Engine, share_id: str, access_to: str) -> None:
 
 # --- attach ---
 def allow(engine: Engine, run: ShareRun) -> None:
-    """Create the rule that lets the server's host mount the share, and record its state."""
+    """Create the rule that lets the server's host mount the share, and record the rule's state."""
     run.data.rule = service(engine).allow(run.args.share.share_id, run.args.share.access_to)
 
 

@@ -156,7 +156,8 @@ def reconcile(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
 
     Raises:
         Unavailable: A host may still have the volume connected, or the service does not answer.
-        Conflict: A running guest may use the volume by an attachment that is not in the record.
+        Conflict: The guest may use the volume by a connection that is not in the record, or the
+            host's agent reports no connector.
         Problem: The service refuses.
     """
     attachments = service(engine).attachments(row.server_id, row.place)
@@ -292,10 +293,11 @@ def _change_idle(tx: Connection, row: BlockDeviceRow, seen: ServerRow, values: J
 
 # --- a volume that the guest still has ---
 def give_back(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | None]) -> None:
-    """Begin the action that detaches a volume in status error.
+    """Begin the action that detaches a volume in status error, or return if there is none.
 
-    Neither the attach of the volume nor its undo succeeded. The cleanup repeats this until the
-    server does not have the volume, or until the volume has another status.
+    Neither the attach of the volume nor its undo succeeded. An error repeats the cleanup. A return
+    ends the cleanup: the server does not exist or does not have the volume, or the volume has
+    another status.
 
     Raises:
         Unavailable: The action has begun.

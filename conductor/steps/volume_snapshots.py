@@ -70,11 +70,12 @@ def _is_creating(engine: Engine, snapshot_id: str) -> bool:
 def report(engine: Engine, snapshot_id: str, status: str) -> None:
     """Report the result of a host that creates or deletes a snapshot to the service.
 
-    A missing snapshot is ignored, and so is a refusal, because then the service no longer waits for
-    the report.
+    A missing snapshot is ignored, and so is a BadRequest of the service, because then the service
+    no longer waits for the report.
 
     Raises:
         Unavailable: The service does not answer.
+        Problem: The service refuses for another reason.
     """
     try:
         volumes.service(engine).update_snapshot_status(snapshot_id, status)

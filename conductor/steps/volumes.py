@@ -328,7 +328,10 @@ def _connect_and_complete(
 def _cleanup_if_undoing(
     run: AnyRun, attachment: str, row: BlockDeviceRow
 ) -> AbstractContextManager[None]:
-    """Return a context that, in an undo, turns a failure into a pending cleanup."""
+    """Return a context that turns a failure into a pending cleanup, but only in an undo.
+
+    A service that does not answer is called again before that, as in ``Run.cleanup_on_failure``.
+    """
     if run.is_undoing:
         return run.cleanup_on_failure(ATTACHMENT, attachment, str(row.volume_id))
     return nullcontext()
@@ -358,7 +361,7 @@ def held_by(host_names: Sequence[str]) -> str:
 
 # --- create and unshelve ---
 def are_reserved(run: AnyRun) -> bool:
-    """Return True if all volumes of the server are reserved."""
+    """Return True if each volume of the server has an attachment."""
     return all(row.attachment_id for row in run.volumes)
 
 
@@ -376,7 +379,7 @@ def make_ready(engine: Engine, run: ReadyRun) -> None:
 
 
 def _has_been_created(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> bool:
-    """Return True if the service has created a volume, and record its size.
+    """Return True if the service has created a volume, and record size and the status reserved.
 
     Fails the run and returns False if the service could not create the volume.
     """
@@ -543,7 +546,9 @@ def connect_also(engine: Engine, run: ArrivingRun, host: str) -> None:
 def disconnect_arriving(engine: Engine, run: ArrivingRun) -> None:
     """End the attachments of the host that does not have the server.
 
-    In an undo this is the destination, after a move the source.
+    In an undo this is the destination, after a move the source. After a move, the attachment of the
+    new host is completed if it is not complete yet. A host that may still have the volumes
+    connected delays an undo, and after a move leaves pending cleanups.
     """
     holding_hosts = (
         _still_holding(engine, run) if run.is_undoing else holding(engine, run.server.id)

@@ -100,7 +100,7 @@ def _record_built(tx: Connection, run: CreateRun, result: Result) -> None:
 
 
 def _fail_create(tx: Connection, engine: Engine, run: CreateRun, problem: StepFailed) -> None:
-    """Try another host if the failure depends on the host and attempts are left, else set ERROR."""
+    """Try another host if the failure is retryable and attempts are left, else set ERROR."""
     if claims.reschedule(engine, run, problem):
         run.set(task_state=states.SCHEDULING)
         return

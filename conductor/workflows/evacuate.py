@@ -57,7 +57,7 @@ def _fence(engine: Engine, run: EvacuateRun) -> None:
     """Fence the source, unless its guests are proved dead already, and record its session.
 
     Raises:
-        Conflict: The host is up, or no fencing hook is configured.
+        Conflict: The host is up, no fencing hook is configured, or the hook has failed.
     """
     host = moves.source(run)
     dead, up, session = engine.store.read(
@@ -187,7 +187,7 @@ def _keep_old(tx: Connection, run: EvacuateRun) -> None:
 
 
 def _release_destination(tx: Connection, engine: Engine, run: EvacuateRun) -> None:
-    """Release the destination and restore the guest record at the source."""
+    """Release the destination, if one is claimed, and restore the guest record at the source."""
     if not run.data.placed:
         return
     run.data.placed = False
@@ -251,10 +251,10 @@ def _leave_source(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -
 
 
 def _fail_evacuate(tx: Connection, engine: Engine, run: EvacuateRun, problem: StepFailed) -> None:
-    """Try another host if attempts are left, else record the failure.
+    """Try another host if the failure is retryable and attempts are left, else record the failure.
 
-    The server is at the source as before. If the source has returned, the evacuation is not tried
-    again.
+    The server is at the source as before. No other host is tried if the source has returned or an
+    undo failed.
     """
     if run.data.plugged is not None:
         run.set(interfaces=run.data.plugged)

@@ -63,7 +63,10 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> No
 
 
 def _check_hosts(run: LiveMigrateRun) -> None:
-    """Fail the run if the request contradicts the data of the two hosts."""
+    """Fail the run if the two hosts cannot migrate the guest as requested.
+
+    The destination must accept live migrations, and ``block_migration`` must suit the storage.
+    """
     if not (run.data.to or {}).get("uri"):
         run.fail(
             f"Host {moves.destination(run)} accepts no live migrations. Set [migration] live_migration_port "
@@ -105,7 +108,7 @@ def _release_destination(tx: Connection, engine: Engine, run: LiveMigrateRun) ->
 
 
 def _check_abort(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:
-    """Fail the runs that a user aborted before the hosts began."""
+    """Fail the runs that a user aborted before the source begins to send the guest."""
     records = migrations.open_of(tx, [run.server.id for run in runs])
     for run in runs:
         if records[run.server.id].requested_control == Control.ABORT:

@@ -62,7 +62,10 @@ def _fail_reboot(tx: Connection, engine: Engine, run: AnyRun, problem: StepFaile
 
 
 def _record_hard_reboot(tx: Connection, run: AnyRun, result: Result) -> None:
-    """Restore RESIZED or RESCUED, because a reboot of the host also reboots these servers."""
+    """Record the boot, and restore RESIZED or RESCUED.
+
+    Why: a boot of the host also reboots servers in these states.
+    """
     guest.record_booted(tx, run, result)
     if run.args.was in (states.RESIZED, states.RESCUED):
         run.set(vm_state=run.args.was)

@@ -356,7 +356,7 @@ def _switch_to_source(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]
 
 
 def _undo_switch_to_source(tx: Connection, engine: Engine, run: MoveEndRun) -> None:
-    """Make the destination the server's host again."""
+    """Make the destination the server's host again, if the switch to the source was done."""
     if run.data.switched:
         run.data.switched = False
         moves.return_to_destination(tx, engine, run, run.data.ran)

@@ -61,7 +61,7 @@ def _undo_resize_command(engine: Engine, run: MoveRun) -> SettleResize:
 
 
 def _fail_resize(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
-    """Begin again with the workflow ``resize`` if attempts are left, else record the failure.
+    """Begin again with the workflow ``resize``, or record the failure, as ``moves.fail_move`` does.
 
     Only ``resize`` can choose another host.
     """

@@ -233,7 +233,10 @@ def _end_shelved(tx: Connection, engine: Engine, runs: Sequence[UnshelveRun]) ->
 
 
 def _fail_unshelve(tx: Connection, engine: Engine, run: UnshelveRun, problem: StepFailed) -> None:
-    """Try another host if attempts are left, else leave the server shelved and offloaded."""
+    """Try another host if the failure is retryable and attempts are left.
+
+    Otherwise the server stays shelved and offloaded.
+    """
     claims.reschedule(engine, run, problem)
 
 

@@ -5,8 +5,9 @@ A filter examines all hosts at once. ``load`` creates the enabled filters when t
 They come from ``BUILT_IN``, with Nova's names, or from entry points of installed distributions.
 
 ``Filters.checks`` defines the order of all checks: requested and excluded hosts, failing hosts, the
-availability zone, disabled hosts, the enabled filters, and the checks in ``resources`` that no
-option disables.
+availability zone, disabled hosts, aggregates with damaged metadata, the enabled filters, and the
+checks in ``resources`` that no option disables. Rebuilds and requests with ``force_host`` have only
+some of these checks.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Entry:
 
 
 def _without_options(filter_: Filter) -> Factory:
-    """Return a factory with the docstring of the filter, for a filter without options."""
+    """Return a factory that always returns this filter, and that has the filter's docstring."""
 
     def make(conf: cfg.ConfigOpts) -> Filter:
         return filter_

@@ -70,7 +70,7 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
 
 
 def tenants(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require that the host's aggregates list the project in ``filter_tenant_id*``, if present."""
+    """Reject hosts whose aggregates have keys ``filter_tenant_id*``, but not with the project."""
     restricted, permitted = _match_metadata(
         snapshot, lambda key: key.startswith(TENANTS), partial(eq, spec.project_id)
     )
@@ -78,7 +78,7 @@ def tenants(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 
 
 def type_affinity(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require that the host's aggregates list the flavor in ``instance_type``, if present."""
+    """Reject hosts whose aggregates have keys ``instance_type``, but not with the flavor's name."""
     name = spec.flavor.name if spec.flavor else None
     restricted, permitted = _match_metadata(
         snapshot, partial(eq, "instance_type"), partial(eq, name)

@@ -96,7 +96,8 @@ def resources(flavor: Flavor, properties: Mapping[str, str]) -> dict[str, int]:
     0 are left out. The result is never empty, because a server without resources has no place.
 
     Raises:
-        BadRequest: As ``hardware``, or the server would hold no resource.
+        BadRequest: A requested resource or CPU policy is invalid, or the server would hold no
+            resource.
     """
     requested = HardwareSpecs(flavor, properties)
     own = len(dedicated_cpus(requested)[0])
@@ -145,7 +146,8 @@ def traits(flavor: Flavor, properties: Mapping[str, str]) -> tuple[list[str], li
     """Return the traits that a host must have, and those that it must not have, sorted.
 
     Raises:
-        BadRequest: A trait is invalid, or required and forbidden at once.
+        BadRequest: A trait is invalid, or required and forbidden at once. Or an image property
+            that selects a device model is invalid.
     """
     requested = HardwareSpecs(flavor, properties)
     host_traits: dict[str, set[str]] = {"required": set(), "forbidden": set()}

@@ -39,7 +39,8 @@ def topology(requested: HardwareSpecs) -> tuple[int, int, int]:
     """Return (sockets, cores per socket, threads per core), or zeros if no topology is requested.
 
     Raises:
-        BadRequest: No topology with the flavor's CPUs is within the limits.
+        BadRequest: A number is invalid or above its limit, or no topology with the flavor's CPUs is
+            within the limits.
     """
     limits = [_limit(requested, kind) for kind in KINDS]
     flavors = [requested.spec(f"hw:cpu_{kind}", _NUMBER) for kind in KINDS]
@@ -167,10 +168,11 @@ def _policy(requested: HardwareSpecs) -> str:
 def pages(requested: HardwareSpecs) -> int:
     """Return the page size in KiB, or LARGE, ANY or NOT_ASKED (0), as in ``Hardware.page_kb``.
 
-    An image chooses only if the flavor allows "large" or "any".
+    An image may repeat the flavor's size. It chooses another size only if the flavor has "large" or
+    "any".
 
     Raises:
-        BadRequest: The flavor does not allow the image's page size.
+        BadRequest: A size is malformed, or the flavor does not allow the image's page size.
     """
     flavors, images = (
         requested.spec("hw:mem_page_size", page_kb),
@@ -245,7 +247,11 @@ def numa_nodes(requested: HardwareSpecs, needed: bool, page: int) -> tuple[NumaN
 def _read_numbered(
     requested: HardwareSpecs, noun: str, count: int, parse: Callable[[str], Any]
 ) -> list[Any] | None:
-    """Return the values of the numbered extra specs, one per NUMA node, or None without any."""
+    """Return the values of the numbered extra specs, one per NUMA node, or None without any.
+
+    Raises:
+        BadRequest: A value is invalid, or only some NUMA nodes have one.
+    """
     values = [
         requested.combine(f"hw:numa_{noun}.{number}", f"hw_numa_{noun}.{number}", parse)
         for number in range(count)

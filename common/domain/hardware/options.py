@@ -296,7 +296,7 @@ def with_aliases(flavor: Flavor, aliases: Mapping[str, Sequence[tuple[str, str]]
         aliases: Name -> the (vendor, product) kinds of devices of the alias.
 
     Raises:
-        BadRequest: An alias is not configured.
+        BadRequest: The extra spec with the aliases is malformed, or an alias is not configured.
     """
     specs = {key: value for key, value in flavor.extra_specs.items() if not key.startswith(OWN)}
     resolved = []
@@ -314,7 +314,7 @@ def devices(requested: HardwareSpecs) -> tuple[DeviceRequest, ...]:
     """Return the PCI devices that a frozen flavor requests.
 
     Raises:
-        BadRequest: The aliases of the flavor are not resolved.
+        BadRequest: The aliases of the flavor are not resolved, or the resolved form is malformed.
     """
     if ALIAS in requested.specs and RESOLVED not in requested.specs:
         raise refusal(

@@ -82,9 +82,9 @@ def fit(
 def _order(free_nodes: Sequence[Free], devices: Sequence[Device], wanted: Hardware) -> list[int]:
     """Return the ids of the host's NUMA nodes, best first.
 
-    NUMA nodes with requested devices and without other devices come first. For dedicated CPUs the
-    fullest come next, so that large places stay free. Otherwise the emptiest come next, so that
-    shared CPUs are spread.
+    NUMA nodes with most requested devices come first, and among these the nodes with fewest other
+    devices. Of equal nodes the fullest come first for dedicated CPUs, so that large places stay
+    free. Otherwise the emptiest come first, so that shared CPUs are spread.
     """
 
     def rank(node: Free) -> tuple[int, ...]:
@@ -104,8 +104,8 @@ def _sets(
 ) -> Iterator[Sequence[int]]:
     """Yield candidate sets of host NUMA nodes.
 
-    Without devices this is one set of all NUMA nodes. With devices these are the sets of as many
-    NUMA nodes as the guest has.
+    If the guest requests no devices, this is one set of all NUMA nodes. Otherwise these are the
+    sets of as many NUMA nodes as the guest has, at most ``MOST_SETS``.
     """
     if not wanted.devices:
         yield order

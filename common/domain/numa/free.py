@@ -35,7 +35,10 @@ class Free:
 
 
 def free(numa_nodes: Iterable[NumaNode], held: Sequence[HardwareAssignment]) -> list[Free]:
-    """Return the free resources of each NUMA node, by id. ``held`` are the guests' assignments."""
+    """Return the free resources of each NUMA node, in the order of the nodes' ids.
+
+    ``held`` are the assignments of all guests on the host.
+    """
     parts = [part for assignment in held for part in assignment.numa_nodes]
     taken = {cpu for part in parts for cpu in (*part.pins.values(), *part.idle)}
     return [

@@ -19,7 +19,7 @@ UNKNOWN = -1
 
 
 def unheld(devices: Sequence[Device], held: Sequence[HardwareAssignment]) -> list[Device]:
-    """Return the unassigned devices, by address."""
+    """Return the devices that no assignment in ``held`` contains, sorted by address."""
     taken = {address for assignment in held for address in assignment.devices}
     return sorted(
         (device for device in devices if device.address not in taken),
