@@ -322,8 +322,9 @@ class AgentProcess:
     def _is_idle(self) -> bool:
         """Send a heartbeat if the host has nothing to report. True if no exchange is needed.
 
-        False if the host has something to report, the conductor has work for the host, or no answer
-        came. After a heartbeat without an answer, none is sent for ``HEARTBEAT_PAUSE_SECONDS``.
+        False if the host has something to report, the conductor has work for the host, no answer
+        came, or heartbeats pause: after a heartbeat without an answer, none is sent for
+        ``HEARTBEAT_PAUSE_SECONDS``.
         """
         if time.monotonic() < self._no_heartbeat_before:
             return False

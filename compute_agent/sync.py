@@ -169,8 +169,8 @@ class Agent:
     def accept(self, commands: Iterable[Command]) -> None:
         """Queue commands for ``take``, and report again the results that the journal contains.
 
-        A command that is in hand or has an unacknowledged result is ignored. Commands of another
-        session are dropped. Commands that are unknown, malformed, or have an older fence are
+        A control of a live migration is applied at once. A command that is in hand or has an
+        unacknowledged result is ignored. Commands of another session are dropped. Commands that are unknown, malformed, or have an older fence are
         refused, which the next exchange reports.
         """
         for command in commands:
@@ -400,8 +400,10 @@ class Agent:
     def fences_itself(self) -> bool:
         """Return True if this host must power off all its guests.
 
-        This is so while a begun fencing has not ended, and when the last answered message is older
-        than ``fence_after``, because conductors may then have declared the host dead.
+        This is so while a begun fencing has not ended, and when no message of the last
+        ``fence_after`` seconds was answered, because conductors may then have declared the host
+        dead. The start of the agent and the end of a fencing count as an answered message. With
+        ``fence_after`` 0 no fencing begins.
         """
         since = max(self._acknowledged_at, self._alone_since)
         return self._is_fencing or 0 < self._fence_after <= self._clock.monotonic() - since
@@ -487,8 +489,8 @@ class Agent:
     def wants_full_report(self) -> bool:
         """Return True if the next exchange must report all domains.
 
-        This is so at the start, a minute after the last full report, and when a conductor did not
-        answer a heartbeat or had work for the host.
+        This is so at the start, a minute after all domains were read last, when a conductor did not
+        answer a heartbeat or had work for the host, and when a conductor sent a higher fence.
         """
         return (
             self._looked_at is None
@@ -563,7 +565,11 @@ class Agent:
         return bool(self._results or self._cached or self._select_settled(self._changed.values()))
 
     def needs_registration(self) -> bool:
-        """Return True if a new session is needed: at the start, and after the lease has lapsed."""
+        """Return True if a new session is needed.
+
+        This is so at the start, after the lease has lapsed, after the begin of a fencing, and after
+        an answer without a session.
+        """
         return self.session == 0 or not self.has_lease()
 
     def request(

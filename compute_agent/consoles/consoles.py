@@ -248,9 +248,10 @@ class Consoles:
         return TlsSocket.open(peer, self._tls.for_server())
 
     def _claim_session(self, peer: Side, secret: bytes) -> Session | None:
-        """Return the session with this secret and connect the client, or return None.
+        """Assign the client to the offered session with this secret, and return the session.
 
-        The session must not be expired or connected.
+        None if no session has this secret, if the session is expired or already connected, or if
+        the listener is closed.
         """
         now = time.monotonic()
         with self._lock:
