@@ -170,8 +170,8 @@ class Agent:
         """Queue commands for ``take``, and report again the results that the journal contains.
 
         A control of a live migration is applied at once. A command that is in hand or has an
-        unacknowledged result is ignored. Commands of another session are dropped. Commands that are unknown, malformed, or have an older fence are
-        refused, which the next exchange reports.
+        unacknowledged result is ignored. Commands of another session are dropped. Commands that are
+        unknown, malformed, or have an older fence are refused, which the next exchange reports.
         """
         for command in commands:
             if command.session != self.session:

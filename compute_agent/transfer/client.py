@@ -167,8 +167,8 @@ class _Peer:
         """Yield the frames of one connection, up to the last frame of the response.
 
         Raises:
-            TransferInterrupted: The connection failed, ended or was silent, or the host answers that
-                it cannot send now.
+            TransferInterrupted: The connection failed, ended or was silent, or the host cannot send
+                now.
             TransferCorrupted: The data is not valid, or TLS failed.
             VerbFailed: The host refuses, or this host's TLS files cannot be used.
         """

@@ -88,7 +88,11 @@ def of_volumes(cloud: Cloud) -> Path | None:
 
 
 def make(cloud: Cloud) -> None:
-    """Issue the certificates that are missing or expire soon. Loopback needs no certificates."""
+    """Issue the certificates that are missing, expire soon, or are for other addresses.
+
+    The certificates of QEMU and qemu-nbd are also copied into their folders. For a cloud on
+    loopback do nothing.
+    """
     if not cloud.is_joined:
         return
     from deploy.one_machine.cloud import authority as authorities

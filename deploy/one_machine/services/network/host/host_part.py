@@ -226,7 +226,7 @@ class Loop:
         self._received.put(None)
 
     def _next(self, wait: float) -> JsonValue:
-        """Return the newest description, or None if none arrives in time."""
+        """Return the newest description, or None if none arrives in time or the loop stops."""
         try:
             tree = self._received.get(timeout=wait)
             while not self._received.empty():
