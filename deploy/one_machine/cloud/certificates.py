@@ -128,7 +128,8 @@ def install_files(
         folder: The folder, which is created if necessary.
         files: The certificate.
         names: Kind of file, as in ``QEMU`` -> the names of the copies.
-        group: A group that may read the copies, or "" if only their owner may.
+        group: A group that may read the copies, or "" if only their owner may. Only root can set
+            the group. Another process leaves its own group.
     """
     folder.mkdir(exist_ok=True)
     if group:

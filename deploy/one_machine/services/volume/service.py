@@ -107,7 +107,8 @@ class ComputeSource(Protocol):
         """Send events.
 
         Returns:
-            False if the events must be sent again later. True also if there is no compute service.
+            False if the events must be sent again later. True if the compute service accepted them
+            or refuses them for good, or if there is no compute service.
         """
 
 

@@ -194,7 +194,7 @@ class HelperClient(HostPart):
         return socket.socket(fileno=descriptors[0])
 
     def namespace_id(self, namespace: str) -> int:
-        """Return a number that differs between namespaces of the same name.
+        """Return a number that changes when a namespace is deleted and made again.
 
         Raises:
             OSError: There is no such namespace.

@@ -100,7 +100,7 @@ class NamespaceSockets(Protocol):
         """
 
     def namespace_id(self, namespace: str) -> int:
-        """Return a number that differs between namespaces of the same name.
+        """Return a number that changes when a namespace is deleted and made again.
 
         Raises:
             OSError: There is no such namespace.
