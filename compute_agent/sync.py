@@ -262,8 +262,8 @@ class Agent:
         """Apply a control to a live migration, and record the result of the control.
 
         The result says whether the migration is in hand. If it is not, nothing else happens. After
-        an abort, further controls have no effect. An abort of a migration that has not begun ends
-        it at once.
+        an abort, further controls have no effect. An abort ends a migration at once if the
+        migration has not begun.
         """
         work = self._work.get(str(verb.migration))
         if work is not None and work.requested is not Control.ABORT:
@@ -356,7 +356,8 @@ class Agent:
     def record_stop(self, server: str, is_off: bool) -> None:
         """Record whether a server's domain is off. If not, ``take_stop`` returns the server again.
 
-        Journalled results that report the guest as running are deleted.
+        If the domain is off, journalled results that report the guest as running or paused are
+        deleted.
         """
         self._stopping.discard(server)
         if is_off:

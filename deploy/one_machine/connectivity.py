@@ -175,8 +175,7 @@ class Connectivity:
         """Give the first server a floating address, wait until ssh answers there, return a note.
 
         Then ``line`` has the ssh command. Without guests there is no wait. A server without a port
-        gets no address. In these two cases, and in a cloud
-        without networks, ``line`` stays empty.
+        gets no address. In these two cases, and in a cloud without networks, ``line`` stays empty.
 
         Raises:
             Failure: ssh does not answer within 120 s.

@@ -217,7 +217,7 @@ def supervise(folder: Path) -> None:
 
 
 def _process_kind(process: Supervised) -> str:
-    """Return the name without the number.
+    """Return the program's name without the number of the host.
 
     Processes of one kind, for example all agents, stop in parallel.
     """

@@ -178,7 +178,7 @@ class Underlay:
         return _succeeds("ip", "-netns", f"{self.bridge}-{number}", "link", "show", "lo")
 
     def plug(self, number: int, is_in: bool) -> None:
-        """Connect or disconnect the host's cable."""
+        """Connect the host's cable if ``is_in`` is True, otherwise disconnect the cable."""
         _ip("link", "set", self.cable(number), "up" if is_in else "down")
 
     def is_plugged(self, number: int) -> bool:

@@ -285,7 +285,7 @@ class VolumeChange(Transaction):
         Args:
             kind: A key of ``jobs.KINDS``.
             target: The id of the volume or snapshot that the job changes.
-            source: The id of the volume or snapshot that the job reads.
+            source: The id of the volume or snapshot that the job reads, or None.
             arguments: More arguments of the kind.
         """
         self.has_jobs = True

@@ -47,7 +47,7 @@ class HostPart(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Apply settings of this machine.
+        """Set the sysctls of this machine that the guests' networks need.
 
         Raises:
             KernelError, OSError: A setting cannot be changed.
