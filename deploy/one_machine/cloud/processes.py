@@ -39,13 +39,11 @@ def programs(cloud: Cloud) -> list[Program]:
 
 
 def make_environment(cloud: Cloud, host: str | None = None, role: str = "") -> dict[str, str]:
-    """Return all environment variables of a process.
+    """Return all environment variables of a process of the cloud. The broker's node has others.
 
-    KILONOVA_CONF is the path from ``Cloud.config`` for this host and role.
-
-    There is no proxy, because the processes call only programs of this machine.
-    KILONOVA_CONF_DIGEST changes with the configuration file, so that the supervisor restarts
-    processes with a changed configuration.
+    KILONOVA_CONF is the path from ``Cloud.config`` for this host and role. KILONOVA_CONF_DIGEST
+    changes with the configuration file, so that the supervisor restarts processes with a changed
+    configuration. There is no proxy, because the processes call only programs of this machine.
 
     Args:
         cloud: The cloud.
