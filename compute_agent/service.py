@@ -279,10 +279,11 @@ class AgentProcess:
     def talk(self) -> None:
         """Loop: exchange messages with conductors until the process ends.
 
-        An exchange takes place at once if there is something to report, else every five seconds.
-        Without an answer the agent retries within a second, with timeouts of 1, 2 and 4 seconds.
-        The periodic exchange also requests commands that the host lacks. A host that often has
-        something to report needs this too, because commands to the host may have been lost.
+        An exchange takes place at once if there is something to report, else every five seconds. A
+        heartbeat replaces the periodic exchange of an idle host. Without an answer the agent
+        retries within a second, with timeouts of 1, 2 and 4 seconds. The periodic exchange also
+        requests commands that the host lacks. A host that often has something to report needs this
+        too, because commands to the host may have been lost.
         """
         failures, next_request_at = 0, 0.0
         while not self._stop.is_set():

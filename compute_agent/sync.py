@@ -519,7 +519,8 @@ class Agent:
     def heartbeat(self) -> Heartbeat | None:
         """Return a heartbeat, or None if an exchange is needed.
 
-        An exchange is needed if there is something to report or a command is in hand.
+        An exchange is needed if the agent must register or report all domains, if there is
+        something else to report, or if a command is in hand.
         """
         idle = not (
             self.needs_registration()

@@ -162,7 +162,7 @@ class Consoles:
         return {"host": self._host, "port": self._port, "secret": session.secret}
 
     def _make_room(self, server: str, kind: str) -> None:
-        """End expired offers, and the session of the same serial port if ``kind`` is SERIAL.
+        """End expired offers, and if ``kind`` is SERIAL the session of the server's serial port.
 
         Raises:
             Unavailable: Too many consoles are open.

@@ -96,6 +96,8 @@ class HostPart(ABC):
     def _listen_to_metadata(self, namespaces: Mapping[str, str]) -> bool:
         """Open metadata listeners in exactly these namespaces, and return True if all are open.
 
+        If this object has no ``listeners``, do nothing and return True.
+
         Args:
             namespaces: Namespace -> network.
         """
