@@ -149,7 +149,8 @@ def _cpus(conf: cfg.ConfigOpts, present: Iterable[int]) -> cpu_sets.CpuSets:
 def make_consoles(conf: cfg.ConfigOpts, driver: Driver) -> Consoles:
     """Create the listener for consoles, at [agent] console_host or at ``own_address``.
 
-    The caller starts the listener. If the address cannot be used, the process ends.
+    The caller starts the listener. The process ends if the address or the TLS files cannot be
+    used, or if TLS is required and not configured.
     """
     try:
         address = conf.agent.console_host or own_address(conf)
@@ -170,7 +171,8 @@ def make_transfer(
 ) -> tuple[transfer.TransferService, verbs.PeerOpener]:
     """Create the service that sends files to other hosts, and the client for their files.
 
-    The caller starts the service. If the address or the port cannot be used, the process ends.
+    The caller starts the service. The process ends if the address, the port or the TLS files
+    cannot be used, or if TLS is required and not configured.
 
     Returns:
         The service, and the function that opens files of other hosts.
@@ -202,7 +204,8 @@ def _open_on_previous_port(
 ) -> transfer.TransferService:
     """Open the service on the port of the last start if that is free, else on any free port.
 
-    Because the port stays the same, a host that copies files from here can resume after a restart.
+    Because the port stays the same, another host can resume its copy of files of this host after
+    a restart.
 
     Raises:
         OSError: No port can be opened, or ``port_file`` cannot be written.

@@ -90,7 +90,7 @@ class CertificateKeeper:
 
 
 def keeper(conf: cfg.ConfigOpts, client: HostCertificatesClient) -> CertificateKeeper | None:
-    """Return the keeper of [tls] cert_file, or None if no certificate is configured."""
+    """Return the object that renews [tls] cert_file, or None if no certificate is configured."""
     path = conf.tls.cert_file
     if not path:
         return None

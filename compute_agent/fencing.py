@@ -52,7 +52,10 @@ class Fencing:
         self._agent, self._driver, self._lock = agent, driver, lock
 
     def watch(self, stop: threading.Event) -> None:
-        """Check once a second whether the host must fence itself, until ``stop`` is set."""
+        """Check once a second whether the host must fence itself, and power off its guests if so.
+
+        Return when ``stop`` is set.
+        """
         while not stop.wait(LOOK_SECONDS):
             if self._agent.fences_itself():
                 self._fence()

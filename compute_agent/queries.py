@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries of the API to this host, which waits for their answers.
+"""Queries that the API sends to this host. The API waits for each answer.
 
 ``service.AgentProcess.query`` passes each query to ``HostQueries.answer``, which has a table of
 them. Queries are not journalled. Only ``quiesce``, ``unquiesce`` and ``console`` have an effect.

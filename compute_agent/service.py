@@ -279,10 +279,11 @@ class AgentProcess:
     def talk(self) -> None:
         """Loop: exchange messages with conductors until the process ends.
 
-        An exchange takes place at once if there is something to report, else every five seconds.
-        Without an answer the agent retries within a second, with timeouts of 1, 2 and 4 seconds.
-        The periodic exchange also requests commands that the host lacks. A host that often has
-        something to report needs this too, because commands to the host may have been lost.
+        An exchange takes place at once if there is something to report, else every five seconds. A
+        heartbeat replaces the periodic exchange of an idle host. Without an answer the agent
+        retries within a second, with timeouts of 1, 2 and 4 seconds. The periodic exchange also
+        requests commands that the host lacks. A host that often has something to report needs this
+        too, because commands to the host may have been lost.
         """
         failures, next_request_at = 0, 0.0
         while not self._stop.is_set():
@@ -322,8 +323,9 @@ class AgentProcess:
     def _is_idle(self) -> bool:
         """Send a heartbeat if the host has nothing to report. True if no exchange is needed.
 
-        False if the host has something to report, the conductor has work for the host, or no answer
-        came. After a heartbeat without an answer, none is sent for ``HEARTBEAT_PAUSE_SECONDS``.
+        False if the host has something to report, the conductor has work for the host, no answer
+        came, or heartbeats pause: after a heartbeat without an answer, none is sent for
+        ``HEARTBEAT_PAUSE_SECONDS``.
         """
         if time.monotonic() < self._no_heartbeat_before:
             return False

@@ -169,9 +169,9 @@ class Agent:
     def accept(self, commands: Iterable[Command]) -> None:
         """Queue commands for ``take``, and report again the results that the journal contains.
 
-        A command that is in hand or has an unacknowledged result is ignored. Commands of another
-        session are dropped. Commands that are unknown, malformed, or have an older fence are
-        refused, which the next exchange reports.
+        A control of a live migration is applied at once. A command that is in hand or has an
+        unacknowledged result is ignored. Commands of another session are dropped. Commands that are
+        unknown, malformed, or have an older fence are refused, which the next exchange reports.
         """
         for command in commands:
             if command.session != self.session:
@@ -262,8 +262,8 @@ class Agent:
         """Apply a control to a live migration, and record the result of the control.
 
         The result says whether the migration is in hand. If it is not, nothing else happens. After
-        an abort, further controls have no effect. An abort of a migration that has not begun ends
-        it at once.
+        an abort, further controls have no effect. An abort ends a migration at once if the
+        migration has not begun.
         """
         work = self._work.get(str(verb.migration))
         if work is not None and work.requested is not Control.ABORT:
@@ -356,7 +356,8 @@ class Agent:
     def record_stop(self, server: str, is_off: bool) -> None:
         """Record whether a server's domain is off. If not, ``take_stop`` returns the server again.
 
-        Journalled results that report the guest as running are deleted.
+        If the domain is off, journalled results that report the guest as running or paused are
+        deleted.
         """
         self._stopping.discard(server)
         if is_off:
@@ -400,8 +401,10 @@ class Agent:
     def fences_itself(self) -> bool:
         """Return True if this host must power off all its guests.
 
-        This is so while a begun fencing has not ended, and when the last answered message is older
-        than ``fence_after``, because conductors may then have declared the host dead.
+        This is so while a begun fencing has not ended, and when no message of the last
+        ``fence_after`` seconds was answered, because conductors may then have declared the host
+        dead. The start of the agent and the end of a fencing count as an answered message. With
+        ``fence_after`` 0 no fencing begins.
         """
         since = max(self._acknowledged_at, self._alone_since)
         return self._is_fencing or 0 < self._fence_after <= self._clock.monotonic() - since
@@ -487,8 +490,8 @@ class Agent:
     def wants_full_report(self) -> bool:
         """Return True if the next exchange must report all domains.
 
-        This is so at the start, a minute after the last full report, and when a conductor did not
-        answer a heartbeat or had work for the host.
+        This is so at the start, a minute after all domains were read last, when a conductor did not
+        answer a heartbeat or had work for the host, and when a conductor sent a higher fence.
         """
         return (
             self._looked_at is None
@@ -516,7 +519,8 @@ class Agent:
     def heartbeat(self) -> Heartbeat | None:
         """Return a heartbeat, or None if an exchange is needed.
 
-        An exchange is needed if there is something to report or a command is in hand.
+        An exchange is needed if the agent must register or report all domains, if there is
+        something else to report, or if a command is in hand.
         """
         idle = not (
             self.needs_registration()
@@ -563,7 +567,11 @@ class Agent:
         return bool(self._results or self._cached or self._select_settled(self._changed.values()))
 
     def needs_registration(self) -> bool:
-        """Return True if a new session is needed: at the start, and after the lease has lapsed."""
+        """Return True if a new session is needed.
+
+        This is so at the start, after the lease has lapsed, after the begin of a fencing, and after
+        an answer without a session.
+        """
         return self.session == 0 or not self.has_lease()
 
     def request(

@@ -147,7 +147,7 @@ class Peer(Protocol):
         """Return the files.
 
         Raises:
-            VerbFailed: The host does not offer them.
+            VerbFailed: The host does not offer them, or the list is not valid.
             Unavailable: The host does not answer.
         """
 
@@ -155,7 +155,8 @@ class Peer(Protocol):
         """Yield (offset, data) in rising order, at most 1 MiB each. Gaps are holes.
 
         Raises:
-            VerbFailed: The data differs from the data that the host sent.
+            VerbFailed: The host does not offer the file, or the data differs from the data that the
+                host sent.
             Unavailable: The connection is lost.
         """
 

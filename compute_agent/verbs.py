@@ -119,6 +119,7 @@ def carry_out(tools: Tools, command: Command, verb: Verb) -> Outcome:
 
     Raises:
         VerbFailed: The verb failed definitely.
+        Problem: Another service refuses a request, for example the image gateway.
         Unavailable: The hypervisor, the image service or another host does not answer, or this host
             may not start guests now.
         Cancelled: The verb was cancelled.

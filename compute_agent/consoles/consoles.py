@@ -162,7 +162,7 @@ class Consoles:
         return {"host": self._host, "port": self._port, "secret": session.secret}
 
     def _make_room(self, server: str, kind: str) -> None:
-        """End expired offers, and the session of the same serial port if ``kind`` is SERIAL.
+        """End expired offers, and if ``kind`` is SERIAL the session of the server's serial port.
 
         Raises:
             Unavailable: Too many consoles are open.
@@ -248,9 +248,10 @@ class Consoles:
         return TlsSocket.open(peer, self._tls.for_server())
 
     def _claim_session(self, peer: Side, secret: bytes) -> Session | None:
-        """Return the session with this secret and connect the client, or return None.
+        """Assign the client to the offered session with this secret, and return the session.
 
-        The session must not be expired or connected.
+        None if no session has this secret, if the session is expired or already connected, or if
+        the listener is closed.
         """
         now = time.monotonic()
         with self._lock:

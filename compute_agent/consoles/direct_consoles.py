@@ -115,7 +115,11 @@ class DirectConsoles:
 
 
 class _Port:
-    """A port of one guest, which listens until ``close``."""
+    """A port of one guest.
+
+    The port closes after ``seconds`` without a connection, if the guest cannot be reached, or by
+    ``close``.
+    """
 
     def __init__(
         self,
@@ -197,7 +201,10 @@ class _Port:
         self.close()
 
     def _carry(self, plain: socket.socket) -> None:
-        """Relay one channel of the guest until one side ends. Runs in a thread."""
+        """Relay one channel of the guest until one side ends. Runs in a thread.
+
+        If the guest does not run or has no SPICE console, close the port.
+        """
         peer: Side = plain
         try:
             if self._tls is not None:

@@ -80,7 +80,7 @@ class BridgeHelper:
 def serve(where: socket.socket) -> None:
     """Answer callers at the listening socket, one after the other, until the process ends.
 
-    The answer is empty on success, else the reason of the failure.
+    The answer is the reason of a ``NotMade``. It is empty on success, and also after an OSError.
     """
     while True:
         caller, _ = where.accept()
@@ -97,8 +97,9 @@ def make(name: str) -> None:
     """Create a bridge if it does not exist, and set it up if it is down.
 
     Raises:
-        NotMade: The name is not that of a network's bridge, another device has the name, or a step
+        NotMade: The name is not that of a network's bridge, another device has the name, or ip(8)
             failed.
+        OSError: A file of the device cannot be read or written.
     """
     if not NAME.fullmatch(name):
         raise NotMade(f"{name!r} is not the name of a network's bridge")

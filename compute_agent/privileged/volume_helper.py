@@ -161,7 +161,7 @@ class Brick:
 
         Returns:
             For ``host`` the connector properties, for ``connect`` size_bytes and serial, for
-            ``disconnect`` nothing.
+            ``disconnect`` an empty object.
 
         Raises:
             NotDone: The request is invalid, or os-brick failed. The text contains no password.
@@ -267,8 +267,8 @@ def parse_request(question: Question) -> tuple[str, str, dict[str, object]]:
     """Return the volume's id, the protocol, and the keys of the data that ``SHAPES`` permits.
 
     Raises:
-        NotDone: Id or protocol are invalid, a value does not match its pattern, or no permitted key
-            has a value.
+        NotDone: Id or protocol are invalid, the data is no object, a value does not match its
+            pattern, or no permitted key has a value.
     """
     volume, protocol, data = (question.get(name) for name in ("volume", "protocol", "data"))
     if not isinstance(volume, str) or not ID.fullmatch(volume):

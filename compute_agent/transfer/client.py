@@ -55,7 +55,7 @@ def peer(
     silence_timeout: float = SILENCE_TIMEOUT_SECONDS,
     frame_seconds: float = FRAME_TIMEOUT_SECONDS,
 ) -> Peer:
-    """Return the server's files at another host. No connection is made yet.
+    """Return the ``Peer`` that reads a server's files at another host. No connection is made yet.
 
     Args:
         address: Address of the host's transfer service, "ip:port".
@@ -130,8 +130,8 @@ class _Peer:
 
         Raises:
             TransferInterrupted: The host was silent for too long.
-            TransferCorrupted: The data is not valid.
-            VerbFailed: The host refuses.
+            TransferCorrupted: The data is not valid, or TLS failed.
+            VerbFailed: The host refuses, or this host's TLS files cannot be used.
         """
         at, deadline = 0, time.monotonic() + self._silence_timeout
         while True:
@@ -167,9 +167,10 @@ class _Peer:
         """Yield the frames of one connection, up to the last frame of the response.
 
         Raises:
-            TransferInterrupted: The connection ended or was silent.
-            TransferCorrupted: The data is not valid.
-            VerbFailed: The host refuses.
+            TransferInterrupted: The connection failed, ended or was silent, or the host cannot send
+                now.
+            TransferCorrupted: The data is not valid, or TLS failed.
+            VerbFailed: The host refuses, or this host's TLS files cannot be used.
         """
         with self._connect() as connection:
             send_request(connection, request)

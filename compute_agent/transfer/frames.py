@@ -106,7 +106,7 @@ class Frames:
 
         Raises:
             TransferInterrupted: The connection ended, or the frame took too long.
-            TransferCorrupted: The frame is malformed, or the checksum differs.
+            TransferCorrupted: The frame is malformed, the checksum differs, or TLS failed.
         """
         deadline = time.monotonic() + self._seconds
         kind = _receive(self._connection, 1, deadline)
@@ -147,7 +147,7 @@ def receive_request(
 
     Raises:
         TransferInterrupted: The connection ended, or the request took too long.
-        TransferCorrupted: The request is malformed or of another version.
+        TransferCorrupted: The request is malformed or of another version, or TLS failed.
     """
     deadline = time.monotonic() + seconds
     (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size, deadline))
@@ -207,7 +207,7 @@ def meaning(error: OSError) -> Exception:
 
     Returns:
         TransferCorrupted for an error of TLS, for example a refused certificate or data that was
-        changed on its way. TransferInterrupted for all others.
+        changed on its way. TransferInterrupted for the end of a TLS connection and for all others.
     """
     if isinstance(error, ssl.SSLError) and not isinstance(
         error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)

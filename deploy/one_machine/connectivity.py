@@ -62,7 +62,8 @@ class Connectivity:
     def wanted(self) -> JsonObject:
         """Return the arguments of the first server for its networks and its key pair.
 
-        The shared network is created if it is missing.
+        The shared network is created if it is missing. In a cloud without networks the arguments
+        are a config drive, no networks and no key pair.
         """
         if not self._cloud.has_networks:
             return {"networks": "none", "config_drive": True}
@@ -174,7 +175,7 @@ class Connectivity:
         """Give the first server a floating address, wait until ssh answers there, return a note.
 
         Then ``line`` has the ssh command. Without guests there is no wait. A server without a port
-        gets no address. In these two cases ``line`` stays empty.
+        gets no address. In these two cases, and in a cloud without networks, ``line`` stays empty.
 
         Raises:
             Failure: ssh does not answer within 120 s.

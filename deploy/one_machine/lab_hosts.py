@@ -222,7 +222,7 @@ class Lab:
             )
 
     def guests(self, host: str) -> list[Guest] | None:
-        """Return the domains of the host by server id, or None if libvirtd does not answer.
+        """Return the domains of the host, sorted by server id, or None if libvirtd does not answer.
 
         Raises:
             TimeoutExpired: virsh did not end within 20 s.

@@ -171,7 +171,8 @@ def check_abilities(cloud: Cloud) -> None:
 def find_routes(external: IPv4Network) -> list[str]:
     """Return the lines of ``ip route`` whose networks overlap ``external``.
 
-    A route to ``external`` itself is left out. Without the program ip the list is empty.
+    The default route and a route to ``external`` itself are left out. Without the program ip the
+    list is empty.
     """
     if shutil.which("ip") is None:
         return []

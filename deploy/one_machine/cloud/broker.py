@@ -128,8 +128,9 @@ class Broker:
         """Make the folder and the configuration.
 
         Returns:
-            True if the file with the users changed, also if it is new. A running node then needs
-            ``learn_users``. False without ``hosts``.
+            True if the file with the users is new or changed. If the node runs already, the caller
+            then calls ``learn_users``. False if ``self.hosts`` is empty, because then the broker
+            has no such file.
 
         Raises:
             Failure: RabbitMQ is not installed.

@@ -88,7 +88,11 @@ def of_volumes(cloud: Cloud) -> Path | None:
 
 
 def make(cloud: Cloud) -> None:
-    """Issue the certificates that are missing or expire soon. Loopback needs no certificates."""
+    """Issue the certificates that are missing, expire soon, or are for other addresses.
+
+    The certificates of QEMU and qemu-nbd are also copied into their folders. For a cloud on
+    loopback do nothing.
+    """
     if not cloud.is_joined:
         return
     from deploy.one_machine.cloud import authority as authorities
@@ -124,7 +128,8 @@ def install_files(
         folder: The folder, which is created if necessary.
         files: The certificate.
         names: Kind of file, as in ``QEMU`` -> the names of the copies.
-        group: A group that may read the copies, or "" if only their owner may.
+        group: A group that may read the copies, or "" if only their owner may. Only root can set
+            the group. Another process leaves its own group.
     """
     folder.mkdir(exist_ok=True)
     if group:

@@ -213,7 +213,8 @@ class Cloud:
     def namespace(self, number: int) -> Path | None:
         """Return the file of a host's network namespace.
 
-        For a host in the machine's own namespace, and for number 0, return None.
+        For a host in the machine's own namespace, and for number 0 (the gateway of a lab, which is
+        the machine itself), return None.
         """
         name = self.underlay.namespace(number) if self.is_joined else None
         return NAMESPACES / name if name else None

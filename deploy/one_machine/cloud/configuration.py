@@ -131,7 +131,7 @@ def _format_value(value: object) -> str:
 
 
 def _migration(cloud: Cloud, number: int) -> dict[str, object]:
-    """Return the options of [migration]. Hosts without own addresses do no live migrations."""
+    """Return the options of [migration]. Without ``is_joined`` there are no live migrations."""
     if cloud.is_joined:
         return {
             "live_migration_port": LIVE_MIGRATION_PORT,

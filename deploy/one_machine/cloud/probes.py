@@ -29,7 +29,7 @@ def is_taken(port: int, address: str) -> bool:
 
 
 def answers(port: int, address: str = "127.0.0.1") -> bool:
-    """Return True if a program listens on this port of this machine."""
+    """Return True if a program accepts TCP connections on this port of the address within 1 s."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((address, port)) == 0

@@ -19,7 +19,8 @@ from deploy.progress import Failure, wait
 def find_supervisor(cloud: Cloud) -> int | None:
     """Return the process id of the running supervisor, or None.
 
-    A living supervisor holds a lock. None also means that it has not written its id yet.
+    A living supervisor holds a lock. The result is also None if the supervisor has the lock, but
+    has not written its id yet.
     """
     try:
         with (cloud.run / "supervise.lock").open("r+") as lock:

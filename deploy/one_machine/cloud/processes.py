@@ -39,11 +39,11 @@ def programs(cloud: Cloud) -> list[Program]:
 
 
 def make_environment(cloud: Cloud, host: str | None = None, role: str = "") -> dict[str, str]:
-    """Return all environment variables of the processes of a host, of a role or of the rest.
+    """Return all environment variables of a process of the cloud. The broker's node has others.
 
-    There is no proxy, because the processes call only programs of this machine.
-    KILONOVA_CONF_DIGEST changes with the configuration file, so that the supervisor restarts
-    processes with a changed configuration.
+    KILONOVA_CONF is the path from ``Cloud.config`` for this host and role. KILONOVA_CONF_DIGEST
+    changes with the configuration file, so that the supervisor restarts processes with a changed
+    configuration. There is no proxy, because the processes call only programs of this machine.
 
     Args:
         cloud: The cloud.
@@ -263,7 +263,7 @@ def of_host(cloud: Cloud, number: int) -> list[str]:
 def clean_command(cloud: Cloud, number: int) -> list[str]:
     """Return the command that removes the devices and rules of a stopped network agent.
 
-    They are in the machine's own namespace. Number 0 is the gateway of a lab.
+    The devices and rules are in the machine's own namespace. Number 0 is the gateway of a lab.
     """
     return [
         PYTHON,

@@ -7,9 +7,9 @@ FOLDER/processes.json lists the programs in the order of their start. FOLDER/NAM
 process id. While FOLDER/NAME.down exists, the program is kept stopped. If this file contains the
 word "kill", the stop is a SIGKILL, like a power cut.
 
-A process that died is started again, first at once and then after pauses of up to 10 s. The rest of
-the process group is killed before, so that the port is free. TERM stops all programs in reverse
-order. HUP reads the list again. All processes end with the supervisor.
+A process that died is started again, first after 0.2 s and then after pauses of up to 10 s. The
+rest of the process group is killed before, so that the port is free. TERM stops all programs in
+reverse order. HUP reads the list again. All processes end with the supervisor.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def supervise(folder: Path) -> None:
 
 
 def _process_kind(process: Supervised) -> str:
-    """Return the name without the number.
+    """Return the program's name without the number of the host.
 
     Processes of one kind, for example all agents, stop in parallel.
     """

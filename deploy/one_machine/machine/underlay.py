@@ -109,9 +109,12 @@ class Underlay:
         return self.home / "run" / f"boot-{number}"
 
     def make(self, hosts: int) -> None:
-        """Make the bridge, and boot this many hosts and connect their cables.
+        """Make the bridge, boot the hosts with namespaces of their own, and connect their cables.
 
-        Existing objects stay. Without a host with a namespace of its own do nothing.
+        Existing objects stay. Without such a host do nothing.
+
+        Args:
+            hosts: The number of hosts, of which the first may use the machine's namespace.
 
         Raises:
             Failure: The kernel lacks a feature, or the process lacks the rights.
@@ -175,7 +178,7 @@ class Underlay:
         return _succeeds("ip", "-netns", f"{self.bridge}-{number}", "link", "show", "lo")
 
     def plug(self, number: int, is_in: bool) -> None:
-        """Connect or disconnect the host's cable."""
+        """Connect the host's cable if ``is_in`` is True, otherwise disconnect the cable."""
         _ip("link", "set", self.cable(number), "up" if is_in else "down")
 
     def is_plugged(self, number: int) -> bool:

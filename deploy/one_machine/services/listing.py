@@ -29,7 +29,7 @@ from deploy.one_machine.services.database import DbRow, DbSelect
 
 Query = Mapping[str, str | list[str]]
 SortKeys = Sequence[tuple[str, bool]]
-"""(column, ascending); ends with id."""
+"""Pairs of column and direction (True for ascending). One of the columns is id."""
 COMPARISONS: Mapping[str, Callable[[ColumnElement[str], str], ColumnElement[bool]]] = {
     "gt": operator.gt,
     "gte": operator.ge,

@@ -156,7 +156,7 @@ def part_of(body: object, key: str) -> JsonValue:
 def secret(path: str | None, variable: str) -> str:
     """Return a password from the first line of a file, or from an environment variable.
 
-    The variable is read only without a path.
+    The variable is used only if there is no path.
 
     Raises:
         SystemExit: There is no password. The message contains advice.

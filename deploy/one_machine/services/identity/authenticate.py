@@ -103,7 +103,7 @@ def _make_grant(
 def _find_scope(
     database: Database, user_id: str, scope: JsonValue
 ) -> tuple[str | None, str | None]:
-    """Return the id of the requested project or domain, as a pair of which one is None.
+    """Return (project id, domain id) of the requested scope, of which at least one is None.
 
     Both are None for an unscoped token and for the system. Without a scope, the project is the
     user's default project if the user has a role there.

@@ -21,7 +21,10 @@ def digest(password: str) -> str:
 
 
 def matches(stored: str | None, password: str) -> bool:
-    """Return True if the hash belongs to the password. None takes the same time as a hash."""
+    """Return True if the hash belongs to the password.
+
+    For None return False, after the same time as for a wrong password.
+    """
     try:
         return _HASHER.verify(stored or _NOBODY, password) and stored is not None
     except VerificationError:

@@ -51,9 +51,10 @@ class IdentityService:
 
 
 class TokenAuthentication:
-    """Falcon middleware that stores the request's token in `req.context.caller`.
+    """Falcon middleware that answers 401 without a valid token, and sets `req.context.caller`.
 
-    Methods in a resource's `open_methods` need no token.
+    The caller is the `Token` of the header X-Auth-Token. Methods in a resource's `open_methods`
+    need no token, and have no caller.
     """
 
     def __init__(self, service: IdentityService) -> None:

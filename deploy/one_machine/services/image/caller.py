@@ -53,7 +53,8 @@ class ImageCaller(Caller):
         """Refuse a caller without the right to change the image.
 
         Raises:
-            HTTPForbidden: The caller is neither an admin nor a writer in the image's project.
+            HTTPForbidden: The caller may not write, or is not an admin and the image belongs to
+                another project.
         """
         self.require_writer()
         if not self.is_admin and image.owner != self.project_id:

@@ -61,7 +61,7 @@ class ImageFiles:
     ) -> Upload:
         """Write the body of a request to disk.
 
-        After an error no file is left.
+        After an error no unfinished file is left.
 
         Args:
             name: The name of the file.

@@ -128,7 +128,7 @@ def _visibility(query: Query, caller: ImageCaller) -> ColumnElement[bool]:
 def _sort_keys(query: Query) -> list[tuple[str, bool]]:
     """Return pairs of column and direction (True for ascending).
 
-    The last is id, as a tie-breaker.
+    The column id is always among them, as a tie-breaker.
     """
     keys: dict[str, bool] = {}
     for name, way in sort_words(query):

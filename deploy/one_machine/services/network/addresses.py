@@ -84,7 +84,8 @@ def choose_addresses(
         requested: The requested fixed_ips. An empty list gives no addresses. None gives an address
             of each IP version, and all addresses derived from the MAC address.
         keep: The present addresses of the port, which are preferred.
-        router: True for a port of a router, which needs no addresses derived from its MAC.
+        router: True for a port of a router. Requested addresses are then not completed by addresses
+            derived from the MAC address.
 
     Raises:
         Fault: 400, an address or subnet does not belong to the network, or a request is empty. 409,

@@ -46,7 +46,8 @@ class Attribute:
             resource decides.
         post: True if a create request may contain the attribute.
         put: True if changes are permitted.
-        admin: True if only an admin may give a value that is not the default.
+        admin: True if only an admin may give a value. In a create request other callers may give
+            the default.
         hidden: True if only an admin sees the attribute.
         column: The column, or "" if it is that of the attribute's name.
     """

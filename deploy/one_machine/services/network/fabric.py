@@ -116,7 +116,8 @@ class Change(Transaction):
         """Record that the descriptions of hosts change.
 
         Args:
-            networks: Networks. All hosts with ports in them are concerned.
+            networks: Networks. All hosts with ports in them are concerned, and for an external
+                network also the hosts that are gateways of external networks.
             groups: Security groups. All hosts with ports that depend on them are concerned.
             hosts: Names of hosts. "" is ignored.
         """

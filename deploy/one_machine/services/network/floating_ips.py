@@ -3,7 +3,7 @@
 
 A port network:floatingip of the external network reserves the address. The router joins the port's
 subnet and has its gateway in the external network. The router's host and the compute service are
-notified of every change.
+notified when the port changes.
 """
 
 import uuid

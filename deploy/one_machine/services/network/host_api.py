@@ -126,7 +126,8 @@ def _host(name: str) -> DbSelect:
 def _store_report(change: Change, host: DbRow, report: Body) -> None:
     """Store the tunnel address, the gateway flag and the applied revision of a host's report.
 
-    If the tunnel address or the gateway flag changed, all hosts of the networks get a new revision.
+    If the tunnel address or the gateway flag changed, this host and all hosts of its networks get a
+    new revision. If the host is or was a gateway, so do the hosts of all external networks.
     """
     changes = {
         name: report[name]

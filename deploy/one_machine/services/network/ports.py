@@ -337,7 +337,8 @@ def _add_to_groups(change: Change, key: str, groups: list[str]) -> None:
 def _rebind(change: Change, row: DbRow, host: str, columns: Body) -> Body:
     """Return the columns of a port that moves to `host`, and remove its inactive bindings.
 
-    The result is empty, and the bindings stay, if the port is already bound to `host`.
+    The result is empty, and the bindings stay, if the port is already bound to `host`, or unbound
+    and to be unbound.
 
     Args:
         change: The transaction.

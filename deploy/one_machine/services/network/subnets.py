@@ -2,7 +2,7 @@
 """/v2.0/subnets: the addresses of a network, with pools, gateway, routes and DHCP options.
 
 Subnets of one network never overlap, but subnets of different networks may. A network with DHCP in
-a subnet has one port network:dhcp with an address in each of them, the same on every host.
+a subnet has one port network:dhcp, the same on every host (`update_dhcp_port`).
 """
 
 import ipaddress

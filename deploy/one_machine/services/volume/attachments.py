@@ -206,7 +206,10 @@ def _find(connection: Connection, caller: VolumeCaller, key: str) -> DbRow:
 
 
 def _reserve(change: VolumeChange, volume: DbRow, instance: str | None, mode: str | None) -> str:
-    """Create an attachment without a connection, and return its id. The volume becomes reserved.
+    """Create an attachment without a connection, and return its id.
+
+    The volume becomes reserved. If the same server already has an attachment of the volume, as in a
+    move, the status may stay.
 
     Args:
         change: The transaction.

@@ -91,7 +91,8 @@ class Exports:
     def end(self, key: str) -> None:
         """End the process of an attachment, which closes all connections to it.
 
-        A process that runs ``END_SECONDS`` after SIGTERM is killed. Without a process do nothing.
+        A process that runs ``END_SECONDS`` after SIGTERM is killed. Without a process only the pid
+        file is removed.
         """
         with self.lock:
             for number in (signal.SIGTERM, signal.SIGKILL):

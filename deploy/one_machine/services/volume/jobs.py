@@ -160,10 +160,11 @@ def _set(
 
 
 def _restore_status(before: str) -> Callable[[VolumeChange, VolumeJob], None]:
-    """Return a function for ``JobKind.done`` that sets the volume's status after its attachments.
+    """Return a function for ``JobKind.done`` or ``failed`` that updates the status of the volume.
 
-    Attachments may have ended since the job was created. The function does nothing if the status is
-    not ``before``, because an admin has reset the status in the meantime.
+    The status follows from the volume's attachments, some of which may have ended since the job was
+    created. The function does nothing if the status is not ``before``, because an admin has reset
+    the status in the meantime.
     """
 
     def restore(change: VolumeChange, job: VolumeJob) -> None:

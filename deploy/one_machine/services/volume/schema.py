@@ -96,7 +96,7 @@ attachments = Table(
 
 quotas = SetLimits(METADATA)
 
-#: Jobs in the order of their commits. A job is deleted with the target.
+#: Jobs in the order of their commits. The worker deletes a job whose target does not exist.
 jobs = Table(
     "jobs",
     METADATA,

@@ -107,7 +107,8 @@ class ComputeSource(Protocol):
         """Send events.
 
         Returns:
-            False if the events must be sent again later. True also if there is no compute service.
+            False if the events must be sent again later. True if the compute service accepted them
+            or refuses them for good, or if there is no compute service.
         """
 
 
@@ -284,7 +285,7 @@ class VolumeChange(Transaction):
         Args:
             kind: A key of ``jobs.KINDS``.
             target: The id of the volume or snapshot that the job changes.
-            source: The id of the volume or snapshot that the job reads.
+            source: The id of the volume or snapshot that the job reads, or None.
             arguments: More arguments of the kind.
         """
         self.has_jobs = True

@@ -318,9 +318,9 @@ class VolumeActions:
             answer(resp, response_body)
 
     def _image(self, caller: VolumeCaller, row: DbRow, name: str, arguments: Body) -> Body | None:
-        """Return the image of os-reimage, or the new image of os-volume_upload_image, or None.
+        """Return the image of os-reimage or os-volume_upload_image, or None for other actions.
 
-        The new image is created at the image service.
+        For os-volume_upload_image a new image is created at the image service.
         """
         if name == "os-reimage":
             return images.find_image(self._service, caller, arguments["image_id"])
@@ -355,7 +355,13 @@ class VolumeActions:
     def _end(
         self, req: falcon.Request, resp: falcon.Response, key: str, name: str, action_body: object
     ) -> None:
-        """Delete the attachments of a volume, or the requested one, unless a server uses them."""
+        """Delete the attachments of a volume, or only the requested attachment.
+
+        Raises:
+            Fault: 400, there is no such attachment, or the action is os-terminate_connection. 403,
+                the caller may not do this. 404, the volume is unknown. 409, a server uses the
+                volume. 503, the compute service does not answer.
+        """
         attachment_id = DETACH.validate(action_body, name).get("attachment_id")
         caller: VolumeCaller = req.context.caller
         with self._service.database.read() as connection:

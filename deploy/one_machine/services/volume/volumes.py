@@ -406,8 +406,8 @@ def remove(change: VolumeChange, row: DbRow, *, force: bool, cascade: bool = Fal
         cascade: Delete the snapshots too.
 
     Raises:
-        Fault: 400, the volume has attachments, a job copies it, it has snapshots without
-            ``cascade``, or a status does not allow this.
+        Fault: 400, the volume has attachments, a job copies the volume or a snapshot, there are
+            snapshots without ``cascade``, or a status does not allow this.
     """
     connection = change.connection
     has_attachments = count(connection, attachments, attachments.c.volume_id == row.id)

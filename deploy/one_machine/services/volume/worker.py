@@ -63,7 +63,7 @@ class JobWorker:
             self._ending.wait(LOOK_SECONDS)
 
     def step(self) -> bool:
-        """Run the next job that can run, or one attempt of it.
+        """Make one attempt at the next job that can run.
 
         Returns:
             False if no job can run now.

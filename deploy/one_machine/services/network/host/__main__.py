@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m deploy.one_machine.services.network.host serve|help|clean`: a host's network agent.
 
-Run it with `python -m deploy.one_machine.services.network.host serve|help|clean`.
 An agent runs on each host. `serve` makes the networks of the host's guests until SIGTERM, and
 leaves them in place. This needs root with --state, or any user with --helper. Then `help` runs
 as root and does the privileged part. `clean` removes all objects that an agent with this state

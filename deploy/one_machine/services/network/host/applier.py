@@ -85,7 +85,9 @@ class Applier:
         return failed
 
     def prepare(self, forwards: bool) -> None:
-        """Apply the settings of the host's namespace. Every full `apply` renews them.
+        """Set the sysctls of the host's namespace. Every full `apply` sets them again.
+
+        Log a warning if a firewall of the machine drops forwarded packets.
 
         Args:
             forwards: True if the host is a gateway and needs IP forwarding.

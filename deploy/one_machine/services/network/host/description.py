@@ -199,7 +199,7 @@ def parse(tree: JsonValue) -> Description:
     """Parse a description from the network service.
 
     An invalid object in a part is left out. A port is then in ``failed``, and other objects are in
-    ``warnings``.
+    ``warnings``. A port with ``up`` False is left out without a report.
 
     Raises:
         ValueError: The description is no object with a revision, or one of ``PARTS`` has the wrong

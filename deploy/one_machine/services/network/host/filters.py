@@ -370,7 +370,10 @@ def _inet(inputs: FilterInput) -> str:
 
 @lru_cache(CACHED_SOURCES)
 def _sources(port: GuestPort) -> tuple[Source, ...]:
-    """Return the sources of a guest: its own addresses, and its allowed pairs."""
+    """Return the sources of a guest: its addresses, its allowed pairs, and link-local addresses.
+
+    The link-local addresses follow from the MAC addresses of the port and of the pairs.
+    """
     macs = sorted({port.mac, *(mac for _, mac in port.pairs)})
     sources = [(ip_network(address), port.mac) for address in port.addresses]
     sources += [*port.pairs, *((ip_network(link_local(mac)), mac) for mac in macs)]
@@ -398,9 +401,10 @@ def _underlay(inputs: FilterInput) -> str:
 
 
 def _peers(inputs: FilterInput) -> str:
-    """Return the rules for packets from an external network to peers.
+    """Return the rules that drop packets from an external network to a peer, except replies.
 
-    Such a packet may only answer a host. Flows to other addresses may begin.
+    The peers are the other hosts' ends of the tunnels. Packets to other addresses are not dropped
+    here.
     """
     families = {4: "ip", 6: "ip6"}
     return indent(

@@ -2,8 +2,6 @@
 """The two processes of a network agent without root's rights: the privileged helper and its client.
 
 The client calls fixed verbs of the helper over a Unix socket.
-
-The other process sends fixed verbs over a Unix socket.
 `Helper` may change the kernel's networks and talks to one client only. `HelperClient` is that
 client. The client talks to the network service and to guests, and has no rights. A description is
 parsed in both, so an attacker in the client can choose networks, and no more. Invariant: arguments
@@ -147,7 +145,8 @@ class Helper:
 class HelperClient(HostPart):
     """A network agent that leaves the privileged work to a helper.
 
-    An OSError or KernelError of a call ends the agent's process, and the next process starts anew.
+    An OSError or KernelError of ``prepare``, ``restore``, ``apply`` or ``save`` ends the agent's
+    process, and the next process starts anew.
     """
 
     def __init__(self, path: Path) -> None:
@@ -195,7 +194,7 @@ class HelperClient(HostPart):
         return socket.socket(fileno=descriptors[0])
 
     def namespace_id(self, namespace: str) -> int:
-        """Return a number that differs between namespaces of the same name.
+        """Return a number that changes when a namespace is deleted and made again.
 
         Raises:
             OSError: There is no such namespace.

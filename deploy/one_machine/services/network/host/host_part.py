@@ -47,7 +47,7 @@ class HostPart(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Apply settings of this machine.
+        """Set the sysctls of this machine that the guests' networks need.
 
         Raises:
             KernelError, OSError: A setting cannot be changed.
@@ -95,6 +95,8 @@ class HostPart(ABC):
 
     def _listen_to_metadata(self, namespaces: Mapping[str, str]) -> bool:
         """Open metadata listeners in exactly these namespaces, and return True if all are open.
+
+        If this object has no ``listeners``, do nothing and return True.
 
         Args:
             namespaces: Namespace -> network.
@@ -226,7 +228,7 @@ class Loop:
         self._received.put(None)
 
     def _next(self, wait: float) -> JsonValue:
-        """Return the newest description, or None if none arrives in time."""
+        """Return the newest description, or None if none arrives in time or the loop stops."""
         try:
             tree = self._received.get(timeout=wait)
             while not self._received.empty():

@@ -131,6 +131,9 @@ class Kernel:
         """Return the kernel's list of a table's or chain's rules, without the elements of sets.
 
         The result is "" if nft fails, for example because there is no such table or chain.
+
+        Args:
+            what: The words after ``nft list``, for example "table", "inet" and the table's name.
         """
         try:
             return self.run("nft", "-t", "list", *what)
@@ -283,7 +286,7 @@ class Kernel:
         return {path.name for path in NAMESPACES.glob(f"{start}*")}
 
     def namespace_id(self, namespace: str) -> int:
-        """Return a number that differs between namespaces of the same name.
+        """Return a number that changes when a namespace is deleted and made again.
 
         Raises:
             OSError: There is no such namespace.

@@ -2,8 +2,6 @@
 """Metadata for guests at 169.254.169.254.
 
 A listener in each network's namespace signs the requests of guests and forwards them.
-
-A listener in each network's namespace signs and forwards requests.
 The origin of the packet identifies the guest: the socket belongs to the network, and the rules have
 checked the address. The metadata service accepts X-Instance-ID because of its signature. Such
 headers from a guest are never forwarded. The size of a guest's request, its time, and its number of
@@ -102,7 +100,7 @@ class NamespaceSockets(Protocol):
         """
 
     def namespace_id(self, namespace: str) -> int:
-        """Return a number that differs between namespaces of the same name.
+        """Return a number that changes when a namespace is deleted and made again.
 
         Raises:
             OSError: There is no such namespace.

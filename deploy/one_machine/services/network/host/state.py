@@ -19,8 +19,8 @@ MAX_NUMBER = 0xFFFE
 def assign(before: Mapping[str, int], all_names: Iterable[str]) -> dict[str, int]:
     """Return name -> number for all names.
 
-    A name keeps its number from ``before``. A new name gets the lowest number that is not in
-    ``before``.
+    A name keeps its number from ``before``. New names get the lowest numbers that are not in
+    ``before``, in their order.
     """
     names = list(dict.fromkeys(all_names))
     taken = set(before.values())
