@@ -204,7 +204,7 @@ class Helpers:
     ) -> HelperResult:
         """Run a request, and repeat it once if the end of the helper is unknown.
 
-        The end is unknown if the process that watches the helper was killed. If it is unknown
+        The end is unknown if the process that watches the helper was killed. If the end is unknown
         twice, the result has ``why`` "lost". Every request can be repeated.
         """
         for _ in range(2):

@@ -4,7 +4,7 @@
 ``sandbox.server`` calls this in the helper. Only the change of user needs a privilege.
 
 Invariant: a step that fails ends the process. No step is skipped silently, except Landlock on a
-kernel without it.
+kernel without Landlock.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def lock_down(
 def build_filter(alone: bool) -> ctypes.c_void_p:
     """Return the filter of system calls for a helper. ``lock_down`` loads it.
 
-    The result is cached, so that forked processes have it ready.
+    The result is cached, so that forked processes have the filter ready.
 
     Args:
         alone: True for a helper that runs no program.

@@ -76,9 +76,9 @@ def _run_and_exit(work: Callable[[], object]) -> None:
 
 
 def _watch(message: bytes, files: list[int]) -> None:
-    """Start the helper of a request, kill it if necessary, and report its end to the requester.
+    """Start the helper of a request, kill it if necessary, and report the end to the requester.
 
-    There is no report if the requester has closed its socket.
+    There is no report if the requester has closed the socket.
     """
     order = json.loads(message)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

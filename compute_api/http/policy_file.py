@@ -267,7 +267,7 @@ def references(check: FileCheck) -> list[str]:
 
 
 def cycle(rules: JsonMapping) -> list[str]:
-    """Return the names in a cycle of rules that refer to each other, or [] if there is none.
+    """Return the names in a cycle of rules that refer to each other, or [] without a cycle.
 
     The first name is repeated at the end. Only the first cycle is returned.
 

@@ -77,7 +77,7 @@ def source(run: MoveRun) -> str:
 
 
 def destination(run: MoveRun) -> str | None:
-    """Return the host that the server goes to, or None before one is claimed."""
+    """Return the host that the server goes to, or None before the claim."""
     return run.data.dest or run.args.dest
 
 
@@ -242,7 +242,7 @@ def compare_hosts(tx: Connection, runs: Sequence[R]) -> list[tuple[R, JsonObject
 
 
 def release_destination(tx: Connection, engine: Engine, run: MoveRun, blames: bool = True) -> None:
-    """Release the destination, if one is claimed. The server holds the source's resources again.
+    """Release the claimed destination, if any. The server holds the source's resources again.
 
     Args:
         tx: The transaction.

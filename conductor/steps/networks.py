@@ -557,7 +557,7 @@ def await_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> No
 
 
 def store_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> None:
-    """Store the read interfaces. The guest will start paused if one is not wired yet.
+    """Store the read interfaces. The guest will start paused if an interface is not wired yet.
 
     With a ``vif_plugging_timeout`` of 0 the guest never starts paused.
     """

@@ -293,7 +293,7 @@ def _change_idle(tx: Connection, row: BlockDeviceRow, seen: ServerRow, values: J
 
 # --- a volume that the guest still has ---
 def give_back(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | None]) -> None:
-    """Begin the action that detaches a volume in status error, or return if there is none.
+    """Begin the action that detaches a volume in status error, or return if no such volume exists.
 
     Neither the attach of the volume nor its undo succeeded. An error repeats the cleanup. A return
     ends the cleanup: the server does not exist or does not have the volume, or the volume has

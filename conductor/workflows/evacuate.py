@@ -187,7 +187,7 @@ def _keep_old(tx: Connection, run: EvacuateRun) -> None:
 
 
 def _release_destination(tx: Connection, engine: Engine, run: EvacuateRun) -> None:
-    """Release the destination, if one is claimed, and restore the guest record at the source."""
+    """Release the claimed destination, if any, and restore the guest record at the source."""
     if not run.data.placed:
         return
     run.data.placed = False

@@ -81,14 +81,14 @@ def table(rows: list[CleanupRow]) -> str:
 
 
 def retry(options: argparse.Namespace) -> int:
-    """Make a cleanup due, so that a conductor runs it within seconds. Return 1 if there is none."""
+    """Make a cleanup due, so that a conductor runs it within seconds. Return 1 if it does not exist."""
     return _change(
         options, cleanups.hasten, "is retried within seconds; see: kilonova cleanup list"
     )
 
 
 def cancel(options: argparse.Namespace) -> int:
-    """Delete a cleanup without running it. Return 1 if there is none."""
+    """Delete a cleanup without running it. Return 1 if it does not exist."""
     return _change(
         options, cleanups.cancel, "is cancelled; its object remains in the external service"
     )

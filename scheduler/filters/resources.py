@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of every request, whatever filters are enabled.
+"""Checks of every request, independent of the enabled filters.
 
 They cover the hosts that the request names, traits, resources, the server group, NUMA nodes and
 devices. ``Filters.checks`` calls them.

@@ -308,7 +308,7 @@ def _check_zone(
 
 
 def _with_servers(tx: Connection, hosts: Sequence[str]) -> list[str]:
-    """Return those of the hosts that have servers. Pending cleanups do not count."""
+    """Return the hosts of the argument that have servers. Pending cleanups do not count."""
     if not hosts:
         return []
     placed = sa.select(guests.c.host).where(

@@ -274,7 +274,7 @@ class RefusedHost(NamedTuple):
     """A host with refused messages, or with a refused hypervisor name.
 
     refused_messages: Number of refused messages since the host exists.
-    refused_ago: Seconds since the last one, or None if that is too long ago or there is none.
+    refused_ago: Seconds since the last refused message, or None without a recent one.
     hypervisor_hostname: The name that the API shows.
     refused_hostname: The reported name, or None if that is not refused.
     """

@@ -36,7 +36,7 @@ SENDER = "notifications"
 Picture = RowMapping | Mapping[str, object]
 _S = servers.c
 _KEY = (keypairs.c.user_id == _S.user_id, keypairs.c.name == _S.key_name)
-#: Columns of a server for payloads. Never secret ones: user data, passwords.
+#: Columns of a server for payloads. Never user data or passwords, which are secret.
 PICTURE = sa.select(
     _S.id,
     _S.project_id,

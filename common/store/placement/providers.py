@@ -320,7 +320,7 @@ def of_host(tx: Connection, host: str) -> int:
     return int(row.id)
 
 
-# --- aggregates: those set by hand and those of the hosts, shown as one ---
+# --- aggregates: the operators' and the hosts', shown together ---
 def aggregates_of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, list[str]]:
     """Return the uuids of the aggregates of each of these providers, sorted, in one statement.
 

@@ -11,7 +11,7 @@ cleanups = Table(
     "cleanups",
     metadata,
     Column("id", Integer, primary_key=True),
-    # One of the kinds in common.store.cleanups.
+    # A kind in common.store.cleanups.
     Column("kind", String(16), nullable=False),
     # Id of the object at the external service.
     Column("target", String(64), nullable=False),

@@ -20,7 +20,7 @@ notifications = Table(  # the outbox: a row goes when a broker has it
     **NUMBERED,
 )
 
-leases = Table(  # duties that one process at a time has
+leases = Table(  # duties, each of a single process at a time
     "leases",
     metadata,
     Column("name", String(64), primary_key=True),

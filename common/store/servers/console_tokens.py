@@ -33,7 +33,7 @@ from common.store.rows import ConsoleTokenRow
 from common.store.schema import console_tokens, guests
 from common.store.servers.guests import HERE
 
-#: Number of unused tokens per server. Older ones are deleted.
+#: Number of unused tokens per server. Older tokens are deleted.
 UNUSED_PER_SERVER = 32
 #: How long expired rows are kept, in case the clock has jumped.
 _KEPT = 3600 * SECOND

@@ -122,7 +122,7 @@ def begin(
 
 
 def stop(store: Store, host: str, name: Name, say: Callable[[str], None]) -> int:
-    """Let the open action with this name start no more moves. Return 1 if there is none.
+    """Let the open action with this name start no more moves. Return 1 if no action is open.
 
     Raises:
         NotFound: There is no such host.

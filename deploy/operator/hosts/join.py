@@ -36,7 +36,7 @@ from deploy.operator.hosts import join_checks
 from deploy.operator.hosts.join_files import Owner, merged
 
 TRIES, PAUSE_SECONDS = 3, 2.0  #: Attempts after a lost answer, and the pause between them.
-#: Seconds until the control plane must have heard the started agent.
+#: Seconds until the started agent must have reported to a conductor.
 HEARD_SECONDS = 60.0
 #: Options of [tls] whose files do not exist yet.
 _NOT_YET = ("ca_file", "cert_file", "key_file")
@@ -314,7 +314,7 @@ def _create_state_dir(path: Path, owner: Owner) -> None:
 
 
 def start_agent(client: HostJoinsClient) -> None:
-    """Enable and restart the agent's unit, and wait until a conductor has heard the agent.
+    """Enable and restart the agent's unit, and wait for the agent's first report to a conductor.
 
     Raises:
         ConfigError: The unit does not start, or no conductor has heard the agent in time.

@@ -80,7 +80,7 @@ class Adoption:
         """Resource class -> amount that the server holds on its host.
 
         Raises:
-            BadRequest: The flavor or the image asks for hardware that Kilonova does not accept.
+            BadRequest: The flavor or the image requires hardware that Kilonova does not accept.
         """
         return hardware.resources(self.flavor, self.properties)
 

@@ -167,7 +167,7 @@ _PROVE = {"password": _prove_password, "token": _prove_token}
 def _find(database: Database, table: Table, body: JsonValue, where: str) -> DbRow | None:
     """Return the domain, project or user with the id, or the name and domain, in `body`.
 
-    If there is none, return None.
+    Without any, return None.
 
     Raises:
         HTTPBadRequest: `body` has no id and no name, or its name lacks the domain.

@@ -237,7 +237,7 @@ def _find_fixed_address(change: Change, port_id: str, requested: str | None) -> 
 def _find_router(change: Change, network: str, subnet: str) -> DbRow | None:
     """Return the oldest router with an interface in the subnet and the gateway in the network.
 
-    If there is none, return None.
+    Without such a router return None.
     """
     with_gateway = select(PORTS.c.device_id).filter_by(device_owner=GATEWAY, network_id=network)
     with_interface = select(PORTS.c.device_id).filter_by(device_owner=INTERFACE)
