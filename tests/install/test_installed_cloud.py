@@ -225,7 +225,7 @@ def test_joined_hosts_are_up(controller: Machine, nodes: list[Machine]) -> None:
     )
 
 
-def test_host_prove_with_image_of_glance_succeeds(
+def test_host_verify_with_image_of_glance_succeeds(
     controller: Machine, nodes: list[Machine]
 ) -> None:
     disk = ROOT / "build/images/tiny.qcow2"

@@ -32,7 +32,7 @@ def test_default_cells_contain_the_cells_with_past_defects() -> None:
     assert len(DEFAULT) == len({cell.id for cell in DEFAULT}) < len(EVERY) / 25
 
 
-def test_new_workflow_adds_its_cell_and_moves_few_others() -> None:
+def test_new_workflow_adds_default_cell_and_replaces_few_others() -> None:
     new = [Cell("new", "step", Kind.COMMAND, fault) for fault in FAULTS[Kind.COMMAND]]
     added = {cell.id for cell in default_cells([*EVERY, *new])}
     assert any(cell.id in added for cell in new)

@@ -41,11 +41,11 @@ def test_visit_with_combined_forms_changes_place_and_caller() -> None:
     assert combined.name == "archive-space-umask-bare"
 
 
-def test_visit_beside_keeps_cloud_running_during_tests() -> None:
+def test_visit_in_form_beside_keeps_cloud_running_during_tests() -> None:
     assert logs(plan_visit(["beside"])) == ["up", "test"]
 
 
-def test_visit_twice_repeats_each_command() -> None:
+def test_visit_in_form_twice_repeats_each_command() -> None:
     assert logs(plan_visit(["twice"])) == ["up", "up-again", "down", "test", "test-again"]
     assert logs(plan_visit(["twice", "beside"])) == ["up", "up-again", "test", "test-again"]
 

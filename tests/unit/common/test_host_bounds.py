@@ -50,7 +50,7 @@ def test_require_bounded_accepts_content_at_its_bound(content: Any) -> None:
         ({"cpu_info": nest(33)}, "cpu_info is nested more than 32 levels deep"),
     ],
 )
-def test_require_bounded_refuses_content_beyond_a_bound_with_its_field(
+def test_require_bounded_refuses_content_beyond_a_bound_and_names_field(
     content: Any, refusal: str
 ) -> None:
     with pytest.raises(NotGenuine) as refused:

@@ -44,13 +44,13 @@ def pack(content: object) -> str:
         pack({"x": "y" * (1 << 19)}),
     ],
 )
-def test_join_token_read_refuses_incomplete_token(text: str) -> None:
+def test_join_token_read_refuses_incomplete_or_damaged_token(text: str) -> None:
     with pytest.raises(ValueError, match="not whole: copy the whole token"):
         JoinToken.read(text)
 
 
 @pytest.mark.parametrize("text", ["", "h1", "join2.abc", BEGIN + "A" * 70000])
-def test_join_token_read_refuses_other_text(text: str) -> None:
+def test_join_token_read_refuses_text_other_than_a_join_token(text: str) -> None:
     with pytest.raises(ValueError, match="kilonova host add NAME"):
         JoinToken.read(text)
 

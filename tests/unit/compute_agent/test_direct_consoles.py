@@ -106,7 +106,7 @@ def test_direct_console_port_closes_when_unused(
     await_true(lambda: not is_open(offer))
 
 
-def test_direct_console_port_stays_open_when_connections_arrive_around_its_end(
+def test_direct_console_port_stays_open_for_connections_around_deadline(
     new_consoles: Callable[..., DirectConsoles],
 ) -> None:
     offer = new_consoles(seconds=0.6).offer(SERVER)

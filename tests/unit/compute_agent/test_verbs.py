@@ -144,7 +144,7 @@ def test_snapshot_result_has_number_of_stored_bytes() -> None:
     assert result.data == {"size": len(b"".join(rig.stored))} != {"size": 0}
 
 
-def test_verbs_table_has_exactly_these_verbs() -> None:
+def test_verbs_table_has_exactly_listed_verbs() -> None:
     assert set(VERBS) == {
         "ensure_guest",
         "ensure_running",
@@ -185,7 +185,7 @@ def test_verbs_table_has_exactly_these_verbs() -> None:
     }
 
 
-def test_verbs_marked_starts_guest_are_complete() -> None:
+def test_only_listed_verbs_are_marked_starts_guest() -> None:
     assert {name for name, verb in VERBS.items() if verb.starts_guest} == {
         "ensure_guest",
         "ensure_running",
@@ -199,7 +199,7 @@ def test_verbs_marked_starts_guest_are_complete() -> None:
     }
 
 
-def test_verbs_marked_builds_are_complete() -> None:
+def test_only_listed_verbs_are_marked_builds() -> None:
     assert {name for name, verb in VERBS.items() if verb.builds} == {
         "ensure_guest",
         "rebuild",
@@ -207,7 +207,7 @@ def test_verbs_marked_builds_are_complete() -> None:
     }
 
 
-def test_verbs_marked_runs_once_are_complete() -> None:
+def test_only_listed_verbs_are_marked_runs_once() -> None:
     assert {name for name, verb in VERBS.items() if verb.runs_once} == {
         "inject_nmi",
         "set_password",

@@ -76,7 +76,7 @@ def test_sweep_marks_no_host_down_when_the_conductor_does_not_hear_itself(
     assert simulation.is_up("h1")
 
 
-def test_sweep_listens_for_host_silence_after_the_conductor_hears_itself(
+def test_sweep_counts_host_silence_from_when_conductor_hears_itself(
     simulation: SweepCloud,
 ) -> None:
     simulation.run_sweeps(60, OTHER_HOSTS, hears_itself=False)

@@ -79,7 +79,7 @@ def test_select_gives_reason_for_each_status_of_host(make_columns: MakeColumns) 
     }
 
 
-def test_disabled_filter_rejects_no_host(make_columns: MakeColumns) -> None:
+def test_down_host_is_accepted_without_enabled_filters(make_columns: MakeColumns) -> None:
     hosts = make_columns(1)
     hosts.up[:] = False
     (answer,) = select(hosts, [request()], options(enabled_filters=[]))
@@ -301,7 +301,7 @@ def test_select_is_repeatable(hosts: Snapshot, specs: list[RequestSpec]) -> None
     assert select(hosts.copy(), specs, DEFAULT) == select(hosts.copy(), specs, DEFAULT)
 
 
-def test_equal_requests_are_one_batch_in_any_order(make_columns: MakeColumns) -> None:
+def test_interleaved_equal_requests_are_selected_as_one_batch(make_columns: MakeColumns) -> None:
     small, large = dict(NANO), NANO | {"VCPU": 2}
     specs = [request(f"s{number}", resources=large if number % 2 else small) for number in range(6)]
     answers = select(make_columns(1, vcpus=7), specs, DEFAULT)
@@ -373,7 +373,7 @@ def test_select_for_rebuild_keeps_host_and_takes_no_resources(make_columns: Make
     assert (selection.hosts, hosts.stock["VCPU"].free.tolist()) == (["host1"], [0, 0])
 
 
-def test_forced_host_skips_filters_of_requested_host(make_columns: MakeColumns) -> None:
+def test_forced_host_skips_filters_and_requested_host_does_not(make_columns: MakeColumns) -> None:
     hosts = make_columns(2)
     hosts.disabled[0] = True
     forced, requested = select(
