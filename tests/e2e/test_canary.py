@@ -167,7 +167,7 @@ def test_shelve_removes_guest_from_host_and_unshelve_restores_its_disk(guest: Gu
     )
 
 
-def test_backup_rotation_keeps_newest_image(guest: Guest) -> None:
+def test_backup_rotation_keeps_newest_image_of_each_type(guest: Guest) -> None:
     first, second, weekly = (f"{guest.name}-{kind}" for kind in ("first", "second", "weekly"))
     for image, kind in ((first, "daily"), (weekly, "weekly"), (second, "daily")):
         guest.type(f"server backup create --name {image} --type {kind} --rotate 1 {guest.name}")

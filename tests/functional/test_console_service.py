@@ -468,7 +468,7 @@ def test_console_pages_have_content_type_and_security_headers(world: World) -> N
         ("", "", "", False),
     ],
 )
-def test_console_page_names_option_only_in_forbidden_frame(
+def test_console_page_names_allowed_origins_only_in_forbidden_frame(
     world: World, referer: str, target: str, query: str, is_framed: bool
 ) -> None:
     headers_by_name = {"Referer": referer, "Sec-Fetch-Dest": target, "Accept": "text/html"}

@@ -116,6 +116,6 @@ def test_sealed_identity_opens_only_in_the_envelope_of_the_requester() -> None:
 
 
 @pytest.mark.parametrize("public", ["", "xy", "ab", "00" * 32])
-def test_seal_for_invalid_public_key_is_refused(public: str) -> None:
+def test_seal_for_refuses_invalid_public_key(public: str) -> None:
     with pytest.raises(ValueError):
         seal_for(public, {})

@@ -230,7 +230,7 @@ def test_image_fetch_is_cancelled_while_image_service_hangs(tmp_path: Path) -> N
     assert names(tmp_path) == set()
 
 
-def test_image_service_failure_is_definite_and_retryable(tmp_path: Path) -> None:
+def test_image_fetch_fails_retryably_when_image_service_fails(tmp_path: Path) -> None:
     def reader(image: str) -> Iterator[bytes]:
         yield GOOD[:100]
         raise ConnectionError("404 no such image")

@@ -214,7 +214,7 @@ def test_only_listed_verbs_are_marked_runs_once() -> None:
     }
 
 
-def test_runs_once_verb_begun_before_kill_is_unknown_and_not_repeated() -> None:
+def test_runs_once_verb_begun_before_kill_ends_unknown_and_is_not_repeated() -> None:
     rig = Rig()
     # As if the agent was killed by SIGKILL after the effect.
     rig.carry_out = make_failing(KeyboardInterrupt())

@@ -40,7 +40,7 @@ def control_plane(folder: Path) -> str:
     )
 
 
-def test_config_check_prints_line_for_each_external_service(
+def test_config_check_prints_line_for_database_broker_and_each_service(
     run_config: Run, tmp_path: Path
 ) -> None:
     status, output = run_config(control_plane(tmp_path), "check")

@@ -120,7 +120,7 @@ class MarkedItem:
         return self._mark
 
 
-def test_mark_with_unknown_slice_ends_collection() -> None:
+def test_slice_mark_without_exactly_one_known_slice_ends_collection() -> None:
     assert slice_of(MarkedItem("guests")) is Slice.GUESTS  # type: ignore[arg-type]
     for names in ((), ("gests",), ("guests", "moves")):
         with pytest.raises(pytest.UsageError, match=r"test_x: slice.* is none of default, guests"):

@@ -127,7 +127,9 @@ def test_select_reason_names_host_with_pending_guest_removal(make_columns: MakeC
     assert answer.by_host["host1"] == "where an old guest of the server is not deleted yet"
 
 
-def test_select_rejects_wrong_step_and_unknown_resource_class(make_columns: MakeColumns) -> None:
+def test_select_rejects_amount_off_the_step_and_unknown_resource_class(
+    make_columns: MakeColumns,
+) -> None:
     hosts = make_columns(1)
     hosts.stock["VCPU"].step[:] = 2
     odd, even, unknown = select(
