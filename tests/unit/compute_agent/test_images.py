@@ -289,7 +289,7 @@ def test_image_cache_removes_partial_files_at_start(tmp_path: Path) -> None:
     assert names(tmp_path) == set()
 
 
-def test_image_eviction_spares_used_and_recent_images(tmp_path: Path) -> None:
+def test_image_cache_eviction_spares_used_and_recent_images(tmp_path: Path) -> None:
     folder, user = tmp_path / "images", tmp_path / "base"
     cache = ImageCache(folder, ttl=60)
     path = cache.fetch(ref(GOOD), 0, chunks(GOOD), QUIET).path

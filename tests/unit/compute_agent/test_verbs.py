@@ -83,7 +83,9 @@ def make_failing(problem: BaseException) -> CarryOut:
         ("set_password", {}),
     ],
 )
-def test_verb_is_done_twice_with_same_result(verb: str, data: dict[str, Any]) -> None:
+def test_verb_repeated_in_second_attempt_is_done_with_same_result(
+    verb: str, data: dict[str, Any]
+) -> None:
     rig = Rig()
     rig.driver.host.guests["s"].has_agent = True
     for attempt in (1, 2):

@@ -129,7 +129,7 @@ def test_domain_stopped_without_an_event_is_stored_at_the_next_comparison(cloud:
     assert cloud.show(server).vm_state == states.STOPPED
 
 
-def test_domain_state_reported_during_an_action_is_compared_after_it(cloud: Cloud) -> None:
+def test_guest_stopped_during_an_action_is_stored_as_stopped_after_it(cloud: Cloud) -> None:
     """The guest stops during an action, and the action ends without a message to the host."""
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()

@@ -126,7 +126,7 @@ def is_reclaimed(simulation: SweepCloud, server: str) -> bool:
 
 
 @pytest.mark.parametrize("seconds", [8 * 86400, 60 * 86400])
-def test_sweep_reclaims_no_server_after_a_jump_of_the_database_clock(
+def test_sweep_reclaims_no_soft_deleted_server_after_database_clock_jump(
     simulation: SweepCloud, seconds: int
 ) -> None:
     simulation.cloud.engine.clock = clock = SeparateClock(simulation.time)
@@ -139,7 +139,9 @@ def test_sweep_reclaims_no_server_after_a_jump_of_the_database_clock(
     assert not is_reclaimed(simulation, server), "the clock has jumped back"
 
 
-def test_sweep_reclaims_server_when_the_clock_stays_ahead(simulation: SweepCloud) -> None:
+def test_sweep_reclaims_soft_deleted_server_when_the_clock_stays_ahead(
+    simulation: SweepCloud,
+) -> None:
     simulation.cloud.engine.clock = clock = SeparateClock(simulation.time)
     server = soft_delete_server(simulation)
     clock.jump(8 * 86400)
