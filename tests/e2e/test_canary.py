@@ -103,7 +103,7 @@ def guest(cloud: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gue
     cloud.assert_healthy()
 
 
-def test_pause_suspend_and_lock_keep_guest_running_without_reboot(guest: Guest) -> None:
+def test_pause_suspend_and_lock_do_not_reboot_guest(guest: Guest) -> None:
     guest.run_command_until("pause", "PAUSED")
     assert guest.cloud.domain_state(guest.server) == "paused"
     guest.run_command_until("unpause", "ACTIVE")
@@ -120,7 +120,7 @@ def test_pause_suspend_and_lock_keep_guest_running_without_reboot(guest: Guest) 
     assert guest.read_disks() == {"vda": ""}
 
 
-def test_snapshot_of_server_boots_with_canary(guest: Guest) -> None:
+def test_snapshot_of_server_boots_with_data_of_server(guest: Guest) -> None:
     image, copy = f"{guest.name}-snapshot", f"{guest.name}-copy"
     guest.type(f"server image create --wait --name {image} {guest.name}")
     await_true(lambda: guest.cloud.images().get(image) == "active", SETTLE, guest.cloud.images)
@@ -147,14 +147,14 @@ def test_snapshot_of_server_boots_with_canary(guest: Guest) -> None:
     guest.rest.await_status(guest.server, "ACTIVE")
 
 
-def test_rescue_adds_rescue_disk_and_unrescue_restores_canary_disk(guest: Guest) -> None:
+def test_rescue_boots_from_rescue_disk_and_unrescue_from_own_disk(guest: Guest) -> None:
     guest.run_command_until("rescue --image tiny", "RESCUE")
     assert guest.read_disks_after_boot() == {"vda": "", "vdb": "canary"}
     guest.run_command_until("unrescue", "ACTIVE")
     assert guest.read_disks_after_boot() == {"vda": "canary"}
 
 
-def test_shelve_removes_guest_from_host_and_unshelve_restores_canary(guest: Guest) -> None:
+def test_shelve_removes_guest_from_host_and_unshelve_restores_its_disk(guest: Guest) -> None:
     guest.run_command_until("shelve", "SHELVED_OFFLOADED")
     assert guest.cloud.leftovers(guest.server) == []
     assert guest.cloud.images()[f"{guest.name}-shelved"] == "active"
@@ -167,7 +167,7 @@ def test_shelve_removes_guest_from_host_and_unshelve_restores_canary(guest: Gues
     )
 
 
-def test_backup_rotation_keeps_newest_image(guest: Guest) -> None:
+def test_backup_rotation_keeps_newest_image_of_each_type(guest: Guest) -> None:
     first, second, weekly = (f"{guest.name}-{kind}" for kind in ("first", "second", "weekly"))
     for image, kind in ((first, "daily"), (weekly, "weekly"), (second, "daily")):
         guest.type(f"server backup create --name {image} --type {kind} --rotate 1 {guest.name}")

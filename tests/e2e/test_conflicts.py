@@ -91,7 +91,7 @@ def test_conflicting_actions_at_same_time_leave_one_winner_and_409(
         assert any(word in message for word in (" task_state ", " vm_state "))
 
 
-def test_lock_refuses_actions_of_owner_and_admin_lock_needs_admin(
+def test_lock_refuses_actions_of_owner_and_only_admin_ends_admin_lock(
     in_memory: Live, make_server: Callable[[], str]
 ) -> None:
     owner, admin, server = in_memory.rest(), in_memory.rest("kilonova-admin"), make_server()

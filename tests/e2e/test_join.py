@@ -96,7 +96,7 @@ def run_agent(cloud: Live, folder: Path) -> Iterator[Path]:
             agent.wait(30)
 
 
-def test_host_joins_is_proved_and_is_removed_without_remains(cloud: Live, machine: Path) -> None:
+def test_host_is_joined_verified_and_removed_without_remains(cloud: Live, machine: Path) -> None:
     controller, conf = str(cloud.cloud.config()), machine / "etc/agent.conf"
     added = run_kilonova(cloud, machine, "--config", controller, "host", "add", NAME)
     token = added.stdout.strip()

@@ -314,7 +314,7 @@ def shelve(guest: Guest) -> None:
 
 
 @pytest.mark.parametrize("change", [suspend, reboot, rebuild, shelve])
-def test_guest_keeps_address_and_security_rules_after_action(
+def test_guest_keeps_network_after_suspend_reboot_rebuild_and_shelve(
     pair: Pair, change: Callable[[Guest], None]
 ) -> None:
     guest = pair.near

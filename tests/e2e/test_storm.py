@@ -127,7 +127,7 @@ def storm(request: pytest.FixtureRequest) -> Iterator[Storm]:
 
 
 @pytest.mark.timeout(SECONDS + 900)
-def test_storm_over_database_broker_and_processes_completes_requests(
+def test_requests_complete_despite_kills_of_database_broker_and_processes(
     storm: Storm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with clients(storm.live, CLIENTS) as storm_clients:

@@ -45,7 +45,7 @@ LIMIT = float(os.environ.get("KILONOVA_TIER_TWO_SECONDS", "7200"))
 DEAD = "lab2"
 
 
-def test_tier_two_has_cells_or_reason_for_each_workflow() -> None:
+def test_fault_matrix_tier_two_has_cells_or_reason_for_each_workflow() -> None:
     workflows_with_cells = {cell.workflow for cell in cells()}
     assert workflows_with_cells | set(NOT_HERE) == set(
         WORKFLOWS
@@ -129,7 +129,7 @@ def order_by_status(stage: Stage, remaining: list[Cell]) -> Iterator[Cell]:
 
 @pytest.mark.skipif(not SELECTION, reason="takes KILONOVA_TIER_TWO, all or the beginning of ids")
 @pytest.mark.timeout(9000)
-def test_tier_two_cells_pass_on_lab(lab: LiveLab, lab_up: WatchedLab) -> None:
+def test_fault_matrix_tier_two_passes_on_lab(lab: LiveLab, lab_up: WatchedLab) -> None:
     stage, count = Stage(lab), CellCount(select_cells(), lab_up.watcher)
     keeping = {
         "shelved_offload_time": "-1",

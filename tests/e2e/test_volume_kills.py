@@ -293,7 +293,7 @@ def test_volume_attach_and_detach_survive_killed_processes(cloud: Live) -> None:
 
 @pytest.mark.slice("guests")
 @pytest.mark.timeout(3600)
-def test_volume_keeps_records_after_delete_with_killed_processes(cloud: Live) -> None:
+def test_volume_keeps_data_when_processes_die_during_server_delete(cloud: Live) -> None:
     """Another server finds the records on the volume."""
     delete_servers(cloud)
 
@@ -341,7 +341,7 @@ def test_nbd_volume_attach_and_detach_survive_killed_processes(lab: LiveLab) -> 
 @AT_LENGTH
 @pytest.mark.slice("moves")
 @pytest.mark.timeout(3600)
-def test_nbd_volume_keeps_records_after_server_delete(lab: LiveLab) -> None:
+def test_nbd_volume_keeps_data_when_processes_die_during_server_delete(lab: LiveLab) -> None:
     delete_servers(lab)
 
 

@@ -422,7 +422,7 @@ def test_console_session_ends_when_message_is_too_long(world: World) -> None:
         assert read_close_frame(browser)[0] == 1009
 
 
-def test_console_on_silent_or_failed_host_closes_with_its_code(world: World) -> None:
+def test_console_of_silent_and_failed_host_closes_with_distinct_codes(world: World) -> None:
     world.silent = True
     code, words = world.read_close(world.token())
     assert code == parts.BUSY and "did not answer" in words
@@ -468,7 +468,7 @@ def test_console_pages_have_content_type_and_security_headers(world: World) -> N
         ("", "", "", False),
     ],
 )
-def test_console_page_in_forbidden_frame_names_option(
+def test_console_page_names_allowed_origins_only_in_forbidden_frame(
     world: World, referer: str, target: str, query: str, is_framed: bool
 ) -> None:
     headers_by_name = {"Referer": referer, "Sec-Fetch-Dest": target, "Accept": "text/html"}
@@ -508,7 +508,7 @@ def test_console_page_in_forbidden_frame_names_option(
         "/" + "a" * 4000,
     ],
 )
-def test_console_page_of_other_path_returns_404_without_redirect(world: World, path: str) -> None:
+def test_console_page_of_unknown_path_returns_404_without_redirect(world: World, path: str) -> None:
     status, content, headers = world.get(path)
     assert status == 404 and b"secret" not in content and "Location" not in headers
 
@@ -520,7 +520,7 @@ def test_console_healthcheck_reports_alive_and_ready(world: World) -> None:
     assert world.get("/healthcheck/ready/")[0] == 404
 
 
-def test_console_service_closes_noise_and_keeps_serving(world: World) -> None:
+def test_console_service_closes_connections_with_noise_and_keeps_serving(world: World) -> None:
     for noise in (
         b"\x16\x03\x01" * 100,
         b"POST / HTTP/1.1\r\nHost: x\r\n\r\n",

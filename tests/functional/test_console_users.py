@@ -216,7 +216,7 @@ def test_console_in_program_or_frame_needs_no_cookie(
     assert world.hangs_up(token)
 
 
-def test_console_token_is_bound_only_by_document_when_frames_are_allowed(
+def test_console_token_is_bound_only_by_top_page_when_frames_are_allowed(
     make: Callable[..., World],
 ) -> None:
     world = make(origins=(ALLOWED,))

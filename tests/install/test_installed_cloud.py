@@ -195,7 +195,7 @@ def await_ssh(cloud: Machine, controller: Machine, network: str) -> None:
     )
 
 
-def test_controller_runs_and_external_services_accept_it(controller: Machine) -> None:
+def test_installed_controller_passes_config_check_and_serves_clients(controller: Machine) -> None:
     controller.run("kilonova", "config", "check")
     assert run_client_for_json(controller, "compute", "service", "list", "-c", "Binary")
     assert run_client_for_json(controller, "hypervisor", "list") == []
@@ -225,7 +225,7 @@ def test_joined_hosts_are_up(controller: Machine, nodes: list[Machine]) -> None:
     )
 
 
-def test_host_prove_with_image_of_glance_succeeds(
+def test_host_verify_with_image_of_glance_succeeds(
     controller: Machine, nodes: list[Machine]
 ) -> None:
     disk = ROOT / "build/images/tiny.qcow2"

@@ -96,7 +96,7 @@ def test_declared_dependencies_equal_the_imported_packages() -> None:
     )
 
 
-def test_extra_declares_the_imports_of_its_processes() -> None:
+def test_package_extra_declares_the_imports_of_its_processes() -> None:
     undeclared = {
         (name_of(path), distribution)
         for extra, (folders, others) in EXTRAS.items()

@@ -13,7 +13,7 @@ from deploy.one_machine.services.identity.bootstrap import SERVICES
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_architecture_names_existing_files_and_definitions() -> None:
+def test_architecture_page_names_existing_files_and_definitions() -> None:
     table = (ROOT / "docs/architecture.md").read_text().split("## Find a part")[1]
     # A file or folder, and the name in it, if the page has one.
     places = re.findall(r"`([a-z_]+/[\w./]+)`(?: \(`(\w+)`\))?", table)
@@ -29,13 +29,13 @@ def is_defined(path: str, name: str) -> bool:
     )
 
 
-def test_how_to_add_names_existing_files() -> None:
+def test_how_to_add_page_names_existing_files() -> None:
     paths = re.findall(r"`([a-z_]+/[\w./]+)`", (ROOT / "docs/how-to-add.md").read_text())
     assert paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_security_properties_name_existing_tests() -> None:
+def test_security_page_names_existing_tests_of_each_property() -> None:
     text = (ROOT / "docs/security.md").read_text()
     rows = re.findall(r"^\| (ST-\d+) \| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE)
     assert [name for name, _ in rows] == [f"ST-{number}" for number in range(1, 41)]
@@ -61,7 +61,7 @@ def function_names(path: str) -> set[str]:
     return set(re.findall(r"^ *def (\w+)\(", (ROOT / path).read_text(), re.MULTILINE))
 
 
-def test_docs_name_services_of_catalogue_as_bootstrap_does() -> None:
+def test_docs_name_catalogue_services_as_embedded_bootstrap_does() -> None:
     text = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
     names = re.findall(r"openstack service create --name (\S+) (\S+)", text)
     assert names

@@ -72,7 +72,9 @@ def test_allowed_rules_cover_the_actions_and_states_of_the_table() -> None:
 
 
 @NAMES
-def test_action_is_allowed_by_role_and_state(policy: Policy, name: str) -> None:
+def test_action_is_allowed_exactly_by_roles_and_states_of_allowed_rules(
+    policy: Policy, name: str
+) -> None:
     rows, wrong = rows_of(name), []
     target = {"project_id": PROJECT, "user_id": "u1"}
     for token, caller in CALLERS.items():

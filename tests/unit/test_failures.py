@@ -170,7 +170,7 @@ def section(output: str, title: str) -> list[str]:
     return list(lines.splitlines())
 
 
-def test_failure_shows_log_of_its_own_cloud_since_its_start(output: str) -> None:
+def test_failure_report_shows_log_of_own_cloud_since_start_of_test(output: str) -> None:
     part = part_of(output, "test_of_a_cloud")
     assert section(part, "log of used") == ["used.log: 1 of 1 lines", "  2026-01-01 of this test"]
     assert (
@@ -180,7 +180,7 @@ def test_failure_shows_log_of_its_own_cloud_since_its_start(output: str) -> None
     )
 
 
-def test_failure_in_junit_xml_has_the_same_evidence(output: str, folder: Path) -> None:
+def test_failure_report_in_junit_xml_has_the_same_evidence(output: str, folder: Path) -> None:
     [case] = ElementTree.parse(folder / "junit.xml").findall(".//testcase[@name='test_of_a_cloud']")
     assert section(str(case.findtext("failure")), "log of used") == section(
         part_of(output, "test_of_a_cloud"), "log of used"
@@ -189,14 +189,16 @@ def test_failure_in_junit_xml_has_the_same_evidence(output: str, folder: Path) -
 
 # ./deploy/test uses no workers of xdist, so the default set leaves this test out.
 @pytest.mark.slice("operations")
-def test_failure_from_an_xdist_worker_has_the_same_evidence(output: str, tmp_path: Path) -> None:
+def test_failure_report_from_xdist_worker_has_the_same_evidence(
+    output: str, tmp_path: Path
+) -> None:
     far = part_of(
         run_ring(tmp_path, "-n", "1", "-k", "that_passes or of_a_cloud"), "test_of_a_cloud"
     )
     assert section(far, "log of used") == section(part_of(output, "test_of_a_cloud"), "log of used")
 
 
-def test_failure_of_a_cloud_to_start_shows_its_log_before_removal(output: str) -> None:
+def test_failure_report_of_unstarted_cloud_shows_its_log_before_removal(output: str) -> None:
     part = part_of(output, "ERROR at setup of", "test_of_no_cloud")
     assert section(part, "log of doomed") == [
         "doomed.log: 1 of 1 lines",
@@ -225,7 +227,7 @@ def test_teardown_failure_shows_evidence_unless_the_test_failed(output: str) -> 
     assert "not gone" in again and "log of unruly" not in again
 
 
-def test_failure_shows_other_evidence_when_a_source_fails_or_hangs(output: str) -> None:
+def test_failure_report_shows_other_evidence_when_a_source_fails_or_hangs(output: str) -> None:
     part = part_of(output, "test_with_a_bad_doctor")
     assert section(part, "failing") == ["could not be asked: OSError('no doctor')"]
     assert section(part, "hanging") == ["did not answer within 0.2 s"]
@@ -233,7 +235,7 @@ def test_failure_shows_other_evidence_when_a_source_fails_or_hangs(output: str) 
     assert section(part, "log of mine") == ["nothing"] and "the reason" in part
 
 
-def test_failure_cuts_long_evidence(output: str) -> None:
+def test_failure_report_cuts_long_evidence(output: str) -> None:
     lines = section(part_of(output, "test_of_much"), "much")
     assert (len(lines), len(lines[0]), lines[-1]) == (200, 301, "… 801 more lines")
     assert section(part_of(output, "test_of_much"), "more") == ["… 1 more lines"]

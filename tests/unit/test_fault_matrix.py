@@ -12,32 +12,32 @@ EVERY = cells()
 DEFAULT = default_cells(EVERY)
 
 
-def test_default_cells_cover_the_workflows() -> None:
+def test_fault_matrix_default_cells_cover_the_workflows() -> None:
     assert {*WORKFLOWS} < {cell.workflow for cell in EVERY}
     assert {cell.workflow for cell in EVERY} == {cell.workflow for cell in DEFAULT}
 
 
-def test_default_cells_cover_the_faults_of_each_kind() -> None:
+def test_fault_matrix_default_cells_cover_the_faults_of_each_kind() -> None:
     for kind, faults in FAULTS.items():
         if kind is not Kind.PAIR:
             assert {cell.fault for cell in DEFAULT if cell.kind is kind} == {*faults}, kind
 
 
-def test_default_cells_cover_the_second_actions_of_pairs() -> None:
+def test_fault_matrix_default_cells_cover_the_second_actions_of_pairs() -> None:
     assert {cell.fault for cell in DEFAULT if cell.kind is Kind.PAIR} == {*REQUESTS}
 
 
-def test_default_cells_contain_the_cells_with_past_defects() -> None:
+def test_fault_matrix_default_cells_contain_all_cells_with_past_defects() -> None:
     assert {*FOUND} <= {cell.id for cell in DEFAULT}
     assert len(DEFAULT) == len({cell.id for cell in DEFAULT}) < len(EVERY) / 25
 
 
-def test_new_workflow_adds_its_cell_and_moves_few_others() -> None:
+def test_new_workflow_adds_fault_matrix_cell_and_replaces_few_others() -> None:
     new = [Cell("new", "step", Kind.COMMAND, fault) for fault in FAULTS[Kind.COMMAND]]
     added = {cell.id for cell in default_cells([*EVERY, *new])}
     assert any(cell.id in added for cell in new)
     assert len({cell.id for cell in DEFAULT} - added) <= len(new)
 
 
-def test_order_of_registry_does_not_change_default_cells() -> None:
+def test_order_of_registry_does_not_change_fault_matrix_default_cells() -> None:
     assert default_cells(EVERY[::-1]) == DEFAULT

@@ -20,7 +20,7 @@ def logs(planned_visit: Visit) -> list[str]:
     return [command.log for command in planned_visit.commands]
 
 
-def test_visit_without_forms_is_a_clone_with_terminal() -> None:
+def test_newcomer_visit_without_forms_is_a_clone_with_terminal() -> None:
     plain = plan_visit([])
     assert plain.has_git and plain.has_terminal and plain.umask == 0o022
     assert plain.folder.startswith("/root/") and " " not in plain.folder
@@ -33,7 +33,7 @@ def test_visit_without_forms_is_a_clone_with_terminal() -> None:
     assert plain == plan_visit(["clone"])
 
 
-def test_visit_with_combined_forms_changes_place_and_caller() -> None:
+def test_newcomer_visit_with_combined_forms_has_effects_of_each_form() -> None:
     combined = plan_visit(["archive", "space", "umask", "bare"])
     assert not combined.has_git and not combined.has_terminal and combined.umask == 0o077
     assert combined.folder.startswith("/root/") and " " in combined.folder
@@ -41,27 +41,27 @@ def test_visit_with_combined_forms_changes_place_and_caller() -> None:
     assert combined.name == "archive-space-umask-bare"
 
 
-def test_visit_beside_keeps_cloud_running_during_tests() -> None:
+def test_newcomer_visit_in_form_beside_keeps_cloud_running_during_tests() -> None:
     assert logs(plan_visit(["beside"])) == ["up", "test"]
 
 
-def test_visit_twice_repeats_each_command() -> None:
+def test_newcomer_visit_in_form_twice_repeats_each_command_except_down() -> None:
     assert logs(plan_visit(["twice"])) == ["up", "up-again", "down", "test", "test-again"]
     assert logs(plan_visit(["twice", "beside"])) == ["up", "up-again", "test", "test-again"]
 
 
-def test_visit_passes_arguments_to_inner_test_command() -> None:
+def test_newcomer_visit_passes_arguments_to_inner_test_command() -> None:
     [*_, last] = plan_visit(["archive"], ["unit", "--", "-k", "x"]).commands
     assert last.words == ("./deploy/test", "unit", "--", "-k", "x")
 
 
 @pytest.mark.parametrize("words", [["clone", "archive"], ["naked"], ["archive", "Bare"]])
-def test_visit_refuses_contradictions_and_unknown_forms(words: list[str]) -> None:
+def test_newcomer_visit_refuses_contradicting_and_unknown_forms(words: list[str]) -> None:
     with pytest.raises(ValueError, match=r"not both|not forms"):
         plan_visit(words)
 
 
-def test_visit_forms_have_an_explanation() -> None:
+def test_newcomer_visit_forms_have_an_explanation() -> None:
     assert set(EXPLANATIONS) == set(Form)
 
 

@@ -35,7 +35,7 @@ def test_documented_commands_have_a_test() -> None:
     ] == []
 
 
-def test_headings_of_typed_commands_exist_in_the_pages() -> None:
+def test_headings_listed_for_tested_commands_exist_in_the_pages() -> None:
     assert {(page, heading) for page, heading, _ in COMMANDS} >= TYPED
 
 
@@ -44,7 +44,7 @@ def test_backup_commands_are_read_by_the_failover_test() -> None:
     assert every_command(BACKUP)
 
 
-def test_named_tests_contain_the_words_of_their_commands() -> None:
+def test_tests_listed_for_documented_commands_contain_their_words() -> None:
     missing = []
     for command, test in ELSEWHERE.items():
         words = [word.strip("-") for word in command.split()[1:] if not word.isupper()]

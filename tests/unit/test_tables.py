@@ -69,7 +69,7 @@ def test_action_row_has_task_state_and_final_state_unless_excepted(row: Action) 
 
 
 @ROWS
-def test_action_row_answer_after_names_a_step_of_its_workflow(row: Action) -> None:
+def test_answer_after_of_an_action_is_the_name_of_a_step_of_its_workflow(row: Action) -> None:
     if row.answer_after is not None:
         assert row.workflow is not None
         assert row.answer_after in [step.name for step in WORKFLOWS[row.workflow].steps]

@@ -178,7 +178,9 @@ def test_tempest_options_enable_cinder_only_with_a_volume_type() -> None:
 
 
 @pytest.mark.parametrize("hosts", [("one",), ("one", "two"), ("one", "two", "three")])
-def test_tempest_options_name_two_hosts_for_migrations(hosts: tuple[str, ...]) -> None:
+def test_tempest_options_name_migration_hosts_only_with_two_or_more_hosts(
+    hosts: tuple[str, ...],
+) -> None:
     cloud = configure.Cloud(
         "http://identity",
         {name: name for name in ("username", "password", "project_name")},

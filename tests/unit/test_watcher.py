@@ -21,24 +21,24 @@ def proofs_of(*sightings: tuple[str, float]) -> list[str]:
     ]
 
 
-def test_sightings_alternating_between_two_hosts_prove_two_domains() -> None:
+def test_server_seen_running_on_two_hosts_in_turn_proves_two_domains() -> None:
     *before, proof = proofs_of(("a", 0.0), ("b", 0.2), ("a", 0.4))
     assert before == ["", ""] and "ran on a and b at the same moment" in proof
 
 
-def test_sightings_first_on_one_host_then_on_another_prove_no_overlap() -> None:
+def test_server_seen_on_one_host_then_another_does_not_prove_two_domains() -> None:
     assert not any(proofs_of(("a", 0.0), ("a", 0.2), ("b", 0.4), ("b", 0.6)))
 
 
-def test_sightings_with_overlapping_looks_prove_no_overlap() -> None:
+def test_server_seen_in_overlapping_looks_does_not_prove_two_domains() -> None:
     assert not any(proofs_of(("a", 0.0), ("b", 0.05), ("a", 0.1), ("b", 0.15)))
 
 
-def test_sightings_back_on_a_host_after_a_moment_prove_no_overlap() -> None:
+def test_server_back_on_host_a_moment_later_does_not_prove_two_domains() -> None:
     assert not any(proofs_of(("a", 0.0), ("b", 0.2), ("a", 0.2 + MOMENT)))
 
 
-def test_sightings_back_on_a_host_after_a_rest_prove_no_overlap() -> None:
+def test_server_back_on_host_once_seen_off_there_proves_no_two_domains() -> None:
     all_sightings = Sightings("sight")
     assert not all_sightings.note("s", Sighting("a", 0.0, 0.1))
     all_sightings.note_idle("s", "a")
@@ -46,7 +46,7 @@ def test_sightings_back_on_a_host_after_a_rest_prove_no_overlap() -> None:
     assert not all_sightings.note("s", Sighting("a", 0.4, 0.5))
 
 
-def test_sightings_of_different_servers_prove_no_overlap() -> None:
+def test_different_servers_seen_on_two_hosts_do_not_prove_two_domains() -> None:
     all_sightings = Sightings("sight")
     assert not any(
         all_sightings.note(server, Sighting(host, start, start + 0.1))
@@ -79,7 +79,7 @@ def test_watcher_reports_a_failed_look_and_continues() -> None:
         watcher.stop()
 
 
-def test_watcher_reports_a_way_without_looks() -> None:
+def test_watcher_reports_when_one_way_of_looking_made_no_look() -> None:
     watcher = Watcher({}, {}).start()
     try:
         with (

@@ -33,6 +33,6 @@ def test_command_progress_survives_the_wire_and_has_a_text(
     assert str(progress) == text
 
 
-def test_command_progress_with_unknown_phase_is_read_as_other() -> None:
+def test_command_progress_with_unknown_phase_is_read_as_phase_other() -> None:
     wire = {"phase": "folding paper", "percent": 3, "stalled_verb": ""}
     assert from_wire(CommandProgress, wire) == CommandProgress(CommandPhase.OTHER, 3)

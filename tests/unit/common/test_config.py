@@ -142,11 +142,11 @@ WRONG = [
 ONE_OF_EACH_TYPE = {type(wrong[1].type).__name__: wrong for wrong in WRONG}
 
 
-def test_option_has_a_wrong_value_or_is_free_text() -> None:
+def test_only_listed_free_text_options_accept_every_value() -> None:
     assert {full_name(case) for case in EVERY if not wrong_values(case[1])} == FREE_TEXT
 
 
-def test_option_refuses_wrong_value_and_shows_allowed_values() -> None:
+def test_option_refuses_wrong_value_and_message_shows_allowed_values() -> None:
     accepted = []
     for group, option, value, message in WRONG:
         try:
@@ -213,7 +213,7 @@ def test_config_load_of_missing_file_names_the_sample_command(tmp_path: Path) ->
         config.load(str(tmp_path / "absent.conf"))
 
 
-def test_config_load_refuses_lock_timeout_of_half_the_statement_timeout(load) -> None:
+def test_config_load_refuses_lock_timeout_from_half_of_statement_timeout(load) -> None:
     assert load("[database]\nlock_timeout = 4\nstatement_timeout = 9\n").database.lock_timeout == 4
     with pytest.raises(
         errors.ConfigError,
@@ -222,7 +222,7 @@ def test_config_load_refuses_lock_timeout_of_half_the_statement_timeout(load) ->
         load("[database]\nlock_timeout = 5\n")
 
 
-def test_secret_options_are_marked_secret() -> None:
+def test_only_listed_options_with_secrets_are_marked_secret() -> None:
     assert {full_name(case) for case in EVERY if case[1].secret} == {
         "DEFAULT.secret_key",
         "database.url",

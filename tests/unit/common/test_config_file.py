@@ -69,7 +69,7 @@ def test_config_load_refuses_unknown_name_and_suggests_the_nearest(
     assert refusal(*lines) == message
 
 
-def test_config_load_with_many_unknown_options_counts_the_rest(refusal) -> None:
+def test_config_load_error_names_five_unknown_options_and_counts_others(refusal) -> None:
     assert refusal("[api]", *(f"q{number} = 1" for number in range(8))).endswith(" (and 3 more)")
 
 

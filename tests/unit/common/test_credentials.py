@@ -35,7 +35,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     config.CONF.clear()
 
 
-def test_credential_sets_the_option_of_its_name(load) -> None:
+def test_systemd_credential_sets_the_option_of_its_name(load) -> None:
     conf = load(
         "[identity]",
         "username = k",
@@ -50,19 +50,19 @@ def test_credential_sets_the_option_of_its_name(load) -> None:
     assert (broker.hostname, broker.password) == ("somewhere", "p$x")
 
 
-def test_credential_with_unknown_option_is_refused_with_nearest_name(load) -> None:
+def test_systemd_credential_of_unknown_option_is_refused_naming_nearest(load) -> None:
     with pytest.raises(
         errors.ConfigError, match="credential identity.pasword.*nearest is password"
     ):
         load(identity__pasword="x")
 
 
-def test_credential_with_wrong_value_is_refused(load) -> None:
+def test_systemd_credential_with_wrong_option_value_is_refused(load) -> None:
     with pytest.raises(errors.ConfigError, match="port"):
         load(api__port="many")
 
 
-def test_option_in_both_file_and_credential_is_refused(load) -> None:
+def test_option_in_both_file_and_systemd_credential_is_refused(load) -> None:
     with pytest.raises(
         errors.ConfigError, match=r"conf:2: \[identity\] password is also a credential"
     ):

@@ -23,12 +23,12 @@ def store_and_read(value: str | None) -> object:
         return tx.scalar(sa.select(TABLE.c.state))
 
 
-def test_enum_column_returns_member() -> None:
+def test_enum_column_returns_member_of_stored_text() -> None:
     assert store_and_read(ActionState.DUE) is ActionState.DUE
     assert store_and_read("waiting") is ActionState.WAITING
 
 
-def test_enum_column_returns_null() -> None:
+def test_enum_column_returns_none_for_null() -> None:
     assert store_and_read(None) is None
 
 

@@ -44,7 +44,7 @@ def test_new_ids_are_valid_and_differ() -> None:
         "6f70656e000040008000737461636b21",
     ],
 )
-def test_is_uuid_refuses_other_spellings(text: object) -> None:
+def test_is_uuid_refuses_all_but_lower_case_uuids_with_dashes(text: object) -> None:
     assert not ids.is_uuid(text)
     assert not ids.is_request(f"req-{text}")
 
@@ -65,7 +65,7 @@ def test_clock_parse_of_iso_text_returns_the_same_time(micros: int) -> None:
         "20260102T030405Z",
     ],
 )
-def test_clock_parse_takes_time_without_offset_as_utc(text: str) -> None:
+def test_clock_parse_reads_iso_formats_and_takes_missing_offset_as_utc(text: str) -> None:
     assert clock.iso(clock.parse(text)) == "2026-01-02T03:04:05Z"
 
 
@@ -134,7 +134,7 @@ def test_errors_docstring_lists_problem_class_with_its_status(kind: type[errors.
     assert f" {kind.status}" in line
 
 
-def test_problem_texts_equal_those_of_nova() -> None:
+def test_over_quota_wrong_state_and_locked_texts_equal_those_of_nova() -> None:
     assert EXAMPLES[errors.OverQuota].text == (
         "Quota exceeded for cores, ram: Requested 4, 1, but already used 18, 2 of 20, 3 cores, ram"
     )

@@ -102,7 +102,9 @@ def test_cpu_topology_follows_flavor_and_image(
         ({}, {"hw_cpu_cores": "٣"}, "hw_cpu_cores: "),
     ],
 )
-def test_impossible_cpu_topology_is_refused(specs: Texts, image: Texts, words: str) -> None:
+def test_impossible_or_malformed_cpu_topology_is_refused(
+    specs: Texts, image: Texts, words: str
+) -> None:
     assert parse_refusal(specs, image).startswith(words)
 
 
@@ -134,7 +136,7 @@ def test_mixed_cpus_take_vcpu_and_pcpu() -> None:
     assert resources(flavor(specs), {}) == {"VCPU": 2, "PCPU": 2, "MEMORY_MB": 4096, "DISK_GB": 10}
 
 
-def test_numa_nodes_are_split_evenly_or_as_listed() -> None:
+def test_cpus_and_memory_are_split_among_numa_nodes_evenly_or_as_listed() -> None:
     assert parse_hardware({"hw:numa_nodes": "2"}).numa_nodes == (
         NumaNodeRequest((0, 1), 2048),
         NumaNodeRequest((2, 3), 2048),
@@ -345,7 +347,7 @@ def test_hardware_of_flavor_above_1024_cpus_is_refused() -> None:
         ),
     ],
 )
-def test_options_follow_flavor_and_image(
+def test_hardware_options_follow_flavor_and_image(
     specs: Texts, image: Texts, expected: dict[str, str]
 ) -> None:
     assert parse_hardware(specs, image).options == expected
@@ -395,7 +397,9 @@ def test_options_follow_flavor_and_image(
         ({"trait:X": "forbidden"}, {"trait:X": "required"}, "trait:X: required and forbidden"),
     ],
 )
-def test_invalid_or_unsupported_option_is_refused(specs: Texts, image: Texts, words: str) -> None:
+def test_invalid_or_unsupported_hardware_option_is_refused(
+    specs: Texts, image: Texts, words: str
+) -> None:
     assert parse_refusal(specs, image).startswith(words)
 
 
@@ -417,7 +421,7 @@ def test_unsupported_image_property_is_refused_unless_it_requests_nothing(name: 
         assert parse_hardware({}, {name: empty_value}) == Hardware()
 
 
-def test_supported_options_are_not_in_the_unsupported_lists() -> None:
+def test_supported_hardware_options_are_not_in_the_unsupported_lists() -> None:
     assert not READ & SPECS.keys()
     assert not {option.image for option in OPTIONS} & IMAGES.keys()
 
@@ -471,7 +475,7 @@ def test_image_device_models_become_required_traits() -> None:
 ALIASES = {"gpu": [("10de", "1db4"), ("10de", "1db5")], "nic": [("8086", "154c")]}
 
 
-def test_with_aliases_stores_device_types_in_the_flavor() -> None:
+def test_with_aliases_stores_device_types_of_pci_aliases_in_the_flavor() -> None:
     frozen = with_aliases(
         flavor({"pci_passthrough:alias": "gpu:2, nic:1", "kilonova:devices": "x"}), ALIASES
     )
@@ -526,7 +530,7 @@ VALUES = st.one_of(
     ),
     vcpus=st.integers(1, 2**31 - 1),
 )
-def test_hardware_accepts_or_refuses_arbitrary_values(
+def test_arbitrary_flavor_and_image_values_raise_only_bad_request(
     specs: Texts, image: Texts, vcpus: int
 ) -> None:
     parsed_flavor: Any = flavor(specs, vcpus=vcpus)

@@ -50,7 +50,7 @@ def test_require_bounded_accepts_content_at_its_bound(content: Any) -> None:
         ({"cpu_info": nest(33)}, "cpu_info is nested more than 32 levels deep"),
     ],
 )
-def test_require_bounded_refuses_content_beyond_a_bound_with_its_field(
+def test_require_bounded_refuses_content_beyond_a_bound_and_names_field(
     content: Any, refusal: str
 ) -> None:
     with pytest.raises(NotGenuine) as refused:
@@ -58,7 +58,7 @@ def test_require_bounded_refuses_content_beyond_a_bound_with_its_field(
     assert str(refused.value) == refusal
 
 
-def test_allowances_refuse_only_the_host_above_its_messages_a_second() -> None:
+def test_message_allowance_refuses_only_the_host_above_its_rate() -> None:
     now = [0.0]
     allowances = Allowances(lambda: now[0])
     for _ in range(host_bounds.MESSAGES_A_SECOND):
@@ -70,7 +70,7 @@ def test_allowances_refuse_only_the_host_above_its_messages_a_second() -> None:
     allowances.take("h1", 100)
 
 
-def test_allowances_refuse_only_the_host_above_its_bytes_a_second() -> None:
+def test_byte_allowance_refuses_only_the_host_above_its_rate() -> None:
     now = [0.0]
     allowances = Allowances(lambda: now[0])
     for _ in range(2):
@@ -82,7 +82,7 @@ def test_allowances_refuse_only_the_host_above_its_bytes_a_second() -> None:
     allowances.take("h1", host_bounds.MAX_MESSAGE_BYTES)
 
 
-def test_allowances_refuse_message_above_the_maximum_length() -> None:
+def test_host_message_above_the_maximum_length_is_refused() -> None:
     with pytest.raises(NotGenuine, match="1048577 bytes"):
         Allowances().take("h1", host_bounds.MAX_MESSAGE_BYTES + 1)
 
@@ -94,7 +94,7 @@ def flood(quarantine: Quarantine, host: str = "h1", size: int = 300) -> list[flo
     return [seconds for seconds in counted if seconds]
 
 
-def test_flood_begins_a_quarantine_of_its_host_only() -> None:
+def test_flood_of_messages_begins_a_quarantine_of_its_host_only() -> None:
     now = [0.0]
     quarantine = Quarantine(lambda: now[0])
     assert (flood(quarantine), quarantine.hosts()) == ([60], {"h1"})
@@ -108,7 +108,7 @@ def test_flood_of_large_messages_begins_a_quarantine_after_fewer_messages() -> N
     assert quarantine.count("h1", 16 * 1024 * 1024) == 60
 
 
-def test_messages_below_a_flood_begin_no_quarantine() -> None:
+def test_messages_below_the_rate_of_a_flood_begin_no_quarantine() -> None:
     now = [0.0]
     quarantine = Quarantine(lambda: now[0])
     for _ in range(10):

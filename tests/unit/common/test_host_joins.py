@@ -44,13 +44,13 @@ def pack(content: object) -> str:
         pack({"x": "y" * (1 << 19)}),
     ],
 )
-def test_join_token_read_refuses_incomplete_token(text: str) -> None:
+def test_join_token_read_refuses_incomplete_or_damaged_token(text: str) -> None:
     with pytest.raises(ValueError, match="not whole: copy the whole token"):
         JoinToken.read(text)
 
 
 @pytest.mark.parametrize("text", ["", "h1", "join2.abc", BEGIN + "A" * 70000])
-def test_join_token_read_refuses_other_text(text: str) -> None:
+def test_join_token_read_refuses_text_other_than_a_join_token(text: str) -> None:
     with pytest.raises(ValueError, match="kilonova host add NAME"):
         JoinToken.read(text)
 
@@ -116,6 +116,6 @@ def test_sealed_identity_opens_only_in_the_envelope_of_the_requester() -> None:
 
 
 @pytest.mark.parametrize("public", ["", "xy", "ab", "00" * 32])
-def test_seal_for_invalid_public_key_is_refused(public: str) -> None:
+def test_seal_for_refuses_invalid_public_key(public: str) -> None:
     with pytest.raises(ValueError):
         seal_for(public, {})

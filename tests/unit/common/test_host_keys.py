@@ -136,7 +136,7 @@ def test_host_keys_query_an_unavailable_database_once_a_second() -> None:
     assert keys.find("h1", 1, Purpose.COMMAND)
 
 
-def test_own_keys_survive_the_key_file_and_hide_secrets_in_repr(tmp_path: Path) -> None:
+def test_own_keys_in_key_file_are_read_back_and_hide_secrets_in_repr(tmp_path: Path) -> None:
     own = Table(h1=Generations(2)).keys().for_host("h1", "rabbit://h1:x@broker/")
     path = tmp_path / "host.key"
     path.write_text(own.text())

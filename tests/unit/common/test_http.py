@@ -107,7 +107,7 @@ def problem_of(call: Callable[[], Any]) -> errors.Problem | None:
     return None
 
 
-def test_client_call_raises_unavailable_with_the_transient_status(service: Service) -> None:
+def test_external_service_call_raises_unavailable_for_transient_status(service: Service) -> None:
     wrong = []
     for name, call in CALLS.items():
         for service.status in TRANSIENT:
@@ -119,7 +119,7 @@ def test_client_call_raises_unavailable_with_the_transient_status(service: Servi
     assert wrong == []
 
 
-def test_client_call_raises_the_problem_of_a_definite_status(service: Service) -> None:
+def test_external_service_call_raises_the_problem_of_a_definite_status(service: Service) -> None:
     wrong = []
     for name, call in CALLS.items():
         for service.status, kind in DEFINITE.items():
@@ -128,7 +128,7 @@ def test_client_call_raises_the_problem_of_a_definite_status(service: Service) -
     assert wrong == []
 
 
-def test_client_call_with_unreadable_answer_raises_unavailable(service: Service) -> None:
+def test_external_service_call_with_unreadable_answer_raises_unavailable(service: Service) -> None:
     """For example, the answer broke off, or another program answers at the service's address."""
     wrong = []
     for name in READING:
@@ -138,14 +138,16 @@ def test_client_call_with_unreadable_answer_raises_unavailable(service: Service)
     assert wrong == []
 
 
-def test_client_call_without_body_succeeds_unless_the_call_reads_it(service: Service) -> None:
+def test_external_service_call_without_body_succeeds_unless_body_is_read(service: Service) -> None:
     service.body = b""
     CALLS["delete port"]()
     with pytest.raises(errors.Unavailable):
         CALLS["ports"]()
 
 
-def test_image_call_raises_not_found_for_404_and_forbidden_for_403(service: Service) -> None:
+def test_image_service_call_raises_not_found_for_404_and_forbidden_for_403(
+    service: Service,
+) -> None:
     for call in ("image look", "image download"):
         for service.status, kind in ((404, errors.NotFound), (403, errors.Forbidden)):
             with pytest.raises(kind):
@@ -193,7 +195,7 @@ def test_circuit_breaker_opens_for_status_503_but_not_429(
         ("floatingips", "floatingip"),
     ],
 )
-def test_network_record_is_read_by_the_singular_of_its_resource(
+def test_network_record_is_read_from_the_singular_key_of_its_resource(
     service: Service, resource: str, name: str
 ) -> None:
     service.body = json.dumps({name: {"id": "1"}}).encode()

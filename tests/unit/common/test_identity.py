@@ -246,7 +246,7 @@ def load(tmp_path: Path) -> Iterator[Callable[[str], cfg.ConfigOpts]]:
 
 
 @pytest.mark.parametrize(("section", "option"), URL_OPTIONS)
-def test_plain_url_of_another_machine_is_refused_with_its_option(
+def test_plain_text_url_of_another_machine_is_refused_naming_its_option(
     load, section: str, option: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"\[{section}\] {option}: {PLAIN_URL_MESSAGE}"):
@@ -264,7 +264,7 @@ def test_plain_url_of_another_machine_is_refused_with_its_option(
         f"{{}} = {ELSEWHERE}\n[tls]\nallow_plain_text = true",
     ],
 )
-def test_https_local_or_allowed_plain_url_is_accepted(
+def test_https_local_or_allowed_plain_text_url_is_accepted(
     load, section: str, option: str, lines: str
 ) -> None:
     IdentityClient(load(f"[{section}]\n{lines.format(option)}\n"))
@@ -282,7 +282,7 @@ def test_https_local_or_allowed_plain_url_is_accepted(
         ("volume", "volume"),
     ],
 )
-def test_plain_url_in_the_catalogue_is_refused_and_logged_once(
+def test_plain_text_url_in_the_catalogue_is_refused_and_logged_once(
     session: Session, caplog: pytest.LogCaptureFixture, kind: str, section: str
 ) -> None:
     identity_client = IdentityClient(config.load(), fetch=session.log_in)

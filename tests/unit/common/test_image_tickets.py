@@ -141,7 +141,7 @@ def test_image_ticket_key_differs_from_other_derived_keys() -> None:
     )
 
 
-def test_image_ticket_with_most_images_fits_a_header(tickets: Tickets) -> None:
+def test_image_ticket_with_maximum_number_of_images_fits_a_header(tickets: Tickets) -> None:
     ticket = tickets.make("h" * 255, [f"{number:036}" for number in range(MOST)])
     assert len(ticket) <= LONGEST
     assert len(tickets.check(ticket).reads) == MOST
@@ -149,7 +149,7 @@ def test_image_ticket_with_most_images_fits_a_header(tickets: Tickets) -> None:
         tickets.make("h", ["a"] * MOST, ["b"])
 
 
-def test_gateway_for_commands_grants_the_images_of_the_commands(tickets: Tickets) -> None:
+def test_image_gateway_ticket_for_commands_grants_exactly_their_images(tickets: Tickets) -> None:
     gateway = Gateway("http://gateway", tickets)
     names = ("ensure_guest", "snapshot", "rescue", "ensure_guest")
     access = gateway.for_commands("h1", [new_command(name) for name in names])
@@ -163,7 +163,7 @@ def test_gateway_for_commands_grants_the_images_of_the_commands(tickets: Tickets
     )
 
 
-def test_gateway_for_commands_without_images_returns_none(tickets: Tickets) -> None:
+def test_image_gateway_for_commands_without_images_returns_none(tickets: Tickets) -> None:
     guest = replace(VALUES["guest"], image=None)
     verbs = [EnsureGuest(guest=guest), *map(new_verb, ("ensure_stopped", "install"))]
     commands = [new_command(verb) for verb in verbs]
@@ -192,7 +192,7 @@ def test_verb_declares_the_image_passed_to_the_driver(name: str) -> None:
     assert verb.copies_disks or not (verb.image_to_read or verb.image_to_write)
 
 
-def test_image_ticket_made_with_secret_key_alone_is_refused(
+def test_image_ticket_of_secret_key_is_refused_if_ticket_secret_is_set(
     load: Callable[[str], cfg.ConfigOpts],
 ) -> None:
     """The API has only the cloud's secret. Conductors and gateways have a separate secret."""

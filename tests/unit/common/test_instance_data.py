@@ -315,7 +315,7 @@ def test_network_data_of_dhcp_addresses_names_the_dhcp_type(vif_type: str) -> No
         ({}, "ipv6"),
     ],
 )
-def test_network_data_type_follows_the_subnet_of_the_port(
+def test_network_data_type_of_ipv6_address_follows_subnet_of_port(
     subnet: dict[str, Any], kind: str
 ) -> None:
     port = {
@@ -408,7 +408,7 @@ def test_ec2_tree_path_returns_its_value(path: str, value: str | None) -> None:
     assert ec2(path, guest) == value
 
 
-def test_ec2_tree_of_server_without_image_keys_and_user_data() -> None:
+def test_ec2_tree_of_bare_server_has_empty_ids_and_no_keys_or_user_data() -> None:
     bare = spec(user_data=None, image=None, instance={})
     assert ec2("latest", bare) == "meta-data/"
     assert ec2("latest/meta-data/hostname", bare) == f"server-{SERVER}"

@@ -184,11 +184,13 @@ def load(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     config.CONF.clear()
 
 
-def test_limits_configured_without_unified_driver_returns_none(load: Callable[..., Any]) -> None:
+def test_unified_limits_client_is_none_unless_quota_driver_is_unified(
+    load: Callable[..., Any],
+) -> None:
     assert limits.configured(load("[quota]")) is None
 
 
-def test_limits_configured_without_oslo_limit_names_the_package(
+def test_unified_limits_without_oslo_limit_name_package_to_install(
     load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conf = load("[quota]", "driver = unified")

@@ -84,7 +84,7 @@ def test_format_of_local_disk_follows_request_then_default_then_os_type(
     assert format_of(LocalDisk("ephemeral0", 1, requested), os_type, default) == kind
 
 
-def test_local_disk_devices_follow_the_root_disk() -> None:
+def test_device_names_of_local_disks_follow_the_root_disk() -> None:
     assert devices(of(flavor(3, 64), None), "/dev/sda", "scsi") == {
         "ephemeral0": "/dev/sdb",
         "swap": "/dev/sdc",

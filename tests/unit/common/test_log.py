@@ -87,7 +87,7 @@ def test_log_line_names_the_request_of_its_thread(captured_log: Log) -> None:
     ]
 
 
-def test_log_to_the_journal_has_a_priority_on_each_line(tmp_path: Path) -> None:
+def test_log_to_the_systemd_journal_has_a_priority_on_each_line(tmp_path: Path) -> None:
     """Runs in a separate process whose standard error is named by $JOURNAL_STREAM."""
     code = (
         "import logging, os; from common.service import log\n"
@@ -104,7 +104,7 @@ def test_log_to_the_journal_has_a_priority_on_each_line(tmp_path: Path) -> None:
     assert len(lines) > 6 and all(line.startswith("<3>") for line in lines[4:])
 
 
-def test_is_journal_stream_is_false_for_another_stream(
+def test_is_journal_stream_compares_stream_with_journal_stream_variable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with open(tmp_path / "log", "w") as stream:
@@ -170,7 +170,7 @@ def test_repeated_error_is_logged_again_once_it_is_forgotten(captured_log: Log) 
     assert len(captured_log.lines) == first_lines + 1
 
 
-def test_error_with_a_cause_outside_the_code_has_no_traceback(captured_log: Log) -> None:
+def test_error_caused_outside_the_code_is_logged_without_traceback(captured_log: Log) -> None:
     log_exception(captured_log, errors.NoStore(), ConnectionRefusedError(111, "Connection refused"))
     [line] = captured_log.lines
     assert line.endswith(
@@ -212,7 +212,7 @@ def library_errors() -> list[Exception]:
 
 
 @pytest.mark.parametrize("problem", library_errors(), ids=lambda error: type(error).__name__)
-def test_mendable_returns_the_library_error_below_an_exception(problem: Exception) -> None:
+def test_mendable_returns_library_error_also_as_cause_of_an_exception(problem: Exception) -> None:
     assert mendable(problem) is problem
     try:
         fail(RuntimeError("around it"), problem)

@@ -206,14 +206,16 @@ def test_unversioned_notification_describes_server_and_addresses() -> None:
         ("instance.lock", None),
     ],
 )
-def test_unversioned_notification_has_the_legacy_event_name(event: str, name: str | None) -> None:
+def test_unversioned_notification_has_legacy_event_name_or_is_not_sent(
+    event: str, name: str | None
+) -> None:
     assert legacy.name(event) == name
     assert [message.event for message in messages(row(event), UNVERSIONED)] == (
         [name] if name else []
     )
 
 
-def test_notification_publisher_follows_the_format() -> None:
+def test_notification_publisher_name_differs_by_notification_format() -> None:
     assert [message.publisher for message in messages(row("instance.pause.end"), BOTH)] == [
         "nova-compute:h1",
         "compute.h1",
@@ -267,7 +269,7 @@ def test_audit_periods_return_last_and_current_period(
 @pytest.mark.parametrize(
     "text", ["", "week", "month@29", "day@24", "hour@60", "year@13", "day@", "month@-1", "days"]
 )
-def test_audit_period_form_refuses_malformed_text(text: str) -> None:
+def test_audit_period_pattern_refuses_malformed_text(text: str) -> None:
     assert not re.fullmatch(periods.FORM, text)
 
 

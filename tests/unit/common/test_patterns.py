@@ -82,7 +82,7 @@ def test_pattern_search_with_exponential_backtracking_is_fast(pattern: str) -> N
     assert time.thread_time() - start < 0.5
 
 
-def test_sqlite_regexp_matches_with_the_same_engine() -> None:
+def test_sqlite_regexp_operator_matches_patterns_without_backtracking() -> None:
     with closing(Store("sqlite://")) as store, store.engine.connect() as connection:
         assert connection.exec_driver_sql(
             "SELECT 'web-1' REGEXP '^w', NULL REGEXP 'w', 'x' REGEXP 'w'"

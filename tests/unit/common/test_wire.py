@@ -166,7 +166,7 @@ def test_request_context_is_admin_only_with_the_admin_role() -> None:
     assert not context.RequestContext("u", "p", ("administrator", "member"), "r").is_admin
 
 
-def test_result_with_unknown_reason_is_read_as_unspecified() -> None:
+def test_command_result_with_unknown_reason_is_read_as_unspecified() -> None:
     sent = to_wire(Result("k", "s", 1, "failed", reason=FailureReason.ABORTED))
     assert from_wire(Result, sent).reason is FailureReason.ABORTED
     assert (

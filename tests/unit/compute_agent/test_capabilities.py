@@ -87,7 +87,7 @@ def test_guests_user_is_read_from_dac_base_label(
     assert (capabilities.guests_user(xml), capabilities.guests_user(CAPABILITIES)) == (user, None)
 
 
-def test_close_to_others_lets_only_guests_group_through(tmp_path: Path) -> None:
+def test_close_to_others_closes_folder_except_to_known_group_of_guests(tmp_path: Path) -> None:
     xml = (
         f"<capabilities><host><secmodel><model>dac</model><baselabel>+0:+{os.getgid()}</baselabel></secmodel>"
         "</host></capabilities>"

@@ -102,7 +102,7 @@ def test_multiattach_volume_stays_connected_for_second_guest(
     assert device.connected == []
 
 
-def test_connect_volume_refuses_device_with_another_serial(
+def test_connect_volume_again_refuses_device_with_another_serial(
     guests: GuestVolumes, device: Device
 ) -> None:
     guests.keep("s1", [volume()])

@@ -29,7 +29,7 @@ def test_cpu_set_parses_ranges_and_exclusions(text: str, cpus: set[int]) -> None
 @pytest.mark.parametrize(
     "text", ["x", "3-1", "-1", "1-", "1,,2", "^1", "0-1,^0-5", "1 2", "999999"]
 )
-def test_cpu_set_error_names_option(text: str) -> None:
+def test_malformed_cpu_set_error_names_its_option(text: str) -> None:
     with pytest.raises(ConfigError, match=r"\[agent\] cpu_dedicated_set: "):
         read_cpu_sets("", text)
 

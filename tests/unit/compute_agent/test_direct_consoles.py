@@ -106,7 +106,7 @@ def test_direct_console_port_closes_when_unused(
     await_true(lambda: not is_open(offer))
 
 
-def test_direct_console_port_stays_open_when_connections_arrive_around_its_end(
+def test_direct_console_port_stays_open_for_connections_around_deadline(
     new_consoles: Callable[..., DirectConsoles],
 ) -> None:
     offer = new_consoles(seconds=0.6).offer(SERVER)
@@ -163,7 +163,9 @@ def test_direct_console_with_tls_has_certificate_and_refuses_plain_text(
         is_answering(plain)
 
 
-def test_relay_offers_direct_console_only_when_proxies_are_configured(driver: MemoryDriver) -> None:
+def test_console_relay_offers_direct_console_only_with_configured_proxies(
+    driver: MemoryDriver,
+) -> None:
     for proxies, message in (([PROXY], None), ([], "set .spice. direct_proxies")):
         direct = DirectConsoles(driver.console, "127.0.0.1", proxies)
         relay = Consoles(driver.console, "127.0.0.1", direct=direct)

@@ -50,7 +50,7 @@ def read_info(path: Path) -> dict[str, Any]:
     ("disk_format", "root_gb", "size"),
     [("raw", 1, GIB), ("qcow2", 2, 2 * GIB), ("qcow2", 0, 3 * MIB)],
 )
-def test_disk_overlay_names_base_and_has_flavor_size(
+def test_disk_overlay_names_base_and_has_size_of_flavor_or_image(
     tmp_path: Path, disk_format: str, root_gb: int, size: int
 ) -> None:
     home = tmp_path / "server"

@@ -275,7 +275,9 @@ def test_golden_domains_cover_every_hardware_option() -> None:
     ("key", "names"),
     [("disk_bus", DISK_BUSES), ("vif_model", VIF_MODELS), ("video_model", VIDEO_MODELS)],
 )
-def test_hardware_option_accepts_exactly_supported_models(key: str, names: tuple[str, ...]) -> None:
+def test_disk_bus_vif_model_and_video_model_accept_exactly_supported_names(
+    key: str, names: tuple[str, ...]
+) -> None:
     [option] = [option for option in OPTIONS if option.key == key]
     assert [option.parse(name) for name in names] == list(names)
     with pytest.raises(ValueError, match=", ".join(sorted(names)[:1])):

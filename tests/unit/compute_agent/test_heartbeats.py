@@ -20,7 +20,7 @@ def rig() -> Rig:
     return Rig()
 
 
-def test_heartbeat_is_sent_when_agent_has_no_news(rig: Rig) -> None:
+def test_heartbeat_is_sent_when_agent_has_nothing_to_report(rig: Rig) -> None:
     beat = rig.agent.heartbeat()
     assert beat is not None
     assert (beat.host, beat.session) == ("h1", 5)
@@ -46,7 +46,7 @@ def test_heartbeat_is_sent_when_agent_has_no_news(rig: Rig) -> None:
     ],
     ids=["domain", "image", "metrics", "inventory", "files"],
 )
-def test_heartbeat_is_not_sent_until_news_are_exchanged(
+def test_heartbeat_is_not_sent_while_agent_has_something_to_report(
     rig: Rig, record_news: Callable[[Agent], None]
 ) -> None:
     record_news(rig.agent)
@@ -74,7 +74,7 @@ def test_files_without_guest_are_reported_when_changed(rig: Rig) -> None:
     assert report_files() == []
 
 
-def test_many_files_without_guest_are_reported_in_repeated_pages(rig: Rig) -> None:
+def test_many_files_without_guest_are_reported_in_pages_until_acknowledged(rig: Rig) -> None:
     """A page is repeated until acknowledged. The last page has no upper bound.
 
     When few files are left, all of them are in one report without bounds.

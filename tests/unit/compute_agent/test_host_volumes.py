@@ -128,7 +128,7 @@ def test_qcow2_volume_has_virtual_size_of_its_header(tmp_path: Path) -> None:
         (f"volume-{KEY}.missing", "raw"),
     ],
 )
-def test_qcow2_volume_with_backing_file_of_other_volume_is_refused(
+def test_qcow2_volume_with_foreign_missing_or_bad_backing_file_is_refused(
     tmp_path: Path, below: str, form: str
 ) -> None:
     path = tmp_path / f"volume-{KEY}.1"
@@ -147,7 +147,7 @@ def test_nfs_volume_with_malformed_export_is_refused_unmounted(exports: Exports)
     assert exports.commands == []
 
 
-def test_volume_protocol_is_refused_for_both_qemu_and_host() -> None:
+def test_volume_protocol_configured_for_both_qemu_and_host_is_refused() -> None:
     both = Protocols(by_qemu=["iscsi"], by_host=["iscsi"])
     with pytest.raises(ConfigError, match="both name iscsi; remove each protocol"):
         connectors.of_host(both, None, False, {"host": "h1"})

@@ -230,7 +230,7 @@ def test_image_fetch_is_cancelled_while_image_service_hangs(tmp_path: Path) -> N
     assert names(tmp_path) == set()
 
 
-def test_image_service_failure_is_definite_and_retryable(tmp_path: Path) -> None:
+def test_image_fetch_fails_retryably_when_image_service_fails(tmp_path: Path) -> None:
     def reader(image: str) -> Iterator[bytes]:
         yield GOOD[:100]
         raise ConnectionError("404 no such image")
@@ -289,7 +289,7 @@ def test_image_cache_removes_partial_files_at_start(tmp_path: Path) -> None:
     assert names(tmp_path) == set()
 
 
-def test_image_eviction_spares_used_and_recent_images(tmp_path: Path) -> None:
+def test_image_cache_eviction_spares_used_and_recent_images(tmp_path: Path) -> None:
     folder, user = tmp_path / "images", tmp_path / "base"
     cache = ImageCache(folder, ttl=60)
     path = cache.fetch(ref(GOOD), 0, chunks(GOOD), QUIET).path

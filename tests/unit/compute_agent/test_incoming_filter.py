@@ -87,7 +87,7 @@ def test_incoming_filter_passes_calls_of_migration() -> None:
         assert rewrite_packet(new_call(ping, program=KEEPALIVE, kind=MESSAGE)).procedure == ping
 
 
-def test_incoming_filter_sends_own_domain_at_addresses_of_running_guest() -> None:
+def test_incoming_filter_sends_own_domain_with_device_addresses_of_guest() -> None:
     sent = new_prepare_call(None, ("disks_uri", "unix:///run/other"), ("listen_address", "::"))
     parameters, cookie, flags = read_prepare_call(rewrite_packet(sent))
     assert (set(parameters), flags) == ({"destination_xml", "migrate_uri", "migrate_disks"}, FLAGS)

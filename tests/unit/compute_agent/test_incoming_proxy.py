@@ -161,7 +161,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def test_proxy_accepts_source_of_expected_guest(rig: Rig) -> None:
+def test_incoming_proxy_accepts_source_host_of_expected_guest(rig: Rig) -> None:
     with rig.connect() as connection:
         for packet in (new_call(filters.AUTH_LIST), new_open_call(), new_prepare_call()):
             assert send(connection, packet) == b"answered"
@@ -175,7 +175,7 @@ def test_proxy_accepts_source_of_expected_guest(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("certificate", ["nothing", "another host's", "another authority's"])
-def test_proxy_refuses_other_certificates(rig: Rig, certificate: str) -> None:
+def test_incoming_proxy_refuses_missing_or_foreign_certificate(rig: Rig, certificate: str) -> None:
     tls = {
         "nothing": Tls("", "", rig.source.ca),
         "another host's": rig.another,
@@ -265,7 +265,7 @@ def test_silent_connections_do_not_block_proxy(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("reason", ["removed", "expired", "another fence"])
-def test_proxy_closes_connection_when_arrival_record_ends(rig: Rig, reason: str) -> None:
+def test_proxy_closes_connection_when_arrival_record_ends_or_changes(rig: Rig, reason: str) -> None:
     with rig.connect() as connection:
         assert send(connection, new_prepare_call()) == b"answered"
         if reason == "removed":
@@ -317,7 +317,7 @@ def test_proxy_without_tls_identifies_source_by_address(rig: Rig) -> None:
     ("state", "answer"),
     [(HERE, True), (ABSENT, False), (ARRIVING, "still waits"), (b"perhaps", "invalid answer")],
 )
-def test_has_arrived_returns_answer_of_destination(
+def test_has_arrived_returns_answer_of_destination_or_raises_no_answer(
     rig: Rig, state: bytes, answer: bool | str
 ) -> None:
     rig.arrival_state = state

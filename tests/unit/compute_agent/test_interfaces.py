@@ -48,7 +48,9 @@ def test_plug_uses_names_of_port_or_derives_them_from_ids() -> None:
         ("binding_failed", "binding_failed", True),
     ],
 )
-def test_plug_names_unsupported_kind_of_port(kind: str, message: str, retryable: bool) -> None:
+def test_plug_refuses_unsupported_kind_of_port_and_names_it(
+    kind: str, message: str, retryable: bool
+) -> None:
     with pytest.raises(VerbFailed, match=message) as failed:
         plug(replace(WIRED, vif_type=kind))
     assert PORT in str(failed.value) and failed.value.retryable is retryable

@@ -41,7 +41,7 @@ def test_journal_keeps_highest_fence_of_each_server() -> None:
     assert journal.fences() == {"s": 7, "other": 1}
 
 
-def test_forget_running_removes_only_running_results_of_server() -> None:
+def test_forget_running_removes_only_results_of_running_guest_of_server() -> None:
     """Other results, also of other servers, are still reported."""
     journal = Journal(":memory:")
     others = (

@@ -127,6 +127,8 @@ def test_pci_devices_are_read_from_kernel_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["81:00.1", "../../etc", "0000:81:00.9", "0000:ff:1f.7"])
-def test_pci_devices_raise_config_error_for_missing_device(tmp_path: Path, address: str) -> None:
+def test_pci_devices_raise_config_error_for_malformed_or_missing_device(
+    tmp_path: Path, address: str
+) -> None:
     with pytest.raises(ConfigError, match="not a PCI address|no device"):
         machine.devices([address], tmp_path)

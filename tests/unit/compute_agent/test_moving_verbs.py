@@ -124,7 +124,7 @@ def test_cold_migration_verbs_leave_files_on_shared_storage() -> None:
     assert (missing.status, missing.retryable) == ("failed", True)
 
 
-def test_receive_without_peer_reports_no_result() -> None:
+def test_receive_by_agent_without_transfer_client_reports_no_result() -> None:
     pair = Pair()
     verb = Receive(guest=guest(2), source="h1:1", secret="")
     tools = Tools(pair.destination, lambda image: iter(()), lambda image: list, QUIET)
@@ -261,7 +261,7 @@ def test_live_migration_is_journalled_as_begun_before_its_effect() -> None:
         assert journal.has_begun(str(command.key)) and journal.find(str(command.key)) is None
 
 
-def test_verbs_marked_migrates_and_copies_disks_are_complete() -> None:
+def test_only_listed_verbs_are_marked_migrates_or_copies_disks() -> None:
     assert {name for name, verb in VERBS.items() if verb.migrates} == {"live_migrate"}
     assert {name for name, verb in VERBS.items() if verb.copies_disks} == {
         "ensure_guest",

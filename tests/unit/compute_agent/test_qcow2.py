@@ -124,7 +124,9 @@ def test_qcow2_read_skips_unknown_extensions_and_reads_version_2(tmp_path: Path)
         (header(extensions=struct.pack(">II", 0xE2792ACA, 1 << 31)), "is not valid"),
     ],
 )
-def test_qcow2_read_refuses_unsupported_header(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_qcow2_read_refuses_malformed_or_unsupported_header(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
     with pytest.raises(ValueError, match=reason):
         qcow2.read(write_disk(tmp_path, content))
 

@@ -77,7 +77,7 @@ def find_slot(root: ElementTree.Element, path: str) -> str | None:
     return None if address is None else address.get("slot")
 
 
-def test_with_addresses_copies_addresses_of_running_guest() -> None:
+def test_with_addresses_copies_device_addresses_of_running_guest() -> None:
     root = ElementTree.fromstring(
         running_domain.with_addresses(
             describe_domain("/there", interfaces=(FIRST, SECOND)),
@@ -107,7 +107,7 @@ def test_with_addresses_copies_addresses_of_running_guest() -> None:
     ).count("<controller") == serialize(describe_running_domain()).count("<controller")
 
 
-def test_with_addresses_keeps_known_addresses() -> None:
+def test_with_addresses_keeps_known_device_addresses() -> None:
     addresses = {SECOND.mac: {"type": "pci", "slot": "0x0c"}}
     root = ElementTree.fromstring(
         running_domain.with_addresses(
@@ -223,7 +223,9 @@ def test_migration_facts_have_uri_only_when_port_is_configured() -> None:
         ("", ""),
     ],
 )
-def test_migration_uri_takes_only_host_and_port_from_other_host(uri: str, expected: str) -> None:
+def test_migration_uri_takes_only_host_and_port_from_other_host_or_fails(
+    uri: str, expected: str
+) -> None:
     options = MigrationOptions(proof="/own/pki")
     if expected:
         assert options.uri({"uri": uri}) == expected

@@ -174,7 +174,7 @@ def build_expected_inventory(driver: MemoryDriver) -> HostInventory:
     )
 
 
-def test_registration_contains_inventory_ratios_and_facts(rig: Rig) -> None:
+def test_agent_registration_contains_inventory_ratios_facts_and_domains(rig: Rig) -> None:
     assert rig.registration.inventory == build_expected_inventory(rig.driver)
     assert rig.registration.domains is not None
 
@@ -278,7 +278,9 @@ def test_agent_query_returns_data_or_raises_reason(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("workers", "most", "builds"), [(12, 10, 10), (4, 10, 3), (12, 0, 11), (1, 10, 1), (2, 2, 1)]
 )
-def test_builds_at_a_time_leaves_worker_free(workers: int, most: int, builds: int) -> None:
+def test_builds_at_a_time_leaves_one_of_several_workers_free(
+    workers: int, most: int, builds: int
+) -> None:
     assert builds_at_a_time(workers, most) == builds
 
 
@@ -289,7 +291,7 @@ def short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_periods")
-def test_idle_agent_sends_heartbeats_until_it_has_news(rig: Rig) -> None:
+def test_idle_agent_sends_only_heartbeats_until_guest_changes(rig: Rig) -> None:
     rig.conductor.beats.get(timeout=5)
     rig.conductor.syncs = queue.SimpleQueue()  # drop the exchanges of the start
     for _ in range(50):
@@ -317,7 +319,7 @@ def test_agent_reports_all_domains_when_heartbeat_answer_is_false(rig: Rig) -> N
 @pytest.mark.parametrize(
     "heartbeat_answer", [None, TypeError("nobody foresaw this")], ids=["silence", "a failure"]
 )
-def test_agent_sends_exchange_when_heartbeats_are_not_answered(
+def test_agent_sends_sync_when_heartbeats_are_not_answered(
     rig: Rig, heartbeat_answer: Exception | None
 ) -> None:
     """Conductors of the previous release do not answer heartbeats."""

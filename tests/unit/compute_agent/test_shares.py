@@ -127,7 +127,7 @@ def test_mount_refuses_malformed_location(tmp_path: Path, location: str) -> None
     assert host.commands == [] and not (tmp_path / "s").exists()
 
 
-def test_mount_refuses_other_protocol_by_name(tmp_path: Path) -> None:
+def test_mount_refuses_unsupported_protocol_and_names_it(tmp_path: Path) -> None:
     with pytest.raises(VerbFailed, match="protocol CEPHFS"):
         LocalMounts(tmp_path / "table").mounts.mount("CEPHFS", LOCATION, tmp_path / "s")
 

@@ -328,7 +328,7 @@ def test_command_may_not_start_guest_after_higher_fence(rig: Rig) -> None:
     assert not rig.agent.may_start(work)
 
 
-def test_answer_of_other_session_ends_session_and_keeps_news(rig: Rig) -> None:
+def test_answer_of_other_session_ends_session_but_keeps_pending_reports(rig: Rig) -> None:
     rig.agent.accept([command()])
     work = rig.agent.take()
     assert work is not None
@@ -344,7 +344,7 @@ def test_answer_of_other_session_ends_session_and_keeps_news(rig: Rig) -> None:
     assert not rig.agent.has_news()
 
 
-def test_changed_state_is_reported_until_same_state_is_acknowledged(rig: Rig) -> None:
+def test_changed_domain_state_is_reported_until_this_state_is_acknowledged(rig: Rig) -> None:
     rig.agent.record_changes([DomainState("s", 4, 1)])
     request = rig.agent.request(False, None, None)
     assert (request.ask, request.changed) == (False, [DomainState("s", 4, 1)])
@@ -355,7 +355,7 @@ def test_changed_state_is_reported_until_same_state_is_acknowledged(rig: Rig) ->
     assert not rig.agent.has_news()
 
 
-def test_commands_in_answer_are_accepted(rig: Rig) -> None:
+def test_commands_of_same_session_in_answer_are_accepted(rig: Rig) -> None:
     rig.exchange(SyncAnswer(5, commands=[command("a"), command("old", session=4)]))
     assert take_all(rig.agent) == ["a"]
 
@@ -367,7 +367,7 @@ def test_commands_in_registration_answer_belong_to_new_session(rig: Rig) -> None
     assert take_all(rig.agent) == ["a"]
 
 
-def test_full_report_is_wanted_once_per_period(rig: Rig) -> None:
+def test_full_report_is_due_once_per_period(rig: Rig) -> None:
     assert not rig.agent.wants_full_report()
     rig.clock.seconds += FULL_REPORT_SECONDS
     assert rig.agent.wants_full_report()
@@ -390,7 +390,7 @@ def test_unacknowledged_result_survives_agent_kill(tmp_path: Path) -> None:
     restarted.journal.close()
 
 
-def test_state_already_reported_by_result_is_not_news(rig: Rig) -> None:
+def test_domain_state_already_reported_by_result_is_not_reported_again(rig: Rig) -> None:
     rig.agent.accept([command(fence=2)])
     work = rig.agent.take()
     assert work is not None
@@ -401,7 +401,7 @@ def test_state_already_reported_by_result_is_not_news(rig: Rig) -> None:
     assert rig.exchange().changed == [DomainState("s", 4, 2)]
 
 
-def test_state_seen_during_command_is_not_news_after_it(rig: Rig) -> None:
+def test_domain_state_seen_during_command_is_not_reported_after_it(rig: Rig) -> None:
     rig.agent.accept([command("a", fence=2)])
     work = rig.agent.take()
     assert work is not None

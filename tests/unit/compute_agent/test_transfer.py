@@ -237,7 +237,7 @@ def test_transfer_of_sparse_file_sends_only_data(rig: Rig, tmp_path: Path) -> No
     assert list(sparse.pieces(copy, size)) == list(sparse.pieces(disk, size))
 
 
-def test_proved_raises_when_bytes_on_disk_differ(tmp_path: Path) -> None:
+def test_sparse_verify_raises_when_bytes_on_disk_differ(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     stored = sparse.write(copy, 3 * MEBIBYTE, iter([(0, b"one"), (2 * MEBIBYTE, b"two")]))
     assert list(sparse.verify(copy, stored)) == [3, 6]

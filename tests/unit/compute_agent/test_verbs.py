@@ -83,7 +83,9 @@ def make_failing(problem: BaseException) -> CarryOut:
         ("set_password", {}),
     ],
 )
-def test_verb_is_done_twice_with_same_result(verb: str, data: dict[str, Any]) -> None:
+def test_verb_repeated_in_second_attempt_is_done_with_same_result(
+    verb: str, data: dict[str, Any]
+) -> None:
     rig = Rig()
     rig.driver.host.guests["s"].has_agent = True
     for attempt in (1, 2):
@@ -144,7 +146,7 @@ def test_snapshot_result_has_number_of_stored_bytes() -> None:
     assert result.data == {"size": len(b"".join(rig.stored))} != {"size": 0}
 
 
-def test_verbs_table_has_exactly_these_verbs() -> None:
+def test_verbs_table_has_exactly_listed_verbs() -> None:
     assert set(VERBS) == {
         "ensure_guest",
         "ensure_running",
@@ -185,7 +187,7 @@ def test_verbs_table_has_exactly_these_verbs() -> None:
     }
 
 
-def test_verbs_marked_starts_guest_are_complete() -> None:
+def test_only_listed_verbs_are_marked_starts_guest() -> None:
     assert {name for name, verb in VERBS.items() if verb.starts_guest} == {
         "ensure_guest",
         "ensure_running",
@@ -199,7 +201,7 @@ def test_verbs_marked_starts_guest_are_complete() -> None:
     }
 
 
-def test_verbs_marked_builds_are_complete() -> None:
+def test_only_listed_verbs_are_marked_builds() -> None:
     assert {name for name, verb in VERBS.items() if verb.builds} == {
         "ensure_guest",
         "rebuild",
@@ -207,14 +209,14 @@ def test_verbs_marked_builds_are_complete() -> None:
     }
 
 
-def test_verbs_marked_runs_once_are_complete() -> None:
+def test_only_listed_verbs_are_marked_runs_once() -> None:
     assert {name for name, verb in VERBS.items() if verb.runs_once} == {
         "inject_nmi",
         "set_password",
     }
 
 
-def test_runs_once_verb_begun_before_kill_is_unknown_and_not_repeated() -> None:
+def test_runs_once_verb_begun_before_kill_ends_unknown_and_is_not_repeated() -> None:
     rig = Rig()
     # As if the agent was killed by SIGKILL after the effect.
     rig.carry_out = make_failing(KeyboardInterrupt())

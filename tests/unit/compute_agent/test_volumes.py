@@ -145,7 +145,7 @@ def test_volume_xml_has_bursts_and_block_sizes_of_volume_type(tmp_path: Path) ->
         ({"logical_block_size": 4096, "physical_block_size": 512}, "physical_block_size"),
     ],
 )
-def test_volume_with_unsupported_qos_is_refused_by_name(
+def test_volume_with_invalid_qos_or_block_size_is_refused_naming_field(
     tmp_path: Path, connection: dict[str, Any], name: str
 ) -> None:
     attached = volume(
@@ -368,7 +368,7 @@ def read_places(description: str) -> dict[str, tuple[str, str | None]]:
         ),
     ],
 )
-def test_in_order_sorts_names_and_slots_of_volume_disks(
+def test_volume_xml_in_order_sorts_device_names_and_slots_of_volumes(
     disks: list[tuple[str, str, str, str]], ordered: dict[str, tuple[str, str | None]]
 ) -> None:
     once = volume_xml.in_order(build_domain_xml(*disks))
@@ -376,6 +376,6 @@ def test_in_order_sorts_names_and_slots_of_volume_disks(
     assert volume_xml.in_order(once) == once
 
 
-def test_in_order_keeps_description_of_sorted_disks() -> None:
+def test_volume_xml_in_order_returns_sorted_description_unchanged() -> None:
     description = build_domain_xml(("vda", "virtio", "", "0x04"), ("vdb", "virtio", "b", "0x05"))
     assert volume_xml.in_order(description) is description

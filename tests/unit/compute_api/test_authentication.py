@@ -26,7 +26,7 @@ def test_token_cache_forgets_entry_after_its_time() -> None:
     assert cache.get("a") is None
 
 
-def test_empty_token_cache_is_true() -> None:
+def test_empty_token_cache_is_truthy() -> None:
     assert authentication.TokenCache()
 
 

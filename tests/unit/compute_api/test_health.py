@@ -69,7 +69,7 @@ def test_health_ready_returns_200_when_all_dependencies_answer() -> None:
     )
 
 
-def test_health_ready_returns_503_with_public_message_of_dependency() -> None:
+def test_health_ready_returns_503_with_public_message_of_failed_dependency() -> None:
     world = World()
     world.database.problem = errors.NoStore()
     status, body = world.ready()

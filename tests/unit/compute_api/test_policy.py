@@ -54,7 +54,7 @@ def test_default_policy_rule_allows_or_denies_by_role_and_target(
     assert policy.allows(rule, caller(*roles), target) is allowed
 
 
-def test_implied_returns_all_implied_roles() -> None:
+def test_add_implied_adds_all_implied_roles() -> None:
     assert add_implied(("admin",)) == ("admin", "manager", "member", "reader")
     assert add_implied(("member", "service")) == ("member", "reader", "service")
     assert add_implied(()) == ()

@@ -69,7 +69,7 @@ def test_schema_is_built_once_between_two_changes() -> None:
         ("date-time", ["2026-01-02T03:04:05Z", "2026-01-02"], ["yesterday", ""]),
     ],
 )
-def test_formats_accept_valid_and_refuse_invalid_values(
+def test_schema_formats_accept_valid_and_refuse_invalid_values(
     name: str, good: list[str], bad: list[str]
 ) -> None:
     assert [FORMATS[name](text) for text in good] == [True] * len(good)

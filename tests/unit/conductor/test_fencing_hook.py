@@ -38,7 +38,7 @@ def test_fencing_hook_without_program_is_none() -> None:
     assert fencing_hook.hook("", 10) is None
 
 
-def test_fencing_hook_with_exit_status_0_is_proof(
+def test_fencing_hook_with_exit_status_0_is_accepted_as_proof(
     new_hook_of: Callable[..., Callable[[str], None]], tmp_path: Path
 ) -> None:
     new_hook_of("exit 0")("host one")

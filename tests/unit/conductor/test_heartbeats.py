@@ -129,7 +129,7 @@ def test_domain_stopped_without_an_event_is_stored_at_the_next_comparison(cloud:
     assert cloud.show(server).vm_state == states.STOPPED
 
 
-def test_domain_state_reported_during_an_action_is_compared_after_it(cloud: Cloud) -> None:
+def test_guest_stopped_during_an_action_is_stored_as_stopped_after_it(cloud: Cloud) -> None:
     """The guest stops during an action, and the action ends without a message to the host."""
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
@@ -144,7 +144,7 @@ def test_domain_state_reported_during_an_action_is_compared_after_it(cloud: Clou
 
 
 @pytest.mark.parametrize("first", ["sweep", "heartbeats"])
-def test_database_found_set_back_by_clock_gets_domain_states_of_all_hosts(
+def test_restored_database_with_old_heartbeat_gets_states_of_all_domains(
     cloud: Cloud, caplog: pytest.LogCaptureFixture, first: str
 ) -> None:
     """The conductor may notice the jump in its sweep or at a heartbeat."""
@@ -173,7 +173,7 @@ def test_database_found_set_back_by_clock_gets_domain_states_of_all_hosts(
     assert "set back" in caplog.text
 
 
-def test_database_found_set_back_by_fence_gets_domain_states_of_all_hosts(cloud: Cloud) -> None:
+def test_restored_database_with_old_fence_gets_states_of_all_domains(cloud: Cloud) -> None:
     """The conductor's own heartbeat row is not set back, so only a host's fence shows the loss."""
     busy_server, idle_server = (
         cloud.create(host=host, forced=True, networks=[])[0] for host in ("h1", "h2")

@@ -66,7 +66,7 @@ class Scheduler:
         (states.STOPPED, True, COLD),
     ],
 )
-def test_plan_drain_moves_server_live_or_cold_by_its_state(
+def test_plan_drain_moves_server_live_or_cold_by_state_and_option(
     vm_state: str, cold: bool, way: Way
 ) -> None:
     assert plan_drain(server_in_state(vm_state), cold) is way
@@ -168,7 +168,7 @@ def test_host_plan_without_valid_host_shows_the_reason_of_the_scheduler() -> Non
     assert rows[2].startswith("s2 (web, rescued) stays: it is rescued, and only active, stopped")
 
 
-def test_host_plan_waits_while_a_host_has_a_pending_cleanup_of_the_server() -> None:
+def test_host_plan_without_other_host_waits_for_pending_cleanup_of_server() -> None:
     [line] = plan(
         [WEB], plan_evacuation, Scheduler({}), host="h1", owing={"s1": ["h2"]}, live_capable=()
     )

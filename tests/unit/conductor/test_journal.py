@@ -80,7 +80,7 @@ def test_journal_keeps_fields_of_a_later_release_and_leaves_out_defaults() -> No
     assert written["assignment"]["devices"] == ["0000:81:00.1"]
 
 
-def test_journal_without_undo_failures_after_they_are_cleared() -> None:
+def test_journal_has_no_undo_failures_after_they_are_cleared() -> None:
     run = REVERT_RESIZE.run(Row({**MOVE, "before": "active", "resized": 2}, STORED), None, ())  # type: ignore[arg-type]
     run.data.clear_undo_failures()
     written = journal(run.data, STORED)
@@ -96,7 +96,9 @@ def test_new_data_of_a_workflow_has_an_empty_journal(name: str) -> None:
 @pytest.mark.parametrize(
     ("args", "data"), [(7, {}), (MOVE, ["no dictionary"]), ({"was": "active"}, {})]
 )
-def test_workflow_run_refuses_row_of_another_workflow(args: Any, data: Any) -> None:
+def test_workflow_run_refuses_malformed_row_or_row_of_another_workflow(
+    args: Any, data: Any
+) -> None:
     with pytest.raises(TypeError):
         MIGRATE.run(Row(args, data), None)  # type: ignore[arg-type]
 

@@ -107,7 +107,7 @@ def read_interfaces(run: PortRun, name: str) -> list[Interface]:
     return [from_wire(Interface, stored) for stored in getattr(run.data, name)]
 
 
-def test_live_migration_ports_are_bound_activated_and_unbound_at_source() -> None:
+def test_live_migration_binds_ports_at_destination_and_unbinds_at_source() -> None:
     move = Move()
     for _ in range(2):
         run = move.call(networks.bind_at_destination)

@@ -103,7 +103,7 @@ def after_pivot(lane: Lane) -> Workflow[Any, Any]:
     )
 
 
-def test_workflow_calls_after_the_pivot_are_in_the_list() -> None:
+def test_only_listed_steps_after_the_pivot_call_external_services() -> None:
     calls = {}
     for name, workflow in WORKFLOWS.items():
         pivots = [number for number, step in enumerate(workflow.steps) if step.pivot]
@@ -114,7 +114,9 @@ def test_workflow_calls_after_the_pivot_are_in_the_list() -> None:
 
 
 @pytest.mark.parametrize(("lane", "pending"), [(Lane.NETWORK, [PORTS]), (Lane.IMAGE, [])])
-def test_refusal_after_the_pivot_becomes_a_pending_cleanup(lane: Lane, pending: list[str]) -> None:
+def test_service_refusal_after_pivot_is_ignored_and_ports_get_a_cleanup(
+    lane: Lane, pending: list[str]
+) -> None:
     run = new_run()
     runner.ignore_refusals(after_pivot(lane), 1, [run])
     assert (run.problem, run.ignored_refusal, run.cleanup_message) == (
@@ -127,7 +129,7 @@ def test_refusal_after_the_pivot_becomes_a_pending_cleanup(lane: Lane, pending: 
     ]
 
 
-def test_refusal_before_the_pivot_or_without_a_call_is_a_failure() -> None:
+def test_service_refusal_before_pivot_or_in_step_without_call_is_a_failure() -> None:
     before = workflow_of(
         Step("call", "before", call=call), Step("pivot", "no way back", pivot=True)
     )
@@ -138,7 +140,7 @@ def test_refusal_before_the_pivot_or_without_a_call_is_a_failure() -> None:
         assert (str(run.problem), run.cleanups) == ("It is in use.", [])
 
 
-def test_refusal_during_undo_becomes_a_pending_cleanup() -> None:
+def test_service_refusal_during_undo_becomes_a_pending_cleanup() -> None:
     failures: list[Any] = []
     workflow = workflow_of(
         Step("call", "it is undone by a call", undo_call=call, lane=Lane.NETWORK),

@@ -100,7 +100,7 @@ def test_select_calls_the_scheduler_once_without_a_retry() -> None:
     assert new_messages(wire).select([SPEC], True) == [selection]
 
 
-def test_do_message_has_a_ticket_only_for_images_of_its_commands() -> None:
+def test_do_message_has_image_ticket_only_for_images_of_its_commands() -> None:
     wire = Wire()
     messages = new_messages(wire)
     messages.do("h1", [build_command(), new_command("ensure_stopped")])
@@ -110,13 +110,13 @@ def test_do_message_has_a_ticket_only_for_images_of_its_commands() -> None:
     assert [(method, server) for method, server, _ in wire.casts] == [("do", "h1")] * 2
 
 
-def test_do_message_with_images_is_not_sent_without_a_ticket_secret() -> None:
+def test_do_message_with_images_is_not_sent_without_ticket_secret() -> None:
     wire = Wire()
     new_messages(wire, key="").do("h1", [build_command("i")])
     assert wire.casts == []
 
 
-def test_messages_are_split_at_the_maximum_images_of_a_ticket() -> None:
+def test_messages_to_host_are_split_at_maximum_images_of_image_ticket() -> None:
     wire = Wire()
     commands = [build_command(f"i{number}") for number in range(MOST + 1)]
     new_messages(wire).do("h1", commands)
@@ -132,7 +132,7 @@ def test_messages_are_split_at_the_maximum_images_of_a_ticket() -> None:
     assert wire.casts[0][2]["commands"] == to_wire(commands[:MOST])
 
 
-def test_cache_images_message_has_a_ticket_or_is_not_sent() -> None:
+def test_cache_images_message_has_image_ticket_or_is_not_sent() -> None:
     wire, image = Wire(), ImageRef("i", "raw")
     new_messages(wire).cache_images("h1", [image])
     [(method, host, arguments)] = wire.casts

@@ -76,7 +76,7 @@ def test_sweep_marks_no_host_down_when_the_conductor_does_not_hear_itself(
     assert simulation.is_up("h1")
 
 
-def test_sweep_listens_for_host_silence_after_the_conductor_hears_itself(
+def test_sweep_counts_host_silence_from_when_conductor_hears_itself(
     simulation: SweepCloud,
 ) -> None:
     simulation.run_sweeps(60, OTHER_HOSTS, hears_itself=False)
@@ -126,7 +126,7 @@ def is_reclaimed(simulation: SweepCloud, server: str) -> bool:
 
 
 @pytest.mark.parametrize("seconds", [8 * 86400, 60 * 86400])
-def test_sweep_reclaims_no_server_after_a_jump_of_the_database_clock(
+def test_sweep_reclaims_no_soft_deleted_server_after_database_clock_jump(
     simulation: SweepCloud, seconds: int
 ) -> None:
     simulation.cloud.engine.clock = clock = SeparateClock(simulation.time)
@@ -139,7 +139,9 @@ def test_sweep_reclaims_no_server_after_a_jump_of_the_database_clock(
     assert not is_reclaimed(simulation, server), "the clock has jumped back"
 
 
-def test_sweep_reclaims_server_when_the_clock_stays_ahead(simulation: SweepCloud) -> None:
+def test_sweep_reclaims_soft_deleted_server_when_the_clock_stays_ahead(
+    simulation: SweepCloud,
+) -> None:
     simulation.cloud.engine.clock = clock = SeparateClock(simulation.time)
     server = soft_delete_server(simulation)
     clock.jump(8 * 86400)

@@ -73,7 +73,9 @@ def test_broker_add_refuses_unknown_role(tmp_path: Path) -> None:
         (SCHEDULER, "read", "kilonova-schedulers", False),
     ],
 )
-def test_role_permissions_match_whole_names(role: str, kind: str, name: str, may: bool) -> None:
+def test_broker_role_permissions_match_whole_resource_names(
+    role: str, kind: str, name: str, may: bool
+) -> None:
     identity = of_role(
         role, "x", calls="told", notifications="told", topics=("notifications", "mine")
     )

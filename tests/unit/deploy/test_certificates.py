@@ -10,7 +10,7 @@ from deploy.one_machine.cloud.authority import Authority
 from deploy.one_machine.cloud.certificates import install_qemu_files
 
 
-def test_lay_for_qemu_makes_files_readable_by_owner_and_group_only(tmp_path: Path) -> None:
+def test_install_qemu_files_makes_files_readable_by_owner_and_group_only(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         folder = tmp_path / "libvirt-h1"

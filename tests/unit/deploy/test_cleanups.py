@@ -101,7 +101,7 @@ def test_status_and_doctor_list_pending_cleanups_without_a_finding(
     assert "cleanups: 2" in capsys.readouterr().out
 
 
-def test_cleanup_retry_makes_it_due_and_drop_removes_it(
+def test_cleanup_retry_makes_cleanup_due_and_cleanup_cancel_removes_it(
     conf: str, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = add_cleanups(store)

@@ -40,7 +40,7 @@ def control_plane(folder: Path) -> str:
     )
 
 
-def test_config_check_prints_line_for_each_external_service(
+def test_config_check_prints_line_for_database_broker_and_each_service(
     run_config: Run, tmp_path: Path
 ) -> None:
     status, output = run_config(control_plane(tmp_path), "check")
@@ -62,7 +62,7 @@ def test_config_check_names_missing_transport_url(run_config: Run) -> None:
     assert "\nbroker: does not work: transport_url names no broker: set [DEFAULT]" in output
 
 
-def test_config_check_with_no_neighbours_reads_only_the_file(
+def test_config_check_without_external_services_reads_only_the_file(
     run_config: Run, tmp_path: Path
 ) -> None:
     assert run_config(control_plane(tmp_path), "check", "--no-external-services") == (

@@ -148,7 +148,9 @@ def cloud(tmp_path: Path, database_file: Path) -> Any:
 
 
 # --- a request without a server ---
-def test_explain_prints_room_and_answer(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_room_by_zone_and_whether_count_fits(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cloud.run("--flavor", "m1.small", "--count", "12") == 0
     assert capsys.readouterr().out.splitlines() == [
         "needs 20 DISK_GB, 2048 MEMORY_MB, 2 VCPU",

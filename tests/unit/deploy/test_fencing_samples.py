@@ -90,7 +90,7 @@ def run_hook(tmp_path: Path) -> Hook:
 @pytest.mark.parametrize(
     ("action", "delegate"), [("off", "ctl1"), ("reboot", "ctl1"), ("off", "a human")]
 )
-def test_fencing_hook_accepts_host_fenced_after_its_last_contact(
+def test_fencing_hook_sample_accepts_host_fenced_after_its_last_contact(
     run_hook: Hook, action: str, delegate: str
 ) -> None:
     history = HISTORY.format(action=action, target="node7", status="success", delegate=delegate)
@@ -116,7 +116,7 @@ def test_fencing_hook_accepts_host_fenced_after_its_last_contact(
         ("", BEFORE, 0, "no element found"),
     ],
 )
-def test_fencing_hook_names_reason_without_proof(
+def test_fencing_hook_sample_refuses_unproved_fencing_and_names_reason(
     run_hook: Hook, history: str, heard: str, status: int, reason: str
 ) -> None:
     done = run_hook(history, heard, status)
@@ -124,7 +124,7 @@ def test_fencing_hook_names_reason_without_proof(
     assert done.stderr.startswith("no proof that node7 is off: ") and reason in done.stderr
 
 
-def test_fencing_hook_reads_last_contact_from_kilonova_hosts(
+def test_fencing_hook_sample_reads_last_contact_from_kilonova_hosts(
     run_hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite:///{tmp_path}/k.db"

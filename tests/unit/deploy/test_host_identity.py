@@ -205,7 +205,7 @@ def test_host_add_with_broker_on_loopback_requires_broker_option(
         assert "is not an address of a broker" in operator.error_output
 
 
-def test_host_add_token_contains_authority_of_cloud_with_certificates(
+def test_host_add_token_has_certificate_authority_of_cloud_with_tls(
     operator: Operator, working_folder: Path, store: Store
 ) -> None:
     authority = Authority(working_folder / "tls")

@@ -136,7 +136,7 @@ def run_prove(
     config.CONF.clear()
 
 
-def test_host_prove_creates_smallest_server_reaches_and_removes_it(
+def test_host_verify_creates_reaches_and_removes_smallest_server(
     run_prove: Any, cloud: FakeCloud
 ) -> None:
     status, output, error_output = run_prove()
@@ -159,7 +159,9 @@ def test_host_prove_creates_smallest_server_reaches_and_removes_it(
     assert cloud.servers == {}
 
 
-def test_host_prove_removes_server_of_earlier_proof_first(run_prove: Any, cloud: FakeCloud) -> None:
+def test_host_verify_first_removes_server_of_earlier_verification(
+    run_prove: Any, cloud: FakeCloud
+) -> None:
     old_server, other = (
         cloud.add_server("kilonova-verify-h1"),
         cloud.add_server("kilonova-verify-h10"),
@@ -173,7 +175,7 @@ def test_host_prove_removes_server_of_earlier_proof_first(run_prove: Any, cloud:
     )
 
 
-def test_host_prove_opens_console_when_guest_prints_nothing(
+def test_host_verify_opens_console_when_guest_prints_nothing(
     run_prove: Any, cloud: FakeCloud
 ) -> None:
     cloud.console_output = ""
@@ -189,7 +191,7 @@ def test_host_prove_opens_console_when_guest_prints_nothing(
         ("BUILD", "h1", "its creation took longer than 1 s"),
     ],
 )
-def test_host_prove_fails_and_removes_server_not_active_on_host(
+def test_host_verify_fails_and_removes_server_not_active_on_host(
     run_prove: Any, cloud: FakeCloud, status: str, host: str, says: str
 ) -> None:
     cloud.status, cloud.host = status, host
@@ -198,7 +200,7 @@ def test_host_prove_fails_and_removes_server_not_active_on_host(
     assert "is proved" not in output and cloud.servers == {}
 
 
-def test_host_prove_refuses_disabled_or_silent_host(
+def test_host_verify_refuses_disabled_or_silent_host(
     run_prove: Any, cloud: FakeCloud, store: Store
 ) -> None:
     [row] = store.read(lambda tx: services.list_all(tx, "h1"))
@@ -210,7 +212,7 @@ def test_host_prove_refuses_disabled_or_silent_host(
 
 
 @pytest.mark.parametrize(("greeting", "wanted"), [(b"SSH-2.0-x\r\n", 0), (b"HTTP/1.1", 1)])
-def test_host_prove_with_network_requires_ssh_greeting(
+def test_host_verify_with_network_requires_ssh_greeting(
     run_prove: Any,
     cloud: FakeCloud,
     monkeypatch: pytest.MonkeyPatch,

@@ -52,7 +52,7 @@ def read_entries(archive: bytes) -> dict[str, tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("script", BUILDS, ids=lambda path: path.parent.name)
-def test_image_build_names_its_packages_and_prints_usage(script: Path) -> None:
+def test_image_build_has_known_packages_and_refuses_wrong_arguments(script: Path) -> None:
     assert {"busybox-static", "syslinux", "mtools", "qemu-utils"} <= set(
         packages.image_packages(script.parent.name)
     )
@@ -113,7 +113,7 @@ def test_initramfs_contains_files_and_modules_in_dependency_order(tmp_path: Path
 
 
 @pytest.mark.skipif(not boot_disk.BOOT_CODE.exists(), reason="syslinux-common is not installed")
-def test_lean_removes_signature_and_types_of_kernel_module() -> None:
+def test_strip_module_removes_signature_and_types_of_kernel_module() -> None:
     plain = b"\x7fELF code\0.text\0.data\0"
     assert boot_disk.strip_module(plain) == plain
     signed = b"\x7fELF code\0.text\0.BTF\0.data\0" + b"PKCS7~Module signature appended~\n"
@@ -161,7 +161,7 @@ def test_libraries_are_placed_at_paths_of_ldd() -> None:
     }
 
 
-def test_fingerprint_changes_with_every_file(tmp_path: Path) -> None:
+def test_fingerprint_of_image_build_changes_with_every_file(tmp_path: Path) -> None:
     own, installed = tmp_path / "own", tmp_path / "installed"
     own.write_text("a")
     installed.write_text("a")

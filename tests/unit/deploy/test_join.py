@@ -88,7 +88,7 @@ def test_join_accepts_loopback_address_only_when_configured() -> None:
         ("127.0.0.1", "127.0.0.2", "--address is 127.0.0.1, but kilonova host add got"),
     ],
 )
-def test_join_refuses_address_not_of_this_machine(
+def test_join_refuses_foreign_address_or_address_other_than_of_host_add(
     given: str | None, invited: str, says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):

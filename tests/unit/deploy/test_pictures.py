@@ -46,13 +46,13 @@ def test_svg_has_texts_and_edges_of_its_dot_source(source: Path) -> None:
     )
 
 
-def test_life_picture_shows_every_state_except_building() -> None:
+def test_server_life_picture_shows_every_state_except_building() -> None:
     nodes = set(re.findall(r'^  "?([\w-]+)"?(?: ->| \[fill|;$)', LIFE, re.MULTILINE))
     nodes |= {end for _, end, _ in EDGE.findall(LIFE)}
     assert nodes - {"node", "edge"} == {*states.VM_STATES} - {states.BUILDING}
 
 
-def test_life_picture_shows_only_edges_of_actions() -> None:
+def test_server_life_picture_shows_only_edges_of_actions() -> None:
     edges = states_diagram.edges()
     shown = [
         (start, end, name) for start, end, names in EDGE.findall(LIFE) for name in names.split(", ")
@@ -61,7 +61,7 @@ def test_life_picture_shows_only_edges_of_actions() -> None:
     assert [edge for edge in shown if edge[2] not in edges.get(edge[:2], [])] == []
 
 
-def test_create_picture_shows_steps_of_workflow() -> None:
+def test_picture_of_create_shows_exactly_the_steps_of_workflow() -> None:
     dot = (ROOT / "docs/pictures/create.dot").read_text()
     _, *steps = re.search(r"^  (request -> .+);$", dot, re.MULTILINE)[1].split(" -> ")
     assert steps == [step.name for step in CREATE.steps]

@@ -183,7 +183,7 @@ def test_prepare_writes_further_options_beside_generated_options(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("hosts", "driver"), [(("h1",), "memory"), (("h1", "h2"), "libvirt")])
-def test_prepare_lets_own_processes_use_embedded_services(
+def test_prepare_lets_own_processes_use_embedded_services_over_http(
     tmp_path: Path, hosts: tuple[str, ...], driver: str
 ) -> None:
     """The embedded services use HTTP, and in a lab their address is not loopback."""

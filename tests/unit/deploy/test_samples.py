@@ -39,7 +39,7 @@ def load(tmp_path: Path) -> Iterator[object]:
     config.CONF.clear()
 
 
-def test_controller_sample_is_accepted_by_its_processes(load) -> None:
+def test_sample_configuration_of_controller_is_accepted_by_its_processes(load) -> None:
     conf = load("controller.conf", "conductor", KEYSTONE="keystone.example")
     conductor.service.check_options(conf)
     scheduler.service.options(conf)
@@ -54,7 +54,7 @@ def test_controller_sample_is_accepted_by_its_processes(load) -> None:
     assert conf.state_dir == config.STATE
 
 
-def test_agent_sample_is_accepted_by_agent(
+def test_sample_configuration_of_agent_is_accepted_by_agent(
     load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = Authority(tmp_path).issue("own", "127.0.0.1")

@@ -64,7 +64,7 @@ def test_jobs_of_ring_divide_its_tests_completely(ring: str) -> None:
     assert len({job.name for job in JOBS}) == len(JOBS)
 
 
-def test_job_of_moving_guest_differs_from_job_of_other_guests() -> None:
+def test_contract_tests_of_moves_guests_services_and_stores_have_four_jobs() -> None:
     job_names = [
         job_of("contract", fixtures, marks).name
         for fixtures, marks in (
@@ -82,7 +82,7 @@ def test_job_of_moving_guest_differs_from_job_of_other_guests() -> None:
     ]
 
 
-def test_job_of_debian_guests_has_its_own_cloud() -> None:
+def test_tests_with_debian_guests_belong_to_separate_job() -> None:
     assert [
         job_of("e2e", fixtures, set()).name
         for fixtures in ({"debians", "cloud", "first_up"}, {"cloud", "first_up"})
@@ -120,7 +120,7 @@ class MarkedItem:
         return self._mark
 
 
-def test_mark_with_unknown_slice_ends_collection() -> None:
+def test_slice_mark_without_exactly_one_known_slice_ends_collection() -> None:
     assert slice_of(MarkedItem("guests")) is Slice.GUESTS  # type: ignore[arg-type]
     for names in ((), ("gests",), ("guests", "moves")):
         with pytest.raises(pytest.UsageError, match=r"test_x: slice.* is none of default, guests"):
@@ -165,7 +165,7 @@ def run_jobs(jobs: Jobs, *names: str) -> dict[str, Result]:
     return {result.job.name: result for result in jobs.run([job(name) for name in names])}
 
 
-def test_jobs_results_have_word_status_and_log(tmp_path: Path) -> None:
+def test_job_results_have_outcome_word_status_and_log(tmp_path: Path) -> None:
     outcomes = run_jobs(
         make_jobs(
             tmp_path,

@@ -178,7 +178,7 @@ def test_cloud_with_one_host_or_without_networks_uses_loopback(tmp_path: Path) -
     assert "live_migration_port" not in cloud.config("h1").read_text()
 
 
-def test_programs_differ_when_configuration_differs(tmp_path: Path) -> None:
+def test_programs_of_cloud_differ_when_configuration_differs(tmp_path: Path) -> None:
     def programs(*options: tuple[str, str, object]) -> list[Program]:
         cloud = Cloud(tmp_path, hosts=("h1",), broker_url=NO_BROKER, options=options)
         lifecycle.prepare(cloud)
@@ -279,7 +279,7 @@ def test_preflight_refuses_cloud_with_addresses_of_another_cloud(
         preflight.check_ports(second)
 
 
-def test_underlay_boot_id_changes_with_host_and_plug_cuts_its_cable(
+def test_underlay_host_made_again_has_new_boot_id_and_can_be_unplugged(
     tmp_path: Path, wire: Underlay
 ) -> None:
     wire = replace(wire, apart=True)

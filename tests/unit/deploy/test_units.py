@@ -120,7 +120,7 @@ def test_tmpfiles_keep_secrets_unreadable_for_others() -> None:
     assert [words for words in files if int(words[2], 8) & 0o040 and words[4] == "root"] == []
 
 
-def test_lint_refuses_unit_with_less_protection(tmp_path: Path) -> None:
+def test_security_lint_refuses_systemd_unit_with_less_protection(tmp_path: Path) -> None:
     unit = next(unit for unit in UNITS if unit.stem == "kilonova-conductor")
     opened_unit = tmp_path / unit.name
     opened_unit.write_text(
@@ -139,13 +139,13 @@ def test_lint_refuses_unit_with_less_protection(tmp_path: Path) -> None:
     assert [result.returncode for result in results] == [0, 1], results
 
 
-def test_lint_has_score_of_each_unit() -> None:
+def test_security_lint_has_score_of_each_systemd_unit() -> None:
     assert sorted(SCORES) == sorted(unit.stem.removeprefix("kilonova-") for unit in UNITS)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_lint_threshold_of_unit_equals_its_score(unit: Path) -> None:
+def test_security_lint_threshold_of_systemd_unit_equals_its_score(unit: Path) -> None:
     """The unit passes with its threshold, and fails with a threshold that is lower by one."""
     *command, _ = map(str, _score_command(unit))
     [highest] = [word for word in command if word.startswith("--threshold=")]

@@ -166,7 +166,7 @@ def test_columns_insert_late_provider_in_order_of_ids(cloud: Cloud) -> None:
     assert hosts.snapshot().stock["VCPU"].free.tolist() == [4, 0, 2]
 
 
-def test_refresh_reads_each_host_in_turn_without_changed_time(cloud: Cloud) -> None:
+def test_refresh_reads_every_host_in_turn_despite_unchanged_time(cloud: Cloud) -> None:
     for number in range(30):
         cloud.host(f"h{number}")
     hosts = load_hosts(cloud)
@@ -457,7 +457,7 @@ def test_same_host_hint_ignores_servers_of_other_projects(cloud: Cloud) -> None:
     assert own_selection.hosts == ["a"] and other_selection.hosts != ["a"]
 
 
-def test_columns_have_metrics_and_images_only_if_read_options_say(cloud: Cloud) -> None:
+def test_columns_have_metrics_and_server_images_only_if_read_options_say(cloud: Cloud) -> None:
     cloud.host("a")
     cloud.host("b")
     now = cloud.clock.micros()

@@ -67,10 +67,10 @@ DOES_NOT = [
 
 
 @pytest.mark.parametrize(("requirement", "value"), MEETS)
-def test_requirement_is_met_by_value(requirement: str, value: str) -> None:
+def test_extra_spec_requirement_is_met_by_value(requirement: str, value: str) -> None:
     assert meets(requirement, value)
 
 
 @pytest.mark.parametrize(("requirement", "value"), DOES_NOT)
-def test_requirement_is_not_met_by_value(requirement: str, value: str) -> None:
+def test_extra_spec_requirement_is_not_met_by_value(requirement: str, value: str) -> None:
     assert not meets(requirement, value)

@@ -153,7 +153,7 @@ def test_free_with_ratio_beyond_integers_is_limited_and_not_zero(cloud: Cloud) -
     assert read_free(hosts, "a") == 2**53
 
 
-def test_proposal_counts_until_the_generation_moves(cloud: Cloud) -> None:
+def test_proposal_counts_as_used_until_claim_replaces_it(cloud: Cloud) -> None:
     cloud.host("a")
     hosts = load_hosts(cloud)
     scheduler = Proposals(hosts, options())
@@ -195,7 +195,7 @@ def test_proposals_spread_servers_but_never_reject_last_host(cloud: Cloud) -> No
     assert scheduler.select([request("t")])[0].hosts == ["a"]
 
 
-def test_select_of_several_servers_uses_each_room_once(cloud: Cloud) -> None:
+def test_select_of_several_servers_uses_free_resources_once(cloud: Cloud) -> None:
     cloud.host("a", vcpus=2)
     answers = Proposals(load_hosts(cloud), options()).select(
         [request(f"s{number}") for number in range(3)]

@@ -79,7 +79,7 @@ def test_select_gives_reason_for_each_status_of_host(make_columns: MakeColumns) 
     }
 
 
-def test_disabled_filter_rejects_no_host(make_columns: MakeColumns) -> None:
+def test_down_host_is_accepted_without_enabled_filters(make_columns: MakeColumns) -> None:
     hosts = make_columns(1)
     hosts.up[:] = False
     (answer,) = select(hosts, [request()], options(enabled_filters=[]))
@@ -127,7 +127,9 @@ def test_select_reason_names_host_with_pending_guest_removal(make_columns: MakeC
     assert answer.by_host["host1"] == "where an old guest of the server is not deleted yet"
 
 
-def test_select_rejects_wrong_step_and_unknown_resource_class(make_columns: MakeColumns) -> None:
+def test_select_rejects_amount_off_the_step_and_unknown_resource_class(
+    make_columns: MakeColumns,
+) -> None:
     hosts = make_columns(1)
     hosts.stock["VCPU"].step[:] = 2
     odd, even, unknown = select(
@@ -301,7 +303,7 @@ def test_select_is_repeatable(hosts: Snapshot, specs: list[RequestSpec]) -> None
     assert select(hosts.copy(), specs, DEFAULT) == select(hosts.copy(), specs, DEFAULT)
 
 
-def test_equal_requests_are_one_batch_in_any_order(make_columns: MakeColumns) -> None:
+def test_interleaved_equal_requests_are_selected_as_one_batch(make_columns: MakeColumns) -> None:
     small, large = dict(NANO), NANO | {"VCPU": 2}
     specs = [request(f"s{number}", resources=large if number % 2 else small) for number in range(6)]
     answers = select(make_columns(1, vcpus=7), specs, DEFAULT)
@@ -373,7 +375,7 @@ def test_select_for_rebuild_keeps_host_and_takes_no_resources(make_columns: Make
     assert (selection.hosts, hosts.stock["VCPU"].free.tolist()) == (["host1"], [0, 0])
 
 
-def test_forced_host_skips_filters_of_requested_host(make_columns: MakeColumns) -> None:
+def test_forced_host_skips_filters_and_requested_host_does_not(make_columns: MakeColumns) -> None:
     hosts = make_columns(2)
     hosts.disabled[0] = True
     forced, requested = select(

@@ -29,14 +29,14 @@ def test_options_contain_multiplier_of_each_weigher_from_configuration() -> None
     assert (defaults.hosts, defaults.metrics) == (3, ())
 
 
-def test_read_options_include_metrics_and_images_only_if_used() -> None:
+def test_read_options_include_metrics_and_server_images_only_if_weighed() -> None:
     assert (read_options(conf()).metrics, read_options(conf()).images) == (False, False)
     assert read_options(conf(metrics__weight_setting=["cpu.percent=-1"])).metrics
     assert read_options(conf(image_props_weight_multiplier=1.0)).images
     assert read_options(conf(build_failure_pause=60, default_availability_zone="az1")).pause == 60
 
 
-def test_options_require_metrics_only_if_configured() -> None:
+def test_options_have_no_required_metrics_if_metrics_required_is_false() -> None:
     assert options(conf(metrics__weight_setting=["a=1", "b = -0.5"])).metrics == ("a", "b")
     assert options(conf(metrics__weight_setting=["a=1"], metrics__required=False)).metrics == ()
 

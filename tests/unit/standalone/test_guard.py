@@ -15,7 +15,7 @@ from deploy.one_machine.services.volume import app
 from deploy.one_machine.services.volume.caller import is_open
 
 
-def test_guarded_service_returns_503_in_ten_seconds_when_identity_hangs(tmp_path: Path) -> None:
+def test_embedded_service_returns_503_in_ten_seconds_when_identity_hangs(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     add_identity_options(parser)
     (tmp_path / "password").write_text("p")

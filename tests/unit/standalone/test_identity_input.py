@@ -104,7 +104,9 @@ def test_login_with_invalid_body_is_refused_with_name_of_field(
         ({"project": []}, 400),
     ],
 )
-def test_login_with_unknown_scope_is_refused(identity: Any, scope: Any, status: int) -> None:
+def test_login_with_unknown_or_malformed_scope_is_refused(
+    identity: Any, scope: Any, status: int
+) -> None:
     assert identity.login(scope).status_code == status
 
 

@@ -97,7 +97,9 @@ def test_image_patch_is_applied_completely_or_refused(images: Any, patch: Any, s
         ([{"add": "/a", "path": "/b", "value": ""}], 400),
     ],
 )
-def test_image_patch_accepts_format_v2_0(images: Any, patch: Any, status: int) -> None:
+def test_image_patch_in_format_v2_0_is_applied_or_refused(
+    images: Any, patch: Any, status: int
+) -> None:
     key = images.create()
     before = images.request("GET", f"/v2/images/{key}").json
     answer = images.request(
@@ -133,7 +135,7 @@ def test_image_tasks_list_is_empty(images: Any) -> None:
         "member_status=x",
     ],
 )
-def test_image_list_with_invalid_filter_returns_400(images: Any, query: str) -> None:
+def test_image_list_with_invalid_filter_sort_or_limit_returns_400(images: Any, query: str) -> None:
     assert images.request("GET", f"/v2/images?{query}").status_code == 400
 
 
@@ -148,5 +150,5 @@ def test_image_list_with_invalid_filter_returns_400(images: Any, query: str) -> 
         "/v2/schemas/../x",
     ],
 )
-def test_image_with_path_as_id_returns_404(images: Any, path: str) -> None:
+def test_image_request_with_hostile_or_unknown_path_returns_404(images: Any, path: str) -> None:
     assert images.request("GET", path).status_code == 404

@@ -116,13 +116,13 @@ def test_device_names_are_unique_and_not_too_long(id_: uuid.UUID, vni: int) -> N
     assert not any(map(Names("abcdee").is_ours, [*ours, bridge(text), tap(text)]))
 
 
-def test_names_depend_on_resolved_folder(tmp_path: Path) -> None:
+def test_network_device_names_depend_on_resolved_state_folder(tmp_path: Path) -> None:
     assert Names.of(tmp_path) == Names.of(tmp_path / "x" / "..")
     assert Names.of(tmp_path) != Names.of(tmp_path / "x")
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(1, 20)), st.sets(st.text(max_size=3)))
-def test_assigned_numbers_stay_and_are_not_reused_at_once(
+def test_assign_keeps_numbers_and_does_not_reuse_freed_ones_at_once(
     before: dict[str, int], names: set[str]
 ) -> None:
     before = {
@@ -290,7 +290,7 @@ def test_parse_description_leaves_out_only_invalid_floating_ip(invalid: Any) -> 
     assert [text.split(": ")[0] for text in description.warnings] == [ROUTER]
 
 
-def test_rules_have_addresses_and_allowed_pairs_of_port() -> None:
+def test_nftables_rules_have_addresses_and_allowed_pairs_of_port() -> None:
     text = build_rules(new_description())
     for element in (
         f'"{tap(PORT)}" . fa:16:3e:00:00:05 . 10.0.0.5',
@@ -349,7 +349,7 @@ def test_rules_have_addresses_and_allowed_pairs_of_port() -> None:
         ({"version": 5}, None),
     ],
 )
-def test_security_group_rule_becomes_statement_of_nftables(
+def test_security_group_rule_becomes_statement_of_nftables_or_is_omitted(
     rule: dict[str, Any], line: str | None
 ) -> None:
     tree = new_description()
@@ -378,7 +378,7 @@ def test_port_without_groups_is_closed_and_without_security_is_open() -> None:
     assert read_elements(opened, "ingress") == []
 
 
-def test_rules_stamp_changes_with_rules_or_members_of_group() -> None:
+def test_nftables_stamp_changes_with_rules_or_members_of_security_group() -> None:
     def stamp(tree: dict[str, Any]) -> str:
         return read_chains(tree, ("stamp",))["stamp"][0]
 
@@ -454,7 +454,9 @@ def test_dnsmasq_hosts_file_has_ipv4_and_ipv6_address_in_one_line() -> None:
         ("", "host-10-0-0-5"),
     ],
 )
-def test_dnsmasq_hosts_file_replaces_keyword_as_host_name(name: str, resolved_name: str) -> None:
+def test_dnsmasq_hosts_file_replaces_keyword_or_invalid_host_name(
+    name: str, resolved_name: str
+) -> None:
     tree = new_description()
     tree["ports"][PORT]["hostname"] = name
     dnsmasq = find_namespace(tree, "net").dnsmasq
@@ -472,7 +474,7 @@ def test_dnsmasq_resolves_whole_host_name_with_domain() -> None:
     assert dnsmasq.names == "10.0.0.5 web.example.com.openstacklocal web.example.com\n"
 
 
-def test_stale_leases_are_leases_without_owner() -> None:
+def test_stale_dhcp_leases_are_leases_without_matching_owner() -> None:
     owners = {
         "10.0.0.5": "fa:16:3e:00:00:05",
         "10.0.0.6": "fa:16:3e:00:00:06",
@@ -504,7 +506,7 @@ def test_stale_leases_are_leases_without_owner() -> None:
     ]
 
 
-def test_reassigned_returns_addresses_with_changed_mac() -> None:
+def test_find_reassigned_returns_dhcp_addresses_with_changed_mac() -> None:
     dnsmasq = find_namespace(new_description(), "net").dnsmasq
     assert dnsmasq is not None
     lines = "fa:16:3e:00:00:05,id:*,10.0.0.5,[2001:db8::5],vm1\n\nx\n"
@@ -550,7 +552,7 @@ def test_external_gateway_is_only_on_gateway_host() -> None:
     assert "masquerade" not in other.rules
 
 
-def test_rules_drop_tunnel_packets_of_other_hosts_than_peers() -> None:
+def test_nftables_rules_drop_tunnel_packets_from_all_but_peer_hosts() -> None:
     assert "ip daddr 192.168.5.1 udp dport 4789 ip saddr != { 192.168.5.2 } drop" in build_rules(
         new_description()
     )

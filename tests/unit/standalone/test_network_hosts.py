@@ -240,7 +240,7 @@ def test_host_request_requires_key_of_same_host(cloud: Network, method: str) -> 
     assert cloud.call_as_host(method, path, "h1", {"revision": 1}).status_code == 401
 
 
-def test_host_key_opens_no_other_path(cloud: Network) -> None:
+def test_key_of_network_host_gives_no_access_to_other_paths(cloud: Network) -> None:
     describe_host(cloud, "h1")
     for path in ("/../../../ports", "/%2e%2e/h2/description", "/../h2/description"):
         assert cloud.call_as_host("GET", path, "h1").status_code in (401, 404)

@@ -52,7 +52,7 @@ def test_create_port_takes_lowest_free_address_and_delete_frees_it(network: Netw
         ({"colour": "red"}, (400, "HTTPBadRequest")),
     ],
 )
-def test_create_port_with_unavailable_address_fails_and_leaves_no_port(
+def test_create_port_with_invalid_or_used_fixed_ip_leaves_no_port(
     network: Network, fixed: dict[str, str], refused: tuple[int, str]
 ) -> None:
     net, _ = network.create_network()
@@ -134,7 +134,9 @@ def test_port_with_invalid_dns_name_returns_400(network: Network, name: Any) -> 
 
 
 @pytest.mark.parametrize("name", ["web.example.com", "1.b", "x" * 63 + "." + "y" * 63, "1"])
-def test_port_dns_name_may_have_domain(network: Network, name: str) -> None:
+def test_valid_port_dns_name_with_or_without_domain_is_accepted(
+    network: Network, name: str
+) -> None:
     port = network.create("port", network_id=network.create_network()[0], dns_name=name)
     assert port["dns_name"] == name
     assert port["dns_assignment"][0]["fqdn"] == f"{name}.openstacklocal."

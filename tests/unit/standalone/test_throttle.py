@@ -54,7 +54,9 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 @pytest.mark.parametrize("name", ["admin", "nobody"])
-def test_login_is_throttled_after_wrong_passwords_of_user(service: Service, name: str) -> None:
+def test_login_is_throttled_after_wrong_passwords_of_any_user_name(
+    service: Service, name: str
+) -> None:
     attempts, seconds = USER_LIMIT
     assert [service.login(name).status_code for _ in range(attempts + 3)] == [401] * attempts + [
         429
