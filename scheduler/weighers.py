@@ -337,8 +337,8 @@ class _Steps:
 def _read_multipliers(snapshot: Snapshot, weighers: Sequence[Weigher]) -> dict[str, Floats]:
     """Return the multipliers that metadata of aggregates set, as a column by name.
 
-    If aggregates of a host set several values, the smallest applies. Without a value, or with a value that
-    is not a number, the option applies. Infinite values and NaN are ignored.
+    If aggregates of a host set several values, the smallest applies. Without a value, or with a
+    value that is not a number, the option applies. Infinite values and NaN are ignored.
 
     Returns:
         Only multipliers that an aggregate sets have a column.

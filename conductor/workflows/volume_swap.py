@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Swap a volume: copy the data to another volume while the server runs, and switch to the other volume.
+"""Swap a volume: copy the data to a new volume while the server runs, and switch to it.
 
 The block storage service requests this when it migrates or retypes an attached volume. Afterwards
 the service gives the old id to the new volume. The host first copies the volume and mirrors all
