@@ -81,7 +81,7 @@ class ClaimRequest:
     refused: str = field(default="")
 
     def stays(self, host: str | None) -> bool:
-        """Return True if this is the host that the consumer would leave."""
+        """Return True if ``host`` is the host that the consumer would leave."""
         return self.leaves is not None and self.leaves[0] == host
 
 

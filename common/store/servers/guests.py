@@ -158,7 +158,7 @@ def discard(
 
     Raises:
         Conflict: The server exists, and is not on ``elsewhere`` or has an action. Or the server has
-            another guest record than that of a resting guest on ``elsewhere``.
+            another guest record than one on ``elsewhere`` in a state of ``HERE``.
     """
     query = sa.select(servers).where(servers.c.id == server_id, servers.c.deleted == 0)
     row = tx.execute(for_update(query)).one_or_none()

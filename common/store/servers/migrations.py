@@ -228,7 +228,7 @@ def abandon(tx: Connection, server_id: str, fence: int) -> None:
 
 
 def share_files(tx: Connection, first: str, second: str) -> bool:
-    """Return True if both hosts report the same shared storage, False if one reports none."""
+    """Return True if both hosts report shared storage, and report the same."""
     storages = {
         row.name: (row.facts or {}).get("storage")
         for row in tx.execute(

@@ -97,7 +97,8 @@ def attach(
 
     Raises:
         NotFound, Locked, WrongState, Busy: As in ``actions.begin``.
-        Conflict: The server has the share or the tag already, or its host does not support shares.
+        Conflict: As in ``actions.begin``. Also, the server has the share or the tag already, or has
+            no host, or its host does not support shares.
     """
     server = actions.take_lock(tx, server_id, project_id)
     actions.check(row, server_id, server, context, tx)

@@ -294,7 +294,8 @@ def assist(
     Raises:
         NotFound: The server does not exist, or does not have the volume.
         Locked, WrongState, Busy: As in ``actions.begin``.
-        Conflict: The server is on no host, or the volume is not attached and connected.
+        Conflict: As in ``actions.begin``. Also, the server is on no host, or the volume is not
+            attached and connected.
     """
     server, device = _take(tx, row, server_id, context, project_id, volume_id)
     if server.host is None or device.status != BlockDeviceStatus.ATTACHED or not device.connection:
