@@ -183,7 +183,10 @@ _ALL = sa.select(cleanups).order_by(cleanups.c.created_at, cleanups.c.id)
 
 
 def hasten(tx: Connection, cleanup_id: int) -> bool:
-    """Make a cleanup due at once, with no tries counted. Returns False if it does not exist."""
+    """Make a cleanup due at once, and set its number of tries to 0.
+
+    Returns False if the cleanup does not exist.
+    """
     found = tx.execute(
         sa.update(cleanups).where(cleanups.c.id == cleanup_id).values(due_at=now(), tries=0)
     )
@@ -196,5 +199,5 @@ def cancel(tx: Connection, cleanup_id: int) -> bool:
 
 
 def describe(row: CleanupRow) -> str:
-    """Return the kind, target and place as text."""
+    """Return the kind, the target and, unless empty, the place of a cleanup as text."""
     return f"{row.kind} {row.target}{f' at {row.place}' if row.place else ''}"

@@ -280,9 +280,11 @@ def _holder(consumer: str, kind: str, request: ClaimRequest) -> dict[str, str]:
 def _move_old_resources(
     tx: Connection, request: ClaimRequest, provider: int, amounts: Mapping[str, int]
 ) -> list[Values]:
-    """Move the resources at the old host to the migration, and return the new rows.
+    """Give the resources at the old host to the migration, and return the allocations to insert.
 
-    If the server stays on the host, the migration holds what a revert would need in addition.
+    If the server leaves the host, the migration becomes the consumer of the allocations there, and
+    the result is []. If the server stays, its old allocations are deleted, and the result is the
+    amount that a revert would need in addition.
     """
     assert request.leaves is not None
     if not request.stays(request.host):

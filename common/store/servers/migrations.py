@@ -148,7 +148,7 @@ def close(
     context: RequestContext,
     project_id: str | None = None,
 ) -> str:
-    """Let the action that confirms or reverts a finished move take the server, and return its id.
+    """Begin the action that confirms or reverts a finished move, and return the action's id.
 
     The action's arguments get ``migration``, ``source``, ``dest``, ``old_flavor``, ``new_flavor``,
     ``before`` (the vm_state before the move) and ``resized`` (the fence of the move).
@@ -320,7 +320,7 @@ def request_control(
 
 
 def requested_controls(tx: Connection, host: str) -> list[RequestedControl]:
-    """Return the requested controls of running live migrations from this host."""
+    """Return the requested aborts and completions of running live migrations from this host."""
     return list(tx.execute(_REQUESTED, {"source": host}))
 
 

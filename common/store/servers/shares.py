@@ -192,7 +192,7 @@ def as_args(mapping: ShareMappingRow) -> dict[str, str]:
 
 
 def put(tx: Connection, uuids: Sequence[str], status: ShareStatus) -> None:
-    """Set the status of these mappings."""
+    """Set the status of the mappings with these uuids."""
     tx.execute(
         sa.update(table).where(table.c.uuid.in_(uuids)).values(status=status, updated_at=now())
     )
@@ -217,7 +217,7 @@ def leaving(tx: Connection, server_ids: Iterable[str]) -> dict[str, list[dict[st
 
 
 def remove(tx: Connection, uuids: Sequence[str]) -> None:
-    """Delete these mappings. The caller reduces ``servers.shares``."""
+    """Delete the mappings with these uuids. The caller reduces ``servers.shares``."""
     tx.execute(sa.delete(table).where(table.c.uuid.in_(uuids)))
 
 
