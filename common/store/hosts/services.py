@@ -155,8 +155,9 @@ def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
     """Mark services as down after ``silence`` seconds without a heartbeat.
 
     Returns:
-        The compute hosts that this call has marked as down, and True if the result is doubtful.
-        Doubtful means ``HostsHeard.are_too_few``. Then no compute host was changed.
+        The silent compute hosts, and True if the result is doubtful. Each of these hosts is now
+        marked as down, unless its heartbeat came during this call. Doubtful means
+        ``HostsHeard.are_too_few``. Then the list is empty, and no compute host was changed.
     """
     late = list(tx.execute(_LATE, {"silence": silence * SECOND}))
     if not late:

@@ -187,7 +187,7 @@ def close(
 
 
 def abandon(tx: Connection, server_id: str, fence: int) -> None:
-    """End the open migration of a server, because an admin resets the server's state.
+    """End the open migration of a server, for example because an admin resets the server's state.
 
     The server keeps host and flavor. Guests on other hosts become pending cleanups with this
     ``fence``. Files on storage that these hosts share with the server's host are kept. Without an
