@@ -86,7 +86,7 @@ _FAULTS = {ActionState.SUPERSEDED: "Superseded", ActionState.FAILED: "ActionFail
 
 # --- for transactions that change objects ---
 def add(tx: Connection, notices: Sequence[Notice]) -> None:
-    """Write notices with snapshots of their servers as of now, in two statements.
+    """Write notices with snapshots of their servers as of now, in at most three statements.
 
     The caller calls this after its changes. Notices about a server without a row are left out, and
     notices about the shutdown of a server without a host.

@@ -2,8 +2,8 @@
 """Actions and their journals: the requests that change servers, their progress and their outcome.
 
 Every action takes its server in ``begin``. Under the server's lock, ``begin`` compares state, lock
-and running action, and raises the fence. The API calls ``begin``, and the conductor's runner the
-rest.
+and running action, and raises the fence. The API, the conductor and the doctor's repairs call
+``begin``. The conductor's runner writes progress and outcome.
 
 The state of an action is *due* (a conductor advances it from ``due_at`` on), *waiting* (its command
 is at a host), *stuck* (an operator must act, see ``stuck_actions``) or ended: done, failed or

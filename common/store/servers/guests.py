@@ -6,8 +6,8 @@ removal. Only such a row permits a host to delete a domain. A guest that is ``ke
 a host to which the server may return. A guest that is ``arriving`` is being created at the
 destination of a move.
 
-Invariant: a guest's allocations exist as long as its row. Only this file calls
-``allocations.release`` for them, so the two can be compared.
+Invariant: a guest's allocations exist as long as its row. Only this file and the doctor's repairs
+call ``allocations.release``.
 """
 
 from __future__ import annotations

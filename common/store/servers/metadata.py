@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queries of the metadata service: one statement per server, and one more for volumes.
+"""The queries of the metadata service: one statement for each kind of data.
 
 ``version`` changes whenever the guest's metadata changes. Invariant: each transaction that changes
 such data also changes ``updated_at``, the fence or another column of the version.
