@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocations: which consumer holds how much of which host.
 
-The conductor writes them. A reset of a server's state, ``kilonova host adopt`` and the doctor's
-repairs write them too. The placement service only reads them. Resources are taken in ``claim`` and
-given back in ``release``. ``claim`` checks the conditions of a placement under locks: first hard
-server groups, then providers in ascending order. Usage is always the sum of the rows, never a
-counter.
+The conductor writes them. A reset of a server's state and commands of operators, for example
+``kilonova host adopt``, write them too. The placement service only reads them. Resources are taken
+in ``claim`` and given back in ``release``. ``claim`` checks the conditions of a placement under
+locks: first hard server groups, then providers in ascending order. Usage is always the sum of the
+rows, never a counter.
 
 Invariant: a disabled host gets no server unless the request is forced. Once ``services.set_state``
 has committed, no claim follows, so an empty disabled host stays empty. Only the scheduler checks
