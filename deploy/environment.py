@@ -176,7 +176,10 @@ def has_tempest() -> bool:
 
 
 def make_nova(log: Path) -> str:
-    """Install Nova in a separate environment, store its schemas as JSON, and return a note.
+    """Install Nova in a separate environment and store its schemas as JSON, unless present.
+
+    Returns:
+        A note for the operator.
 
     Raises:
         Failure: A package cannot be downloaded or built, or Nova's schemas cannot be read.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Debian packages that the commands need, and their installation.
 
-deploy/one_machine/up.py and deploy/testing/test.py use this module. Services of packages that are
-installed here are neither started nor enabled, because the commands run nodes of their own.
-Services that the machine already runs stay as they are.
+The commands in deploy/ use this module. Services of packages that are installed here are neither
+started nor enabled, because the commands run nodes of their own. Services that the machine already
+runs stay as they are.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ def add(tx: Connection, rows: Sequence[Values]) -> None:
     """Add pending cleanups that are due at once, or for the kinds ``LATE`` after ``LATE_CALL``.
 
     Each row has kind, target, place, args, server_id, project_id and why (None or "":
-    ``GIVEN_UP``). Existing rows stay unchanged, except that those of the kinds ``LATE`` are
-    postponed again, unless a conductor has taken them for longer.
+    ``GIVEN_UP``). Existing rows stay unchanged, except that those of the kinds ``LATE`` become
+    due ``LATE_CALL`` from now, unless they are due later already.
     """
     insert_many(
         tx,
@@ -86,7 +86,10 @@ def add(tx: Connection, rows: Sequence[Values]) -> None:
 
 
 def ask(tx: Connection, kind: str, target: str, server_id: str, place: str = "") -> None:
-    """Add a cleanup that an operator requests. The server may be deleted or unknown."""
+    """Add a cleanup that an operator requests, unless it exists.
+
+    The server may be deleted or unknown.
+    """
     project = tx.scalar(sa.select(servers.c.project_id).where(servers.c.id == server_id))
     row: Values = {"kind": kind, "target": target, "place": place, "args": {}}
     add(tx, [{**row, "server_id": server_id, "project_id": project or "", "why": ASKED}])
@@ -180,7 +183,10 @@ _ALL = sa.select(cleanups).order_by(cleanups.c.created_at, cleanups.c.id)
 
 
 def hasten(tx: Connection, cleanup_id: int) -> bool:
-    """Make a cleanup due at once, with no tries counted. Returns False if it does not exist."""
+    """Make a cleanup due at once, and set its number of tries to 0.
+
+    Returns False if the cleanup does not exist.
+    """
     found = tx.execute(
         sa.update(cleanups).where(cleanups.c.id == cleanup_id).values(due_at=now(), tries=0)
     )
@@ -193,5 +199,5 @@ def cancel(tx: Connection, cleanup_id: int) -> bool:
 
 
 def describe(row: CleanupRow) -> str:
-    """Return the kind, target and place as text."""
+    """Return the kind, the target and, unless empty, the place of a cleanup as text."""
     return f"{row.kind} {row.target}{f' at {row.place}' if row.place else ''}"

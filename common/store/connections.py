@@ -214,7 +214,9 @@ def _proving_mariadb(url: URL, tls: Tls) -> dict[str, object]:
 
 
 def _plain_to_mariadb(url: URL) -> dict[str, object]:
-    """Return the arguments of a connection for which ``[database] tls`` is not set.
+    """Return the argument that switches TLS off for PyMySQL, because ``[database] tls`` is not set.
+
+    Return {} for another driver, and for a URL with options named ssl….
 
     PyMySQL would try TLS without verifying the server, and would load this machine's certificate
     authorities for each connection, which takes 50 ms of CPU time.

@@ -508,7 +508,10 @@ def _is_expression(value: Any) -> bool:
 
 
 def _represent(value: Any) -> Any:
-    """Return a value whose ``repr`` can be compared. An expression's own contains an address."""
+    """Return a value whose ``repr`` can be compared.
+
+    Why: the ``repr`` of an SQL expression contains a memory address.
+    """
     if isinstance(value, now):
         return "now()"
     if isinstance(value, sa.BinaryExpression):

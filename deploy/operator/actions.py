@@ -2,8 +2,8 @@
 """``kilonova action list | show | retry | abort | fail``: running and stuck actions.
 
 An action is stuck if it failed repeatedly for an unexpected reason. The action holds the server,
-and conductors do not repeat the action. Each command writes one transaction, which conductors see
-within a second.
+and conductors do not repeat the action. ``retry``, ``abort`` and ``fail`` write one transaction
+for each action, which conductors see within a second.
 """
 
 from __future__ import annotations
@@ -185,12 +185,12 @@ def text(row: ActionInHandRow, at: int, journal: list[JsonObject]) -> str:
 
 
 def retry(options: argparse.Namespace) -> int:
-    """Continue stuck actions at their current step."""
+    """Let conductors continue stuck actions at their current step. Return 1 if one is refused."""
     return _change_each(options, stuck_actions.retry, "continues")
 
 
 def abort(options: argparse.Namespace) -> int:
-    """Undo stuck actions."""
+    """Let conductors undo stuck actions. Return 1 if one is refused."""
     return _change_each(
         options,
         lambda tx, name: stuck_actions.abort(tx, name, ENDED_BY_HAND, undoable),
@@ -199,7 +199,7 @@ def abort(options: argparse.Namespace) -> int:
 
 
 def fail(options: argparse.Namespace) -> int:
-    """End stuck and overdue actions as failed, without undo."""
+    """End stuck and overdue actions as failed, without undo. Return 1 if one is refused."""
     return _change_each(
         options,
         lambda tx, name: stuck_actions.fail(tx, name, ENDED_BY_HAND),

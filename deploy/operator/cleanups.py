@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova cleanup list|retry|cancel``: pending cleanups in external services and on hosts.
 
-Conductors retry each cleanup automatically, with pauses from seconds to an hour. ``retry`` runs one
-within seconds, for example after a repair of the cause. ``cancel`` removes one from the list. Then
-the object remains in the external service, and the operator has to delete the object.
+Conductors retry each cleanup automatically, with pauses from seconds to an hour. ``retry`` makes
+one due now, for example after a repair of the cause. ``cancel`` removes one from the list. Then the
+object remains in the external service, and the operator has to delete the object.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def facts(row: CleanupRow) -> dict[str, object]:
 
 
 def table(rows: list[CleanupRow]) -> str:
-    """Return a table of the cleanups, with the reason of the last failure below each."""
+    """Return a table of the cleanups, with the stored reason (``why``) below each."""
     if not rows:
         return "no cleanup is pending"
     lines = columns(

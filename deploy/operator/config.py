@@ -52,7 +52,7 @@ def default(option: cfg.Opt) -> str:
 
 
 def allowed(option: cfg.Opt) -> str:
-    """Return the choices or limits of the option as text, or "" for an option without."""
+    """Return the choices or limits of the option as text, or "" without choices and lower limit."""
     choices = getattr(option.type, "choices", None)
     if choices:
         return ", ".join(map(str, choices))

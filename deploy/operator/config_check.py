@@ -86,7 +86,12 @@ def database(conf: cfg.ConfigOpts) -> str:
 
 
 def broker(conf: cfg.ConfigOpts) -> str:
-    """Return the user and address of each broker node."""
+    """Connect to the broker, and return the user and host name of each configured node.
+
+    Raises:
+        ConfigError: The broker refuses the connection.
+        Unavailable: The broker does not answer.
+    """
     from common.rpc.broker import address_of
 
     access.broker(conf)

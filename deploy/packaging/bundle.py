@@ -34,8 +34,7 @@ NAME, VERSION = "kilonova", f"{sys.version_info.major}.{sys.version_info.minor}"
 PREFIX, LIBRARIES = Path("usr/lib/kilonova"), Path(f"lib/python{VERSION}/site-packages")
 UNITS_PREFIX, CONFIGURATION = "/opt/kilonova/venv", Path("etc/kilonova")
 COMMON, CONTROL, AGENT = "kilonova-common", "kilonova-control", "kilonova-agent"
-#: Package -> extras with the distributions in it. Distributions of the package before are left
-#: out.
+#: Package -> extras with the distributions in it. The distributions of ``COMMON`` are only there.
 EXTRAS: dict[str, tuple[str, ...]] = {
     COMMON: (),
     CONTROL: ("api", "conductor", "postgresql", "mysql", "unified-limits"),
@@ -140,7 +139,7 @@ def is_kept(name: str) -> bool:
 
 
 def packages(debian: Path) -> list[str]:
-    """Return the names of the packages in deploy/debian/control."""
+    """Return the names of the packages in the file ``control`` of the folder ``debian``."""
     return re.findall(r"^Package: (\S+)$", (debian / "control").read_text(), re.MULTILINE)
 
 

@@ -6,7 +6,7 @@
 
 deploy/packaging/bundle.py writes both files into the packages. Shells complete commands, options,
 choices and file names. They do not complete names in the cloud. For the choice of shtab see
-docs/decisions/0055.
+docs/decisions/0051-packages-and-configuration.md.
 """
 
 from __future__ import annotations

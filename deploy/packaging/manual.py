@@ -3,8 +3,9 @@
 
     python -m deploy.packaging.manual FOLDER  # writes kilonova.1, kilonova-host.1, kilonova-api.8 …
 
-deploy/debian/rules runs this for the packages. ``kilonova`` has a page, and each first word of a
-command has one. For example, ``man kilonova host`` describes all commands for a host.
+deploy/packaging/bundle.py writes the pages into the packages. ``kilonova`` has a page, and each
+first word of a command has one. For example, ``man kilonova host`` describes all commands for a
+host.
 """
 
 from __future__ import annotations

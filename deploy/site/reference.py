@@ -147,7 +147,10 @@ def _option(option: cfg.Opt) -> Sequence[str]:
 
 
 def _passes(entry: filters.Entry) -> str:
-    """Return the filter's effect: the first paragraph of its docstring, or that it is built in."""
+    """Return the filter's effect: the first paragraph of its docstring.
+
+    For a filter that cannot be disabled, the text is that it is always checked.
+    """
     if entry.make is None:
         return "always checked, whatever is enabled"
     by_aggregate = isinstance(entry.make, functools.partial)

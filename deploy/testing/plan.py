@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The jobs of ./deploy/test, their budgets, and the sets of tests.
 
-The module only contains data. ``./deploy/test`` reads this table before anything is installed, and
-tests/selection.py reads it in each pytest process. A test belongs to the first job of its ring with
-a matching fixture or mark. A job therefore makes only the servers, hosts and clouds of the tests. A
-test is in the default set unless a mark puts it into a slice.
+The module contains this table and its look-ups. ``./deploy/test`` reads this table before anything
+is installed, and tests/selection.py reads it in each pytest process. A test belongs to the first
+job of its ring with a matching fixture or mark. A job therefore makes only the servers, hosts and
+clouds of the tests. A test is in the default set unless a mark puts it into a slice.
 """
 
 from __future__ import annotations

@@ -358,7 +358,10 @@ def _postgresql_program(name: str) -> str:
 
 
 def _is_ready(port: int) -> bool:
-    """Return True if the PostgreSQL accepts connections. Listening alone is not enough."""
+    """Return True if the PostgreSQL server at this port accepts connections.
+
+    A server that only listens is not ready yet.
+    """
     result = subprocess.run(
         [_postgresql_program("pg_isready"), "--quiet", "--host=127.0.0.1", f"--port={port}"],
         check=False,

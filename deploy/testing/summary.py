@@ -23,7 +23,7 @@ def budget_lines(
     Args:
         results: The jobs that ran.
         servers_cpu: CPU-seconds of the private database and message servers.
-        chosen: The set that ran, or None if the set has no budget.
+        chosen: The set whose budgets apply, or None for a slice, which has no budget.
         speed: Scale of the budgets, from ``deploy.testing.speed``.
     """
     yield f"{'job':<22}{'tests':>7}{'minutes':>9}{'CPU minutes':>13}{'budget':>8}"

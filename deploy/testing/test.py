@@ -52,7 +52,10 @@ class Environment(ExitStack):
         self._folder, self._lock = folder, threading.Lock()
 
     def of(self, job: Job) -> dict[str, str]:
-        """Start the job's servers, and return its environment with ``KILONOVA_TEST_KIND_URL``."""
+        """Start the job's servers, and return the environment variables of the job.
+
+        Each server's URL is in KILONOVA_TEST_KIND_URL, for example KILONOVA_TEST_MARIADB_URL.
+        """
         environ = {**os.environ, **ENVIRON}
         if job.servers:
             with self._lock:

@@ -4,8 +4,8 @@
 The API calls this file. The scheduler reads the tables itself when ``updated_at`` changes.
 
 Invariant: a host is in at most one zone, and its zone does not change while servers are on it.
-Every change therefore locks the aggregate, and then the providers of its hosts in ascending order,
-which claims lock too.
+A change of hosts or zone therefore locks the aggregate, and then the providers of the affected
+hosts in ascending order. Claims lock these providers too.
 """
 
 from __future__ import annotations

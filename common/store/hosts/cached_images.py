@@ -61,7 +61,10 @@ def is_something_over(tx: Connection) -> bool:
 
 
 def settle(tx: Connection) -> list[FailedImage]:
-    """Write notices about complete hosts, and delete the rows of completed and late requests.
+    """Delete the rows of cached images and of late requests.
+
+    With notifications on, the rows of a request stay until the host has completed the request.
+    Then a notice about the host is written.
 
     Returns:
         The deleted rows of requests that are too old (``host_images.is_late``).

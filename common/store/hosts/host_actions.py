@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drains and evacuations: actions on a whole host, each with a journal for admins.
 
-The API and the CLI begin, stop and read them. The conductor with the lease carries them out
-(``conductor.hosts.host_actions``). A host has at most one open action, because ``open_host`` is
-unique. Moves of single servers are migrations and are stored there.
+The API and the CLI begin, stop and read them, and the automatic evacuation begins them. The
+conductor with the lease carries them out (``conductor.hosts.host_actions``). A host has at most one
+open action, because ``open_host`` is unique. Moves of single servers are migrations and are stored
+there.
 """
 
 from __future__ import annotations

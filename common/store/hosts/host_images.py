@@ -2,7 +2,7 @@
 """Images that hosts fetch ahead: a row until the host reports the image as cached.
 
 The API inserts the rows. The conductor's sweep notifies the hosts that are up, with growing pauses,
-until they report success. After a day a row is given up. This is only an optimization: a host
+until they report success. After a day a row is deleted. This is only an optimization: a host
 without the image fetches it for the first server.
 """
 
@@ -92,7 +92,7 @@ def _due() -> sa.Select[Any]:
 
 
 def _is_due() -> sa.ColumnElement[bool]:
-    """Return the condition that a request is not complete, and was not sent or long ago.
+    """Return the condition that a request is not complete, and was never sent or sent long ago.
 
     The pause between two sends grows with the age of the request.
     """

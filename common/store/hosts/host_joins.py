@@ -102,7 +102,7 @@ def look(tx: Connection, host: str, generation: int) -> HostJoin:
 
 
 def use(tx: Connection, host: str, generation: int, by: str) -> bool:
-    """Use the token for the machine with the public key ``by``, which may repeat this.
+    """Use the token for the machine with the public key ``by``. The machine may repeat the use.
 
     Returns False if another machine has used the token, or the token has expired or was replaced.
     """

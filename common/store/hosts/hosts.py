@@ -224,7 +224,7 @@ def note_guests(tx: Connection, name: str, server_ids: Iterable[str]) -> list[st
     """Store which guests of this report of a host have no guest record.
 
     Returns:
-        The servers of those guests that were not in the host's previous report.
+        The servers of those guests that the previous call for this host did not store.
     """
     reported = set(server_ids)
     known = (
@@ -381,11 +381,11 @@ def list_all(
 ) -> list[JsonObject]:
     """Return hosts as objects for the API, ordered by the id of their compute service.
 
-    Hosts without a compute service are left out. This takes one statement, and three for each
-    thousand hosts. Each object contains the columns of ``hosts``, the service (service_id,
-    service_uuid, disabled, disabled_reason, forced_down, up), the provider_uuid, the inventory by
-    class (total, reserved, ratio, used), ``running_vms``, and ``failures`` (failed builds in a row)
-    with ``failed_at``.
+    Hosts without a compute service or a resource provider are left out. This takes one statement,
+    and three for each thousand hosts. Each object contains the columns of ``hosts``, the service
+    (service_id, service_uuid, disabled, disabled_reason, forced_down, up), the provider_uuid, the
+    inventory by class (total, reserved, ratio, used), ``running_vms``, and ``failures`` (failed
+    builds in a row) with ``failed_at``.
 
     Args:
         tx: The transaction.

@@ -135,12 +135,12 @@ class HostsHeard:
 
     @property
     def are_too_few(self) -> bool:
-        """True if the silence of a host proves nothing, because most hosts are silent."""
+        """True if the silence of a host proves nothing, because too many hosts are silent."""
         return self.heard < 1 if self.known < FEW else self.heard < MOST * self.known
 
 
 def hosts_heard(tx: Connection, silence: int) -> HostsHeard:
-    """Count the compute hosts that are up, and those heard in the last ``silence`` seconds."""
+    """Count the compute hosts that are up, and those of them heard within ``silence`` seconds."""
     limit = now() - silence * SECOND
     heard, known = tx.execute(
         sa.select(
@@ -155,8 +155,9 @@ def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
     """Mark services as down after ``silence`` seconds without a heartbeat.
 
     Returns:
-        The compute hosts that this call has marked as down, and True if the result is doubtful.
-        Doubtful means that most hosts are silent, so no compute host was changed.
+        The silent compute hosts, and True if the result is doubtful. Each of these hosts is now
+        marked as down, unless its heartbeat came during this call. Doubtful means
+        ``HostsHeard.are_too_few``. Then the list is empty, and no compute host was changed.
     """
     late = list(tx.execute(_LATE, {"silence": silence * SECOND}))
     if not late:

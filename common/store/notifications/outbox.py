@@ -2,9 +2,9 @@
 """The outbox: notifications that a transaction writes together with its change.
 
 One conductor sends them. Rows are numbered under the lock of their object, so their order is the
-order of its changes. With notifications off (``Store.notify_with``), no function here runs a
-statement. The sender holds a lease, sends rows in order, and deletes them when the broker has them.
-After a crash in between, rows are sent again.
+order of its changes. With notifications off (``Store.notify_with``), the functions that write
+notices run no statement. The sender holds a lease, sends rows in order, and deletes them when the
+broker has them. After a crash in between, rows are sent again.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _FAULTS = {ActionState.SUPERSEDED: "Superseded", ActionState.FAILED: "ActionFail
 
 # --- for transactions that change objects ---
 def add(tx: Connection, notices: Sequence[Notice]) -> None:
-    """Write notices with snapshots of their servers as of now, in two statements.
+    """Write notices with snapshots of their servers as of now, in at most three statements.
 
     The caller calls this after its changes. Notices about a server without a row are left out, and
     notices about the shutdown of a server without a host.

@@ -52,7 +52,7 @@ def step(tx: Connection, periods: Periods) -> bool:
     A begun period is completed before the next.
 
     Returns:
-        True if servers of the period are left. False after the last one, or if the last complete
+        True if servers of the period may be left. False after the last one, or if the last complete
         period is done.
     """
     insert_ignore(tx, leases, {"name": NAME, "owner": DONE, "until": 0})

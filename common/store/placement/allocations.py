@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocations: which consumer holds how much of which host. Only the conductor writes them.
+"""Allocations: which consumer holds how much of which host.
 
-Resources are taken in ``claim`` and given back in ``release``. ``claim`` checks the conditions of a
-placement under locks: first hard server groups, then providers in ascending order. Usage is always
-the sum of the rows, never a counter.
+The conductor writes them. A reset of a server's state and commands of operators, for example
+``kilonova host adopt``, write them too. The placement service only reads them. Resources are taken
+in ``claim`` and given back in ``release``. ``claim`` checks the conditions of a placement under
+locks: first hard server groups, then providers in ascending order. Usage is always the sum of the
+rows, never a counter.
 
 Invariant: a disabled host gets no server unless the request is forced. Once ``services.set_state``
 has committed, no claim follows, so an empty disabled host stays empty. Only the scheduler checks
@@ -81,7 +83,7 @@ class ClaimRequest:
     refused: str = field(default="")
 
     def stays(self, host: str | None) -> bool:
-        """Return True if this is the host that the consumer would leave."""
+        """Return True if ``host`` is the host that the consumer would leave."""
         return self.leaves is not None and self.leaves[0] == host
 
 
@@ -280,9 +282,11 @@ def _holder(consumer: str, kind: str, request: ClaimRequest) -> dict[str, str]:
 def _move_old_resources(
     tx: Connection, request: ClaimRequest, provider: int, amounts: Mapping[str, int]
 ) -> list[Values]:
-    """Move the resources at the old host to the migration, and return the new rows.
+    """Give the resources at the old host to the migration, and return the allocations to insert.
 
-    If the server stays on the host, the migration holds what a revert would need in addition.
+    If the server leaves the host, the migration becomes the consumer of the allocations there, and
+    the result is []. If the server stays, its old allocations are deleted, and the result is the
+    amount that a revert would need in addition.
     """
     assert request.leaves is not None
     if not request.stays(request.host):

@@ -301,7 +301,7 @@ def working(tx: Connection) -> dict[str, int]:
 def aggregates_with(
     tx: Connection, known: Collection[int], since: int
 ) -> tuple[Rows, dict[int, list[str]]]:
-    """Return all aggregates (id, name, meta), and aggregate id -> hosts of new or changed ones.
+    """Return all aggregates (id, name, meta, changed_at), and id -> hosts of new or changed ones.
 
     Args:
         tx: The transaction.

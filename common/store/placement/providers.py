@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resource providers of hosts and of operators.
 
-The placement service calls this file. Agents and services write the host's provider. Searches,
-views and traits treat all providers alike, but a host's provider has a fixed name and no parent or
-child. Providers of operators can form trees. Every write locks the provider (``lock``) and raises
-the generation. Readers read the generation first, so that a later write with that generation fails
-if a change came in between.
+The placement service calls this file. Other files write the provider of a host, for example
+``common.store.hosts.hosts``, which calls ``of_host``. Searches, views and traits treat all
+providers alike, but a host's provider has a fixed name and no parent or child. Providers of
+operators can form trees. A change of inventories, traits or aggregates locks the provider
+(``lock``) and raises the generation. Readers read the generation first, so that a later write with
+that generation fails if a change came in between.
 """
 
 from __future__ import annotations
@@ -188,14 +189,15 @@ def rename(tx: Connection, row: ProviderRow, name: str) -> None:
 
 
 def move(tx: Connection, row: ProviderRow, parent: str | None, may_leave: bool) -> None:
-    """Move an operator's provider with its subtree below another provider, or to the root for None.
+    """Move an operator's provider with its subtree below another provider.
 
-    The caller has locked the provider.
+    With the parent None, the provider becomes the root of a tree. The caller has locked the
+    provider.
 
     Args:
         tx: The transaction.
         row: The provider.
-        parent: Uuid of the new parent, or None for the root.
+        parent: Uuid of the new parent, or None.
         may_leave: True if the provider may leave its present parent.
 
     Raises:
@@ -282,7 +284,7 @@ def of_host(tx: Connection, host: str) -> int:
     """Lock the provider of a host, and return its id. A missing provider is created.
 
     If an operator's provider has the host's name, it becomes the host's provider and keeps its
-    inventories and traits.
+    inventories and traits, except the trait COMPUTE_STATUS_DISABLED.
 
     Raises:
         Conflict: The operator's provider with the host's name has a parent or children.

@@ -76,7 +76,10 @@ class MarkedImage(Protocol):
 
 
 class FailedImage(Protocol):
-    """An image that a host has not fetched in time, with the last error. None: no result."""
+    """A request that was deleted as too old, with the last error.
+
+    ``error`` is None without a result, and "" if the host has cached the image.
+    """
 
     host: str
     image_id: str

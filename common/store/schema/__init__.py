@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All tables. Only this package and the upgrades contain SQL.
+"""All tables of Kilonova's database.
 
 Times are in µs since the epoch, by the database's clock. JSON columns hold data that is only read
-and written as a whole. Rows that are locked often have no foreign keys, because the insert of a
-child would lock the parent against the lock order. ``kilonova doctor`` checks the references
+and written as a whole. The tables have no foreign keys, because the insert of a child would lock
+the parent against the lock order. ``kilonova doctor`` checks the references
 instead.
 """
 

@@ -15,13 +15,13 @@ cleanups = Table(
     Column("kind", String(16), nullable=False),
     # Id of the object at the external service.
     Column("target", String(64), nullable=False),
-    # Depends on the kind: a host, a backup type, an address, or "".
+    # Depends on the kind: a host, a backup type, an address, a volume, or "".
     Column("place", String(255), nullable=False),
     # Further arguments of the cleanup.
     Column("args", Json, nullable=False),
     uuid_column("server_id", nullable=False),
     Column("project_id", String(64), nullable=False),
-    # Latest answer of the external service.
+    # Reason of the cleanup, or of the latest failed try.
     Column("why", Text, nullable=False),
     Column("tries", Integer, nullable=False, server_default="0"),
     time_column("created_at", nullable=False),

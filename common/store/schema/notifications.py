@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outbox of notifications, and the leases of its senders."""
+"""The outbox of notifications, and the leases of duties, for example of its sender."""
 
 from __future__ import annotations
 

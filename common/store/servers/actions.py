@@ -2,8 +2,8 @@
 """Actions and their journals: the requests that change servers, their progress and their outcome.
 
 Every action takes its server in ``begin``. Under the server's lock, ``begin`` compares state, lock
-and running action, and raises the fence. The API calls ``begin``, and the conductor's runner the
-rest.
+and running action, and raises the fence. The API, the conductor and the doctor's repairs call
+``begin``. The conductor's runner writes progress and outcome.
 
 The state of an action is *due* (a conductor advances it from ``due_at`` on), *waiting* (its command
 is at a host), *stuck* (an operator must act, see ``stuck_actions``) or ended: done, failed or
@@ -280,7 +280,7 @@ def take(
     """Lease up to ``limit`` due actions, and return their rows, the longest due first.
 
     Actions that another transaction has locked are left out. The rows are from before the lease:
-    ``owner`` is the previous owner, or None if that owner has released the lease.
+    ``owner`` is the previous owner, or None if there was none or the lease was released.
 
     Args:
         tx: The transaction.
@@ -505,7 +505,7 @@ def _on_dead_hosts(abandoned: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
         actions.c.phase == ActionPhase.FORWARD,
         sa.tuple_(actions.c.workflow, actions.c.step).in_(abandoned),
     )
-    # If most hosts are silent, silence proves no failure, and even a dead host counts as up.
+    # If too many hosts are silent, silence proves no failure, and even a dead host counts as up.
     recently = now() - sa.bindparam("silence", type_=sa.BigInteger)
     answers = sa.and_(actions.c.phase == ActionPhase.UNDO, heartbeats.c.seen_at > recently)
     query = sa.select(actions, services.c.forced_down.label("dead")).select_from(

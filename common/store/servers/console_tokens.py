@@ -249,8 +249,8 @@ def keep(tx: Connection, hashes: Sequence[str], seconds: int) -> None:
 def forget(tx: Connection, token_hash: str, used_at: int) -> None:
     """End the session of the token that began at ``used_at``, unless a later one replaced it.
 
-    A token that is bound to a browser can be used again, unless sessions of its kind have several
-    connections. The rows of other tokens are deleted.
+    If the token is bound to a browser and sessions of its kind have one connection, the token can
+    be used again. Otherwise its row is deleted.
     """
     own = sa.and_(console_tokens.c.hash == token_hash, console_tokens.c.used_at == used_at)
     again = sa.and_(

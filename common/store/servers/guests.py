@@ -6,8 +6,8 @@ removal. Only such a row permits a host to delete a domain. A guest that is ``ke
 a host to which the server may return. A guest that is ``arriving`` is being created at the
 destination of a move.
 
-Invariant: a guest's allocations exist as long as its row. Only this file calls
-``allocations.release`` for them, so the two can be compared.
+Invariant: a guest's allocations exist as long as its row. Only this file and the doctor's repairs
+call ``allocations.release``.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def discard(
 
     Raises:
         Conflict: The server exists, and is not on ``elsewhere`` or has an action. Or the server has
-            another guest record than that of a resting guest on ``elsewhere``.
+            another guest record than one on ``elsewhere`` in a state of ``HERE``.
     """
     query = sa.select(servers).where(servers.c.id == server_id, servers.c.deleted == 0)
     row = tx.execute(for_update(query)).one_or_none()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queries of the metadata service: one statement per server, and one more for volumes.
+"""The queries of the metadata service: one statement for each kind of data.
 
 ``version`` changes whenever the guest's metadata changes. Invariant: each transaction that changes
 such data also changes ``updated_at``, the fence or another column of the version.
@@ -77,13 +77,16 @@ def facts(tx: Connection, server_id: str) -> ServerFacts | None:
 
 
 def version(tx: Connection, server_id: str) -> Version | None:
-    """Return the present version of a server's facts, or None if the server is deleted."""
+    """Return the present version of the data for a guest's metadata.
+
+    Returns None if the server is deleted.
+    """
     row = tx.execute(_of_server(_VERSION, server_id)).first()
     return None if row is None else tuple(row)
 
 
 def version_of(server: ServerFacts) -> Version:
-    """Return the version of facts that ``facts`` has returned earlier."""
+    """Return the version of the data that ``facts`` has returned earlier."""
     return tuple(getattr(server, column.name) for column in _VERSION)
 
 

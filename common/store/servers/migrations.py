@@ -148,7 +148,7 @@ def close(
     context: RequestContext,
     project_id: str | None = None,
 ) -> str:
-    """Let the action that confirms or reverts a finished move take the server, and return its id.
+    """Begin the action that confirms or reverts a finished move, and return the action's id.
 
     The action's arguments get ``migration``, ``source``, ``dest``, ``old_flavor``, ``new_flavor``,
     ``before`` (the vm_state before the move) and ``resized`` (the fence of the move).
@@ -187,7 +187,7 @@ def close(
 
 
 def abandon(tx: Connection, server_id: str, fence: int) -> None:
-    """End the open migration of a server, because an admin resets the server's state.
+    """End the open migration of a server, for example because an admin resets the server's state.
 
     The server keeps host and flavor. Guests on other hosts become pending cleanups with this
     ``fence``. Files on storage that these hosts share with the server's host are kept. Without an
@@ -228,7 +228,7 @@ def abandon(tx: Connection, server_id: str, fence: int) -> None:
 
 
 def share_files(tx: Connection, first: str, second: str) -> bool:
-    """Return True if both hosts report the same shared storage, False if one reports none."""
+    """Return True if both hosts report shared storage, and report the same."""
     storages = {
         row.name: (row.facts or {}).get("storage")
         for row in tx.execute(
@@ -320,7 +320,7 @@ def request_control(
 
 
 def requested_controls(tx: Connection, host: str) -> list[RequestedControl]:
-    """Return the requested controls of running live migrations from this host."""
+    """Return the requested aborts and completions of running live migrations from this host."""
     return list(tx.execute(_REQUESTED, {"source": host}))
 
 

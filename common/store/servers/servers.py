@@ -251,7 +251,8 @@ def _filter(name: str, value: Any) -> sa.ColumnElement[bool]:
 def _match_address(name: str, text: str) -> sa.ColumnElement[bool]:
     """Return the condition that a fixed address of this IP version contains the text.
 
-    ``^`` and ``$`` match the ends of the address, and ``.*`` any part.
+    ``^`` and ``$`` match the ends of the address, and ``.*`` any part. A text with characters that
+    such an address cannot have matches no server.
     """
     digits = _ADDRESSES[name]
     whole = re.fullmatch(r"(\^?)(.*?)(\$?)", text.lower().replace("\\.", "."), re.DOTALL)

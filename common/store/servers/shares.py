@@ -97,7 +97,8 @@ def attach(
 
     Raises:
         NotFound, Locked, WrongState, Busy: As in ``actions.begin``.
-        Conflict: The server has the share or the tag already, or its host does not support shares.
+        Conflict: As in ``actions.begin``. Also, the server has the share or the tag already, or has
+            no host, or its host does not support shares.
     """
     server = actions.take_lock(tx, server_id, project_id)
     actions.check(row, server_id, server, context, tx)
@@ -191,7 +192,7 @@ def as_args(mapping: ShareMappingRow) -> dict[str, str]:
 
 
 def put(tx: Connection, uuids: Sequence[str], status: ShareStatus) -> None:
-    """Set the status of these mappings."""
+    """Set the status of the mappings with these uuids."""
     tx.execute(
         sa.update(table).where(table.c.uuid.in_(uuids)).values(status=status, updated_at=now())
     )
@@ -216,7 +217,7 @@ def leaving(tx: Connection, server_ids: Iterable[str]) -> dict[str, list[dict[st
 
 
 def remove(tx: Connection, uuids: Sequence[str]) -> None:
-    """Delete these mappings. The caller reduces ``servers.shares``."""
+    """Delete the mappings with these uuids. The caller reduces ``servers.shares``."""
     tx.execute(sa.delete(table).where(table.c.uuid.in_(uuids)))
 
 

@@ -91,7 +91,7 @@ def show(tx: Connection, server_id: str, volume_id: str) -> BlockDeviceRow:
 
 
 def by_uuid(tx: Connection, uuid: str) -> BlockDeviceRow | None:
-    """Return the row with this uuid, or None."""
+    """Return the row of a server's volume by the uuid of the row, or None."""
     return tx.execute(sa.select(table).where(table.c.uuid == uuid)).first()
 
 
@@ -294,7 +294,8 @@ def assist(
     Raises:
         NotFound: The server does not exist, or does not have the volume.
         Locked, WrongState, Busy: As in ``actions.begin``.
-        Conflict: The server is on no host, or the volume is not attached and connected.
+        Conflict: As in ``actions.begin``. Also, the server is on no host, or the volume is not
+            attached and connected.
     """
     server, device = _take(tx, row, server_id, context, project_id, volume_id)
     if server.host is None or device.status != BlockDeviceStatus.ATTACHED or not device.connection:
@@ -336,7 +337,10 @@ def refuse_root(device: BlockDeviceRow) -> None:
 
 
 def insert(tx: Connection, rows: Sequence[Values]) -> None:
-    """Insert rows, with defaults for missing columns. The caller raises ``servers.volumes``."""
+    """Insert rows of servers' volumes, with defaults for missing columns.
+
+    The caller raises ``servers.volumes``.
+    """
     base = {
         "uuid": None,
         "server_id": None,
@@ -359,7 +363,7 @@ def insert(tx: Connection, rows: Sequence[Values]) -> None:
 
 
 def put(tx: Connection, uuids: Sequence[str], status: BlockDeviceStatus) -> None:
-    """Set the status of these rows."""
+    """Set the status of the rows with these uuids."""
     set_values(tx, uuids, status=status)
 
 

@@ -239,7 +239,10 @@ def revoke(tx: Connection, row: FlavorRow, project_id: str) -> None:
 
 
 def _tell(tx: Connection, event: str, flavorid: str) -> None:
-    """Write a notice about a flavor, with the projects that may use a private one."""
+    """Write a notice about a flavor, with the projects that may use a private one.
+
+    With notifications off, nothing is written.
+    """
     if notification_settings(tx) is None:
         return
     row = show(tx, flavorid)

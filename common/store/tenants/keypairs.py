@@ -23,7 +23,7 @@ is_made = is_there(keypairs)
 def page(
     tx: Connection, user_id: str, marker: str | None = None, limit: int | None = None
 ) -> list[KeypairRow]:
-    """Return up to ``limit`` of the user's key pairs by name, after the name ``marker``.
+    """Return up to ``limit`` (None: all) of the user's key pairs by name, after ``marker``.
 
     Raises:
         BadRequest: The marker is not the name of a key pair of the user.

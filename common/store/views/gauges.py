@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gauges about the state of the cloud, for metrics.
 
-Nine statements, each by an index or over open rows. Ages are in seconds.
+One reading takes about ten statements, each by an index or over open rows. Ages are in seconds.
 """
 
 from __future__ import annotations

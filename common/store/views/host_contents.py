@@ -310,7 +310,7 @@ def live_migration_capable(tx: Connection) -> set[str]:
 def removals(tx: Connection, host: str | None = None) -> list[PendingRemoval]:
     """Return the pending cleanups of all hosts, or of this host, oldest first.
 
-    A host that is up removes them within seconds.
+    A host that is up removes the guests within seconds.
     """
     query = (
         sa.select(guests, servers.c.name)
@@ -357,7 +357,10 @@ def _read_allocations(
 
 
 def read_durations(tx: Connection, host: str, kind: MigrationType, limit: int = 10) -> list[float]:
-    """Return the durations in seconds of the last successful moves from this host, newest first."""
+    """Return the durations in seconds of the last ``limit`` successful moves, newest first.
+
+    These are moves of this kind from this host.
+    """
     query = (
         sa.select(actions_table.c.created_at, actions_table.c.finished_at)
         .select_from(moves_table.join(actions_table, actions_table.c.id == moves_table.c.action_id))

@@ -64,7 +64,7 @@ def note(
 
 
 def _outside(before: Iterable[str], after: str, through: str) -> list[str]:
-    """Return the files in earlier reports that are outside of this page."""
+    """Return the servers of stored files outside of the page from ``after`` to ``through``."""
     files = (one.removeprefix(FILES) for one in before if one.startswith(FILES))
     return [one for one in files if one <= after or (through and one > through)]
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The removal of a host: the one transaction that deletes all its rows if the host is empty."""
+"""The removal of an empty host: the rows that one transaction deletes.
+
+The host's keys and join token are not deleted here.
+"""
 
 from __future__ import annotations
 

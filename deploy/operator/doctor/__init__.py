@@ -589,9 +589,9 @@ class Pending(NamedTuple):
 def ages(tx: Connection) -> dict[str, list[Pending]]:
     """Return unfinished work with the keys ``removals``, ``actions`` and ``cleanups``.
 
-    A removal (a guest to be removed) is described by its host, an action by workflow, step and
-    cause, and a pending cleanup by the reason of the last failure. A cleanup that looks for the
-    result of a late call is included after its first attempt.
+    A removal (a guest to be removed) is described by its host, an action by workflow, step, host
+    and cause, and a pending cleanup by kind, target, number of tries and reason. A cleanup that
+    looks for the result of a late call is included after its first attempt.
     """
     at = moment(tx)
     removals = [

@@ -67,8 +67,9 @@ def doctor(options: argparse.Namespace) -> int:
     """Print the findings, or repair the named findings.
 
     Returns:
-        0 if there are no findings, or all named findings are repaired. 1 otherwise. ``NO_ANSWER``
-        if there are no findings but not everything could be checked.
+        0 if there are no findings, or with ``--fix`` if no repair failed. 1 otherwise.
+        ``NO_ANSWER`` if there are no findings but not everything could be checked, or if the
+        database does not answer.
     """
     conf = config.load(options.config)
     try:

@@ -21,7 +21,8 @@ IN_TRANSIT = ("queued", "saving")
 def compare_images(images: Sequence[JsonMapping], tx: Connection) -> list[Finding]:
     """Compare Kilonova's incomplete images with the actions.
 
-    Snapshots of a running action and of a pending cleanup are left out.
+    Snapshots of unknown servers, of servers with a running action, and of a pending cleanup are
+    left out.
     """
     incomplete = {
         str(record["id"]): record

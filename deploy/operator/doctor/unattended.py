@@ -120,7 +120,7 @@ def check(
 def _servers(
     tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow]
 ) -> Iterator[Finding]:
-    """Check that a server without an action is in a resting state."""
+    """Check the locks of servers, and that a server without an action is in a resting state."""
     has_disk = {row.server_id for row in records if row.wanted in HERE}
     has_disk |= set(tx.scalars(_ON_VOLUMES))
     for row in live.values():
@@ -174,7 +174,7 @@ def _removals(at: int, records: Sequence[GuestRow]) -> Iterator[Finding]:
 
 
 def _actions(tx: Connection) -> Iterator[Finding]:
-    """Check that a waiting action waits for a command, and that leases of actions end soon."""
+    """Check that waiting actions have a sent command, and that leases of actions end soon."""
     for row in tx.execute(_LOST):
         waits = row.state == ActionState.WAITING
         yield Finding(

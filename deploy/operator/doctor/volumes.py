@@ -52,7 +52,7 @@ def check(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
 
 
 def pending(tx: Connection) -> set[tuple[str, str]]:
-    """Return (server id, volume id) of each pending cleanup of an attachment.
+    """Return (server id, volume id) of each pending cleanup of a volume (``cleanups.OF_VOLUMES``).
 
     For a volume that was being migrated, the new volume is included.
     """

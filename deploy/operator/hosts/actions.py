@@ -38,12 +38,18 @@ PROGRESS = 10 * SECOND
 
 
 def drain(options: argparse.Namespace) -> int:
-    """Start moving the servers away from a host, and watch. Return 0 if the host is empty."""
+    """Start moving the servers away from a host, and watch. Return 0 if the host is empty.
+
+    With ``--dry-run`` return the result of ``rehearse``, with ``--stop`` that of ``stop``.
+    """
     return _command(options, Name.DRAIN, Arguments(options.cold, options.parallel, options.wait))
 
 
 def evacuate(options: argparse.Namespace) -> int:
-    """Start recreating a dead host's servers elsewhere, and watch. Return 0 once it is empty."""
+    """Start recreating a dead host's servers elsewhere, and watch. Return 0 if the host is empty.
+
+    With ``--dry-run`` return the result of ``rehearse``, with ``--stop`` that of ``stop``.
+    """
     return _command(options, Name.EVACUATE, Arguments(parallel=options.parallel, force=options.yes))
 
 
@@ -122,7 +128,7 @@ def begin(
 
 
 def stop(store: Store, host: str, name: Name, say: Callable[[str], None]) -> int:
-    """Let the open action with this name start no more moves. Return 1 if no action is open.
+    """Let the open action with this name start no more moves. Return 1 if there is none, else 0.
 
     Raises:
         NotFound: There is no such host.

@@ -324,7 +324,7 @@ def _plan(
     record: Record | None,
     options: argparse.Namespace,
 ) -> Adoption:
-    """Return the adoption with the server's interfaces."""
+    """Return the adoption to write, with the interfaces from the network service."""
     ports = sources.ports(server)
     assert facts.flavor is not None, "it is needed"
     return Adoption(
@@ -361,7 +361,8 @@ def _check_places(sources: Sources, plan: Adoption, options: argparse.Namespace)
     """Check that no other host has a guest of this server. Return the hosts that did not answer.
 
     Raises:
-        Conflict: Another host has a guest, or the recorded host does not answer.
+        Conflict: Another host has a guest, or the recorded host does not answer. With ``--replace``
+            a guest that is off on the recorded host is accepted.
     """
     silent: list[str] = []
     domains = ask_hosts(sources.store, sources.hosts.query, silent)

@@ -39,7 +39,10 @@ def add(options: argparse.Namespace) -> int:
 
 
 def remove(options: argparse.Namespace) -> int:
-    """Delete a role's user at the broker, and close the user's connections."""
+    """Delete a role's user at the broker, and close the user's connections.
+
+    Without a management API, print the commands for this.
+    """
     conf, user = config.load(options.config), broker_names.user_of_role(options.role)
     broker_users = users(conf)
     for instructions in (broker_users.remove(user), broker_users.disconnect(user)):

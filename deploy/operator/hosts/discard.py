@@ -31,13 +31,14 @@ def discard(options: argparse.Namespace) -> int:
     """Request the removal of a guest, or of files without a guest.
 
     Returns:
-        0 if the host has the request, 1 without ``--yes``, which only prints the effect.
+        0 if the removal is requested. 1 without ``--yes``: only the effect is printed.
 
     Raises:
         BadRequest: The text is not a server's id.
         NotFound: The host has no guest or files of the server.
-        Conflict: The guest has a record, the recorded host has no guest of the server, or a host
-            does not answer.
+        Conflict: The guest has a record, the recorded host has no guest of the server, or one of
+            the two hosts is down.
+        Unavailable: One of the two hosts or the network service does not answer.
     """
     try:
         server = str(uuid.UUID(options.server))

@@ -69,7 +69,10 @@ def ask_disks(
     store: Store,
     query: Callable[[str, str, dict[str, object]], dict[str, Mapping[str, Collection[str]]]],
 ) -> Disks:
-    """Return the volumes of the guests of all hosts that answer. ``ask_hosts`` reports the rest."""
+    """Return the volumes of the guests of all hosts that answer.
+
+    ``ask_hosts`` names the hosts that do not answer.
+    """
     answers = {}
     for host in _running_hosts(store):
         with suppress(errors.Unavailable):

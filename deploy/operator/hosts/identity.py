@@ -41,7 +41,8 @@ def add(options: argparse.Namespace) -> int:
 
     Raises:
         Conflict: The host has joined already, or with ``--file`` has keys already.
-        ConfigError: The address of the host or of the broker is missing or unusable.
+        ConfigError: The address of the host or of the broker is missing or unusable, the secrets
+            of conductors are missing, or the host's name is not permitted.
     """
     conf, store = _open(options)
     if options.file:
@@ -111,7 +112,13 @@ def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
 
 
 def rotate(options: argparse.Namespace) -> int:
-    """Give a host new keys. The old keys stay valid for an hour, or with ``--now`` end at once."""
+    """Create new keys of a host, and write them to a file that the operator copies to the host.
+
+    The old keys stay valid for an hour, or with ``--now`` end at once.
+
+    Raises:
+        NotFound: The host has no keys.
+    """
     conf, store = _open(options)
     store.write(
         lambda tx: host_keys.rotate(tx, options.host, 0 if options.now else OVERLAP_SECONDS)
@@ -128,7 +135,7 @@ def remove(options: argparse.Namespace) -> int:
     This deletes keys, token, service, provider, memberships, and users at the broker.
 
     Raises:
-        Conflict: The host has servers.
+        Conflict: The host has servers, or as in ``host_removal.remove``.
         NotFound: The host is unknown. Its users at the broker are deleted all the same.
     """
     conf, store = _open(options)

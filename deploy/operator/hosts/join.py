@@ -142,8 +142,9 @@ def _check_token(conf: cfg.ConfigOpts, token: JoinToken, client: HostJoinsClient
     """Read the token's state from a conductor, compare the clocks, and return the state.
 
     Raises:
-        ConfigError: The broker or the conductors do not answer, the clocks differ, or the token is
-            not valid.
+        ConfigError: The broker refuses the token's user, no conductor answers, the clocks differ,
+            or the token is not valid.
+        Unavailable: The broker does not answer.
     """
     # The broker's refusal has a reason.
     look_in(conf, token.transport_url, "the token")

@@ -117,7 +117,7 @@ def _address_towards(broker: BrokerAddress) -> str:
 
 
 def libvirt(conf: cfg.ConfigOpts) -> str:
-    """Check that libvirt answers, and return its URI and version."""
+    """Return libvirt's URI and version, or a notice if the host uses another driver."""
     try:
         return config_check.libvirt(conf)
     except errors.Problem as problem:
@@ -166,7 +166,9 @@ def space(conf: cfg.ConfigOpts) -> str:
 
 
 def certificate(cert: str, key: str, ca: str, address: str) -> str:
-    """Check that the operator's certificate names ``address``, and that ``ca`` has signed it.
+    """Check that the operator's certificate names ``address`` and has a known issuer.
+
+    The issuer is ``ca`` or another certificate in the file ``cert``.
 
     Args:
         cert: Path of the certificate.

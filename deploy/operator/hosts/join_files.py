@@ -58,7 +58,7 @@ def merged(path: Path, required: Options) -> str:
     written.
 
     Raises:
-        ConfigError: The file has another value for one of them.
+        ConfigError: The file has another value for an option in ``required``.
     """
     text = path.read_text() if path.exists() else HEAD
     present = (

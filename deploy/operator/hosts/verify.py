@@ -101,7 +101,7 @@ def verify(options: argparse.Namespace) -> int:
 
     Raises:
         Conflict: The host is silent or disabled, or a step failed or took too long.
-        Problem: A service refuses a request.
+        Problem: A service refuses a request, or no image or flavor is usable.
     """
     conf = config.load(options.config)
     store = Store.open(conf)

@@ -110,7 +110,7 @@ def adopt(tx: Connection, adoption: Adoption, limits: quotas.Numbers) -> None:
     Args:
         tx: The transaction.
         adoption: The guest, and the facts about its server.
-        limits: The quota limits in the configuration.
+        limits: The quota limits of the server's project.
 
     Raises:
         NotFound: There is no such host.

@@ -3,11 +3,12 @@
 
 Called by ``kilonova database purge``. ``KINDS`` defines when a row of a kind is old, and which
 dependent rows are deleted first. Each kind is read once along the primary key. Each transaction
-deletes at most ``ROWS`` rows and locks only those. A killed purge can be repeated. Notifications
-have no kind, because their rows are deleted as soon as a broker has accepted them.
+deletes at most ``ROWS`` rows, and locks at most ``LOOKED_AT`` rows of the kind. A killed purge can
+be repeated. Notifications have no kind, because their rows are deleted as soon as a broker has
+accepted them.
 
-Invariant: no row is deleted that a remaining row refers to. Rows of existing servers are deleted
-only if their kind is named.
+Invariant: no row is deleted that a remaining row refers to. Migrations and actions of existing
+servers are deleted only if their kind is named.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class RowKind:
     #: Days for which an old row is kept.
     days: int
     hanging: tuple[Hanging, ...] = ()
-    #: True for rows of existing servers, which are deleted only if the operator names the kind.
+    #: True if rows are deleted only if the operator names the kind: the history of existing
+    #: servers.
     named_only: bool = False
 
     @property

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stuck actions: listing, and the three ways out: retry, abort, fail.
 
-Called by ``deploy.operator.actions``. ``conductor.engine.retries`` makes actions stuck. A way out
-is one transaction, which locks the server and the action and checks both before any change. Until
-then a stuck action holds the server. Actions that may supersede a running action may also supersede
-a stuck one.
+``deploy.operator.actions`` and the doctor call this module. ``conductor.engine.retries`` makes
+actions stuck. A way out is one transaction, which locks the server and the action and checks both
+before any change. Until then a stuck action holds the server. Actions that may supersede a running
+action may also supersede a stuck one.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ def unknown_at(tx: Connection, finding: Finding) -> list[str]:
 def is_spare(tx: Connection, finding: Finding, look: Look) -> bool:
     """Return True if a guest without a record can be discarded.
 
-    That is so if the server was deleted, or if its recorded host has a record of its guest and
-    ``look`` does not find that this guest is missing. False if the server has no record.
+    That is so if the server was deleted, or if the server's host has a guest record and ``look``
+    has no finding that the guest there is missing. False if the server has no row.
     """
     row = tx.execute(sa.select(servers).where(servers.c.id == finding.subject)).first()
     if row is None or row.deleted:

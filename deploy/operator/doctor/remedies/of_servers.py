@@ -206,7 +206,7 @@ def _remove_guest_of_gone(tx: Connection, finding: Finding) -> None:
 
 
 def _remove_files(tx: Connection, finding: Finding) -> None:
-    """Let the host remove the server's files, except files shared with the recorded host."""
+    """Let the host remove the server's files, which no guest record explains."""
     [host] = finding.facts
     row = server(tx, finding.subject)
     guests.discard(tx, row.id, host, elsewhere=None if row.deleted else row.host)
