@@ -104,7 +104,7 @@ def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
         )
     print(
         f"Run as root on {host}, within an hour: kilonova join TOKEN. The token is valid once. Then run here: kilonova "
-        f"host prove {host}",
+        f"host verify {host}",
         file=sys.stderr,
     )
     print(token.text())
