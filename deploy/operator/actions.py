@@ -185,12 +185,12 @@ def text(row: ActionInHandRow, at: int, journal: list[JsonObject]) -> str:
 
 
 def retry(options: argparse.Namespace) -> int:
-    """Let conductors continue stuck actions at their current step. Return 1 if one is refused."""
+    """Let conductors continue stuck actions at their current step. Return 1 if any is refused."""
     return _change_each(options, stuck_actions.retry, "continues")
 
 
 def abort(options: argparse.Namespace) -> int:
-    """Let conductors undo stuck actions. Return 1 if one is refused."""
+    """Let conductors undo stuck actions. Return 1 if any is refused."""
     return _change_each(
         options,
         lambda tx, name: stuck_actions.abort(tx, name, ENDED_BY_HAND, undoable),
@@ -199,7 +199,7 @@ def abort(options: argparse.Namespace) -> int:
 
 
 def fail(options: argparse.Namespace) -> int:
-    """End stuck and overdue actions as failed, without undo. Return 1 if one is refused."""
+    """End stuck and overdue actions as failed, without undo. Return 1 if any is refused."""
     return _change_each(
         options,
         lambda tx, name: stuck_actions.fail(tx, name, ENDED_BY_HAND),

@@ -26,7 +26,7 @@ def list_all(tx: Connection) -> list[tuple[str, int | None]]:
 
 
 def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[str]:
-    """Return those of the names that are no resource class, sorted, in at most one statement.
+    """Return the names that are no resource class, sorted, in at most one statement.
 
     Args:
         tx: The transaction.

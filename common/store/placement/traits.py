@@ -42,7 +42,7 @@ def list_all(tx: Connection, associated: bool | None = None) -> list[str]:
 
 
 def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[str]:
-    """Return those of the names that are no trait, sorted, in at most two statements.
+    """Return the names that are no trait, sorted, in at most two statements.
 
     Args:
         tx: The transaction.

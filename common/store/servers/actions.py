@@ -538,7 +538,7 @@ def resting(
 
 
 def waiting(tx: Connection, action_ids: Iterable[str]) -> list[ActionRow]:
-    """Return those of these actions that wait for the result of a host's command."""
+    """Return the actions in the argument that wait for the result of a host's command."""
     query = sa.select(actions).where(
         actions.c.id.in_(sorted(action_ids)), actions.c.state == ActionState.WAITING
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The removal of an empty host: the rows that one transaction deletes.
+"""The removal of an empty host: one transaction deletes its rows.
 
 The host's keys and join token are not deleted here.
 """

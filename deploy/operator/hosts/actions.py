@@ -128,7 +128,7 @@ def begin(
 
 
 def stop(store: Store, host: str, name: Name, say: Callable[[str], None]) -> int:
-    """Let the open action with this name start no more moves. Return 1 if there is none, else 0.
+    """Let the open action with this name start no more moves. Return 1 without it, else 0.
 
     Raises:
         NotFound: There is no such host.

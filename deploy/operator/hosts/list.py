@@ -25,7 +25,7 @@ from deploy.operator.output import columns
 CAUSES = 3  # The number of causes shown for a host or an image. --json has all.
 #: Seconds for which ``hosts`` shows refused messages of a host. --json always has them.
 REFUSALS_SHOWN_SECONDS = 3600
-#: Facts for filters besides those that the agent reports as facts.
+#: Facts for filters besides the facts that the agent reports.
 _FACTS = ("hypervisor_type", "hypervisor_version", "hypervisor_hostname", "cpu_info")
 
 

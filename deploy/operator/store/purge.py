@@ -45,9 +45,9 @@ from common.store.schema import (
 from common.store.servers.actions import ENDED, LIVE
 
 DAY = 24 * 3600 * SECOND
-#: The limit of rows that one transaction deletes.
+#: The limit of deleted rows per transaction.
 ROWS = 500
-#: The maximum number of rows of a kind that one query returns.
+#: The maximum number of rows of a kind per query.
 LOOKED_AT = 100
 Key = tuple[Any, ...]
 Condition = sa.ColumnElement[bool]
