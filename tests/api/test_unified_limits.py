@@ -179,7 +179,7 @@ def test_update_quota_set_changes_no_limit_with_unified_driver(
         ("class:CUSTOM_OTHER", "gold", 0, 3),
     ],
 )
-def test_create_server_over_keystone_limit_returns_403(
+def test_create_server_returns_403_beyond_keystone_limit_of_each_resource(
     cloud: Cloud, keystone: Keystone, name: str, flavor: str, limit: int, fit: int
 ) -> None:
     keystone.own[PROJECT] = {name: limit}

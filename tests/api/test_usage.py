@@ -118,7 +118,9 @@ def test_show_usage_of_project_without_servers_is_empty(
     ) == {"tenant_usage": {}}
 
 
-def test_list_usage_without_period_covers_no_time(cloud: Cloud, fleet: dict[str, str]) -> None:
+def test_list_usage_without_start_and_end_returns_zero_hours(
+    cloud: Cloud, fleet: dict[str, str]
+) -> None:
     [usage] = get_usages(cloud, "")["tenant_usages"]
     assert usage["start"] == usage["stop"] and usage["total_hours"] == 0
 

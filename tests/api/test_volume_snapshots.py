@@ -141,7 +141,7 @@ def test_create_image_does_not_quiesce_stopped_guest(
 
 
 @pytest.mark.parametrize(("required", "status"), [("yes", 409), ("no", 202)])
-def test_create_image_without_quiesce_fails_when_image_requires_quiesce(
+def test_create_image_without_quiesce_fails_only_if_image_requires_quiesce(
     cloud: Cloud, volumes: Volumes, server: str, required: str, status: int
 ) -> None:
     image = {"id": "", "properties": {"os_require_quiesce": required}}

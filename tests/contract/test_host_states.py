@@ -203,7 +203,7 @@ def test_host_snapshot_contains_groups_actions_metrics_and_images(store: Store, 
 # fmt: on
 
 
-def test_host_state_marks_show_change_of_aggregates(store: Store) -> None:
+def test_host_states_marks_contain_new_aggregate_and_new_host(store: Store) -> None:
     empty = store.read(lambda tx: host_states.marks(tx, 0))
     assert (empty.number, empty.total, empty.newest, empty.changed) == (
         0,
@@ -219,7 +219,7 @@ def test_host_state_marks_show_change_of_aggregates(store: Store) -> None:
     assert (then.number, then.total) == (1, aggregate.id) and then.newest >= empty.read_at
 
 
-def test_store_metrics_ignores_claim_lock_and_does_not_mark_host_changed(store: Store) -> None:
+def test_store_metrics_does_not_wait_for_claim_or_mark_host_as_changed(store: Store) -> None:
     def read_changes() -> list[tuple[int, int]]:
         return [
             (row.generation, row.changed_at)
@@ -245,7 +245,7 @@ def test_store_metrics_ignores_claim_lock_and_does_not_mark_host_changed(store: 
     assert read_changes() == before
 
 
-def test_describe_of_removed_host_creates_no_provider(store: Store) -> None:
+def test_hosts_describe_of_removed_host_creates_no_provider(store: Store) -> None:
     store.write(
         lambda tx: hosts.describe(
             tx, "gone", HostInventory("QEMU", 7002000, "gone", 10, 10240, 1000)

@@ -357,7 +357,7 @@ def test_insert_ignore_keeps_existing_row(store: Store) -> None:
     assert store.read(lambda tx: tx.scalar(sa.select(schema.projects.c.quota_seq))) == 1
 
 
-def test_confirm_debts_requires_own_host_and_fence_and_frees_allocation(store: Store) -> None:
+def test_confirm_removals_needs_own_host_and_fence_and_frees_allocation(store: Store) -> None:
     server = active_server(store)
     host = store.read(lambda tx: tx.scalar(sa.select(schema.servers.c.host)))
     store.write(lambda tx: guests.add_removal(tx, server, 5))
@@ -507,7 +507,7 @@ def test_reports_lock_servers_before_providers_of_registering_host(store: Store)
         assert next(answer.session > 1 for answer in future.result(timeout=20))
 
 
-def test_list_refused_omits_refusals_older_than_the_given_seconds(store: Store) -> None:
+def test_list_refused_hosts_omits_refusals_older_than_given_seconds(store: Store) -> None:
     for host in ("h1", "h2", "h3"):
         report_hypervisor(store, host, "h1" if host == "h3" else host)
     store.write(lambda tx: hosts.note_refusals(tx, {"h2": 7}))

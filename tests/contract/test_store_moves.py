@@ -197,7 +197,7 @@ def test_evacuation_is_completed_when_dead_host_returns_and_cleans_up(
     assert cloud.findings() == []
 
 
-def test_abandon_of_finished_resize_confirms_and_removes_source_guest(
+def test_abandon_of_unconfirmed_resize_confirms_and_removes_source_guest(
     cloud: Cloud, store: Store
 ) -> None:
     server = server_on(cloud, "h1")
@@ -321,7 +321,7 @@ def test_migration_pages_apply_filters(store: Store, filters: dict[str, Any], in
     assert "".join(str(uuids.index(row.uuid)) for row in page) == indexes
 
 
-def test_request_control_is_accepted_only_in_matching_status(store: Store) -> None:
+def test_migration_abort_request_is_accepted_only_in_matching_status(store: Store) -> None:
     uuids = add_migrations(store, 2)
     assert not store.write(
         lambda tx: migrations.request_control(tx, uuids[0], Control.ABORT, migrations.QUEUED)
@@ -346,7 +346,7 @@ def test_request_control_is_accepted_only_in_matching_status(store: Store) -> No
     assert store.read(lambda tx: migrations.requested_controls(tx, "h1")) == []
 
 
-def test_unconfirmed_returns_resizes_older_than_limit_until_revert(
+def test_find_unconfirmed_returns_resizes_older_than_limit_until_revert(
     cloud: Cloud, store: Store
 ) -> None:
     server = server_on(cloud, "h1")

@@ -193,7 +193,7 @@ def test_create_fails_before_claim_when_image_changed_meanwhile(
     assert cloud.findings() == []
 
 
-def test_create_checks_image_once_after_waiting(cloud: Cloud) -> None:
+def test_create_checks_image_again_only_after_waiting_a_second(cloud: Cloud) -> None:
     register(cloud)
     for seconds, calls in ((0, 0), (1, 1)):
         cloud.images.asked.clear()
@@ -321,7 +321,7 @@ def test_shelve_with_failed_undo_sets_error_with_both_reasons(cloud: Cloud) -> N
     assert "restart: Cannot start." in message
 
 
-def test_snapshot_refuses_pause_and_shelve_until_end(cloud: Cloud) -> None:
+def test_pause_and_shelve_are_refused_while_snapshot_runs(cloud: Cloud) -> None:
     trial = trial_of(cloud, "snapshot")
     trial.begin()
     with pytest.raises(errors.WrongState, match="while it is in task_state image_snapshot_pending"):

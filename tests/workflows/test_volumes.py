@@ -121,7 +121,7 @@ BOOTS = {
 
 
 @pytest.mark.parametrize("boot", BOOTS)
-def test_device_names_equal_names_in_guest_after_detach_and_boot(
+def test_volume_device_names_equal_names_in_guest_after_detach_and_boot(
     cloud: Cloud, server: str, boot: str
 ) -> None:
     """A detach from a running guest changes no device names. A boot assigns all names anew."""
@@ -138,7 +138,7 @@ def test_device_names_equal_names_in_guest_after_detach_and_boot(
 
 
 @pytest.mark.parametrize("moment", ["live", "paused", "suspended"])
-def test_device_names_stay_after_detach_until_guest_boots(
+def test_volume_device_names_stay_after_detach_until_guest_boots(
     cloud: Cloud, server: str, moment: str
 ) -> None:
     first, second = (attach_new_volume(cloud, server) for _ in range(2))
@@ -378,7 +378,7 @@ def test_delete_deletes_volume_only_if_delete_on_termination(cloud: Cloud, delet
     assert cloud.volumes.state.held == {} and volume_service.of(cloud, server) == {}
 
 
-def test_failed_create_reserves_volume_until_delete(cloud: Cloud) -> None:
+def test_failed_create_keeps_volume_reserved_until_delete(cloud: Cloud) -> None:
     for host in cloud.hosts.values():
         host.driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * 3
     server, volume = boot_from_new_volume(cloud)
