@@ -376,7 +376,7 @@ def test_server_migration_shows_progress_of_live_migration(
     ] * 3
 
 
-def test_server_migrations_hide_hosts_from_managers_and_refuse_others(
+def test_server_migrations_hide_hosts_from_managers_and_refuse_users(
     cloud: Cloud, migrating_server: str
 ) -> None:
     [migration] = cloud.call(

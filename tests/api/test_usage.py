@@ -219,7 +219,7 @@ def test_list_usage_sums_in_one_statement_without_server_rows(
         ("2026-01-02%2000%3A00%3A00", "2025-12-01", "2026-01-01"),
     ],
 )
-def test_usage_audit_log_is_empty_for_period_before_time(
+def test_usage_audit_log_shows_empty_period_before_the_requested_time(
     cloud: Cloud, before: str, beginning: str, end: str
 ) -> None:
     log = cloud.call("GET", f"/os-instance_usage_audit_log/{before}", token="admin").json[

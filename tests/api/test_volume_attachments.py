@@ -116,7 +116,7 @@ def test_server_shows_attached_volumes_by_microversion(cloud: Cloud, server: str
     assert updated[name] == [{"id": VOLUME, "delete_on_termination": False}]
 
 
-def test_attach_volume_returns_409_during_attachment_and_lists_in_order(
+def test_attach_volume_during_attachment_returns_409_and_list_is_ordered(
     cloud: Cloud, server: str
 ) -> None:
     attach(cloud, server)

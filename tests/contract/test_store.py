@@ -427,7 +427,7 @@ def test_register_refuses_hypervisor_name_of_another_host(
     assert hypervisors(store)["h3"] == ("n3.cloud", None)
 
 
-def test_register_gives_host_its_own_name_although_another_reported_it(store: Store) -> None:
+def test_register_gives_host_its_own_name_taken_before_by_another_host(store: Store) -> None:
     report_hypervisor(store, "h3", "h4")
     assert hypervisors(store)["h3"] == ("h4", None)
     report_hypervisor(store, "h4", "h4")

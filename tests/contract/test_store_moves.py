@@ -382,7 +382,7 @@ def test_evacuation_stays_done_while_source_has_pending_removal(store: Store) ->
 
 
 # --- commands on dead hosts ---
-def test_commands_are_given_up_on_silent_host_before_switch_or_dead_host(
+def test_commands_to_dead_or_silent_destination_are_listed_to_give_up(
     cloud: Cloud, store: Store
 ) -> None:
     server = server_on(cloud, "h1")
@@ -485,7 +485,7 @@ def test_parallel_moves_and_reverts_keep_allocations_exact(store: Store) -> None
     ] == []
 
 
-def test_registration_during_fencing_clears_forced_down(cloud: Cloud, store: Store) -> None:
+def test_host_registration_during_fencing_clears_forced_down(cloud: Cloud, store: Store) -> None:
     """The registration waits for the end of the fencing, and then clears the forced-down state."""
     if store.dialect_name == "sqlite":
         # SQLite has a single writer.
@@ -506,7 +506,7 @@ def test_registration_during_fencing_clears_forced_down(cloud: Cloud, store: Sto
     assert not store.read(lambda tx: services.are_dead(tx, "h1"))
 
 
-def test_registration_keeps_forced_down_of_admin_and_clears_fencing(
+def test_host_registration_keeps_forced_down_of_admin_and_clears_fencing(
     cloud: Cloud, store: Store
 ) -> None:
     cloud.force_down("h1")

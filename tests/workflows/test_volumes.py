@@ -571,7 +571,7 @@ def test_delete_after_refused_call_in_volume_workflow_ends_attachments(
 @pytest.mark.slice("moves")
 @pytest.mark.parametrize("rounds", [0, 1, 2])
 @pytest.mark.parametrize("workflow", [name for name in WITH_VOLUMES if "delete" not in name])
-def test_delete_supersedes_volume_workflow_after_any_round(
+def test_delete_supersedes_volume_workflow_after_up_to_two_rounds(
     cloud: Cloud, workflow: str, rounds: int
 ) -> None:
     trial = trial_of(cloud, workflow)
