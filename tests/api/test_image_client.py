@@ -258,7 +258,7 @@ def test_image_client_create_posts_record(glance: Glance) -> None:
     assert json.loads(glance.received) == RECORD
 
 
-def test_image_client_create_repeats_own_record_and_refuses_foreign_one(glance: Glance) -> None:
+def test_image_client_create_accepts_own_existing_record_but_no_foreign(glance: Glance) -> None:
     client, glance.status = image.ImageClient(glance.url), 409
     glance.record = {**RECORD, "min_disk": 1, "status": "queued"}
     client.create(RECORD, "token")

@@ -599,7 +599,7 @@ def test_placement_name_with_line_feed_returns_400(placement: Placement, kind: s
     assert "CUSTOM_A\n" not in placement.call("GET", f"/{kind}").text.replace("\\n", "\n")
 
 
-def test_placement_candidates_show_capacity_of_huge_ratio(placement: Placement) -> None:
+def test_placement_candidates_show_capacity_of_huge_allocation_ratio(placement: Placement) -> None:
     placement.set_class(placement.provider_path(), "VCPU", total=8, allocation_ratio=3.4e38)
     candidates = placement.get("/allocation_candidates?resources=VCPU:1")
     [summary] = candidates["provider_summaries"].values()

@@ -86,7 +86,7 @@ def test_create_backup_with_rotation_0_returns_no_location(cloud: Cloud, server:
 
 
 @IMAGES
-def test_create_image_limits_metadata_and_refuses_image_fields(
+def test_create_image_and_backup_limit_metadata_and_refuse_image_fields(
     cloud: Cloud, server: str, key: str, more: Any, kind: Any
 ) -> None:
     many = {"name": "img", "metadata": {str(number): "" for number in range(129)}, **more}

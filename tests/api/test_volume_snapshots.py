@@ -172,7 +172,7 @@ def test_create_image_deletes_snapshots_when_service_refuses_or_fails(
     ("problem", "status", "count"),
     [(errors.Busy("Another action has it."), 409, 0), (errors.Unsure("No answer."), 503, 2)],
 )
-def test_create_image_deletes_snapshots_when_action_did_not_begin(
+def test_create_image_keeps_snapshots_only_if_action_may_have_begun(
     cloud: Cloud,
     volumes: Volumes,
     server: str,

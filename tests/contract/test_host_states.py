@@ -70,7 +70,7 @@ def claim(tx: Connection, server: str, host: str, **amounts: int) -> None:
     assert request.host == host
 
 
-def test_snapshot_of_host_states_contains_inventory_traits_and_facts(
+def test_host_states_snapshot_contains_inventory_traits_and_facts(
     store: Store, look: Callable[..., Snapshot]
 ) -> None:
     assert look().names == []
@@ -112,7 +112,7 @@ def test_snapshot_of_host_states_contains_inventory_traits_and_facts(
     )
 
 
-def test_snapshot_of_host_states_shows_each_change_after_next_read(
+def test_host_states_snapshot_shows_each_change_after_next_read(
     store: Store, look: Callable[..., Snapshot]
 ) -> None:
     new_host(store, "a")
@@ -151,7 +151,7 @@ def age(tx: Connection) -> None:
     )
 
 
-def test_snapshot_of_host_states_shows_silent_host_down_until_heartbeat(
+def test_host_states_snapshot_shows_silent_host_down_until_heartbeat(
     store: Store, look: Callable[..., Snapshot]
 ) -> None:
     for name in ("a", "b", "c", "d", "e", "f"):
@@ -173,7 +173,7 @@ def test_snapshot_of_host_states_shows_silent_host_down_until_heartbeat(
 
 
 # fmt: off
-def test_snapshot_of_host_states_has_groups_actions_metrics_and_images(store: Store, look: Callable[..., Snapshot]) -> None:
+def test_host_states_have_groups_actions_metrics_and_images(store: Store, look: Callable[..., Snapshot]) -> None:
     new_host(store, "a")
     group = store.write(lambda tx: server_groups.create(tx, {
         "project_id": "p", "user_id": "u", "name": "g", "policy": "anti-affinity",
