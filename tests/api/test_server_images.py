@@ -48,7 +48,7 @@ IMAGES = pytest.mark.parametrize(
 
 @IMAGES
 @pytest.mark.parametrize("mv", ["2.1", "2.44", "2.45", "2.104"])
-def test_create_image_returns_location_or_image_id_by_microversion(
+def test_create_image_and_backup_return_location_or_id_by_microversion(
     cloud: Cloud, server: str, key: str, more: Any, kind: Any, mv: str
 ) -> None:
     answer = act(cloud, server, key, {"name": "img", "metadata": {"mine": "1"}, **more}, mv)

@@ -231,7 +231,7 @@ def test_concurrent_creates_never_exceed_keystone_limit(cloud: Cloud, keystone: 
         ("ignore", ("class:VCPU", "servers", "class:MEMORY_MB", "class:DISK_GB"), -1, -1),
     ],
 )
-def test_unregistered_resource_follows_configured_strategy(
+def test_resource_without_keystone_limit_follows_configured_strategy(
     make_cloud: Any, keystone: Keystone, strategy: str, resources: Any, servers: int, cores: int
 ) -> None:
     keystone.registered = {"server_groups": 1}

@@ -167,7 +167,9 @@ def check_secret_is_refused(pair: Pair, server: str, secret: str) -> None:
     ],
     ids=["lost", "altered"],
 )
-def test_interrupted_copy_raises_error_and_can_be_repeated(pair: Pair, problem: Exception) -> None:
+def test_interrupted_cold_migration_copy_raises_error_and_can_be_repeated(
+    pair: Pair, problem: Exception
+) -> None:
     spec = pair.off_with_canary()
     with pytest.raises(type(problem), match=str(problem)):
         pair.transfer(spec, cut(problem))
@@ -189,7 +191,7 @@ def test_ensure_absent_after_interrupted_copy_removes_files(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("fault", ["stalls", "trickles"])
-def test_cancelled_copy_ends_within_five_seconds(pair: Pair, fault: str) -> None:
+def test_cancelled_cold_migration_copy_ends_within_five_seconds(pair: Pair, fault: str) -> None:
     spec = pair.off_with_canary()
     cancelled, stall_end = threading.Event(), threading.Event()
     threading.Timer(0.3, cancelled.set).start()

@@ -178,7 +178,7 @@ def read_last_action(cloud: Cloud, server: str) -> ActionRow:
 
 
 @CHANGES
-def test_create_fails_before_claim_when_image_changed_meanwhile(
+def test_create_fails_before_claim_when_image_became_unusable_meanwhile(
     cloud: Cloud, change: dict[str, Any], reason: str
 ) -> None:
     register(cloud)
@@ -206,7 +206,7 @@ def test_create_checks_image_again_only_after_waiting_a_second(cloud: Cloud) -> 
 
 
 @CHANGES
-def test_rebuild_fails_without_change_when_image_changed(
+def test_rebuild_fails_without_change_when_image_became_unusable(
     cloud: Cloud, change: dict[str, Any], reason: str
 ) -> None:
     server = trial_of(cloud, "rebuild").server
@@ -221,7 +221,7 @@ def test_rebuild_fails_without_change_when_image_changed(
     assert cloud.show(server).image is None, "as it was before the request"
 
 
-def test_rescue_fails_without_change_when_image_changed(cloud: Cloud) -> None:
+def test_rescue_fails_without_change_when_image_was_deactivated(cloud: Cloud) -> None:
     trial = trial_of(cloud, "rescue")
     cloud.images.changed[ARGS["rescue"]["image"]["id"]] = {"status": "deactivated"}
     trial.begin()

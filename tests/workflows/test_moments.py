@@ -25,7 +25,7 @@ from tests.workflows.simulator import Cloud
 ADMIN = RequestContext(user_id="admin", project_id="admins", roles=("admin",), request_id="req-a")
 
 
-def test_delete_ends_when_host_is_dead(cloud: Cloud) -> None:
+def test_delete_succeeds_when_host_of_server_is_dead(cloud: Cloud) -> None:
     trial = trial_of(cloud, "delete")
     host = cloud.hosts.pop(cloud.show(trial.server).host)
     cloud.idle(70)
