@@ -606,11 +606,11 @@ def read_fault_points(workflow: str) -> list[int]:
 POINTS = {
     "test_volume_workflow_succeeds_after_missing_answers_of_service": read_calls,
     "test_delete_after_refused_call_in_volume_workflow_ends_attachments": read_calls,
-    "test_volume_workflow_ends_after_kill_at_fault_point": read_fault_points,
+    "test_volume_workflow_completes_after_process_kill_at_fault_point": read_fault_points,
 }
 
 
-def test_volume_workflow_ends_after_kill_at_fault_point(
+def test_volume_workflow_completes_after_process_kill_at_fault_point(
     cloud: Cloud, workflow: str, number: int
 ) -> None:
     trial = trial_of(cloud, workflow)
