@@ -321,7 +321,7 @@ def bridging_rig(hotplug_rig: Rig, tmp_path: Path) -> Rig:
     return hotplug_rig
 
 
-def test_driver_creates_bridges_of_networks_when_configured(bridging_rig: Rig) -> None:
+def test_driver_with_bridge_helper_creates_only_bridges_named_by_network(bridging_rig: Rig) -> None:
     rig, phases = bridging_rig, Phases()
     quiet = VerbContext(phases, lambda: "waiting for the network" in phases)
     first, second, third = (rig.name_bridge(f"brq{str(uuid.uuid4())[:11]}") for _ in range(3))
