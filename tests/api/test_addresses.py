@@ -185,7 +185,7 @@ def test_refresh_interfaces_updates_only_fields_of_network_service(cloud: Cloud)
         ("2.75", {"version", "addr", "OS-EXT-IPS:type", "OS-EXT-IPS-MAC:mac_addr"}),
     ],
 )
-def test_update_server_shows_whole_addresses_from_2_75(
+def test_update_server_shows_type_and_mac_of_addresses_from_2_75(
     cloud: Cloud, mv: str, keys: set[str]
 ) -> None:
     server = create_server(cloud, BLUE)

@@ -110,7 +110,9 @@ def test_create_remote_console_returns_url_and_stores_its_token(
     ]
 
 
-def test_console_token_stores_encrypted_token_of_caller(make_cloud: Callable[..., Cloud]) -> None:
+def test_create_remote_console_stores_token_of_caller_encrypted(
+    make_cloud: Callable[..., Cloud],
+) -> None:
     cloud = make_cloud(secret_key="a long random text")
     server_id = cloud.create()
     cloud.set_state(server_id)
@@ -231,7 +233,7 @@ def test_spice_console_returns_400_when_host_does_not_enable_spice(
         ({}, True, 409),
     ],
 )
-def test_spice_console_of_server_off_or_on_silent_host_returns_409(
+def test_spice_console_needs_running_or_paused_guest_and_answering_host(
     cloud: Cloud,
     server: str,
     hosts: Hosts,
@@ -302,7 +304,7 @@ def test_spice_direct_console_without_proxy_or_before_2_99_returns_400(
         ("telnet", "novnc", "2.6", "Invalid input for field/attribute protocol"),
     ],
 )
-def test_create_remote_console_of_unavailable_type_returns_400(
+def test_create_remote_console_of_unavailable_or_invalid_type_returns_400(
     cloud: Cloud, server: str, protocol: str, kind: str, mv: str, message: str
 ) -> None:
     answer = create_console(

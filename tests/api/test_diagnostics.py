@@ -100,7 +100,7 @@ def test_server_diagnostics_have_the_format_of_each_microversion(
     assert cloud.agents.queries == [("host1", "diagnostics", {"server": server})]
 
 
-def test_server_diagnostics_complete_and_filter_partial_answer_of_host(
+def test_server_diagnostics_fill_missing_and_drop_unknown_host_fields(
     cloud: Cloud, server: str
 ) -> None:
     cloud.agents.diagnostics = {

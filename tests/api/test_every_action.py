@@ -109,7 +109,7 @@ def request_action(cloud: Cloud, server: str, name: str, token: str = "user") ->
     ("one_of", "one_of_resting"),
     [(ONE_OF_BY_DEFAULT, 3), pytest.param(ONE_OF, 1, marks=pytest.mark.slice("operations"))],
 )
-def test_every_action_returns_the_status_of_the_rules_for_its_state(
+def test_server_action_returns_status_of_rules_for_each_state_and_role(
     furnished_cloud: tuple[Cloud, str], one_of: int, one_of_resting: int
 ) -> None:
     """All cases share one cloud, because creating a cloud takes longer than a request."""

@@ -222,7 +222,7 @@ def test_external_events_return_a_code_for_each_event_and_207(
         ("volume-reimaged", None),
     ],
 )
-def test_external_event_for_unknown_server_returns_404_before_400(
+def test_external_event_has_code_404_for_unknown_400_for_unplaced_server(
     networked_cloud: Cloud, name: str, tag: str | None
 ) -> None:
     unplaced = networked_cloud.create(mv="2.37")

@@ -196,7 +196,7 @@ def describe_difference(failing_services: FailingServices, call: Call, outcome: 
     return ""
 
 
-def test_undisturbed_requests_make_every_call_of_every_interface(
+def test_sample_requests_make_every_call_of_every_service_interface(
     failing_services: FailingServices,
 ) -> None:
     calls = {(call[0], method) for call, method in iterate_calls(failing_services)}

@@ -97,7 +97,9 @@ def test_fuzz_verdict_reports_slow_answer_and_long_log(world: World) -> None:
     )
 
 
-def test_fuzz_only_repeats_request_of_a_failure(tmp_path: Path, world: World) -> None:
+def test_fuzz_only_option_repeats_single_request_named_by_failure(
+    tmp_path: Path, world: World
+) -> None:
     """The requests since the last restore of the databases are sent first."""
     request = requests.make(world, 9, 2 * run.BLOCK + 1)
     failure = run.Failure(9, 2 * run.BLOCK + 1, request, ("status 500",), "")

@@ -139,7 +139,7 @@ def test_show_host_action_below_another_host_returns_404(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     ("version", "status"), [("1.0", 200), ("latest", 200), ("1.1", 406), ("2.53", 406)]
 )
-def test_host_actions_with_unsupported_extension_version_return_406(
+def test_host_actions_return_406_only_for_unsupported_extension_versions(
     cloud: Cloud, version: str, status: int
 ) -> None:
     call_host_actions(

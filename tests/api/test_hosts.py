@@ -203,7 +203,7 @@ def test_deleted_host_registers_as_new_service_when_agent_still_runs(cloud: Clou
     ("status", "answer"), [("migrating", 409), ("finished", 409), ("confirmed", 204)]
 )
 @pytest.mark.parametrize("place", ["source_host", "dest_host"])
-def test_delete_service_returns_409_while_migration_involves_the_host(
+def test_delete_service_returns_409_while_open_migration_involves_host(
     cloud: Cloud, place: str, status: str, answer: int
 ) -> None:
     service = get(cloud, "/os-services", "2.53")["services"][0]["id"]

@@ -146,7 +146,7 @@ def test_image_client_show_returns_parsed_record(glance: Glance) -> None:
     )
 
 
-def test_image_client_show_checks_requirement_on_each_call(glance: Glance) -> None:
+def test_image_client_show_calls_require_each_time_and_raises_its_error(glance: Glance) -> None:
     checked: list[image.Image] = []
     client = image.ImageClient(glance.url, require=checked.append)
     assert [client.show(ID, "a"), client.show(ID, "a")] == checked
@@ -169,7 +169,7 @@ def test_image_client_show_sends_a_request_each_time_and_keeps_no_token(glance: 
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_image_client_show_shares_request_of_concurrent_calls_of_token(
+def test_image_client_sends_one_request_for_concurrent_shows_of_one_token(
     glance: Glance, fails: bool
 ) -> None:
     go, started = threading.Event(), threading.Event()
@@ -258,7 +258,7 @@ def test_image_client_create_posts_record(glance: Glance) -> None:
     assert json.loads(glance.received) == RECORD
 
 
-def test_image_client_create_repeats_own_record_and_refuses_foreign_one(glance: Glance) -> None:
+def test_image_client_create_accepts_own_existing_record_but_no_foreign(glance: Glance) -> None:
     client, glance.status = image.ImageClient(glance.url), 409
     glance.record = {**RECORD, "min_disk": 1, "status": "queued"}
     client.create(RECORD, "token")
@@ -295,7 +295,7 @@ def test_image_client_changes_raise_error_with_text_of_the_service(
 
 
 @pytest.mark.parametrize("status", [204, 404, 410])
-def test_image_client_delete_succeeds_when_image_is_already_gone(
+def test_image_client_delete_succeeds_when_image_exists_or_is_already_gone(
     glance: Glance, status: int
 ) -> None:
     glance.status = status

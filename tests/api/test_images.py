@@ -149,7 +149,7 @@ def test_image_metadata_is_added_replaced_and_deleted(cloud: Cloud) -> None:
         ("PUT", f"/{IMAGE}/metadata", {"metadata": {str(n): "x" for n in range(129)}}, 403),
     ],
 )
-def test_refused_image_requests_change_no_image(
+def test_image_requests_with_unknown_or_invalid_values_change_no_image(
     cloud: Cloud, method: str, path: str, body: Any, status: int
 ) -> None:
     before = dict(cloud.images.records)

@@ -226,7 +226,7 @@ def test_attach_interface_accepts_port_or_defaults_to_only_network(
     )
 
 
-def test_attach_interface_waits_for_busy_server_then_returns_409(
+def test_attach_interface_returns_409_only_if_server_stays_busy(
     make_cloud: Callable[..., Cloud], networks: Networks, red: str
 ) -> None:
     cloud = make_cloud(networks=networks, answer_timeout_seconds=0.3)

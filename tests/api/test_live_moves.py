@@ -140,7 +140,7 @@ def test_live_migrate_to_current_host_or_from_dead_source_returns_400(
 
 
 @pytest.mark.parametrize(("mv", "status"), [("2.33", 400), ("2.34", 202)])
-def test_live_migrate_before_2_34_waits_for_checks_of_the_hosts(
+def test_live_migrate_waits_for_checks_of_hosts_only_before_2_34(
     make_cloud: Callable[..., Cloud], mv: str, status: int
 ) -> None:
     """A replacement of the wake-up plays the conductor and lets the action fail at once."""

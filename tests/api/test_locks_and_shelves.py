@@ -143,7 +143,7 @@ def test_locked_server_refuses_delete_by_owner_and_accepts_admin(cloud: Cloud, s
         ("rebuild", {"imageRef": IMAGE}),
     ],
 )
-def test_host_bound_actions_of_server_without_host_return_409(
+def test_stop_reboot_rescue_and_rebuild_of_server_without_host_return_409(
     cloud: Cloud, server: str, vm_state: str, key: str, body: Any
 ) -> None:
     cloud.set_state(server, vm_state, host=None)
@@ -248,7 +248,7 @@ def test_unshelve_stores_zone_host_and_pin_of_the_request(
         ("2.91", {"host": "host1", "availability_zone": "moon"}, "admin", 400),
     ],
 )
-def test_unshelve_with_invalid_zone_or_host_is_refused(
+def test_unshelve_with_invalid_or_forbidden_zone_or_host_is_refused(
     cloud: Cloud, shelved_server: str, mv: str, body: Any, token: str, status: int
 ) -> None:
     assert act(cloud, shelved_server, "unshelve", body, mv, token).status_code == status
@@ -318,7 +318,7 @@ def soft_delete_cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
         ("resized", {"launched_at": 1}, "delete"),
     ],
 )
-def test_delete_server_is_soft_in_resting_state_and_immediate_otherwise(
+def test_delete_is_soft_for_idle_active_stopped_or_launched_error_server(
     soft_delete_cloud: Cloud, vm_state: str, values: dict[str, Any], workflow: str
 ) -> None:
     server = soft_delete_cloud.create()

@@ -326,7 +326,7 @@ def test_metadata_is_served_to_both_hosts_during_a_move(service: Service) -> Non
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_metadata_with_forged_headers_is_refused_and_logged(
+def test_metadata_with_forged_or_missing_headers_is_refused_and_logged(
     service: Service,
     caplog: pytest.LogCaptureFixture,
     method: str,

@@ -158,7 +158,7 @@ def test_migration_shows_null_for_unknown_destination_and_flavor(cloud: Cloud) -
         ("resize", "post-migrating", False),
     ],
 )
-def test_migration_has_links_when_live_migration_is_in_progress(
+def test_migration_has_links_only_while_live_migration_is_in_progress(
     cloud: Cloud, kind: str, status: str, has_links: bool
 ) -> None:
     server = ids.new()
@@ -221,7 +221,9 @@ def test_list_migrations_by_manager_shows_own_project_without_hosts(cloud: Cloud
         ("changes-before=1970-01-01T00:00:01Z", "a"),
     ],
 )
-def test_list_migrations_filters_newest_first(cloud: Cloud, query: str, expected: str) -> None:
+def test_list_migrations_filters_and_sorts_newest_first(
+    cloud: Cloud, query: str, expected: str
+) -> None:
     server = ids.new()
     names = {
         add_migration(cloud, server_id=server): "a",
@@ -265,7 +267,7 @@ def test_list_migrations_with_invalid_query_returns_400(cloud: Cloud, mv: str, q
         ("2.58", "changes-since=1999-01-01T00:00:00Z"),
     ],
 )
-def test_list_migrations_ignores_parameters_of_later_microversions(
+def test_list_migrations_ignores_later_and_unknown_parameters_before_2_59(
     cloud: Cloud, mv: str, query: str
 ) -> None:
     add_migration(cloud), add_migration(cloud)
@@ -374,7 +376,7 @@ def test_server_migration_shows_progress_of_live_migration(
     ] * 3
 
 
-def test_server_migrations_hide_hosts_from_managers_and_refuse_others(
+def test_server_migrations_hide_hosts_from_managers_and_refuse_users(
     cloud: Cloud, migrating_server: str
 ) -> None:
     [migration] = cloud.call(
@@ -406,7 +408,7 @@ def test_server_migrations_hide_hosts_from_managers_and_refuse_others(
         ("evacuation", "pre-migrating", "Migration 1 for server {} is not live-migration."),
     ],
 )
-def test_server_migration_not_in_progress_returns_404(
+def test_server_migration_not_live_or_not_in_progress_returns_404(
     cloud: Cloud, migrating_server: str, kind: str, status: str, text: str
 ) -> None:
     set_status(cloud, migrating_server, status, type=kind)
@@ -459,7 +461,7 @@ def request_control(
     ],
 )
 @pytest.mark.parametrize("token", ["manager", "admin"])
-def test_migration_control_is_stored_and_sent_to_host_at_once(
+def test_abort_and_force_complete_are_stored_and_sent_to_host_at_once(
     cloud: Cloud, migrating_server: str, control: str, mv: str, journal: str, token: str
 ) -> None:
     answer = request_control(cloud, migrating_server, control, mv, token)
@@ -490,7 +492,7 @@ def test_migration_control_is_stored_and_sent_to_host_at_once(
 
 
 @pytest.mark.parametrize(("control", "name"), [("abort", "abort"), ("complete", "force_complete")])
-def test_migration_control_emits_start_notification(
+def test_migration_abort_and_force_complete_emit_start_notification(
     cloud: Cloud, migrating_server: str, control: str, name: str
 ) -> None:
     cloud.store.notify_with(NotificationSettings("api1"))
@@ -521,7 +523,7 @@ def test_migration_abort_is_stored_when_host_is_silent(cloud: Cloud, migrating_s
         ("preparing", "2.65", "complete", 400),
     ],
 )
-def test_migration_control_in_wrong_status_or_before_2_65_returns_400(
+def test_migration_abort_or_force_complete_in_wrong_status_returns_400(
     cloud: Cloud, migrating_server: str, status: str, mv: str, control: str, expected: int
 ) -> None:
     set_status(cloud, migrating_server, status)
@@ -537,7 +539,7 @@ def test_migration_control_in_wrong_status_or_before_2_65_returns_400(
         assert cloud.rows(schema.migrations)[0].requested_control is None
 
 
-def test_migration_abort_before_host_has_command_is_stored_only(
+def test_migration_abort_before_host_has_command_is_stored_but_not_sent(
     cloud: Cloud, migrating_server: str
 ) -> None:
     set_status(cloud, migrating_server, "preparing")
@@ -566,7 +568,7 @@ def test_force_complete_after_abort_returns_400(cloud: Cloud, migrating_server: 
 @pytest.mark.parametrize(
     ("control", "name"), [("abort", "abort live migration"), ("complete", "force_complete")]
 )
-def test_migration_control_is_refused_by_role_lock_or_task_state(
+def test_abort_and_force_complete_are_refused_by_role_lock_or_task_state(
     cloud: Cloud, migrating_server: str, control: str, name: str
 ) -> None:
     statuses = {
@@ -644,7 +646,7 @@ def test_list_migrations_costs_one_statement_per_page(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     ("status", "expected"), [("running", 409), ("finished", 409), ("confirmed", 200)]
 )
-def test_update_pinned_zone_during_migration_returns_409(
+def test_update_pinned_zone_during_open_migration_returns_409(
     cloud: Cloud, status: str, expected: int
 ) -> None:
     """The future zone of the server is still open. Removing the pin is accepted."""

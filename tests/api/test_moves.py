@@ -234,7 +234,7 @@ def test_resize_and_migrate_from_host_down_return_409(
         ("revertResize", "revert_resize", 202, "resize_reverting"),
     ],
 )
-def test_confirm_and_revert_begin_their_workflow_for_resized_server(
+def test_confirm_and_revert_in_verify_resize_begin_their_workflows(
     cloud: Cloud, server: str, key: str, workflow: str, status: int, task: str | None
 ) -> None:
     act(cloud, server, "resize", {"flavorRef": LARGE}, status=202)
@@ -297,7 +297,7 @@ def test_confirm_and_revert_without_migration_return_400(
         ("host2", True, None),
     ],
 )
-def test_revert_resize_needs_both_hosts_or_forced_down_confirm_neither(
+def test_revert_resize_needs_both_hosts_unless_destination_is_forced_down(
     cloud: Cloud, server: str, host: str, forced: bool, text: str | None
 ) -> None:
     act(cloud, server, "resize", {"flavorRef": LARGE}, status=202)
@@ -350,7 +350,7 @@ def test_migrate_begins_action_with_host_of_request_from_2_56(
         ({"colour": "red"}, 400, "Additional properties are not allowed"),
     ],
 )
-def test_migrate_with_invalid_host_returns_400(
+def test_migrate_with_invalid_host_or_field_returns_400(
     cloud: Cloud, server: str, body: Any, status: int, text: str
 ) -> None:
     assert text in act(cloud, server, "migrate", body, "2.56", "admin", status=status)
@@ -361,7 +361,7 @@ def test_migrate_with_invalid_host_returns_400(
     ("key", "body"),
     [("migrate", {"host": None}), ("os-migrateLive", {"host": None, "block_migration": "auto"})],
 )
-def test_migrate_by_manager_returns_403_when_host_is_named(
+def test_migrate_and_live_migrate_by_manager_return_403_if_host_is_named(
     cloud: Cloud, server: str, key: str, body: dict[str, Any]
 ) -> None:
     assert act(cloud, server, key, body, "2.56", status=403).startswith(

@@ -106,7 +106,7 @@ def test_create_server_auto_uses_only_network_and_refuses_several(
     )
 
 
-def test_create_server_with_network_stores_empty_interface_list(
+def test_create_server_with_network_stores_empty_interfaces_and_not_null(
     networked_cloud: Cloud, networks: Networks
 ) -> None:
     """With NULL a delete during the create would not look for ports."""
@@ -307,7 +307,7 @@ def test_create_server_with_ip_allocation_none_or_deferred_is_accepted(
     assert [network["port"] for network in action.args["networks"]] == ports
 
 
-def test_create_server_with_limiting_or_invisible_qos_policy_is_accepted(
+def test_create_server_accepts_port_with_bandwidth_limit_or_foreign_policy(
     networked_cloud: Cloud, networks: Networks
 ) -> None:
     """The conductor checks the policy that the tenant may not read."""

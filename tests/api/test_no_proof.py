@@ -108,7 +108,7 @@ def is_public(operation: Operation, path: str) -> bool:
     [(False, 2_000), pytest.param(True, 8_000, marks=pytest.mark.slice("operations"))],
     ids=["each shape of a path", "every path"],
 )
-def test_request_without_proof_is_refused_for_every_spelling_of_path(
+def test_request_without_credentials_is_refused_for_any_spelling_of_path(
     world: World, is_whole: bool, minimum: int
 ) -> None:
     before = {name: site.database.content() for name, site in world.sites.items()}
@@ -128,7 +128,7 @@ def test_request_without_proof_is_refused_for_every_spelling_of_path(
 
 
 @pytest.mark.parametrize("path", ["/flavors", "/os-keypairs"])
-def test_compute_endpoint_without_caller_returns_401_after_middleware(path: str) -> None:
+def test_compute_endpoint_returns_401_if_middleware_set_no_caller(path: str) -> None:
     class NoAuthentication:
         def process_request(self, req: ComputeHttpRequest, resp: falcon.Response) -> None:
             req.context.version = microversions.MAX

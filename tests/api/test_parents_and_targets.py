@@ -131,7 +131,7 @@ def add_claims(body: Any, claims: dict[str, Any]) -> Any:
     }
 
 
-def test_refused_request_with_false_claims_stays_refused(world: World) -> None:
+def test_refused_request_stays_refused_with_forged_ownership_fields(world: World) -> None:
     """The claims are in the query, the body and the headers.
 
     Requests with a query have the oldest microversion, which does not refuse unknown parameters.

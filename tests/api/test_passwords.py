@@ -79,7 +79,7 @@ def test_repeated_idempotent_create_returns_the_same_password(encrypting_cloud: 
     assert decrypt_newest_secrets(encrypting_cloud) == {"admin_pass": first["adminPass"]}
 
 
-def test_create_server_without_secret_key_does_not_store_password(cloud: Cloud) -> None:
+def test_create_server_without_configured_secret_key_stores_no_password(cloud: Cloud) -> None:
     create_server(cloud, adminPass=SECRET)
     assert [row.secrets for row in cloud.rows(schema.actions)] == [None]
     assert SECRET not in dump_database(cloud)
@@ -123,7 +123,7 @@ def test_change_password_stores_password_encrypted(encrypting_cloud: Cloud) -> N
     assert SECRET not in dump_database(encrypting_cloud)
 
 
-def test_change_password_without_secret_key_returns_501(cloud: Cloud) -> None:
+def test_change_password_without_configured_secret_key_returns_501(cloud: Cloud) -> None:
     server = cloud.create()
     cloud.set_state(server)
     answer = cloud.call(
@@ -137,7 +137,9 @@ def test_change_password_without_secret_key_returns_501(cloud: Cloud) -> None:
 FILES = [{"path": "/etc/key", "contents": "c2VhbGVkIGZpbGU="}]
 
 
-def test_files_and_user_data_are_stored_encrypted(encrypting_cloud: Cloud) -> None:
+def test_files_and_user_data_of_create_and_rebuild_are_stored_encrypted(
+    encrypting_cloud: Cloud,
+) -> None:
     """The same holds for the user data that a rebuild has replaced."""
     answer = encrypting_cloud.call(
         "POST",
@@ -173,7 +175,7 @@ def test_files_and_user_data_are_stored_encrypted(encrypting_cloud: Cloud) -> No
     assert "Zm9ybWVy" not in dump_database(encrypting_cloud)
 
 
-def test_create_server_with_files_without_secret_key_returns_501(cloud: Cloud) -> None:
+def test_create_server_with_files_returns_501_if_no_secret_key_is_set(cloud: Cloud) -> None:
     answer = cloud.call(
         "POST",
         "/servers",
@@ -315,7 +317,7 @@ def test_digest_of_idempotent_body_is_not_a_plain_hash(
     assert row.digest != plain_hash
 
 
-def test_repeated_create_without_secret_key_returns_no_generated_password(cloud: Cloud) -> None:
+def test_repeated_create_returns_no_password_without_configured_secret_key(cloud: Cloud) -> None:
     first, second = (create_server(cloud, {"Idempotency-Key": "k"}) for _ in range(2))
     assert first.pop("adminPass")
     assert second == first

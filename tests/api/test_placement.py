@@ -244,7 +244,7 @@ def test_placement_custom_class_is_added_to_host_and_kept_while_used(placement: 
     assert placement.call("DELETE", f"{path}/inventories/CUSTOM_LICENCE").status_code == 204
 
 
-def test_placement_ratio_prefers_override_then_aggregate_then_host(placement: Placement) -> None:
+def test_placement_allocation_ratio_prefers_override_over_aggregate(placement: Placement) -> None:
     path = placement.provider_path()
     add_aggregate(placement.store, 1, "host1", cpu_allocation_ratio="2.0")
     placement.store.write(lambda tx: hosts.describe(tx, "host1", PARTS))
@@ -255,7 +255,7 @@ def test_placement_ratio_prefers_override_then_aggregate_then_host(placement: Pl
     assert placement.reserved_and_ratio(path, "VCPU") == (0, 2.0)
 
 
-def test_placement_capacity_below_usage_breaks_no_invariant(placement: Placement) -> None:
+def test_placement_capacity_reduced_below_usage_is_no_doctor_finding(placement: Placement) -> None:
     path = placement.provider_path()
     for _ in range(4):
         claim(placement.store, VCPU=8)
@@ -599,7 +599,7 @@ def test_placement_name_with_line_feed_returns_400(placement: Placement, kind: s
     assert "CUSTOM_A\n" not in placement.call("GET", f"/{kind}").text.replace("\\n", "\n")
 
 
-def test_placement_candidates_show_capacity_of_huge_ratio(placement: Placement) -> None:
+def test_placement_candidates_show_capacity_of_huge_allocation_ratio(placement: Placement) -> None:
     placement.set_class(placement.provider_path(), "VCPU", total=8, allocation_ratio=3.4e38)
     candidates = placement.get("/allocation_candidates?resources=VCPU:1")
     [summary] = candidates["provider_summaries"].values()

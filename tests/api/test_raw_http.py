@@ -28,7 +28,7 @@ def test_http_request_of_ambiguous_length_is_refused(port: int) -> None:
     assert not accepted, "\n".join(accepted)
 
 
-def test_http_request_of_clear_length_is_read_to_its_end(port: int) -> None:
+def test_http_request_of_unambiguous_length_is_read_exactly_to_its_end(port: int) -> None:
     after = b"GET /after HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     for name, request in raw.TAKEN.items():
         documents = [json.loads(document.body) for document in raw.ask(port, request + after)]
@@ -57,7 +57,7 @@ def test_http_forwarded_header_does_not_change_path(port: int) -> None:
     }
 
 
-def test_http_random_requests_get_no_page_or_crash(port: int) -> None:
+def test_random_http_bytes_get_no_html_page_and_do_not_stop_server(port: int) -> None:
     failures = [
         failure for number in range(REQUESTS) if (failure := raw.wrong_of(port, SEED, number))
     ]

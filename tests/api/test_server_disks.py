@@ -223,7 +223,7 @@ def test_create_server_accepts_boot_disk_mapping_equal_to_flavor(
         ({"guest_format": "ext4"}, ".guest_format: not allowed for the image as local boot disk; "),
     ],
 )
-def test_create_server_with_different_boot_disk_returns_400_by_field(
+def test_create_server_with_boot_disk_unlike_flavor_returns_400_with_field(
     cloud: Cloud, fields: dict[str, Any], text: str
 ) -> None:
     assert read_refusal(cloud, "both", {**BOOT, **fields}, mv="2.42").startswith(FIELD + text)

@@ -48,7 +48,7 @@ IMAGES = pytest.mark.parametrize(
 
 @IMAGES
 @pytest.mark.parametrize("mv", ["2.1", "2.44", "2.45", "2.104"])
-def test_create_image_returns_location_or_image_id_by_microversion(
+def test_create_image_and_backup_return_location_or_id_by_microversion(
     cloud: Cloud, server: str, key: str, more: Any, kind: Any, mv: str
 ) -> None:
     answer = act(cloud, server, key, {"name": "img", "metadata": {"mine": "1"}, **more}, mv)
@@ -86,7 +86,7 @@ def test_create_backup_with_rotation_0_returns_no_location(cloud: Cloud, server:
 
 
 @IMAGES
-def test_create_image_limits_metadata_and_refuses_image_fields(
+def test_create_image_and_backup_limit_metadata_and_refuse_image_fields(
     cloud: Cloud, server: str, key: str, more: Any, kind: Any
 ) -> None:
     many = {"name": "img", "metadata": {str(number): "" for number in range(129)}, **more}
@@ -152,7 +152,7 @@ def test_create_image_does_not_inherit_signature_and_cache_properties(
         ("os-resetState", {}),
     ],
 )
-def test_image_and_password_actions_with_invalid_body_return_400(
+def test_image_password_and_state_actions_with_invalid_body_return_400(
     cloud: Cloud, server: str, key: str, body: Any
 ) -> None:
     answer = cloud.call("POST", f"/servers/{server}/action", {key: body}, token="admin")
@@ -258,7 +258,7 @@ def test_rescue_with_unusable_image_returns_400(cloud: Cloud, server: str) -> No
 
 @pytest.mark.parametrize("disk_format", ["iso", "vmdk", "vhd", "vhdx", "vdi", "ploop", "ami", ""])
 @pytest.mark.parametrize("key", ["create", "rebuild", "rescue"])
-def test_image_of_unsupported_format_returns_400(
+def test_create_rebuild_and_rescue_with_unsupported_format_return_400(
     cloud: Cloud, server: str, key: str, disk_format: str
 ) -> None:
     ref = ImageRef(OTHER_IMAGE, disk_format, 10)
@@ -279,7 +279,7 @@ def test_image_of_unsupported_format_returns_400(
     ],
 )
 @pytest.mark.parametrize("key", ["create", "rebuild"])
-def test_image_is_checked_anew_for_each_request(
+def test_create_and_rebuild_check_image_anew_for_each_request(
     cloud: Cloud, server: str, key: str, change: dict[str, Any]
 ) -> None:
     cloud.images.images[OTHER_IMAGE] = cloud.images.images[IMAGE]

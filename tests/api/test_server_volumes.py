@@ -477,7 +477,7 @@ def test_create_server_without_cross_az_attach_stays_in_zone_of_volumes(
     assert request["zone"] == "nova"
 
 
-def test_list_volume_attachments_includes_volume_in_creation(
+def test_list_volume_attachments_includes_boot_volume_not_yet_created(
     cloud: Cloud, volumes: Volumes
 ) -> None:
     [row] = create_and_read_volumes(cloud, FROM_IMAGE)

@@ -232,7 +232,9 @@ def test_show_server_has_server_group_and_scheduler_hints(cloud: Cloud) -> None:
 
 # --- update ---
 @pytest.mark.parametrize("version", [1, 8, 9, 19, 26, 46, 47, 63, 71, 73, 74, 75, 90, 96, 104])
-def test_update_server_returns_all_keys_from_2_75(cloud: Cloud, version: int) -> None:
+def test_update_server_returns_keys_of_each_microversion_all_from_2_75(
+    cloud: Cloud, version: int
+) -> None:
     server = cloud.create()
     cloud.set_state(server, interfaces=GUARDED)
     answer = cloud.call("PUT", f"/servers/{server}", {"server": {"name": "new"}}, mv=f"2.{version}")

@@ -137,7 +137,7 @@ def test_attach_share_uses_share_address_of_host(cloud_with_shares: Cloud, serve
         ("detaching", 1, "detaching"),
     ],
 )
-def test_show_share_is_active_while_guest_runs(
+def test_show_share_shows_inactive_attachment_as_active_while_guest_runs(
     cloud_with_shares: Cloud, server: str, status: str, power: int, expected: str
 ) -> None:
     attach(cloud_with_shares, server)
@@ -178,7 +178,7 @@ def test_detach_share_begins_action_for_stopped_or_error_server(
         ("paused", "DELETE", 409),
     ],
 )
-def test_share_changes_in_wrong_state_return_409_without_lookup(
+def test_attach_and_detach_share_in_wrong_state_return_409_without_lookup(
     cloud_with_shares: Cloud, shares: Shares, server: str, vm_state: str, method: str, status: int
 ) -> None:
     attach(cloud_with_shares, server)
@@ -246,7 +246,7 @@ def test_unknown_share_returns_404(cloud_with_shares: Cloud, shares: Shares, ser
 
 
 @pytest.mark.parametrize("missing", TRAITS)
-def test_attach_share_names_missing_trait_of_host(
+def test_attach_share_returns_409_with_missing_trait_of_host(
     cloud_with_shares: Cloud, server: str, missing: str
 ) -> None:
     cloud_with_shares.change(

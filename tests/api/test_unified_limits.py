@@ -179,7 +179,7 @@ def test_update_quota_set_changes_no_limit_with_unified_driver(
         ("class:CUSTOM_OTHER", "gold", 0, 3),
     ],
 )
-def test_create_server_over_keystone_limit_returns_403(
+def test_create_server_returns_403_beyond_keystone_limit_of_each_resource(
     cloud: Cloud, keystone: Keystone, name: str, flavor: str, limit: int, fit: int
 ) -> None:
     keystone.own[PROJECT] = {name: limit}
@@ -231,7 +231,7 @@ def test_concurrent_creates_never_exceed_keystone_limit(cloud: Cloud, keystone: 
         ("ignore", ("class:VCPU", "servers", "class:MEMORY_MB", "class:DISK_GB"), -1, -1),
     ],
 )
-def test_unregistered_resource_follows_configured_strategy(
+def test_resource_without_keystone_limit_follows_configured_strategy(
     make_cloud: Any, keystone: Keystone, strategy: str, resources: Any, servers: int, cores: int
 ) -> None:
     keystone.registered = {"server_groups": 1}

@@ -118,7 +118,9 @@ def test_show_usage_of_project_without_servers_is_empty(
     ) == {"tenant_usage": {}}
 
 
-def test_list_usage_without_period_covers_no_time(cloud: Cloud, fleet: dict[str, str]) -> None:
+def test_list_usage_without_start_and_end_returns_zero_hours(
+    cloud: Cloud, fleet: dict[str, str]
+) -> None:
     [usage] = get_usages(cloud, "")["tenant_usages"]
     assert usage["start"] == usage["stop"] and usage["total_hours"] == 0
 
@@ -217,7 +219,7 @@ def test_list_usage_sums_in_one_statement_without_server_rows(
         ("2026-01-02%2000%3A00%3A00", "2025-12-01", "2026-01-01"),
     ],
 )
-def test_usage_audit_log_is_empty_for_period_before_time(
+def test_usage_audit_log_shows_empty_period_before_the_requested_time(
     cloud: Cloud, before: str, beginning: str, end: str
 ) -> None:
     log = cloud.call("GET", f"/os-instance_usage_audit_log/{before}", token="admin").json[

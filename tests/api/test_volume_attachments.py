@@ -116,7 +116,7 @@ def test_server_shows_attached_volumes_by_microversion(cloud: Cloud, server: str
     assert updated[name] == [{"id": VOLUME, "delete_on_termination": False}]
 
 
-def test_attach_volume_returns_409_during_attachment_and_lists_in_order(
+def test_attach_volume_during_attachment_returns_409_and_list_is_ordered(
     cloud: Cloud, server: str
 ) -> None:
     attach(cloud, server)
@@ -147,7 +147,7 @@ def test_attach_volume_already_attached_returns_400(cloud: Cloud, server: str) -
 @pytest.mark.parametrize(
     "device", ["/dev/vda", "/dev/vdb", "/dev/vdf", "/dev/vdaa", "/dev/vd", "/dev/vdb1", "/dev/sdz"]
 )
-def test_attach_volume_with_device_returns_device_of_guest(
+def test_attach_volume_ignores_requested_device_and_returns_actual_device(
     cloud: Cloud, server: str, device: str
 ) -> None:
     """Guests number their disks, so a requested device name could belong to another disk."""
@@ -205,7 +205,9 @@ def test_attach_volume_of_other_zone_without_cross_az_attach_returns_400(
 
 
 @pytest.mark.parametrize("state", ["suspended", "error", "rescued"])
-def test_volume_changes_in_wrong_state_return_409(cloud: Cloud, server: str, state: str) -> None:
+def test_attach_and_detach_volume_in_wrong_state_return_409(
+    cloud: Cloud, server: str, state: str
+) -> None:
     attach(cloud, server)
     finish_attachments(cloud, server, vm_state=state)
     assert read_refusal(attach(cloud, server, OTHER), 409).startswith("Cannot 'attach_volume'")
@@ -214,7 +216,7 @@ def test_volume_changes_in_wrong_state_return_409(cloud: Cloud, server: str, sta
 
 
 @pytest.mark.parametrize("state", ["shelved", "shelved_offloaded"])
-def test_volume_changes_of_shelved_server_need_2_20(
+def test_attach_and_detach_volume_of_shelved_server_need_2_20(
     cloud: Cloud, volumes: Volumes, server: str, state: str
 ) -> None:
     host = None if state == "shelved_offloaded" else "host1"
@@ -415,7 +417,9 @@ def fail_next_attachment(cloud: Cloud) -> None:
     cloud.wakeup.wake = wake  # type: ignore[method-assign]
 
 
-def test_attach_volume_returns_refusal_of_volume_service(make_cloud: Callable[..., Cloud]) -> None:
+def test_attach_volume_refused_by_volume_service_returns_400_with_reason(
+    make_cloud: Callable[..., Cloud],
+) -> None:
     cloud = make_cloud(answer_timeout_seconds=5)
     add_volume_service(cloud)
     server = cloud.create()
@@ -488,7 +492,7 @@ def test_concurrent_attachments_to_one_server_all_succeed(
     assert len(find_actions(cloud, "attach_volume")) == len(volumes)
 
 
-def test_action_waits_for_volume_attachment_without_task_state(
+def test_pause_during_attach_volume_waits_and_is_accepted(
     conducted_cloud: tuple[Cloud, str],
 ) -> None:
     cloud, server = conducted_cloud

@@ -141,7 +141,7 @@ def test_create_image_does_not_quiesce_stopped_guest(
 
 
 @pytest.mark.parametrize(("required", "status"), [("yes", 409), ("no", 202)])
-def test_create_image_without_quiesce_fails_when_image_requires_quiesce(
+def test_create_image_without_quiesce_fails_only_if_image_requires_quiesce(
     cloud: Cloud, volumes: Volumes, server: str, required: str, status: int
 ) -> None:
     image = {"id": "", "properties": {"os_require_quiesce": required}}
@@ -172,7 +172,7 @@ def test_create_image_deletes_snapshots_when_service_refuses_or_fails(
     ("problem", "status", "count"),
     [(errors.Busy("Another action has it."), 409, 0), (errors.Unsure("No answer."), 503, 2)],
 )
-def test_create_image_deletes_snapshots_when_action_did_not_begin(
+def test_create_image_keeps_snapshots_only_if_action_may_have_begun(
     cloud: Cloud,
     volumes: Volumes,
     server: str,

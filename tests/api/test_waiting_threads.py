@@ -68,5 +68,5 @@ def test_list_servers_is_answered_while_server_requests_wait(tmp_path: Path) -> 
         ("/v2.1/os-hypervisors/1/uptime", False),
     ],
 )
-def test_may_wait_is_true_for_requests_below_one_server(path: str, waits: bool) -> None:
+def test_may_wait_is_true_only_for_subresources_of_one_server(path: str, waits: bool) -> None:
     assert may_wait(path) is waits

@@ -401,7 +401,7 @@ def test_create_server_stores_devices_of_pci_alias_in_its_flavor(
         ({"hw_disk_bus": "scsi"}, None),
     ],
 )
-def test_rebuild_with_image_of_other_hardware_needs_returns_400(
+def test_rebuild_with_image_of_other_numa_or_cpu_needs_returns_400(
     cloud: Cloud, properties: dict[str, str], difference: str | None
 ) -> None:
     server = post_server(cloud, flavorRef=add_flavor_with_specs(cloud)).json["server"]["id"]

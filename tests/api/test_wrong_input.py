@@ -261,7 +261,9 @@ def test_tag_with_control_character_returns_400(cloud: Cloud, sign: str) -> None
 @pytest.mark.parametrize(
     "raw", [b"null", b"[]", b"7", b'"x"', b'{"server": null}', b'{"server": {"name": "a\\u0000"}}']
 )
-def test_create_server_with_json_of_wrong_type_returns_400(cloud: Cloud, raw: bytes) -> None:
+def test_create_server_with_wrong_json_type_or_nul_in_name_returns_400(
+    cloud: Cloud, raw: bytes
+) -> None:
     assert cloud.call("POST", "/servers", raw=raw).status_code == 400
 
 
@@ -455,7 +457,7 @@ def test_create_server_returns_503_when_image_service_is_down(cloud: Cloud) -> N
         "/flavors/detail?sort_dir=up",
     ],
 )
-def test_list_with_invalid_query_returns_400(cloud: Cloud, path: str) -> None:
+def test_list_servers_and_flavors_with_invalid_query_return_400(cloud: Cloud, path: str) -> None:
     answer = cloud.call("GET", path)
     assert answer.status_code == 400
     assert answer.json["badRequest"]["code"] == 400
@@ -601,7 +603,7 @@ def test_requests_return_503_while_database_has_other_version(cloud: Cloud) -> N
         ("GET", "/", 200),
     ],
 )
-def test_path_with_trailing_slash_returns_404(
+def test_path_with_trailing_slash_returns_404_except_root(
     cloud: Cloud, method: str, path: str, status: int
 ) -> None:
     assert cloud.call(method, path).status_code == status

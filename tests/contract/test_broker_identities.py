@@ -78,7 +78,9 @@ def world(broker: Broker) -> Iterator[World]:
     world.close()
 
 
-def test_host_user_may_send_heartbeats_and_answer_commands(world: World, broker: Broker) -> None:
+def test_broker_lets_host_user_send_heartbeats_and_answer_commands(
+    world: World, broker: Broker
+) -> None:
     recorder, here = CallRecorder(HeartbeatAnswer(True)), CallRecorder({"x": 1})
     control = world.serve_conductor(recorder)
     link = world.serve_host("h1", here, broker.host_url("h1"))
@@ -267,7 +269,9 @@ def roles(broker: Broker) -> Iterator[dict[str, Any]]:
     world.close()
 
 
-def test_service_roles_may_send_their_messages(roles: dict[str, Any], broker: Broker) -> None:
+def test_broker_lets_service_roles_send_their_messages(
+    roles: dict[str, Any], broker: Broker
+) -> None:
     world, opened = roles["world"], roles["transports"]
     assert conductor.ConductorClient(roles["link"]).heartbeat(
         Heartbeat("h1", 3), 5

@@ -126,7 +126,7 @@ def test_prefetch_reports_abandoned_images_as_failed(store: Store, number: int) 
     assert stored_rows(store) == []
 
 
-def test_cached_image_is_not_due_again(store: Store, number: int) -> None:
+def test_prefetched_image_of_host_is_not_due_again(store: Store, number: int) -> None:
     request_images(store, number, *BOTH)
     store.write(lambda tx: tx.execute(sa.update(schema.heartbeats).values(up=True)))
     record_report(store, "h1", i1="")

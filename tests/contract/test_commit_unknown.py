@@ -159,7 +159,7 @@ CREATE_AND_CHECK = {
 
 
 @pytest.mark.parametrize("table", CREATE_AND_CHECK, ids=str)
-def test_create_row_happens_once_when_commit_is_unknown(
+def test_row_of_each_table_is_created_once_when_commit_is_unknown(
     store: Store, is_committed: bool, table: sa.Table
 ) -> None:
     make, is_made = CREATE_AND_CHECK[table]

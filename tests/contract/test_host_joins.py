@@ -167,7 +167,7 @@ def rig(world: World, sqlite_store: Store) -> Rig:
     return Rig(world, sqlite_store)
 
 
-def test_join_returns_identity_once_and_refuses_second_machine(rig: Rig) -> None:
+def test_join_returns_same_identity_to_first_machine_and_refuses_second(rig: Rig) -> None:
     token = rig.token()
     link = rig.link(token)
     client = HostJoinsClient(link)
@@ -196,7 +196,9 @@ def test_join_with_expired_token_raises_conflict_and_names_command(rig: Rig) -> 
         client.join()
 
 
-def test_join_key_is_refused_for_other_messages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_join_key_is_refused_for_other_messages_and_other_keys_for_join(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same holds for a host's own key, the key of another host, and a guessed key."""
     monkeypatch.setattr("common.rpc.host_credentials.ANSWER_SECONDS", 0.5)
     token = rig.token()

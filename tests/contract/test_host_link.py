@@ -542,7 +542,7 @@ def test_broker_drops_flood_of_host_and_conductor_answers_other_host(
     assert link.sync(Sync("h2", 3), 5) == (SyncAnswer(3), None)
 
 
-def test_new_conductor_lifts_quarantine_after_death_of_first(world: World) -> None:
+def test_new_conductor_lifts_quarantine_of_host_after_death_of_first(world: World) -> None:
     recorder = CallRecorder((SyncAnswer(3), None))
     first = world.serve_conductor(recorder)
     flood(world, f"{REPORTS}.h1", 4 * host_bounds.FLOOD_MESSAGES)
@@ -553,7 +553,7 @@ def test_new_conductor_lifts_quarantine_after_death_of_first(world: World) -> No
     assert link.sync(Sync("h1", 3), 5) == (SyncAnswer(3), None)
 
 
-def test_host_added_during_quarantine_of_other_host_is_bound(
+def test_queue_of_host_added_during_quarantine_of_other_host_is_bound(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_bindings, "REPEAT_SECONDS", 0.2)

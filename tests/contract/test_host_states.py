@@ -70,7 +70,7 @@ def claim(tx: Connection, server: str, host: str, **amounts: int) -> None:
     assert request.host == host
 
 
-def test_host_snapshot_contains_inventory_traits_and_facts(
+def test_host_states_snapshot_contains_inventory_traits_and_facts(
     store: Store, look: Callable[..., Snapshot]
 ) -> None:
     assert look().names == []
@@ -112,7 +112,7 @@ def test_host_snapshot_contains_inventory_traits_and_facts(
     )
 
 
-def test_host_snapshot_shows_each_change_after_incremental_read(
+def test_host_states_snapshot_shows_each_change_after_next_read(
     store: Store, look: Callable[..., Snapshot]
 ) -> None:
     new_host(store, "a")
@@ -151,7 +151,7 @@ def age(tx: Connection) -> None:
     )
 
 
-def test_host_snapshot_marks_silent_host_down_until_next_heartbeat(
+def test_host_states_snapshot_shows_silent_host_down_until_heartbeat(
     store: Store, look: Callable[..., Snapshot]
 ) -> None:
     for name in ("a", "b", "c", "d", "e", "f"):
@@ -173,7 +173,7 @@ def test_host_snapshot_marks_silent_host_down_until_next_heartbeat(
 
 
 # fmt: off
-def test_host_snapshot_contains_groups_actions_metrics_and_images(store: Store, look: Callable[..., Snapshot]) -> None:
+def test_host_states_have_groups_actions_metrics_and_images(store: Store, look: Callable[..., Snapshot]) -> None:
     new_host(store, "a")
     group = store.write(lambda tx: server_groups.create(tx, {
         "project_id": "p", "user_id": "u", "name": "g", "policy": "anti-affinity",
@@ -203,7 +203,7 @@ def test_host_snapshot_contains_groups_actions_metrics_and_images(store: Store, 
 # fmt: on
 
 
-def test_host_state_marks_show_change_of_aggregates(store: Store) -> None:
+def test_host_states_marks_contain_new_aggregate_and_new_host(store: Store) -> None:
     empty = store.read(lambda tx: host_states.marks(tx, 0))
     assert (empty.number, empty.total, empty.newest, empty.changed) == (
         0,
@@ -219,7 +219,7 @@ def test_host_state_marks_show_change_of_aggregates(store: Store) -> None:
     assert (then.number, then.total) == (1, aggregate.id) and then.newest >= empty.read_at
 
 
-def test_store_metrics_ignores_claim_lock_and_does_not_mark_host_changed(store: Store) -> None:
+def test_store_metrics_does_not_wait_for_claim_or_mark_host_as_changed(store: Store) -> None:
     def read_changes() -> list[tuple[int, int]]:
         return [
             (row.generation, row.changed_at)
@@ -245,7 +245,7 @@ def test_store_metrics_ignores_claim_lock_and_does_not_mark_host_changed(store: 
     assert read_changes() == before
 
 
-def test_describe_of_removed_host_creates_no_provider(store: Store) -> None:
+def test_hosts_describe_of_removed_host_creates_no_provider(store: Store) -> None:
     store.write(
         lambda tx: hosts.describe(
             tx, "gone", HostInventory("QEMU", 7002000, "gone", 10, 10240, 1000)

@@ -27,7 +27,7 @@ with Servers(Path(sys.argv[1])) as servers:
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_server_starts_when_configuration_of_machine_is_invalid(kind: str) -> None:
+def test_rabbitmq_and_mariadb_start_despite_invalid_config_of_machine(kind: str) -> None:
     etc, name, text = BROKEN[kind]
     script = (
         'mkdir -p "$1" && mount -t tmpfs none "$1" && mkdir -p "$(dirname "$1/$2")" && '

@@ -185,7 +185,7 @@ def test_unbind_at_keeps_active_port_binding(rig: Rig) -> None:
     assert (bound_host(rig, port), rig.inactive(port)) == ("h1", [])
 
 
-def test_bind_also_on_unable_host_returns_binding_failed(rig: Rig) -> None:
+def test_bind_also_of_port_on_dead_host_returns_binding_failed(rig: Rig) -> None:
     port = rig.port("h1")
     for _ in range(4):  # The circuit breaker would open after three failures.
         also = rig.service.bind_also(rig.service.port(port), rig.dead)
@@ -216,7 +216,7 @@ def test_port_update_of_host_id_removes_other_binding(rig: Rig) -> None:
     assert (bound_host(rig, port), rig.inactive(port)) == ("h2", [])
 
 
-def test_activate_binds_port_on_service_without_extension(older: Rig) -> None:
+def test_activate_binds_port_on_network_service_without_binding_extension(older: Rig) -> None:
     port = older.port("h1")
     assert older.service.bind_also(older.service.port(port), "h2") is None
     assert bound_host(older, port) == "h1"

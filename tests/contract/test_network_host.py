@@ -173,7 +173,7 @@ sys.stdin.read()
 """
 
 
-def test_metadata_slow_guest_does_not_delay_other_guests(lab: Lab) -> None:
+def test_guest_with_slow_metadata_request_does_not_delay_other_guests(lab: Lab) -> None:
     mine, theirs = lab.network(), lab.network(project="project-2")
     slow, beside, other = (
         lab.guest(mine, "10.0.0.5"),

@@ -18,7 +18,7 @@ from deploy.one_machine.services.network.host.state import StateFolder
 from tests.contract.network_lab import Lab, await_true, mac, run
 
 
-def test_host_part_restores_same_rules_after_kill_at_any_time(lab: Lab) -> None:
+def test_network_host_part_restores_rules_after_kill_at_any_time(lab: Lab) -> None:
     network, machine = lab.network(), lab.machines["x1"]
     guest, other = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
     for client in (guest, other):
@@ -51,7 +51,7 @@ def test_host_part_restores_same_rules_after_kill_at_any_time(lab: Lab) -> None:
     assert other.dhcp()
 
 
-def test_host_part_removes_stale_leases_without_disturbing_others(lab: Lab) -> None:
+def test_network_host_part_removes_stale_leases_and_keeps_the_others(lab: Lab) -> None:
     network, machine = lab.network(), lab.machines["x1"]
     folder = Path(f"/run/kn-{machine.tag()}")
     stays, goes, moves, late = (lab.guest(network, f"10.0.0.{number}") for number in (5, 6, 7, 8))
@@ -94,7 +94,7 @@ def test_host_part_removes_stale_leases_without_disturbing_others(lab: Lab) -> N
     assert "ip=10.0.0.5" in stays.dhcp()
 
 
-def test_host_part_starts_without_service_and_repairs_sabotage(lab: Lab) -> None:
+def test_network_host_part_starts_without_service_and_repairs_damage(lab: Lab) -> None:
     network, machine = lab.network(), lab.machines["x1"]
     guest, other = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
     guest.dhcp()
@@ -130,7 +130,7 @@ def test_host_part_starts_without_service_and_repairs_sabotage(lab: Lab) -> None
     )
 
 
-def test_host_part_reports_failed_ports_and_wires_the_others(lab: Lab) -> None:
+def test_network_host_part_reports_failed_ports_and_wires_the_others(lab: Lab) -> None:
     good, bad = lab.network(), lab.network("10.1.0.0/24")
     guest = lab.guest(good, "10.0.0.5")
     host = lab.machines["x1"]
@@ -173,7 +173,7 @@ def handle(space: str, table: str) -> str:
     return next(line for line in output.splitlines() if "@own4" in line).split("handle ")[1]
 
 
-def test_host_part_clean_keeps_settings_of_other_cloud(lab: Lab, tmp_path: Path) -> None:
+def test_network_host_part_clean_keeps_settings_of_other_cloud(lab: Lab, tmp_path: Path) -> None:
     space = lab.space("two")
     run("ip", "netns", "add", space)
     try:
@@ -268,7 +268,7 @@ def test_host_part_full_apply_changes_no_device_route_or_rule(
         run("ip", "netns", "del", space)
 
 
-def test_host_part_clean_removes_all_devices_rules_and_processes(lab: Lab) -> None:
+def test_network_host_part_clean_removes_all_devices_rules_and_processes(lab: Lab) -> None:
     network, machine = lab.network(), lab.machines["x2"]
     outside = lab.network("172.24.4.0/24", external=True)
     lab.guest(network, "10.0.0.5", host="x2")

@@ -290,7 +290,7 @@ def test_security_groups_are_listed_by_project(rig: Rig) -> None:
     assert {"id", "name", "description", "project_id", "security_group_rules"} <= set(whole)
 
 
-def test_ports_left_follows_quota_and_ports(rig: Rig) -> None:
+def test_ports_left_is_port_quota_minus_ports_or_minus_1_when_unlimited(rig: Rig) -> None:
     red = rig.add_network("red", MINE, None)
     rig.set_limit(MINE, 3)
     assert rig.client.ports_left("mine", MINE) == 3

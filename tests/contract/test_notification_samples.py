@@ -249,7 +249,7 @@ def test_other_notifications_match_nova_samples(samples: Path) -> None:
     }
 
 
-def test_differences_detects_changed_and_missing_keys(samples: Path) -> None:
+def test_notification_differences_detect_changed_and_missing_keys(samples: Path) -> None:
     ours = read_sample(samples / "instance-create-end.json")["payload"]
     assert list(differences(ours, ours, "payload")) == []
     data = ours["nova_object.data"]

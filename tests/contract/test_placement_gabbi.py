@@ -115,7 +115,7 @@ def listed_failures(name: str) -> set[str]:
     return {test for group in KNOWN["failing"].values() for test in group["tests"].get(name, [])}
 
 
-def test_placement_gabbi_failures_match_list(
+def test_placement_gabbi_failures_match_list_of_known_failures(
     gabbits: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -147,7 +147,7 @@ def test_placement_gabbi_failures_match_list(
 
 @pytest.mark.slice("operations")
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
-def test_placement_gabbi_failures_match_list_on_other_databases(
+def test_placement_gabbi_failures_on_other_databases_match_known_ones(
     gabbits: Path, tmp_path: Path, kind: str, servers: Callable[[str], Server]
 ) -> None:
     databases = servers(kind)

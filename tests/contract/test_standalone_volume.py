@@ -153,7 +153,9 @@ def test_openstacksdk_lists_volumes_in_pages_with_filters(rig: Rig, member: Any)
         ("limit=0", 200),
     ],
 )
-def test_volume_list_with_invalid_query_returns_400(rig: Rig, query: str, status: int) -> None:
+def test_volume_list_returns_400_for_invalid_query_and_200_for_limit_0(
+    rig: Rig, query: str, status: int
+) -> None:
     assert rig.ask(rig.admin, "GET", f"/volumes/detail?{query}").status_code == status
 
 

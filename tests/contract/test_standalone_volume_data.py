@@ -110,7 +110,7 @@ def test_volume_extend_works_when_available_and_attached(rig: Rig, member: Any) 
     rig.ask(member, "DELETE", f"/volumes/{key}")
 
 
-def test_volume_flags_and_status_are_set(rig: Rig, member: Any) -> None:
+def test_volume_bootable_and_readonly_flags_and_status_can_be_set(rig: Rig, member: Any) -> None:
     storage, key = member.block_storage, rig.volume(member)
     storage.set_volume_bootable_status(key, True)
     storage.set_volume_readonly(key, True)
@@ -225,7 +225,9 @@ def test_volume_quotas_limit_creates_and_count_usage(rig: Rig, member: Any) -> N
 
 
 @pytest.mark.parametrize("plural", ["backups", "groups", "group_snapshots", "messages"])
-def test_list_of_unsupported_resource_is_empty(rig: Rig, member: Any, plural: str) -> None:
+def test_list_of_unsupported_volume_service_resource_is_empty(
+    rig: Rig, member: Any, plural: str
+) -> None:
     assert rig.ask(member, "GET", f"/{plural}").json() == {plural: []}
     assert rig.ask(member, "GET", f"/{plural}/detail").json() == {plural: []}
 

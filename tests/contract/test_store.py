@@ -357,7 +357,7 @@ def test_insert_ignore_keeps_existing_row(store: Store) -> None:
     assert store.read(lambda tx: tx.scalar(sa.select(schema.projects.c.quota_seq))) == 1
 
 
-def test_confirm_debts_requires_own_host_and_fence_and_frees_allocation(store: Store) -> None:
+def test_confirm_removals_needs_own_host_and_fence_and_frees_allocation(store: Store) -> None:
     server = active_server(store)
     host = store.read(lambda tx: tx.scalar(sa.select(schema.servers.c.host)))
     store.write(lambda tx: guests.add_removal(tx, server, 5))
@@ -373,7 +373,7 @@ def test_confirm_debts_requires_own_host_and_fence_and_frees_allocation(store: S
         )
 
 
-def test_services_judge_marks_silent_hosts_down_only_if_most_report(store: Store) -> None:
+def test_silent_hosts_are_marked_down_only_if_most_other_hosts_report(store: Store) -> None:
     for number in range(10):
         new_host(store, f"h{number}")
 
@@ -408,7 +408,7 @@ def report_hypervisor(store: Store, host: str, hostname: str) -> None:
     store.write(lambda tx: hosts.register(tx, host, "boot", inventory))
 
 
-def test_register_refuses_hypervisor_name_of_another_host(
+def test_host_registration_refuses_hypervisor_name_of_another_host(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     for host, hostname in (("h1", "h1"), ("h2", "n2.cloud"), ("h3", "n3.cloud")):
@@ -427,14 +427,14 @@ def test_register_refuses_hypervisor_name_of_another_host(
     assert hypervisors(store)["h3"] == ("n3.cloud", None)
 
 
-def test_register_gives_host_its_own_name_although_another_reported_it(store: Store) -> None:
+def test_host_registration_gives_host_its_name_taken_by_another_host(store: Store) -> None:
     report_hypervisor(store, "h3", "h4")
     assert hypervisors(store)["h3"] == ("h4", None)
     report_hypervisor(store, "h4", "h4")
     assert hypervisors(store) == {"h3": ("h3", "h4"), "h4": ("h4", None)}
 
 
-def test_register_leaves_duplicate_hypervisor_name_to_older_host(store: Store) -> None:
+def test_host_registration_leaves_duplicate_hypervisor_name_to_older_host(store: Store) -> None:
     """An earlier version of Kilonova accepted the same name from two hosts."""
     for host in ("h1", "h2"):
         report_hypervisor(store, host, host)
@@ -445,7 +445,7 @@ def test_register_leaves_duplicate_hypervisor_name_to_older_host(store: Store) -
     assert hypervisors(store) == {"h1": ("n.cloud", None), "h2": ("h2", "n.cloud")}
 
 
-def test_register_opens_new_session_and_detects_new_boot(store: Store) -> None:
+def test_host_registration_opens_new_session_and_detects_new_boot(store: Store) -> None:
     inventory = HostInventory("memory", 1, "h1", 4, 1024, 10, traits=["COMPUTE_NODE"])
 
     def registration(boot: str) -> tuple[int, bool]:
@@ -507,7 +507,7 @@ def test_reports_lock_servers_before_providers_of_registering_host(store: Store)
         assert next(answer.session > 1 for answer in future.result(timeout=20))
 
 
-def test_list_refused_omits_refusals_older_than_the_given_seconds(store: Store) -> None:
+def test_list_refused_hosts_omits_refusals_older_than_given_seconds(store: Store) -> None:
     for host in ("h1", "h2", "h3"):
         report_hypervisor(store, host, "h1" if host == "h3" else host)
     store.write(lambda tx: hosts.note_refusals(tx, {"h2": 7}))

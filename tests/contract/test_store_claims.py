@@ -333,7 +333,7 @@ def test_claim_on_disabled_host_accepts_only_forced_and_present_servers(store: S
     assert claim(store, late) == ["h1"]
 
 
-def test_hand_back_returns_allocations_on_disabled_source(store: Store) -> None:
+def test_hand_back_of_allocations_on_disabled_source_host_is_accepted(store: Store) -> None:
     """A disabled host refuses new servers only.
 
     After a revert the server has the migration's allocations on the source again.

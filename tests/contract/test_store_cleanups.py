@@ -109,7 +109,7 @@ def test_add_of_late_cleanup_postpones_only_waiting_row_of_same_place(store: Sto
     assert read_due()["v1"] > cleanups.LATE_CALL
 
 
-def test_strike_keeps_cleanup_when_fence_of_server_has_changed(store: Store) -> None:
+def test_cleanups_strike_keeps_cleanup_when_fence_of_server_has_changed(store: Store) -> None:
     add(store, "p1", "p2")
     [first, second] = take(store)
     assert store.read(lambda tx: cleanups.server_of(tx, first)) is None
@@ -120,7 +120,7 @@ def test_strike_keeps_cleanup_when_fence_of_server_has_changed(store: Store) -> 
     assert store.read(cleanups.list_all) == []
 
 
-def test_cleanup_can_be_forgotten_by_target_and_dropped_by_id(store: Store) -> None:
+def test_cleanup_can_be_forgotten_by_target_and_cancelled_by_id(store: Store) -> None:
     add(store, "p1", "p2")
     store.write(lambda tx: cleanups.forget(tx, cleanups.PORT, "p1"))
     [cleanup] = store.read(cleanups.list_all)

@@ -284,7 +284,7 @@ def test_doctor_reports_broken_invariant_with_subject_and_text(store: Store, nam
     assert any(text in finding.text for finding in findings), findings
 
 
-def test_doctor_ignores_notifications_with_short_wait(store: Store) -> None:
+def test_doctor_ignores_notifications_unsent_for_a_short_time(store: Store) -> None:
     store.write(add_unsent_notification(outbox.LATE - 60 * SECOND))
     assert store.read(doctor.check) == []
 

@@ -197,7 +197,7 @@ def test_evacuation_is_completed_when_dead_host_returns_and_cleans_up(
     assert cloud.findings() == []
 
 
-def test_abandon_of_finished_resize_confirms_and_removes_source_guest(
+def test_abandon_of_unconfirmed_resize_confirms_and_removes_source_guest(
     cloud: Cloud, store: Store
 ) -> None:
     server = server_on(cloud, "h1")
@@ -321,7 +321,7 @@ def test_migration_pages_apply_filters(store: Store, filters: dict[str, Any], in
     assert "".join(str(uuids.index(row.uuid)) for row in page) == indexes
 
 
-def test_request_control_is_accepted_only_in_matching_status(store: Store) -> None:
+def test_migration_abort_request_is_accepted_only_in_matching_status(store: Store) -> None:
     uuids = add_migrations(store, 2)
     assert not store.write(
         lambda tx: migrations.request_control(tx, uuids[0], Control.ABORT, migrations.QUEUED)
@@ -346,7 +346,7 @@ def test_request_control_is_accepted_only_in_matching_status(store: Store) -> No
     assert store.read(lambda tx: migrations.requested_controls(tx, "h1")) == []
 
 
-def test_unconfirmed_returns_resizes_older_than_limit_until_revert(
+def test_find_unconfirmed_returns_resizes_older_than_limit_until_revert(
     cloud: Cloud, store: Store
 ) -> None:
     server = server_on(cloud, "h1")
@@ -382,7 +382,7 @@ def test_evacuation_stays_done_while_source_has_pending_removal(store: Store) ->
 
 
 # --- commands on dead hosts ---
-def test_commands_are_given_up_on_silent_host_before_switch_or_dead_host(
+def test_commands_to_dead_or_silent_destination_are_listed_to_give_up(
     cloud: Cloud, store: Store
 ) -> None:
     server = server_on(cloud, "h1")
@@ -485,7 +485,7 @@ def test_parallel_moves_and_reverts_keep_allocations_exact(store: Store) -> None
     ] == []
 
 
-def test_registration_during_fencing_clears_forced_down(cloud: Cloud, store: Store) -> None:
+def test_host_registration_during_fencing_clears_forced_down(cloud: Cloud, store: Store) -> None:
     """The registration waits for the end of the fencing, and then clears the forced-down state."""
     if store.dialect_name == "sqlite":
         # SQLite has a single writer.
@@ -506,7 +506,7 @@ def test_registration_during_fencing_clears_forced_down(cloud: Cloud, store: Sto
     assert not store.read(lambda tx: services.are_dead(tx, "h1"))
 
 
-def test_registration_keeps_forced_down_of_admin_and_clears_fencing(
+def test_host_registration_keeps_forced_down_of_admin_and_clears_fencing(
     cloud: Cloud, store: Store
 ) -> None:
     cloud.force_down("h1")

@@ -300,7 +300,7 @@ def test_parallel_moves_of_two_provider_trees_create_no_cycle(store: Store) -> N
     assert {row.root_uuid for row in rows.values()} == {root}
 
 
-def test_register_adopts_existing_provider_with_name_of_host(store: Store) -> None:
+def test_host_registration_adopts_existing_provider_with_name_of_host(store: Store) -> None:
     uuid = create_provider(store, "host", CUSTOM_X=3, VCPU=2)
     store.write(lambda tx: traits.put(tx, providers.lock(tx, uuid), [COMPUTE_DISABLED]))
     store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
@@ -318,7 +318,7 @@ def test_register_adopts_existing_provider_with_name_of_host(store: Store) -> No
     store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
 
 
-def test_register_is_refused_when_namesake_provider_has_children(store: Store) -> None:
+def test_host_registration_is_refused_if_namesake_provider_has_children(store: Store) -> None:
     create_provider(store, "leaf", create_provider(store, "host"))
     with pytest.raises(errors.Conflict, match="Rename this provider"):
         store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))

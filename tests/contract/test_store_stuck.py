@@ -72,7 +72,7 @@ def test_stuck_action_ends_after_retry_settle_or_abort(cloud: Cloud, remedy: str
     assert cloud.findings() == []
 
 
-def test_outstanding_omits_known_commands_and_locked_actions(cloud: Cloud) -> None:
+def test_outstanding_commands_omit_commands_known_to_host_or_locked(cloud: Cloud) -> None:
     """The read does not wait for a row that another transaction has locked."""
     servers = cloud.create(3, host="h1", forced=True, networks=[])
     cloud.settle()
@@ -110,7 +110,7 @@ def test_outstanding_omits_known_commands_and_locked_actions(cloud: Cloud) -> No
         assert time.monotonic() - start < 2
 
 
-def test_debts_omit_removals_known_to_host(cloud: Cloud) -> None:
+def test_pending_guest_removals_omit_removals_known_to_host(cloud: Cloud) -> None:
     servers = cloud.create(2, host="h1", forced=True, networks=[])
     cloud.settle()
     with cloud.store.begin() as tx:
@@ -120,7 +120,7 @@ def test_debts_omit_removals_known_to_host(cloud: Cloud) -> None:
     assert [removal.server_id for removal in removals] == [servers[1]]
 
 
-def test_unlocked_omits_locked_servers_without_waiting(cloud: Cloud) -> None:
+def test_find_unlocked_omits_locked_servers_without_waiting(cloud: Cloud) -> None:
     locked, free = cloud.create(2, networks=[])
     assert cloud.store.write(lambda tx: actions.find_unlocked(tx, [locked, free, "gone"])) == {
         locked,

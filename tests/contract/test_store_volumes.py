@@ -219,7 +219,7 @@ def test_set_delete_on_termination_changes_row_of_volume(store: Store) -> None:
         store.write(lambda tx: volumes.set_delete_on_termination(tx, server, OTHER, True))
 
 
-def test_leaving_marks_volumes_of_deleted_servers_detaching(store: Store) -> None:
+def test_volumes_leaving_marks_volumes_of_given_servers_as_detaching(store: Store) -> None:
     first, second = add_server(store), add_server(store)
     rows = {first: [attach(store, first)], second: [attach(store, second, OTHER)]}
     leaving = store.write(lambda tx: volumes.leaving(tx, [first, second]))
@@ -251,7 +251,7 @@ def test_doctor_reports_wrong_volume_count_and_volumes_of_deleted_server(store: 
     assert sorted(list_wrong_counts()) == sorted([server, deleted_server])
 
 
-def test_block_devices_exchange_names_in_one_change(store: Store) -> None:
+def test_block_devices_change_swaps_device_names_of_two_volumes_at_once(store: Store) -> None:
     server = add_server(store)
     rows = [attach(store, server, volume) for volume in (VOLUME, OTHER)]
     names = [row.device_name for row in rows]

@@ -120,7 +120,7 @@ def test_parallel_usage_audits_notify_once_per_server(april: Store) -> None:
     assert sorted(row.key for row in read_outbox(april)) == active_servers
 
 
-def test_usage_audit_runs_only_if_configured_and_once_a_minute(april: Store) -> None:
+def test_usage_audit_runs_only_with_audit_periods_and_once_a_minute(april: Store) -> None:
     server = add_server_with_times(april, "2026-03-02T00:00:00Z")
     sender = new_sender(april, Broker())
     sender.audit_usage()

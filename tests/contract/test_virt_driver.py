@@ -147,7 +147,7 @@ def test_reboot_starts_stopped_guest(rig: Rig) -> None:
     assert rig.driver.reboot(spec.server, 3, 5, QUIET) == DomainState(spec.server, RUNNING, 3)
 
 
-def test_watch_reports_guest_poweroff_from_inside_within_seconds(rig: Rig) -> None:
+def test_driver_watch_reports_guest_poweroff_from_inside_within_seconds(rig: Rig) -> None:
     if rig.kind == "test":
         pytest.skip("no program runs in a guest of libvirt's mock-up")
     events: list[tuple[str, object]] = []
@@ -165,7 +165,7 @@ def test_watch_reports_guest_poweroff_from_inside_within_seconds(rig: Rig) -> No
     )
 
 
-def test_watch_reports_start_and_stop(rig: Rig) -> None:
+def test_driver_watch_reports_start_and_stop_of_guest(rig: Rig) -> None:
     events: list[str] = []
     rig.driver.watch(events.append)
     spec = rig.boot()

@@ -242,7 +242,7 @@ def test_rescue_and_unrescue_keep_bus_addresses_of_interfaces(
     libvirt.close()
 
 
-def test_ensure_guest_with_paused_spec_waits_for_ensure_running(rig: Rig) -> None:
+def test_ensure_guest_with_paused_spec_starts_only_at_ensure_running(rig: Rig) -> None:
     spec = rig.spec(user_data=NICS, interfaces=[rig.interface()], paused=True)
     for _ in range(2):
         assert rig.driver.ensure_guest(spec, rig.read_image, QUIET) == DomainState(
@@ -321,7 +321,7 @@ def bridging_rig(hotplug_rig: Rig, tmp_path: Path) -> Rig:
     return hotplug_rig
 
 
-def test_driver_creates_bridges_of_networks_when_configured(bridging_rig: Rig) -> None:
+def test_driver_with_bridge_helper_creates_only_bridges_named_by_network(bridging_rig: Rig) -> None:
     rig, phases = bridging_rig, Phases()
     quiet = VerbContext(phases, lambda: "waiting for the network" in phases)
     first, second, third = (rig.name_bridge(f"brq{str(uuid.uuid4())[:11]}") for _ in range(3))
@@ -354,7 +354,7 @@ def remove_bridge(rig: Rig, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "unbound", "binding_failed", "hostdev"])
-def test_unpluggable_port_fails_and_changes_nothing(rig: Rig, kind: str) -> None:
+def test_verbs_with_port_of_unusable_vif_type_fail_and_change_nothing(rig: Rig, kind: str) -> None:
     bad = replace(rig.interface(), vif_type=kind)
     spec = rig.spec(interfaces=[rig.interface(), bad])
     with pytest.raises(VerbFailed, match=kind or "vif_type none") as failure:

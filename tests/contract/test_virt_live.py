@@ -293,7 +293,7 @@ def start_migration_and_kill_agent(
         agent.kill()
 
 
-def test_live_migration_continues_after_agent_death_and_is_joined(traveller: Traveller) -> None:
+def test_live_migrate_joins_running_migration_after_death_of_agent(traveller: Traveller) -> None:
     to = traveller.prepare()
     start_migration_and_kill_agent(traveller, traveller.spec, to)
     steered = Steered(
@@ -306,7 +306,7 @@ def test_live_migration_continues_after_agent_death_and_is_joined(traveller: Tra
     traveller.check_arrived()
 
 
-def test_abandoned_live_migration_is_ended_and_not_joined(traveller: Traveller) -> None:
+def test_live_migrate_ends_abandoned_migration_and_does_not_join_it(traveller: Traveller) -> None:
     traveller.prepare()
     abandoned_spec, to, libvirt = (
         traveller.spec,

@@ -298,7 +298,7 @@ def test_cold_migration_creates_local_disks_of_new_flavor(pair: Pair) -> None:
     assert pair.destination.driver.install(new_spec, True, QUIET).power_state == RUNNING
 
 
-def test_cold_migration_on_shared_storage_creates_new_local_disks(sharing: Pair) -> None:
+def test_cold_migration_on_shared_storage_creates_disks_added_by_flavor(sharing: Pair) -> None:
     spec = sharing.source.boot(image=linux_image(sharing.source), flavor=BARE)
     sharing.source.driver.ensure_stopped(spec.server, 1, 0, QUIET)
     new_spec = replace(spec, fence=2, flavor=FLAVOR, disks=[EPHEMERAL, SWAP])

@@ -45,7 +45,7 @@ def test_cold_migration_moves_disk_and_grows_it_to_new_flavor(pair: Pair) -> Non
     assert pair.source.state(spec.server) == (SHUTDOWN, 1)
 
 
-def test_offered_parts_contain_exactly_the_announced_bytes(pair: Pair) -> None:
+def test_cold_migration_offer_contains_exactly_the_announced_bytes(pair: Pair) -> None:
     spec = pair.off_with_canary()
     offered = pair.source.driver.offer(spec.server, 1, SECRET, QUIET)["bytes"]
     parts = pair.peer(spec.server).parts()
@@ -60,7 +60,7 @@ def test_offered_parts_contain_exactly_the_announced_bytes(pair: Pair) -> None:
     assert 0 < pair.transfer(spec) <= offered
 
 
-def test_revert_starts_guest_from_files_left_on_source(pair: Pair) -> None:
+def test_resize_revert_starts_guest_from_files_left_on_source(pair: Pair) -> None:
     before = pair.off_with_canary()
     spec = replace(before, flavor=LARGER)
     pair.transfer(spec)
@@ -105,7 +105,7 @@ def test_install_of_stopped_guest_leaves_it_off_until_start(pair: Pair) -> None:
     )
 
 
-def test_install_of_paused_spec_waits_for_ensure_running(pair: Pair) -> None:
+def test_install_with_paused_spec_starts_guest_only_at_ensure_running(pair: Pair) -> None:
     spec = replace(pair.off_with_canary(), paused=True)
     pair.transfer(spec)
     assert pair.destination.driver.install(spec, True, QUIET) == DomainState(spec.server, PAUSED, 2)
@@ -123,7 +123,7 @@ def test_install_and_receive_fail_without_files(pair: Pair) -> None:
     assert pair.destination.state(spec.server) is None
 
 
-def test_parts_are_readable_only_with_current_secret_of_offer(
+def test_cold_migration_files_are_readable_only_with_secret_of_last_offer(
     pair: Pair,
 ) -> None:
     spec = pair.off_with_canary()
@@ -167,7 +167,9 @@ def check_secret_is_refused(pair: Pair, server: str, secret: str) -> None:
     ],
     ids=["lost", "altered"],
 )
-def test_interrupted_copy_raises_error_and_can_be_repeated(pair: Pair, problem: Exception) -> None:
+def test_interrupted_cold_migration_copy_raises_error_and_can_be_repeated(
+    pair: Pair, problem: Exception
+) -> None:
     spec = pair.off_with_canary()
     with pytest.raises(type(problem), match=str(problem)):
         pair.transfer(spec, cut(problem))
@@ -189,7 +191,7 @@ def test_ensure_absent_after_interrupted_copy_removes_files(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("fault", ["stalls", "trickles"])
-def test_cancelled_copy_ends_within_five_seconds(pair: Pair, fault: str) -> None:
+def test_cancelled_cold_migration_copy_ends_within_five_seconds(pair: Pair, fault: str) -> None:
     spec = pair.off_with_canary()
     cancelled, stall_end = threading.Event(), threading.Event()
     threading.Timer(0.3, cancelled.set).start()

@@ -106,7 +106,7 @@ def ports(element: Element) -> dict[str | None, list[tuple[str | None, str | Non
     }
 
 
-def test_guest_has_metadata_of_nova_for_ceilometer(libvirt_rig: Rig) -> None:
+def test_libvirt_domain_has_nova_metadata_for_ceilometer(libvirt_rig: Rig) -> None:
     spec = boot(libvirt_rig)
     element = read(libvirt_rig, spec.server)
     package = element.find("nova:package", NAMES)
@@ -132,7 +132,7 @@ def test_guest_has_metadata_of_nova_for_ceilometer(libvirt_rig: Rig) -> None:
         assert stats is not None and stats.get("period") == "10"
 
 
-def test_metadata_of_nova_survives_power_changes_resize_and_rename(libvirt_rig: Rig) -> None:
+def test_domain_nova_metadata_survives_power_changes_resize_and_rename(libvirt_rig: Rig) -> None:
     rig = libvirt_rig
     spec = boot(rig)
     before = discover(read(rig, spec.server))
@@ -148,7 +148,7 @@ def test_metadata_of_nova_survives_power_changes_resize_and_rename(libvirt_rig: 
     assert (after["user"], after["project"]) == (before["user"], before["project"])
 
 
-def test_metadata_of_nova_lists_current_ports(libvirt_rig: Rig) -> None:
+def test_domain_nova_metadata_lists_current_ports(libvirt_rig: Rig) -> None:
     rig = libvirt_rig
     if rig.kind == "test":
         pytest.skip("libvirt's mock-up plugs nothing in")

@@ -68,7 +68,7 @@ def refuse_with(problem: Exception) -> Callable[[str], Iterator[bytes]]:
 
 
 @of_libvirt
-def test_receive_copies_base_from_source_when_image_is_unavailable(pair: Pair) -> None:
+def test_receive_copies_base_image_from_source_when_image_is_unavailable(pair: Pair) -> None:
     spec = replace(pair.off_with_canary(), flavor=LARGER)
     pair.source.driver.ensure_stopped(spec.server, 1, 0, QUIET)
     destination, reports = pair.destination.driver, []
@@ -116,7 +116,7 @@ def test_receive_without_base_and_image_raises_error_of_image_service(
 
 
 @of_files
-def test_receive_refuses_base_with_wrong_checksum(pair: Pair) -> None:
+def test_receive_refuses_base_image_with_wrong_checksum(pair: Pair) -> None:
     spec = pair.off_with_canary()
     base(pair.source.folder / "instances" / spec.server).write_bytes(b"imagf" * 1000)
     with serve_files(pair, spec) as peer, pytest.raises(VerbFailed, match="checksum"):

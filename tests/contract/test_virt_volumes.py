@@ -153,7 +153,9 @@ def names_in_guest(rig: Rig, server: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("boot", ["reboot", "stop"])
-def test_booted_guest_counts_volumes_in_order_of_their_names(hotplug_rig: Rig, boot: str) -> None:
+def test_boot_names_volumes_in_guest_in_order_of_their_device_names(
+    hotplug_rig: Rig, boot: str
+) -> None:
     server, driver = hotplug_rig.ready().server, hotplug_rig.driver
     first, second, third = (
         create_volume(hotplug_rig, device=f"/dev/vd{letter}") for letter in "bcb"

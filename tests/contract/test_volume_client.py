@@ -161,7 +161,7 @@ def _has_no_snapshot(service: Service, snapshot_id: str) -> bool:
     return False
 
 
-def test_client_passes_records_of_volumes_and_snapshots_unchanged(service: Service) -> None:
+def test_volume_client_passes_volume_and_snapshot_records_unchanged(service: Service) -> None:
     client, token = service.client, service.token
     volume = client.make(token, "volumes", {"size": 1, "name": "by its record"})
     assert (volume["name"], volume["size"], volume["attachments"]) == ("by its record", 1, [])
@@ -258,7 +258,7 @@ def test_moving_server_has_two_attachments_of_one_volume(service: Service) -> No
     client.delete(token, volume.id)
 
 
-def test_calls_with_unknown_ids_raise_not_found(service: Service) -> None:
+def test_volume_client_calls_with_unknown_ids_raise_not_found(service: Service) -> None:
     client, token, unknown_id = service.client, service.token, ids.new()
     for call in (
         lambda: client.snapshot(token, unknown_id),

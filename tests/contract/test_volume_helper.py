@@ -167,7 +167,7 @@ def test_connect_and_disconnect_iscsi_volume_are_repeatable(
     assert [file.name for file in (tmp_path / "state").glob("*.json")] == []
 
 
-def test_disconnect_ends_session_of_helper_killed_after_login(
+def test_disconnect_ends_iscsi_session_of_helper_killed_after_login(
     machine: Machine, helper: VolumeHelper, tmp_path: Path
 ) -> None:
     attached = new_volume()
@@ -179,7 +179,7 @@ def test_disconnect_ends_session_of_helper_killed_after_login(
     assert (machine.session, machine.unit) == ("", False)
 
 
-def test_disconnect_ends_session_of_helper_killed_during_connect(
+def test_disconnect_ends_iscsi_session_of_helper_killed_during_connect(
     machine: Machine, helper: VolumeHelper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The helper had logged in, and had not stored the result yet."""

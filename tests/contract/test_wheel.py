@@ -168,7 +168,7 @@ def test_commands_of_the_wheel_print_help_and_version(
     assert process.stdout == f"{script} {__version__}\n"
 
 
-def test_commands_of_the_wheel_load_without_the_tree(environment: WheelEnvironment) -> None:
+def test_commands_of_wheel_load_without_source_tree(environment: WheelEnvironment) -> None:
     process = environment.run("python", "-c", LOAD, *PACKAGES)
     assert (process.returncode, process.stderr) == (0, "")
     paths = process.stdout.splitlines()

@@ -112,7 +112,7 @@ def test_automatic_evacuation_waits_while_more_than_max_hosts_are_down(
     assert "h1" not in {cloud.show(server).host for server in servers[:2]}
 
 
-def test_automatic_evacuation_does_not_count_empty_hosts(
+def test_automatic_evacuation_does_not_count_empty_hosts_as_down(
     cloud: Cloud, fenced_hosts: list[str]
 ) -> None:
     servers = boot_two_servers(cloud, "h1")

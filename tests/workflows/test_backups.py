@@ -51,7 +51,7 @@ def backups(cloud: Cloud) -> tuple[str, str, str]:
     return server, old_image, new_image
 
 
-def test_backup_keeps_new_image_while_old_image_is_protected(
+def test_pending_backup_rotation_deletes_old_image_once_unprotected(
     cloud: Cloud, backups: tuple[str, str, str]
 ) -> None:
     cloud.images.well()
@@ -59,7 +59,7 @@ def test_backup_keeps_new_image_while_old_image_is_protected(
     assert list(cloud.images.records) == [backups[2]]
 
 
-def test_pending_rotation_keeps_old_backup_after_user_deleted_new(
+def test_pending_backup_rotation_keeps_old_backup_when_user_deleted_new(
     cloud: Cloud, backups: tuple[str, str, str]
 ) -> None:
     cloud.images.well()
@@ -68,7 +68,7 @@ def test_pending_rotation_keeps_old_backup_after_user_deleted_new(
     assert list(cloud.images.records) == [backups[1]]
 
 
-def test_pending_rotation_uses_rotation_of_latest_backup(
+def test_pending_backup_rotation_uses_rotation_of_latest_backup(
     cloud: Cloud, backups: tuple[str, str, str]
 ) -> None:
     newest = create_backup(cloud, backups[0], 3, rotation=5)
@@ -78,7 +78,7 @@ def test_pending_rotation_uses_rotation_of_latest_backup(
     assert sorted(cloud.images.records) == [backups[1], backups[2], newest]
 
 
-def test_pending_rotation_keeps_backups_of_deleted_server(
+def test_pending_backup_rotation_keeps_backups_of_deleted_server(
     cloud: Cloud, backups: tuple[str, str, str]
 ) -> None:
     ask(cloud, backups[0], "delete")

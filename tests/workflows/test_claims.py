@@ -86,7 +86,7 @@ def test_anti_affinity_group_with_max_two_per_host_gets_two_per_host(cloud: Clou
     assert cloud.findings() == []
 
 
-def test_affinity_group_uses_one_host_and_rest_fails_when_host_is_full(cloud: Cloud) -> None:
+def test_affinity_group_uses_one_host_and_further_creates_fail_when_full(cloud: Cloud) -> None:
     servers = cloud.create(10, group=cloud.group("affinity"), flavor=replace(FLAVOR, vcpus=2))
     cloud.settle()
     counts = count_by_host(cloud, servers)
@@ -369,7 +369,7 @@ def test_host_with_five_failed_builds_is_excluded_then_gets_one_server(
     assert cloud.findings() == []
 
 
-def test_excluded_host_stays_excluded_when_its_trial_build_fails(cloud: Cloud) -> None:
+def test_host_excluded_for_failed_builds_stays_excluded_when_trial_fails(cloud: Cloud) -> None:
     break_builds(cloud, "h1", 6)
     for _ in range(5):
         cloud.create(host="h1")

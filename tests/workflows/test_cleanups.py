@@ -121,7 +121,7 @@ def test_shelve_offloads_server_when_port_unbinding_is_refused(cloud: Cloud, was
     trial.check_end(states.ACTIVE, 1)
 
 
-def test_pending_unbind_keeps_port_of_server_unshelved_meanwhile(cloud: Cloud) -> None:
+def test_pending_port_unbinding_keeps_port_of_server_unshelved_meanwhile(cloud: Cloud) -> None:
     """The offload could not unbind the port. At the retry the server is on a host again."""
     trial = trial_of(cloud, "offload")
     [port] = cloud.networks.held
@@ -136,7 +136,7 @@ def test_pending_unbind_keeps_port_of_server_unshelved_meanwhile(cloud: Cloud) -
     assert cloud.findings() == []
 
 
-def test_pending_unbind_rebinds_port_when_unshelve_ends_during_call(cloud: Cloud) -> None:
+def test_pending_port_unbinding_rebinds_port_when_unshelve_ends_meanwhile(cloud: Cloud) -> None:
     """The cleanup unbinds the port during the unshelve, and then binds the port again."""
     trial = trial_of(cloud, "offload")
     [port] = cloud.networks.held

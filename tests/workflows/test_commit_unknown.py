@@ -56,7 +56,7 @@ def test_create_and_delete_steps_succeed_once_when_commit_is_unanswered(
     assert cloud.findings() == []
 
 
-def test_register_after_boot_reboots_guest_once_when_commit_unanswered(cloud: Cloud) -> None:
+def test_guest_is_rebooted_once_after_host_boot_when_commit_is_unanswered(cloud: Cloud) -> None:
     register(cloud)
     server = cloud.create()[0]
     cloud.settle()

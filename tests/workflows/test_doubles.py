@@ -111,7 +111,7 @@ def read_content(double: ServiceDouble) -> str:
     return repr({key: value for key, value in vars(double).items() if key not in scripted})
 
 
-def test_doubles_cover_every_call_of_every_interface() -> None:
+def test_service_doubles_implement_every_call_of_every_interface() -> None:
     for name, interface in INTERFACES.items():
         double, arguments = DOUBLES[name]()
         assert set(arguments) == set(calls_of(interface)) == set(double.call_names)
@@ -121,7 +121,7 @@ def test_doubles_cover_every_call_of_every_interface() -> None:
 
 @pytest.mark.parametrize("outcome", Answer, ids=lambda outcome: outcome.name.lower())
 @pytest.mark.parametrize(("name", "call"), CALLS)
-def test_double_call_changes_content_only_if_outcome_has_effect(
+def test_service_double_changes_content_only_if_scripted_call_has_effect(
     name: str, call: str, outcome: Answer
 ) -> None:
     double, arguments = DOUBLES[name]()
@@ -154,7 +154,7 @@ def changes_content(name: str, call: str) -> bool:
     return read_content(double) != before
 
 
-def test_doubles_change_content_in_all_calls_except_reads() -> None:
+def test_service_doubles_change_content_except_in_reads_and_fence() -> None:
     assert {(name, call) for name, call in CALLS if not changes_content(name, call)} == {
         ("images", "show"),
         ("images", "look"),

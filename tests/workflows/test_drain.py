@@ -110,7 +110,7 @@ def test_drain_repeated_after_stop_moves_remaining_servers(
     assert cloud.findings() == []
 
 
-def test_drain_without_running_command_completes_despite_conductor_kills(
+def test_drain_completes_without_cli_command_despite_conductor_kills(
     cloud: Cloud, operator: Operator
 ) -> None:
     """Conductors also confirm the cold migrations of the drain."""
@@ -153,7 +153,7 @@ def test_drain_continues_on_other_conductor_after_lease_expires(
     assert cloud.findings() == []
 
 
-def test_drain_repeated_watches_open_drain_and_evacuate_conflicts(
+def test_second_drain_command_follows_open_drain_and_evacuate_conflicts(
     cloud: Cloud, operator: Operator
 ) -> None:
     cloud.create(host="h1", forced=True)
@@ -184,7 +184,7 @@ def test_drain_fails_when_host_is_removed(cloud: Cloud, operator: Operator) -> N
     )
 
 
-def test_host_actions_round_without_work_executes_one_statement(cloud: Cloud) -> None:
+def test_conductor_round_without_host_actions_executes_one_statement(cloud: Cloud) -> None:
     statements: list[str] = []
     sa.event.listen(
         cloud.store.engine, "before_cursor_execute", lambda *event: statements.append(event[2])
@@ -290,7 +290,7 @@ def test_drain_moves_server_live_when_started_after_planning(
     assert cloud.findings() == []
 
 
-def test_drain_with_cold_migrates_cold_and_leaves_paused_server(
+def test_drain_with_cold_option_migrates_cold_and_leaves_paused_server(
     cloud: Cloud, operator: Operator
 ) -> None:
     servers = cloud.create(2, host="h1", forced=True)
@@ -393,7 +393,7 @@ def test_drain_waits_for_build_on_host_and_moves_server(cloud: Cloud, operator: 
     assert cloud.show(server).host in ("h2", "h3")
 
 
-def test_create_with_proposal_from_before_drain_avoids_empty_host(
+def test_create_does_not_use_drained_host_proposed_before_the_drain(
     cloud: Cloud, operator: Operator
 ) -> None:
     """The scheduler proposes h1 to two creates, and then a drain disables h1.

@@ -219,7 +219,7 @@ def test_create_fails_with_no_valid_host_when_every_host_fails(cloud: Cloud) -> 
 @pytest.mark.parametrize("workflow", [name for name in WHOLE if name != "delete"])
 @pytest.mark.parametrize("rounds", [0, 1])
 @pytest.mark.parametrize("held_back", [False, True])
-def test_delete_supersedes_workflow_after_any_round(
+def test_delete_supersedes_workflow_after_zero_or_one_conductor_rounds(
     cloud: Cloud, workflow: str, rounds: int, held_back: bool
 ) -> None:
     """If ``held_back``, the commands of the workflow arrive after the delete."""

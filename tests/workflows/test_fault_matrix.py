@@ -85,13 +85,13 @@ def test_fault_matrix_second_fault_is_drawn_for_action_in_progress() -> None:
     assert not run.check_twice(EVERY["stop/stop/request-lost"], EVERY["pause/pause/reply-lost"])
 
 
-def test_soak_life_with_many_faults_passes() -> None:
+def test_soak_run_with_many_faults_finds_no_problem() -> None:
     life = soak.run_life(0)
     assert (life.problem, life.story) == ("", "")
     assert life.requests >= soak.ROUNDS and life.faults
 
 
-def test_soak_life_fails_when_host_does_not_remove_guest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_soak_run_fails_when_host_does_not_remove_guest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host reports the removal, but keeps the guest."""
     monkeypatch.setattr(MemoryHost, "remove", lambda *arguments: None)
     assert soak.run_life(0).problem
@@ -119,13 +119,15 @@ def test_fault_matrix_waivers_are_rare_and_known_failures_are_cells() -> None:
     assert not KNOWN.keys() & FOUND.keys()
 
 
-def test_cell_without_injected_fault_raises_not_injected() -> None:
+def test_fault_matrix_cell_without_injected_fault_raises_not_injected() -> None:
     nowhere = Cell("stop", "no_such_step", Kind.COMMAND, "agent-kill-before")
     with pytest.raises(NotInjected):
         run.check(nowhere)
 
 
-def test_cell_fails_when_guest_is_left_on_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_matrix_cell_fails_when_guest_is_left_on_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The host reports the removal, but keeps the guest."""
     cell = EVERY["stop/stop/request-lost"]
     assert run.run(cell).problem == ""
@@ -133,7 +135,9 @@ def test_cell_fails_when_guest_is_left_on_host(monkeypatch: pytest.MonkeyPatch) 
     assert "left behind" in run.run(cell).problem or "domain" in run.run(cell).problem
 
 
-def test_cell_fails_when_pending_cleanup_of_host_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_matrix_cell_fails_when_pending_cleanup_of_host_remains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The conductor sends no cleanup to the returned host, or the host keeps the guest."""
     cell = EVERY["removals/evacuate/remover-kill-before"]
     with monkeypatch.context() as no_commands:
@@ -145,12 +149,16 @@ def test_cell_fails_when_pending_cleanup_of_host_remains(monkeypatch: pytest.Mon
     assert "domain" in run.run(cell).problem
 
 
-def test_cell_fails_when_lost_command_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_matrix_cell_fails_when_lost_command_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(actions, "outstanding", lambda *arguments, **options: [])
     assert "not over" in run.run(EVERY["stop/stop/request-lost"]).problem
 
 
-def test_cell_fails_when_notification_is_missing_or_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_matrix_cell_fails_when_notification_is_missing_or_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A transition writes no notification, or the sender deletes a notification unsent."""
     cell = EVERY["stop/stop/request-lost"]
     with monkeypatch.context() as silent:
@@ -171,7 +179,7 @@ def send_and_ignore_failure(sender: NotificationSender, row: NotificationRow) ->
     return True
 
 
-def test_cell_fails_when_token_of_removed_guest_opens_console(
+def test_fault_matrix_cell_fails_when_token_of_removed_guest_opens_console(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The token is valid for the server on any host."""
@@ -180,7 +188,7 @@ def test_cell_fails_when_token_of_removed_guest_opens_console(
     assert "a token of a guest that is gone opens a console" in run.run(cell).problem
 
 
-def test_cell_fails_when_metadata_of_deleted_server_is_answered(
+def test_fault_matrix_cell_fails_when_deleted_server_gets_metadata(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(metadata, "facts", lambda tx, server: object())

@@ -28,7 +28,7 @@ def _create_folder(path: Path) -> Folder:
     return folder
 
 
-def test_choice_orders_cells_by_coverage() -> None:
+def test_order_cells_covers_each_step_and_each_fault_in_first_half() -> None:
     cells_in_order = order_cells(FIT)
     assert sorted(cell.id for cell in cells_in_order) == sorted(cell.id for cell in FIT)
     single_cells = [cell for cell in cells_in_order if cell.kind is not Kind.PAIR]
@@ -39,7 +39,7 @@ def test_choice_orders_cells_by_coverage() -> None:
     assert {cell.fault for cell in first} == {cell.fault for cell in single_cells}
 
 
-def test_choice_assigns_each_cell_to_one_world() -> None:
+def test_assign_to_worlds_assigns_each_fault_matrix_cell_to_one_world() -> None:
     shares = assign_to_worlds(FIT)
     assert shares.keys() == set(KINDS)
     assert sorted(cell.id for share in shares.values() for cell in share) == sorted(
@@ -47,20 +47,20 @@ def test_choice_assigns_each_cell_to_one_world() -> None:
     )
 
 
-def test_choice_contains_infrastructure_faults_and_excludes_unfit_cells() -> None:
+def test_explain_exclusion_permits_process_faults_and_excludes_unfit_cells() -> None:
     for fault in ("agent-kill-mid", "request-lost", "partition-past-lease", "host-gone"):
         assert not explain_exclusion(Cell("stop", "stop", Kind.COMMAND, fault))
     assert explain_exclusion(Cell("resize_here", "stop", Kind.COMMAND, "agent-kill-mid"))
     assert explain_exclusion(Cell("stop", "stop", Kind.COMMAND, "hypervisor-hangs"))
 
 
-def test_process_roles_cover_all_victims_of_faults() -> None:
+def test_read_role_maps_process_names_to_the_roles_hit_by_faults() -> None:
     assert {read_role(name) for name in ("api", "conductor-2", "agent-5", "scheduler")} == set(
         VICTIMS
     )
 
 
-def test_order_is_taken_by_one_process_once(tmp_path: Path) -> None:
+def test_fault_order_is_taken_by_one_process_once(tmp_path: Path) -> None:
     folder = _create_folder(tmp_path)
     first, other = Orders(folder, "agent"), Orders(folder, "agent-2")
     folder.give(Order("o", "server", ("agent", ANY, "before"), "kill"))
@@ -72,14 +72,14 @@ def test_order_is_taken_by_one_process_once(tmp_path: Path) -> None:
     assert other.take(POINT, ["server"]) is None
 
 
-def test_order_with_one_pass_is_taken_only_at_second_arrival(tmp_path: Path) -> None:
+def test_fault_order_with_one_pass_is_taken_only_at_second_arrival(tmp_path: Path) -> None:
     folder = _create_folder(tmp_path)
     orders = Orders(folder, "agent")
     folder.give(Order("o", "server", POINT, "kill", passes=1))
     assert [bool(orders.take(POINT, ["server"])) for _ in range(3)] == [False, True, False]
 
 
-def test_order_with_stays_is_taken_repeatedly_until_withdrawn(tmp_path: Path) -> None:
+def test_permanent_fault_order_is_taken_repeatedly_until_withdrawn(tmp_path: Path) -> None:
     folder = _create_folder(tmp_path)
     orders = Orders(folder, "agent")
     folder.give(Order("o", "server", POINT, "refuse", stays=True))
@@ -88,7 +88,7 @@ def test_order_with_stays_is_taken_repeatedly_until_withdrawn(tmp_path: Path) ->
     assert orders.take(POINT, ["server"]) is None
 
 
-def test_order_by_server_name_is_taken_after_id_is_recorded(tmp_path: Path) -> None:
+def test_fault_order_for_server_name_is_taken_only_after_id_is_recorded(tmp_path: Path) -> None:
     folder = _create_folder(tmp_path)
     orders = Orders(folder, "conductor")
     folder.give(Order("o", "cell-1", POINT, "kill"))

@@ -119,7 +119,9 @@ def change_state(trial: Trial) -> None:
 
 
 @pytest.mark.parametrize("workflow", KINDS)
-def test_frozen_copy_equals_prepared_cloud(cloud: Cloud, other_cloud: Cloud, workflow: str) -> None:
+def test_copy_of_frozen_cloud_equals_prepared_cloud(
+    cloud: Cloud, other_cloud: Cloud, workflow: str
+) -> None:
     original = prepare(cloud, workflow)
     copy = Frozen(cloud, original).pour(other_cloud)
     assert read_cloud(other_cloud) == read_cloud(cloud)
@@ -131,7 +133,7 @@ def test_frozen_copy_equals_prepared_cloud(cloud: Cloud, other_cloud: Cloud, wor
 
 
 @pytest.mark.parametrize("workflow", KINDS)
-def test_frozen_copy_is_independent_of_changes_to_concurrent_copy(
+def test_copy_of_frozen_cloud_ignores_changes_to_concurrent_copy(
     cloud: Cloud, other_cloud: Cloud, workflow: str
 ) -> None:
     first, second = trial_of(cloud, workflow), trial_of(other_cloud, workflow)
@@ -143,7 +145,7 @@ def test_frozen_copy_is_independent_of_changes_to_concurrent_copy(
 
 
 @pytest.mark.parametrize("workflow", KINDS)
-def test_frozen_copy_is_independent_of_changes_to_earlier_copy(
+def test_copy_of_frozen_cloud_ignores_changes_to_earlier_copy(
     cloud: Cloud, other_cloud: Cloud, workflow: str
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -176,7 +178,7 @@ def script_failure(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     "change", [Cloud.round, create_server, change_timeout, refuse_images, add_host, script_failure]
 )
-def test_trial_of_used_or_changed_cloud_is_refused(
+def test_trial_of_refuses_used_or_changed_cloud(
     cloud: Cloud, change: Callable[[Cloud], None]
 ) -> None:
     change(cloud)
@@ -184,13 +186,13 @@ def test_trial_of_used_or_changed_cloud_is_refused(
         trial_of(cloud, "stop")
 
 
-def test_frozen_refuses_cloud_with_lambda(cloud: Cloud) -> None:
+def test_frozen_raises_attribute_error_for_cloud_with_lambda(cloud: Cloud) -> None:
     cloud.lose = lambda kind: False
     with pytest.raises(AttributeError, match="lambda"):
         Frozen(cloud, None)
 
 
-def test_trial_of_prepares_each_workflow_once(
+def test_trial_of_prepares_cloud_of_each_workflow_once(
     cloud: Cloud, other_cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial_of(cloud, "stop")

@@ -178,7 +178,7 @@ def read_last_action(cloud: Cloud, server: str) -> ActionRow:
 
 
 @CHANGES
-def test_create_fails_before_claim_when_image_changed_meanwhile(
+def test_create_fails_before_claim_when_image_became_unusable_meanwhile(
     cloud: Cloud, change: dict[str, Any], reason: str
 ) -> None:
     register(cloud)
@@ -193,7 +193,7 @@ def test_create_fails_before_claim_when_image_changed_meanwhile(
     assert cloud.findings() == []
 
 
-def test_create_checks_image_once_after_waiting(cloud: Cloud) -> None:
+def test_create_checks_image_again_only_after_waiting_a_second(cloud: Cloud) -> None:
     register(cloud)
     for seconds, calls in ((0, 0), (1, 1)):
         cloud.images.asked.clear()
@@ -206,7 +206,7 @@ def test_create_checks_image_once_after_waiting(cloud: Cloud) -> None:
 
 
 @CHANGES
-def test_rebuild_fails_without_change_when_image_changed(
+def test_rebuild_fails_without_change_when_image_became_unusable(
     cloud: Cloud, change: dict[str, Any], reason: str
 ) -> None:
     server = trial_of(cloud, "rebuild").server
@@ -221,7 +221,7 @@ def test_rebuild_fails_without_change_when_image_changed(
     assert cloud.show(server).image is None, "as it was before the request"
 
 
-def test_rescue_fails_without_change_when_image_changed(cloud: Cloud) -> None:
+def test_rescue_fails_without_change_when_image_was_deactivated(cloud: Cloud) -> None:
     trial = trial_of(cloud, "rescue")
     cloud.images.changed[ARGS["rescue"]["image"]["id"]] = {"status": "deactivated"}
     trial.begin()
@@ -321,7 +321,7 @@ def test_shelve_with_failed_undo_sets_error_with_both_reasons(cloud: Cloud) -> N
     assert "restart: Cannot start." in message
 
 
-def test_snapshot_refuses_pause_and_shelve_until_end(cloud: Cloud) -> None:
+def test_pause_and_shelve_are_refused_while_snapshot_runs(cloud: Cloud) -> None:
     trial = trial_of(cloud, "snapshot")
     trial.begin()
     with pytest.raises(errors.WrongState, match="while it is in task_state image_snapshot_pending"):

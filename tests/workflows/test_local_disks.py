@@ -178,7 +178,7 @@ def test_unshelve_creates_new_local_disks(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "new"])
-def test_rebuild_keeps_ephemeral_disks_when_requested(cloud: Cloud, keeps: bool) -> None:
+def test_rebuild_keeps_ephemeral_disks_only_when_requested(cloud: Cloud, keeps: bool) -> None:
     server = boot_server_with_disks(cloud)
     cloud.ask(server, "rebuild", args={"preserve_ephemeral": keeps})
     cloud.settle()

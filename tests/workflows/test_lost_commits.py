@@ -137,7 +137,7 @@ def read_running_hosts(cloud: Cloud, server: str) -> list[str]:
 
 
 @pytest.mark.parametrize("move", ["resize", "os-migrateLive"])
-def test_lost_move_does_not_start_second_guest(cloud: Cloud, move: str) -> None:
+def test_guest_moved_before_lost_commits_is_stopped_and_reported(cloud: Cloud, move: str) -> None:
     """The guest on the unrecorded host stops before the server can start elsewhere.
 
     The disk is kept, and the doctor reports the guest.
@@ -158,7 +158,7 @@ def test_lost_move_does_not_start_second_guest(cloud: Cloud, move: str) -> None:
     assert f"kilonova host adopt h2 {server}" in finding.text
 
 
-def test_server_starts_at_source_after_lost_resize(cloud: Cloud) -> None:
+def test_server_can_be_started_at_source_after_commits_of_resize_are_lost(cloud: Cloud) -> None:
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
@@ -177,7 +177,7 @@ def test_server_starts_at_source_after_lost_resize(cloud: Cloud) -> None:
     )
 
 
-def test_guest_of_lost_server_keeps_running_and_is_reported(cloud: Cloud) -> None:
+def test_guest_of_server_lost_from_database_keeps_running_and_is_reported(cloud: Cloud) -> None:
     register(cloud)
     set_back = snapshot_database(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
@@ -191,7 +191,7 @@ def test_guest_of_lost_server_keeps_running_and_is_reported(cloud: Cloud) -> Non
     assert f"kilonova host discard h1 {server}" in finding.text
 
 
-def test_server_with_lost_delete_is_reported_and_can_be_deleted(cloud: Cloud) -> None:
+def test_server_with_lost_commits_of_delete_is_reported_and_deletable(cloud: Cloud) -> None:
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
@@ -208,7 +208,7 @@ def test_server_with_lost_delete_is_reported_and_can_be_deleted(cloud: Cloud) ->
     assert (cloud.show(server).deleted, cloud.findings()) == (1, [])
 
 
-def test_create_with_lost_claim_is_placed_again(cloud: Cloud) -> None:
+def test_create_is_placed_again_when_commit_of_its_claim_is_lost(cloud: Cloud) -> None:
     """The host registers before the new claim, and stops the guest that is not placed there."""
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]

@@ -25,7 +25,7 @@ from tests.workflows.simulator import Cloud
 ADMIN = RequestContext(user_id="admin", project_id="admins", roles=("admin",), request_id="req-a")
 
 
-def test_delete_ends_when_host_is_dead(cloud: Cloud) -> None:
+def test_delete_succeeds_when_host_of_server_is_dead(cloud: Cloud) -> None:
     trial = trial_of(cloud, "delete")
     host = cloud.hosts.pop(cloud.show(trial.server).host)
     cloud.idle(70)
@@ -50,14 +50,14 @@ def test_create_waits_while_all_hosts_are_silent(cloud: Cloud) -> None:
     assert cloud.show(server).vm_state == states.ACTIVE
 
 
-def test_full_report_of_stopped_guest_sets_vm_state_stopped(cloud: Cloud) -> None:
+def test_full_host_report_of_stopped_guest_sets_vm_state_stopped(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     cloud.hosts[cloud.show(trial.server).host].driver.host.power_off(trial.server)
     cloud.idle(65)
     trial.check_end(states.STOPPED, 1)
 
 
-def test_register_after_boot_reboots_guest(cloud: Cloud) -> None:
+def test_host_registration_after_boot_reboots_guest_of_active_server(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     host = cloud.hosts[cloud.show(trial.server).host]
     host.driver.host.power_off(trial.server)
@@ -69,7 +69,9 @@ def test_register_after_boot_reboots_guest(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_register_after_boot_keeps_rescued_server_or_sets_error(cloud: Cloud, fails: bool) -> None:
+def test_host_boot_reboots_rescued_guest_and_sets_error_if_reboot_fails(
+    cloud: Cloud, fails: bool
+) -> None:
     """Kilonova reboots the guest, although a user cannot request this in the state RESCUED."""
     trial = trial_of(cloud, "unrescue")
     host = cloud.hosts[cloud.show(trial.server).host]
@@ -83,7 +85,7 @@ def test_register_after_boot_keeps_rescued_server_or_sets_error(cloud: Cloud, fa
 
 
 @pytest.mark.parametrize("key", ["snapshot", "pause", "attach_interface"])
-def test_register_after_boot_reboots_guest_when_its_action_has_ended(
+def test_host_boot_during_action_reboots_guest_once_action_has_ended(
     cloud: Cloud, key: str
 ) -> None:
     """The host boots during the action."""
@@ -114,7 +116,7 @@ def test_stop_during_or_after_stop_is_refused_with_state(cloud: Cloud) -> None:
         trial.begin()
 
 
-def test_twenty_creates_make_one_select_and_one_message_per_host(cloud: Cloud) -> None:
+def test_twenty_creates_make_one_scheduler_call_and_one_message_per_host(cloud: Cloud) -> None:
     register(cloud)
     sizes: list[int] = []
     select = cloud.select
@@ -147,7 +149,7 @@ def test_delete_while_conductor_runs_create_waits_for_lease(cloud: Cloud, where:
     trial.check_end(states.DELETED, 0)
 
 
-def test_full_report_of_stopped_guest_is_accepted_after_failed_action(cloud: Cloud) -> None:
+def test_full_host_report_of_stopped_guest_is_accepted_after_failed_stop(cloud: Cloud) -> None:
     """The failed stop raised the fence of the server, and the domain still has the old fence."""
     trial = trial_of(cloud, "stop")
     host = cloud.hosts[cloud.show(trial.server).host]
@@ -160,7 +162,7 @@ def test_full_report_of_stopped_guest_is_accepted_after_failed_action(cloud: Clo
     trial.check_end(states.STOPPED, 1)
 
 
-def test_report_of_guest_stopped_before_result_of_start_sets_stopped(
+def test_start_ends_in_stopped_when_guest_stops_before_its_result_arrives(
     cloud: Cloud,
 ) -> None:
     trial = trial_of(cloud, "start")
@@ -188,7 +190,7 @@ def test_create_waits_while_scheduler_is_silent(cloud: Cloud) -> None:
     trial.check_end(states.ACTIVE, 1)
 
 
-def test_report_of_stopped_guest_is_accepted_after_reset_state(cloud: Cloud) -> None:
+def test_host_report_of_stopped_guest_is_accepted_after_reset_state(cloud: Cloud) -> None:
     """The reset raises the fence. The host receives the new fence and reports again."""
     trial = trial_of(cloud, "stop")
     cloud.lose = lambda kind: kind == "do"
@@ -209,7 +211,7 @@ def test_report_of_stopped_guest_is_accepted_after_reset_state(cloud: Cloud) -> 
     ("power_state", "after"),
     [(states.POWER_PAUSED, states.PAUSED), (states.CRASHED, states.STOPPED)],
 )
-def test_full_report_of_paused_or_crashed_guest_sets_vm_state(
+def test_full_host_report_sets_paused_for_paused_guest_stopped_for_crashed(
     cloud: Cloud, power_state: int, after: str
 ) -> None:
     trial = trial_of(cloud, "stop")
@@ -273,7 +275,7 @@ def read_running_hosts(cloud: Cloud, server: str) -> list[str]:
 
 
 @pytest.mark.parametrize("reconnects", [False, True])
-def test_build_on_host_cut_off_past_lease_does_not_start_guest(
+def test_create_on_host_isolated_past_its_lease_starts_no_second_guest(
     cloud: Cloud, reconnects: bool
 ) -> None:
     """While the host downloads for five minutes, the server is built on another host."""
@@ -304,7 +306,7 @@ def test_build_on_host_cut_off_past_lease_does_not_start_guest(
     )
 
 
-def test_start_is_refused_by_host_when_lease_expires_meanwhile(cloud: Cloud) -> None:
+def test_start_is_refused_by_host_when_lease_of_host_expires_meanwhile(cloud: Cloud) -> None:
     register(cloud)
     [server] = cloud.create(networks=[])
     cloud.settle()
@@ -323,7 +325,9 @@ def test_start_is_refused_by_host_when_lease_expires_meanwhile(cloud: Cloud) -> 
 
 
 @pytest.mark.parametrize(("workflow", "number"), [("rescue", 1), ("snapshot", 1), ("stop", 0)])
-def test_host_states_count_disk_copying_commands(cloud: Cloud, workflow: str, number: int) -> None:
+def test_host_states_count_running_rescue_and_snapshot_but_not_stop(
+    cloud: Cloud, workflow: str, number: int
+) -> None:
     trial = trial_of(cloud, workflow)
     trial.begin()
     cloud.advance()

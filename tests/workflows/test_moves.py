@@ -270,7 +270,7 @@ def test_live_migrate_completes_when_source_dies_after_switch(cloud: Cloud) -> N
     assert cloud.hosts[dest].driver.host.guests[server].memory == {"n": "7"}
 
 
-def test_live_migrate_with_lost_guest_restarts_from_shared_disk(either: Cloud) -> None:
+def test_live_migrate_with_lost_guest_restarts_only_from_shared_disk(either: Cloud) -> None:
     """Without shared storage the disk is lost too, and the server is in ERROR."""
     cloud = either
     server = boot_server(cloud)
@@ -370,7 +370,7 @@ def test_confirm_resize_succeeds_after_revert_and_its_undo_failed(cloud: Cloud, 
     assert cloud.findings() == []
 
 
-def test_register_after_boot_starts_resized_server(cloud: Cloud) -> None:
+def test_server_in_verify_resize_is_started_again_after_boot_of_its_host(cloud: Cloud) -> None:
     server = boot_server(cloud)
     resize_to_bigger(cloud, server)
     dest = cloud.show(server).host

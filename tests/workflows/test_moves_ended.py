@@ -91,7 +91,7 @@ def test_delete_and_force_delete_during_resize_leave_no_open_move(cloud: Cloud) 
     assert (cloud.migration(server).status, cloud.findings()) == ("cancelled", [])
 
 
-def test_delete_of_resized_server_removes_guests_on_both_hosts(cloud: Cloud) -> None:
+def test_delete_in_verify_resize_removes_guests_on_both_hosts(cloud: Cloud) -> None:
     server = boot_server(cloud)
     resize_to_bigger(cloud, server)
     cloud.ask(server, "delete")
@@ -130,7 +130,7 @@ def test_reset_state_ends_move_at_each_step(either: Cloud, key: str, verb: str) 
         assert cloud.hosts[row.host].driver.host.storage[server].disk == CANARY
 
 
-def test_reset_state_of_resized_server_keeps_destination(either: Cloud) -> None:
+def test_reset_state_in_verify_resize_keeps_destination(either: Cloud) -> None:
     cloud = either
     server = boot_server(cloud)
     resize_to_bigger(cloud, server)

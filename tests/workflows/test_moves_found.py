@@ -27,7 +27,9 @@ def boot_server(cloud: Cloud) -> str:
 
 
 @pytest.mark.parametrize("key", ["resize", "migrate", "os-migrateLive"])
-def test_move_without_secret_key_fails_and_server_stays_active(cloud: Cloud, key: str) -> None:
+def test_move_without_configured_secret_key_fails_and_leaves_server_active(
+    cloud: Cloud, key: str
+) -> None:
     server = boot_server(cloud)
     cloud.options["vault"] = Vault("")
     cloud.engine = cloud.conductor("c1/1")

@@ -77,7 +77,9 @@ def test_move_succeeds_when_one_answer_of_network_service_is_lost(
 
 
 @pytest.mark.parametrize("workflow", ["resize", "live_migrate", "evacuate"])
-def test_move_leaves_server_when_no_destination_can_bind_port(cloud: Cloud, workflow: str) -> None:
+def test_move_leaves_server_on_its_host_when_no_other_can_bind_its_port(
+    cloud: Cloud, workflow: str
+) -> None:
     trial = trial_of(cloud, workflow)
     before, [port] = cloud.show(trial.server), cloud.networks.ports(trial.server)
     cloud.networks.cannot_bind = set(cloud.hosts) - {before.host}
@@ -90,7 +92,7 @@ def test_move_leaves_server_when_no_destination_can_bind_port(cloud: Cloud, work
 
 
 @pytest.mark.parametrize("workflow", ["resize", "migrate", "live_migrate", "evacuate", "unshelve"])
-def test_move_leaves_server_when_all_other_hosts_use_hybrid_plug(
+def test_move_leaves_server_on_its_host_when_all_others_use_hybrid_plug(
     cloud: Cloud, workflow: str
 ) -> None:
     trial = trial_of(cloud, workflow)

@@ -276,7 +276,7 @@ def test_create_gives_guest_an_interface_per_port(cloud: Cloud) -> None:
     assert row.interfaces[0]["label"] == "net-n1"
 
 
-def test_network_service_raises_unavailable_without_client(cloud: Cloud) -> None:
+def test_networks_service_raises_unavailable_without_network_client(cloud: Cloud) -> None:
     cloud.engine.networks = None
     with pytest.raises(errors.Unavailable):
         networks.service(cloud.engine)

@@ -107,7 +107,7 @@ def test_settle_of_overdue_action_notifies_error(cloud: Cloud) -> None:
         (VM_AND_TASK_STATE, [(None, "powering-off"), ("powering-off", None)]),
     ],
 )
-def test_state_changes_are_notified_if_configured(
+def test_state_changes_are_notified_as_set_by_notify_on_state_change(
     cloud: Cloud, setting: str, changes: list[tuple[str, str]]
 ) -> None:
     trial = trial_of(cloud, "stop")

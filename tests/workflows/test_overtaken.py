@@ -54,7 +54,7 @@ def test_show_progress_of_ended_action_does_not_change_server(cloud: Cloud) -> N
     assert cloud.findings() == []
 
 
-def test_register_after_boot_reboots_only_servers_without_new_action(cloud: Cloud) -> None:
+def test_host_boot_reboots_all_guests_except_of_server_with_new_action(cloud: Cloud) -> None:
     """During the registration a user stops the second server, and this guest stays off."""
     servers = sorted(cloud.create(3, host="h1", forced=True))
     cloud.settle()
@@ -189,7 +189,7 @@ def make_report(cloud: Cloud, name: str, extra_memory_mb: int = 0) -> Sync:
     return host.agent.request(True, host.driver.domains(), None)
 
 
-def test_report_older_than_last_report_is_ignored(cloud: Cloud) -> None:
+def test_host_report_older_than_last_report_is_ignored(cloud: Cloud) -> None:
     """One conductor delays the report, and another conductor handles the next report first."""
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
@@ -208,7 +208,7 @@ def test_report_older_than_last_report_is_ignored(cloud: Cloud) -> None:
     assert (host.newest_exchange, host.metrics) == (newer.number, {"cpu.percent": 512.0})
 
 
-def test_results_in_older_report_are_recorded(cloud: Cloud) -> None:
+def test_results_in_older_host_report_are_recorded(cloud: Cloud) -> None:
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.advance()
     host = cloud.hosts["h1"]
@@ -221,7 +221,7 @@ def test_results_in_older_report_are_recorded(cloud: Cloud) -> None:
     assert cloud.show(server).vm_state == states.ACTIVE
 
 
-def test_report_of_new_session_is_accepted_despite_lower_number(cloud: Cloud) -> None:
+def test_host_report_of_new_session_is_accepted_despite_lower_number(cloud: Cloud) -> None:
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
     cloud.hosts["h1"].restart()
@@ -231,7 +231,7 @@ def test_report_of_new_session_is_accepted_despite_lower_number(cloud: Cloud) ->
     assert cloud.show(server).vm_state == states.STOPPED
 
 
-def test_report_without_number_is_accepted(cloud: Cloud) -> None:
+def test_host_report_without_number_is_accepted(cloud: Cloud) -> None:
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
     cloud.hosts["h1"].driver.host.power_off(server)

@@ -132,7 +132,7 @@ def test_invalid_json_is_kept_and_does_not_delay_other_servers(
     assert getattr(row, column) == "{broken", "the damaged text is unchanged"
 
 
-def test_register_after_boot_ends_when_one_reboot_cannot_begin(
+def test_host_registration_after_boot_ends_when_one_reboot_cannot_begin(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other servers run at once. The server without a reboot runs once the reboot can begin."""
@@ -161,7 +161,7 @@ def test_register_after_boot_ends_when_one_reboot_cannot_begin(
     assert host.driver.host.guests[bad].power_state == cloud.show(bad).power_state == states.RUNNING
 
 
-def test_call_pool_error_of_create_does_not_delay_deletes(cloud: Cloud) -> None:
+def test_deletes_are_not_delayed_when_call_pool_refuses_calls_of_create(cloud: Cloud) -> None:
     """The call pool of a stopping conductor raises this error."""
     old = cloud.create(2)
     cloud.settle()
@@ -220,7 +220,7 @@ def test_raising_step_function_does_not_delay_other_servers(
     assert len(set(ports) - {bad}) == len([port for port in ports if port != bad])
 
 
-def test_create_without_scheduler_answer_delays_others_only_briefly(cloud: Cloud) -> None:
+def test_create_without_scheduler_answer_delays_other_creates_only_briefly(cloud: Cloud) -> None:
     """The scheduler dies of one request spec, so a select with this spec is never answered."""
     bad, *others = cloud.create(6, networks=[])
     select, sizes = cloud.select, []  # type: ignore[var-annotated]
@@ -240,7 +240,7 @@ def test_create_without_scheduler_answer_delays_others_only_briefly(cloud: Cloud
     assert cloud.show(bad).vm_state == states.BUILDING
 
 
-def test_external_calls_are_not_repeated_when_group_transaction_fails(cloud: Cloud) -> None:
+def test_external_calls_are_not_repeated_when_shared_transaction_fails(cloud: Cloud) -> None:
     """One transaction for three servers fails after their ports exist. Each server has one port."""
     servers = cloud.create(3)
     runner.advance(cloud.engine)
@@ -287,7 +287,7 @@ def test_locked_server_row_delays_stops_of_other_servers_only_once(cloud: Cloud)
     assert {cloud.show(server).vm_state for server in servers} == {states.STOPPED}
 
 
-def test_unreachable_database_is_not_queried_for_each_server(cloud: Cloud) -> None:
+def test_conductor_does_not_query_unreachable_database_for_each_server(cloud: Cloud) -> None:
     cloud.create(20, networks=[])
     statements: list[str] = []
 
@@ -413,7 +413,7 @@ def test_invalid_report_of_one_host_does_not_delay_other_hosts(
     assert caplog.text.count("reports cannot be processed together") == 1
 
 
-def test_guest_removal_is_recorded_when_remove_step_of_delete_raises(
+def test_guest_and_its_record_are_removed_although_step_of_delete_raises(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [server] = cloud.create(host="h1", forced=True, networks=[])
@@ -526,7 +526,7 @@ RELATED_JSON_COLUMNS = [
 
 
 @pytest.mark.parametrize(("table", "column"), RELATED_JSON_COLUMNS)
-def test_delete_of_resized_server_ends_when_related_json_is_damaged(
+def test_delete_in_verify_resize_ends_when_related_json_is_damaged(
     cloud: Cloud, table: str, column: str
 ) -> None:
     [server] = cloud.create(networks=[], group=cloud.group("anti-affinity"), flavor=PINNED)

@@ -177,7 +177,9 @@ def test_detach_share_restores_rule_for_concurrent_attach(cloud: Cloud, server: 
     assert list(cloud.shares.rules) == [(SHARE, ADDRESS)]
 
 
-def test_reconcile_rule_raises_unavailable_while_rule_is_denying(cloud: Cloud, server: str) -> None:
+def test_reconcile_share_rule_raises_unavailable_while_rule_is_denying(
+    cloud: Cloud, server: str
+) -> None:
     attach_and_settle(cloud, server)
     cloud.shares.going = True
     with pytest.raises(errors.Unavailable):

@@ -119,7 +119,7 @@ def test_result_from_other_host_does_not_end_pending_removal(cloud: Cloud) -> No
     assert (remaining.host, remaining.fence) == (home, removal.fence)
 
 
-def test_report_raises_fence_of_server_only_up_to_limit(cloud: Cloud) -> None:
+def test_host_report_raises_fence_of_server_only_up_to_limit(cloud: Cloud) -> None:
     """The host of a server may report a fence, too, but must not use up the numbers."""
     server, home, _ = boot_server_elsewhere(cloud)
     handle_report(cloud, home, changed=[DomainState(server, states.RUNNING, 2**62)])
@@ -179,7 +179,7 @@ def test_inventory_of_a_host_is_stored_printable_and_short(cloud: Cloud) -> None
     assert any("FAKE" in text for text in texts)
 
 
-def test_cause_of_failed_image_fetch_is_stored_printable(cloud: Cloud) -> None:
+def test_error_text_of_failed_image_fetch_is_stored_printable(cloud: Cloud) -> None:
     stolen = next(iter(cloud.hosts))
     image = to_wire(ImageRef(ids.new(), "qcow2", 1))
     with cloud.store.begin() as tx:

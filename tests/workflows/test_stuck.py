@@ -79,7 +79,7 @@ def test_action_at_unknown_step_becomes_stuck_with_fault_and_finding(cloud: Clou
     assert f"kilonova action show {row.id}" in finding.text
 
 
-def test_stuck_action_adds_no_statements_to_advance(cloud: Cloud) -> None:
+def test_stuck_action_costs_conductor_no_statements(cloud: Cloud) -> None:
     server = begin_stop_at_unknown_step(cloud)
     run_until_stuck(cloud, server)
     statements: list[str] = []

@@ -121,7 +121,7 @@ BOOTS = {
 
 
 @pytest.mark.parametrize("boot", BOOTS)
-def test_device_names_equal_names_in_guest_after_detach_and_boot(
+def test_volume_device_names_equal_names_in_guest_after_detach_and_boot(
     cloud: Cloud, server: str, boot: str
 ) -> None:
     """A detach from a running guest changes no device names. A boot assigns all names anew."""
@@ -138,7 +138,7 @@ def test_device_names_equal_names_in_guest_after_detach_and_boot(
 
 
 @pytest.mark.parametrize("moment", ["live", "paused", "suspended"])
-def test_device_names_stay_after_detach_until_guest_boots(
+def test_volume_device_names_stay_after_detach_until_guest_boots(
     cloud: Cloud, server: str, moment: str
 ) -> None:
     first, second = (attach_new_volume(cloud, server) for _ in range(2))
@@ -378,7 +378,7 @@ def test_delete_deletes_volume_only_if_delete_on_termination(cloud: Cloud, delet
     assert cloud.volumes.state.held == {} and volume_service.of(cloud, server) == {}
 
 
-def test_failed_create_reserves_volume_until_delete(cloud: Cloud) -> None:
+def test_failed_create_keeps_volume_reserved_until_delete(cloud: Cloud) -> None:
     for host in cloud.hosts.values():
         host.driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * 3
     server, volume = boot_from_new_volume(cloud)
@@ -571,7 +571,7 @@ def test_delete_after_refused_call_in_volume_workflow_ends_attachments(
 @pytest.mark.slice("moves")
 @pytest.mark.parametrize("rounds", [0, 1, 2])
 @pytest.mark.parametrize("workflow", [name for name in WITH_VOLUMES if "delete" not in name])
-def test_delete_supersedes_volume_workflow_after_any_round(
+def test_delete_supersedes_volume_workflow_after_up_to_two_rounds(
     cloud: Cloud, workflow: str, rounds: int
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -606,11 +606,11 @@ def read_fault_points(workflow: str) -> list[int]:
 POINTS = {
     "test_volume_workflow_succeeds_after_missing_answers_of_service": read_calls,
     "test_delete_after_refused_call_in_volume_workflow_ends_attachments": read_calls,
-    "test_volume_workflow_ends_after_kill_at_fault_point": read_fault_points,
+    "test_volume_workflow_completes_after_process_kill_at_fault_point": read_fault_points,
 }
 
 
-def test_volume_workflow_ends_after_kill_at_fault_point(
+def test_volume_workflow_completes_after_process_kill_at_fault_point(
     cloud: Cloud, workflow: str, number: int
 ) -> None:
     trial = trial_of(cloud, workflow)

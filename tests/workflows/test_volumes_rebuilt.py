@@ -96,7 +96,7 @@ def begin_create_image(cloud: Cloud) -> tuple[str, list[str]]:
     return server, snapshots
 
 
-def test_create_image_of_boot_volume_keeps_snapshots_and_has_no_data(cloud: Cloud) -> None:
+def test_image_of_server_on_volume_keeps_snapshots_and_has_no_data(cloud: Cloud) -> None:
     server, snapshots = begin_create_image(cloud)
     cloud.settle()
     [record] = cloud.images.records.values()

@@ -15,7 +15,7 @@ def change(cloud: Cloud, table: sa.Table, **values: object) -> None:
     cloud.store.write(lambda tx: tx.execute(sa.update(table).values(values)))
 
 
-def test_watcher_finds_damage_after_rounds_of_heartbeats(cloud: Cloud) -> None:
+def test_simulator_watcher_finds_damaged_row_after_heartbeat_rounds(cloud: Cloud) -> None:
     trial_of(cloud, "live_migrate")
     before = cloud.changes()
     for _ in range(3):
@@ -26,7 +26,7 @@ def test_watcher_finds_damage_after_rounds_of_heartbeats(cloud: Cloud) -> None:
         cloud.round()
 
 
-def test_watcher_finds_damage_in_first_round_of_copied_cloud(cloud: Cloud) -> None:
+def test_simulator_watcher_finds_damage_in_first_round_of_copied_cloud(cloud: Cloud) -> None:
     """The copy and the original have the same count of changes, so the watcher starts anew."""
     trial_of(cloud, "live_migrate")
     change(cloud, schema.servers, vcpus=99)
@@ -34,7 +34,7 @@ def test_watcher_finds_damage_in_first_round_of_copied_cloud(cloud: Cloud) -> No
         cloud.round()
 
 
-def test_watcher_finds_overdue_action_after_rounds_without_changes(cloud: Cloud) -> None:
+def test_simulator_watcher_finds_overdue_action_after_unchanged_rounds(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     watch(cloud)
     trial.begin()

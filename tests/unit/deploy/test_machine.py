@@ -33,7 +33,7 @@ NEEDY = (
     "tests/contract/test_network_host_leases.py",
     "tests/contract/test_network_moves.py",
     "tests/contract/test_virt_actions.py::test_pause_is_repeatable_and_ended_by_start_reboot_or_stop[qemu]",
-    "tests/contract/test_virt_moves.py::test_offered_parts_contain_exactly_the_announced_bytes[qemu]",
+    "tests/contract/test_virt_moves.py::test_cold_migration_offer_contains_exactly_the_announced_bytes[qemu]",
     "tests/e2e/test_network.py",
     "tests/e2e/test_lab.py",
 )
