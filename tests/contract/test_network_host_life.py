@@ -205,7 +205,7 @@ def test_network_host_part_clean_keeps_settings_of_other_cloud(lab: Lab, tmp_pat
 
 
 @pytest.mark.parametrize("ends", [("192.168.99.9", "192.168.99.8"), ("2001:db8::9", "2001:db8::8")])
-def test_host_part_full_apply_changes_no_device_route_or_rule(
+def test_network_host_part_full_apply_changes_no_device_route_or_rule(
     lab: Lab, tmp_path: Path, ends: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replacement of equal rules would reset the rate limits of guests."""
