@@ -109,11 +109,14 @@ def identity(conf: cfg.ConfigOpts) -> str:
 
     client = IdentityClient(conf, wait=SECONDS)
     client.look_in()
-    lacking = WANTED_ROLES - {role.lower() for role in client.roles()}
+    lacking = sorted(WANTED_ROLES - {role.lower() for role in client.roles()})
     if lacking:
+        user, project = conf.identity.username, conf.identity.project_name
+        commands = "; ".join(
+            f"openstack role add --user {user} --project {project} {role}" for role in lacking
+        )
         raise errors.ConfigError(
-            f"user {client.describe_user()} lacks {' and '.join(sorted(lacking))}; run: openstack role add --user "
-            f"{conf.identity.username} --project {conf.identity.project_name} {min(lacking)} "
+            f"user {client.describe_user()} lacks {' and '.join(lacking)}. Run: {commands} "
             "(docs/external-services.md)"
         )
     return f"user {client.describe_user()}"

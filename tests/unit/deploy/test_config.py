@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from common.clients import identity
+from common.clients.identity import IdentityClient
 from common.service import config
 from deploy.operator.main import main
 
@@ -54,6 +56,26 @@ def test_config_check_prints_line_for_database_broker_and_each_service(
     assert "broker-secret" not in output
     assert main(["--config", str(tmp_path / "kilonova.conf"), "database", "upgrade"]) == 0
     assert "database: works: sqlite, version " in run_config(control_plane(tmp_path), "check")[1]
+
+
+class UserWithoutRoles(IdentityClient):
+    """A client of an identity service that accepts the login."""
+
+    def look_in(self) -> None:
+        """Accept the login."""
+
+    def roles(self) -> list[str]:
+        return ["Reader"]
+
+
+def test_config_check_names_a_command_for_each_missing_role(
+    run_config: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "IdentityClient", UserWithoutRoles)
+    _, output = run_config(control_plane(tmp_path), "check")
+    [line] = [line for line in output.splitlines() if line.startswith("identity: ")]
+    assert "lacks admin and service. Run: openstack role add" in line
+    assert line.count("openstack role add") == 2 and " admin; " in line and " service (" in line
 
 
 def test_config_check_names_missing_transport_url(run_config: Run) -> None:
