@@ -240,7 +240,10 @@ class Conductor:
                 event.set()
 
     def loop_back(self) -> None:
-        """Record that this conductor's message to itself came back, so the broker works."""
+        """Record that this conductor's message to itself came back, and wake the runner.
+
+        The broker counts as working for ``LOOPBACK_SECONDS``.
+        """
         self._own_message_at = self.engine.clock.monotonic()
         self._woken.set()
 

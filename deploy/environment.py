@@ -136,7 +136,7 @@ def make_cinder(log: Path) -> str:
     """Make the environment of Cinder unless complete, and return a note.
 
     Raises:
-        Failure: A package cannot be downloaded.
+        Failure: A package cannot be downloaded or built.
     """
     return _make_once(CINDER, CINDER_LOCK, log)
 

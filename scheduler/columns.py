@@ -185,7 +185,7 @@ class Columns:
         """Replace the data of the hosts that were read.
 
         Returns:
-            True if there were new hosts, so that the rows of other hosts have moved.
+            True if there were new hosts. Then the rows of other hosts may have moved.
         """
         if not rows.providers:
             return False

@@ -199,7 +199,11 @@ class Hosts:
         return bool(removed_ids)
 
     def _read_extras(self, tx: Connection, moment: float) -> None:
-        """Read the metrics and image properties that ``ReadOptions`` requires, if they are due."""
+        """Read the metrics and image properties that ``ReadOptions`` requires.
+
+        Metrics are read every ``METRICS_INTERVAL_SECONDS``. Properties are read for new images,
+        after the images on hosts have changed.
+        """
         columns = self._columns
         if self._wants.metrics and moment - self._measured >= METRICS_INTERVAL_SECONDS:
             columns.fill_metrics(host_states.metrics(tx, self._measured_at - OVERLAP_MICROS))

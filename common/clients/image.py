@@ -89,7 +89,7 @@ class Image:
 
     @property
     def is_active(self) -> bool:
-        """True if the image's data is stored."""
+        """True if the image's status is active: the data is stored and can be downloaded."""
         return self.status == ACTIVE
 
 

@@ -143,7 +143,8 @@ class ShareClient(OptionalService):
         """Return all rules with Kilonova's locks, with their share_id, access_to and state.
 
         Rules of other clouds that use the same service with Kilonova are included. This sends a
-        request per ``PAGE`` locks, and a request per rule, because locks do not name the share.
+        request per page of locks, a last one for the empty page, and one per rule, because locks do
+        not name the share.
         """
         rule_ids = {str(lock["resource_id"]) for lock in self._locks(token)}
         rules: list[JsonObject] = []

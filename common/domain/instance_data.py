@@ -411,7 +411,8 @@ def find(node: Node, parts: Iterable[str]) -> Node | None:
 def text(node: Node) -> bytes:
     """Return a node of an EC2 tree as the service answers it.
 
-    A folder is a list of entries, one name per line.
+    A folder is a list of its entries, one per line. The entry of a subfolder ends with a slash,
+    unless the subfolder has a text of its own.
     """
     if isinstance(node, Folder):
         return "\n".join(

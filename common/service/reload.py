@@ -70,10 +70,12 @@ def again(process: str, *after_a_restart: str) -> None:
     """Reload the configuration file, apply the changed options and log the result.
 
     An error in the file is logged, and no value changes. If a callback registered with ``takes``
-    raises ConfigError, the error is logged and the log line lists its options as refused.
+    raises ConfigError, the error is logged and the log line lists its options as refused. The next
+    reload tries these options again.
 
     Args:
-        process: Key of ``SECTIONS``. Changes in other sections are ignored.
+        process: Key of ``SECTIONS``. Changes in sections that the process does not read are
+            ignored.
         after_a_restart: Patterns of options that need a restart although a pattern registered with
             ``takes`` matches.
     """

@@ -268,7 +268,7 @@ def server_engine(
     """Return an engine for PostgreSQL or MariaDB.
 
     Connections are not tested before use, which would cost one exchange per transaction. The first
-    statement detects a connection that broke while idle, and is repeated.
+    statement detects a connection that broke while idle. ``Store`` then repeats the transaction.
     """
     engine = sa.create_engine(
         url,

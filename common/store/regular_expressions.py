@@ -49,9 +49,10 @@ def _bounded_mariadb(element: Any, compiler: SQLCompiler, **more: Any) -> str:
 
 
 def matches(field: str, column: sa.ColumnElement[T], pattern: str) -> sa.ColumnElement[bool]:
-    """Return the condition that the pattern matches anywhere in the column.
+    """Return the SQL condition that the regular expression matches anywhere in the column.
 
-    Run such queries with ``fetch``.
+    Run queries with this condition by ``fetch``, because the database may refuse a pattern that
+    this function accepts.
 
     Raises:
         BadRequest: The pattern is invalid. The message names the field.

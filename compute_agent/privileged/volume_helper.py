@@ -344,7 +344,7 @@ def _serve_one(caller: socket.socket, brick: Brick) -> None:
 
 
 def _read(connection: socket.socket) -> bytes:
-    """Read until the other side ends, up to about ``MOST_BYTES``."""
+    """Read until the other side ends, or until more than ``MOST_BYTES`` have arrived."""
     data = b""
     while len(data) <= MOST_BYTES and (piece := connection.recv(MOST_BYTES)):
         data += piece

@@ -444,8 +444,8 @@ def take_back(path: Path) -> None:
     Such a file was lent to a helper by an agent that was killed. Other files are not changed.
 
     Raises:
-        OSError: The file does not exist, or its owner cannot be changed. Not raised if helpers run
-            as this process's user, because then no file is read or changed.
+        OSError: The file does not exist, or its owner cannot be changed. Not raised if
+            the agent may not change users, because then no file is read or changed.
     """
     user = helpers().user
     if user is not None and path.stat().st_uid == user[0]:

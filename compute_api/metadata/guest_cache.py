@@ -137,7 +137,9 @@ class GuestCache:
                 "The server is not on the host of the proxy that sent the request."
             )
         if guest.project != identity.project:
-            raise errors.NotFound("The server belongs to another project.")
+            raise errors.NotFound(
+                "The server belongs to another project than the metadata proxy sent."
+            )
         if identity.address not in guest.addresses:
             raise errors.NotFound("The request does not come from an address of the server.")
         return guest

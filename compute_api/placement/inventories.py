@@ -72,10 +72,10 @@ def show(request: PlacementRequest, provider_uuid: str, resource_class: str) -> 
 
 
 def put_all(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Replace all inventories of a provider.
+    """Replace all inventories of a provider, and return the new inventories.
 
-    For a host's provider the body contains every class that the host reports, and only the
-    overrides of these classes can change.
+    For a host's provider the body must contain every class that the host reports, and only the
+    overrides of these classes can differ from the report.
 
     Raises:
         NotFound: The provider does not exist.

@@ -219,6 +219,13 @@ class VolumeApi(Protocol):
         """Reserve a volume for a server, or connect it to the connector's host at once.
 
         Not repeatable: the caller first checks whether the volume is reserved.
+
+        Args:
+            volume_id: Id of the volume.
+            server: Id of the server.
+            connector: Description of the host to connect, or None to reserve only.
+            mountpoint: Device name in the guest. Ignored without ``connector``.
+            mode: "rw" or "ro". Ignored without ``connector``.
         """
 
     def connect(

@@ -249,13 +249,14 @@ class Run(Generic[Args, Data]):
     def cleanup_on_failure(
         self, kind: str, target: str, place: str = "", **args: object
     ) -> Iterator[None]:
-        """Add a pending cleanup if a call in the block fails.
+        """Turn a failure of the block into a pending cleanup.
 
-        The block cleans up at an external service, after the pivot or in an undo. A service that
-        does not answer is called again, up to ``MAX_CLEANING_TRIES`` times, before that.
+        The block calls an external service after the pivot or in an undo, where a refusal must not
+        fail the action. A refusal adds the cleanup at once. If the service does not answer, the
+        step is repeated up to ``MAX_CLEANING_TRIES`` times, and then the cleanup is added.
 
         Raises:
-            Unavailable: The service does not answer, and the call is to be repeated.
+            Unavailable: The service does not answer, and tries are left.
         """
         try:
             yield

@@ -61,7 +61,10 @@ MAX_ONE_BY_ONE_SECONDS = 5.0
 
 
 def advance(engine: WorkflowEngine, lane: Lane = Lane.INSIDE) -> int:
-    """Take a lane's due actions, and advance each until it waits, ends or changes its lane.
+    """Take up to ``engine.batch`` due actions of a lane, and advance each.
+
+    An action stops where it waits, ends, changes its lane or needs a preparation. Actions of locked
+    servers are postponed.
 
     Returns:
         The number of actions taken. ``engine.batch`` or more means that further actions may be due.

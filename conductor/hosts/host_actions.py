@@ -496,7 +496,15 @@ class _Round:
         return begun
 
     def _count(self, under_way: list[Move], waiting: int, at: int) -> None:
-        """Update the counts, and the forecast only if a count has changed."""
+        """Update the numbers of moved, moving and waiting servers, and the forecast of the end.
+
+        If no number has changed, the forecast stays as it is.
+
+        Args:
+            under_way: The moves under way.
+            waiting: The number of servers that wait for their move.
+            at: The current time, in microseconds.
+        """
         counts = (self.moved, len(under_way), waiting)
         if counts != (self.progress.moved, self.progress.under_way, self.progress.waiting):
             seconds = move_progress.forecast(

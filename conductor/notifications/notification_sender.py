@@ -104,8 +104,8 @@ class NotificationSender:
     def audit_usage(self) -> None:
         """Write notices of the usage audit for the last complete period, some servers at a time.
 
-        The conductors share this work. Without an audit, or within ``AUDIT_SECONDS`` after the last
-        check, this returns at once.
+        The conductors share this work, and the next call continues with further servers. Without an
+        audit, or within ``AUDIT_SECONDS`` after a call that left no server, this returns at once.
         """
         periods, at = self.audit, self.clock.monotonic()
         if periods is None or at - self.audited_at < AUDIT_SECONDS:

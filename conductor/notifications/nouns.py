@@ -118,7 +118,12 @@ def payload(event: str, of: JsonMapping) -> JsonObject:
 
 
 def older(event: str, of: JsonMapping) -> tuple[str, JsonObject] | None:
-    """Return the legacy name and payload of an event, or None without a legacy notification."""
+    """Return the legacy name and payload of an event, or None without a legacy notification.
+
+    Args:
+        event: Name of the versioned notification, for example aggregate.add_host.start.
+        of: Row of the event's object.
+    """
     noun, verb, *phase = event.split(".")
     if verb == "cache_images":
         return None

@@ -77,7 +77,11 @@ def source(run: MoveRun) -> str:
 
 
 def destination(run: MoveRun) -> str | None:
-    """Return the host that the server goes to, or None before the claim."""
+    """Return the host that the server goes to, or None before the first claim.
+
+    A released destination is returned until the next claim. Confirm and revert return the
+    destination of the move that they end.
+    """
     return run.data.dest or run.args.dest
 
 

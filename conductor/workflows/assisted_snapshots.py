@@ -54,7 +54,7 @@ DeleteRun = Run[MergeSnapshotArgs, ActionData]
 
 
 def _find_row(run: Run[VolumeActionArgs, ActionData]) -> BlockDeviceRow:
-    """Return the row of the action's volume, with the changes of the run."""
+    """Return the row of the action's volume, with the run's changes that are not stored yet."""
     return next(row for row in volumes.of(run) if row.uuid == run.args.block_device)
 
 

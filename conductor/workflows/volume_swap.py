@@ -129,9 +129,10 @@ def _end_with_swap(engine: Engine, run: SwapRun) -> None:
 
 
 def _fail_swap(tx: Connection, engine: Engine, run: SwapRun, problem: StepFailed) -> None:
-    """Record the failure.
+    """Reset the progress of a failed swap. The runner records the failure.
 
-    If the guest may write to both volumes, the volume's status becomes ERROR.
+    If the undo of the copy failed, the guest may write to both volumes. Then the volume's status
+    becomes ERROR.
     """
     run.set(progress=0)
     if COPY_STEP in run.data.undo_failures:

@@ -28,7 +28,9 @@ Look = Callable[[cfg.ConfigOpts], str]
 
 
 def check(options: argparse.Namespace) -> int:
-    """Check the configuration, then the services. Return 1 if a service does not work.
+    """Check the configuration, then the services. Return 1 if a service does not work, else 0.
+
+    With ``--no-external-services`` only the configuration is checked.
 
     Raises:
         ConfigError: An option or a policy rule is wrong.
@@ -131,7 +133,11 @@ def image(conf: cfg.ConfigOpts) -> str:
 
 
 def network(conf: cfg.ConfigOpts) -> str:
-    """Check the network service and return the URL, or a notice if the cloud has none."""
+    """Check the network service and return the URL, or a notice if the catalogue has none.
+
+    Raises:
+        Problem: The service does not answer, or refuses the request.
+    """
     from common.clients.identity import IdentityClient
 
     client = IdentityClient(conf, wait=SECONDS)

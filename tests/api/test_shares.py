@@ -178,7 +178,7 @@ def test_detach_share_begins_action_for_stopped_or_error_server(
         ("paused", "DELETE", 409),
     ],
 )
-def test_attach_and_detach_share_in_wrong_state_return_409_without_lookup(
+def test_attach_and_detach_share_in_wrong_vm_state_return_409_at_once(
     cloud_with_shares: Cloud, shares: Shares, server: str, vm_state: str, method: str, status: int
 ) -> None:
     attach(cloud_with_shares, server)

@@ -476,7 +476,7 @@ def test_clock_monotonic_never_decreases() -> None:
     assert clock.monotonic() <= clock.monotonic()
 
 
-def test_reports_lock_servers_before_providers_of_registering_host(store: Store) -> None:
+def test_reports_batch_locks_servers_before_provider_of_registering_host(store: Store) -> None:
     """Claims lock in the same order. Otherwise a claim and a report could deadlock."""
     if store.dialect_name == "sqlite":
         # SQLite has a single writer.

@@ -401,7 +401,7 @@ def test_versions_request_needs_no_token(cloud: Live) -> None:
         ("2.1.1", 400, "badRequest", "2.1.1"),
     ],
 )
-def test_unknown_microversion_returns_406_or_400(
+def test_unsupported_microversion_returns_406_and_malformed_returns_400(
     tenant: Rest, version: str, status: int, kind: str, words: str
 ) -> None:
     for method in ("GET", "POST"):

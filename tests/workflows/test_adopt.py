@@ -353,7 +353,7 @@ def test_adopt_leaves_out_ports_of_other_servers(
     ]
 
 
-def test_attach_interface_restores_port_lost_from_record(cloud: Cloud) -> None:
+def test_attach_interface_restores_port_of_guest_missing_in_server_record(cloud: Cloud) -> None:
     """The guest keeps the interface. The finding names the command that restores the record."""
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]

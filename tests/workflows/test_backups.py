@@ -59,7 +59,7 @@ def test_pending_backup_rotation_deletes_old_image_once_unprotected(
     assert list(cloud.images.records) == [backups[2]]
 
 
-def test_pending_backup_rotation_keeps_old_backup_when_user_deleted_new(
+def test_pending_rotation_keeps_old_backup_after_user_deleted_newer_backup(
     cloud: Cloud, backups: tuple[str, str, str]
 ) -> None:
     cloud.images.well()

@@ -125,10 +125,11 @@ def take(tx: Connection, rows: Sequence[AskedImage]) -> dict[str, list[JsonObjec
 
 
 def record(tx: Connection, host: str, cached: Mapping[str, str]) -> None:
-    """Record a host's results: image id -> error, or "" if cached.
+    """Record the results of a host's prefetch: image id -> error, or "" if the image is cached.
 
-    The row of a cached image is deleted, or kept for ``cached_images`` if notifications are on.
-    Images without a row are ignored. A failed image is requested again later.
+    The row of a cached image is deleted. With notifications on the row stays until
+    ``cached_images.settle`` has written the notification. A failed image keeps its row and is
+    requested again later. Images without a row are ignored.
     """
     there = [image for image, error in cached.items() if not error]
     if there:

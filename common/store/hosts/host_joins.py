@@ -49,10 +49,15 @@ class HostJoin:
 
 
 def invite(tx: Connection, host: str, address: str) -> int:
-    """Store a join token of a host, and return the generation of the host's keys for the token.
+    """Record a new join token of a host, and return the generation of the host's keys.
 
-    Earlier keys and tokens of the host become invalid. ``address`` is that for the host's
-    certificate, or "".
+    The caller makes the token from this generation. Earlier keys and tokens of the host become
+    invalid.
+
+    Args:
+        tx: The transaction.
+        host: The name of the host.
+        address: The address for the host's certificate, or "".
 
     Raises:
         Conflict: The host has joined already.

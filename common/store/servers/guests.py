@@ -306,9 +306,10 @@ def places(tx: Connection, server_id: str) -> list[GuestRow]:
 def off_on(tx: Connection, host: str, reported: Iterable[str]) -> list[str]:
     """Return the ids of servers whose domain on this host must be stopped, sorted.
 
-    Why: the server is or may be on another host. The result contains the kept guests. It also
-    contains reported domains without a guest record here whose server has another host. For
-    example, an operator removed the host's record while the host was off.
+    Why: the server is or may be elsewhere. The result contains the servers whose guest here is in
+    the state ``KEPT``. It also contains the servers of reported domains without a guest record
+    here, if the server has another host or no host. For example, an operator removed the host's
+    record while the host was off.
     """
     kept_guests = sa.select(guests.c.server_id).where(
         guests.c.host == host, guests.c.wanted == GuestState.KEPT

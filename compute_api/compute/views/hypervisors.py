@@ -130,7 +130,14 @@ def one(
 def many(
     rows: Sequence[JsonMapping], version: int, servers: object, fields: tuple[Field, ...]
 ) -> list[JsonObject]:
-    """Return the items of a list of hypervisors."""
+    """Return the items of a list of hypervisors. A field that cannot be computed is null.
+
+    Args:
+        rows: Rows of hosts.
+        version: The minor number of the microversion.
+        servers: Host -> servers, or None to leave the servers out.
+        fields: The fields of an item.
+    """
     getters = visible_fields(fields, version)
     return [render_readable(getters, row, servers) for row in rows]
 

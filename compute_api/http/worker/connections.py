@@ -368,7 +368,10 @@ class ClientConnections:
         self.wait_for(client)
 
     def _complete(self, client: ClientConnection) -> None:
-        """Close the connection or prepare for the next request, after the client has all data."""
+        """Close the connection or prepare for the next request.
+
+        Called after the client has all data, or after the connection broke.
+        """
         if (
             client.is_last
             or client.out.is_broken

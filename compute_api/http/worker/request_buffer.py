@@ -176,9 +176,13 @@ class ChunkedBody:
 
     @staticmethod
     def _parse_size(size: bytes) -> tuple[bool, int]:
-        """Return whether the chunk is the last, and the number of its bytes with the terminator.
+        """Parse the size of a chunk. Return True for the last chunk, and a number of bytes.
 
-        The last chunk has 0 bytes.
+        The number counts the bytes after the line of the size: data and CRLF. For the last chunk
+        the number is 0.
+
+        Raises:
+            InvalidChunkSize: The size is not a hexadecimal number of 1 to 16 digits.
         """
         if not size or len(size) > 16 or size.strip(b"0123456789abcdefABCDEF"):
             raise InvalidChunkSize(size[:16])

@@ -296,6 +296,8 @@ def _run_first_process(state_dir: Path, own_network: bool = False) -> int:
 def _give_kvm(node: Path) -> None:
     """Mount a /dev/kvm that the guests' group may open, unless the group may open the machine's.
 
+    A machine without /dev/kvm gets none.
+
     Args:
         node: The path of the new device file.
     """

@@ -189,7 +189,7 @@ def add_options(parser: argparse.ArgumentParser, bind: str) -> None:
 
 
 def before_sigterm(action: Callable[[], None]) -> None:
-    """Let SIGTERM run `action` and then the handler that is installed now.
+    """Let SIGTERM run `action` and then the present handler, which must be a Python function.
 
     For example, `action` ends waiting requests, which would delay the end of the process.
     """

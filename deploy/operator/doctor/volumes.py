@@ -177,9 +177,9 @@ def compare_guests(
 
 
 def _was_never_built(server: ServerPlace) -> bool:
-    """Return True if the server's create failed, perhaps before volumes were attached.
+    """Return True if the server is in ERROR on no host, as after a failed create.
 
-    The server's delete removes the volumes.
+    Its volumes may never have been attached. The delete of the server releases them.
     """
     return server.host is None and server.vm_state == states.ERROR
 

@@ -274,10 +274,14 @@ def _refuse_strange_volumes(store: Store, server: str, guest_volumes: Sequence[s
 def _complete_facts(
     sources: Sources, facts: HostedServer, record: Record | None, options: argparse.Namespace
 ) -> HostedServer:
-    """Return the host's facts, completed from the record and the options.
+    """Return the facts about the server from the host, the record and the options.
+
+    Name and user of a record replace those of the host, and the record's other facts fill gaps.
+    Options replace both.
 
     Raises:
-        BadRequest: An option contradicts the record, or a fact is missing.
+        BadRequest: The server has a record and ``--name``, ``--project`` or ``--user`` is given, or
+            a fact is missing.
     """
     if record is not None:
         owner_options = [

@@ -202,7 +202,9 @@ def _check(tx: Connection, adoption: Adoption, row: ServerRow | None) -> None:
     """Check that server and guests are unchanged.
 
     Raises:
-        Busy, Conflict: They changed, or the server's state does not allow an adoption.
+        Busy: An action or a move has the server.
+        Conflict: The records changed, the server was deleted, its state does not permit the
+            adoption, or the host reports another project.
     """
     places: list[GuestRow] = guests.places(tx, adoption.server)
     if any(place.host == adoption.host for place in places):

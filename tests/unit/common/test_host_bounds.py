@@ -94,7 +94,7 @@ def flood(quarantine: Quarantine, host: str = "h1", size: int = 300) -> list[flo
     return [seconds for seconds in counted if seconds]
 
 
-def test_flood_of_messages_begins_a_quarantine_of_its_host_only() -> None:
+def test_flood_of_messages_begins_quarantine_of_60_seconds() -> None:
     now = [0.0]
     quarantine = Quarantine(lambda: now[0])
     assert (flood(quarantine), quarantine.hosts()) == ([60], {"h1"})

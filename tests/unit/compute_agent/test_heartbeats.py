@@ -55,8 +55,8 @@ def test_heartbeat_is_not_sent_while_agent_has_something_to_report(
     assert rig.agent.heartbeat() is not None
 
 
-def test_files_without_guest_are_reported_when_changed(rig: Rig) -> None:
-    """A report is repeated until acknowledged. An empty list is reported once per session."""
+def test_report_contains_files_without_guest_only_after_change(rig: Rig) -> None:
+    """A report is repeated until acknowledged. An empty list counts as a change."""
 
     def report_files(*servers: str) -> list[str] | None:
         rig.agent.record_host(INVENTORY, None, servers)

@@ -125,7 +125,7 @@ def test_handlers_bind_no_token_except_token_of_caller() -> None:
 
 
 def test_handlers_take_policy_targets_from_rows() -> None:
-    """The values are columns of a row, and never taken from the request."""
+    """The values are columns of a row. ``TARGETS`` lists the exceptions with their reasons."""
     assert (
         compare(
             {

@@ -504,7 +504,9 @@ def test_columns_have_metrics_and_server_images_only_if_read_options_say(cloud: 
 
 
 @pytest.mark.parametrize("text", ["[1,2", "[]", "7"])
-def test_host_with_damaged_assignment_offers_no_hardware(cloud: Cloud, text: str) -> None:
+def test_host_with_unreadable_assignment_of_guest_offers_no_devices(
+    cloud: Cloud, text: str
+) -> None:
     numa_nodes = to_wire([NumaNode(0, cpus=[0, 1], pcpus=[2, 3], memory_mb=4096)])
     assignment = HardwareAssignment([], [GPU.address])
     for name in ("a", "b"):

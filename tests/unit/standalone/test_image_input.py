@@ -61,7 +61,9 @@ def test_create_image_with_invalid_field_is_refused_with_name_of_field(
         ([{"op": "add", "path": "/a~1b", "value": "x"}, {"op": "remove", "path": "/a~1b"}], 200),
     ],
 )
-def test_image_patch_is_applied_completely_or_refused(images: Any, patch: Any, status: int) -> None:
+def test_image_patch_returns_status_and_keeps_owner_and_name(
+    images: Any, patch: Any, status: int
+) -> None:
     key = images.create()
     before = images.request("GET", f"/v2/images/{key}").json
     assert (

@@ -296,7 +296,7 @@ def test_port_binding_is_neither_set_nor_shown_for_member(network: Network) -> N
         "ports?sort_key=host",
     ],
 )
-def test_list_with_admin_filter_by_member_returns_400(network: Network, query: str) -> None:
+def test_list_with_admin_filter_returns_400_for_member(network: Network, query: str) -> None:
     assert network.refusal("GET", f"/{query}") == (400, "HTTPBadRequest")
     assert network.call("GET", f"/{query}", role="admin").status_code == 200
 

@@ -146,4 +146,4 @@ class RbdConnector:
             raise not_there(volume, str(problem)) from problem
 
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
-        """Keep the operator's secret. Only QEMU had the volume open."""
+        """Do nothing: only QEMU had opened the volume, and the secret belongs to the operator."""

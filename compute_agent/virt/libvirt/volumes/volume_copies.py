@@ -214,7 +214,8 @@ class VolumeCopies:
         The flag BLOCK_JOB_PIVOT switches the guest to the new place. With 0 the copy is dropped.
 
         Raises:
-            VerbFailed: The job does not end within ``END_SECONDS``.
+            VerbFailed: libvirt refuses to end the job, or the job does not end within
+                ``END_SECONDS``.
         """
         self.libvirt.on(
             self.server,

@@ -134,9 +134,9 @@ class GuestVolumes:
     def relocate(
         self, libvirt: Connection, server: str, volume: AttachedVolume, source: VolumeSource
     ) -> None:
-        """Change the volume's place in definition and record, and disconnect the old place.
+        """Change the place in the stored definition and the record, and disconnect the old place.
 
-        An active domain is not changed.
+        The place that a running guest uses is not changed.
 
         Args:
             libvirt: Connection to libvirtd.

@@ -34,7 +34,7 @@ _API = "os_compute_api:"
 def prepare_without_arguments(
     request: Request, server: ServerRecord, body: object
 ) -> PreparedAction:
-    """Prepare an action without arguments."""
+    """Prepare an action without arguments. The value in the body is ignored."""
     return PreparedAction()
 
 

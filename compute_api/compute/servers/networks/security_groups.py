@@ -44,7 +44,8 @@ def add(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAct
     """Prepare the action addSecurityGroup, with the id and name of the group.
 
     Raises:
-        NotFound: The group does not exist, or the server has no port.
+        NotFound: The group does not exist, the server has no port, or the cloud has no network
+            service.
         Conflict: Several groups have the name.
     """
     return PreparedAction(_find_group(request, server, body["name"]))

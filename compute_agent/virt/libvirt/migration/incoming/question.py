@@ -62,7 +62,9 @@ def _query(host: str, port: int, server: str, tls: Tls | None) -> bytes:
         side = plain if context is None else TlsSocket.open(plain, context, host)
         try:
             if context is not None and side.recv(len(WELCOME)) != WELCOME:
-                raise Malformed("the destination did not send the welcome byte")
+                raise Malformed(
+                    "the destination did not accept this host's certificate; see the log of kilonova-agent there"
+                )
             question = Packet(rpc.QUESTION, 1, body=rpc.opaque(server.encode()))
             side.sendall(question.to_bytes())
             data = b""

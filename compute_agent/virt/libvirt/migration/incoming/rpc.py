@@ -106,7 +106,10 @@ class Reader:
     def strings(self) -> dict[str, list[bytes]]:
         """Read typed parameters, and return the strings among them by name.
 
-        A name may occur several times. Parameters of other types are skipped.
+        A name may occur several times. Numbers are skipped.
+
+        Raises:
+            Malformed: There are more than ``MOST_PARAMETERS``, or a type is unknown.
         """
         values_by_name: dict[str, list[bytes]] = {}
         count = self.number()
