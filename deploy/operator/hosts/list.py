@@ -119,7 +119,7 @@ def _row(host: JsonObject, zone: str, at: int, limit: int, pause: int) -> JsonOb
 
 
 def table(rows: list[JsonObject]) -> str:
-    """Return a table with one line per host, followed by images with failed builds and a count."""
+    """Return a table of hosts, then images with failed builds, then the number of open hosts."""
     names = sorted({name for row in rows for name in row["classes"]})
     lines = [["host", "zone", "state", "servers", *(f"{name} free/total" for name in names), ""]]
     for row in rows:
@@ -223,7 +223,8 @@ def silence_of(
 def notices(tx: Connection) -> list[str]:
     """Return two lines for each refusal of a host: the refusal and the next step.
 
-    Refused messages older than ``REFUSALS_SHOWN_SECONDS`` are left out.
+    A refusal is about messages in the host's name, or about a hypervisor name that another host
+    has. Refused messages older than ``REFUSALS_SHOWN_SECONDS`` are left out.
     """
     lines = []
     for row in store_hosts.list_refused(tx, REFUSALS_SHOWN_SECONDS):
