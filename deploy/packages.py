@@ -231,7 +231,8 @@ def install(names: Sequence[str], log: Path, *, kernel: bool = True) -> str:
         kernel: Also unpack the kernel of the guests.
 
     Raises:
-        Failure: Packages are missing and the process is not root, or apt fails.
+        Failure: Packages are missing and the process is not root, apt fails, or the kernel cannot
+            be unpacked.
     """
     missing_names = missing(names)
     if not missing_names:

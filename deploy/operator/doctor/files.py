@@ -15,8 +15,8 @@ from deploy.operator.doctor.finding import Finding
 def compare_files(answers: Mapping[str, Collection[str]], tx: Connection) -> list[Finding]:
     """Return a finding for each server whose files are on a host without its guest.
 
-    Files that a record explains, and servers with a running action, are left out. For hosts that were not queried or did not answer,
-    the last report is used.
+    Files that a record explains, and servers with a running action, are left out. For hosts that
+    were not queried or did not answer, the last report is used.
 
     Args:
         answers: Host -> servers of which the host has files and no guest.

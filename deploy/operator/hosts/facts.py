@@ -44,6 +44,7 @@ class HostAnswers(Protocol):
 
         Raises:
             Unavailable: The host does not answer.
+            Problem: The host's answer is this error.
         """
 
 
