@@ -195,7 +195,8 @@ def libvirt(conf: cfg.ConfigOpts) -> str:
 
     Raises:
         ConfigError: The Python package of libvirt is missing.
-        Problem: libvirt does not answer, or refuses the call.
+        NoAnswer: libvirt does not answer.
+        VerbFailed: libvirt refuses the call.
     """
     if conf.agent.driver != "libvirt":
         return f"not checked, because [agent] driver is {conf.agent.driver}"

@@ -181,6 +181,11 @@ def _moves(
     A guest that is kept or arriving belongs to an open migration from or to its host, and may not
     run. Only a migration from a guest's host may hold the guest's allocation. A server has at most
     one open migration. Without an action it has one exactly in VERIFY_RESIZE.
+
+    Args:
+        live: The servers that are not deleted, by id.
+        records: The guests.
+        moves: The migrations that are open or hold resources.
     """
     open_moves = {row.server_id: row for row in moves if row.status in OPEN_MIGRATIONS}
     moves_by_id = {row.uuid: row for row in moves}
@@ -481,7 +486,14 @@ def _unknown_ports(
     resting: Mapping[str, ServerPlace],
     spared: Set[str],
 ) -> list[Finding]:
-    """Return findings about ports that no server's record has."""
+    """Return findings about ports that no server's record has.
+
+    Args:
+        held: The ports of servers in the network service, by id.
+        rows_by_port: Port id -> the server whose record has the port.
+        resting: The servers without an action, by id.
+        spared: Ids of ports and servers that are not checked.
+    """
     return [
         Finding(
             "port-of-server",
@@ -501,7 +513,13 @@ def _unknown_ports(
 def _interfaces(
     held: Mapping[str, JsonMapping], rows_by_port: Mapping[str, ServerPlace], spared: Set[str]
 ) -> list[Finding]:
-    """Return findings about interfaces whose port is missing or has a wrong server or host."""
+    """Return findings about interfaces whose port is missing or has a wrong server or host.
+
+    Args:
+        held: The ports of servers in the network service, by id.
+        rows_by_port: Port id -> the server whose record has the port.
+        spared: Ids of ports and servers that are not checked.
+    """
     findings = []
     for port_id, row in rows_by_port.items():
         port = held.get(port_id)
@@ -556,7 +574,12 @@ def _ignored_ids(tx: Connection) -> set[str]:
 
 
 def _port_remedy(port: JsonMapping, resting: Mapping[str, ServerPlace]) -> str:
-    """Return the commands for a port that its server does not have."""
+    """Return the operator's commands for a port that no server's record has.
+
+    Args:
+        port: The port.
+        resting: The servers without an action, by id.
+    """
     port_id, server = port["id"], port["device_id"]
     if server in resting:
         return (

@@ -298,7 +298,12 @@ def _needs_assignment(server: ServerRow, flavor: JsonObject) -> bool:
 
 
 def _check_unshared(host: str, held: Sequence[tuple[str, HardwareAssignment]]) -> Iterator[Finding]:
-    """Check that no two guests have the same CPU or device."""
+    """Check that no two guests have the same CPU or device.
+
+    Args:
+        host: Name of the host.
+        held: Server id and assigned hardware of each guest on the host.
+    """
     owners: dict[str, list[str]] = defaultdict(list)
     for server, assignment in held:
         for numa_node in assignment.numa_nodes:
@@ -322,6 +327,12 @@ def _missing_hardware(
     """Check that the assigned hardware exists.
 
     Hardware is missing if a host's configuration was reduced while guests had the hardware.
+
+    Args:
+        host: Name of the host.
+        held: Server id and assigned hardware of each guest on the host.
+        numa_nodes: The host's NUMA nodes by number.
+        devices: Addresses of the host's devices.
     """
     pages: Counter[tuple[int, int]] = Counter()
     for server, assignment in held:

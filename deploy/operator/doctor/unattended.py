@@ -122,7 +122,8 @@ def _servers(
 ) -> Iterator[Finding]:
     """Check that exactly locked servers have a lock owner, and the states of idle servers.
 
-    A server without an action is in a resting state, and has the host, image and time of the state.
+    A server without an action is in a resting state, and has the host, image or time that the state
+    requires.
     """
     has_disk = {row.server_id for row in records if row.wanted in HERE}
     has_disk |= set(tx.scalars(_ON_VOLUMES))

@@ -59,7 +59,16 @@ def discard(options: argparse.Namespace) -> int:
 def carry_out(
     store: Store, hosts: HostAnswers, ports: Ports, server: str, host: str, is_confirmed: bool
 ) -> int:
-    """Run the command with these clients. Results and errors are those of ``discard``."""
+    """Run the command with these clients. Results and errors are those of ``discard``.
+
+    Args:
+        store: The database.
+        hosts: Queries the hosts.
+        ports: Reads the server's ports from the network service.
+        server: Id of the server.
+        host: The host with the guest to remove.
+        is_confirmed: True with ``--yes``.
+    """
     record = store.read(lambda tx: guests.home(tx, server))
     if server not in _domains(store, hosts, host) and not _has_files(hosts, server, host):
         raise errors.NotFound(

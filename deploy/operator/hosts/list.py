@@ -169,7 +169,7 @@ def _images(rows: list[JsonObject]) -> list[str]:
 
 
 def _causes(failed: list[JsonObject]) -> str:
-    """Return the ``CAUSES`` most frequent causes as text, the most frequent first."""
+    """Return the ``CAUSES`` most frequent causes of failed builds as text, most frequent first."""
     counts: dict[str, int] = {}
     for failure in failed:
         counts[failure["cause"]] = counts.get(failure["cause"], 0) + failure["builds"]
@@ -183,7 +183,11 @@ def _causes(failed: list[JsonObject]) -> str:
 
 
 def state(row: JsonObject) -> str:
-    """Return up, down or forced down, followed by ", silent" and ", disabled" where they apply."""
+    """Return up, down or forced down, then ", silent" and ", disabled" if the host is so.
+
+    Args:
+        row: A row of ``overview``.
+    """
     is_silent = row["state"] == HostState.UP and row["silent"]
     return (
         str(row["state"])
@@ -269,7 +273,11 @@ def refused_hostname(refused: str, shown: str) -> str:
 
 
 def trouble(row: JsonObject) -> str:
-    """Return the host's problems that ``state`` does not show, separated by semicolons, or ""."""
+    """Return the host's problems that ``state`` does not show, separated by semicolons, or "".
+
+    Args:
+        row: A row of ``overview``.
+    """
     problems = [row["disabled_reason"]] if row["disabled_reason"] and not row["enabled"] else []
     if row["silent"]:
         problems.append(row["silent"])
