@@ -118,7 +118,7 @@ def make_tempest(log: Path) -> str:
     """Make the environment of Tempest unless complete, and return a note.
 
     Raises:
-        Failure: A package cannot be downloaded.
+        Failure: A package cannot be downloaded or built.
     """
     return _make_once(TEMPEST, TEMPEST_LOCK, log)
 
@@ -127,7 +127,7 @@ def make_clients(log: Path) -> str:
     """Make the environment of the clients' test suites unless complete, and return a note.
 
     Raises:
-        Failure: A package cannot be downloaded.
+        Failure: A package cannot be downloaded or built.
     """
     return _make_once(CLIENTS, CLIENTS_LOCK, log)
 
@@ -145,7 +145,7 @@ def make_ceilometer(log: Path) -> str:
     """Make the environment of Ceilometer unless complete, and return a note.
 
     Raises:
-        Failure: A package cannot be downloaded.
+        Failure: A package cannot be downloaded or built.
     """
     return _make_once(CEILOMETER, CEILOMETER_LOCK, log)
 
@@ -159,7 +159,7 @@ def make_docs(log: Path) -> str:
     """Make the environment of Sphinx unless complete, and return a note.
 
     Raises:
-        Failure: A package cannot be downloaded.
+        Failure: A package cannot be downloaded or built.
     """
     return _make_once(DOCS, DOCS_LOCK, log)
 

@@ -138,7 +138,8 @@ def unpack_promtool(log: Path) -> None:
     The package is not installed, because it would start a server in most releases.
 
     Raises:
-        Failure: The package cannot be downloaded.
+        Failure: The package cannot be downloaded or unpacked, or the release is not in
+            ``RELEASES``.
     """
     if PROMTOOL.exists():
         return
@@ -180,7 +181,11 @@ def release() -> dict[str, str]:
 
 
 def postgresql_version() -> str:
-    """Return the version of PostgreSQL in this release's archive."""
+    """Return the version of PostgreSQL in this release's archive.
+
+    Raises:
+        Failure: The release is not in ``RELEASES``.
+    """
     return RELEASES[release()["VERSION_CODENAME"]].postgresql
 
 

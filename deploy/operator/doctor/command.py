@@ -113,7 +113,7 @@ def _examine(conf: cfg.ConfigOpts, store: Store, options: argparse.Namespace) ->
 
 
 def status(current: Sequence[Finding], silent: Collection[str]) -> int:
-    """Return the exit status for monitoring: 1 with findings, else ``NO_ANSWER`` or 0.
+    """Return the exit status: 1 with findings, else ``NO_ANSWER`` with silent objects, else 0.
 
     Args:
         current: The findings.

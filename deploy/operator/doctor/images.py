@@ -23,6 +23,10 @@ def compare_images(images: Sequence[JsonMapping], tx: Connection) -> list[Findin
 
     Snapshots of unknown servers, of servers with a running action, and of a pending cleanup are
     left out.
+
+    Args:
+        images: Images of the image service, with id, status and instance_uuid.
+        tx: The transaction.
     """
     incomplete = {
         str(record["id"]): record

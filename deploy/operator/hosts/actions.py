@@ -129,7 +129,10 @@ def begin(
 
 
 def stop(store: Store, host: str, name: Name, say: Callable[[str], None]) -> int:
-    """Let the open drain or evacuation start no more moves. Return 1 if none is open, else 0.
+    """Let the host's open action with this name start no more moves.
+
+    Returns:
+        0, or 1 if the host has no such action.
 
     Raises:
         NotFound: There is no such host.
