@@ -119,7 +119,10 @@ def _row(host: JsonObject, zone: str, at: int, limit: int, pause: int) -> JsonOb
 
 
 def table(rows: list[JsonObject]) -> str:
-    """Return a table of hosts, then images with failed builds, then the number of open hosts."""
+    """Return a table with one line per host, and lines about images with failed builds.
+
+    The last line has the number of hosts that take new servers.
+    """
     names = sorted({name for row in rows for name in row["classes"]})
     lines = [["host", "zone", "state", "servers", *(f"{name} free/total" for name in names), ""]]
     for row in rows:

@@ -34,7 +34,9 @@ REMEDIES: dict[str, Callable[[Connection, Finding], None]] = {**SERVERS, **COUNT
 
 
 def mend(tx: Connection, finding: Finding, look: Look) -> bool:
-    """Run the remedy of a finding and return True, or False without a change if it is gone.
+    """Run the remedy of a finding and return True.
+
+    If the finding is gone, change nothing and return False.
 
     Args:
         tx: The transaction.
