@@ -51,7 +51,7 @@ ADVICE = "Check the network and the proxy (HTTPS_PROXY, PIP_INDEX_URL), then run
 
 
 def make(lock: Path, log: Path) -> str:
-    """Install the packages of the lock into .venv, unless .venv is complete.
+    """Install Kilonova and the packages of the lock into .venv, unless .venv is complete.
 
     An environment of ``TEST`` counts as complete for every lock.
 
@@ -63,7 +63,7 @@ def make(lock: Path, log: Path) -> str:
         A note for the operator.
 
     Raises:
-        Failure: A package cannot be downloaded or built.
+        Failure: .venv cannot be created, or a package cannot be downloaded or built.
     """
     if any(_stamp(path).exists() for path in {lock, TEST}):
         return "up to date"
@@ -99,7 +99,7 @@ def make(lock: Path, log: Path) -> str:
 
 
 def make_oracle(log: Path) -> str:
-    """Fetch the placement service's own tests unless present, and return a note.
+    """Fetch the placement service's own tests unless present, and return a note for the operator.
 
     Raises:
         Failure: The package cannot be downloaded.
@@ -118,7 +118,7 @@ def make_tempest(log: Path) -> str:
     """Make the environment of Tempest unless complete, and return a note.
 
     Raises:
-        Failure: A package cannot be downloaded.
+        Failure: A package cannot be downloaded or built.
     """
     return _make_once(TEMPEST, TEMPEST_LOCK, log)
 
@@ -127,7 +127,7 @@ def make_clients(log: Path) -> str:
     """Make the environment of the clients' test suites unless complete, and return a note.
 
     Raises:
-        Failure: A package cannot be downloaded.
+        Failure: A package cannot be downloaded or built.
     """
     return _make_once(CLIENTS, CLIENTS_LOCK, log)
 
@@ -145,7 +145,7 @@ def make_ceilometer(log: Path) -> str:
     """Make the environment of Ceilometer unless complete, and return a note.
 
     Raises:
-        Failure: A package cannot be downloaded.
+        Failure: A package cannot be downloaded or built.
     """
     return _make_once(CEILOMETER, CEILOMETER_LOCK, log)
 
@@ -159,13 +159,13 @@ def make_docs(log: Path) -> str:
     """Make the environment of Sphinx unless complete, and return a note.
 
     Raises:
-        Failure: A package cannot be downloaded.
+        Failure: A package cannot be downloaded or built.
     """
     return _make_once(DOCS, DOCS_LOCK, log)
 
 
 def docs_command(folder: Path) -> list[str | Path]:
-    """Return the command that builds the site in this folder. A warning fails the build."""
+    """Return the command that builds the site from docs/ in ``folder``. A warning is a failure."""
     options = ("--quiet", "--fail-on-warning", "--keep-going", "--fresh-env", "--write-all")
     return [DOCS / "bin/sphinx-build", *options, ROOT / "docs", folder]
 
@@ -197,7 +197,7 @@ def make_nova(log: Path) -> str:
 
 
 def has_nova_schemas() -> bool:
-    """Return True if the stored schemas belong to the Nova of the lock."""
+    """Return True if ``make_nova`` has stored the schemas with this lock and this reader."""
     return _nova_stamp().exists()
 
 

@@ -138,7 +138,8 @@ def unpack_promtool(log: Path) -> None:
     The package is not installed, because it would start a server in most releases.
 
     Raises:
-        Failure: The package cannot be downloaded.
+        Failure: The package cannot be downloaded or unpacked, or the release is not in
+            ``RELEASES``.
     """
     if PROMTOOL.exists():
         return
@@ -180,7 +181,11 @@ def release() -> dict[str, str]:
 
 
 def postgresql_version() -> str:
-    """Return the version of PostgreSQL in this release's archive."""
+    """Return the version of PostgreSQL in this release's archive.
+
+    Raises:
+        Failure: The release is not in ``RELEASES``.
+    """
     return RELEASES[release()["VERSION_CODENAME"]].postgresql
 
 
@@ -231,7 +236,8 @@ def install(names: Sequence[str], log: Path, *, kernel: bool = True) -> str:
         kernel: Also unpack the kernel of the guests.
 
     Raises:
-        Failure: Packages are missing and the process is not root, or apt fails.
+        Failure: Packages are missing and the process is not root, apt fails, or the kernel cannot
+            be unpacked.
     """
     missing_names = missing(names)
     if not missing_names:

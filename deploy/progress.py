@@ -92,7 +92,7 @@ def run(
     cwd: Path | None = None,
     timeout: float = 1800,
 ) -> str:
-    """Run a program without input and return its output.
+    """Run a program without input and return its output, stdout and stderr together.
 
     Args:
         command: The program and its arguments.

@@ -46,7 +46,7 @@ def build_once(
     installed: Iterable[Path] = (),
     compressed: bool = False,
 ) -> int:
-    """Build the image, unless the parts are the same, and return the exit status.
+    """Build the image, unless it exists and was built from the same parts.
 
     Args:
         script: The build script. The header lists the Debian packages of the tools.
@@ -55,6 +55,9 @@ def build_once(
         own: Files of this repository that go into the image.
         installed: Files from Debian packages that go into the image.
         compressed: Make a smaller image that boots more slowly.
+
+    Returns:
+        The exit status: 0, or 2 if ``arguments`` is not a single path.
 
     Raises:
         SystemExit: A part is missing, or a tool fails.
@@ -322,7 +325,15 @@ def libraries(ldd: str) -> dict[str, Path]:
 def add(
     archive: bytearray, name: str, mode: int, data: bytes = b"", device: tuple[int, int] = (0, 0)
 ) -> None:
-    """Append an entry to a cpio archive in the format "newc"."""
+    """Append an entry to a cpio archive in the format "newc".
+
+    Args:
+        archive: The archive.
+        name: The path in the archive, without a leading slash.
+        mode: Type and permissions of the file.
+        data: The content, or the target of a symbolic link.
+        device: Major and minor number of a device.
+    """
     path = name.encode() + b"\0"
     numbers = (len(archive), mode, 0, 0, 1, 0, len(data), 0, 0, *device, len(path), 0)
     archive += b"070701" + b"".join(b"%08X" % number for number in numbers) + path

@@ -97,7 +97,12 @@ def _age(row: ActionInHandRow, at: int) -> str:
 
 
 def facts(row: ActionInHandRow, at: int) -> JsonObject:
-    """Return the action for JSON output, without arguments and secrets."""
+    """Return the action for JSON output, without arguments and secrets.
+
+    Args:
+        row: The action, from ``stuck_actions.listed``.
+        at: The present time of the database.
+    """
     return {
         "id": row.id,
         "server_id": row.server_id,
@@ -164,7 +169,15 @@ def show(options: argparse.Namespace) -> int:
 
 
 def text(row: ActionInHandRow, at: int, journal: list[JsonObject]) -> str:
-    """Return the action with the journal as text for people."""
+    """Return the action with the journal as text for people.
+
+    The last lines are the commands for a stuck or overdue action.
+
+    Args:
+        row: The action, from ``stuck_actions.listed``.
+        at: The present time of the database.
+        journal: The events of the action, oldest first.
+    """
     lines = [
         f"action {row.id}: {row.name} of server {row.server_id} ({row.server or 'gone'}), {row.request_id}",
         f"{state(row)} at step {row.step or 'begin'} of {row.workflow}, attempt {row.attempt}, on "
@@ -211,7 +224,8 @@ def undoable(row: ActionRow) -> None:
     """Check that an action can be undone.
 
     Raises:
-        Conflict: This release does not know the action's step, or the action is past its pivot.
+        Conflict: This release does not know the action's workflow, version or step, or the action
+            is past its pivot.
     """
     from conductor.workflows import WORKFLOWS
 
@@ -234,7 +248,9 @@ def undoable(row: ActionRow) -> None:
 def _change_each(
     options: argparse.Namespace, work: Callable[[Connection, str], Any], done: str
 ) -> int:
-    """Change each action in a separate transaction. Return 1 if one was refused.
+    """Change each action in a separate transaction. Return 1 if a change was refused, else 0.
+
+    A change is refused by NotFound or Conflict. Other errors end the command.
 
     Args:
         options: The command line, with the ids of the actions.

@@ -81,7 +81,7 @@ def table(rows: list[CleanupRow]) -> str:
 
 
 def retry(options: argparse.Namespace) -> int:
-    """Make a cleanup due, which a conductor then runs within seconds. Return 1 without it."""
+    """Make a cleanup due, which a conductor then runs within seconds. Return 1 if it is missing."""
     return _change(
         options, cleanups.hasten, "is retried within seconds; see: kilonova cleanup list"
     )

@@ -33,7 +33,7 @@ def check(options: argparse.Namespace) -> int:
     With ``--no-external-services`` only the configuration is checked.
 
     Raises:
-        ConfigError: An option or a policy rule is wrong.
+        ConfigError: An option, a policy rule or the vendor data is wrong.
     """
     is_agent = options.agent or Path(options.config or "").name == Path(config.AGENT_FILE).name
     conf = config.load(options.config, config.AGENT if is_agent else "")
@@ -125,7 +125,11 @@ def identity(conf: cfg.ConfigOpts) -> str:
 
 
 def image(conf: cfg.ConfigOpts) -> str:
-    """Return the URL of the image service after a successful request."""
+    """Return the URL of the image service after a successful request.
+
+    Raises:
+        Problem: The identity service or the image service does not answer, or refuses the request.
+    """
     from common.clients.identity import IdentityClient
 
     client = IdentityClient(conf, wait=SECONDS)
@@ -136,7 +140,8 @@ def network(conf: cfg.ConfigOpts) -> str:
     """Check the network service and return the URL, or a notice if the catalogue has none.
 
     Raises:
-        Problem: The service does not answer, or refuses the request.
+        Problem: The identity service or the network service does not answer, or refuses the
+            request.
     """
     from common.clients.identity import IdentityClient
 
@@ -173,6 +178,8 @@ def broker_of_host(conf: cfg.ConfigOpts) -> str:
 
     Raises:
         ValueError: The key file cannot be used.
+        ConfigError: The broker refuses the connection.
+        Unavailable: The broker does not answer.
     """
     from common.rpc.broker import look_in
     from common.security.host_keys import OwnKeys
@@ -188,6 +195,8 @@ def libvirt(conf: cfg.ConfigOpts) -> str:
 
     Raises:
         ConfigError: The Python package of libvirt is missing.
+        NoAnswer: libvirt does not answer.
+        VerbFailed: libvirt refuses the call.
     """
     if conf.agent.driver != "libvirt":
         return f"not checked, because [agent] driver is {conf.agent.driver}"

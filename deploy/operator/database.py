@@ -22,8 +22,9 @@ PROGRESS_SECONDS = 5.0  # Seconds between two lines of progress.
 def explain_silence(path: str | None, problem: errors.Problem) -> Exception:
     """Return the error to print when a command failed with ``problem``.
 
-    After a NoStore this function connects again. If the database refuses the connection, the result
-    is the ConfigError with the reason. Otherwise the result is ``problem``.
+    After a NoStore (no answer of the database) this function connects again. If the database
+    refuses the connection, the result is the ConfigError with the reason. Otherwise the result is
+    ``problem``.
 
     Args:
         path: Path of the configuration file.

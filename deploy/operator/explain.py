@@ -149,7 +149,8 @@ def _build_spec(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store)
     """Return the request spec that a create with these options would have.
 
     Raises:
-        WrongUse: The API would refuse the value of an option.
+        WrongUse: The API would refuse the value of an option, or options contradict each other.
+        Unavailable: The database, the identity service or the image service does not answer.
     """
     from compute_api.compute.servers import destinations
 
@@ -355,7 +356,7 @@ class Placed:
 
 
 def _server(tx: Connection, name: str) -> ServerRecord:
-    """Return the server with this id, even if deleted, otherwise the only server with this name.
+    """Return the server with this id, even if deleted, or the only existing server with this name.
 
     Raises:
         WrongUse: There is no such server, or several servers have this name.
@@ -427,7 +428,7 @@ def text(
         spec: The request.
         explanation: The scheduler's answer.
         count: The requested number of servers.
-        room: The number of servers that fit.
+        room: The number of servers that fit, on one host if ``is_together``.
         is_together: True if all servers must share a host.
     """
     lines = [

@@ -119,7 +119,14 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def text(owner: Policy, rule: str, caller: RequestContext, answers: dict[str, bool]) -> str:
-    """Return the explanation as text for people."""
+    """Return the explanation as text for people.
+
+    Args:
+        owner: The policy with the rule.
+        rule: Name of the rule.
+        caller: The caller with the roles of ``--as``.
+        answers: Description of resources -> True if the caller may use the rule on them.
+    """
     lines = [f"guards {operation}" for operation in guarded(rule)]
     lines += [
         f"{name}: {check or '@'}  ({owner.in_force[name].origin})"
@@ -163,7 +170,8 @@ def parts(owner: Policy, rule: str) -> Iterator[tuple[str, str]]:
 def guarded(rule: str) -> Iterator[str]:
     """Yield the operations that check this rule before they start.
 
-    Operations that check the rule later are not listed.
+    Operations that check the rule later are not listed. Rules in ``BASES`` are only parts of other
+    rules, so nothing is yielded for them.
     """
     if rule in BASES:
         return

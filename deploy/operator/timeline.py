@@ -28,7 +28,11 @@ from deploy.operator.store import journals
 
 
 def timeline(options: argparse.Namespace) -> int:
-    """Print the actions, oldest first. Return 1 if there are none."""
+    """Print the actions of a server or request, oldest first. Return 1 if there are none, else 0.
+
+    Raises:
+        NotFound, Conflict: As ``_server_id``.
+    """
 
     def work(tx: Connection) -> list[tuple[Any, list[Any]]]:
         actions_with_events = (
@@ -82,8 +86,8 @@ def facts(row: ActionRow, events: Sequence[EventRow]) -> JsonObject:
     """Return an action with the steps for JSON output.
 
     ``after`` is the time in seconds since the action began. ``seconds`` of a step is the time since
-    its start, or since the previous event if the step has no start. ``seconds`` is None for the
-    start of a step, and for an action that has not ended.
+    its start, or since the previous event (or the action's start) if the step has no start.
+    ``seconds`` is None for the start of a step, and for an action that has not ended.
     """
     steps, started, before = [], {}, row.created_at
     for event in events:

@@ -86,7 +86,10 @@ def find_needed(top: Distribution, extras: Iterable[str]) -> set[str]:
 
 
 def divide(top: Distribution) -> dict[str, list[str]]:
-    """Return package -> names of its distributions. Those of the common package are only there."""
+    """Return package -> names of the distributions that the package contains.
+
+    Distributions of the common package are in no other package.
+    """
     of = {package: find_needed(top, extras) for package, extras in EXTRAS.items()}
     return {
         package: sorted(names - (of[COMMON] if package != COMMON else set()))
@@ -95,7 +98,9 @@ def divide(top: Distribution) -> dict[str, list[str]]:
 
 
 def copy(name: str, to: Path) -> None:
-    """Copy a distribution's files as installed from the wheel, without programs and tests.
+    """Copy a distribution's files to ``to`` as installed from the wheel.
+
+    Programs and tests are left out.
 
     Raises:
         SystemExit: A file was changed since the installation.

@@ -32,7 +32,14 @@ CHANGES = """kilonova ({version}) {release}; urgency=medium
 
 
 def command(arguments: list[str]) -> int:
-    """Install the build requirements, build the packages, and print their paths."""
+    """Install the build requirements, build the packages, and print their paths.
+
+    Args:
+        arguments: The revision, or nothing for revision 1.
+
+    Raises:
+        Failure: The arguments are invalid, or a step failed.
+    """
     revision = arguments[0] if arguments else "1"
     if len(arguments) > 1 or not re.fullmatch(r"[0-9][0-9A-Za-z.+~]*", revision):
         raise Failure(

@@ -182,7 +182,8 @@ class Jobs:
     def run(self, jobs: Sequence[Job]) -> Iterator[Result]:
         """Run the jobs, and yield each result when its job ends.
 
-        If the caller closes the iterator early, the running jobs are interrupted.
+        If the caller closes the iterator early, the running jobs are interrupted. An exception at
+        the start of a job, for example of its servers, is raised here.
         """
         waiting = iter(jobs)
         workers = [

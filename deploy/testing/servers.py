@@ -88,7 +88,8 @@ def _reserve(start: int) -> bool:
 class Servers:
     """A context manager that starts private servers, and stops them at exit.
 
-    For example, ``with Servers(folder) as servers: url = servers.start("mariadb")``.
+    For example, ``with Servers(folder) as servers: url = servers.start("mariadb")``. Only root may
+    enter the context.
 
     Args:
         folder: The folder for data and logs.
@@ -206,6 +207,9 @@ class Servers:
 
         Args:
             primary_url: The URL at which the standby reaches the primary.
+
+        Raises:
+            Failure: The standby does not start.
         """
         folder, port, primary = (
             self._make_folder(STANDBY, "postgres"),
@@ -300,7 +304,11 @@ class Servers:
         self._restarts[name] = partial(self._start, name, command, user, port, is_ready)
 
     def _copy_certificates(self, folder: Path, user: str) -> dict[str, Path]:
-        """Copy the certificate's files for the server's user. Return the paths, or {} without."""
+        """Copy the certificate's files for the server's user.
+
+        Returns:
+            The paths by "ca", "cert" and "key". {} without a certificate.
+        """
         if self._proof is None:
             return {}
         return {

@@ -109,7 +109,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _jobs(names: Sequence[str]) -> list[Job]:
-    """Return the jobs of the named rings.
+    """Return the jobs of a set, a slice or the named rings.
 
     The set ``default`` has the jobs with a budget in this set. ``all`` and the slices have the jobs
     of every ring that does not run only by name.
@@ -216,6 +216,8 @@ def summarize(
     folder: Path,
 ) -> int:
     """Print the summary, with a line of counts at the end, and return the exit status.
+
+    The status is 1 if a test or job failed, or if in a CI the set used too much CPU time.
 
     Args:
         results: The results of all jobs.

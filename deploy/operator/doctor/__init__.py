@@ -135,8 +135,8 @@ def check(tx: Connection) -> list[Finding]:
 def _guests(live: Mapping[str, ServerRow], records: list[GuestRow]) -> Iterator[Finding]:
     """Check the places of guests.
 
-    At most one guest of a server may run. A guest belongs to an existing server on the same host. A
-    server on a host has a guest's record there.
+    At most one guest of a server may run. A running or stopped guest belongs to an existing server
+    on the same host. A server on a host has such a guest there, except while it is being deleted.
     """
     running = Counter(
         row.server_id for row in records if row.may_run and row.wanted != GuestState.ABSENT
@@ -178,8 +178,14 @@ def _moves(
 ) -> Iterator[Finding]:
     """Check guests and migrations of servers that move.
 
-    A guest that is kept or arriving belongs to an open migration between these hosts. Resources
-    that a migration holds belong to a guest on its source. A server has at most one open migration.
+    A guest that is kept or arriving belongs to an open migration from or to its host, and may not
+    run. Only a migration from a guest's host may hold the guest's allocation. A server has at most
+    one open migration. Without an action it has one exactly in VERIFY_RESIZE.
+
+    Args:
+        live: The servers that are not deleted, by id.
+        records: The guests.
+        moves: The migrations that are open or hold resources.
     """
     open_moves = {row.server_id: row for row in moves if row.status in OPEN_MIGRATIONS}
     moves_by_id = {row.uuid: row for row in moves}
@@ -245,10 +251,10 @@ def _moves(
 
 
 def _quotas(live: Mapping[str, ServerRow], moves: Sequence[MigrationRow]) -> Iterator[Finding]:
-    """Check the amounts of each server that the quota counts.
+    """Check the VCPUs and the memory that the quota counts for each server.
 
-    They are those of the server's flavor, and during a move the larger ones of both flavors. During
-    a revert the amounts of the server's flavor are accepted too.
+    These are the amounts of the server's flavor. With an open migration they are the larger amount
+    of both flavors. During a revert the amounts of the server's flavor are accepted too.
     """
     open_moves = {row.server_id: row for row in moves if row.status in OPEN_MIGRATIONS}
     for row in live.values():
@@ -269,7 +275,7 @@ def _quotas(live: Mapping[str, ServerRow], moves: Sequence[MigrationRow]) -> Ite
 
 
 def _shares(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
-    """Check each server's count of shares, and that deleted servers have no shares."""
+    """Check the number of shares in each server's row, and that deleted servers have no shares."""
     numbers = {row.server_id: row.number for row in tx.execute(_SHARED)}
     for row in live.values():
         if row.shares != numbers.get(row.id, 0):
@@ -283,7 +289,8 @@ def _shares(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
 def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
     """Check that servers and running actions refer to each other, with the same fence.
 
-    Also report stuck actions, overdue actions and due actions without a time.
+    Also report a task_state without an action, stuck and overdue actions, and due actions without a
+    time.
     """
     running = {row.id: row for row in tx.execute(_RUNNING)}
     for row in live.values():
@@ -346,8 +353,8 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
 def _notifications(tx: Connection) -> Iterator[Finding]:
     """Check that the oldest notification does not wait too long.
 
-    The finding's text has the time of the oldest notification. So the text is the same at a second
-    check only if no notification was sent in between.
+    The finding's text has the time of the oldest notification. So a second check repeats the
+    finding only if this notification still waits.
     """
     since = outbox.late(tx)
     if since is not None:
@@ -365,8 +372,9 @@ def _notifications(tx: Connection) -> Iterator[Finding]:
 def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Finding]:
     """Compare the domains of hosts with the records.
 
-    The findings are a server that runs on two hosts, a domain without a record, and an idle server
-    without a domain on its host. Servers on other hosts are not checked.
+    The findings are a server with active domains on several hosts, a domain without a guest record,
+    and a server without an action and without a domain on its host. For the last finding, servers
+    on other hosts than those of ``domains`` are not checked.
 
     Args:
         domains: Host -> server -> power state, of the hosts that answered.
@@ -442,10 +450,14 @@ def _unknown_domain(server: str, host: str) -> Finding:
 def compare_ports(ports: Sequence[JsonMapping], tx: Connection) -> list[Finding]:
     """Compare the servers' ports in the network service with the records.
 
-    The findings are a port without a server, a port that its server does not have, an interface
-    without a port, and a port that is bound to a wrong or an additional host (in ``bindings``, if
-    the caller has added them). Servers with a running action are left out, and so are ports with a
-    pending cleanup.
+    The findings are a port that no server's record has, an interface without a port, and a port
+    with a wrong server, a wrong host or a binding to a second host. Servers with a running action
+    are left out, and so are ports with a pending cleanup.
+
+    Args:
+        ports: Ports of the network service. Only those with a device_owner ``compute:…`` count. A
+            port may have its list of bindings as ``bindings``.
+        tx: The transaction.
     """
     query = sa.select(servers.c.id, servers.c.host, servers.c.interfaces).where(
         servers.c.deleted == 0, servers.c.action.is_(None)
@@ -474,7 +486,14 @@ def _unknown_ports(
     resting: Mapping[str, ServerPlace],
     spared: Set[str],
 ) -> list[Finding]:
-    """Return findings about ports that no server's record has."""
+    """Return findings about ports that no server's record has.
+
+    Args:
+        held: The ports of servers in the network service, by id.
+        rows_by_port: Port id -> the server whose record has the port.
+        resting: The servers without an action, by id.
+        spared: Ids of ports and servers that are not checked.
+    """
     return [
         Finding(
             "port-of-server",
@@ -494,7 +513,13 @@ def _unknown_ports(
 def _interfaces(
     held: Mapping[str, JsonMapping], rows_by_port: Mapping[str, ServerPlace], spared: Set[str]
 ) -> list[Finding]:
-    """Return findings about interfaces with a missing or misplaced port."""
+    """Return findings about interfaces whose port is missing or has a wrong server or host.
+
+    Args:
+        held: The ports of servers in the network service, by id.
+        rows_by_port: Port id -> the server whose record has the port.
+        spared: Ids of ports and servers that are not checked.
+    """
     findings = []
     for port_id, row in rows_by_port.items():
         port = held.get(port_id)
@@ -549,7 +574,12 @@ def _ignored_ids(tx: Connection) -> set[str]:
 
 
 def _port_remedy(port: JsonMapping, resting: Mapping[str, ServerPlace]) -> str:
-    """Return the commands for a port that its server does not have."""
+    """Return the operator's commands for a port that no server's record has.
+
+    Args:
+        port: The port.
+        resting: The servers without an action, by id.
+    """
     port_id, server = port["id"], port["device_id"]
     if server in resting:
         return (
@@ -565,7 +595,7 @@ def _port_remedy(port: JsonMapping, resting: Mapping[str, ServerPlace]) -> str:
 def wanderers(tx: Connection) -> set[str]:
     """Return the ids of the servers with a live migration, also an ended one.
 
-    Only ports of these servers may be bound to two hosts.
+    Only their ports can have bindings to two hosts.
     """
     return set(
         tx.scalars(

@@ -67,9 +67,10 @@ def doctor(options: argparse.Namespace) -> int:
     """Print the findings, or repair the named findings.
 
     Returns:
-        0 if there are no findings, or with ``--fix`` if no repair failed. 1 otherwise.
-        ``NO_ANSWER`` if there are no findings but not everything could be checked, or if the
-        database does not answer.
+        Without ``--fix``: 1 if there are findings. Otherwise ``NO_ANSWER`` if a service, or a host
+        that counts as up, did not answer, and 0 if all did.
+        With ``--fix``: 1 if a repair failed, otherwise 0.
+        In both cases ``NO_ANSWER`` if the database does not answer before a repair.
     """
     conf = config.load(options.config)
     try:
@@ -112,7 +113,7 @@ def _examine(conf: cfg.ConfigOpts, store: Store, options: argparse.Namespace) ->
 
 
 def status(current: Sequence[Finding], silent: Collection[str]) -> int:
-    """Return the exit status for monitoring.
+    """Return the exit status: 1 with findings, else ``NO_ANSWER`` with silent objects, else 0.
 
     Args:
         current: The findings.
@@ -204,7 +205,8 @@ def none_missing() -> Collection[str]:
 class NeighbourAnswers:
     """The answers of external services and hosts at one check.
 
-    None means that the service does not exist, did not answer, or was not queried.
+    None means that the service does not exist, did not answer, or was not queried. ``missing`` is
+    then empty.
     """
 
     ports: Ports | None
@@ -278,7 +280,7 @@ def of_neighbours(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Neig
     Args:
         conf: The configuration.
         store: The database.
-        silent: Receives the name of each service that does not answer.
+        silent: The functions append the name of a service that does not answer or refuses.
     """
     from common.clients.identity import READ, IdentityClient
     from common.clients.network import NAME

@@ -13,12 +13,13 @@ from deploy.operator.doctor.finding import Finding
 
 
 def compare_files(answers: Mapping[str, Collection[str]], tx: Connection) -> list[Finding]:
-    """Compare files without a guest (host -> servers) with the records.
+    """Return a finding for each server whose files are on a host without its guest.
 
-    For hosts that were not queried or did not answer, the last report is used.
+    Files that a record explains, and servers with a running action, are left out. For hosts that
+    were not queried or did not answer, the last report is used.
 
     Args:
-        answers: The answers of the hosts that were queried and answered.
+        answers: Host -> servers of which the host has files and no guest.
         tx: The transaction.
     """
     pairs = {(server, host) for host, servers in answers.items() for server in servers}

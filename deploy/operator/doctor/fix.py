@@ -30,7 +30,13 @@ class GuestCommands:
 
 
 def guest_commands(config: str | None) -> GuestCommands:
-    """Return ``kilonova host adopt`` and ``kilonova host discard`` as functions, with ``--yes``."""
+    """Return ``kilonova host adopt`` and ``kilonova host discard`` as functions of host and server.
+
+    They run with ``--yes``, and return the exit status.
+
+    Args:
+        config: Path of the configuration file, or None for the default.
+    """
     # Imported here because they load the API, which every other use of the doctor does without.
     from deploy.operator.hosts import adopt as host_adopt
     from deploy.operator.hosts import discard as host_discard
@@ -54,7 +60,7 @@ def fix(
     look: Callable[[Connection], Sequence[Finding]],
     commands: GuestCommands,
 ) -> int:
-    """Repair these findings. Return 1 if one could not be repaired.
+    """Repair these findings. Return 1 if a repair was refused, else 0.
 
     A name that is not among the current findings needs no repair.
 
@@ -62,7 +68,7 @@ def fix(
         store: The database.
         names: Ids of the findings to repair.
         findings: The current findings.
-        look: Checks again, inside the transaction of the repair.
+        look: Returns the findings of a new check, inside the transaction of the repair.
         commands: Adopt and discard a guest without a record.
     """
     refused = 0

@@ -19,10 +19,14 @@ IN_TRANSIT = ("queued", "saving")
 
 
 def compare_images(images: Sequence[JsonMapping], tx: Connection) -> list[Finding]:
-    """Compare Kilonova's incomplete images with the actions.
+    """Return a finding for each incomplete snapshot that no action writes.
 
     Snapshots of unknown servers, of servers with a running action, and of a pending cleanup are
     left out.
+
+    Args:
+        images: Images of the image service, with id, status and instance_uuid.
+        tx: The transaction.
     """
     incomplete = {
         str(record["id"]): record

@@ -77,7 +77,7 @@ def check(
 
     Args:
         tx: The transaction.
-        live: The servers, by id.
+        live: The servers that are not deleted, by id.
         records: The guests.
         moves: The migrations that are open or hold resources.
     """
@@ -98,7 +98,8 @@ def _allocations(
     """Check that exactly the guests have allocations, with the amounts of flavor and image.
 
     During a move the source has the amounts of the old flavor, the destination those of the new
-    one.
+    flavor. During a resize on the same host, the migration has the amounts for a revert. Amounts of
+    guests to be removed are not checked. Also check that exactly the consumers have allocations.
     """
     held: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for row in tx.execute(_HELD):
@@ -158,7 +159,10 @@ def _allocations(
 
 
 def _amounts_for_revert(server: ServerRow, move: MigrationRow) -> dict[str, int]:
-    """Return the amounts that a resize on the same host keeps for a revert."""
+    """Return the amounts by which the old flavor exceeds the new flavor.
+
+    A resize on the same host keeps them for a revert.
+    """
     old, new = (
         hardware.resources_of(from_wire(Flavor, flavor), server.image)
         for flavor in (move.old_flavor, move.new_flavor)
@@ -172,7 +176,10 @@ Flavors = Mapping[tuple[str, str], JsonObject]
 
 
 def _flavors_of_moves(moves: Sequence[MigrationRow]) -> Flavors:
-    """Return the flavor of a moving server on each of the two hosts."""
+    """Return (server id, host) -> flavor for the two hosts of each open migration.
+
+    If both are the same host, this is the new flavor.
+    """
     flavors = {}
     for move in moves:
         if move.status in OPEN_MIGRATIONS and move.source_host and move.dest_host:
@@ -210,7 +217,8 @@ def _properties(server: ServerRow) -> dict[str, str]:
 def _capacity(tx: Connection) -> Iterator[Finding]:
     """Check that the allocations of each provider do not exceed the capacity.
 
-    If the capacity was reduced below the allocated amount, that amount is accepted.
+    If the capacity was reduced below the allocated amount, that amount is accepted. An allocation
+    without an inventory is a finding.
     """
     used = {(row.provider_id, row.resource_class): int(row.used) for row in tx.execute(_USED)}
     for row in tx.execute(_INVENTORIES):
@@ -235,8 +243,14 @@ def _assignments(
 ) -> Iterator[Finding]:
     """Check the assigned hardware of guests.
 
-    A guest has assigned hardware exactly if the flavor or image requests some. No two guests share
-    hardware, and the hardware exists on the host.
+    A guest has assigned hardware exactly if the flavor or image requests some. Guests to be removed
+    may have some. No two guests share hardware, and the hardware exists on the host.
+
+    Args:
+        tx: The transaction.
+        live: The servers that are not deleted, by id.
+        records: The guests.
+        flavors: From ``_flavors_of_moves``. Other guests have the flavor of the server.
     """
     by_host: dict[str, list[tuple[str, HardwareAssignment]]] = defaultdict(list)
     for row in records:
@@ -284,7 +298,12 @@ def _needs_assignment(server: ServerRow, flavor: JsonObject) -> bool:
 
 
 def _check_unshared(host: str, held: Sequence[tuple[str, HardwareAssignment]]) -> Iterator[Finding]:
-    """Check that no two guests have the same CPU or device."""
+    """Check that no two guests have the same CPU or device.
+
+    Args:
+        host: Name of the host.
+        held: Server id and assigned hardware of each guest on the host.
+    """
     owners: dict[str, list[str]] = defaultdict(list)
     for server, assignment in held:
         for numa_node in assignment.numa_nodes:
@@ -308,6 +327,12 @@ def _missing_hardware(
     """Check that the assigned hardware exists.
 
     Hardware is missing if a host's configuration was reduced while guests had the hardware.
+
+    Args:
+        host: Name of the host.
+        held: Server id and assigned hardware of each guest on the host.
+        numa_nodes: The host's NUMA nodes by number.
+        devices: Addresses of the host's devices.
     """
     pages: Counter[tuple[int, int]] = Counter()
     for server, assignment in held:

@@ -18,10 +18,14 @@ _GOING = ("queued_to_deny", "denying")
 
 
 def compare_rules(rules: Sequence[JsonMapping], tx: Connection) -> list[Finding]:
-    """Compare Kilonova's rules (share_id, access_to, state) with the shares of servers.
+    """Return a finding for each rule of a host's address that no server's share needs.
 
     Only addresses of known hosts are checked, because another cloud may use the same service. Rules
     that the service removes and rules with a pending cleanup are left out.
+
+    Args:
+        rules: Kilonova's own rules, with share_id, access_to (an address) and state.
+        tx: The transaction.
     """
     table = share_mappings
     needed_rules = {(row.share_id, row.access_to) for row in tx.execute(sa.select(table))}

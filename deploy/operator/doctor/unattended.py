@@ -120,7 +120,11 @@ def check(
 def _servers(
     tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow]
 ) -> Iterator[Finding]:
-    """Check the locks of servers, and that a server without an action is in a resting state."""
+    """Check that exactly locked servers have a lock owner, and the states of idle servers.
+
+    A server without an action is in a resting state, and has the host, image or time that the state
+    requires.
+    """
     has_disk = {row.server_id for row in records if row.wanted in HERE}
     has_disk |= set(tx.scalars(_ON_VOLUMES))
     for row in live.values():
@@ -161,7 +165,10 @@ def _servers(
 
 
 def _removals(at: int, records: Sequence[GuestRow]) -> Iterator[Finding]:
-    """Check that no removal of a guest was sent in the future, which would stop its repetition."""
+    """Check that no removal of a guest was sent more than an hour in the future.
+
+    Until that time the removal would not be repeated.
+    """
     for row in records:
         if row.wanted == GuestState.ABSENT and (row.sent_at or 0) > at + AHEAD:
             yield Finding(
@@ -174,7 +181,7 @@ def _removals(at: int, records: Sequence[GuestRow]) -> Iterator[Finding]:
 
 
 def _actions(tx: Connection) -> Iterator[Finding]:
-    """Check that waiting actions have a sent command, and that leases of actions end soon."""
+    """Check that waiting actions have a sent command, and that leases end within an hour."""
     for row in tx.execute(_LOST):
         waits = row.state == ActionState.WAITING
         yield Finding(
@@ -189,7 +196,7 @@ def _actions(tx: Connection) -> Iterator[Finding]:
 
 
 def _shares(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
-    """Check that each share in transit has an action."""
+    """Check that each server with a share in transit has an action."""
     for row in tx.execute(_IN_TRANSIT):
         server = live.get(row.server_id)
         if server is not None and server.action is None:

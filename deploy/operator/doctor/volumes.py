@@ -2,7 +2,8 @@
 """Comparison of servers' volumes in three places.
 
 These are the records, the attachments in the block storage service, and the disks of running
-guests. Servers with a running action are left out, and so are volumes with a pending cleanup.
+guests. Servers with a running action are left out. ``check`` and ``compare_volumes`` also leave
+out volumes with a pending cleanup.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ _COMPLETE = "attached"
 
 
 def check(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
-    """Check counts of volumes, volumes of deleted servers, and connections of idle servers."""
+    """Check the number of volumes in each server's row, and the volumes themselves.
+
+    Deleted servers have no volumes. The status and connection of the volumes of a server without an
+    action fit the server's host.
+    """
     rows: list[BlockDeviceRow] = list(tx.execute(_ALL))
     ignored_volumes = pending(tx) if rows else set()
     numbers: dict[str, int] = {}
@@ -96,7 +101,8 @@ def compare_volumes(attachments: Sequence[JsonMapping], tx: Connection) -> list[
     """Compare the attachments of servers (id, volume_id, server_id, status) with the records.
 
     The findings are a volume without an attachment, an attachment that was not completed, and an
-    attachment that its server does not have. That server may be deleted.
+    attachment that its server does not have. That server may be deleted. Attachments of servers
+    without a row are left out.
     """
     held = {str(attachment["id"]): attachment for attachment in attachments}
     idle = sa.select(servers.c.id, servers.c.host, servers.c.vm_state).where(

@@ -38,15 +38,16 @@ PROGRESS = 10 * SECOND
 
 
 def drain(options: argparse.Namespace) -> int:
-    """Start moving the servers away from a host, and watch. Return 0 if the host is empty.
+    """Start moving the servers away from a host, and watch. Return 0 if the host is empty, else 1.
 
-    With ``--dry-run`` return the result of ``rehearse``, with ``--stop`` that of ``stop``.
+    Ctrl-C only ends the watching, with status 1. With ``--dry-run`` return the result of
+    ``rehearse``, with ``--stop`` that of ``stop``.
     """
     return _command(options, Name.DRAIN, Arguments(options.cold, options.parallel, options.wait))
 
 
 def evacuate(options: argparse.Namespace) -> int:
-    """Start recreating a dead host's servers elsewhere, and watch. Return 0 if the host is empty.
+    """Start recreating a dead host's servers elsewhere, and watch, with the status of ``drain``.
 
     With ``--dry-run`` return the result of ``rehearse``, with ``--stop`` that of ``stop``.
     """
@@ -128,7 +129,10 @@ def begin(
 
 
 def stop(store: Store, host: str, name: Name, say: Callable[[str], None]) -> int:
-    """Let the open action with this name start no more moves. Return 1 without it, else 0.
+    """Let the host's open action with this name start no more moves.
+
+    Returns:
+        0, or 1 if the host has no such action.
 
     Raises:
         NotFound: There is no such host.
@@ -149,7 +153,10 @@ def stop(store: Store, host: str, name: Name, say: Callable[[str], None]) -> int
 def watch(
     store: Store, action: HostAction, sleep: Callable[[float], None], say: Callable[[str], None]
 ) -> int:
-    """Print the action's events and moves until its end. Return 0 if the action is done, else 1."""
+    """Print the action's events and moves until its end. Return 0 if the host is empty, else 1.
+
+    If the database does not answer, try again.
+    """
     watcher = _Watcher(store, say)
     while True:
         try:
@@ -177,7 +184,10 @@ class _Watcher:
     moves: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
     def look(self, action: HostAction) -> HostAction:
-        """Print the events and moves since the last call, and return the action's current row.
+        """Print new events, changed moves, and each unchanged move after every ``PROGRESS``.
+
+        Returns:
+            The action's current row.
 
         Raises:
             Unavailable: The database does not answer.

@@ -144,10 +144,11 @@ def adopt(options: argparse.Namespace) -> int:
         0 if the record was written, 1 without ``--yes``.
 
     Raises:
-        BadRequest: The text is not a server's id, or options are missing.
-        NotFound: The host, or the guest on the host, does not exist.
-        Conflict, OverQuota: The adoption is not possible.
-        Unavailable: The host or the network service does not answer.
+        BadRequest: The text is not a server's id, or options are missing or not permitted.
+        NotFound: The host, the guest on the host, or the flavor or image of an option does not
+            exist.
+        Conflict, OverQuota, Busy: The adoption is not possible, or not at present.
+        Unavailable: The host or an external service does not answer.
     """
     try:
         server = str(uuid.UUID(options.server))
@@ -226,6 +227,11 @@ class Record:
     @classmethod
     def of(cls, tx: Connection, server: str, host: str) -> Record | None:
         """Return the record, or None if there is no such server.
+
+        Args:
+            tx: The transaction.
+            server: Id of the server.
+            host: The host with the guest, for the text of the error.
 
         Raises:
             Conflict: The server was deleted.
@@ -328,7 +334,7 @@ def _plan(
     record: Record | None,
     options: argparse.Namespace,
 ) -> Adoption:
-    """Return the adoption to write, with the interfaces from the network service."""
+    """Return the adoption to write, with the interfaces from the network service if any."""
     ports = sources.ports(server)
     assert facts.flavor is not None, "it is needed"
     return Adoption(
@@ -362,7 +368,10 @@ def _in_order(ports: list[Interface], guest_ports: Mapping[str, str]) -> list[In
 
 
 def _check_places(sources: Sources, plan: Adoption, options: argparse.Namespace) -> list[str]:
-    """Check that no other host has a guest of this server. Return the hosts that did not answer.
+    """Check that no other host has a guest of this server.
+
+    Returns:
+        "host NAME" of each host that is down or did not answer, and so may have a guest.
 
     Raises:
         Conflict: Another host has a guest, or the recorded host does not answer. With ``--replace``
@@ -401,7 +410,9 @@ def _check_places(sources: Sources, plan: Adoption, options: argparse.Namespace)
 
 
 def describe(plan: Adoption, sources: Sources, silent: list[str]) -> list[str]:
-    """Return the record to write as lines of text, with the facts that hosts do not store.
+    """Return the record to write as lines of text.
+
+    For a new record they also name the facts that are lost, because hosts do not store them.
 
     Args:
         plan: The adoption.

@@ -22,7 +22,8 @@ from deploy.operator.hosts.broker_users import print_instructions, users
 def add(options: argparse.Namespace) -> int:
     """Create a role's user at the broker, and write a file with ``transport_url`` for the role.
 
-    An existing user gets a new password.
+    An existing user gets a new password. Without a management API, print the commands that create
+    the user.
     """
     conf = config.load(options.config)
     identity = _identity(conf, options.role, secrets.token_hex(24))

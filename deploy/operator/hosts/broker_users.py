@@ -29,10 +29,18 @@ class Users(Protocol):
 
     Each method returns the commands that an administrator still has to run, or "" if the change is
     done.
+
+    Raises:
+        Unavailable: The management API does not answer, or refuses the change.
     """
 
     def make(self, identity: Identity, virtual_host: str) -> str:
-        """Create the user with this password and these permissions."""
+        """Create the user, or give an existing user the password and permissions of ``identity``.
+
+        Args:
+            identity: Name, password, permissions and limits of the user.
+            virtual_host: The virtual host for which the permissions are.
+        """
 
     def disconnect(self, user: str) -> str:
         """Close the user's open connections."""

@@ -35,7 +35,7 @@ def discard(options: argparse.Namespace) -> int:
 
     Raises:
         BadRequest: The text is not a server's id.
-        NotFound: The host has no guest or files of the server.
+        NotFound: There is no such host, or the host has no guest or files of the server.
         Conflict: The guest has a record, the recorded host has no guest of the server, or one of
             the two hosts is down.
         Unavailable: One of the two hosts or the network service does not answer.
@@ -59,7 +59,16 @@ def discard(options: argparse.Namespace) -> int:
 def carry_out(
     store: Store, hosts: HostAnswers, ports: Ports, server: str, host: str, is_confirmed: bool
 ) -> int:
-    """Run the command with these clients. Results and errors are those of ``discard``."""
+    """Run the command with these clients. Results and errors are those of ``discard``.
+
+    Args:
+        store: The database.
+        hosts: Queries the hosts.
+        ports: Reads the server's ports from the network service.
+        server: Id of the server.
+        host: The host with the guest to remove.
+        is_confirmed: True with ``--yes``.
+    """
     record = store.read(lambda tx: guests.home(tx, server))
     if server not in _domains(store, hosts, host) and not _has_files(hosts, server, host):
         raise errors.NotFound(
@@ -116,7 +125,11 @@ def _domains(store: Store, hosts: HostAnswers, host: str) -> Mapping[str, int]:
 
 
 def _has_files(hosts: HostAnswers, server: str, host: str) -> bool:
-    """Return True if the host has files of this server."""
+    """Return True if the host has files and no guest of this server.
+
+    Raises:
+        Unavailable: The host does not answer.
+    """
     return server in hosts.query(host, "files", {})["servers"]
 
 
@@ -134,7 +147,14 @@ def _is_last(store: Store, hosts: HostAnswers, server: str, host: str) -> bool:
 
 
 def _cleanup(server: str, host: str) -> dict[str, object]:
-    """Return the pending cleanup that binds the server's ports to its host, or deletes them."""
+    """Return the pending cleanup that binds the server's ports to the recorded host.
+
+    Without a record the cleanup deletes the ports.
+
+    Args:
+        server: Id of the server.
+        host: The host of the discarded guest.
+    """
     return {
         "kind": cleanups.PORTS,
         "target": server,

@@ -36,8 +36,15 @@ class HostAnswers(Protocol):
     def query(self, host: str, verb: str, arguments: JsonObject, timeout: float = 10) -> JsonObject:
         """Return the host's answer.
 
+        Args:
+            host: Name of the host.
+            verb: Name of the query, for example "domains".
+            arguments: The arguments of the query.
+            timeout: Seconds to wait for the answer.
+
         Raises:
             Unavailable: The host does not answer.
+            Problem: The host's answer is this error.
         """
 
 
@@ -46,7 +53,7 @@ def ask_hosts(
     query: Callable[[str, str, dict[str, object]], dict[str, Mapping[str, int]]],
     silent: list[str],
 ) -> Domains:
-    """Return the guests of all hosts that answer.
+    """Return the guests of all hosts that answer: host -> server -> power state.
 
     Args:
         store: The database with the list of hosts.
@@ -69,7 +76,7 @@ def ask_disks(
     store: Store,
     query: Callable[[str, str, dict[str, object]], dict[str, Mapping[str, Collection[str]]]],
 ) -> Disks:
-    """Return the volumes of the guests of all hosts that answer.
+    """Return the volumes of the guests of all hosts that answer: host -> server -> volume ids.
 
     ``ask_hosts`` names the hosts that do not answer.
     """
@@ -97,7 +104,10 @@ def _running_hosts(store: Store) -> Iterator[str]:
 
 
 def ports_of(conf: cfg.ConfigOpts) -> Ports:
-    """Return a function that reads a server's interfaces from the network service."""
+    """Return a function that reads a server's interfaces from the network service.
+
+    The function returns None in a cloud without a network service.
+    """
     from common.clients.identity import READ, IdentityClient
     from common.clients.network import NetworkClient
 

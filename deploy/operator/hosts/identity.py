@@ -39,6 +39,8 @@ NAMED = 5
 def add(options: argparse.Namespace) -> int:
     """Print a token for ``kilonova join``, or with ``--file`` write the host's first keys.
 
+    Both also create the users at the broker, or print the commands for this.
+
     Raises:
         Conflict: The host has joined already, or with ``--file`` has keys already.
         ConfigError: The address of the host or of the broker is missing or unusable, the secrets
@@ -57,7 +59,8 @@ def add(options: argparse.Namespace) -> int:
 def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> int:
     """Print a new token, which replaces the previous token of the host.
 
-    All checks run before the previous token becomes invalid.
+    All checks run before the previous token becomes invalid. After that, the users at the broker
+    are created.
     """
     host, password = options.host, secrets.token_hex(24)
     if conf.tls.ca_key_file and not options.address:
@@ -136,7 +139,8 @@ def remove(options: argparse.Namespace) -> int:
 
     Raises:
         Conflict: The host has servers, or as in ``host_removal.remove``.
-        NotFound: The host is unknown. Its users at the broker are deleted all the same.
+        NotFound: The host has no keys and no service. If a management API is configured, the users
+            at the broker are deleted all the same.
     """
     conf, store = _open(options)
 
@@ -168,7 +172,7 @@ def remove(options: argparse.Namespace) -> int:
 
 
 def _require_empty(tx: Connection, host: str) -> None:
-    """Check that the host has no servers.
+    """Check that the host has no servers. An unknown host has no servers.
 
     Raises:
         Conflict: The host has servers. The text names them and the next command.
@@ -203,7 +207,10 @@ def _open(options: argparse.Namespace) -> tuple[cfg.ConfigOpts, Store]:
 
 
 def _issue(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> int:
-    """Create the host's user at the broker, and write the file with the host's newest keys."""
+    """Write the file with the host's newest keys, and create its user at the broker.
+
+    This closes ``store``.
+    """
     host, all_keys = options.host, host_keys.of_all(store, conf)
     generation = all_keys.newest(host, Purpose.COMMAND).generation
     password = all_keys.broker_password(host, generation)

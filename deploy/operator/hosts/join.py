@@ -56,7 +56,7 @@ class Place:
     token: JoinToken
 
     def options(self, address: str = "", certificate: str = "") -> dict[str, dict[str, str]]:
-        """Return the options that agent.conf must have.
+        """Return the options that agent.conf must have: section -> option -> value.
 
         Args:
             address: The host's address for live migrations, or "" to leave the option out.
@@ -84,9 +84,9 @@ def join(options: argparse.Namespace) -> int:
     With ``--no-start`` the agent is not started.
 
     Raises:
-        ConfigError: A check failed. If the token was used before, ``kilonova host add`` has to
-            print another one.
-        Unavailable: The conductors do not answer.
+        ConfigError: A check failed, another machine uses the same token, or the agent does not
+            start. The text has the next step.
+        Unavailable: The broker or the conductors do not answer.
     """
     try:
         text = sys.stdin.read() if options.token == "-" else options.token  # noqa: S105 - stands for standard input
@@ -190,10 +190,10 @@ def _check_machine(
 
 
 def _require_own_keys(path: Path, host: str) -> None:
-    """Check that this machine is not another host with its own guests.
+    """Check that this machine is not another host, which may have guests.
 
     Raises:
-        ConfigError: The machine has the keys of another host.
+        ConfigError: The file ``path`` has the keys of another host, or cannot be read.
     """
     try:
         other = json.loads(path.read_text())["host"]
@@ -219,9 +219,17 @@ def _key_file(conf: cfg.ConfigOpts) -> Path:
 def _certificate(
     options: argparse.Namespace, place: Place, folder: Path, state: TokenState, address: str
 ) -> str:
-    """Return the certificate and key of ``--cert-file`` and ``--key-file`` (PEM).
+    """Check ``--cert-file`` and ``--key-file``, and return certificate and key (PEM).
 
-    The result is "" if the cloud has no TLS, or if a conductor signs the host's certificate.
+    Without ``--key-file`` the key is in the first file. The result is "" if the cloud has no TLS,
+    or if a conductor signs the host's certificate.
+
+    Args:
+        options: The command line.
+        place: Has the token.
+        folder: Has the certificate of the cloud's authority.
+        state: The state of the token.
+        address: The address that the certificate must name.
 
     Raises:
         ConfigError: ``--cert-file`` is missing, not needed, or not valid for this host.
@@ -268,6 +276,10 @@ def _use_token(
         client: The client of conductors.
         text: The text of the configuration file.
         certificate: The operator's certificate with its key (PEM), or "".
+
+    Raises:
+        ConfigError: Another machine uses the same token.
+        Unavailable: The conductors do not answer, or refuse the token.
     """
     key = NewKey()
     identity = _request_identity(client, key.request(place.token.host))

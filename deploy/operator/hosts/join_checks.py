@@ -40,7 +40,8 @@ def clock(look: Callable[[], TokenState]) -> tuple[TokenState, str]:
         look: Requests the token's state from a conductor.
 
     Raises:
-        ConfigError: The clocks differ by more than ``CLOCK_SECONDS``.
+        ConfigError: The clocks differ by more than ``CLOCK_SECONDS`` and the time of the request.
+        NoAnswer: No conductor answers.
     """
     before = time.time()
     state = look()
@@ -64,13 +65,14 @@ def address(
     address of a connection to the broker. The last one may not be a loopback address.
 
     Args:
-        explicit: ``--address`` of this command.
+        explicit: ``--address`` of this command, or None.
         invited: The address given to ``kilonova host add``, or "".
         configured: ``live_migration_inbound_addr`` in the configuration file.
         broker: The broker's address.
 
     Raises:
-        ConfigError: The address is not an address of this machine, or not that in the certificate.
+        ConfigError: The address is not an address of this machine, ``explicit`` differs from
+            ``invited``, or the last source has no address or a loopback address.
     """
     specified = explicit or invited or configured or ""
     chosen = specified or _address_towards(broker)
@@ -117,7 +119,11 @@ def _address_towards(broker: BrokerAddress) -> str:
 
 
 def libvirt(conf: cfg.ConfigOpts) -> str:
-    """Return libvirt's URI and version, or a notice if the host uses another driver."""
+    """Return libvirt's URI and version, or a notice if the host uses another driver.
+
+    Raises:
+        ConfigError: libvirt does not answer, or its Python package is missing.
+    """
     try:
         return config_check.libvirt(conf)
     except errors.Problem as problem:
@@ -127,7 +133,7 @@ def libvirt(conf: cfg.ConfigOpts) -> str:
 
 
 def acceleration(conf: cfg.ConfigOpts) -> str:
-    """Check whether guests will run with KVM or by emulation.
+    """Return as text whether guests will run with KVM or by emulation.
 
     Raises:
         ConfigError: ``[agent] virt_type`` is kvm, and KVM does not work.
@@ -152,7 +158,11 @@ def acceleration(conf: cfg.ConfigOpts) -> str:
 
 
 def space(conf: cfg.ConfigOpts) -> str:
-    """Check that state_dir has ``LEAST_GIB`` for guests' disks beyond the reserved space."""
+    """Check that state_dir has ``LEAST_GIB`` for guests' disks beyond the reserved space.
+
+    Raises:
+        ConfigError: There is less space.
+    """
     folder = Path(conf.state_dir)
     while not folder.exists():
         folder = folder.parent

@@ -54,8 +54,8 @@ class Owner:
 def merged(path: Path, required: Options) -> str:
     """Return the text of the configuration file ``path`` with the missing values of ``required``.
 
-    All other lines stay. If the file does not exist, the text begins with ``HEAD``. No file is
-    written.
+    ``required`` is section -> option -> value. All other lines stay. If the file does not exist,
+    the text begins with ``HEAD``. No file is written.
 
     Raises:
         ConfigError: The file has another value for an option in ``required``.

@@ -119,7 +119,10 @@ def _row(host: JsonObject, zone: str, at: int, limit: int, pause: int) -> JsonOb
 
 
 def table(rows: list[JsonObject]) -> str:
-    """Return a table with one line per host, followed by images with failed builds and a count."""
+    """Return a table with one line per host, and lines about images with failed builds.
+
+    The last line has the number of hosts that take new servers.
+    """
     names = sorted({name for row in rows for name in row["classes"]})
     lines = [["host", "zone", "state", "servers", *(f"{name} free/total" for name in names), ""]]
     for row in rows:
@@ -169,7 +172,7 @@ def _images(rows: list[JsonObject]) -> list[str]:
 
 
 def _causes(failed: list[JsonObject]) -> str:
-    """Return the ``CAUSES`` most frequent causes as text, the most frequent first."""
+    """Return the ``CAUSES`` most frequent causes of failed builds as text, most frequent first."""
     counts: dict[str, int] = {}
     for failure in failed:
         counts[failure["cause"]] = counts.get(failure["cause"], 0) + failure["builds"]
@@ -183,7 +186,11 @@ def _causes(failed: list[JsonObject]) -> str:
 
 
 def state(row: JsonObject) -> str:
-    """Return up, down or forced down, followed by ", silent" and ", disabled" where they apply."""
+    """Return up, down or forced down, then ", silent" and ", disabled" if the host is so.
+
+    Args:
+        row: A row of ``overview``.
+    """
     is_silent = row["state"] == HostState.UP and row["silent"]
     return (
         str(row["state"])
@@ -223,7 +230,8 @@ def silence_of(
 def notices(tx: Connection) -> list[str]:
     """Return two lines for each refusal of a host: the refusal and the next step.
 
-    Refused messages older than ``REFUSALS_SHOWN_SECONDS`` are left out.
+    A refusal is about messages in the host's name, or about a hypervisor name that another host
+    has. Refused messages older than ``REFUSALS_SHOWN_SECONDS`` are left out.
     """
     lines = []
     for row in store_hosts.list_refused(tx, REFUSALS_SHOWN_SECONDS):
@@ -268,7 +276,11 @@ def refused_hostname(refused: str, shown: str) -> str:
 
 
 def trouble(row: JsonObject) -> str:
-    """Return the host's problems that ``state`` does not show, separated by semicolons, or ""."""
+    """Return the host's problems that ``state`` does not show, separated by semicolons, or "".
+
+    Args:
+        row: A row of ``overview``.
+    """
     problems = [row["disabled_reason"]] if row["disabled_reason"] and not row["enabled"] else []
     if row["silent"]:
         problems.append(row["silent"])

@@ -70,7 +70,12 @@ def facts(removal: PendingRemoval, at: int) -> dict[str, object]:
 
 
 def table(pending: list[PendingRemoval], at: int) -> str:
-    """Return a table of the guests to remove, followed by the next step for each host."""
+    """Return a table of the guests to remove, followed by the next step for each host.
+
+    Args:
+        pending: The guests to remove, oldest first.
+        at: The present time of the database.
+    """
     if not pending:
         return "no host has a guest to remove"
     lines = [["server", "name", "host", "since", "holds"]]
@@ -98,7 +103,10 @@ def _holds(removal: PendingRemoval) -> str:
 
 
 def state(host: HostState) -> str:
-    """Return up, silent or unknown, followed by fenced or forced down, and disabled."""
+    """Return up or silent, then fenced or forced down, then disabled, each if the host is so.
+
+    Without a service the host is unknown.
+    """
     if not host.service:
         return "unknown"
     words = ["up" if host.up else "silent"]

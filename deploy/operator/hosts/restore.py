@@ -44,7 +44,11 @@ class Restoration:
 
 
 def plan_restoration(state: HostState) -> Restoration:
-    """Return the changes that make a host usable again, and the conditions that remain."""
+    """Return the changes that make a host usable again, and the conditions that remain.
+
+    A host that a drain disabled is enabled. A host that is up and not fenced is not forced down any
+    more. Every other cause remains.
+    """
     changes: dict[str, object] = {}
     done, stays = [], []
     if state.disabled and DISABLED_BY in state.reason:

@@ -99,6 +99,8 @@ class Prover:
 def verify(options: argparse.Namespace) -> int:
     """Create, reach and delete a server on the host. Print each step with its duration.
 
+    The server is also deleted after a failure.
+
     Raises:
         Conflict: The host is silent or disabled, or a step failed or took too long.
         Problem: A service refuses a request, or no image or flavor is usable.
@@ -181,7 +183,11 @@ def _create(prover: Prover, options: argparse.Namespace) -> str:
 
 
 def _choose_image(prover: Prover) -> str:
-    """Return the id of the smallest image from which a server can be created."""
+    """Return the id of the smallest active image in the formats qcow2 and raw.
+
+    Raises:
+        NotFound: There is no such image.
+    """
     images = prover.ask("GET", "/v2/images?status=active&limit=200")["images"]
     usable = [
         image
@@ -196,7 +202,11 @@ def _choose_image(prover: Prover) -> str:
 
 
 def _choose_flavor(prover: Prover, image: str) -> str:
-    """Return the id of the flavor with the least memory among those that the image fits."""
+    """Return the id of the flavor with the least memory among the flavors that the image fits.
+
+    Raises:
+        NotFound: The image fits no flavor.
+    """
     image_record = prover.ask("GET", f"/v2/images/{image}")
     size = int(image_record.get("virtual_size") or image_record.get("size") or 0)
     disk = max(int(image_record.get("min_disk") or 0), -(-size // GIB))
@@ -215,7 +225,7 @@ def _await_active(prover: Prover, server: str, host: str) -> None:
     """Wait until the server is ACTIVE.
 
     Raises:
-        Conflict: The server failed, or is on another host.
+        Conflict: The server failed, is on another host, or took too long.
     """
 
     def look() -> JsonObject | None:

@@ -107,6 +107,8 @@ class Adoption:
 def adopt(tx: Connection, adoption: Adoption, limits: quotas.Numbers) -> None:
     """Create the server's row or change its host, and create the guest's record and allocation.
 
+    A guest on the former host is removed, and a pending cleanup binds the server's ports.
+
     Args:
         tx: The transaction.
         adoption: The guest, and the facts about its server.
@@ -116,8 +118,8 @@ def adopt(tx: Connection, adoption: Adoption, limits: quotas.Numbers) -> None:
         NotFound: There is no such host.
         OverQuota: The project has no room for the server.
         Busy: An action or a move has the server.
-        Conflict: The host does not answer or has no room, or server, guest or assigned hardware
-            changed since they were read.
+        Conflict: The host does not answer or has no room, server, guest or assigned hardware
+            changed since they were read, or ``_check`` refuses the server.
         BadRequest: As ``Adoption.size``.
     """
     quotas.lock(tx, adoption.facts.project_id)
@@ -199,7 +201,7 @@ def share_storage(tx: Connection, first: str, second: str) -> bool:
 
 
 def _check(tx: Connection, adoption: Adoption, row: ServerRow | None) -> None:
-    """Check that server and guests are unchanged.
+    """Check that server and guests are unchanged, and that the server may be adopted.
 
     Raises:
         Busy: An action or a move has the server.
@@ -333,7 +335,11 @@ def shortages(tx: Connection, host: str, amounts: Mapping[str, int]) -> list[str
 
 
 def _check_parts(tx: Connection, adoption: Adoption, own: HardwareAssignment) -> None:
-    """Check that no other guest has the same CPUs or devices. The caller locks the provider."""
+    """Check that no other guest has CPUs or devices of ``own``. The caller has locked the provider.
+
+    Raises:
+        Conflict: Another guest has some of them.
+    """
     own_parts = _parts(own)
     query = sa.select(guests_table).where(
         guests_table.c.host == adoption.host,
@@ -388,7 +394,7 @@ def _write(tx: Connection, adoption: Adoption, row: ServerRow | None, fence: int
 
 
 def _columns_from_host(adoption: Adoption) -> Values:
-    """Return the columns of a new server's row whose values only the host reports."""
+    """Return columns of a new server's row: facts of the host, and defaults of lost facts."""
     facts = adoption.facts
     return {
         "id": adoption.server,

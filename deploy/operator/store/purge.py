@@ -183,7 +183,7 @@ def chosen(names: Sequence[str]) -> list[RowKind]:
 
 
 def counts(tx: Connection, kind: RowKind, days: int) -> Counter[str]:
-    """Return the number of rows by table that ``purge`` would delete, with dependent rows."""
+    """Return table -> number of rows that ``purge`` would delete, with dependent rows."""
     is_over = kind.is_over(moment(tx) - days * DAY)
     numbers = Counter({kind.table.name: tx.scalar(_count(kind.table, is_over)) or 0})
     for hanging in kind.hanging:
@@ -205,6 +205,8 @@ def purge(
     report: Callable[[Counter[str]], None] = lambda removed: None,
 ) -> Counter[str]:
     """Delete rows that were old more than ``days`` days ago, and return their numbers by table.
+
+    Rows that other transactions have locked stay for the next call.
 
     Args:
         store: The database.
@@ -235,7 +237,10 @@ def purge(
 
 
 def _read_keys(tx: Connection, kind: RowKind, before: int, after: Key | None) -> list[Key]:
-    """Return the next keys without locks. ``_remove`` checks them again under a lock."""
+    """Return at most ``LOOKED_AT`` keys of old rows after the key ``after``, without locks.
+
+    ``_remove`` checks them again under a lock.
+    """
     query = sa.select(*kind.key).where(kind.is_over(before)).order_by(*kind.key).limit(LOOKED_AT)
     if after is not None:
         query = query.where(_is_after(kind.key, after))

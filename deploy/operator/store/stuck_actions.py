@@ -102,6 +102,7 @@ def abort(
     Raises:
         NotFound, Conflict: As ``_lock_stuck``. Conflict also if the action has no data, or if its
             server does not exist.
+        Problem: From ``check_undo``.
     """
     row, server = _lock_stuck(tx, action_id)
     check_undo(row)

@@ -34,12 +34,14 @@ REMEDIES: dict[str, Callable[[Connection, Finding], None]] = {**SERVERS, **COUNT
 
 
 def mend(tx: Connection, finding: Finding, look: Look) -> bool:
-    """Run the remedy of a finding. Return False without a change if the finding is gone.
+    """Run the remedy of a finding and return True.
+
+    If the finding is gone, change nothing and return False.
 
     Args:
         tx: The transaction.
         finding: The finding, of a kind that is not ``Mender.GUEST``.
-        look: Checks again under the server's lock.
+        look: Returns the findings of a new check. Called under the server's lock.
 
     Raises:
         Conflict: Only an operator can repair the finding, another finding comes first, or the
@@ -78,7 +80,7 @@ def mend(tx: Connection, finding: Finding, look: Look) -> bool:
 
 
 def _lock_server(tx: Connection, finding: Finding) -> ServerRow | None:
-    """Lock the servers among subject and facts of the finding. Return the first, or None."""
+    """Lock the servers whose ids the finding has. Return that with the lowest id, or None."""
     names = sorted({finding.subject, *finding.facts})
     ids = tx.scalars(sa.select(servers.c.id).where(servers.c.id.in_(names)).order_by(servers.c.id))
     return next(iter(actions.lock_servers(tx, list(ids)).values()), None)
@@ -95,6 +97,11 @@ def is_spare(tx: Connection, finding: Finding, look: Look) -> bool:
 
     That is so if the server was deleted, or if the server's host has a guest record and ``look``
     has no finding that the guest there is missing. False if the server has no row.
+
+    Args:
+        tx: The transaction.
+        finding: The finding about the guest without a record.
+        look: Returns the findings of a new check.
     """
     row = tx.execute(sa.select(servers).where(servers.c.id == finding.subject)).first()
     if row is None or row.deleted:

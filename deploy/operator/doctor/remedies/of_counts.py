@@ -94,7 +94,7 @@ def _count_quota(tx: Connection, finding: Finding) -> None:
 
 
 def _recount(column: str, rows: sa.Table) -> Callable[[Connection, Finding], None]:
-    """Return the remedy that sets a server's ``column`` to the number of rows in this table."""
+    """Return the remedy that sets a server's ``column`` to the number of its rows in ``rows``."""
 
     def mend(tx: Connection, finding: Finding) -> None:
         number = (
@@ -183,7 +183,11 @@ def _release_allocation(tx: Connection, finding: Finding) -> None:
 
 
 def _allocate_guest(tx: Connection, finding: Finding) -> None:
-    """Allocate a guest's amounts. The subject of the finding is the server or a migration."""
+    """Allocate a guest's amounts. The subject of the finding is the server or a migration.
+
+    Raises:
+        Conflict: The server does not exist any more.
+    """
     [host] = finding.facts
     columns = guests_table.c
     guest = tx.execute(

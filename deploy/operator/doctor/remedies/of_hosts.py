@@ -30,7 +30,11 @@ from deploy.operator.doctor.finding import Finding
 
 
 def _set_trait(tx: Connection, finding: Finding) -> None:
-    """Write the present state of the service again, which also sets the provider's trait."""
+    """Write the present state of the service again, which also sets the provider's trait.
+
+    Raises:
+        Conflict: The host has no service.
+    """
     uuid = tx.scalar(
         sa.select(services_table.c.uuid).where(
             services_table.c.host == finding.subject, services_table.c.binary == Binary.COMPUTE

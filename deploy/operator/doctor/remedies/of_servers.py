@@ -159,9 +159,10 @@ def _remove(tx: Connection, row: ServerRow, host: str) -> None:
 
 
 def _place(tx: Connection, row: ServerRow, guest: GuestRow) -> None:
-    """Make the guest's host the server's host.
+    """Make the guest's host the server's host, under a new fence.
 
-    Pending cleanups delete a shelved image and bind the ports to the host.
+    A server that is shelved or BUILDING becomes ACTIVE or STOPPED, like the guest. Pending cleanups
+    delete a shelved image and bind the ports to the host.
     """
     fence = row.fence + 1
     runs = guest.wanted == GuestState.RUNNING
