@@ -146,6 +146,7 @@ def cache_images(request: Request, aggregate_id: str) -> ApiResponse:
 
     Raises:
         BadRequest: An image is repeated, does not exist for the caller, or is not active.
+        Forbidden: Kilonova's own user cannot read an image, so hosts could not download it.
         NotFound: The aggregate does not exist.
     """
     image_ids = [image["id"] for image in request.body["cache"]]

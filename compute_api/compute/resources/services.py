@@ -73,7 +73,7 @@ def update_by_host(request: Request, service_id: str) -> JsonObject:
 
     Args:
         request: The request, whose body names host and binary.
-        service_id: enable, disable, disable-log-reason or force-down.
+        service_id: The change: enable, disable, disable-log-reason or (since 2.11) force-down.
 
     Raises:
         NotFound: The change or the service does not exist.

@@ -79,6 +79,11 @@ def _read_usages(
     """Return the usages by project, and the id of the last server if the page is full.
 
     Otherwise the id is None.
+
+    Args:
+        request: The request, whose query has the period and the page.
+        project_id: Id of the project, or None for all projects.
+        detailed: Whether the usages contain the servers.
     """
     paged = request.version in _PAGED
 
@@ -107,6 +112,8 @@ def _read_usages(
 
 def _parse_period(request: Request, now: int) -> Period:
     """Return the period of the query. Both ends default to now.
+
+    Without both ends the period is empty, which is no error.
 
     Raises:
         BadRequest: A time is invalid, or the start is not before the end.
@@ -154,7 +161,10 @@ def _local_gb(flavor: Flavor) -> int:
 
 
 def _sum_hours(rows: Iterable[Used], amount: Callable[[Flavor], int] = lambda flavor: 1) -> float:
-    """Return the sum over servers of hours multiplied by an amount of the flavor."""
+    """Return the sum over servers of hours multiplied by an amount of the flavor.
+
+    Without ``amount`` this is the sum of the hours.
+    """
     return float(sum(row.micros * amount(row.flavor) for row in rows) / _HOUR)
 
 
