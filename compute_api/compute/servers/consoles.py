@@ -63,6 +63,12 @@ def by_action(key: str, protocol: str) -> Query:
 def _create_url(request: Request, server: ServerRecord, protocol: str, kind: str) -> str:
     """Create a console token, and return the URL that contains the token.
 
+    Args:
+        request: The request, whose caller may use the token.
+        server: The row of the server.
+        protocol: A key of ``TYPES``, for example vnc.
+        kind: Type of the console, for example novnc.
+
     Raises:
         BadRequest: The type is invalid, or the host or the guest does not have the type.
         Conflict: The server is on no host, its guest is neither running, paused nor suspended, or
@@ -146,8 +152,8 @@ def show_token(request: Request, token: str) -> JsonObject:
     """Return host and port of a console to a proxy, for GET /os-console-auth-tokens/{token}.
 
     ``internal_access_path`` is a secret that the proxy must send first on its connection. The
-    secret is valid once and for half a minute. For spice-direct it is null, because the host
-    recognizes the proxy by address. The token stays valid.
+    secret is valid for one connection within half a minute. For spice-direct it is null, because
+    the host recognizes the proxy by address. Until the token expires, further requests are allowed.
 
     Raises:
         NotFound: The token does not exist or has expired, or its server is deleted.

@@ -245,8 +245,8 @@ def _parse_soft_deleted(
 def _choose_project(request: Request, operation: str, all_filters: bool) -> str | None:
     """Return the project of the listed servers, or None for all projects.
 
-    Without all_tenants this is the caller's project. With all_tenants, a caller that may use all
-    filters can choose a project with project_id or tenant_id.
+    Without all_tenants, or with all_tenants=0, this is the caller's project. With all_tenants, a
+    caller that may use all filters can choose a project with project_id or tenant_id.
 
     Raises:
         Forbidden: The policy does not allow all_tenants.
@@ -263,7 +263,7 @@ def _choose_project(request: Request, operation: str, all_filters: bool) -> str 
 def _parse_sort(request: Request) -> list[tuple[str, bool]]:
     """Return the sort keys, each with True for descending order.
 
-    Keys without a direction are descending. A direction without a key applies to created_at.
+    Keys without a direction are descending. Without keys the first direction applies to created_at.
 
     Raises:
         BadRequest: A direction is unknown, or there are more directions than keys.

@@ -156,7 +156,8 @@ def _check_reimage(request: Request, root: BlockDeviceRow, image: Image) -> bool
     Raises:
         BadRequest: Since 2.93, the image cannot be used or does not fit the root volume. Before
             2.93, the image is not that of the root volume.
-        Unavailable: Before 2.93, the block storage service does not answer.
+        Unavailable: Before 2.93, the block storage service does not answer or is not in the
+            catalogue.
     """
     if request.version in _WRITES_VOLUMES:
         image_checks.check_volume(image, root.size_gb or 0)

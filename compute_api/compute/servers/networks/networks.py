@@ -281,9 +281,15 @@ def _check_network(
 ) -> None:
     """Check that servers of the caller can have interfaces in a network.
 
+    Args:
+        request: The request.
+        network_id: The requested network.
+        by_id: The requested networks that the project can use, by id.
+        refusals: The errors that differ between a create and an attachment.
+
     Raises:
         BadRequest: The network has no subnet.
-        Forbidden: The network is external, and the policy does not allow that.
+        Forbidden: The network is external and not shared, and the policy does not allow that.
         Problem: The network does not exist for the caller (``refusals.unknown``).
     """
     network = by_id.get(network_id)
@@ -310,7 +316,7 @@ def _check_addresses(
 
     Raises:
         BadRequest: The address is in no subnet of the network.
-        Problem: The address is in use (``refusals.taken``).
+        Problem: The address is in use, or an earlier entry requests it (``refusals.taken``).
     """
     requested = [
         (item["uuid"], str(ipaddress.ip_address(item["fixed_ip"])))

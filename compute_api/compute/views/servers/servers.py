@@ -223,7 +223,7 @@ def _get_groups(row: ServerRecord, view: ServerView) -> object:
 def _get_zone(row: ServerRecord) -> str:
     """Return the zone of the server's host, or without a host the requested zone, or "".
 
-    An offloaded server has no zone, as in Nova.
+    For an offloaded server the result is "", as in Nova.
     """
     if row.vm_state == states.SHELVED_OFFLOADED:
         return ""
