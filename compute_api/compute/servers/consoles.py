@@ -51,7 +51,12 @@ def create(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def by_action(key: str, protocol: str) -> Query:
-    """Return the handler of a console action (before 2.6), for example os-getVNCConsole."""
+    """Return the handler of a console action (before 2.6).
+
+    Args:
+        key: Key of the action in the body, for example os-getVNCConsole.
+        protocol: The key of ``TYPES`` with the types that the action allows, for example vnc.
+    """
 
     def get(request: Request, server: ServerRecord) -> JsonObject:
         kind = request.body[key]["type"]
